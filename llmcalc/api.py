@@ -22,17 +22,17 @@ from .arguments import (
     cache_format_of,
     declared_options,
     engine_questions_of,
-    inputs_of,
+    image_and_audio_of,
     optional_length,
     optional_text,
+    optional_tokens,
     optional_word,
-    options_of,
     preset_of,
     require_model,
-    run_of,
+    run_options_of,
     run_question_of,
     selection_of,
-    tokens_of,
+    sort_options,
 )
 from .errors import InputError
 from .optional import included_part_names
@@ -80,7 +80,7 @@ def params(
     """
     from .questions.counts import ParamsQuestion, params_of_file
 
-    parsed_options = options_of(options, rank=True)
+    parsed_options = sort_options(options, rank=True)
     extra_parts, rank = included_part_names(with_mtp, with_towers), parsed_options.rank_request()
     if isinstance(model, str | Path):
         is_changed = bool(parsed_options.reading.get("set") or parsed_options.reading.get("head") or extra_parts)
@@ -146,11 +146,11 @@ def flops(
     from .questions.counts import FlopsQuestion
     from .studies.utilization import MeasuredRun
 
-    parsed_options = options_of(options, rank=True)
+    parsed_options = sort_options(options, rank=True)
     phase = optional_word("--phase", phase, Phase)
     flops_question = FlopsQuestion(
         batch_or_users(batch, users, phase or "forward"),
-        tokens_of(seq),
+        optional_tokens(seq),
         optional_length("--context", context, minimum=0),
         optional_length("--source", source),
         phase,
@@ -163,7 +163,7 @@ def flops(
         parsed_options.rank_request(),
         MeasuredRun(tokens_per_second, hardware, optional_length("--devices", devices), dtype),
         parsed_options.read_draft(draft),
-        inputs_of(image, images, audio),
+        image_and_audio_of(image, images, audio),
     )
     return flops_question.answer(parsed_options.read(model))
 
@@ -242,15 +242,15 @@ def kv(
         raise InputError(SCHEME_WITHOUT_ENGINE)
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed_options = options_of(options, rank=True)
+    parsed_options = sort_options(options, rank=True)
     cache_question = CacheQuestion(
         batch_or_users(batch, users, "decode"),
-        tokens_of(seq),
+        optional_tokens(seq),
         cache_format_of(kv_dtype),
         optional_length("--source", source),
         parsed_options.rank_request(),
         parsed_options.read_draft(draft),
-        inputs_of(image, images, audio),
+        image_and_audio_of(image, images, audio),
     )
     return cache_question.answer(parsed_options.read(model))
 
@@ -287,11 +287,11 @@ def explain(
     from .symbolic.formulas import RecomputeChoice
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed_options = options_of(options, rank=True)
+    parsed_options = sort_options(options, rank=True)
     explain_question = ExplainQuestion(
         node,
         one_of("--quantity", quantity, Quantity),
-        tokens_of(seq),
+        optional_tokens(seq),
         one_of("--pairs", pairs, Pairs),
         cache_format_of(kv_dtype),
         optional_length("--batch", batch),
@@ -377,7 +377,7 @@ def memory(
     _require_no_receipt(receipt)
     from .questions.runs import ask_memory
 
-    parsed_options = options_of(options, run=True, layout=True)
+    parsed_options = sort_options(options, run=True, layout=True)
     run_question = run_question_of(
         parsed_options, model, launch, hardware, phase, cublas_workspace, with_mtp, with_towers
     )
@@ -432,7 +432,7 @@ def fit(
 
         _check_engine_options(phase=phase, global_batch=global_batch, with_mtp=with_mtp, with_towers=with_towers)
         users = optional_length("--users", options.pop("users", None))
-        seq, devices = tokens_of(options.pop("seq", None)), options.pop("devices", None)
+        seq, devices = optional_tokens(options.pop("seq", None)), options.pop("devices", None)
         devices = None if devices is None else whole("--devices", devices)
         _check_engine_options(receipt=None if launch is None else receipt)
         questions = engine_questions_of(model, engine, hardware, options, launch, receipt)
@@ -441,14 +441,16 @@ def fit(
     model = require_model(model)
     from .questions.runs import RunQuestion, ask_fit, with_implied_phase
 
-    parsed_options = options_of(options, run=True, layout=True)
-    run_options = run_of(parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace)
+    parsed_options = sort_options(options, run=True, layout=True)
+    run_options = run_options_of(
+        parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace
+    )
     training_option = "" if global_batch is None else "--global-batch"
     settings = with_implied_phase(
         run_options.settings, run_options.layout, parsed_options.setting_test(phase), training_option
     )
-    engine_question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
-    return ask_fit(engine_question, optional_length("--global-batch", global_batch))
+    run_question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
+    return ask_fit(run_question, optional_length("--global-batch", global_batch))
 
 
 def plan(
@@ -483,8 +485,10 @@ def plan(
     from .questions.times import ask_timed_plan
     from .studies.plan import Order
 
-    parsed_options = options_of(options, run=True, layout=True)
-    run_options = run_of(parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace)
+    parsed_options = sort_options(options, run=True, layout=True)
+    run_options = run_options_of(
+        parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace
+    )
     settings = plan_settings(run_options.settings, parsed_options.setting_test(phase))
     run_question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
     by = optional_word("--by", by, Order)
@@ -541,7 +545,7 @@ def time(
     from .questions.times import ask_time
 
     time_options = declared_options(TimeOptions, locals())
-    parsed_options = options_of(options, run=True, layout=True)
+    parsed_options = sort_options(options, run=True, layout=True)
     run_question = run_question_of(parsed_options, model, launch, hardware, phase, None, with_mtp)
     return ask_time(run_question, time_options, parsed_options.setting_test(phase), parsed_options.read)
 
@@ -599,7 +603,7 @@ def serve(
     from .questions.serving import ask_serve
     from .sources.hardware import find_hardware
 
-    parsed_options = options_of(options)
+    parsed_options = sort_options(options)
     draft = draft if draft in (None, "mtp", "ngram") else parsed_options.read_draft(draft)
     serve_options = declared_options(ServeOptions, locals())
     accelerator = find_hardware(text("--hardware", hardware, "h100"))
@@ -643,8 +647,8 @@ def cost(
     from .questions.runs import RunQuestion
 
     cost_options = declared_options(CostOptions, locals())
-    parsed_options = options_of(options, run=True, layout=True)
-    run_options = run_of(parsed_options, text("--hardware", hardware, "h100"), phase, frozenset(), None)
+    parsed_options = sort_options(options, run=True, layout=True)
+    run_options = run_options_of(parsed_options, text("--hardware", hardware, "h100"), phase, frozenset(), None)
     return ask_cost(RunQuestion(**vars(run_options), preset=parsed_options.read(model)), cost_options)
 
 
@@ -674,7 +678,7 @@ def compare(
     from .sources.hardware import find_hardware
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed_options, selection = options_of(options), selection_of(kind, attention, moe, min_params, max_params)
+    parsed_options, selection = sort_options(options), selection_of(kind, attention, moe, min_params, max_params)
     check_compared(bool(models), all, selection)
     compared_models: list[tuple[Any, Any]] = select_presets(selection) if all else []
     if not all or parsed_options.reading.get("set") or parsed_options.reading.get("head"):
@@ -683,7 +687,7 @@ def compare(
     accelerator = None if hardware is None else find_hardware(text("--hardware", hardware, "h100"))
     return ask_compare(
         compared_models,
-        tokens_of(seq),
+        optional_tokens(seq),
         cache_format_of(kv_dtype),
         sort,
         hardware=accelerator,
@@ -707,7 +711,7 @@ def diff(
     from .questions.differences import ask_diff, changes_to_compare
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed_options = options_of(options)
+    parsed_options = sort_options(options)
     reading_options = parsed_options.reading
     changes = changes_to_compare(
         models,
@@ -718,7 +722,7 @@ def diff(
         reading_options.get("allow_unknown", False),
         bool(reading_options.get("set")),
     )
-    return ask_diff(changes, tokens_of(seq), cache_format_of(kv_dtype))
+    return ask_diff(changes, optional_tokens(seq), cache_format_of(kv_dtype))
 
 
 def shape(
@@ -759,7 +763,7 @@ def shape(
         tie,
         whole("--rows", rows, 1, 256),
         tolerance,
-        tokens_of(seq),
+        optional_tokens(seq),
         cache_format_of(kv_dtype),
     )
     return shape_question.answer(
@@ -796,7 +800,7 @@ def explain_log(
     from .questions.logs import LogQuestion, ask_log
 
     reading_options = {option_name: options.pop(option_name) for option_name in READING if option_name in options}
-    options_of(options)
+    sort_options(options)
     preset = None if model is None else preset_of(model, **reading_options)
     return ask_log(LogQuestion(str(log), preset, engine, hardware, quantize))
 
@@ -825,7 +829,7 @@ def verify(
     from .witnesses.reference import Device
     from .witnesses.run import Witness
 
-    parsed_options = options_of(options, layout=True)
+    parsed_options = sort_options(options, layout=True)
     verify_question = VerifyQuestion(
         all,
         one_of("--device", device, Device),
@@ -849,7 +853,7 @@ def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswe
     """
     from .questions.witnesses import ask_check, read_checkpoint_header
 
-    parsed_options = options_of(options)
+    parsed_options = sort_options(options)
     preset = parsed_options.read(model)
     return ask_check(preset, str(checkpoint), read_checkpoint_header(str(checkpoint)))
 
@@ -858,7 +862,7 @@ def convert(model: Model, to: ModelFileFormat = "toml", **options: Any) -> str:
     """Returns a model as the text of a native description (toml), or of a config.json of transformers (hf)."""
     from .questions.listings import ModelFileFormat, convert_model
 
-    return convert_model(options_of(options).read(model), one_of("--to", to, ModelFileFormat))
+    return convert_model(sort_options(options).read(model), one_of("--to", to, ModelFileFormat))
 
 
 def presets(

@@ -176,7 +176,10 @@ def test_tied_weights_are_one_tensor() -> None:
 def test_layers_stand_where_the_pattern_says() -> None:
     assert DENSE_THEN_SPARSE.layer_names() == ["dense", "sparse", "sparse", "sparse", "sparse"]
     assert ALTERNATING.layer_names() == ["window", "window", "block", "window", "window"]
-    assert [(name, which) for name, _, _, which in ALTERNATING.groups()] == [("window", [0, 1, 3, 4]), ("block", [2])]
+    assert [(name, which) for name, _, _, which in ALTERNATING.layer_groups()] == [
+        ("window", [0, 1, 3, 4]),
+        ("block", [2]),
+    ]
     tree = recorded(ALTERNATING, 16)
     assert [node.segment for node in tree.children] == ["layers.{0-1,3-4}", "layers.2"]
 

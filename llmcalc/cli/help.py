@@ -75,7 +75,9 @@ class Command(TyperCommand):
             if parameter.param_type_name == "argument":
                 panel, option_label = ARGUMENTS, str(parameter.metavar or parameter.name)
             else:
-                panel = getattr(parameter, "rich_help_panel", None) or ("Output" if _is_help(parameter) else OTHER)
+                panel = getattr(parameter, "rich_help_panel", None) or (
+                    "Output" if _is_help_option(parameter) else OTHER
+                )
                 option_label = panel_record[0] if lists_all else _short_name(parameter, panel_record[0])
             rows_by_panel.setdefault(panel, []).append(
                 (option_label, panel_record[1] if lists_all else _first_sentence(panel_record[1]))
@@ -121,7 +123,7 @@ def _first_sentence(full_text: str) -> str:
     return f"{first_sentence.rstrip('.')}{end_mark}{default_text}"
 
 
-def _is_help(option: Any) -> bool:
+def _is_help_option(option: Any) -> bool:
     return option.name in ("help", "help_all")
 
 

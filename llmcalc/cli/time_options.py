@@ -22,7 +22,13 @@ from .hardware import complete_name
 from .layout_options import layout_options
 from .options import TargetOrNone, WithMtp, is_given, value_option
 from .run_options import settings_options
-from .setting_options import CommandFunction, OptionOfCommand, optional_parameter, options_of, replace_parameter
+from .setting_options import (
+    CommandFunction,
+    OptionOfCommand,
+    optional_parameter,
+    options_of_settings,
+    replace_parameter,
+)
 from .target_options import OPTIONS, TargetOptions
 
 if TYPE_CHECKING:
@@ -56,7 +62,9 @@ RUN_FILES = {
 OPTIONS_OF_A_REPORT = ("by_node", "measured")
 """Options of `time` that pictures of the time do not have."""
 
-TIME_OPTIONS = options_of(TimeOptions, [name for name in declared(TimeOptions) if name not in OPTIONS_OF_A_REPORT])
+TIME_OPTIONS = options_of_settings(
+    TimeOptions, [name for name in declared(TimeOptions) if name not in OPTIONS_OF_A_REPORT]
+)
 
 
 @frozen

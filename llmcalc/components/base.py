@@ -246,12 +246,12 @@ class StackPosition:
     source_width: int | None = None
 
 
-class Unscalable(ValueError):
+class UnscalableError(ValueError):
     """The error for a component that a study of shapes cannot scale to another width, with the reason."""
 
 
 SCALABLE = "expected a decoder whose layers are multi-head or grouped-query attention and a feed-forward network"
-"""What a study of shapes can scale, for the messages of `Unscalable`."""
+"""What a study of shapes can scale, for the messages of `UnscalableError`."""
 
 
 class AttentionFields(Protocol):
@@ -285,7 +285,7 @@ class AttentionPosition(Part):
     def check_attention(self, attention: AttentionFields) -> None:
         """Raises `ValueError` if the encoding is incompatible with the attention's fields."""
 
-    def check_place(self, stack_position: StackPosition, head_dim: int) -> None:
+    def check_stack_position(self, stack_position: StackPosition, head_dim: int) -> None:
         """Raises `ValueError` if the attention at this stack position cannot use the encoding."""
         if stack_position.side not in self.sides:
             type_name, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
@@ -298,7 +298,7 @@ class AttentionPosition(Part):
             )
 
     def check_heads(self, head_sizes: HeadSizes) -> None:
-        """Raises `Unscalable` if the encoding is incompatible with these attention heads."""
+        """Raises `UnscalableError` if the encoding is incompatible with these attention heads."""
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         """The components of the stack that the encoding needs, as in `TokenMixer.required_slots`."""
@@ -363,10 +363,10 @@ class TokenMixer(Component):
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         """The mixer with another number and size of heads.
 
-        Raises `Unscalable`, with the reason, where its width depends on more than its heads.
+        Raises `UnscalableError`, with the reason, where its width depends on more than its heads.
         """
         type_name = type(self).model_fields["type"].default
-        raise Unscalable(
+        raise UnscalableError(
             f"attention of type '{type_name}' has sizes beside its heads, and no rule says what they are at another "
             "width; "
             f"{SCALABLE}"
@@ -394,7 +394,7 @@ class TokenMixer(Component):
         sharing_key = self.sharing_key_of()
         return {} if sharing_key is None else {sharing_key: self.borrowing_field()}
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the mixer cannot be used at this position of the model."""
         if stack_position.side not in self.sides:
             type_name = type(self).model_fields["type"].default
@@ -421,7 +421,7 @@ class StackPart(Component):
         layers: the layers by their name in `pattern`.
         """
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if a stack with this width and side (encoder or decoder) cannot have the component."""
 
 
@@ -442,13 +442,13 @@ class Network(Component):
         """The usual name of the network's activation, such as `SwiGLU` or `GELU`; may be empty."""
         return ""
 
-    def widened(self, scale_width: Callable[[Any], Any]) -> Self:
+    def with_scaled_widths(self, scale_width: Callable[[Any], Any]) -> Self:
         """The network after a function `scale_width` is applied to all feed-forward widths.
 
-        Raises `Unscalable`, with the reason, where it has other widths as well.
+        Raises `UnscalableError`, with the reason, where it has other widths as well.
         """
         type_name = type(self).model_fields["type"].default
-        raise Unscalable(
+        raise UnscalableError(
             f"a feed-forward network of type '{type_name}' has sizes that no rule derives from another width; "
             f"{SCALABLE}"
         )
@@ -463,7 +463,7 @@ class SingleWidthNetwork(Network):
     def active_width(self) -> int:
         return self.intermediate_size
 
-    def widened(self, scale_width: Callable[[Any], Any]) -> Self:
+    def with_scaled_widths(self, scale_width: Callable[[Any], Any]) -> Self:
         return self.model_copy(update={"intermediate_size": scale_width(self.intermediate_size)})
 
 
@@ -472,7 +472,7 @@ class Nothing(Part):
 
     type: Literal["none"] = "none"
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` for a layer without a token mixer in a stack other than a decoder."""
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}.type: 'none' is for decoders; expected 'attention'")

@@ -18,7 +18,7 @@ from .base import Flag, Kernel, ModelProperties, Part, Width
 from .batch_norm import record_batch_norm
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
-from .runtime import vector
+from .runtime import vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -120,19 +120,19 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, channels: int) -> None:
             super().__init__()
             self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-            self.statistics, self.num_batches_tracked = Statistics(channels), BatchCount()
+            self.statistics, self.num_batches_tracked = BatchNormStatistics(channels), BatchNormCount()
 
         def forward(self, x: Tensor) -> Tensor:
             return self.statistics(x) * self.weight + self.bias
 
-    class BatchCount(nn.Module):
+    class BatchNormCount(nn.Module):
         """The stored number of training batches."""
 
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
 
-    class Pointwise(nn.Conv1d):
+    class PointwiseConv1d(nn.Conv1d):
         """A convolution of width 1. x: [batch, frames, width] → [batch, frames, output width]."""
 
         def __init__(self, input_width: int, output_width: int, bias: bool) -> None:
@@ -141,7 +141,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
-    class Statistics(nn.Module):
+    class BatchNormStatistics(nn.Module):
         def __init__(self, channels: int) -> None:
             super().__init__()
             self.register_buffer("mean", torch.zeros(channels))
@@ -161,7 +161,7 @@ def _reference_class() -> type[nn.Module]:
             self.padding = (earlier_frames, later_frames)
             self.in_proj = self._projection(hidden_size, 2 * hidden_size)
             if spec.gate_bias:
-                self.gate_bias = vector(torch.zeros(2, hidden_size))
+                self.gate_bias = vector_module(torch.zeros(2, hidden_size))
             conv_width = hidden_size * spec.multiplier
             self.conv = nn.Conv1d(hidden_size, conv_width, spec.kernel_size, groups=hidden_size, bias=spec.bias)
             if spec.separable:
@@ -175,7 +175,7 @@ def _reference_class() -> type[nn.Module]:
         def _projection(self, input_width: int, output_width: int) -> nn.Module:
             if not self.spec.convolved:
                 return nn.Linear(input_width, output_width, bias=self.spec.bias)
-            return Pointwise(input_width, output_width, bias=self.spec.bias)
+            return PointwiseConv1d(input_width, output_width, bias=self.spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:
             gated_half, gate = self.in_proj(x).chunk(2, -1)

@@ -199,7 +199,7 @@ class SideConvolution(StackPart):
             raise ValueError(f"conv_kernel_size: {self.conv_kernel_size} is even; expected an odd number")
         return self
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.width % self.conv_groups:
             raise ValueError(
                 f"{stack_position.where}.conv_groups: {self.conv_groups} does not divide hidden_size "

@@ -32,7 +32,7 @@ from .base import (
     TokenMixer,
 )
 from .rotation import angles_of
-from .runtime import ForwardPass, vector
+from .runtime import ForwardPass, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -278,7 +278,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.hidden_size = hidden_size
             self.r_proj = nn.Linear(hidden_size, heads * head_dim, bias=False)
-            self.content_bias, self.position_bias = (vector(torch.randn(heads, 1, head_dim) * 0.02) for _ in range(2))
+            self.content_bias, self.position_bias = (
+                vector_module(torch.randn(heads, 1, head_dim) * 0.02) for _ in range(2)
+            )
             self.core = DistanceScores()
 
         def forward(self, q: Tensor, forward_pass: ForwardPass, total_tokens: int) -> tuple[Tensor, Tensor]:

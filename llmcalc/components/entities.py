@@ -90,7 +90,7 @@ class Entities(StackPart):
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    class Prediction(nn.Module):
+    class EntityPrediction(nn.Module):
         """The head that predicts entities; inputs without entities skip the head."""
 
         def __init__(self, spec: Entities, hidden_size: int, entity_width: int) -> None:
@@ -112,7 +112,7 @@ def _reference_class() -> type[nn.Module]:
             self.embed_types = nn.Embedding(spec.type_vocab_size, hidden)
             self.norm = spec.norm.reference(model_properties)
             if spec.prediction is not None:
-                self.prediction = Prediction(spec, hidden, entity_width)
+                self.prediction = EntityPrediction(spec, hidden, entity_width)
             if spec.prediction == "tied":
                 self.prediction.decoder.weight = self.embed_entities.weight
 

@@ -11,7 +11,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from .base import BY_TORCH, ONE_TOKEN, Component, ModelProperties, PartWitness, StackPart
-from .runtime import vector
+from .runtime import vector_module
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,7 +60,7 @@ class SecondStream(StackPart):
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         import torch
 
-        return vector(torch.zeros(model_properties.hidden_size))
+        return vector_module(torch.zeros(model_properties.hidden_size))
 
     @classmethod
     def examples(cls) -> list[Self]:

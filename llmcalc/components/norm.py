@@ -138,7 +138,7 @@ def _reference_class() -> type[nn.Module]:
             dtype = torch.float32 if self.float32_product else x.dtype
             return (scaled_x * torch.rsqrt(grouped_x.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
 
-        def factor(self, in_float32: bool = False) -> Any:
+        def scale_factor(self, in_float32: bool = False) -> Any:
             """The factor that multiplies the normalized values: the weight, or 1 + weight."""
             if self.weight is None or not self.unit_offset:
                 return self.weight
@@ -146,7 +146,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             normed_x = x if self.kind == "affine" else self._normalize(x)
-            normed_x = normed_x if self.weight is None else normed_x * self.factor(self.float32_product)
+            normed_x = normed_x if self.weight is None else normed_x * self.scale_factor(self.float32_product)
             normed_x = normed_x if self.bias is None else normed_x + self.bias
             return normed_x.to(x.dtype) if self.float32_product else normed_x
 

@@ -19,7 +19,7 @@ from .base import (
     Positions,
     Real,
     StackPosition,
-    Unscalable,
+    UnscalableError,
 )
 from .choice import PartChoice
 from .rotation import rotate
@@ -55,7 +55,7 @@ class Rope(AttentionPosition):
             return self.rotary_dim
         return head_dim if self.partial_rotary_factor is None else int(head_dim * self.partial_rotary_factor) // 2 * 2
 
-    def check(self, head_dim: int, location: str = "head_dim") -> None:
+    def check_rotary_size(self, head_dim: int, location: str = "head_dim") -> None:
         """Raises `ValueError`, which names `location`, if RoPE cannot rotate heads of that size."""
         rotary_width = self.rotary_size(head_dim)
         rotation_text = (
@@ -67,11 +67,11 @@ class Rope(AttentionPosition):
         if rotary_width < 2 or rotary_width % 2:
             raise ValueError(f"{location}: {rotation_text}; expected an even number, because it rotates pairs")
 
-    def check_place(self, stack_position: StackPosition, head_dim: int) -> None:
-        super().check_place(stack_position, head_dim)
-        self.check(head_dim, f"{stack_position.where}.position")
+    def check_stack_position(self, stack_position: StackPosition, head_dim: int) -> None:
+        super().check_stack_position(stack_position, head_dim)
+        self.check_rotary_size(head_dim, f"{stack_position.where}.position")
 
-    def check_whole(self, size_field: str) -> None:
+    def check_full_rotation(self, size_field: str) -> None:
         """Raises `ValueError` unless RoPE rotates all dimensions of the field `size_field`."""
         if self.rotary_dim is not None or self.partial_rotary_factor is not None:
             raise ValueError(
@@ -82,9 +82,9 @@ class Rope(AttentionPosition):
     def check_heads(self, head_sizes: HeadSizes) -> None:
         if isinstance(head_sizes.head_dim, int) and self.rotary_size(head_sizes.head_dim) > head_sizes.head_dim:
             rotary_width = self.rotary_size(head_sizes.head_dim)
-            raise Unscalable(f"{head_sizes.head_dim} is less than the {rotary_width} dimensions that RoPE turns")
+            raise UnscalableError(f"{head_sizes.head_dim} is less than the {rotary_width} dimensions that RoPE turns")
 
-    def rotated(self, x: Tensor, forward_pass: ForwardPass, first_position: int) -> Tensor:
+    def rotate_heads(self, x: Tensor, forward_pass: ForwardPass, first_position: int) -> Tensor:
         """Applies RoPE to x [..., tokens, head_dim], whose first token is at position `first_position`."""
         rotary_dim = self.rotary_dim
         if rotary_dim is None:  # the given fraction of a head, in whole pairs

@@ -70,7 +70,7 @@ class ForwardPass:
         return self.memo[key]
 
     def positions(self, first_position: int, end_position: int, device: Any) -> Tensor:
-        """Returns the positions start … end − 1 as a tensor."""
+        """Returns the positions from `first_position` up to `end_position`, which is excluded, as a tensor."""
         import torch
 
         return self.computed_once(
@@ -87,7 +87,7 @@ def apply_dropout(module: nn.Module, dropout_place: str, x: Tensor) -> Tensor:
     return dropouts[dropout_place](x) if dropout_place in dropouts else x
 
 
-def vector(parameter_values: Tensor) -> Any:
+def vector_module(parameter_values: Tensor) -> Any:
     """Creates a module with one vector parameter `weight`, which is added to or multiplied with the input."""
     return _vector_class()(parameter_values)
 
@@ -96,12 +96,12 @@ def vector(parameter_values: Tensor) -> Any:
 def _vector_class() -> type[nn.Module]:
     from torch import nn
 
-    class Vector(nn.Module):
+    class VectorParameter(nn.Module):
         def __init__(self, parameter_values: Tensor) -> None:
             super().__init__()
             self.weight = nn.Parameter(parameter_values)
 
-    return Vector
+    return VectorParameter
 
 
 @cache
@@ -171,7 +171,7 @@ def cache_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Cache(nn.Module):
+    class TensorCache(nn.Module):
         """Appends new tensors to the cached tensors, and returns all tensors that new tokens attend to.
 
         Tensors are [..., tokens, width]. limit: the number of last tokens that are cached (a sliding window); None for
@@ -217,14 +217,14 @@ def cache_class() -> type[nn.Module]:
             )
             return joined_tensors
 
-    return Cache
+    return TensorCache
 
 
 @cache
-def state_class() -> type[nn.Module]:
+def recurrent_state_class() -> type[nn.Module]:
     from torch import nn
 
-    class State(nn.Module):
+    class RecurrentState(nn.Module):
         """The state of a recurrence between passes: tensors of a size that does not depend on the number of tokens.
 
         `load` returns the tensors of the last pass, None at the first token or in a pass without a cache.
@@ -248,7 +248,7 @@ def state_class() -> type[nn.Module]:
                     tensor.clone() for tensor in tensors
                 )  # a slice would keep the whole tensor alive
 
-    return State
+    return RecurrentState
 
 
 @cache

@@ -56,7 +56,7 @@ class SelfConditioning(ResidualStreams):
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    class Network(nn.Module):
+    class ConditioningNetwork(nn.Module):
         """Adds a network's output to x; the network's input is zeros here. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: SelfConditioning, model_properties: ModelProperties) -> None:
@@ -73,7 +73,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SelfConditioning, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.self_conditioning = Network(spec, model_properties)
+            self.self_conditioning = ConditioningNetwork(spec, model_properties)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return self.self_conditioning(x)

@@ -36,7 +36,7 @@ class ResidualStreams(StackPart):
         return False
 
     @property
-    def one_pass_model(self) -> str:
+    def one_pass_model_name(self) -> str:
         """The name, in messages, of a model whose streams need the sequence in one pass; empty for others."""
         return ""
 

@@ -33,7 +33,7 @@ DEFAULT_TARGETS = ("q_proj", "v_proj")
 
 
 @frozen
-class LowRank:
+class LowRankAdapters:
     """LoRA adapters for frozen weights.
 
     rank: inner width of every adapter.
@@ -226,14 +226,14 @@ def linear_layer_names(
     return [layer_name for layer_name in layer_names if not (is_parallel and layer_name in WITHOUT_ADAPTERS)]
 
 
-def low_rank(
+def adapters_of_targets(
     node_tree: Node,
-    adapters: LowRank,
+    adapters: LowRankAdapters,
     targets: Sequence[str] | None = None,
     extra_parts: frozenset[str] = frozenset(),
     module_names: ModuleNames | None = None,
     joins_as_class: bool = False,
-) -> LowRank:
+) -> LowRankAdapters:
     """Returns the adapters of the target layers.
 
     targets: names of linear layers, here or in the model's class, or `all-linear`; default those of queries and values.
@@ -276,7 +276,7 @@ def _default_targets(joined_projections: frozenset[ClassLayer]) -> tuple[str, ..
     return tuple(dict.fromkeys(layers)) or DEFAULT_TARGETS
 
 
-def _check_expert_adapters(node_tree: Node, adapters: LowRank, extra_parts: frozenset[str]) -> None:
+def _check_expert_adapters(node_tree: Node, adapters: LowRankAdapters, extra_parts: frozenset[str]) -> None:
     """Raises `InputError` for expert adapters without PEFT, on quantized experts, or in a model without experts."""
     if not adapters.experts:
         return
@@ -288,7 +288,7 @@ def _check_expert_adapters(node_tree: Node, adapters: LowRank, extra_parts: froz
         raise InputError("--lora-experts: the model has no routed experts; expected no such option")
 
 
-def _check_magnitudes(adapters: LowRank) -> None:
+def _check_magnitudes(adapters: LowRankAdapters) -> None:
     """Raises `InputError` for magnitudes (DoRA) with adapters or base weights for which DoRA is not modelled."""
     if not adapters.has_magnitudes:
         return
@@ -301,7 +301,7 @@ def _check_magnitudes(adapters: LowRank) -> None:
 
 
 def _check_joined_targets(
-    node_tree: Node, adapters: LowRank, target_names: Sequence[str], extra_parts: frozenset[str]
+    node_tree: Node, adapters: LowRankAdapters, target_names: Sequence[str], extra_parts: frozenset[str]
 ) -> None:
     """Raises `InputError` if targets name only some projections of a layer that the library adapts as a whole."""
     layers = _joint_layers(linear_layers(node_tree, extra_parts), _library_layer) if adapters.is_parallel else ()
@@ -314,7 +314,7 @@ def _check_joined_targets(
             )
 
 
-def _check_copied_modules(node_tree: Node, adapters: LowRank) -> None:
+def _check_copied_modules(node_tree: Node, adapters: LowRankAdapters) -> None:
     """Raises `InputError` for a fully trained module that the model does not have outside its layers."""
     outside_layers = [
         node_position.node.name

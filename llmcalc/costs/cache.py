@@ -14,7 +14,7 @@ from ..units import bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .cache_formats import cache_bits_in, cache_format
-from .context_length import check_source, longest_sequence, usual_context
+from .context_length import check_source_tokens, longest_sequence, usual_context
 from .encoders import EncodedInputs
 from .what_if import ModelChange, changed_models
 
@@ -218,9 +218,9 @@ def kv(
     Raises `InputError` for an encoder-only model, for a source given to a model without an encoder, and for an unknown
     cache format.
     """
-    if spec.one_pass_model:
-        raise InputError(f"{spec.one_pass_model} keeps no KV cache: it reads a sequence in one pass")
-    check_source(spec, source)
+    if spec.one_pass_model_name:
+        raise InputError(f"{spec.one_pass_model_name} keeps no KV cache: it reads a sequence in one pass")
+    check_source_tokens(spec, source)
     tokens = usual_context(spec) if seq is None else seq
     workload = Workload(batch=batch, seq=tokens, source=source, phase="prefill")
     return CacheSize(spec, _cached_tree(spec), workload, cache_format(format_name).name, source, encoded_inputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..algebra import Number, add, ceil_div, exact_div, floor_div, is_zero, minimum, triangle
+from ..algebra import Number, add, ceil_div, exact_div, floor_div, is_zero, minimum, triangular_number
 from ..frozen import frozen
 from ..workload.derived_rows import Joined, Padded
 from ..workload.rows import TOKENS, Rows
@@ -67,8 +67,12 @@ class BlockCore(VisibleKeysCore):
         tokens_within_limit = minimum(tokens, self.block * self.blocks)
         limited_tokens = tokens - tokens_within_limit
         whole_blocks = floor_div(limited_tokens, self.block)
-        own_block_pairs = whole_blocks * triangle(self.block) + triangle(limited_tokens - whole_blocks * self.block)
-        return triangle(tokens_within_limit) + limited_tokens * (self.blocks - 1) * self.block + own_block_pairs
+        own_block_pairs = whole_blocks * triangular_number(self.block) + triangular_number(
+            limited_tokens - whole_blocks * self.block
+        )
+        return (
+            triangular_number(tokens_within_limit) + limited_tokens * (self.blocks - 1) * self.block + own_block_pairs
+        )
 
 
 @frozen(slots=True)
@@ -84,7 +88,7 @@ class PooledCore(VisibleKeysCore):
         """Returns Σ (min(⌊p / pool⌋ · pool, selected) + p mod pool) over the first n tokens, p = 1 … n."""
         pool_scores = EntryScores(1, 1, 1, rate=self.pool, chosen=exact_div(self.selected, self.pool))
         pools = floor_div(tokens, self.pool)
-        unpooled_pairs = pools * triangle(self.pool - 1) + triangle(tokens - pools * self.pool)
+        unpooled_pairs = pools * triangular_number(self.pool - 1) + triangular_number(tokens - pools * self.pool)
         return self.pool * pool_scores.visible_pairs(tokens) + unpooled_pairs
 
 
@@ -195,7 +199,7 @@ class PredictCore(AttentionCore):
     def _main_stream_pairs(self, tokens: Number, stream: int) -> Number:
         """Returns the number of pairs of the first n tokens of a predict stream with tokens of the main stream."""
         first_tokens = minimum(tokens, stream)
-        return first_tokens + triangle(tokens - first_tokens)
+        return first_tokens + triangular_number(tokens - first_tokens)
 
 
 @frozen(slots=True)

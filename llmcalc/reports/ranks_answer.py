@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..accelerator import Fit, Hardware
+from ..accelerator import Hardware, MemoryFit
 from ..device_memory.cuda_runtime import UNIFIED, CudaRuntime, runtime_of
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
@@ -61,7 +61,7 @@ class RanksUse(MemoryAnswer, Cluster):
         return self.phases_on(self.accelerators[0] if self.accelerators else load_hardware(f"{ASSUMED.lower()}-sxm"))
 
     @cached_property
-    def fits(self) -> list[Fit]:
+    def fits(self) -> list[MemoryFit]:
         """The verdict for each accelerator on whether all phases of the run fit."""
         return [self._fit_over_phases(fit) for fit in super().fits if self._runs_on(fit.hardware)]
 
@@ -84,10 +84,12 @@ class RanksUse(MemoryAnswer, Cluster):
 
         return engine(rollout.engine).runs_on(hardware)
 
-    def _fit_over_phases(self, accelerator_fit: Fit) -> Fit:
+    def _fit_over_phases(self, accelerator_fit: MemoryFit) -> MemoryFit:
         """Returns the verdict for the phase of the run that needs most memory."""
         peak_bytes = max((phase.bytes for phase in self.phases_on(accelerator_fit.hardware)), default=0)
-        return accelerator_fit if peak_bytes <= accelerator_fit.needed else Fit(accelerator_fit.hardware, peak_bytes)
+        return (
+            accelerator_fit if peak_bytes <= accelerator_fit.needed else MemoryFit(accelerator_fit.hardware, peak_bytes)
+        )
 
     @property
     def states(self) -> MemoryUse:

@@ -174,10 +174,14 @@ def symbolic(spec: ModelSpec) -> Symbolic:
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
     """Returns the number of layers of each kind, in the stack or on one pipeline rank."""
     if rank is None or rank.layout.pp == 1:
-        return {layer_name: layer_count for layer_name, _, layer_count, _ in stack.groups() if not is_zero(layer_count)}
+        return {
+            layer_name: layer_count
+            for layer_name, _, layer_count, _ in stack.layer_groups()
+            if not is_zero(layer_count)
+        }
     layer_counts = {
         layer_name: sum(layer_index in rank.chunks.layers for layer_index in layer_indices or ())
-        for layer_name, _, _, layer_indices in stack.groups()
+        for layer_name, _, _, layer_indices in stack.layer_groups()
     }
     return {layer_name: layer_count for layer_name, layer_count in layer_counts.items() if layer_count}
 
@@ -376,7 +380,7 @@ def _free_symbols(op: Any) -> set[Any]:
 def _layer_labels(stack: Stack) -> dict[str, str]:
     """Returns a label for each kind of layer: its variant's name or, for `block`, a property that no variant has."""
     blocks_by_kind = {
-        layer_name: layer for layer_name, layer, layer_count, _ in stack.groups() if not is_zero(layer_count)
+        layer_name: layer for layer_name, layer, layer_count, _ in stack.layer_groups() if not is_zero(layer_count)
     }
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")

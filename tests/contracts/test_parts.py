@@ -275,7 +275,7 @@ def source_of(spec: ModelSpec, tokens: int) -> torch.Tensor | None:
     return (
         torch.randint(0, spec.vocab_size, (2, tokens))
         if spec.encoder.stem is None
-        else torch.randn(spec.encoder.stem.frames(2, tokens))
+        else torch.randn(spec.encoder.stem.input_shape(2, tokens))
     )
 
 
@@ -300,7 +300,7 @@ def is_causal(example: Any) -> bool:
     attends_to_block = getattr(layer.attention, "sees_whole_pass", False)
     sees_whole_pass = attends_to_block or recurs_in_a_block or getattr(example, "whole_pass", False)
     gives_further_rows = getattr(example, "ngram", 1) > 1  # the logits of each predict stream
-    return not model.one_pass_model and not sees_whole_pass and not gives_further_rows
+    return not model.one_pass_model_name and not sees_whole_pass and not gives_further_rows
 
 
 CAUSAL = [p for p in EXAMPLES if is_causal(p.values[0])]

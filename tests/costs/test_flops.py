@@ -318,7 +318,7 @@ def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: boo
 
 def shares_entries(spec: ModelSpec) -> bool:
     """Whether layers read entries of lower layers, which would be those of later ones when they run again."""
-    blocks = (block for _, stack in spec.stacks() for _, block, _, _ in stack.groups())
+    blocks = (block for _, stack in spec.stacks() for _, block, _, _ in stack.layer_groups())
     return any(getattr(block.attention, "entries_shared", False) for block in blocks)
 
 
@@ -332,7 +332,7 @@ def shares_entries(spec: ModelSpec) -> bool:
 def test_recompute_full_is_reentrant_checkpointing(name: str) -> None:
     spec = CHECKPOINTED[name]
     count = counted(spec, batch=2, seq=7, phase="training", recompute="full")
-    blocks = [block for _, stack in spec.stacks() for _, block, _, _ in stack.groups()]
+    blocks = [block for _, stack in spec.stacks() for _, block, _, _ in stack.layer_groups()]
     if not any(getattr(block.attention, "kv_shared", False) or isinstance(block, LoopedLayer) for block in blocks):
         # (it cannot pass the gradient of keys and values between layers)
         assert measured_training_step(spec, 2, 7, reentrant=True) == count.total

@@ -15,7 +15,7 @@ from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass
-from .block import Block, Sharing
+from .block import Block, LayerSharing
 from .gated_cross import GatedCrossLayer
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ class AdaptedLayer(Block):
     type: Literal["adapted"] = "adapted"  # type: ignore[assignment]
     adapter: GatedCrossLayer
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        x = super().flow(recorder, x, sharing)
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
+        x = super().flow(recorder, x, layer_sharing)
         with recorder.scope("adapter"):
             self.adapter.flow(recorder, x)
         return x

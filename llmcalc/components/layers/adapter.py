@@ -21,7 +21,7 @@ from ..mixers.attention import Attention
 from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
 from ..runtime import ForwardPass, apply_dropout
-from .block import Block, Sharing
+from .block import Block, LayerSharing
 from .block import _reference_class as _block_reference_class
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class AdapterLayer(Block):
             )
         return self
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         for sublayer, component in self.sublayers():
             if sublayer == "cross_attn" and self.idle_cross_attention:
                 self._record_idle(recorder, sublayer, component, x)
@@ -163,7 +163,7 @@ class AdapterLayer(Block):
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    class Adapter(nn.Module):
+    class BottleneckAdapter(nn.Module):
         """The bottleneck adapter of one language. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: AdapterLayer, model_properties: ModelProperties) -> None:
@@ -175,7 +175,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return self.adapter_down_proj(activate(self.act, self.adapter_up_proj(x)))
 
-    class Adapters(nn.ModuleDict):
+    class LanguageAdapters(nn.ModuleDict):
         """The adapters of all languages, of which one adapter runs. x: [batch, tokens, hidden] → same shape."""
 
         def forward(self, x: Tensor, language: str) -> Tensor:
@@ -190,7 +190,9 @@ def _reference_class() -> type[nn.Module]:
             if spec.adapter_norm == "separate":
                 self.adapter_norm = spec.norm.reference(model_properties)
             self.language = spec.default_language or spec.languages[0]
-            self.adapters = Adapters({language: Adapter(spec, model_properties) for language in spec.languages})
+            self.adapters = LanguageAdapters(
+                {language: BottleneckAdapter(spec, model_properties) for language in spec.languages}
+            )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for sublayer in self.order:

@@ -18,9 +18,9 @@ from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ..base import BY_TORCH, Component, LaurelRank, LayerParts, ModelProperties, PartWitness
 from ..norm import Norm
-from ..runtime import ForwardPass, vector
+from ..runtime import ForwardPass, vector_module
 from ..streams import ResidualStreams
-from .block import Sharing
+from .block import LayerSharing
 from .per_layer import PerLayerGate
 from .whole_layer import WholeLayer, pre_norm_class
 
@@ -107,7 +107,7 @@ class AltUpLayer(WholeLayer):
         streams = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
         return {**super().required_slots(), "streams": streams, **self.per_layer_input.required_slots()}
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
         streams, hidden = x.axes
         router = Weight("router", (streams,), (hidden,))
@@ -260,11 +260,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.coefficients = nn.Linear(streams, streams * streams, bias=False)
             self.mix = StreamMixing()
 
-        def routed(self, x: Tensor, router: nn.Module) -> Tensor:
+        def router_output(self, x: Tensor, router: nn.Module) -> Tensor:
             return torch.tanh(router(self.router_norm(x) / x.shape[-1]))
 
         def forward(self, x: Tensor) -> Tensor:
-            coefficients = self.coefficients(self.routed(x[:, :, 0], self.router))
+            coefficients = self.coefficients(self.router_output(x[:, :, 0], self.router))
             return x + self.mix(coefficients.unflatten(-1, (self.streams, self.streams)), x)
 
     class StreamCorrection(nn.Module):
@@ -273,13 +273,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.router = nn.Linear(hidden_size, streams, bias=False)
             self.router.weight = router.weight
             self.coefficients = nn.Linear(streams, streams, bias=False)
-            self.scale = vector(torch.ones(hidden_size))
+            self.scale = vector_module(torch.ones(hidden_size))
 
         def forward(
             self, predicted_streams: Tensor, active_stream: Tensor, predict: StreamPrediction
         ) -> tuple[Tensor, Tensor]:
             """Corrects the predicted streams, and returns the streams and the scaled first stream."""
-            corrections = self.coefficients(predict.routed(active_stream, self.router)) + 1
+            corrections = self.coefficients(predict.router_output(active_stream, self.router)) + 1
             corrected_streams = (
                 predicted_streams + corrections[..., None] * (active_stream - predicted_streams[:, :, 0])[:, :, None]
             )

@@ -19,9 +19,9 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Flag, LayerParts, ModelProperties
 from ..norm import Norm
-from ..runtime import ForwardPass, vector
+from ..runtime import ForwardPass, vector_module
 from ..streams import ResidualStreams
-from .block import Sharing
+from .block import LayerSharing
 from .whole_layer import PreNormLayer, small_sublayers
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class BlockResidualLayer(PreNormLayer):
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {**super().required_slots(), "streams": {"type": "block_residual"}}
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         if self.idle_residual:
             with recorder.scope("self_attn_residual", kind="residual", source=SOURCE, role="idle"):
                 recorder.norm("norm", x, self.norm)
@@ -206,7 +206,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
         ) -> None:
             super().__init__()
             query_shape = (model_properties.hidden_size,) if queries == 1 else (queries, model_properties.hidden_size)
-            self.norm, self.proj = norm.reference(model_properties), vector(torch.zeros(query_shape))
+            self.norm, self.proj = norm.reference(model_properties), vector_module(torch.zeros(query_shape))
             self.normed_values, self.scale = normed_values, model_properties.hidden_size**-0.5 if normed_values else 1.0
             self.scores, self.mix = SumScores(), WeightedSum()
 

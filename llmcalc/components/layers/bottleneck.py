@@ -17,12 +17,12 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, HeadSizes, ModelProperties, Unscalable, Width
+from ..base import Component, HeadSizes, ModelProperties, UnscalableError, Width
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass, apply_dropout
-from .block import Sharing
+from .block import LayerSharing
 from .whole_layer import WholeLayer
 
 if TYPE_CHECKING:
@@ -78,9 +78,9 @@ class BottleneckLayer(WholeLayer):
     def scaled(
         self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
     ) -> Self:
-        raise Unscalable("a 'bottleneck' layer has a width of its own; expected layers as wide as the model")
+        raise UnscalableError("a 'bottleneck' layer has a width of its own; expected layers as wide as the model")
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         narrow_axis = Axis("bottleneck", self.bottleneck_size)
         narrow_states = self._project_to_bottleneck(recorder, "bottleneck", x, narrow_axis)
         attention_input = self._project_to_bottleneck(recorder, "attention_bottleneck", x, narrow_axis)

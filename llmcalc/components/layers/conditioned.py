@@ -16,7 +16,7 @@ from ...workload.derived_rows import Table
 from ..base import ModelProperties, Width
 from ..rotation import angles_of
 from ..runtime import ForwardPass
-from .block import Sharing
+from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ConditionedLayer(PreNormLayer):
     type: Literal["conditioned"] = "conditioned"
     condition_rank: Width
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         recorder.hold(x=x)
         x = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x)

@@ -14,7 +14,7 @@ from ..base import Kernel, ModelProperties
 from ..networks.feed_forward import FeedForward
 from ..residual_convolution import add_convolution, residual_convolution_class
 from ..runtime import ForwardPass
-from .block import Sharing
+from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ConvolvedLayer(PreNormLayer):
     type: Literal["convolved"] = "convolved"
     conv_kernel_size: Kernel
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             sublayer_output = self._record_sublayer(recorder, sublayer, component, x)
             recorder.hold(x=x, y=sublayer_output)

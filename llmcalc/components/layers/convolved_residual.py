@@ -19,7 +19,7 @@ from ..mixers.gated_profile import GatedProfileAttention
 from ..norm import Norm
 from ..residual_convolution import add_convolution, residual_convolution_class
 from ..runtime import ForwardPass
-from .block import Sharing
+from .block import LayerSharing
 from .block_residual import BlockResidualLayer, block_residual_classes, record_mix
 from .whole_layer import small_sublayers
 
@@ -51,7 +51,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
             raise ValueError("separate_inputs: needs attention of type 'gated_profile'; expected false")
         return self
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         kernel, attention, network = self.conv_kernel_size, self.attention, self.feed_forward
         query_input, *kv_inputs = self._sublayer_inputs(
             recorder, "self_attn", x, self.attention_blocks, 3 if self.separate_inputs else 1

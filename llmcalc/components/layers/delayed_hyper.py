@@ -16,7 +16,7 @@ from ..choice import component_type
 from ..mixers.shared_entries import SOURCE
 from ..runtime import ForwardPass
 from ..streams import CopiedStreams, copied_streams_class
-from .block import Sharing
+from .block import LayerSharing
 from .hyper import READ_WEIGHTS, HyperLayer, hyper_classes
 from .whole_layer import small_sublayers
 
@@ -41,12 +41,12 @@ class DelayedHyperLayer(HyperLayer):
     type: Literal["delayed_hyper"] = "delayed_hyper"  # type: ignore[assignment]
     ngram_input: NgramInput | None = None
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
         if self.ngram_input is not None:
             x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
             recorder.hold(x=x)
-        return super().flow(recorder, x, sharing)
+        return super().flow(recorder, x, layer_sharing)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["layer"](self, model_properties)

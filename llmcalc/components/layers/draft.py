@@ -19,7 +19,7 @@ from ..mixers.attention import Attention
 from ..position import Rope
 from ..runtime import ForwardPass
 from ..target_states import EAGLE_3
-from .block import Sharing
+from .block import LayerSharing
 from .whole_layer import PreNormLayer, small_sublayers
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class DraftLayer(PreNormLayer):
     def mixers(self, hidden_size: int) -> list[tuple[str, Any, int]]:
         return [("attention", self.attention, 2 * hidden_size)]
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         embedding: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
         normed_inputs = (
             recorder.part("embedding_norm", self.norm, embedding),

@@ -24,8 +24,8 @@ from ..mixers.grouped import MultiHeadMixer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..rotation import angles_of
-from ..runtime import ForwardPass, apply_dropout, share_tensors, vector
-from .block import Sharing
+from ..runtime import ForwardPass, apply_dropout, share_tensors, vector_module
+from .block import LayerSharing
 from .whole_layer import WholeLayer
 
 if TYPE_CHECKING:
@@ -140,12 +140,12 @@ class FunnelLayer(WholeLayer):
             raise ValueError("halves_keys: needs halves = true; expected false")
         return self
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         if self.lengthens:
             first_block = recorder.memo.get(FIRST_BLOCK, x)
             x = recorder.add(recorder.resampled(x, first_block.rows), first_block)
         queries, memory = x, None
-        if self.halves and (sharing is None or sharing.is_first):
+        if self.halves and (layer_sharing is None or layer_sharing.is_first):
             halved_rows = Halved(of=x.rows, separate_cls=self.separate_cls, truncate_seq=self.truncate_seq)
             queries = recorder.resampled(x, halved_rows)
             memory = None if self.halves_keys else x
@@ -210,8 +210,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.k_proj, self.v_proj = nn.Linear(hidden_size, heads_width), nn.Linear(hidden_size, heads_width)
             self.r_proj = nn.Linear(hidden_size, heads_width, bias=False)
             for bias_name in ("content_bias", "position_bias", "segment_bias"):
-                self.add_module(bias_name, vector(torch.randn(self.heads, spec.head_dim) * 0.02))
-            self.segments = vector(torch.randn(2, self.heads, spec.head_dim) * 0.02)
+                self.add_module(bias_name, vector_module(torch.randn(self.heads, spec.head_dim) * 0.02))
+            self.segments = vector_module(torch.randn(2, self.heads, spec.head_dim) * 0.02)
             self.distances, self.segment_scores, self.core = TableScoreProduct(), TableScoreProduct(), SoftmaxProducts()
             self.o_proj = nn.Linear(heads_width, hidden_size)
 
@@ -252,7 +252,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class FunnelReference(nn.Module):
         """Runs attention and a network. x: [batch, tokens, hidden] → [batch, tokens or half as many, hidden]."""
 
-        repeats_alike = False
+        has_equal_repeats = False
 
         def __init__(self, spec: FunnelLayer, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -23,7 +23,7 @@ from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import ForwardPass
 from ..streams import CopiedStreams, copied_streams_class
-from .block import Sharing
+from .block import LayerSharing
 from .whole_layer import PreNormLayer, small_sublayers
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class GatedStreamsLayer(PreNormLayer):
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
         if self.ngram_input is not None:
             x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))

@@ -18,13 +18,13 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Joined, Padded
 from ...workload.rows import Fixed
-from ..base import ChunkSize, Flag, Heads, HeadSizes, LayerParts, ModelProperties, StackPosition, Unscalable
+from ..base import ChunkSize, Flag, Heads, HeadSizes, LayerParts, ModelProperties, StackPosition, UnscalableError
 from ..mixers.grouped import EqualHeadsMixer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass, apply_dropout
 from ..streams import ResidualStreams
-from .block import Sharing
+from .block import LayerSharing
 from .whole_layer import PreNormLayer
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class GlobalTokens(ResidualStreams):
                 "num_global_tokens and block_size, and nowhere else"
             )
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.side != "encoder":
             raise ValueError(f"{stack_position.where}: global tokens see later tokens; expected an encoder")
 
@@ -126,7 +126,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
         return {"streams": _required_streams(self)}
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
-        raise Unscalable("attention to global tokens is for encoders; expected a decoder")
+        raise UnscalableError("attention to global tokens is for encoders; expected a decoder")
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
@@ -173,7 +173,7 @@ class GlobalLocalLayer(PreNormLayer):
     attention: GlobalLocalAttention
     feed_forward: FeedForward
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         assert isinstance(x.rows, Joined)
         text_states = recorder.part("self_attn_pre_norm", self.norm, recorder.resized(x, x.rows.second))
         global_tokens = recorder.part("global_pre_norm", self.norm, recorder.resized(x, x.rows.first))

@@ -19,8 +19,8 @@ from ...flow.value import Value
 from ..base import Inner, ModelProperties, StackPosition
 from ..mixers.context import ContextAttention
 from ..mixers.latent_context import LatentContextAttention
-from ..runtime import ForwardPass, vector
-from .block import Sharing
+from ..runtime import ForwardPass, vector_module
+from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
@@ -46,15 +46,15 @@ class GroupedConvLayer(PreNormLayer):
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return self.attention.required_slots()
 
-    def check_place(self, stack_position: StackPosition) -> None:
-        super().check_place(stack_position)
+    def check_stack_position(self, stack_position: StackPosition) -> None:
+        super().check_stack_position(stack_position)
         if isinstance(stack_position.width, int) and stack_position.width % self.conv_group_size:
             raise ValueError(
                 f"{stack_position.where}.conv_group_size: {self.conv_group_size} does not divide the width "
                 f"{stack_position.width}; expected a divisor"
             )
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             normed_x = recorder.part(f"{sublayer}_pre_norm", self.norm, x)
             side_axis, filter_taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
@@ -118,7 +118,7 @@ def _reference_class() -> type[nn.Module]:
             self.sizes, self.group_size = (2, filter_taps, hidden_size // group_size), group_size
             for convolution_side in range(2):
                 for tap in range(filter_taps):
-                    self.add_module(f"base_kernel_{convolution_side}_{tap}", vector(torch.rand(hidden_size)))
+                    self.add_module(f"base_kernel_{convolution_side}_{tap}", vector_module(torch.rand(hidden_size)))
             self.kernel_projection = nn.Linear(hidden_size, 2 * filter_taps * (hidden_size // group_size), bias=False)
 
         def forward(self, x: Tensor) -> Tensor:

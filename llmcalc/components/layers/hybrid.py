@@ -14,13 +14,13 @@ from pydantic import model_validator
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, SCALABLE, HeadSizes, ModelProperties, Nothing, PartWitness, TokenMixer, Unscalable
+from ..base import BY_TORCH, SCALABLE, HeadSizes, ModelProperties, Nothing, PartWitness, TokenMixer, UnscalableError
 from ..choices import Mixer
 from ..mixers.mamba import Mamba
 from ..mixers.mamba2 import Mamba2
 from ..networks.feed_forward import FeedForward
 from ..runtime import ForwardPass
-from .block import Sharing
+from .block import LayerSharing
 from .whole_layer import PreNormLayer, small_sublayers
 
 if TYPE_CHECKING:
@@ -57,9 +57,11 @@ class HybridBlock(PreNormLayer):
     def scaled(
         self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
     ) -> Self:
-        raise Unscalable(f"a state-space part beside attention has no rule for its sizes at another width; {SCALABLE}")
+        raise UnscalableError(
+            f"a state-space part beside attention has no rule for its sizes at another width; {SCALABLE}"
+        )
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         normed_x = recorder.part("mixers_pre_norm", self.norm, x)
         recorder.hold(y=normed_x)
         x = recorder.add(x, recorder.part("self_attn", self.attention, normed_x))

@@ -21,7 +21,7 @@ from ..base import BY_TORCH, ModelProperties, PartWitness, Real, Streams
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass
 from ..streams import CopiedStreams, copied_streams_class
-from .block import Sharing
+from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class HyperLayer(PreNormLayer):
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
         for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             sublayer_input, output_weights, mixed_streams = self._connect_sublayer(

@@ -30,8 +30,8 @@ from ..mixers.entry_attention import group_map_class
 from ..mixers.grouped import GroupedQueryMixer, grouped_reference_class
 from ..networks.feed_forward import FeedForward
 from ..position import Rope
-from ..runtime import ForwardPass, attention_mask, cache_class, share_tensors, softmax_core_class, vector
-from .block import Sharing
+from ..runtime import ForwardPass, attention_mask, cache_class, share_tensors, softmax_core_class, vector_module
+from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class LoopedAttention(GroupedQueryMixer):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         check_groups(self.num_attention_heads, self.num_key_value_heads)
-        self.position.check(self.head_dim)
+        self.position.check_rotary_size(self.head_dim)
         return self
 
     def length_limits(self) -> tuple[int, ...]:
@@ -154,8 +154,8 @@ class LoopedLayer(PreNormLayer):
             raise ValueError("attention, feed_forward: expected attention of type 'looped' and a network of type 'mlp'")
         return self
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        is_second = sharing is not None and not sharing.is_first
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
+        is_second = layer_sharing is not None and not layer_sharing.is_first
         sublayer_role: Role = "shared" if is_second else "own"
         assert isinstance(self.attention, LoopedAttention)
         assert isinstance(self.feed_forward, FeedForward)
@@ -199,7 +199,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             """Gives this attention the second loop's gate and window cache, and access to the first loop's keys."""
             self.first_loop = [first_attention]  # a list, so that it is not registered as a submodule
             self.loop_gate = group_map_class()(self.spec.num_attention_heads, self.spec.head_dim, 1)
-            self.loop_gate_bias = vector(torch.zeros(self.spec.num_attention_heads))
+            self.loop_gate_bias = vector_module(torch.zeros(self.spec.num_attention_heads))
             self.global_core = softmax_core_class()()
             del self.cache
             self.loop_cache = cache_class()(self.spec.loop_window_size)
@@ -219,7 +219,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             q, k, v = (self._split_heads(projection, x) for projection in "qkv")
-            q, k = (spec.position.rotated(heads, forward_pass, forward_pass.past) for heads in (q, k))
+            q, k = (spec.position.rotate_heads(heads, forward_pass, forward_pass.past) for heads in (q, k))
             if self.first_loop:
                 scores = self.loop_gate(q.transpose(1, 2).flatten(2).unflatten(-1, (spec.num_attention_heads, -1)))
                 gate = (scores[..., 0] + self.loop_gate_bias.weight).sigmoid().transpose(1, 2)[..., None]
@@ -237,7 +237,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class LoopedReference(pre_norm_class()):  # type: ignore[misc]
         """Runs attention and a network once, as one of two loops. x: [batch, tokens, hidden] → same shape."""
 
-        repeats_alike = False
+        has_equal_repeats = False
 
         def share_parameters(self, first_layer: LoopedReference) -> None:
             """Shares the first loop's weights with the second loop."""

@@ -20,7 +20,7 @@ from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass
 from ..streams import ResidualStreams
-from .block import Sharing
+from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class ReversibleStreams(ResidualStreams):
     norm: Norm
 
     @property
-    def one_pass_model(self) -> str:
+    def one_pass_model_name(self) -> str:
         return "a model of reversible layers"
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
@@ -77,7 +77,7 @@ class ReversibleLayer(PreNormLayer):
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "reversible"}}
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         hidden_axis: Axis = recorder.memo["hidden"][0]
         first_stream, second_stream = recorder.split(x, (hidden_axis,), (hidden_axis,))
         first_stream = recorder.add(

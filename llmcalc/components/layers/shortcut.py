@@ -26,7 +26,7 @@ from ..networks.router import LinearRouter
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import ForwardPass
-from .block import Sharing
+from .block import LayerSharing
 from .whole_layer import PreNormLayer
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ class ShortcutLayer(PreNormLayer):
         return (
             super()
             .scaled(hidden_size, heads, scale_width)
-            .model_copy(update={"dense": self.dense.widened(scale_width)})
+            .model_copy(update={"dense": self.dense.with_scaled_widths(scale_width)})
         )
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         x, normed_x = self._attention_sublayer(recorder, x, 0)
         expert_output = recorder.part("mlp", self.feed_forward, normed_x)
         recorder.hold(read=normed_x, aside=expert_output)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 from pydantic import Field, model_validator
 
 from ... import ops
-from ...algebra import Number, exact_div, same
+from ...algebra import Number, are_equal, exact_div
 from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -31,7 +31,7 @@ from ..base import (
     ScoreBias,
     StackPosition,
     TokenMixer,
-    Unscalable,
+    UnscalableError,
     ValueDim,
     Window,
     check_groups,
@@ -40,7 +40,7 @@ from ..choice import component_type
 from ..choices import AnyBlockIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
-from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -261,10 +261,12 @@ class Attention(TokenMixer):
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         if self.block_indexer is not None:
-            raise Unscalable("an indexer chooses for a fixed number of heads; expected attention without block_indexer")
-        changes_head_dim = self.head_dim is not None and not same(head_sizes.head_dim, self.head_dim)
+            raise UnscalableError(
+                "an indexer chooses for a fixed number of heads; expected attention without block_indexer"
+            )
+        changes_head_dim = self.head_dim is not None and not are_equal(head_sizes.head_dim, self.head_dim)
         if changes_head_dim and self.v_head_dim is not None:
-            raise Unscalable("values have a separate size (v_head_dim); expected attention without v_head_dim")
+            raise UnscalableError("values have a separate size (v_head_dim); expected attention without v_head_dim")
         if self.position is not None:
             self.position.check_heads(head_sizes)
         mixer_fields = {
@@ -274,8 +276,8 @@ class Attention(TokenMixer):
         }
         return self.model_copy(update=mixer_fields)
 
-    def check_place(self, stack_position: StackPosition) -> None:
-        super().check_place(stack_position)
+    def check_stack_position(self, stack_position: StackPosition) -> None:
+        super().check_stack_position(stack_position)
         a = self.num_attention_heads
         if self.head_dim is None and stack_position.width % a:
             raise ValueError(
@@ -283,7 +285,7 @@ class Attention(TokenMixer):
                 f"{stack_position.width}; expected a divisor, or a head_dim of its own"
             )
         if self.position is not None:
-            self.position.check_place(
+            self.position.check_stack_position(
                 stack_position, stack_position.width // a if self.head_dim is None else self.head_dim
             )
         if self.whole_pass and stack_position.side != "decoder":
@@ -301,7 +303,7 @@ class Attention(TokenMixer):
                 f"{stack_position.where}.grid_window: is only valid in a vision encoder without a class embedding"
             )
         if self.block_indexer is not None:
-            self.block_indexer.check_place(stack_position)
+            self.block_indexer.check_stack_position(stack_position)
 
     def sizes(self, hidden_size: Number) -> tuple[Number, Number, Number]:
         """Returns (query heads, key/value heads, head size)."""
@@ -330,7 +332,7 @@ class Attention(TokenMixer):
 
     def _can_share_with(self, other_layer: Attention) -> bool:
         """Whether this layer can share keys and values with the other layer."""
-        return all(map(same, self.sharing_key_of(), other_layer.sharing_key_of()))
+        return all(map(are_equal, self.sharing_key_of(), other_layer.sharing_key_of()))
 
     def flow(
         self,
@@ -651,7 +653,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.position is not None and spec.position.type == "transformer_xl":
                 self.relative = spec.position.reference(model_properties, self.heads, self.head_dim)
             self.alibi = spec.position is not None and spec.position.type == "alibi"
-            self.sinks = vector(torch.zeros(self.heads)) if spec.sinks else None
+            self.sinks = vector_module(torch.zeros(self.heads)) if spec.sinks else None
             if (self.causal or self.cross) and not spec.kv_shared:
                 self.cache = cache_class()(None if self.cross else spec.sliding_window or spec.attention_chunk_size)
             if spec.qk_norm is not None:
@@ -683,7 +685,7 @@ def _reference_class() -> type[nn.Module]:
             if norm_order == "before_rope":
                 x = self._normalize(x, getattr(self, norm))
             if isinstance(self.spec.position, Rope):
-                x = self.spec.position.rotated(x, forward_pass, first_position)
+                x = self.spec.position.rotate_heads(x, forward_pass, first_position)
             return self._normalize(x, getattr(self, norm)) if norm_order == "after_rope" else x
 
         def _split_heads(self, projected_x: Tensor, head_width: int) -> Tensor:

@@ -17,7 +17,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import HeadDim, Heads, KVHeads, ModelProperties, Window, check_groups
 from ..position import Rope
-from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, state_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, recurrent_state_class, softmax_core_class, vector_module
 from .grouped import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class BlendedAttention(WindowedMixer):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         check_groups(self.num_attention_heads, self.num_key_value_heads)
-        self.position.check(self.head_dim)
+        self.position.check_rotary_size(self.head_dim)
         return self
 
     def report_label(self) -> str:
@@ -107,8 +107,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: BlendedAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size)
             kv_heads = spec.num_key_value_heads
-            self.conv_k, self.conv_v = vector(torch.ones(2, kv_heads)), vector(torch.ones(2, kv_heads))
-            self.last_k, self.last_v = state_class()(), state_class()()
+            self.conv_k, self.conv_v = vector_module(torch.ones(2, kv_heads)), vector_module(torch.ones(2, kv_heads))
+            self.last_k, self.last_v = recurrent_state_class()(), recurrent_state_class()()
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
         def _blend(self, x: Tensor, weights: Tensor, state_module: Any, forward_pass: ForwardPass) -> Tensor:
@@ -121,9 +121,9 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
-            q = spec.position.rotated(self._split_heads("q", x), forward_pass, forward_pass.past)
+            q = spec.position.rotate_heads(self._split_heads("q", x), forward_pass, forward_pass.past)
             k = self._blend(self._split_heads("k", x), self.conv_k.weight, self.last_k, forward_pass)
-            k = spec.position.rotated(k, forward_pass, forward_pass.past)
+            k = spec.position.rotate_heads(k, forward_pass, forward_pass.past)
             v = self._blend(self._split_heads("v", x), self.conv_v.weight, self.last_v, forward_pass)
             k, v = self.cache(forward_pass, k, v)
             mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)

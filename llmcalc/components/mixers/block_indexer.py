@@ -78,7 +78,7 @@ class BlockIndexer(Part):
                 "block_indexer: its index_n_heads divide num_attention_heads, and its index_head_dim is even"
             )
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if attention with an indexer cannot be used at this position of the model.
 
         stack_position: of the attention.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ...algebra import exact_div, floor_div, same
+from ...algebra import are_equal, exact_div, floor_div
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -27,13 +27,13 @@ from ..base import (
     KVHeads,
     ModelProperties,
     PartWitness,
-    Unscalable,
+    UnscalableError,
     Window,
     check_groups,
 )
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, state_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, recurrent_state_class, softmax_core_class, vector_module
 from .grouped import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class CompressedConvAttention(WindowedMixer):
             )
         if self.cca_time0 == self.cca_time1 == 1:
             raise ValueError("cca_time0 and cca_time1: both kernel sizes are 1; expected at least one above 1")
-        self.position.check(self.head_dim)
+        self.position.check_rotary_size(self.head_dim)
         return self
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
@@ -93,8 +93,8 @@ class CompressedConvAttention(WindowedMixer):
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         kv_width = head_sizes.kv_heads * head_sizes.head_dim
-        if not same(2 * floor_div(kv_width, 2), kv_width):
-            raise Unscalable("values are computed in two halves; expected an even head_dim")
+        if not are_equal(2 * floor_div(kv_width, 2), kv_width):
+            raise UnscalableError("values are computed in two halves; expected an even head_dim")
         return super().with_heads(head_sizes)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -235,8 +235,8 @@ def _reference_class() -> type[nn.Module]:
             self.conv_channels = nn.Conv1d(channels, channels, spec.cca_time0, groups=channels)
             self.conv_heads = nn.Conv1d(channels, channels, spec.cca_time1, groups=a + k)
             self.v_proj, self.v_proj_before = nn.Linear(h, k * d // 2, bias=bias), nn.Linear(h, k * d // 2, bias=bias)
-            self.conv_state, self.value_state = state_class()(), state_class()()
-            self.key_scale = vector(torch.ones(k))
+            self.conv_state, self.value_state = recurrent_state_class()(), recurrent_state_class()()
+            self.key_scale = vector_module(torch.ones(k))
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
             self.unit_length = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-12), d)
 
@@ -271,7 +271,7 @@ def _reference_class() -> type[nn.Module]:
 
         def _scale_and_rotate(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Scales vectors to length √d and applies RoPE. [batch, tokens, heads, d] → [.., heads, tokens, d]."""
-            return self.spec.position.rotated(self.unit_length(x).transpose(1, 2), forward_pass, forward_pass.past)
+            return self.spec.position.rotate_heads(self.unit_length(x).transpose(1, 2), forward_pass, forward_pass.past)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             d = self.spec.head_dim

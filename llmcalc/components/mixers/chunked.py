@@ -101,7 +101,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Hashing(nn.Module):
+    class HashOrdering(nn.Module):
         """Orders the tokens by the hash bucket of their keys.
 
         [batch, heads, tokens, d] → [batch, heads, hashes · tokens].
@@ -152,7 +152,7 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(projection, nn.Linear(hidden_size, heads_width, bias=False))
             self.names = projections
             if spec.num_hashes is not None:
-                self.hashing = Hashing(spec)
+                self.hashing = HashOrdering(spec)
             self.core, self.o_proj = (
                 SoftmaxProducts(spec, model_properties.causal),
                 nn.Linear(heads_width, hidden_size, bias=False),

@@ -27,8 +27,8 @@ from ..base import (
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate, rotate_at
-from ..runtime import ForwardPass, state_class, vector
-from .entry_attention import EntryAttention, EntryIndexer, chooser_class, entry_attention_class
+from ..runtime import ForwardPass, recurrent_state_class, vector_module
+from .entry_attention import EntryAttention, EntryIndexer, entry_attention_class, entry_chooser_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -180,7 +180,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Compressor(nn.Module):
+    class EntryCompressor(nn.Module):
         """Compresses tokens into entries. x: [batch, tokens, hidden] → all entries, [batch, entries, width]."""
 
         def __init__(self, spec: CompressedAttention, hidden_size: int, entry_width: int) -> None:
@@ -195,10 +195,10 @@ def _reference_class() -> type[nn.Module]:
                 nn.Linear(hidden_size, series_width, bias=False),
                 nn.Linear(hidden_size, series_width, bias=False),
             )
-            self.position_bias = vector(torch.zeros(self.rate, series_width))
+            self.position_bias = vector_module(torch.zeros(self.rate, series_width))
             self.norm = norm_reference(spec.norm, entry_width)
-            self.cache: Any = state_class()()
-            self.last_window: Any = state_class()() if spec.overlap else None
+            self.cache: Any = recurrent_state_class()()
+            self.last_window: Any = recurrent_state_class()() if spec.overlap else None
 
         def _join_previous_window(self, kv: Tensor, gate: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
             """Joins the second feature half of each window of x with the first feature half of the previous window.
@@ -247,13 +247,13 @@ def _reference_class() -> type[nn.Module]:
             self.cache.keep(forward_pass, entries, *unpooled_rows)
             return entries
 
-    class Chooser(chooser_class()):  # type: ignore[misc]
+    class EntryChooser(entry_chooser_class()):  # type: ignore[misc]
         """Selects compressed entries for each token, by scores against a second set of compressed keys."""
 
         def __init__(self, spec: CompressedAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size)
             assert spec.indexer is not None
-            self.compressor = Compressor(spec, hidden_size, spec.indexer.index_head_dim)
+            self.compressor = EntryCompressor(spec, hidden_size, spec.indexer.index_head_dim)
 
         @torch.no_grad()
         def forward(
@@ -278,9 +278,9 @@ def _reference_class() -> type[nn.Module]:
                 Norm(type="rmsnorm", weight=False, scales_x=True, eps=spec.norm.eps), spec.head_dim
             )
             if spec.compress_rate is not None:
-                self.compressor = Compressor(spec, model_properties.hidden_size, spec.head_dim)
+                self.compressor = EntryCompressor(spec, model_properties.hidden_size, spec.head_dim)
             if spec.indexer is not None:
-                self.indexer = Chooser(spec, model_properties.hidden_size)
+                self.indexer = EntryChooser(spec, model_properties.hidden_size)
 
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass

@@ -118,7 +118,9 @@ def _reference_class() -> type[nn.Module]:
         def _project_heads(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the projected heads of x, with RoPE for queries and keys."""
             heads: Tensor = self._split_heads(projection, x)
-            return heads if projection == "v" else self.spec.position.rotated(heads, forward_pass, forward_pass.past)
+            return (
+                heads if projection == "v" else self.spec.position.rotate_heads(heads, forward_pass, forward_pass.past)
+            )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, target_states = self.spec, forward_pass.memo["target_states"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ...algebra import exact_div, floor_div, same
+from ...algebra import are_equal, exact_div, floor_div
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -26,12 +26,12 @@ from ..base import (
     ModelProperties,
     PartWitness,
     Real,
-    Unscalable,
+    UnscalableError,
     Window,
 )
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector_module
 from .grouped import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class DifferentialAttention(WindowedMixer):
         if a % k or k % 2:
             raise ValueError(f"num_key_value_heads: {k}; expected an even divisor of num_attention_heads {a}")
         if self.position is not None:
-            self.position.check(self.head_dim)
+            self.position.check_rotary_size(self.head_dim)
         return self
 
     def sharing_key_of(self) -> tuple[Any, ...]:
@@ -91,14 +91,14 @@ class DifferentialAttention(WindowedMixer):
         return self if kv_heads % 2 else super().with_kv_heads(kv_heads, hidden_size)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if not same(2 * floor_div(head_sizes.kv_heads, 2), head_sizes.kv_heads):
-            raise Unscalable("values are halved by heads; expected an even number of key/value heads")
+        if not are_equal(2 * floor_div(head_sizes.kv_heads, 2), head_sizes.kv_heads):
+            raise UnscalableError("values are halved by heads; expected an even number of key/value heads")
         return super().with_heads(head_sizes)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim, has_bias = Axis("head_dim", self.head_dim), self.attention_bias
-        q = self._rotated(recorder, recorder.linear("q_proj", x, heads, head_dim, bias=has_bias))
+        q = self._rotate(recorder, recorder.linear("q_proj", x, heads, head_dim, bias=has_bias))
         k, v = self._keys_and_values(recorder, x, kv_heads, head_dim)
         recorder.mask(q, k, causal=True, window=self.sliding_window)
         half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), head_dim
@@ -137,7 +137,7 @@ class DifferentialAttention(WindowedMixer):
         recorder.hold(out=head_difference)
         return recorder.linear("o_proj", head_difference, *x.axes, bias=has_bias)
 
-    def _rotated(self, recorder: Flow, x: Value) -> Value:
+    def _rotate(self, recorder: Flow, x: Value) -> Value:
         return x if self.position is None else recorder.rope(x, self.position)
 
     def _keys_and_values(self, recorder: Flow, x: Value, kv_heads: Axis, head_dim: Axis) -> tuple[Value, Value]:
@@ -149,7 +149,7 @@ class DifferentialAttention(WindowedMixer):
             return keys.view(*recorder.rank_part((kv_heads, head_dim))), values.view(
                 *recorder.rank_part((kv_heads, head_dim))
             )
-        keys = self._rotated(recorder, recorder.linear("k_proj", x, kv_heads, head_dim, bias=self.attention_bias))
+        keys = self._rotate(recorder, recorder.linear("k_proj", x, kv_heads, head_dim, bias=self.attention_bias))
         values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=self.attention_bias)
         recorder.memo[memo_key] = keys, values = recorder.cache(
             "cache", self.cache_kind, keys, values, token_limit=self.sliding_window
@@ -198,7 +198,7 @@ def _reference_class() -> type[nn.Module]:
             else:
                 self.cache = cache_class()(spec.sliding_window)
             for projection_letter in ("q1", "k1", "q2", "k2"):
-                self.add_module(f"lambda_{projection_letter}", vector(torch.randn(spec.head_dim) * 0.1))
+                self.add_module(f"lambda_{projection_letter}", vector_module(torch.randn(spec.head_dim) * 0.1))
             self.core_1, self.core_2 = softmax_core_class()(), softmax_core_class()()
             norm = Norm(type="rmsnorm", weight=spec.norm_weight, eps=spec.norm_eps)
             self.norm = norm_reference(norm, 2 * spec.head_dim)
@@ -207,9 +207,9 @@ def _reference_class() -> type[nn.Module]:
             q, k = (getattr(self, f"lambda_{projection_letter}{factor_index}").weight for projection_letter in "qk")
             return (q * k).sum().exp()
 
-        def _rotated(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _rotate(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             heads, position = self._split_heads(projection, x), self.spec.position
-            return heads if position is None else position.rotated(heads, forward_pass, forward_pass.past)
+            return heads if position is None else position.rotate_heads(heads, forward_pass, forward_pass.past)
 
         def _keys_and_values(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
             """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
@@ -220,14 +220,14 @@ def _reference_class() -> type[nn.Module]:
                 zero_keys_and_values = x.new_zeros(shape), x.new_zeros(shape)  # the layer runs alone
                 return forward_pass.memo.get(sharing_key, zero_keys_and_values)
             keys_and_values: tuple[Tensor, Tensor] = self.cache(
-                forward_pass, self._rotated("k", x, forward_pass), self._split_heads("v", x)
+                forward_pass, self._rotate("k", x, forward_pass), self._split_heads("v", x)
             )
             if forward_pass.lends:
                 forward_pass.memo[sharing_key] = keys_and_values
             return keys_and_values
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            q = self._rotated("q", x, forward_pass)
+            q = self._rotate("q", x, forward_pass)
             k, v = self._keys_and_values(x, forward_pass)
             mask = attention_mask(forward_pass, x, k, causal=True, window=self.spec.sliding_window)
             first_values, second_values = (

@@ -21,7 +21,7 @@ from ...workload.with_past import WithPast
 from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, vector
+from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, vector_module
 from .grouped import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class DynamicMaskAttention(WindowedMixer):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         check_groups(self.num_attention_heads, self.num_key_value_heads)
-        self.position.check(self.head_dim)
+        self.position.check_rotary_size(self.head_dim)
         return self
 
     def length_limits(self) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ def _reference_class() -> type[nn.Module]:
             kv_heads, d = spec.num_key_value_heads, spec.head_dim
             self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
             self.cache, self.core = cache_class()(spec.sliding_window), SoftmaxProducts()
-            self.A = vector(torch.randn(kv_heads) * 0.5)
+            self.A = vector_module(torch.randn(kv_heads) * 0.5)
             self.dt_proj = nn.Linear(kv_heads * d, kv_heads, bias=spec.attention_bias)
 
         def _learned_mask(self, v: Tensor, causal_mask: Tensor) -> Tensor:
@@ -157,8 +157,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
-            q = spec.position.rotated(self.q_norm(self._split_heads("q", x)), forward_pass, forward_pass.past)
-            k = spec.position.rotated(self.k_norm(self._split_heads("k", x)), forward_pass, forward_pass.past)
+            q = spec.position.rotate_heads(self.q_norm(self._split_heads("q", x)), forward_pass, forward_pass.past)
+            k = spec.position.rotate_heads(self.k_norm(self._split_heads("k", x)), forward_pass, forward_pass.past)
             k, v = self.cache(forward_pass, k, self._split_heads("v", x))
             mask = self._learned_mask(v, attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window))
             k, v, mask = self._for_each_query_head(k, v, mask)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ...algebra import exact_div, same
+from ...algebra import are_equal, exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -22,13 +22,13 @@ from ..base import (
     HeadSizes,
     KVHeads,
     ModelProperties,
-    Unscalable,
+    UnscalableError,
     Window,
     check_groups,
 )
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardPass, attention_mask, softmax_core_class, vector
+from ..runtime import ForwardPass, attention_mask, softmax_core_class, vector_module
 from .grouped import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -72,8 +72,10 @@ class ExclusiveAttention(WindowedMixer):
         return "full" if self.sliding_window is None else "sliding"
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if not same(head_sizes.kv_heads, self.num_key_value_heads) or not same(head_sizes.head_dim, self.head_dim):
-            raise Unscalable("the stack's value embeddings have its key and value heads; expected the same")
+        if not are_equal(head_sizes.kv_heads, self.num_key_value_heads) or not are_equal(
+            head_sizes.head_dim, self.head_dim
+        ):
+            raise UnscalableError("the stack's value embeddings have its key and value heads; expected the same")
         return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
@@ -144,14 +146,14 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, hidden_size, spec.attention_bias)
             self.q_norm, self.k_norm = (norm_reference(spec.norm, spec.head_dim) for _ in "qk")
             self.core = softmax_core_class()()
-            self.alpha = vector(torch.zeros(spec.num_attention_heads))
+            self.alpha = vector_module(torch.zeros(spec.num_attention_heads))
             self.gate_proj = nn.Linear(hidden_size, spec.num_attention_heads * spec.head_dim, bias=False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             q, k, v = (self._split_heads(projection, x) for projection in "qkv")
             q, k = (
-                spec.position.rotated(norm(heads), forward_pass, 0)
+                spec.position.rotate_heads(norm(heads), forward_pass, 0)
                 for norm, heads in ((self.q_norm, q), (self.k_norm, k))
             )
             v = v + forward_pass.memo["value_embeddings"] if spec.adds_embeddings else v

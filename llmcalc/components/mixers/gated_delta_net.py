@@ -32,7 +32,7 @@ from ..base import (
     TokenMixer,
 )
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, causal_conv_class, state_class, vector
+from ..runtime import ForwardPass, causal_conv_class, recurrent_state_class, vector_module
 from .delta_rule import delta_rule_class
 
 if TYPE_CHECKING:
@@ -179,10 +179,10 @@ def _reference_class() -> type[nn.Module]:
             self.v_proj = nn.Linear(hidden, self.value_width, bias=False)
             self.conv1d = causal_conv_class()(2 * self.key_width + self.value_width, spec.linear_conv_kernel_dim, False)
             self.a_proj, self.b_proj = (nn.Linear(hidden, heads, bias=False), nn.Linear(hidden, heads, bias=False))
-            self.A_log = vector(torch.linspace(0.5, 8.0, heads).log())
-            self.dt_bias = vector(torch.ones(heads))
+            self.A_log = vector_module(torch.linspace(0.5, 8.0, heads).log())
+            self.dt_bias = vector_module(torch.ones(heads))
             self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=False)
-            self.conv_state, self.recurrent_state = state_class()(), state_class()()
+            self.conv_state, self.recurrent_state = recurrent_state_class()(), recurrent_state_class()()
             self.g_proj = nn.Linear(hidden, self.value_width, bias=False)
             self.norm = norm_reference(Norm(type=spec.norm_type, eps=spec.norm_eps), spec.linear_value_head_dim)
             self.o_proj = nn.Linear(self.value_width, hidden, bias=False)

@@ -17,7 +17,7 @@ from ...flow.value import Value
 from ..base import Flag, ModelProperties
 from ..norm import Norm, norm_reference
 from ..residual_convolution import add_convolution
-from ..runtime import ForwardPass, attention_mask, state_class, vector
+from ..runtime import ForwardPass, attention_mask, recurrent_state_class, vector_module
 from .profile import ProfileAttention, profile_attention_class
 
 if TYPE_CHECKING:
@@ -139,9 +139,9 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, hidden_size: int, heads: int, kv_width: int, kernel: int) -> None:
             super().__init__()
             self.heads, self.kernel, self.size = heads, kernel, kv_width // heads
-            self.static_weight = vector(torch.zeros(kv_width, kernel))
+            self.static_weight = vector_module(torch.zeros(kv_width, kernel))
             self.weight_proj = nn.Linear(hidden_size, heads * kernel, bias=False)
-            self.conv_state: Any = state_class()()
+            self.conv_state: Any = recurrent_state_class()()
 
         def forward(self, x: Tensor, token: Tensor, forward_pass: ForwardPass) -> Tensor:
             stored_rows = self.conv_state.load(forward_pass)
@@ -180,8 +180,8 @@ def _reference_class() -> type[nn.Module]:
                 )
             self.gate_proj = nn.Linear(hidden_size, heads * head_dim, bias=False)
             self.sink_proj = nn.Linear(hidden_size, heads, bias=False)
-            self.q_scale = vector(torch.ones(heads, head_dim))
-            self.share_scale = vector(torch.ones(heads, spec.relative_rank))
+            self.q_scale = vector_module(torch.ones(heads, head_dim))
+            self.share_scale = vector_module(torch.ones(heads, spec.relative_rank))
             self.v_norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), head_dim)
             self.core = SoftmaxProducts()
 

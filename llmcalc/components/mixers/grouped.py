@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
-from ...algebra import exact_div, same
-from ..base import HeadSizes, StackPosition, TokenMixer, Unscalable
+from ...algebra import are_equal, exact_div
+from ..base import HeadSizes, StackPosition, TokenMixer, UnscalableError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,10 +79,10 @@ class WindowedMixer(GroupedQueryMixer):
 
 
 def check_key_heads(mixer: TokenMixer, head_sizes: HeadSizes) -> None:
-    """Raises `Unscalable` unless there are as many key and value heads as query heads."""
-    if not same(head_sizes.kv_heads, head_sizes.heads):
+    """Raises `UnscalableError` unless there are as many key and value heads as query heads."""
+    if not are_equal(head_sizes.kv_heads, head_sizes.heads):
         type_name = type(mixer).model_fields["type"].default
-        raise Unscalable(
+        raise UnscalableError(
             f"attention.type '{type_name}' requires as many key/value heads as query heads; expected a --kv-ratio of "
             "1, or "
             "none"
@@ -121,8 +121,8 @@ class EqualHeadsMixer(TokenMixer):
         check_key_heads(self, head_sizes)
         return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
-    def check_place(self, stack_position: StackPosition) -> None:
-        super().check_place(stack_position)
+    def check_stack_position(self, stack_position: StackPosition) -> None:
+        super().check_stack_position(stack_position)
         self._check_divisor(stack_position, "num_attention_heads")
 
     def _check_divisor(self, stack_position: StackPosition, field_name: str) -> None:

@@ -51,8 +51,8 @@ class GroupedProjectionAttention(EqualHeadsMixer):
     v_groups: int = _groups_field()
     o_groups: int = _groups_field()
 
-    def check_place(self, stack_position: StackPosition) -> None:
-        super().check_place(stack_position)
+    def check_stack_position(self, stack_position: StackPosition) -> None:
+        super().check_stack_position(stack_position)
         for field_name in ("q_groups", "k_groups", "v_groups", "o_groups"):
             self._check_divisor(stack_position, field_name)
 

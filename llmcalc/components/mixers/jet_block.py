@@ -19,7 +19,7 @@ from ...flow.value import Value
 from ...ops import DeltaRule, DynamicConvolution, Elementwise
 from ..base import PUBLISHED, ChunkSize, HeadSizes, Kernel, ModelProperties, PartWitness, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, state_class, vector
+from ..runtime import ForwardPass, recurrent_state_class, vector_module
 from .delta_rule import delta_rule_class
 from .gated_delta_net import CHUNK_TOKENS, LinearKeyDim, LinearValueDim, LinearValueHeads
 
@@ -141,10 +141,10 @@ def _reference_class() -> type[nn.Module]:
             self.w2 = nn.Linear(spec.generator_size, value_width * self.kernel)
             self.convolution = CausalFilters()
             self.a_proj, self.b_proj = (nn.Linear(hidden, heads, bias=False), nn.Linear(hidden, heads, bias=False))
-            self.A_log = vector(torch.linspace(0.5, 8.0, heads).log())
-            self.dt_bias = vector(torch.ones(heads))
+            self.A_log = vector_module(torch.linspace(0.5, 8.0, heads).log())
+            self.dt_bias = vector_module(torch.ones(heads))
             self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=False)
-            self.conv_state, self.recurrent_state = state_class()(), state_class()()
+            self.conv_state, self.recurrent_state = recurrent_state_class()(), recurrent_state_class()()
             self.g_proj = nn.Linear(hidden, value_width, bias=False)
             self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), spec.linear_value_head_dim)
             self.o_proj = nn.Linear(value_width, hidden, bias=False)

@@ -30,7 +30,7 @@ from ..base import (
     TokenMixer,
 )
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, causal_conv_class, state_class, vector
+from ..runtime import ForwardPass, causal_conv_class, recurrent_state_class, vector_module
 from .delta_rule import delta_rule_class
 from .gated_delta_net import CHUNK_TOKENS
 from .grouped import check_key_heads
@@ -181,11 +181,11 @@ def _reference_class() -> type[nn.Module]:
                     self.add_module(f"{gate}_b_proj", nn.Linear(head_dim, heads_width, bias=False))
                 else:
                     self.add_module(f"{gate}_proj", nn.Linear(hidden_size, heads_width, bias=False))
-            self.dt_bias = vector(torch.linspace(-6.0, -2.0, heads_width))
-            self.A_log = vector(torch.linspace(1.0, 16.0, self.heads).log())
+            self.dt_bias = vector_module(torch.linspace(-6.0, -2.0, heads_width))
+            self.A_log = vector_module(torch.linspace(1.0, 16.0, self.heads).log())
             self.b_proj = nn.Linear(hidden_size, self.heads, bias=False)
             self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=True)
-            self.conv_state, self.recurrent_state = state_class()(), state_class()()
+            self.conv_state, self.recurrent_state = recurrent_state_class()(), recurrent_state_class()()
             self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), head_dim)
             self.o_proj = nn.Linear(heads_width, hidden_size, bias=False)
 

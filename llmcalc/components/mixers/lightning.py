@@ -27,7 +27,7 @@ from ..base import (
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardPass, state_class
+from ..runtime import ForwardPass, recurrent_state_class
 from .grouped import MultiHeadMixer
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ class LightningAttention(MultiHeadMixer):
     def score_position(self) -> Rope | None:
         return self.position
 
-    def check_place(self, stack_position: StackPosition) -> None:
-        super().check_place(stack_position)
+    def check_stack_position(self, stack_position: StackPosition) -> None:
+        super().check_stack_position(stack_position)
         if self.position is not None:
-            self.position.check_place(stack_position, self.head_dim)
+            self.position.check_stack_position(stack_position, self.head_dim)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
@@ -183,7 +183,7 @@ def _reference_class() -> type[nn.Module]:
             self.g_proj = nn.Linear(hidden_size, heads_width, bias=False)
             if spec.qk_norm is not None:
                 self.q_norm, self.k_norm = (norm_reference(spec.qk_norm, spec.head_dim) for _ in range(2))
-            self.core, self.recurrent_state = DecayAttention(self.heads, spec.block_size), state_class()()
+            self.core, self.recurrent_state = DecayAttention(self.heads, spec.block_size), recurrent_state_class()()
             self.norm = norm_reference(Norm(type="rmsnorm", eps=1e-6), heads_width)
             self.o_proj = nn.Linear(heads_width, hidden_size, bias=spec.o_bias)
 
@@ -194,7 +194,7 @@ def _reference_class() -> type[nn.Module]:
                 heads = self.get_submodule(f"{projection_letter}_norm")(heads)
             heads = heads.transpose(1, 2)
             if self.spec.position is not None and projection_letter != "v":
-                heads = self.spec.position.rotated(heads, forward_pass, forward_pass.past)
+                heads = self.spec.position.rotate_heads(heads, forward_pass, forward_pass.past)
             return activate(self.act, heads)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

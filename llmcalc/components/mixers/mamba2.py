@@ -31,7 +31,7 @@ from ..base import (
 )
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, causal_conv_class, state_class
+from ..runtime import ForwardPass, causal_conv_class, recurrent_state_class
 from .mamba import STATE_BITS
 
 if TYPE_CHECKING:
@@ -254,8 +254,8 @@ def _reference_class() -> type[nn.Module]:
             )
             conv: Any = causal_conv_class()
             self.conv1d = conv(inner_width + group_width, spec.conv_kernel, spec.use_conv_bias)
-            self.conv_state: Any = state_class()()
-            self.ssm_state: Any = state_class()()
+            self.conv_state: Any = recurrent_state_class()()
+            self.ssm_state: Any = recurrent_state_class()()
             scan: Any = scan_class()
             self.scan = scan(spec.num_heads, spec.chunk_size)
             if spec.norm is not None:

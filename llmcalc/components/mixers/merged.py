@@ -59,8 +59,8 @@ class MergedAttention(TwoSetsMixer):
     norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
 
-    def check_place(self, stack_position: StackPosition) -> None:
-        super().check_place(stack_position)
+    def check_stack_position(self, stack_position: StackPosition) -> None:
+        super().check_stack_position(stack_position)
         if stack_position.source_width != stack_position.width:
             raise ValueError(
                 f"{stack_position.where}.type: 'merged' requires an encoder of the decoder's width; expected one, "
@@ -131,7 +131,7 @@ class MergedAttention(TwoSetsMixer):
 def _reference_class() -> type[nn.Module]:
     import torch
 
-    class MergedReference(two_sets_reference()):  # type: ignore[misc]
+    class MergedAttentionReference(two_sets_reference()):  # type: ignore[misc]
         """Attends to decoder tokens and encoder output in one softmax. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MergedAttention, hidden_size: int) -> None:
@@ -150,7 +150,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, tokens = self.spec, x.shape[1]
             q, k = (
-                spec.position.rotated(self._split_heads(projection, x), forward_pass, forward_pass.past)
+                spec.position.rotate_heads(self._split_heads(projection, x), forward_pass, forward_pass.past)
                 for projection in ("q", "k")
             )
             k, v = self.cache(forward_pass, k, self._split_heads("v", x))
@@ -169,4 +169,4 @@ def _reference_class() -> type[nn.Module]:
             )
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
-    return MergedReference
+    return MergedAttentionReference

@@ -43,7 +43,7 @@ from ..choices import AnyIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
-from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector_module
 from .indexer import Indexer
 from .output_gate import OutputGate, gate_values
 from .pooled_indexer import PooledIndexer
@@ -136,7 +136,7 @@ class MLA(TokenMixer):
             )
         if self.qk_rope_head_dim == 0 and (not self.mla_use_nope or self.key_norm):
             raise ValueError("qk_rope_head_dim: 0 leaves nothing to rotate; expected mla_use_nope, and no key_norm")
-        self.position.check_whole("qk_rope_head_dim")
+        self.position.check_full_rotation("qk_rope_head_dim")
         return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
@@ -193,7 +193,7 @@ class MLA(TokenMixer):
         q_nope, q_rope, *gate = recorder.split(
             query, (heads, nope_axis), (heads, rope_axis), *([(heads, head_axis)] if self.query_gate else [])
         )
-        q_rope = self._rotated(recorder, q_rope)
+        q_rope = self._rotate(recorder, q_rope)
         recorder.hold(q_nope=q_nope, q_rope=q_rope)
         latents, k_rope = self._latent_and_key(recorder, x, latent, rope_axis)
         recorder.mask(query, latents, causal=recorder.causal, window=self.sliding_window)
@@ -219,7 +219,7 @@ class MLA(TokenMixer):
         attention_op_class = ops.AttentionCore if attention_limits.get("pool") is None else ops.PooledCore
         head_axes, latent_key = JoinedShapes(((nope_axis,), (rope_axis,))), JoinedShapes(((latent,), (rope_axis,)))
 
-        def expanded() -> Value:
+        def record_expanded() -> Value:
             """Records attention on keys and values expanded per head from all tokens' latents."""
             keys_and_values = recorder.linear(
                 "kv_b_proj",
@@ -235,7 +235,7 @@ class MLA(TokenMixer):
             q = recorder.cat(q_nope, q_rope, axes=(heads, head_axes))
             return recorder.attention("core", q, k, values, core=attention_op_class, **attention_options)
 
-        def absorbed() -> Value:
+        def record_absorbed() -> Value:
             """Records absorbed attention on the latents, with the expansion's weights applied to query and output."""
             weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope_axis,), (head_axis,)))), (latent,))
             q = recorder.cat(recorder.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
@@ -246,13 +246,13 @@ class MLA(TokenMixer):
             )
             return recorder.absorb("", attn_output, weight, head_axis)
 
-        attn_output = recorder.alternatives(expanded=expanded, absorbed=absorbed)
+        attn_output = recorder.alternatives(expanded=record_expanded, absorbed=record_absorbed)
         recorder.hold(out=attn_output)
         if self.sinks:
             recorder.vector("sinks", heads)
         attn_output = attn_output if self.output_gate is None else self.output_gate.flow(recorder, x, attn_output)
-        for gate_part in gate:
-            attn_output = recorder.mul(attn_output, recorder.act(gate_part, "sigmoid", float32=True), float32=True)
+        for head_gate in gate:
+            attn_output = recorder.mul(attn_output, recorder.act(head_gate, "sigmoid", float32=True), float32=True)
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *(out or x.axes), bias=self.attention_bias or self.o_bias)
 
@@ -275,7 +275,7 @@ class MLA(TokenMixer):
         if self.key_norm:
             k_rope = self._normalize(recorder, "k_rope_norm", k_rope)
             recorder.hold(latent=latents, k_rope=k_rope)
-        k_rope = self._rotated(recorder, k_rope)
+        k_rope = self._rotate(recorder, k_rope)
         latents, k_rope = recorder.cache("cache", "latent_attention", latents, k_rope, token_limit=self.sliding_window)
         recorder.hold(latent=latents, k_rope=k_rope)
         computed_latents.append((latent_key, latents, k_rope))
@@ -286,7 +286,7 @@ class MLA(TokenMixer):
     def _normalize(self, recorder: Flow, norm_name: str, x: Value) -> Value:
         return x if self.norm is None else recorder.norm(norm_name, x, self.norm)
 
-    def _rotated(self, recorder: Flow, x: Value) -> Value:
+    def _rotate(self, recorder: Flow, x: Value) -> Value:
         return x if self.mla_use_nope else recorder.rope(x, self.position)
 
     def _query_and_latent(
@@ -350,7 +350,7 @@ class MLA(TokenMixer):
 def expansion_class() -> type[nn.Module]:
     from torch import nn
 
-    class Expansion(nn.Linear):
+    class LatentExpansion(nn.Linear):
         """Expands latents to each head's key and value; if absorbed, applies the weight to the query or output."""
 
         def __init__(self, latent: int, heads: int, nope_dim: int, value_size: int) -> None:
@@ -365,7 +365,7 @@ def expansion_class() -> type[nn.Module]:
                 return x @ head_weights[:, self.nope :].transpose(-1, -2)
             return super().forward(x)
 
-    return Expansion
+    return LatentExpansion
 
 
 @cache
@@ -404,7 +404,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(model_properties, heads, spec.v_head_dim)
                 self.gate = spec.output_gate.gate_func
-            self.sinks = vector(torch.zeros(heads)) if spec.sinks else None
+            self.sinks = vector_module(torch.zeros(heads)) if spec.sinks else None
             self.o_proj = nn.Linear(
                 heads * spec.v_head_dim,
                 model_properties.output_size or hidden,

@@ -30,7 +30,7 @@ from ..base import (
     TokenMixer,
 )
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, state_class
+from ..runtime import ForwardPass, recurrent_state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -193,7 +193,7 @@ def _reference_class() -> type[nn.Module]:
             for projection, output_width in (("q", keys), ("k", keys), ("v", value_width), ("ogate", value_width)):
                 self.add_module(projection, nn.Linear(hidden_size, output_width, bias=has_bias))
             self.igate, self.fgate = nn.Linear(hidden_size, heads), nn.Linear(hidden_size, heads)
-            self.core, self.recurrent_state = MatrixMemoryCell(spec.chunk_size), state_class()()
+            self.core, self.recurrent_state = MatrixMemoryCell(spec.chunk_size), recurrent_state_class()()
             self.norm = norm_reference(
                 Norm(type="layernorm", bias=has_bias, eps=spec.norm_eps), value_width, group_count=heads
             )

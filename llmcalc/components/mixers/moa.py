@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ...algebra import same
+from ...algebra import are_equal
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -28,12 +28,12 @@ from ..base import (
     PartWitness,
     TokenMixer,
     TopK,
-    Unscalable,
+    UnscalableError,
     check_top_k,
 )
 from ..networks.expert_dispatch import dispatch_class, ends_of_groups, expert_map_class
 from ..position import Rope
-from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -65,7 +65,7 @@ class MixtureOfAttention(TokenMixer):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         check_top_k(self.num_experts, self.num_experts_per_tok)
-        self.position.check(self.head_dim)
+        self.position.check_rotary_size(self.head_dim)
         return self
 
     def head_sizes(self, hidden_size: Any) -> HeadSizes:
@@ -81,8 +81,10 @@ class MixtureOfAttention(TokenMixer):
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         top_k = self.num_experts_per_tok
-        if not same(head_sizes.heads, top_k * head_sizes.kv_heads):
-            raise Unscalable(f"a token has {top_k} query heads for each key/value head, one of each of its experts")
+        if not are_equal(head_sizes.heads, top_k * head_sizes.kv_heads):
+            raise UnscalableError(
+                f"a token has {top_k} query heads for each key/value head, one of each of its experts"
+            )
         self.position.check_heads(head_sizes)
         return self.model_copy(update={"num_key_value_heads": head_sizes.kv_heads, "head_dim": head_sizes.head_dim})
 
@@ -152,14 +154,14 @@ def _reference_class() -> type[nn.Module]:
             )
             self.core, self.cache = softmax_core_class()(), cache_class()()
             self.o_proj = expert_map_class()(spec.num_experts, heads_width, hidden_size, False)
-            self.o_bias = vector(torch.zeros(hidden_size))
+            self.o_bias = vector_module(torch.zeros(hidden_size))
 
         def _split_heads(self, x: Tensor) -> Tensor:
             """Splits heads. [batch, tokens, n · d] → [batch, n, tokens, d]."""
             return x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
-        def _rotated(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            return self.spec.position.rotated(x, forward_pass, forward_pass.past)
+        def _rotate(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            return self.spec.position.rotate_heads(x, forward_pass, forward_pass.past)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
@@ -170,10 +172,10 @@ def _reference_class() -> type[nn.Module]:
             q = dispatcher.sort_by_token(self.q_proj(routed_rows, dispatcher.expert, group_ends)).view(
                 batch, tokens, -1
             )
-            q = self._rotated(self._split_heads(q), forward_pass)
+            q = self._rotate(self._split_heads(q), forward_pass)
             k, v = self.cache(
                 forward_pass,
-                self._rotated(self._split_heads(self.k_proj(x)), forward_pass),
+                self._rotate(self._split_heads(self.k_proj(x)), forward_pass),
                 self._split_heads(self.v_proj(x)),
             )
             if top_k > 1:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Flag, ModelProperties, Part, PartWitness
-from ..runtime import vector
+from ..runtime import vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -71,7 +71,7 @@ def _biased_by_head() -> type[nn.Module]:
 
         def __init__(self, hidden_size: int, gate_width: int, heads: int) -> None:
             super().__init__(hidden_size, gate_width, bias=False)
-            self.head_bias = vector(torch.zeros(heads))
+            self.head_bias = vector_module(torch.zeros(heads))
 
         def forward(self, x: Tensor) -> Tensor:
             gates_of_heads = super().forward(x).unflatten(-1, (self.head_bias.weight.shape[0], -1))

@@ -76,7 +76,7 @@ class ProfileAttention(WindowedMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim, window = Axis("head_dim", self.head_dim), self.sliding_window
-        q = self._normed(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim))
+        q = self._record_norm(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim))
         keys, values = (
             add_convolution(
                 recorder,
@@ -86,7 +86,7 @@ class ProfileAttention(WindowedMixer):
             )
             for projection_letter in ("k", "v")
         )
-        keys = self._normed(recorder, "k_norm", keys)
+        keys = self._record_norm(recorder, "k_norm", keys)
         keys, values = recorder.cache("cache", self.cache_kind, keys, values, token_limit=window)
         recorder.mask(q, keys, causal=True, window=window)
         bias = self.bias_of(
@@ -99,7 +99,7 @@ class ProfileAttention(WindowedMixer):
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *x.axes)
 
-    def _normed(self, recorder: Flow, norm_name: str, x: Value) -> Value:
+    def _record_norm(self, recorder: Flow, norm_name: str, x: Value) -> Value:
         return x if self.norm is None else recorder.norm(norm_name, x, self.norm, x.axes[1:])
 
     def bias_of(self, recorder: Flow, profile_weights: Value, q: Value, keys: Value) -> Value:
@@ -146,7 +146,7 @@ def profile_attention_class() -> type[nn.Module]:
         def forward(self, profile_weights: Tensor, profiles: Tensor) -> Tensor:
             return profile_weights @ profiles.t()
 
-    class Profiles(nn.Module):
+    class ProfileTable(nn.Module):
         def __init__(self, relative_extent: int, rank: int) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.randn(relative_extent, rank) * 0.02)
@@ -163,7 +163,7 @@ def profile_attention_class() -> type[nn.Module]:
                 nn.Identity() if spec.norm is None else norm_reference(spec.norm, head_dim) for _ in "qk"
             )
             self.r_proj = nn.Linear(hidden_size, spec.num_attention_heads * spec.relative_rank, bias=False)
-            self.profiles, self.profile_core = Profiles(spec.relative_extent, spec.relative_rank), ProfileCore()
+            self.profiles, self.profile_core = ProfileTable(spec.relative_extent, spec.relative_rank), ProfileCore()
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
         def bias_of(self, profile_weights: Tensor, forward_pass: ForwardPass, end_position: int, keys: int) -> Tensor:

@@ -21,7 +21,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import Multiple
 from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, PartWitness
 from ..rotation import angles_of
-from ..runtime import ForwardPass, softmax_core_class, vector
+from ..runtime import ForwardPass, softmax_core_class, vector_module
 from .grouped import MultiHeadMixer
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Distances(nn.Module):
+    class DistanceKeyProducts(nn.Module):
         """Scores by distance. q: [batch, heads, tokens, d] → [batch, heads, tokens, distances]."""
 
         def forward(self, q: Tensor, distance_keys: Tensor) -> Tensor:
@@ -117,11 +117,11 @@ def _reference_class() -> type[nn.Module]:
             self.has_segments = spec.segments
             for projection in ("q_proj", "k_proj", "v_proj", "r_proj"):
                 self.add_module(projection, nn.Linear(hidden, heads_width, bias=spec.bias and projection != "r_proj"))
-            self.content_bias, self.position_bias = (vector(torch.randn(self.heads, d) * 0.02) for _ in range(2))
+            self.content_bias, self.position_bias = (vector_module(torch.randn(self.heads, d) * 0.02) for _ in range(2))
             if spec.segments:
-                self.segment_bias = vector(torch.randn(self.heads, d) * 0.02)
-                self.segments = vector(torch.randn(2, self.heads, d) * 0.02)
-            self.core, self.distances = softmax_core_class()(), Distances()
+                self.segment_bias = vector_module(torch.randn(self.heads, d) * 0.02)
+                self.segments = vector_module(torch.randn(2, self.heads, d) * 0.02)
+            self.core, self.distances = softmax_core_class()(), DistanceKeyProducts()
             self.o_proj = nn.Linear(heads_width, hidden, bias=spec.bias)
 
         def _split_heads(self, projection: str, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import PUBLISHED, Heads, Kernel, ModelProperties, PartWitness, Symbol, TokenMixer
 from ..networks.feed_forward import Activation, activate
-from ..runtime import ForwardPass, causal_conv_class, state_class, vector
+from ..runtime import ForwardPass, causal_conv_class, recurrent_state_class, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -143,8 +143,8 @@ def _reference_class() -> type[nn.Module]:
             self.conv_1d = causal_conv_class()(lru_width, spec.conv1d_width, True, kept_frames=spec.conv1d_width - 1)
             self.input_gate = BlockMap(spec.num_attention_heads, lru_width)
             self.recurrent_gate = BlockMap(spec.num_attention_heads, lru_width)
-            self.recurrent_param = vector(torch.linspace(-4.0, 1.0, lru_width))
-            self.conv_state, self.recurrent_state = state_class()(), state_class()()
+            self.recurrent_param = vector_module(torch.linspace(-4.0, 1.0, lru_width))
+            self.conv_state, self.recurrent_state = recurrent_state_class()(), recurrent_state_class()()
             self.linear_out = nn.Linear(lru_width, hidden_size)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -18,7 +18,7 @@ from ...flow.value import Value
 from ...ops import TransitionScan
 from ..base import Flag, HeadDim, Heads, ModelProperties, PartWitness, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, state_class, vector
+from ..runtime import ForwardPass, recurrent_state_class, vector_module
 from .rwkv import RwkvChannelMix
 from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
 
@@ -143,7 +143,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
     inputs_of_projections = "rwkvag"
 
-    class Recurrence(nn.Module):
+    class WkvRecurrence(nn.Module):
         """Runs S ← S·(diag(w) − κ̂ᵀ(a ⊙ κ̂)) + vᵀk, o = S·r. All: [batch, tokens, heads, d] → (o, last state)."""
 
         def forward(
@@ -184,16 +184,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.spec = spec
             heads_width = spec.num_heads * spec.head_dim
             for input_name in inputs_of_projections:
-                self.add_module(f"time_mix_{input_name}", vector(torch.linspace(0.1, 0.9, hidden_size)))
+                self.add_module(f"time_mix_{input_name}", vector_module(torch.linspace(0.1, 0.9, hidden_size)))
             for input_name in ("r", "k", "v"):
                 self.add_module(f"{input_name}_proj", nn.Linear(hidden_size, heads_width, bias=False))
             for input_name, rank in self._projection_ranks().items():
                 self.add_module(f"{input_name}_lora_a", nn.Linear(hidden_size, rank, bias=False))
                 self.add_module(f"{input_name}_lora_b", nn.Linear(rank, heads_width, bias=input_name != "g"))
-            self.k_k, self.k_a, self.r_k = (vector(torch.full((heads_width,), 0.5)) for _ in range(3))
-            self.wkv = Recurrence()
-            self.shift_state: Any = state_class()()
-            self.recurrent_state: Any = state_class()()
+            self.k_k, self.k_a, self.r_k = (vector_module(torch.full((heads_width,), 0.5)) for _ in range(3))
+            self.wkv = WkvRecurrence()
+            self.shift_state: Any = recurrent_state_class()()
+            self.recurrent_state: Any = recurrent_state_class()()
             self.g_norm = norm_reference(
                 Norm(type="layernorm", eps=spec.norm_eps), heads_width, group_count=spec.num_heads
             )
@@ -256,8 +256,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: Rwkv7ChannelMix, hidden_size: int) -> None:
             super().__init__()
-            self.time_mix_k = vector(torch.linspace(0.1, 0.9, hidden_size))
-            self.shift_state: Any = state_class()()
+            self.time_mix_k = vector_module(torch.linspace(0.1, 0.9, hidden_size))
+            self.shift_state: Any = recurrent_state_class()()
             self.key = nn.Linear(hidden_size, spec.intermediate_size, bias=False)
             self.value = nn.Linear(spec.intermediate_size, hidden_size, bias=False)
 

@@ -17,7 +17,7 @@ from ...flow.value import Value
 from ...ops import DecayScan
 from ..base import HeadDim, Heads, ModelProperties, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, state_class, vector
+from ..runtime import ForwardPass, recurrent_state_class, vector_module
 from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _reference_class() -> type[nn.Module]:
 
     inputs_of_projections = "wkvrg"
 
-    class Recurrence(nn.Module):
+    class WkvRecurrence(nn.Module):
         """S ← w·S + kᵀv, o = r·(S + u·kᵀv). u: [heads · d], others: [batch, tokens, heads, d] → (o, the last state)."""
 
         def forward(
@@ -146,9 +146,9 @@ def _reference_class() -> type[nn.Module]:
             heads_width = spec.num_heads * spec.head_dim
             has_low_ranks = spec.shift_rank is not None and spec.decay_rank is not None
             for input_name in inputs_of_projections if has_low_ranks else inputs_of_projections[1:]:
-                self.add_module(f"time_mix_{input_name}", vector(torch.linspace(0.1, 0.9, hidden_size)))
+                self.add_module(f"time_mix_{input_name}", vector_module(torch.linspace(0.1, 0.9, hidden_size)))
             if spec.shift_rank is not None and spec.decay_rank is not None:
-                self.time_mix_x = vector(torch.linspace(0.1, 0.9, hidden_size))
+                self.time_mix_x = vector_module(torch.linspace(0.1, 0.9, hidden_size))
                 self.shift_a = nn.Linear(hidden_size, len(inputs_of_projections) * spec.shift_rank, bias=False)
                 for input_name in inputs_of_projections:
                     self.add_module(f"shift_b_{input_name}", nn.Linear(spec.shift_rank, hidden_size, bias=False))
@@ -157,12 +157,12 @@ def _reference_class() -> type[nn.Module]:
             for input_name in ("receptance", "key", "value", "gate"):
                 self.add_module(input_name, nn.Linear(hidden_size, heads_width, bias=False))
             self.time_decay, self.time_first = (
-                vector(torch.linspace(-5, 1, heads_width)),
-                vector(torch.zeros(heads_width)),
+                vector_module(torch.linspace(-5, 1, heads_width)),
+                vector_module(torch.zeros(heads_width)),
             )
-            self.wkv = Recurrence()
-            self.shift_state: Any = state_class()()
-            self.recurrent_state: Any = state_class()()
+            self.wkv = WkvRecurrence()
+            self.shift_state: Any = recurrent_state_class()()
+            self.recurrent_state: Any = recurrent_state_class()()
             self.ln_x = norm_reference(
                 Norm(type="layernorm", eps=spec.norm_eps), heads_width, group_count=spec.num_heads
             )

@@ -30,8 +30,8 @@ from ..base import (
 from ..norm import norm_reference
 from ..position import Rope
 from ..rotation import rotate, rotate_at
-from ..runtime import ForwardPass, state_class
-from .entry_attention import EntryAttention, EntryIndexer, chooser_class, entry_attention_class
+from ..runtime import ForwardPass, recurrent_state_class
+from .entry_attention import EntryAttention, EntryIndexer, entry_attention_class, entry_chooser_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -100,7 +100,7 @@ class SharedEntryAttention(EntryAttention):
         return self
 
     @property
-    def entry_noun(self) -> str:
+    def entries_name(self) -> str:
         return "shared entries" if self.entries_shared else "entries"
 
     @property
@@ -284,7 +284,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Compressor(nn.Module):
+    class EntryCompressor(nn.Module):
         """Compresses tokens into cache entries.
 
         x: [batch, tokens, hidden] → the new entries without RoPE, and all entries with RoPE.
@@ -298,7 +298,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.weighted_entries:
                 self.gate_proj = nn.Linear(hidden_size, entry_width, bias=False)
             self.spec, self.norm = spec, norm_reference(spec.norm, entry_width)
-            self.cache: Any = state_class()()
+            self.cache: Any = recurrent_state_class()()
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor | None, Tensor]:
             kv, gate = self.kv_proj(x), self.gate_proj(x) if self.spec.weighted_entries else None
@@ -328,7 +328,7 @@ def _reference_class() -> type[nn.Module]:
             self.cache.keep(forward_pass, entries, *pending_rows)
             return latent, entries
 
-    class Chooser(chooser_class()):  # type: ignore[misc]
+    class EntryChooser(entry_chooser_class()):  # type: ignore[misc]
         """Selects the entries that each token attends to, by scores against one key per entry."""
 
         def __init__(self, spec: SharedEntryAttention, hidden_size: int) -> None:
@@ -340,7 +340,7 @@ def _reference_class() -> type[nn.Module]:
                     nn.Linear(spec.head_dim, index_head_dim, bias=False),
                     norm_reference(spec.norm, index_head_dim),
                 )
-                self.cache: Any = state_class()()
+                self.cache: Any = recurrent_state_class()()
 
         def _candidate_keys(
             self, keys: Tensor, visible_entries: Tensor, forward_pass: ForwardPass
@@ -439,9 +439,9 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SharedEntryAttention, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
             if spec.compress_rate is not None and not spec.entries_shared:
-                self.compressor = Compressor(spec, model_properties.hidden_size)
+                self.compressor = EntryCompressor(spec, model_properties.hidden_size)
             if spec.indexer is not None:
-                self.indexer = Chooser(spec, model_properties.hidden_size)
+                self.indexer = EntryChooser(spec, model_properties.hidden_size)
 
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass

@@ -47,8 +47,8 @@ class SpanConvolution(TokenMixer):
         check_key_heads(self, head_sizes)
         return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
-    def check_place(self, stack_position: StackPosition) -> None:
-        super().check_place(stack_position)
+    def check_stack_position(self, stack_position: StackPosition) -> None:
+        super().check_stack_position(stack_position)
         heads = self.num_attention_heads
         if stack_position.width % (2 * heads):
             raise ValueError(
@@ -98,7 +98,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Convolution(nn.Module):
+    class TokenFilterConvolution(nn.Module):
         """A convolution with filters per token. x: [batch, tokens, heads, d], filters: [batch, tokens, heads, kernel].
 
         Returns the shape of x.
@@ -122,7 +122,7 @@ def _reference_class() -> type[nn.Module]:
             self.span_conv = nn.Conv1d(hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=False)
             self.span_proj = nn.Conv1d(hidden, half_width, 1)
             self.filter_proj = nn.Linear(half_width, self.heads * kernel)
-            self.core, self.convolution = softmax_core_class()(), Convolution()
+            self.core, self.convolution = softmax_core_class()(), TokenFilterConvolution()
             self.o_proj = nn.Linear(hidden, hidden)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

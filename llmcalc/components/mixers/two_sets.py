@@ -35,7 +35,7 @@ class TwoSetsMixer(WindowedMixer):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         check_groups(self.num_attention_heads, self.num_key_value_heads)
-        self.position.check(self.head_dim)
+        self.position.check_rotary_size(self.head_dim)
         return self
 
     def _normalize(self, recorder: Flow, norm_name: str, x: Value, head_dim: Axis) -> Value:

@@ -55,7 +55,7 @@ class ValueExperts(Part):
         experts, top_k = Axis("value_experts", self.num_experts), self.num_experts_per_tok
         expert_weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
         recorder.hold(weights=expert_weights, chosen=top_experts)
-        routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
+        routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.expert_groups)
         recorder.hold(rows=routed_rows)
         expert_values = recorder.act(
             recorder.experts("v_experts", routed_rows, experts, top_k, heads, head_axis), self.hidden_act

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @cache
 def dispatch_class() -> type[Any]:
-    class Dispatch:
+    class ExpertDispatch:
         """The vectors that tokens send to their experts, one row per token and expert.
 
         expert_indices: the experts of each token, [batch, tokens, top_k].
@@ -51,7 +51,7 @@ def dispatch_class() -> type[Any]:
             x = x * weights.to(weight_dtype).flatten().index_select(0, self.order)[:, None]
             return x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens).to(dtype)
 
-    return Dispatch
+    return ExpertDispatch
 
 
 @cache

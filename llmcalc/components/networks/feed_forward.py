@@ -17,7 +17,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Flag, ModelProperties, PartWitness, SingleWidthNetwork, Width
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, apply_dropout, vector
+from ..runtime import ForwardPass, apply_dropout, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -227,7 +227,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Constants(nn.Module):
+    class XIELUConstants(nn.Module):
         values: Tensor
 
         def __init__(self) -> None:
@@ -239,7 +239,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self) -> None:
             super().__init__()
-            self.alpha, self.constants = vector(torch.tensor([0.8, 0.3]).expm1().log()), Constants()
+            self.alpha, self.constants = vector_module(torch.tensor([0.8, 0.3]).expm1().log()), XIELUConstants()
 
         def forward(self, x: Tensor) -> Tensor:
             beta, eps = self.constants.values
@@ -266,7 +266,7 @@ def _reference_class() -> type[nn.Module]:
                 self.sub_norm = norm_reference(spec.sub_norm, spec.intermediate_size)
             self.down_proj = nn.Linear(spec.intermediate_size, hidden_size, bias=spec.down_bias)
             if spec.output_scale:
-                self.output_scale = vector(torch.ones(1))
+                self.output_scale = vector_module(torch.ones(1))
 
         def _activate(self, x: Tensor) -> Tensor:
             return self.xielu(x) if self.act == "xielu" else activate(self.act, x)

@@ -22,7 +22,7 @@ from ..base import Experts, ModelProperties, Network, Symbol, TopK, check_top_k
 from ..runtime import ForwardPass
 from .expert_dispatch import dispatch_class
 from .feed_forward import FeedForward
-from .moe import check_expert, expert_networks, routed_class
+from .moe import check_expert, expert_networks, routed_experts_class
 from .router import LinearRouter
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ class GroveMoE(Network):
     def active_width(self) -> int:
         return self.num_experts_per_tok * (self.expert.intermediate_size + self.adjugate_expert.intermediate_size)
 
-    def widened(self, scale_width: Callable[[int], Number]) -> Self:
+    def with_scaled_widths(self, scale_width: Callable[[int], Number]) -> Self:
         networks = {"expert": self.expert, "adjugate_expert": self.adjugate_expert}
         return self.model_copy(
-            update={network_name: network.widened(scale_width) for network_name, network in networks.items()}
+            update={network_name: network.with_scaled_widths(scale_width) for network_name, network in networks.items()}
         )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -89,7 +89,7 @@ class GroveMoE(Network):
             ("experts", self.expert, experts),
             ("chunk_experts", self.adjugate_expert, expert_groups),
         ):
-            routed_rows = recorder.dispatch(x, top_experts, axis, top_k, self.router.groups)
+            routed_rows = recorder.dispatch(x, top_experts, axis, top_k, self.router.expert_groups)
             with recorder.scope(network_name, kind="experts", source=self.formula_source):
                 expert_outputs = expert_networks(recorder, network, routed_rows, axis, top_k, x.axes)
             group_outputs.append(
@@ -122,9 +122,9 @@ class GroveMoE(Network):
 
 @cache
 def _reference_class() -> type[nn.Module]:
-    Routed = routed_class()
+    RoutedExperts = routed_experts_class()
 
-    class GroveMoEReference(Routed):  # type: ignore[misc,valid-type]
+    class GroveMoEReference(RoutedExperts):  # type: ignore[misc,valid-type]
         """Routed experts and the adjugate experts of the groups. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GroveMoE, model_properties: ModelProperties) -> None:
@@ -133,7 +133,7 @@ def _reference_class() -> type[nn.Module]:
                 model_properties, expert_count, spec.num_experts_per_tok, expert_count
             )
             super().__init__(router_module, spec.expert, expert_count, hidden)
-            adjugate_experts = Routed(router_module, spec.adjugate_expert, expert_count // self.group, hidden)
+            adjugate_experts = RoutedExperts(router_module, spec.adjugate_expert, expert_count // self.group, hidden)
             self.chunk_experts: Any = adjugate_experts.experts
 
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:

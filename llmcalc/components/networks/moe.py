@@ -28,13 +28,13 @@ from ..base import (
     PartWitness,
     Real,
     TopK,
-    Unscalable,
+    UnscalableError,
     Width,
     ZeroExperts,
     check_top_k,
 )
 from ..norm import Norm
-from ..runtime import ForwardPass, apply_dropout, vector
+from ..runtime import ForwardPass, apply_dropout, vector_module
 from .expert_dispatch import capacity_dispatch_class, dispatch_class, ends_of_groups, expert_map_class
 from .feed_forward import FeedForward, activate, record_up_activation
 from .router import AnyRouter, LinearRouter, RouterMLP, TokenTableRouter
@@ -159,16 +159,16 @@ class VisionExperts(Part):
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number) -> Value:
         expert_weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
-        routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
+        routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.expert_groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
             expert_outputs = expert_networks(recorder, self.expert, routed_rows, experts, top_k, x.axes)
         return recorder.combine(expert_outputs, expert_weights, experts, top_k, float32=self.router.float32_weights)
 
-    def widened(self, scale_width: Callable[[int], Number]) -> Self:
-        return self.model_copy(update={"expert": self.expert.widened(scale_width)})
+    def with_scaled_widths(self, scale_width: Callable[[int], Number]) -> Self:
+        return self.model_copy(update={"expert": self.expert.with_scaled_widths(scale_width)})
 
     def reference(self, model_properties: ModelProperties, experts: int, top_k: int) -> nn.Module:
-        return _vision_class()(self, model_properties, experts, top_k)
+        return _vision_experts_class()(self, model_properties, experts, top_k)
 
 
 class MoE(Network):
@@ -277,12 +277,14 @@ class MoE(Network):
         shared_width = 0 if self.shared_expert is None else self.shared_expert.intermediate_size
         return self.num_experts_per_tok * self.expert.intermediate_size + shared_width
 
-    def widened(self, scale_width: Callable[[int], Number]) -> Self:
+    def with_scaled_widths(self, scale_width: Callable[[int], Number]) -> Self:
         if self.latent is not None:
-            raise Unscalable("experts of a latent width do not scale with hidden_size alone; expected no latent")
+            raise UnscalableError("experts of a latent width do not scale with hidden_size alone; expected no latent")
         slots = {"expert": self.expert, "shared_expert": self.shared_expert, "vision_experts": self.vision_experts}
         return self.model_copy(
-            update={slot_name: part.widened(scale_width) for slot_name, part in slots.items() if part is not None}
+            update={
+                slot_name: part.with_scaled_widths(scale_width) for slot_name, part in slots.items() if part is not None
+            }
         )
 
     def borrowing_field(self) -> str:
@@ -300,7 +302,7 @@ class MoE(Network):
             recorder.part("vision_experts", self.vision_experts, x, role="idle", experts=experts, top_k=top_k)
         expert_input = x if self.latent is None else self.latent.flow(recorder, x)
         recorder.hold(weights=expert_weights, chosen=top_experts, y=expert_input)
-        routed_rows = recorder.dispatch(expert_input, top_experts, experts, top_k, self.router.groups)
+        routed_rows = recorder.dispatch(expert_input, top_experts, experts, top_k, self.router.expert_groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
             recorder.hold(x=routed_rows)
             has_identities = self.identity_experts is not None
@@ -475,7 +477,7 @@ def expert_networks(
 
 
 @cache
-def routed_class() -> type[nn.Module]:
+def routed_experts_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -516,7 +518,7 @@ def routed_class() -> type[nn.Module]:
             hidden = self.down_proj(hidden, expert, group_ends)
             return hidden if is_identity is None else torch.where(is_identity[:, None], self.zero_experts(x), hidden)
 
-    class Routed(nn.Module):
+    class RoutedExperts(nn.Module):
         """A router and its experts; the router's modules are submodules beside the experts."""
 
         def __init__(
@@ -540,12 +542,12 @@ def routed_class() -> type[nn.Module]:
             is_grouped = forward_pass is not None and forward_pass.grouped_experts
             return dispatch_class()(top_experts, is_grouped, self.routing.float32_weights)
 
-    return Routed
+    return RoutedExperts
 
 
 @cache
-def _vision_class() -> type[nn.Module]:
-    class VisionReference(routed_class()):  # type: ignore[misc]
+def _vision_experts_class() -> type[nn.Module]:
+    class VisionReference(routed_experts_class()):  # type: ignore[misc]
         """Routes image tokens to the vision experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: VisionExperts, model_properties: ModelProperties, experts: int, top_k: int) -> None:
@@ -572,7 +574,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class MoEReference(routed_class()):  # type: ignore[misc]
+    class MoEReference(routed_experts_class()):  # type: ignore[misc]
         """Routes each token to experts, and sums their outputs. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MoE, model_properties: ModelProperties) -> None:
@@ -602,7 +604,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.shared_expert_mix:
                 self.shared_expert_mix = nn.Linear(hidden_size, 2)
             if spec.output_bias:
-                self.output_bias = vector(torch.zeros(hidden_size))
+                self.output_bias = vector_module(torch.zeros(hidden_size))
 
         def forward(
             self, x: Tensor, forward_pass: ForwardPass | None = None, router_input: Tensor | None = None

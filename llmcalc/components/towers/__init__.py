@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from pydantic import Field
 
-from ...algebra import same
+from ...algebra import are_equal
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Part
@@ -112,7 +112,7 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
             raise ValueError(f"towers.{own_name}.input_size: {tower.input_size}; expected {expected_widths}")
 
 
-def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
+def record_towers(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
     """Records every tower and returns the output of each tower by name."""
     outputs_by_tower: dict[str, Value] = {}
     frames_of_model = recorder.frames
@@ -133,7 +133,7 @@ def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
 
 def _tower_input(own_input: Value, tower_outputs: list[Value]) -> Value | None:
     """Returns the first output whose width equals the input's, or the first output if no width is known to be equal."""
-    values_of_width = (candidate for candidate in tower_outputs if same(candidate.width, own_input.width))
+    values_of_width = (candidate for candidate in tower_outputs if are_equal(candidate.width, own_input.width))
     return next(values_of_width, tower_outputs[0] if tower_outputs else None)
 
 

@@ -50,7 +50,7 @@ class AudioTower(TowerPart):
     def _check_fields(self) -> Self:
         if self.stack.stem is None:
             raise ValueError("stack.stem: missing; an audio encoder requires one")
-        self.stack.check_place(StackPosition("stack", self.hidden_size, "encoder", grid=True))
+        self.stack.check_stack_position(StackPosition("stack", self.hidden_size, "encoder", grid=True))
         return self
 
     @property

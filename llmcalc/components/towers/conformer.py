@@ -28,7 +28,7 @@ from ..conformer_convolution import ConformerConvolution
 from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardPass, vector
+from ..runtime import ForwardPass, vector_module
 from .base import TowerPart
 from .subsampling import Subsampling
 
@@ -280,7 +280,7 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(f"{projection_letter}_proj", nn.Linear(hidden_size, hidden_size, bias=attention.bias))
             if attention.relative_keys:
                 self.r_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-                self.q_scale = vector(torch.zeros(hidden_size // attention.num_attention_heads))
+                self.q_scale = vector_module(torch.zeros(hidden_size // attention.num_attention_heads))
 
         def _distance_keys(self, x: Tensor) -> Tensor:
             """Projects the sinusoids of the distances in a window, the largest first: [heads, head_dim, distances]."""
@@ -338,7 +338,7 @@ def _reference_class() -> type[nn.Module]:
                 attn_output = torch.softmax(scores.float(), -1).to(v.dtype) @ v
             return self.get_submodule("o_proj")(attn_output.transpose(1, 2).flatten(2))
 
-    class Layer(nn.Module):
+    class ConformerTowerLayer(nn.Module):
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
             model_properties = ModelProperties(spec.hidden_size, causal=False)
@@ -390,7 +390,7 @@ def _reference_class() -> type[nn.Module]:
             self.buckets, self.segment, self.reduction = spec.relative_buckets, spec.segment, spec.reduction
             if spec.relative_buckets is not None:
                 self.relative_bias = nn.Embedding(spec.relative_buckets, spec.attention.num_attention_heads)
-            self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_hidden_layers))
+            self.layers = nn.ModuleList(ConformerTowerLayer(spec) for _ in range(spec.num_hidden_layers))
             if spec.clamps:
                 self.clamps = LayerBuffers(spec.clamps * spec.num_hidden_layers)
             if spec.output_size is not None:

@@ -186,7 +186,7 @@ def _reference_class() -> type[nn.Module]:
 
     BatchNorm = batch_norm_class()
 
-    class Attention(nn.Module):
+    class CtcAttention(nn.Module):
         """Attends within blocks of frames. x: [clips, frames, hidden] → same shape."""
 
         def __init__(self, spec: CtcConformer) -> None:
@@ -221,7 +221,7 @@ def _reference_class() -> type[nn.Module]:
             )
             return attn_output
 
-    class Convolution(nn.Module):
+    class CtcConvolution(nn.Module):
         """Applies a gated convolution over the frames. x: [clips, frames, hidden] → same shape."""
 
         def __init__(self, spec: CtcConformer) -> None:
@@ -239,7 +239,7 @@ def _reference_class() -> type[nn.Module]:
             conv_output: Tensor = self.out_proj(gated_x).transpose(1, 2)
             return conv_output
 
-    class Layer(nn.Module):
+    class CtcLayer(nn.Module):
         """Runs half a network, attention, a convolution, half a network. x: [clips, frames, hidden] → same shape."""
 
         def __init__(self, spec: CtcConformer) -> None:
@@ -247,7 +247,7 @@ def _reference_class() -> type[nn.Module]:
             properties = ModelProperties(spec.hidden_size)
             for sublayer in ("mlp_1", "mlp_2"):
                 self.add_module(sublayer, spec.feed_forward.reference(properties))
-            self.self_attn, self.convolution = Attention(spec), Convolution(spec)
+            self.self_attn, self.convolution = CtcAttention(spec), CtcConvolution(spec)
             for sublayer in ("mlp_1_pre_norm", "self_attn_pre_norm", "convolution_pre_norm", "mlp_2_pre_norm", "norm"):
                 self.add_module(sublayer, spec.norm.reference(properties))
 
@@ -268,7 +268,7 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
             self.input_proj = nn.Linear(spec.input_size, spec.hidden_size)
-            self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_hidden_layers))
+            self.layers = nn.ModuleList(CtcLayer(spec) for _ in range(spec.num_hidden_layers))
             self.label_head = nn.Linear(spec.hidden_size, spec.labels)
             self.label_proj = nn.Linear(spec.labels, spec.hidden_size)
 

@@ -95,7 +95,7 @@ def _modulate(recorder: Flow, x: Value, modulation_scale: Value, modulation_shif
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    class Layer(nn.Module):
+    class DiffusionLayer(nn.Module):
         """Adds a feed-forward network; the condition shifts and scales its input and gates its output."""
 
         def __init__(self, spec: DiffusionHead) -> None:
@@ -115,7 +115,7 @@ def _reference_class() -> type[nn.Module]:
             )
             return layer_output
 
-    class Output(nn.Module):
+    class DiffusionOutput(nn.Module):
         """Projects hidden states to latents, after a norm that the condition scales and shifts."""
 
         def __init__(self, spec: DiffusionHead, latent_size: int) -> None:
@@ -139,8 +139,8 @@ def _reference_class() -> type[nn.Module]:
             self.latent_proj = nn.Linear(latent_size, hidden_size, bias=False)
             self.step_proj_1 = nn.Linear(spec.frequency_size, hidden_size, bias=False)
             self.condition_proj, self.step_proj_2 = (nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(2))
-            self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_hidden_layers))
-            self.output = Output(spec, latent_size)
+            self.layers = nn.ModuleList(DiffusionLayer(spec) for _ in range(spec.num_hidden_layers))
+            self.output = DiffusionOutput(spec, latent_size)
 
         def forward(self, latents: Tensor, sinusoids: Tensor, text_output: Tensor) -> Tensor:
             step_embedding = self.step_proj_2(activate(self.spec.hidden_act, self.step_proj_1(sinusoids)))

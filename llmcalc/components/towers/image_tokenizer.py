@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ...algebra import Number, same
+from ...algebra import Number, are_equal
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -223,7 +223,7 @@ class ImageTokenizer(TowerPart):
             features = self._convolve(recorder, "conv_1", features, channels)
             features = recorder.act(self._normalize(recorder, "norm_2", features, codes), "silu")
             features = self._convolve(recorder, "conv_2", features, channels)
-            x = x if same(x.width, channels) else self._convolve(recorder, "shortcut", x, channels, kernel=1)
+            x = x if are_equal(x.width, channels) else self._convolve(recorder, "shortcut", x, channels, kernel=1)
             return recorder.add(x, features)
 
     def _record_frame_blocks(self, recorder: Flow, x: Value) -> Value:
@@ -449,7 +449,7 @@ def _reference_class() -> type[nn.Module]:
                 x = self.get_submodule(f"frame_block_{block_index}")(x)
             return x
 
-    class Encoder(TokenizerHalf):
+    class ImageEncoder(TokenizerHalf):
         """Encodes frames: [images, channels, frames, height, width] → [images, latents, fewer frames, …]."""
 
         def __init__(self, spec: ImageTokenizer) -> None:
@@ -479,7 +479,7 @@ def _reference_class() -> type[nn.Module]:
                 x = functional.silu(self.get_submodule(f"time_conv_{i}")(x))
             return self.run_frame_blocks(x)
 
-    class Decoder(TokenizerHalf):
+    class ImageDecoder(TokenizerHalf):
         """Decodes codes: [images, embed_dim, frames, rows, columns] → pixels of every frame."""
 
         def __init__(self, spec: ImageTokenizer) -> None:
@@ -535,7 +535,7 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ImageTokenizer) -> None:
             super().__init__()
             self.frames = 2**spec.temporal_levels
-            self.encoder, self.decoder = Encoder(spec), Decoder(spec)
+            self.encoder, self.decoder = ImageEncoder(spec), ImageDecoder(spec)
             kernel = (3 if spec.over_frames else 1, 1, 1)
             self.quant_conv = FrameConv(spec.latent_channels, spec.embed_dim, kernel)
             if spec.generation is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 
 from pydantic import Field, model_validator
 
-from ...algebra import Number, same
+from ...algebra import Number, are_equal
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -23,7 +23,7 @@ from ..choice import PartChoice
 from ..inputs import ImageInput
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
-from ..runtime import softmax_core_class, vector
+from ..runtime import softmax_core_class, vector_module
 from .base import TowerPart
 from .vision import Patches
 
@@ -219,7 +219,7 @@ class MobileNet(TowerPart):
                     block_input = self._record_block(recorder, block_input, block)
             return block_input
 
-        if same(block_group.repeat, 1):
+        if are_equal(block_group.repeat, 1):
             with recorder.scope(group_name, kind="layer"):
                 return record_blocks(x)
         repeat_indices = range(block_group.repeat) if isinstance(block_group.repeat, int) else None
@@ -240,7 +240,7 @@ class MobileNet(TowerPart):
             block_output = recorder.mul(block_output, recorder.vector("layer_scale", *block_output.axes))
         return (
             recorder.add(x, block_output)
-            if block_output.rows == x.rows and same(x.width, block_output.width)
+            if block_output.rows == x.rows and are_equal(x.width, block_output.width)
             else block_output
         )
 
@@ -451,7 +451,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.mid_kernel is not None:
                 self.add_conv("dw_mid", inner_width, inner_width, spec.mid_kernel, spec.stride, groups=inner_width)
             self.width = self.add_conv("pw_proj", inner_width, spec.channels)
-            self.layer_scale = vector(torch.ones(spec.channels))
+            self.layer_scale = vector_module(torch.ones(spec.channels))
 
         def forward(self, x: Tensor) -> Tensor:
             features = self.convolve("dw_start", x) if hasattr(self, "dw_start") else x
@@ -486,7 +486,7 @@ def _reference_class() -> type[nn.Module]:
                         groups=in_channels,
                     )
                 self.add_module(f"{projection_letter}_proj", SamePaddingConv(in_channels, spec.head_dim, 1, bias=False))
-            self.core, self.layer_scale = softmax_core_class()(), vector(torch.ones(in_channels))
+            self.core, self.layer_scale = softmax_core_class()(), vector_module(torch.ones(in_channels))
 
         def _project(self, projection_letter: str, x: Tensor) -> Tensor:
             """Computes the keys or the values: [images, 1, positions, head_dim]."""

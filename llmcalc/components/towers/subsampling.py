@@ -153,7 +153,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Standardize(nn.Module):
+    class FrameStandardization(nn.Module):
         def __init__(self, mel_bins: int) -> None:
             super().__init__()
             self.register_buffer("mean", torch.zeros(mel_bins))
@@ -172,7 +172,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, channels, mel_bins = spec, 1, spec.num_mel_bins
             if spec.standardize:
-                self.standardize = Standardize(spec.num_mel_bins)
+                self.standardize = FrameStandardization(spec.num_mel_bins)
             for conv_index, conv in enumerate(spec.convolutions, 1):
                 conv_padding = (conv.kernel[0] // 2, 1)
                 if conv.separable:

@@ -25,7 +25,7 @@ from ..mixers.short_conv import ShortConv
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardPass, vector
+from ..runtime import ForwardPass, vector_module
 from ..stack import Stack
 from .base import TowerPart
 from .window_merger import WindowMerger
@@ -140,15 +140,15 @@ class VisionTower(TowerPart):
         position_in_model = StackPosition(
             "stack", self.hidden_size, "encoder", grid=True, before_grid=self.vector_count > 0
         )
-        self.stack.check_place(position_in_model)
+        self.stack.check_stack_position(position_in_model)
         if (self.merger is None) != (self.upper_stack is None):
             raise ValueError("upper_stack: the layers after a merger; expected both or neither")
         if self.merger is not None and (self.vector_count or self.pooling is not None):
             raise ValueError("merger: reads patches alone; expected no class_embedding, registers or pooling")
         if self.upper_stack is not None:
-            self.upper_stack.check_place(StackPosition("upper_stack", self.hidden_size, "encoder"))
+            self.upper_stack.check_stack_position(StackPosition("upper_stack", self.hidden_size, "encoder"))
         if self.pooling is not None:
-            self.pooling.attention.check_place(StackPosition("pooling.attention", self.hidden_size, "encoder"))
+            self.pooling.attention.check_stack_position(StackPosition("pooling.attention", self.hidden_size, "encoder"))
         stacks = [stack for stack in (self.stack, self.upper_stack) if stack is not None]
         if any(stack.position or stack.stem or stack.token_types for stack in stacks):
             raise ValueError(
@@ -173,8 +173,8 @@ class VisionTower(TowerPart):
         """Records the encoder and returns the patches for the projector."""
         hidden, patches = Axis("hidden", self.hidden_size), x.rows
         if self.video_frames is not None:
-            frames_read = x.view(*x.axes, Axis("video_frames", self.video_frames))
-            recorder.linear("video_patch_embedding", frames_read, hidden, bias=self.patches.bias, role="idle")
+            input_frames = x.view(*x.axes, Axis("video_frames", self.video_frames))
+            recorder.linear("video_patch_embedding", input_frames, hidden, bias=self.patches.bias, role="idle")
         if self.summary_vectors:
             recorder.buffer("summary_indices", Axis("indices", self.summary_vectors), indices=True)
         x = recorder.linear("patch_embedding", x, hidden, bias=self.patches.bias)
@@ -300,19 +300,19 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Buffers(nn.Module):
+    class NamedBuffers(nn.Module):
         def __init__(self, *named_buffers: tuple[str, Tensor]) -> None:
             super().__init__()
             for buffer_name, buffer in named_buffers:
                 self.register_buffer(buffer_name, buffer)
 
-    class Pooling(nn.Module):
+    class PoolingAttention(nn.Module):
         """Pools patches by a learned query. x: [images, patches, hidden] → [images, 1, hidden]."""
 
         def __init__(self, spec: AttentionPooling, hidden_size: int) -> None:
             super().__init__()
             model_properties = ModelProperties(hidden_size, causal=False, cross=True)
-            self.probe = vector(torch.randn(hidden_size) * 0.02)
+            self.probe = vector_module(torch.randn(hidden_size) * 0.02)
             self.attention = spec.attention.reference(model_properties)
             self.norm, self.mlp = spec.norm.reference(model_properties), spec.feed_forward.reference(model_properties)
 
@@ -340,11 +340,11 @@ def _reference_class() -> type[nn.Module]:
                 video_width = spec.video_frames * self.patch_embedding.in_features
                 self.video_patch_embedding = nn.Linear(video_width, hidden, bias=patches.bias)
             if spec.summary_vectors:
-                self.summary_indices = Buffers(("indices", torch.zeros(spec.summary_vectors, dtype=torch.int64)))
+                self.summary_indices = NamedBuffers(("indices", torch.zeros(spec.summary_vectors, dtype=torch.int64)))
             if spec.class_embedding:
-                self.class_embedding = vector(torch.randn(hidden) * 0.02)
+                self.class_embedding = vector_module(torch.randn(hidden) * 0.02)
             if spec.registers:
-                self.registers = vector(torch.randn(spec.registers, hidden) * 0.02)
+                self.registers = vector_module(torch.randn(spec.registers, hidden) * 0.02)
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
             stack = spec.stack.reference(ModelProperties(hidden, causal=False))
@@ -356,11 +356,11 @@ def _reference_class() -> type[nn.Module]:
                 self.upper = spec.upper_stack.reference(ModelProperties(hidden, causal=False))
             if spec.clamps:
                 num_clamps = spec.clamps * spec.stack.num_hidden_layers
-                self.clamps = Buffers(("bounds", torch.full((num_clamps,), float("inf"))))
+                self.clamps = NamedBuffers(("bounds", torch.full((num_clamps,), float("inf"))))
             if spec.standardize:
-                self.standardize = Buffers(("mean", torch.zeros(hidden)), ("scale", torch.ones(hidden)))
+                self.standardize = NamedBuffers(("mean", torch.zeros(hidden)), ("scale", torch.ones(hidden)))
             if spec.pooling is not None:
-                self.pooling = Pooling(spec.pooling, hidden)
+                self.pooling = PoolingAttention(spec.pooling, hidden)
 
         def _add_position_embeddings(self, x: Tensor, patch_rows: int, patch_columns: int) -> Tensor:
             """Returns the patches plus position embeddings."""

@@ -166,7 +166,7 @@ def _tensors_below(
 
 
 @frozen
-class Scheme:
+class QuantizationScheme:
     """A scheme for the quantization of weights.
 
     label: its short name.
@@ -206,7 +206,7 @@ class Scheme:
         """Whether weights share a scale by blocks of several rows and columns, which ranks may cut."""
         return False
 
-    def refuses_shard(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:
+    def shard_refusal(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:
         """Returns the reason why kernels cannot compute a rank's part of a weight; empty if they can.
 
         param: the part. whole_shape: the shape of the weight in the whole model.
@@ -226,7 +226,7 @@ class Scheme:
 class QuantizedSize:
     """Bytes of a model's weights under a scheme. dtype: number format of the unconverted tensors."""
 
-    scheme: Scheme
+    scheme: QuantizationScheme
     dtype: str
     by_part: StoredBytes
     by_component: dict[str, StoredBytes]
@@ -238,7 +238,7 @@ class QuantizedSize:
 
 def quantized_size(
     spec: ModelSpec,
-    scheme: Scheme,
+    scheme: QuantizationScheme,
     dtype: str = "bfloat16",
     extra_parts: frozenset[str] = frozenset(),
     module_names: ModuleNames | None = None,

@@ -62,7 +62,7 @@ class LinearFormat:
         """Whether weights share a scale by blocks of several rows and columns."""
         return False
 
-    def refuses_shard(self, shard: Shape, whole: Shape) -> str:
+    def shard_refusal(self, shard: Shape, whole: Shape) -> str:
         """Returns the reason why kernels cannot compute a rank's part of a matrix; empty if they can.
 
         shard, whole: (n_out, n_in) of the part and of the matrix.
@@ -128,7 +128,7 @@ class FP8(LinearFormat):
     def has_square_blocks(self) -> bool:
         return isinstance(self.over, tuple)
 
-    def refuses_shard(self, shard: Shape, whole: Shape) -> str:
+    def shard_refusal(self, shard: Shape, whole: Shape) -> str:
         """Returns an error text if ranks divide a block of weights that shares a scale; empty if they do not.
 
         Sources: vLLM's quantization/utils/fp8_utils.py, `validate_fp8_block_shape`, and `Fp8MoEMethod.create_weights`;

@@ -23,7 +23,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ExpertLinear
 from ...units import DTYPE_BITS
-from .base import WITHOUT, Scheme, StoredBytes, WeightTensor, unquantized_parts
+from .base import WITHOUT, QuantizationScheme, StoredBytes, WeightTensor, unquantized_parts
 from .fields import ConfigFields
 from .formats import IndivisibleMatrix, LinearFormat
 from .patterns import ModuleList
@@ -55,7 +55,7 @@ class LayerGroup:
 
 
 @frozen
-class LinearScheme(Scheme):
+class LinearScheme(QuantizationScheme):
     """A quantization scheme that converts linear layers.
 
     groups: the first group that names a layer gives its format.
@@ -131,14 +131,14 @@ class LinearScheme(Scheme):
         )
         return any(linear_format is not None and linear_format.has_square_blocks for linear_format in linear_formats)
 
-    def refuses_shard(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:
+    def shard_refusal(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:
         shape = param.tensor.shape
         if len(shape) < 2 or len(whole_shape) < 2 or shape == whole_shape:
             return ""
         linear_format = self._format_of_tensor(param)
         if linear_format is None:
             return ""
-        return linear_format.refuses_shard((shape[-2], shape[-1]), (whole_shape[-2], whole_shape[-1]))
+        return linear_format.shard_refusal((shape[-2], shape[-1]), (whole_shape[-2], whole_shape[-1]))
 
     def _format_of_tensor(self, param: WeightTensor) -> LinearFormat | None:
         """Returns the target format of a tensor; None if the tensor stays unconverted."""

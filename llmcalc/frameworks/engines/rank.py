@@ -15,7 +15,7 @@ from ...components.mixers.mla import MLA
 from ...components.position import Rope
 from ...costs.cache import CacheGroup, kv
 from ...costs.context_length import longest_sequence
-from ...costs.quantization.base import Scheme, weight_tensors_of
+from ...costs.quantization.base import QuantizationScheme, weight_tensors_of
 from ...costs.quantization.formats import IndivisibleMatrix
 from ...costs.trained_tensors import packed_bytes
 from ...device_memory.settings import Settings
@@ -159,7 +159,7 @@ class EngineRank:
         return frozenset() if self._quantization is None else self._quantization.kernels
 
     @property
-    def _quantization(self) -> Scheme | None:
+    def _quantization(self) -> QuantizationScheme | None:
         """The weights' quantization scheme, by name or from the checkpoint; None for plain weights."""
         return quantization_scheme(self._settings(self.scheme), self.preset.checkpoint)
 
@@ -205,7 +205,7 @@ class EngineRank:
             if not tensor_shapes or weight.tensor.shape in tensor_shapes:
                 continue
             named_tensor = weight if path_names is None else replace(weight, names=path_names(weight.path))
-            refusal_reasons = [scheme.refuses_shard(named_tensor, tensor_shape) for tensor_shape in tensor_shapes]
+            refusal_reasons = [scheme.shard_refusal(named_tensor, tensor_shape) for tensor_shape in tensor_shapes]
             if all(refusal_reasons):
                 remedy = "experts that ranks do not divide (--ep), " if ".experts." in weight.path else ""
                 raise ImpossibleLayout(
@@ -401,7 +401,7 @@ def compressed_key_bytes(mixer: CompressedAttention) -> int:
 def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
     """Yields each attention or recurrence module of the decoder, with its number of layers."""
     for _, layer_stack in spec.stacks():
-        for _, layer, layer_count, _ in layer_stack.groups():
+        for _, layer, layer_count, _ in layer_stack.layer_groups():
             for mixer in _walk_components(layer):
                 yield mixer, layer_count
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ....algebra import Number, ceil_div, same
+from ....algebra import Number, are_equal, ceil_div
 from ....components.base import BY_TORCH
 from ....evidence import compared
 from ....flow.axis import element_count
@@ -283,7 +283,7 @@ class LoraKernels(FakeQuantizationKernels):
         output_width = pretrained_output.shape[-1]
         lora = aten.scale(
             adapter_output
-            if same(total_width, output_width)
+            if are_equal(total_width, output_width)
             else self._pad_adapter_output(adapter_output, output_width)
         )
         return aten.add(pretrained_output, lora)
