@@ -232,8 +232,8 @@ def kv(
 
         inputs = {"image": image, "images": images, "audio": audio}
         _check_engine_options(batch=batch, users=users, seq=seq, source=source, draft=draft, **inputs)
-        scheme = {} if quantize is None else {"quantize": quantize}
-        return ask_servers(engine_questions_of(model, engine, hardware, options | scheme), ask_engine_cache)
+        scheme_option = {} if quantize is None else {"quantize": quantize}
+        return ask_servers(engine_questions_of(model, engine, hardware, options | scheme_option), ask_engine_cache)
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
     from .questions.counts import SCHEME_WITHOUT_ENGINE, CacheQuestion
@@ -367,12 +367,12 @@ def memory(
     draft: a draft of speculative decoding beside the model, in any form, which the bytes count too.
     Raises `InputError` for an unknown setting, and for one that does not apply to the phase or the model.
     """
-    servers = launch is not None and (engine is not None or _starts_servers(launch))
-    if servers or engine is not None:
+    has_servers = launch is not None and (engine is not None or _starts_servers(launch))
+    if has_servers or engine is not None:
         from .questions.engines import ask_engine_memory, ask_servers
 
         _check_engine_options(phase=phase, with_mtp=with_mtp, with_towers=with_towers, draft=draft)
-        _check_engine_options(receipt=receipt if servers else None)
+        _check_engine_options(receipt=receipt if has_servers else None)
         return ask_servers(engine_questions_of(model, engine, hardware, options, launch, receipt), ask_engine_memory)
     _require_no_receipt(receipt)
     from .questions.runs import ask_memory
@@ -983,11 +983,11 @@ def web(
 
     if export is not None:
         check_export(Path(export))
-    page, _ = build_page(rebuild)
+    page_folder, _ = build_page(rebuild)
     if export is not None:
-        export_page(page, Path(export))
+        export_page(page_folder, Path(export))
         return Path(export)
-    server = PageServer(page, port)
+    server = PageServer(page_folder, port)
     server.start()
     if browser:
         webbrowser.open(server.address)

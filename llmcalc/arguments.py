@@ -183,9 +183,9 @@ def optional_length(option_name: str, length: Any, minimum: int = 1, maximum: in
     return None if length is None else whole(option_name, length_of(option_name, length), minimum, maximum)
 
 
-def optional_text(option_name: str, text_value: Any, example: str) -> str | None:
-    """Validates an optional text; None stays None. example: a valid text, for the error message."""
-    return None if text_value is None else text(option_name, text_value, example)
+def optional_text(option_name: str, text_value: Any, example_text: str) -> str | None:
+    """Validates an optional text; None stays None. example_text: a valid text, for the error message."""
+    return None if text_value is None else text(option_name, text_value, example_text)
 
 
 def optional_word(option_name: str, word_value: Any, allowed_words: Any) -> Any:

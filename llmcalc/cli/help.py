@@ -110,10 +110,10 @@ COLUMN = 26
 def _short_name(option: Any, name_and_metavar: str) -> str:
     """Returns an option's one-letter name and first long name, with the placeholder of the option's value."""
     long_names = [shown_name for shown_name in option.opts if shown_name.startswith("--")]
-    letter_names = [shown_name for shown_name in option.opts if not shown_name.startswith("--")]
+    short_names = [shown_name for shown_name in option.opts if not shown_name.startswith("--")]
     shown_name = min(long_names, key=len) if len(long_names[0]) > COLUMN - 8 else long_names[0]
     metavar = "" if option.is_flag else name_and_metavar.rpartition(" ")[2]
-    return " ".join(filter(None, (", ".join([*letter_names, shown_name]), metavar)))
+    return " ".join(filter(None, (", ".join([*short_names, shown_name]), metavar)))
 
 
 def _first_sentence(full_text: str) -> str:

@@ -32,10 +32,10 @@ def _framework_option() -> OptionOfCommand:
     )
     name_list = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
     setting = declared(LayoutRequest)["framework"]
-    help = (
+    help_text = (
         f"{name_list}. {setting.setting.help} By default {', '.join((*implied_frameworks, f'else {WITHOUT_A_NAME}'))}."
     )
-    return option_of_setting(setting, help=help, metavar="NAME", complete=lambda: NAMES)
+    return option_of_setting(setting, help=help_text, metavar="NAME", complete=lambda: NAMES)
 
 
 def add_rank_options(command: Callable[..., None]) -> Callable[..., None]:

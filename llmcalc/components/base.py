@@ -42,7 +42,7 @@ class Symbol:
     smallest: int = 1
     largest: int = LARGEST
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source_type: Any, handler: Any) -> CoreSchema:
         return core_schema.int_schema(strict=True, ge=self.smallest, le=self.largest)
 
 
@@ -289,12 +289,12 @@ class AttentionPosition(Part):
         """Raises `ValueError` if the attention at this stack position cannot use the encoding."""
         if stack_position.side not in self.sides:
             type_name, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
-            directions, expected_place = (
+            directions, expected_stack = (
                 ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
             )
             raise ValueError(
                 f"{stack_position.where}.position.type: '{type_name}' is for attention {directions}; expected "
-                f"{expected_place}"
+                f"{expected_stack}"
             )
 
     def check_heads(self, head_sizes: HeadSizes) -> None:

@@ -285,10 +285,10 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Patcher) -> None:
             super().__init__()
-            properties = ModelProperties(spec.hidden_size)
+            model_properties = ModelProperties(spec.hidden_size)
             self.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size)
-            self.layers = nn.ModuleList(spec.block.reference(properties) for _ in range(spec.num_hidden_layers))
-            self.norm = spec.norm.reference(properties)
+            self.layers = nn.ModuleList(spec.block.reference(model_properties) for _ in range(spec.num_hidden_layers))
+            self.norm = spec.norm.reference(model_properties)
             self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
 
         def forward(self, ids: Tensor) -> None:

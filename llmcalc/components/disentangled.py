@@ -294,11 +294,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             distance = positions[:, None] - positions[None, :]
             if self.spec.position_buckets is None:
                 return distance
-            exact_range = self.reach // 2
-            log_distance = distance.abs().clamp(min=max(1, exact_range)).float()
-            log_scale = (exact_range - 1) / math.log((self.spec.max_relative_positions - 1) / exact_range)
-            bin_index = ((log_distance / exact_range).log() * log_scale).ceil().long() + exact_range
-            return torch.where(distance.abs() <= exact_range, distance, bin_index * distance.sign())
+            exact_distances = self.reach // 2
+            log_distance = distance.abs().clamp(min=max(1, exact_distances)).float()
+            log_scale = (exact_distances - 1) / math.log((self.spec.max_relative_positions - 1) / exact_distances)
+            bucket_index = ((log_distance / exact_distances).log() * log_scale).ceil().long() + exact_distances
+            return torch.where(distance.abs() <= exact_distances, distance, bucket_index * distance.sign())
 
         def forward(
             self,
@@ -309,22 +309,25 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             query_map: nn.Linear,
             key_map: nn.Linear,
         ) -> tuple[Tensor, Tensor | None]:
-            tokens, span = q.shape[-2], self.reach
+            tokens, table_reach = q.shape[-2], self.reach
             if self.spec.within_sequence:
-                used_span = min(tokens, span)
-                distance_vectors, span = distance_vectors[span - used_span : span + used_span], used_span
+                used_reach = min(tokens, table_reach)
+                distance_vectors, table_reach = (
+                    distance_vectors[table_reach - used_reach : table_reach + used_reach],
+                    used_reach,
+                )
             distance = forward_pass.computed_once(
-                ("binned", tokens, span), lambda: self._relative_positions(forward_pass, tokens, q.device)
+                ("binned", tokens, table_reach), lambda: self._relative_positions(forward_pass, tokens, q.device)
             )
             term_count = 1 + self.spec.c2p + self.spec.p2c
             bias: Tensor | None = None
             if self.spec.c2p:
                 shared_weights = (key_map.weight, key_map.bias) if self.spec.share_att_key else ()
-                distance_index = (distance + span).clamp(0, 2 * span - 1).expand(*q.shape[:-1], tokens)
+                distance_index = (distance + table_reach).clamp(0, 2 * table_reach - 1).expand(*q.shape[:-1], tokens)
                 bias = self.c2p(q, self.pos_key(distance_vectors, *shared_weights)).gather(-1, distance_index)
             if self.spec.p2c:
                 shared_weights = (query_map.weight, query_map.bias) if self.spec.share_att_key else ()
-                distance_index = (span - distance).clamp(0, 2 * span - 1).expand(*k.shape[:-1], tokens)
+                distance_index = (table_reach - distance).clamp(0, 2 * table_reach - 1).expand(*k.shape[:-1], tokens)
                 key_scores = self.p2c(k, self.pos_query(distance_vectors, *shared_weights)).gather(
                     -1, distance_index.transpose(-1, -2)
                 )

@@ -113,7 +113,7 @@ class SpeculatorHeads(DraftHeads):
         )
         recorder.hold(state=head_state)
         logits: list[Value] = []
-        first_of_weights: dict[str, Value] = {}
+        shared_weights: dict[str, Value] = {}
         token_table: Weight | None = None
         for head_index in range(self.num_heads):
             if token_table is not None and self.tied:
@@ -124,7 +124,7 @@ class SpeculatorHeads(DraftHeads):
                 )
             recorder.hold(token=token_vector)
             with recorder.function():
-                head_state = self._next_state(recorder, head_index, head_state, token_vector, first_of_weights)
+                head_state = self._next_state(recorder, head_index, head_state, token_vector, shared_weights)
             recorder.hold(state=head_state)
             if head_index and self.tied:
                 logits.append(recorder.apply_again(head_state, logits[0]))
@@ -134,15 +134,15 @@ class SpeculatorHeads(DraftHeads):
         return logits
 
     def _next_state(
-        self, recorder: Flow, i: int, head_state: Value, token_vector: Value, first_of_weights: dict[str, Value]
+        self, recorder: Flow, i: int, head_state: Value, token_vector: Value, shared_weights: dict[str, Value]
     ) -> Value:
-        """Records a stage and returns its state. first_of_weights: the first output of each shared weight."""
+        """Records a stage and returns its state. shared_weights: the first output of each shared weight."""
         if i > 1 and self.tied:
-            projected_state = recorder.apply_again(head_state, first_of_weights["proj"])
+            projected_state = recorder.apply_again(head_state, shared_weights["proj"])
         else:
             counted_rows = Multiple(of=head_state.rows, by=self.num_heads - 1) if self.tied and i else None
             projected_state = recorder.linear(f"proj_{i}", head_state, *token_vector.axes, counted=counted_rows)
-            first_of_weights["proj"] = projected_state
+            shared_weights["proj"] = projected_state
         recorder.hold(projected=projected_state)
         state_weight = 0.5 ** (0.5 / self.num_heads)
         token_weight = ((1 - state_weight**2) * self.inner_size / 2) ** 0.5
@@ -151,9 +151,9 @@ class SpeculatorHeads(DraftHeads):
         )
         recorder.hold(joined=state_and_token)
         if i and self.tied:
-            return recorder.act(recorder.normalized(state_and_token, self.norm, like=first_of_weights["ln"]), "gelu")
-        first_of_weights["ln"] = recorder.norm(f"ln_{i}", state_and_token, self.norm)
-        return recorder.act(first_of_weights["ln"], "gelu")
+            return recorder.act(recorder.normalized(state_and_token, self.norm, like=shared_weights["ln"]), "gelu")
+        shared_weights["ln"] = recorder.norm(f"ln_{i}", state_and_token, self.norm)
+        return recorder.act(shared_weights["ln"], "gelu")
 
     def describe(self) -> str:
         return f"{self.num_heads} {'tied ' * self.tied}stages of an MLP speculator, {self.inner_size} wide"

@@ -23,22 +23,22 @@ def snake_case_name(class_name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()
 
 
-def nested_parts(root: Any, included_parts: frozenset[str] = frozenset()) -> Iterator[Part]:
+def nested_parts(root_value: Any, included_parts: frozenset[str] = frozenset()) -> Iterator[Part]:
     """Yields every component inside a value, including the value itself; components of type `none` are left out.
 
     included_parts: the names of optional parts (`llmcalc.optional`) that count too; none by default.
     """
-    if isinstance(root, Part):
-        if getattr(root, "type", "") != "none":
-            yield root
-        for field_name in type(root).model_fields:
+    if isinstance(root_value, Part):
+        if getattr(root_value, "type", "") != "none":
+            yield root_value
+        for field_name in type(root_value).model_fields:
             if field_name not in OPTIONAL_PARTS or field_name in included_parts:
-                yield from nested_parts(getattr(root, field_name), included_parts)
-    elif isinstance(root, Mapping):
-        for inner_value in root.values():
+                yield from nested_parts(getattr(root_value, field_name), included_parts)
+    elif isinstance(root_value, Mapping):
+        for inner_value in root_value.values():
             yield from nested_parts(inner_value, included_parts)
-    elif isinstance(root, tuple | list):
-        for inner_value in root:
+    elif isinstance(root_value, tuple | list):
+        for inner_value in root_value:
             yield from nested_parts(inner_value, included_parts)
 
 

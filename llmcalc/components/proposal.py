@@ -107,14 +107,16 @@ class Proposal(OutputPart):
         """Records the scores of all pairs of a position's best tokens and the previous position's best tokens."""
         rank, candidates = Axis("rank", self.selector_rank), Axis("chosen", self.selector_top_k)
         candidate_rows = Multiple(of=LOGITS, by=self.selector_top_k)
-        predecessor, _ = recorder.table("predecessor_codebook", vocab, rank, of=candidate_rows, by="chosen")
-        successor, _ = recorder.table("successor_codebook", proposed_tokens, rank, of=candidate_rows, by="chosen")
-        context = recorder.mul(predecessor, recorder.linear("hidden_projection", x, rank))
+        predecessor_vector, _ = recorder.table("predecessor_codebook", vocab, rank, of=candidate_rows, by="chosen")
+        successor_vector, _ = recorder.table(
+            "successor_codebook", proposed_tokens, rank, of=candidate_rows, by="chosen"
+        )
+        context = recorder.mul(predecessor_vector, recorder.linear("hidden_projection", x, rank))
         recorder.core(
             "pairs",
             ops.Product(1, rank.size, candidates.size, candidate_rows),
             context,
-            successor.view(candidates, rank, new_rows=LOGITS),
+            successor_vector.view(candidates, rank, new_rows=LOGITS),
             axes=(candidates,),
         )
 
@@ -209,10 +211,14 @@ def _reference_class() -> type[nn.Module]:
             """Returns the states of a GRU (Cho 2014) over the rows."""
             gru_state, gru_states = x.new_zeros(x.shape[0], 1, self.spec.gru_size or 0), []
             for token_index in range(x.shape[1]):
-                reset_input, update_part, new_state = self.gru_input(x[:, token_index : token_index + 1]).chunk(3, -1)
-                state_reset, state_update, state_new = self.gru_state(gru_state).chunk(3, -1)
-                update_gate = (update_part + state_update).sigmoid()
-                candidate_state = torch.tanh(new_state + (reset_input + state_reset).sigmoid() * state_new)
+                reset_input, update_input, candidate_input = self.gru_input(x[:, token_index : token_index + 1]).chunk(
+                    3, -1
+                )
+                state_reset, state_update, candidate_state_part = self.gru_state(gru_state).chunk(3, -1)
+                update_gate = (update_input + state_update).sigmoid()
+                candidate_state = torch.tanh(
+                    candidate_input + (reset_input + state_reset).sigmoid() * candidate_state_part
+                )
                 gru_state = update_gate * gru_state + (1 - update_gate) * candidate_state
                 gru_states.append(gru_state)
             return torch.cat(gru_states, 1)

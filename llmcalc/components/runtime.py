@@ -78,13 +78,13 @@ class ForwardPass:
         )
 
 
-def apply_dropout(module: nn.Module, dropout_place: str, x: Tensor) -> Tensor:
+def apply_dropout(module: nn.Module, dropout_name: str, x: Tensor) -> Tensor:
     """Applies the module's dropout at a point of the layer; returns x unchanged without dropout there.
 
     A reference runs without dropout unless a comparison attaches it.
     """
     dropouts: Mapping[str, Callable[[Any], Any]] = getattr(module, "dropouts", {})
-    return dropouts[dropout_place](x) if dropout_place in dropouts else x
+    return dropouts[dropout_name](x) if dropout_name in dropouts else x
 
 
 def vector_module(parameter_values: Tensor) -> Any:
@@ -263,9 +263,9 @@ def causal_conv_class() -> type[nn.Module]:
             `kernel` inputs, of which all but one are needed.
         """
 
-        def __init__(self, channels: int, kernel: int, bias: bool, kept_frames: int | None = None) -> None:
+        def __init__(self, channels: int, kernel: int, bias: bool, stored_frames: int | None = None) -> None:
             super().__init__(channels, channels, kernel, groups=channels, bias=bias, padding=kernel - 1)
-            self.kept_frames = kernel if kept_frames is None else kept_frames
+            self.kept_frames = kernel if stored_frames is None else stored_frames
 
         def forward(self, x: Tensor, forward_pass: ForwardPass, state_module: Any) -> Tensor:  # type: ignore[override]
             kernel, tokens = self.kernel_size[0], x.shape[-1]

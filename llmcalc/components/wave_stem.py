@@ -98,8 +98,10 @@ class WaveStem(Stem):
             recorder.vector("length", Axis("taps", kernel))
             row_padding = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
             padded_rows = Multiple("padded positions", of=SOURCE, by=1, more=row_padding)
-            groups = self.position_groups
-            positions = recorder.conv("conv", frames, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
+            conv_groups = self.position_groups
+            positions = recorder.conv(
+                "conv", frames, *axes, kernel=kernel, groups=conv_groups, bias=True, rows=padded_rows
+            )
         return recorder.add(frames, recorder.act(positions.view(*axes, new_rows=SOURCE), self.hidden_act))
 
     def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int]:

@@ -50,14 +50,16 @@ class ClassLayer(NamedTuple):
     is_joined: bool
 
 
-def linear_layers(node_tree: Node, extra_parts: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
-    """Yields every linear layer inside the transformer layers (`layers`) or outside of them, with the operation."""
+def linear_layers(
+    node_tree: Node, extra_parts: frozenset[str], is_in_layers: bool = True
+) -> Iterator[tuple[Place, Linear]]:
+    """Yields each linear layer inside the transformer layers (`is_in_layers`) or outside of them, with its operation."""
     for node_position in node_tree.walk():
         op = node_position.node.op
         if (
             isinstance(op, Linear)
             and node_position.optional in {"", *extra_parts}
-            and is_in_layer(node_position) == layers
+            and is_in_layer(node_position) == is_in_layers
         ):
             yield node_position, op
 

@@ -126,7 +126,9 @@ class LowRankAdapters:
         total_bytes: Number = 0
         if self.base == "none":
             return weights, total_bytes
-        heads = [[layer] for layer in linear_layers(node_tree, extra_parts, layers=False) if layer[0].kind == "lm_head"]
+        heads = [
+            [layer] for layer in linear_layers(node_tree, extra_parts, is_in_layers=False) if layer[0].kind == "lm_head"
+        ]
         for joint_layers in [*self._layer_products(node_tree, extra_parts), *(heads if self.quantized_head else [])]:
             row_count, column_count = 0, joint_layers[0][1].n_in
             for node_position, op in joint_layers:

@@ -93,16 +93,16 @@ class CacheSize:
     @property
     def bytes_per_token(self) -> int:
         """The cache bytes that one token adds in all layers, before any sliding window is full."""
-        first_token = self.workload.with_(batch=1, seq=1, context=0, source=1)
+        one_token_workload = self.workload.with_(batch=1, seq=1, context=0, source=1)
         empty_workload = self.workload.with_(batch=1, seq=0, context=0, source=0)
-        return bits_to_bytes(self._total_bits(first_token) - self._total_bits(empty_workload))
+        return bits_to_bytes(self._total_bits(one_token_workload) - self._total_bits(empty_workload))
 
     @property
     def growth_per_token(self) -> int:
         """The bytes that one more token of a sequence adds to the cache; a layer with a full window adds 0 bytes."""
-        one_sequence = self.workload.with_(batch=1)
+        single_sequence = self.workload.with_(batch=1)
         return bits_to_bytes(
-            self._total_bits(one_sequence.with_(seq=one_sequence.seq + 1)) - self._total_bits(one_sequence)
+            self._total_bits(single_sequence.with_(seq=single_sequence.seq + 1)) - self._total_bits(single_sequence)
         )
 
     def _cache_places(self) -> list[Place]:
@@ -133,9 +133,9 @@ class CacheSize:
             tokens, vector_width = (
                 (_cached_tokens(op, node_position), op.width) if isinstance(op, KVCache) else (None, None)
             )
-            group = (getattr(op, "kind", STATE), tokens, vector_width)
-            layers[group] = layers.get(group, 0) + node_position.times
-            bits_by_group[group] = bits_by_group.get(group, 0) + node_position.times * node_position.own_cost(
+            group_key = (getattr(op, "kind", STATE), tokens, vector_width)
+            layers[group_key] = layers.get(group_key, 0) + node_position.times
+            bits_by_group[group_key] = bits_by_group.get(group_key, 0) + node_position.times * node_position.own_cost(
                 cached_bits
             )
         return [

@@ -35,16 +35,16 @@ class Covering(ImageRule):
         """Returns the share of an image's area that remains after each piece is shrunk to the side of a tile."""
         row_heights = [height // columns] * (columns - 1) + [height - height // columns * (columns - 1)]
         column_widths = [width // tile_rows] * (tile_rows - 1) + [width - width // tile_rows * (tile_rows - 1)]
-        area = 0.0
+        covered_area = 0.0
         for row_height in row_heights:
             for column_width in column_widths:
                 longer_side, shorter_side = max(row_height, column_width), min(row_height, column_width)
-                area += (
+                covered_area += (
                     shorter_side / longer_side * self.size * self.size
                     if longer_side > self.size
                     else longer_side * shorter_side
                 )
-        return area / (width * height)
+        return covered_area / (width * height)
 
     def _fewest_tiles(self, height: int, width: int) -> int:
         """Returns the fewest tiles that keep most of the image's area."""

@@ -62,15 +62,15 @@ class SmartResize(ImageRule):
         if max(height, width) > MOST_ASPECT * min(height, width):
             raise aspect_ratio_error(height, width, MOST_ASPECT)
         sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
-        pixels, area = self.frames * sides[0] * sides[1], self.frames * height * width
+        pixels, image_area = self.frames * sides[0] * sides[1], self.frames * height * width
         if pixels > self.max_pixels:
-            shrink = sqrt(area / self.max_pixels)
+            shrink_factor = sqrt(image_area / self.max_pixels)
             sides = [
-                max(token_size, floor(scaled_sides / shrink / token_size) * token_size)
+                max(token_size, floor(scaled_sides / shrink_factor / token_size) * token_size)
                 for scaled_sides in (height, width)
             ]
         elif pixels < self.min_pixels:
-            upscale_factor = sqrt(self.min_pixels / area)
+            upscale_factor = sqrt(self.min_pixels / image_area)
             sides = [ceil(pixel_length * upscale_factor / token_size) * token_size for pixel_length in (height, width)]
         patch_rows, patch_columns = (pixel_length // patch_size for pixel_length in sides)
         line_marks = patch_rows // self.merge if self.line_marks else 0

@@ -58,14 +58,14 @@ class Tiles(ImageRule):
                 for tile_columns, tile_rows in sorted(tile_grids, key=prod)
             ]
             enlarging_scales = [scale_and_grid for scale_and_grid in tile_scales if scale_and_grid[0] >= 1]
-            by_scale = itemgetter(0)
-            return min(enlarging_scales, key=by_scale)[1] if enlarging_scales else max(tile_scales, key=by_scale)[1]
+            scale_key = itemgetter(0)
+            return min(enlarging_scales, key=scale_key)[1] if enlarging_scales else max(tile_scales, key=scale_key)[1]
         best_grid, least_difference = (1, 1), float("inf")
         for tiles_across, tiles_down in sorted(tile_grids, key=lambda tile_grid: tile_grid[0] * tile_grid[1]):
-            difference = abs(width / height - tiles_across / tiles_down)
+            ratio_difference = abs(width / height - tiles_across / tiles_down)
             is_half_full = 2 * width * height > self.size**2 * tiles_across * tiles_down
-            if difference < least_difference or (difference == least_difference and is_half_full):
-                best_grid, least_difference = (tiles_across, tiles_down), difference
+            if ratio_difference < least_difference or (ratio_difference == least_difference and is_half_full):
+                best_grid, least_difference = (tiles_across, tiles_down), ratio_difference
         return best_grid
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:

@@ -181,7 +181,7 @@ class Layer(Component):
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer's operations.
 
-        sharing: its position among the layers that share parameters; None without sharing.
+        layer_sharing: its position among the layers that share parameters; None without sharing.
         """
         raise TypeError(f"{type(self).__name__} has no flow")
 

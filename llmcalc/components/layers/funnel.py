@@ -67,23 +67,23 @@ class FunnelAttention(MultiHeadMixer):
             recorder.add(q, recorder.vector(f"{projection}_bias", heads, head_dim))
             for projection in ("position", "segment")
         )
-        by_distance = recorder.core(
+        distance_scores = recorder.core(
             "distances",
             ops.SharedTableScores(num_heads, head_dim.size, x.rows, distances),
             position_q,
             distance_keys,
             axes=(heads,),
         )
-        segments = Fixed("segments", length=2, source=False)
+        segment_rows = Fixed("segments", length=2, source=False)
         segment_keys = recorder.vector("segments", Axis("segments", 2), heads, head_dim)
-        by_segment = recorder.core(
+        segment_scores = recorder.core(
             "segment_scores",
-            ops.SharedTableScores(num_heads, head_dim.size, x.rows, segments),
+            ops.SharedTableScores(num_heads, head_dim.size, x.rows, segment_rows),
             segment_q,
             segment_keys,
             axes=(heads,),
         )
-        bias = recorder.add(recorder.relative_shift(by_distance, k.rows), by_segment)
+        bias = recorder.add(recorder.relative_shift(distance_scores, k.rows), segment_scores)
         recorder.hold(q=content_q, k=k, v=v, bias=bias)
         attn_output = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
         recorder.hold(out=attn_output)

@@ -229,16 +229,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.count, self.block = spec.num_global_tokens, spec.block_size
 
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, is_text: Tensor) -> Tensor:
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, is_text_token: Tensor) -> Tensor:
             score_scale, global_count = q.shape[-1] ** -0.5, self.count
-            always_visible = is_text.new_ones(global_count)
+            always_visible = is_text_token.new_ones(global_count)
             scores = q[:, :, :global_count] @ k.transpose(-1, -2) * score_scale
-            scores = scores.masked_fill(~torch.cat([always_visible, is_text]), float("-inf"))
+            scores = scores.masked_fill(~torch.cat([always_visible, is_text_token]), float("-inf"))
             global_output = self._weights(scores) @ v
             blocked_qkv = [x[:, :, global_count:].unflatten(2, (-1, self.block)) for x in (q, k, v)]
             global_scores = blocked_qkv[0] @ k[:, :, None, :global_count].transpose(-1, -2)
             block_scores = blocked_qkv[0] @ blocked_qkv[1].transpose(-1, -2)
-            block_mask = is_text.unflatten(0, (-1, self.block))
+            block_mask = is_text_token.unflatten(0, (-1, self.block))
             mask = torch.cat([always_visible.expand(len(block_mask), -1), block_mask], -1)[:, None]
             scores = torch.cat([global_scores, block_scores], -1) * score_scale
             attn_weights = self._weights(scores.masked_fill(~mask, float("-inf")))
@@ -265,13 +265,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             tokens, padding_widths = forward_pass.memo["text tokens"], (self.shift, self.shift)
             text_states = nn.functional.pad(x[:, self.count :], (0, 0, *padding_widths))
-            is_text = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
+            is_text_token = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
             padded_rows = torch.cat([x[:, : self.count], text_states], 1)
             q, k, v = (
                 self.get_submodule(projection)(padded_rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for projection in ("q_proj", "k_proj", "v_proj")
             )
-            attn_output = self.core(q, k, v, nn.functional.pad(is_text, padding_widths)).transpose(1, 2).flatten(2)
+            attn_output = (
+                self.core(q, k, v, nn.functional.pad(is_text_token, padding_widths)).transpose(1, 2).flatten(2)
+            )
             attn_output = self.get_submodule("o_proj")(attn_output)
             text_rows = attn_output[:, self.count + self.shift : self.count + self.shift + x.shape[1] - self.count]
             return torch.cat([attn_output[:, : self.count], text_rows], 1)

@@ -58,8 +58,8 @@ class GroupedConvLayer(PreNormLayer):
         for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             normed_x = recorder.part(f"{sublayer}_pre_norm", self.norm, x)
             side_axis, filter_taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
-            groups = Axis("groups", exact_div(x.width, self.conv_group_size))
-            channels = groups, Axis("channels", self.conv_group_size)
+            group_axis = Axis("groups", exact_div(x.width, self.conv_group_size))
+            channels = group_axis, Axis("channels", self.conv_group_size)
             with recorder.scope(f"{sublayer}_conv", kind="convolution"):
                 base_rows = [
                     [
@@ -69,7 +69,7 @@ class GroupedConvLayer(PreNormLayer):
                     for convolution_side in range(2)
                 ]
                 computed_kernels = recorder.linear(
-                    "kernel_projection", normed_x, side_axis, filter_taps, groups, Axis("one", 1)
+                    "kernel_projection", normed_x, side_axis, filter_taps, group_axis, Axis("one", 1)
                 )
             added_rows = [recorder.take(computed_kernels, *computed_kernels.axes[1:]) for _ in range(2)]
             residual_branch = self._convolve(recorder, normed_x, channels, base_rows[0], added_rows[0])
@@ -85,13 +85,13 @@ class GroupedConvLayer(PreNormLayer):
         base_rows: the trained rows of the kernel. added_kernel: what the sublayer's input adds to them.
         """
         grouped_x = x.view(*channels)
-        kernel_terms: list[Value] = []
+        kernel_summands: list[Value] = []
         for base_row in base_rows:
-            kernel_terms.append(recorder.mul(grouped_x, base_row))
-            kernel_terms.append(recorder.mul(grouped_x, recorder.take(added_kernel, *added_kernel.axes[1:])))
-        kernel_sum = kernel_terms[0]
-        for kernel_term in kernel_terms[1:]:
-            kernel_sum = recorder.add(kernel_sum, kernel_term)
+            kernel_summands.append(recorder.mul(grouped_x, base_row))
+            kernel_summands.append(recorder.mul(grouped_x, recorder.take(added_kernel, *added_kernel.axes[1:])))
+        kernel_sum = kernel_summands[0]
+        for kernel_summand in kernel_summands[1:]:
+            kernel_sum = recorder.add(kernel_sum, kernel_summand)
         return kernel_sum.view(*x.axes)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

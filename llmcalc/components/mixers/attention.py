@@ -171,8 +171,8 @@ class Attention(TokenMixer):
             check_groups(a, k)
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             raise ValueError("sliding_window and attention_chunk_size: a layer has one or the other")
-        by_distance = self.position is not None and self.position.by_distance
-        if self.grid_window is not None and (self.length_limits() or self.sinks or by_distance):
+        is_distance_based = self.position is not None and self.position.by_distance
+        if self.grid_window is not None and (self.length_limits() or self.sinks or is_distance_based):
             raise ValueError("grid_window: limits plain attention to squares; expected no other limit, and no sinks")
         if self.query_rank is not None and self.idle_projections:
             raise ValueError("query_rank: idle projections read the layer's input; expected none")
@@ -195,7 +195,7 @@ class Attention(TokenMixer):
             raise ValueError("fused_qkv: needs queries, keys and values; expected no kv_shared and no attention_k_eq_v")
         if self.v_head_dim is not None and self.attention_k_eq_v:
             raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
-        if self.whole_pass and (self.length_limits() or by_distance):
+        if self.whole_pass and (self.length_limits() or is_distance_based):
             raise ValueError("whole_pass: is for plain attention; expected no window, chunks or blocks")
         idle_names = self.idle_projections
         if len({*idle_names}) < len(idle_names) or RUN_PROJECTIONS & {*idle_names}:
@@ -783,10 +783,10 @@ def _reference_class() -> type[nn.Module]:
             self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, logit_cap: float | None
         ) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
-            index_grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
+            patch_index_grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
             patch_squares = [
                 square_patches.flatten()
-                for row_band in index_grid.split(square_side)
+                for row_band in patch_index_grid.split(square_side)
                 for square_patches in row_band.split(square_side, 1)
             ]
             square_outputs = []

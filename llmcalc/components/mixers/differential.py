@@ -144,8 +144,10 @@ class DifferentialAttention(WindowedMixer):
         """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
         memo_key = f"keys and values of {self.sharing_key_of()}"
         if self.kv_shared:
-            placeholder = (Value(x.rows, (kv_heads, head_dim), fixed=True),) * 2  # nothing: the layer is recorded alone
-            keys, values = recorder.memo.get(memo_key, placeholder)
+            empty_keys_and_values = (
+                Value(x.rows, (kv_heads, head_dim), fixed=True),
+            ) * 2  # nothing: the layer is recorded alone
+            keys, values = recorder.memo.get(memo_key, empty_keys_and_values)
             return keys.view(*recorder.rank_part((kv_heads, head_dim))), values.view(
                 *recorder.rank_part((kv_heads, head_dim))
             )

@@ -115,9 +115,9 @@ class ExclusiveAttention(WindowedMixer):
         group_axis = Axis("group", exact_div(self.num_attention_heads, self.num_key_value_heads))
         attn_output = attn_output.view(kv_heads, group_axis, head_dim)
         unit_value = recorder.div(values, recorder.root_mean_square(values))
-        alpha = recorder.act(recorder.vector("alpha", kv_heads, group_axis), "tanh")
+        removal_factor = recorder.act(recorder.vector("alpha", kv_heads, group_axis), "tanh")
         removed_fraction = recorder.mul(
-            recorder.sum(recorder.mul(attn_output, unit_value), kv_heads, group_axis), alpha
+            recorder.sum(recorder.mul(attn_output, unit_value), kv_heads, group_axis), removal_factor
         )
         return recorder.sub(attn_output, recorder.mul(unit_value, removed_fraction, axes=attn_output.axes)).view(*heads)
 

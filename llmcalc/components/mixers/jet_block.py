@@ -159,9 +159,9 @@ def _reference_class() -> type[nn.Module]:
             )
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.b_proj(x).sigmoid().transpose(1, 2)
-            heads_of_v = v.unflatten(-1, (-1, value_dim)).transpose(1, 2)
+            v_heads = v.unflatten(-1, (-1, value_dim)).transpose(1, 2)
             decay = decay.transpose(1, 2)[..., None]
-            scan_output = self.core(q, k, heads_of_v, decay, beta, forward_pass, self.recurrent_state)
+            scan_output = self.core(q, k, v_heads, decay, beta, forward_pass, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, value_dim)))
             return self.o_proj((self.norm(scan_output.transpose(1, 2).to(x.dtype)) * gate).flatten(2))
 

@@ -202,12 +202,12 @@ def _reference_class() -> type[nn.Module]:
             """Returns the index of each token's block sum, and the indices of all sums."""
             block_size = self.spec.global_block_size
             assert block_size is not None
-            last_sum = tokens // block_size - 1
+            last_sum_index = tokens // block_size - 1
             sum_index: Tensor = forward_pass.computed_once(
                 ("of_token", tokens, block_size),
-                lambda: (forward_pass.positions(0, tokens, device) // block_size).clamp(max=last_sum),
+                lambda: (forward_pass.positions(0, tokens, device) // block_size).clamp(max=last_sum_index),
             )
-            return sum_index, forward_pass.positions(0, last_sum + 1, device)
+            return sum_index, forward_pass.positions(0, last_sum_index + 1, device)
 
         def _mask_and_bias(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             """Returns the mask [blocks, 1, block, keys] of each query's keys, and the bias on the scores."""

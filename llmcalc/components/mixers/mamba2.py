@@ -208,9 +208,9 @@ def scan_class() -> type[nn.Module]:
         ) -> tuple[Tensor, Tensor]:
             tokens, padding_tokens = x.shape[1], -x.shape[1] % self.chunk
 
-            def split_into_chunks(t: Tensor) -> Tensor:
+            def split_into_chunks(tensor: Tensor) -> Tensor:
                 """Splits tokens into padded chunks: [.., tokens, heads, ...] → [.., heads, chunks, chunk, ...]."""
-                padded_chunks = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, padding_tokens))
+                padded_chunks = nn.functional.pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, padding_tokens))
                 return padded_chunks.unflatten(1, (-1, self.chunk)).movedim(3, 1)
 
             x, log_decay, b, c = (

@@ -108,8 +108,8 @@ class ProfileAttention(WindowedMixer):
 
         rank, distance_axis = profile_weights.axes[-1], Axis("distances", self.relative_extent)
         profiles, _ = recorder.table("profiles", distance_axis, rank, of=Table(length=distance_axis.size), by="all")
-        by_distance = recorder.scores("profile_core", profile_weights, profiles, is_cross_attention=True)
-        return recorder.at_distance(by_distance, recorder.distances(q, keys, clamped=True, shifted=False))
+        distance_bias = recorder.scores("profile_core", profile_weights, profiles, is_cross_attention=True)
+        return recorder.at_distance(distance_bias, recorder.distances(q, keys, clamped=True, shifted=False))
 
     def describe(self, hidden_size: int) -> str:
         return self._heading("GQA", f", {self.relative_rank} profiles")

@@ -238,8 +238,12 @@ class SharedEntryAttention(EntryAttention):
             "relu",
         )
         head_weights = recorder.linear("weights_proj", x, heads)
-        finds = indexer.finds
-        block_counts = None if finds is None else (finds.candidate_topk_blocks, finds.candidate_block_size)
+        candidate_spec = indexer.finds
+        block_counts = (
+            None
+            if candidate_spec is None
+            else (candidate_spec.candidate_topk_blocks, candidate_spec.candidate_block_size)
+        )
         return recorder.choose_entries(scores, head_weights, visible_entries, indexer.index_topk, finds=block_counts)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

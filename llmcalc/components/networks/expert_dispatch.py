@@ -68,8 +68,8 @@ def capacity_dispatch_class() -> type[Any]:
         def __init__(self, weights: Tensor, expert_indices: Tensor, experts: int, capacity_factor: Fraction) -> None:
             weights, expert_indices = weights.flatten(0, 1), expert_indices.flatten(0, 1)
             expert_weights = weights.new_zeros(len(weights), experts).scatter(1, expert_indices, weights)
-            capacity = min(math.ceil(expert_indices.numel() * capacity_factor / experts), len(weights))
-            top_weights, tokens = expert_weights.topk(capacity, 0)
+            expert_capacity = min(math.ceil(expert_indices.numel() * capacity_factor / experts), len(weights))
+            top_weights, tokens = expert_weights.topk(expert_capacity, 0)
             self.weight, self.token = top_weights.t(), tokens.t().flatten()
 
         def copy_rows(self, x: Tensor) -> Tensor:

@@ -382,7 +382,7 @@ class MoE(Network):
         skipping_router = RouterMLP(router_hidden_size=7, adds_below=True, skip=True, score_correction="buffer")
         corrected_router = LinearRouter(score_correction="buffer", scoring_func="sigmoid")
         learned_router = LinearRouter(score_correction="parameter", scoring_func="sigmoid")
-        vision = VisionExperts(expert=ungated_network, router=LinearRouter(score_correction="parameter"))
+        vision_experts = VisionExperts(expert=ungated_network, router=LinearRouter(score_correction="parameter"))
         expert_counts = {"num_experts": 4, "num_experts_per_tok": 2}
 
         def small_mixture(**moe_fields: Any) -> Any:
@@ -405,7 +405,9 @@ class MoE(Network):
             small_mixture(num_experts_per_tok=1, router=skipping_router),
             small_mixture(router=RouterMLP(router_hidden_size=6, hidden_act="silu")),
             small_mixture(
-                shared_expert=shared_network, vision_experts=vision, router=LinearRouter(score_correction="parameter")
+                shared_expert=shared_network,
+                vision_experts=vision_experts,
+                router=LinearRouter(score_correction="parameter"),
             ),
             small_mixture(
                 num_experts=3,

@@ -308,9 +308,9 @@ def _reference_class() -> type[nn.Module]:
             )
             key_distances = key_indices - query_indices[:, None]
             if distance_keys is not None:
-                by_distance = (padded_queries @ distance_keys).unflatten(2, (-1, chunk_size))
+                distance_scores = (padded_queries @ distance_keys).unflatten(2, (-1, chunk_size))
                 distance_indices = key_distances.clamp(0, distance_keys.shape[-1] - 1).expand(*scores.shape)
-                scores = scores + by_distance.gather(-1, distance_indices)
+                scores = scores + distance_scores.gather(-1, distance_indices)
             scores = scores * q.shape[-1] ** -0.5
             key_positions = (
                 torch.arange(q.shape[2], device=q.device)[:, None] * chunk_size + key_indices - self.left + 1
@@ -400,11 +400,11 @@ def _reference_class() -> type[nn.Module]:
             """Computes the bias per distance, [heads, frames, frames], with half of the table for earlier keys."""
             if self.buckets is None:
                 return None
-            positions, half_table = torch.arange(frames, device=reference_tensor.device), self.buckets // 2
+            positions, half_buckets = torch.arange(frames, device=reference_tensor.device), self.buckets // 2
             clamped_distance = (positions[None, :] - positions[:, None]).clamp(
-                -half_table, max(self.buckets - half_table - 1, 0)
+                -half_buckets, max(self.buckets - half_buckets - 1, 0)
             )
-            bias_table: Tensor = self.relative_bias(clamped_distance + half_table)
+            bias_table: Tensor = self.relative_bias(clamped_distance + half_buckets)
             return bias_table.permute(2, 0, 1)
 
         def forward(self, frames: Tensor) -> Tensor:

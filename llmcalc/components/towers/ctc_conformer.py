@@ -244,12 +244,12 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
-            properties = ModelProperties(spec.hidden_size)
+            model_properties = ModelProperties(spec.hidden_size)
             for sublayer in ("mlp_1", "mlp_2"):
-                self.add_module(sublayer, spec.feed_forward.reference(properties))
+                self.add_module(sublayer, spec.feed_forward.reference(model_properties))
             self.self_attn, self.convolution = CtcAttention(spec), CtcConvolution(spec)
             for sublayer in ("mlp_1_pre_norm", "self_attn_pre_norm", "convolution_pre_norm", "mlp_2_pre_norm", "norm"):
-                self.add_module(sublayer, spec.norm.reference(properties))
+                self.add_module(sublayer, spec.norm.reference(model_properties))
 
         def _half_network(self, network_name: str, x: Tensor) -> Tensor:
             return x + 0.5 * self.get_submodule(network_name)(

@@ -318,9 +318,9 @@ class ImageTokenizer(TowerPart):
         ]
 
 
-def _positions(grid_rows: Rows, doublings: int) -> Rows:
-    """Returns the positions of a grid after its sides were doubled `doublings` times."""
-    return Multiple("positions", of=grid_rows, by=4**doublings)
+def _positions(grid_rows: Rows, doubling_count: int) -> Rows:
+    """Returns the positions of a grid after its sides were doubled `doubling_count` times."""
+    return Multiple("positions", of=grid_rows, by=4**doubling_count)
 
 
 @cache

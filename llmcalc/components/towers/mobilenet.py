@@ -303,9 +303,15 @@ class MobileNet(TowerPart):
         channels: the number of output channels; None for a depthwise convolution.
         """
         axes = x.axes if channels is None else (Axis("channels", channels),)
-        groups = x.width if channels is None else 1
+        conv_groups = x.width if channels is None else 1
         x = recorder.conv(
-            conv_name, x, *axes, kernel=kernel * kernel, groups=groups, bias=bias, rows=_strided_rows(x.rows, stride)
+            conv_name,
+            x,
+            *axes,
+            kernel=kernel * kernel,
+            groups=conv_groups,
+            bias=bias,
+            rows=_strided_rows(x.rows, stride),
         )
         x = recorder.part(f"{conv_name}_norm", self.norm, x)
         return recorder.act(x, self.hidden_act) if is_activated else x
@@ -324,7 +330,7 @@ class MobileNet(TowerPart):
             EdgeResidual(channels=6, intermediate_size=14, stride=2),
             EdgeResidual(channels=6, intermediate_size=10, kernel=5),
         )
-        inverted = (
+        inverted_blocks = (
             InvertedResidual(channels=8, intermediate_size=20, start_kernel=3, mid_kernel=5, stride=2),
             InvertedResidual(channels=8, intermediate_size=12, start_kernel=5),
         )
@@ -338,7 +344,7 @@ class MobileNet(TowerPart):
         )
         stages = (
             GridStage(groups=(BlockGroup(blocks=edge_blocks),)),
-            GridStage(groups=(BlockGroup(blocks=inverted), BlockGroup(blocks=grid_attention, repeat=3))),
+            GridStage(groups=(BlockGroup(blocks=inverted_blocks), BlockGroup(blocks=grid_attention, repeat=3))),
             GridStage(groups=(BlockGroup(blocks=last_stage),)),
         )
         return [

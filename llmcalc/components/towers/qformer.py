@@ -181,12 +181,12 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: QFormer, reads_patches: bool) -> None:
             super().__init__()
-            properties = ModelProperties(spec.hidden_size)
+            model_properties = ModelProperties(spec.hidden_size)
             self.self_attn = QFormerAttention(spec, spec.hidden_size)
             self.cross_attn = QFormerAttention(spec, spec.input_size) if reads_patches else None
-            self.mlp = spec.feed_forward.reference(properties)
+            self.mlp = spec.feed_forward.reference(model_properties)
             for sublayer in ("self_attn", *(("cross_attn",) if reads_patches else ()), "mlp"):
-                self.add_module(f"{sublayer}_post_norm", spec.norm.reference(properties))
+                self.add_module(f"{sublayer}_post_norm", spec.norm.reference(model_properties))
 
         def forward(self, x: Tensor, patches: Tensor) -> Tensor:
             x = self.get_submodule("self_attn_post_norm")(x + self.self_attn(x, x))

@@ -258,9 +258,9 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "row_distances"):
                 positions = torch.arange(x.shape[1], device=x.device)
                 distance_index = positions[:, None] - positions + x.shape[1] - 1
-                flat_rows = torch.einsum("bhrcd,rkd->bhrck", q, self.row_distances(distance_index))
-                by_column = torch.einsum("bhrcd,ckd->bhrck", q, self.column_distances(distance_index))
-                bias = flat_rows[..., :, None] + by_column[..., None, :]
+                row_scores = torch.einsum("bhrcd,rkd->bhrck", q, self.row_distances(distance_index))
+                column_scores = torch.einsum("bhrcd,ckd->bhrck", q, self.column_distances(distance_index))
+                bias = row_scores[..., :, None] + column_scores[..., None, :]
                 scores = scores + bias.flatten(-2).flatten(2, 3)
             heads = (scores.softmax(-1) @ v.flatten(2, 3)).unflatten(2, x.shape[1:3])
             attn_output: Tensor = self.o_proj(heads.permute(0, 2, 3, 1, 4).flatten(3))
@@ -271,9 +271,9 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SamEncoder, window: int | None) -> None:
             super().__init__()
-            properties = ModelProperties(spec.hidden_size, causal=False)
-            self.self_attn_pre_norm, self.mlp_pre_norm = (spec.norm.reference(properties) for _ in range(2))
-            self.self_attn, self.mlp = SamAttention(spec, window), spec.feed_forward.reference(properties)
+            model_properties = ModelProperties(spec.hidden_size, causal=False)
+            self.self_attn_pre_norm, self.mlp_pre_norm = (spec.norm.reference(model_properties) for _ in range(2))
+            self.self_attn, self.mlp = SamAttention(spec, window), spec.feed_forward.reference(model_properties)
 
         def forward(self, x: Tensor) -> Tensor:
             x = x + self.self_attn(self.self_attn_pre_norm(x))

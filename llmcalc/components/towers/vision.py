@@ -86,8 +86,8 @@ class AttentionPooling(Part):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the pooling head and returns one vector per image. x: the patches."""
-        probe = recorder.vector("probe", *x.axes).view(*x.axes, new_rows=IMAGES)
-        pooled_vector = recorder.part("attention", self.attention, probe, memory=x)
+        pooling_query = recorder.vector("probe", *x.axes).view(*x.axes, new_rows=IMAGES)
+        pooled_vector = recorder.part("attention", self.attention, pooling_query, memory=x)
         return recorder.add(
             pooled_vector, recorder.part("mlp", self.feed_forward, recorder.part("norm", self.norm, pooled_vector))
         )
@@ -211,9 +211,9 @@ class VisionTower(TowerPart):
         """Records the sum of the patches and their positions; returns x unchanged without positions."""
         if self.positions is None:
             return x
-        positions, *other_terms = self.positions.flow(recorder, x)
-        for other_term in other_terms:
-            positions = recorder.add(positions, other_term)
+        positions, *other_positions = self.positions.flow(recorder, x)
+        for other_position in other_positions:
+            positions = recorder.add(positions, other_position)
         return recorder.add(x, positions)
 
     def describe(self, hidden_size: int) -> str:
@@ -234,12 +234,15 @@ class VisionTower(TowerPart):
         rotary = Attention(num_attention_heads=2, num_key_value_heads=1, head_dim=8, position=Rope(rope_theta=100.0))
         pixtral = Block(attention=rotary, feed_forward=gated_network, norm=rms, norm_placement="sandwich")
         pooling = AttentionPooling(attention=biased_attention, feed_forward=ungated_network, norm=layernorm)
-        image, video = Patches(patch_size=2, bias=True), Patches(patch_size=2, num_channels=2, temporal_patch_size=2)
+        image_patches, video_patches = (
+            Patches(patch_size=2, bias=True),
+            Patches(patch_size=2, num_channels=2, temporal_patch_size=2),
+        )
         scaled_block = siglip.model_copy(update={"residual_scale": "output"})
         convolution_block = Block(
             attention=ShortConv(grid=True), feed_forward=gated_network, norm=rms, norm_placement="pre"
         )
-        mixed_stack = Stack(
+        mixed_layers_stack = Stack(
             num_hidden_layers=3,
             block=convolution_block,
             variants={"full": convolution_block.model_copy(update={"attention": biased_attention})},
@@ -252,31 +255,45 @@ class VisionTower(TowerPart):
         stacks = [
             Stack(num_hidden_layers=2, block=siglip, final_norm=layernorm),
             Stack(num_hidden_layers=3, block=pixtral, embedding_norm=rms),
-            mixed_stack,
+            mixed_layers_stack,
             Stack(num_hidden_layers=2, block=scaled_block),
         ]
         grid_window_attention = biased_attention.model_copy(update={"grid_window": 2})
         merger = WindowMerger(side=2, attention=grid_window_attention, intermediate_size=30, norm=layernorm)
         return [
-            cls(hidden_size=12, patches=image, stack=stacks[3], merger=merger, upper_stack=stacks[0]),
-            cls(hidden_size=12, patches=image, stack=stacks[0], positions=PatchPositions(rows=16), pooling=pooling),
+            cls(hidden_size=12, patches=image_patches, stack=stacks[3], merger=merger, upper_stack=stacks[0]),
             cls(
-                hidden_size=12, patches=image, stack=stacks[0], positions=PatchPositions(rows=17), class_embedding=True
+                hidden_size=12,
+                patches=image_patches,
+                stack=stacks[0],
+                positions=PatchPositions(rows=16),
+                pooling=pooling,
             ),
-            cls(hidden_size=10, patches=video, stack=stacks[1], frees_first_input=True),
-            cls(hidden_size=12, patches=image, stack=stacks[2]),
+            cls(
+                hidden_size=12,
+                patches=image_patches,
+                stack=stacks[0],
+                positions=PatchPositions(rows=17),
+                class_embedding=True,
+            ),
+            cls(hidden_size=10, patches=video_patches, stack=stacks[1], frees_first_input=True),
+            cls(hidden_size=12, patches=image_patches, stack=stacks[2]),
             cls(
                 hidden_size=10,
-                patches=video,
+                patches=video_patches,
                 stack=windowed_stack,
                 image=SmartResize(merge=1, min_pixels=1, max_pixels=99),
             ),
             cls(
-                hidden_size=12, patches=image, stack=stacks[3], positions=PatchPositions(rows=17), class_embedding=True
+                hidden_size=12,
+                patches=image_patches,
+                stack=stacks[3],
+                positions=PatchPositions(rows=17),
+                class_embedding=True,
             ),
             cls(
                 hidden_size=12,
-                patches=image,
+                patches=image_patches,
                 stack=stacks[3],
                 positions=PatchPositions(rows=16),
                 class_embedding=True,
@@ -286,7 +303,7 @@ class VisionTower(TowerPart):
             ),
             cls(
                 hidden_size=10,
-                patches=video,
+                patches=video_patches,
                 stack=stacks[1],
                 positions=PatchPositions(rows=9, axes=2),
                 standardize=True,
@@ -368,10 +385,10 @@ def _reference_class() -> type[nn.Module]:
             if self.spec.positions.axes == 1:
                 positions: Tensor = self.position_embedding(torch.arange(x.shape[1], device=x.device))
                 return x + positions
-            columns_of_patches = torch.arange(patch_columns, device=x.device).repeat(patch_rows)
-            rows_of_patches = torch.arange(patch_rows, device=x.device).repeat_interleave(patch_columns)
-            position_sum: Tensor = self.position_embedding(columns_of_patches) + self.position_embedding(
-                self.spec.positions.rows + rows_of_patches
+            patch_column_indices = torch.arange(patch_columns, device=x.device).repeat(patch_rows)
+            patch_row_indices = torch.arange(patch_rows, device=x.device).repeat_interleave(patch_columns)
+            position_sum: Tensor = self.position_embedding(patch_column_indices) + self.position_embedding(
+                self.spec.positions.rows + patch_row_indices
             )
             return x + position_sum
 

@@ -134,8 +134,8 @@ def _tensors_below(
 
     node_tensor: the site of the node itself, whose tensor is ignored.
     """
-    for child_place in node_position.children():
-        child_node = child_place.node
+    for child_position in node_position.children():
+        child_node = child_position.node
         if child_node.optional and child_node.optional not in extra_parts:
             continue
         child_path = f"{node_tensor.path}.{child_node.name}" if node_tensor.path else child_node.name
@@ -144,25 +144,31 @@ def _tensors_below(
                 (child_path, times(node_tensor.times, child_node.repeat), node_tensor.layer)
             ]
         else:
-            indices = child_node.indices[:1] if first_copies else child_node.indices
-            tensor_copies = [(f"{child_path}.{i}", node_tensor.times, i) for i in indices]
-        op_use, parent_node = child_place.use, node_position.node
+            layer_indices = child_node.indices[:1] if first_copies else child_node.indices
+            tensor_copies = [(f"{child_path}.{i}", node_tensor.times, i) for i in layer_indices]
+        op_use, parent_node = child_position.use, node_position.node
         tensors = () if op_use is None else op_use.tensors()
         for tensor_path, copy_count, layer_index in tensor_copies:
             for tensor in tensors:  # `replace` takes three times as long
                 yield WeightTensor(
-                    tensor_path, child_place.kind, tensor, copy_count, layer_index, parent_node, child_place.optional
+                    tensor_path,
+                    child_position.kind,
+                    tensor,
+                    copy_count,
+                    layer_index,
+                    parent_node,
+                    child_position.optional,
                 )
             child_tensor = WeightTensor(
                 tensor_path,
-                child_place.kind,
+                child_position.kind,
                 node_tensor.tensor,
                 copy_count,
                 layer_index,
                 parent_node,
-                child_place.optional,
+                child_position.optional,
             )
-            yield from _tensors_below(child_place, child_tensor, extra_parts, first_copies)
+            yield from _tensors_below(child_position, child_tensor, extra_parts, first_copies)
 
 
 @frozen
@@ -252,10 +258,10 @@ def quantized_size(
     Raises `InputError` for a tensor that the scheme's format cannot store.
     """
     parts_by_component: dict[str, StoredBytes] = {}
-    most_layers = max(stack.num_hidden_layers for _, stack in spec.stacks())
-    if isinstance(most_layers, int) and most_layers > MOST_LAYERS:
+    largest_depth = max(stack.num_hidden_layers for _, stack in spec.stacks())
+    if isinstance(largest_depth, int) and largest_depth > MOST_LAYERS:
         raise InputError(
-            f"num_hidden_layers: {most_layers} layers are too many for --quantize; expected at most {MOST_LAYERS}"
+            f"num_hidden_layers: {largest_depth} layers are too many for --quantize; expected at most {MOST_LAYERS}"
         )
     node_tree = spec.tree()
     params = list(weight_tensors_of(node_tree, extra_parts))

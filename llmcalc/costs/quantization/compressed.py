@@ -103,17 +103,17 @@ def _static_scales(input_fields: ConfigFields | None) -> ActivationScales:
     if input_fields is None:
         return ActivationScales()
     input_fields.ignore("num_bits", "type", "group_size", "block_structure", *ARGUMENTS)
-    dynamic, strategy, symmetric = (
+    dynamic_mode, scale_strategy, is_symmetric = (
         input_fields.get("dynamic", False),
         input_fields.get("strategy"),
         input_fields.get("symmetric", True),
     )
     input_fields.check_all_read()
-    input_fields.check_choice("dynamic", dynamic, True, False, "local")
-    input_fields.check_choice("symmetric", symmetric, True, False)
-    if dynamic is False:
-        input_fields.check_choice("strategy", strategy, "tensor", None)
-    return ActivationScales() if dynamic is True else ActivationScales(1, 0 if symmetric else 1)
+    input_fields.check_choice("dynamic", dynamic_mode, True, False, "local")
+    input_fields.check_choice("symmetric", is_symmetric, True, False)
+    if dynamic_mode is False:
+        input_fields.check_choice("strategy", scale_strategy, "tensor", None)
+    return ActivationScales() if dynamic_mode is True else ActivationScales(1, 0 if is_symmetric else 1)
 
 
 class _WeightFields(NamedTuple):
