@@ -91,7 +91,7 @@ def params(
             return cast("Params", file_params)  # a checkpoint and a class have `total`, their report and nothing else
     elif measure:
         raise InputError("--measure: expected a path of a config.json or a hub id")
-    return ParamsQuestion(extra_parts, rank, parsed_options.read_draft(draft)).answer(parsed_options.read(model))
+    return ParamsQuestion(extra_parts, rank, parsed_options.read_draft(draft)).answer(parsed_options.read_model(model))
 
 
 def flops(
@@ -165,7 +165,7 @@ def flops(
         parsed_options.read_draft(draft),
         image_and_audio_of(image, images, audio),
     )
-    return flops_question.answer(parsed_options.read(model))
+    return flops_question.answer(parsed_options.read_model(model))
 
 
 @overload
@@ -252,7 +252,7 @@ def kv(
         parsed_options.read_draft(draft),
         image_and_audio_of(image, images, audio),
     )
-    return cache_question.answer(parsed_options.read(model))
+    return cache_question.answer(parsed_options.read_model(model))
 
 
 def explain(
@@ -305,7 +305,7 @@ def explain(
         optional_word("--phase", phase, PassPhase),
         stack,
     )
-    return explain_question.answer(parsed_options.read(model))
+    return explain_question.answer(parsed_options.read_model(model))
 
 
 @overload
@@ -449,7 +449,7 @@ def fit(
     settings = with_implied_phase(
         run_options.settings, run_options.layout, parsed_options.setting_test(phase), training_option
     )
-    run_question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
+    run_question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read_model(model))
     return ask_fit(run_question, optional_length("--global-batch", global_batch))
 
 
@@ -490,7 +490,7 @@ def plan(
         parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace
     )
     settings = plan_settings(run_options.settings, parsed_options.setting_test(phase))
-    run_question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
+    run_question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read_model(model))
     by = optional_word("--by", by, Order)
     order_options = {"stack": stack, "overlap": overlap, "nic": nic, "calibrate": calibrate}
     time_options = TimeOptions(**checked_values(declared(TimeOptions), order_options))
@@ -501,7 +501,7 @@ def plan(
         whole("--rows", rows),
         by,
         optional_text("--where", where, "tp=8"),
-        parsed_options.read,
+        parsed_options.read_model,
     )
 
 
@@ -547,7 +547,7 @@ def time(
     time_options = declared_options(TimeOptions, locals())
     parsed_options = sort_options(options, run=True, layout=True)
     run_question = run_question_of(parsed_options, model, launch, hardware, phase, None, with_mtp)
-    return ask_time(run_question, time_options, parsed_options.setting_test(phase), parsed_options.read)
+    return ask_time(run_question, time_options, parsed_options.setting_test(phase), parsed_options.read_model)
 
 
 def serve(
@@ -607,7 +607,7 @@ def serve(
     draft = draft if draft in (None, "mtp", "ngram") else parsed_options.read_draft(draft)
     serve_options = declared_options(ServeOptions, locals())
     accelerator = find_hardware(text("--hardware", hardware, "h100"))
-    return ask_serve(parsed_options.read(model), accelerator, serve_options, parsed_options.read)
+    return ask_serve(parsed_options.read_model(model), accelerator, serve_options, parsed_options.read_model)
 
 
 def cost(
@@ -649,7 +649,7 @@ def cost(
     cost_options = declared_options(CostOptions, locals())
     parsed_options = sort_options(options, run=True, layout=True)
     run_options = run_options_of(parsed_options, text("--hardware", hardware, "h100"), phase, frozenset(), None)
-    return ask_cost(RunQuestion(**vars(run_options), preset=parsed_options.read(model)), cost_options)
+    return ask_cost(RunQuestion(**vars(run_options), preset=parsed_options.read_model(model)), cost_options)
 
 
 def compare(
@@ -683,7 +683,7 @@ def compare(
     compared_models: list[tuple[Any, Any]] = select_presets(selection) if all else []
     if not all or parsed_options.reading.get("set") or parsed_options.reading.get("head"):
         chosen_names = [preset.name for preset, _ in compared_models] if all else models
-        compared_models = [(parsed_options.read(model), None) for model in chosen_names]
+        compared_models = [(parsed_options.read_model(model), None) for model in chosen_names]
     accelerator = None if hardware is None else find_hardware(text("--hardware", hardware, "h100"))
     return ask_compare(
         compared_models,
@@ -715,7 +715,7 @@ def diff(
     reading_options = parsed_options.reading
     changes = changes_to_compare(
         models,
-        parsed_options.read,
+        parsed_options.read_model,
         git,
         models_only,
         reading_options.get("head"),
@@ -843,7 +843,7 @@ def verify(
         optional_length("--num-microbatches", num_microbatches),
     )
     verify_question.check_targets(bool(models))
-    return verify_question.answer(model_names() if all else models, parsed_options.read)
+    return verify_question.answer(model_names() if all else models, parsed_options.read_model)
 
 
 def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswer:
@@ -854,7 +854,7 @@ def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswe
     from .questions.witnesses import ask_check, read_checkpoint_header
 
     parsed_options = sort_options(options)
-    preset = parsed_options.read(model)
+    preset = parsed_options.read_model(model)
     return ask_check(preset, str(checkpoint), read_checkpoint_header(str(checkpoint)))
 
 
@@ -862,7 +862,7 @@ def convert(model: Model, to: ModelFileFormat = "toml", **options: Any) -> str:
     """Returns a model as the text of a native description (toml), or of a config.json of transformers (hf)."""
     from .questions.listings import ModelFileFormat, convert_model
 
-    return convert_model(sort_options(options).read(model), one_of("--to", to, ModelFileFormat))
+    return convert_model(sort_options(options).read_model(model), one_of("--to", to, ModelFileFormat))
 
 
 def presets(
@@ -910,17 +910,17 @@ def lock(*models: str | Path, check: bool = False, allow_unknown: bool = False) 
     """
     from .questions.locks import LOCK_FILE, ask_lock, ask_lock_check
 
-    def read(target: str) -> Preset:
+    def read_preset(target: str) -> Preset:
         return preset_of(target, allow_unknown=allow_unknown)
 
     targets = [str(model) if isinstance(model, Path) else text("model", model, "llama3-8b") for model in models]
     if check:
         if len(targets) > 1:
             raise InputError("check: checks one lock file; expected one path")
-        return ask_lock_check(Path(targets[0] if targets else LOCK_FILE), read)
+        return ask_lock_check(Path(targets[0] if targets else LOCK_FILE), read_preset)
     if not targets:
         raise InputError("model: missing; expected the models to lock, or check")
-    return ask_lock(targets, read)
+    return ask_lock(targets, read_preset)
 
 
 def mcp(offline: bool = False) -> None:

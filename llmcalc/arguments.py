@@ -94,7 +94,7 @@ def spec_of(model: Model) -> ModelSpec:
     return preset_of(model).model
 
 
-class Options(NamedTuple):
+class CallOptions(NamedTuple):
     """The options of a Python API call, sorted by subject: reading the model, a rank, a run, a layout."""
 
     reading: dict[str, Any]
@@ -102,7 +102,7 @@ class Options(NamedTuple):
     settings: dict[str, Any]
     layout: dict[str, Any]
 
-    def read(self, model: Model) -> Preset:
+    def read_model(self, model: Model) -> Preset:
         """Reads the model, with the changes that the call's options request."""
         return preset_of(model, **self.reading)
 
@@ -131,7 +131,7 @@ READING = ("set", "head", "allow_unknown")
 
 def sort_options(
     options_by_name: Mapping[str, Any], *, rank: bool = False, run: bool = False, layout: bool = False
-) -> Options:
+) -> CallOptions:
     """Sorts the options of an API call into options of reading a model, of a rank, of a run and of a layout.
 
     rank, run, layout: whether the function takes such options.
@@ -155,7 +155,7 @@ def sort_options(
     for option_name in options_by_name:
         if option_name not in known_names:
             raise InputError(f"{option_name}: there is no such option.{suggest(option_name, known_names)}")
-    return Options(
+    return CallOptions(
         *(
             {
                 option_name: option_value
@@ -273,7 +273,7 @@ def engine_questions_of(
 
 
 def run_options_of(
-    options: Options, hardware: Any, phase: Any, included_parts: frozenset[str], workspace: str | None
+    options: CallOptions, hardware: Any, phase: Any, included_parts: frozenset[str], workspace: str | None
 ) -> RunOptions:
     """Returns the run that the options describe. hardware: names of accelerators. phase: None for the default."""
     from .device_memory.settings import settings_of
@@ -292,7 +292,7 @@ def run_options_of(
 
 
 def run_question_of(
-    options: Options,
+    options: CallOptions,
     model: Model | None,
     launch: str | Path | None,
     hardware: Any,
@@ -306,7 +306,7 @@ def run_question_of(
 
     return memory_question(
         model,
-        options.read,
+        options.read_model,
         run_options_of(options, hardware, phase, included_part_names(with_mtp, with_towers), workspace),
         launch_file=launch,
         is_setting_given=options.setting_test(phase),

@@ -70,17 +70,19 @@ def _read_models(plotted_models: Iterable[Model], read_model: Callable[[Model], 
 
 def _draw_params(*models: Model, with_mtp: bool = False, with_towers: bool = False, **options: Any) -> Figure:
     return pictures.params_picture(
-        _read_models(models, sort_options(options).read), included_part_names(with_mtp, with_towers)
+        _read_models(models, sort_options(options).read_model), included_part_names(with_mtp, with_towers)
     )
 
 
 def _draw_kv(*plotted_models: Model, kv_dtype: str = "bf16", **options: Any) -> Figure:
     kv_dtype = options.pop("dtype", kv_dtype)
-    return pictures.kv_picture(_read_models(plotted_models, sort_options(options).read), cache_format_of(kv_dtype))
+    return pictures.kv_picture(
+        _read_models(plotted_models, sort_options(options).read_model), cache_format_of(kv_dtype)
+    )
 
 
 def _draw_flops(*plotted_models: Model, **options: Any) -> Figure:
-    return pictures.flops_picture(_read_models(plotted_models, sort_options(options).read))
+    return pictures.flops_picture(_read_models(plotted_models, sort_options(options).read_model))
 
 
 def _draw_shape(
@@ -88,7 +90,7 @@ def _draw_shape(
 ) -> Figure:
     kv_dtype = options.pop("dtype", kv_dtype)
     return pictures.shape_picture(
-        _read_models(plotted_models, sort_options(options).read),
+        _read_models(plotted_models, sort_options(options).read_model),
         whole("--rows", rows, 2, 256),
         optional_tokens(seq),
         cache_format_of(kv_dtype),
@@ -124,7 +126,7 @@ def _draw_memory(
     settings_run = run_options_of(
         run_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace
     )
-    return pictures.memory_picture(RunQuestion(**vars(settings_run), preset=run_options.read(model)))
+    return pictures.memory_picture(RunQuestion(**vars(settings_run), preset=run_options.read_model(model)))
 
 
 def _draw_schedule(*, pp: int, num_microbatches: int, vpp: int = 1, schedule: Schedule = "1f1b") -> Figure:
@@ -142,7 +144,7 @@ def _draw_time(compute_answer: Ask, model: Model | None = None, *, by_node: int 
 def _draw_roofline(compute_answer: Ask, model: Model, *, phase: MemoryPhase | None = None, **options: Any) -> Figure:
     preset = sort_options(
         {option_name: options.pop(option_name) for option_name in READING if option_name in options}
-    ).read(model)
+    ).read_model(model)
     phases = pictures.roofline_phases(not preset.model.model_without_tokens, phase or "inference")
     return pictures.roofline_picture(lambda phase: compute_answer(preset, phase=phase, **options), phases)
 

@@ -258,10 +258,10 @@ def is_given(context: typer.Context, parameter_name: str) -> bool:
 def count_option(option_name: str, help_text: str) -> Any:
     """Returns an option for a number of parameters, such as 8e9, 8B or 350M. help_text: its help text."""
 
-    def parsed(count_text: str | int) -> int:
+    def parse_count_text(count_text: str | int) -> int:
         return count_text if isinstance(count_text, int) else parse_count(count_text)
 
-    return typer.Option(option_name, metavar="N", parser=parsed, help=help_text, show_default=False)
+    return typer.Option(option_name, metavar="N", parser=parse_count_text, help=help_text, show_default=False)
 
 
 Kind: TypeAlias = Annotated[str | None, value_option("--kind", "KIND", f"Only models of a kind: {', '.join(KINDS)}.")]

@@ -91,7 +91,7 @@ def replace_parameter(
     combine_options: function of the options' values that returns the value of the parameter.
     """
 
-    def decorate(command: CommandFunction) -> CommandFunction:
+    def decorate_command(command: CommandFunction) -> CommandFunction:
         signature = inspect.signature(command)
         type_hints = get_type_hints(command, include_extras=True)
         parameters: list[inspect.Parameter] = []
@@ -116,7 +116,7 @@ def replace_parameter(
 
         return with_signature(run, command, parameters)
 
-    return decorate
+    return decorate_command
 
 
 def add_declared_options(

@@ -18,4 +18,4 @@ def command(
     """Time of a training step, a prompt or a token, with its range.
     How sure that is, where the time goes, what bounds it, and whether a measured run is slow.
     """
-    output_options.show_answer(timed_run.ask(timed_run.question(), **report_options), table)
+    output_options.show_answer(timed_run.ask(timed_run.run_question(), **report_options), table)

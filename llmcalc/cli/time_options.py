@@ -95,7 +95,7 @@ class TimedRun:
         """Reads a model with the optional parts that count."""
         return self.target_options.load(target, self.include)
 
-    def question(self) -> RunQuestion:
+    def run_question(self) -> RunQuestion:
         """Returns the question about the timed run."""
         from ..questions.runs import RunOptions, memory_question
         from ..sources.hardware import find_accelerators

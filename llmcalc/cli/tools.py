@@ -170,7 +170,7 @@ def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
             f"there is no tool '{tool_name}'.{suggest(tool_name, list(TOOLS))} Expected one of {', '.join(TOOLS)}"
         )
     tool = next(tool for tool in all_tools() if tool.name == tool_name)
-    _check_size(arguments)
+    _check_arguments_size(arguments)
     _check_arguments({**tool.arguments, **tool.schema["properties"]}, arguments)
     for argument in tool.required:
         if argument not in arguments:
@@ -197,7 +197,7 @@ def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
     return answer_document if requested_keys is None else _selected_keys(answer_document, requested_keys)
 
 
-def _check_size(arguments: Mapping[str, Any]) -> None:
+def _check_arguments_size(arguments: Mapping[str, Any]) -> None:
     """Raises `InputError` for arguments that are nested too deeply, too large, or have an infinite number."""
     require_shallow(dict(arguments), "arguments")
     try:

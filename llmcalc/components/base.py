@@ -31,7 +31,7 @@ MOST_LAYERS, MOST_EXPERTS = 100_000, 1_000_000
 
 
 @frozen(slots=True)
-class Symbol:
+class SizeSymbol:
     """The type of a size: its symbol in papers, which `llmcalc explain` prints, and its limits.
 
     letter: the letter.
@@ -49,34 +49,34 @@ class Symbol:
 Size: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 """A size without a letter."""
 
-HiddenSize: TypeAlias = Annotated[int, Symbol("h")]
-Heads: TypeAlias = Annotated[int, Symbol("a")]
-KVHeads: TypeAlias = Annotated[int, Symbol("k")]
-HeadDim: TypeAlias = Annotated[int, Symbol("d")]
-Width: TypeAlias = Annotated[int, Symbol("f")]
-Vocab: TypeAlias = Annotated[int, Symbol("V")]
-Layers: TypeAlias = Annotated[int, Symbol("L", largest=MOST_LAYERS)]
-Window: TypeAlias = Annotated[int, Symbol("W")]
-Experts: TypeAlias = Annotated[int, Symbol("E", largest=MOST_EXPERTS)]
-ZeroExperts: TypeAlias = Annotated[int, Symbol("Z", largest=MOST_EXPERTS)]
-TopK: TypeAlias = Annotated[int, Symbol("t", largest=MOST_EXPERTS)]
-Positions: TypeAlias = Annotated[int, Symbol("P")]
-Labels: TypeAlias = Annotated[int, Symbol("C")]
-LaurelRank: TypeAlias = Annotated[int, Symbol("l")]
-PerLayer: TypeAlias = Annotated[int, Symbol("p")]
-PerLayerVocab: TypeAlias = Annotated[int, Symbol("U")]
-QueryRank: TypeAlias = Annotated[int, Symbol("q")]
-KVRank: TypeAlias = Annotated[int, Symbol("c")]
-NopeDim: TypeAlias = Annotated[int, Symbol("n")]
-RopeDim: TypeAlias = Annotated[int, Symbol("r", 0)]
-ValueDim: TypeAlias = Annotated[int, Symbol("v")]
-Streams: TypeAlias = Annotated[int, Symbol("M", largest=64)]
-Inner: TypeAlias = Annotated[int, Symbol("m")]
-StateSize: TypeAlias = Annotated[int, Symbol("N")]
-Kernel: TypeAlias = Annotated[int, Symbol("w")]
-StepRank: TypeAlias = Annotated[int, Symbol("R")]
-StateGroups: TypeAlias = Annotated[int, Symbol("G")]
-ChunkSize: TypeAlias = Annotated[int, Symbol("Q")]
+HiddenSize: TypeAlias = Annotated[int, SizeSymbol("h")]
+Heads: TypeAlias = Annotated[int, SizeSymbol("a")]
+KVHeads: TypeAlias = Annotated[int, SizeSymbol("k")]
+HeadDim: TypeAlias = Annotated[int, SizeSymbol("d")]
+Width: TypeAlias = Annotated[int, SizeSymbol("f")]
+Vocab: TypeAlias = Annotated[int, SizeSymbol("V")]
+Layers: TypeAlias = Annotated[int, SizeSymbol("L", largest=MOST_LAYERS)]
+Window: TypeAlias = Annotated[int, SizeSymbol("W")]
+Experts: TypeAlias = Annotated[int, SizeSymbol("E", largest=MOST_EXPERTS)]
+ZeroExperts: TypeAlias = Annotated[int, SizeSymbol("Z", largest=MOST_EXPERTS)]
+TopK: TypeAlias = Annotated[int, SizeSymbol("t", largest=MOST_EXPERTS)]
+Positions: TypeAlias = Annotated[int, SizeSymbol("P")]
+Labels: TypeAlias = Annotated[int, SizeSymbol("C")]
+LaurelRank: TypeAlias = Annotated[int, SizeSymbol("l")]
+PerLayer: TypeAlias = Annotated[int, SizeSymbol("p")]
+PerLayerVocab: TypeAlias = Annotated[int, SizeSymbol("U")]
+QueryRank: TypeAlias = Annotated[int, SizeSymbol("q")]
+KVRank: TypeAlias = Annotated[int, SizeSymbol("c")]
+NopeDim: TypeAlias = Annotated[int, SizeSymbol("n")]
+RopeDim: TypeAlias = Annotated[int, SizeSymbol("r", 0)]
+ValueDim: TypeAlias = Annotated[int, SizeSymbol("v")]
+Streams: TypeAlias = Annotated[int, SizeSymbol("M", largest=64)]
+Inner: TypeAlias = Annotated[int, SizeSymbol("m")]
+StateSize: TypeAlias = Annotated[int, SizeSymbol("N")]
+Kernel: TypeAlias = Annotated[int, SizeSymbol("w")]
+StepRank: TypeAlias = Annotated[int, SizeSymbol("R")]
+StateGroups: TypeAlias = Annotated[int, SizeSymbol("G")]
+ChunkSize: TypeAlias = Annotated[int, SizeSymbol("Q")]
 
 
 def _check_odd(kernel_size: int) -> int:

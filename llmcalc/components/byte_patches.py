@@ -263,13 +263,13 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: PatchStreams, hidden_size: int) -> None:
             super().__init__(spec.decoder, spec.local_size, hidden_size, spec.vectors)
             if spec.writes_every_layer:
-                self.layers = nn.ModuleList(ReadingFirst(block, self._reading(spec)) for block in self.layers)
+                self.layers = nn.ModuleList(ReadingFirst(block, self._reading_module(spec)) for block in self.layers)
             else:
-                self.writes = self._reading(spec)
+                self.writes = self._reading_module(spec)
             self.norm = spec.norm.reference(ModelProperties(spec.local_size))
 
         @staticmethod
-        def _reading(spec: PatchStreams) -> nn.Module:
+        def _reading_module(spec: PatchStreams) -> nn.Module:
             return spec.writes.reference(spec.local_size, spec.local_size)
 
         def forward(self, x: Tensor, patches: Tensor) -> Tensor:

@@ -417,12 +417,12 @@ class Stack(Component):
             return recorder.layers(
                 x, lambda v: layer.flow(recorder, v), repeat, layer_indices, label=shown_label, **node_fields
             )
-        first_index, other_indices = (None, None) if layer_indices is None else (layer_indices[:1], layer_indices[1:])
+        first_indices, later_indices = (None, None) if layer_indices is None else (layer_indices[:1], layer_indices[1:])
         is_single = isinstance(repeat, int) and repeat == 1
         other_layer_count = 0 if is_single else repeat - 1
         layer_sharing = None if is_single else LayerSharing(is_first=True, other_layers=other_layer_count)
         x = recorder.layers(
-            x, lambda v: layer.flow(recorder, v, layer_sharing), 1, first_index, label=shown_label, **node_fields
+            x, lambda v: layer.flow(recorder, v, layer_sharing), 1, first_indices, label=shown_label, **node_fields
         )
         if is_single:
             return x
@@ -433,7 +433,7 @@ class Stack(Component):
             x,
             lambda v: layer.flow(recorder, v, later_layer_sharing),
             other_layer_count,
-            other_indices,
+            later_indices,
             label=shared_label,
             **node_fields,
             **role_field,

@@ -53,7 +53,7 @@ class ClassLayer(NamedTuple):
 def linear_layers(
     node_tree: Node, extra_parts: frozenset[str], is_in_layers: bool = True
 ) -> Iterator[tuple[Place, Linear]]:
-    """Yields each linear layer inside the transformer layers (`is_in_layers`) or outside of them, with its operation."""
+    """Yields each linear layer and its operation, inside the transformer layers (`is_in_layers`) or outside of them."""
     for node_position in node_tree.walk():
         op = node_position.node.op
         if (
@@ -76,14 +76,14 @@ def class_layers(
         node, parent_position = node_position.node, node_position.parent
         class_layer_name, published_names = (
             node.name,
-            () if module_names is None else module_names(_first_index_path(node_position)),
+            () if module_names is None else module_names(_path_of_first_index(node_position)),
         )
         if published_names:
             class_layer_name = published_names[0].rpartition(".")[2]
         elif node.is_fused:
             class_layer_name = USUAL_CLASS_NAMES[node.name]
         module, module_path = (
-            ("", "") if parent_position is None else (parent_position.node.name, _first_index_path(parent_position))
+            ("", "") if parent_position is None else (parent_position.node.name, _path_of_first_index(parent_position))
         )
         layer_names.setdefault((module, node.name), (class_layer_name, module_path))
     occurrences = Counter(layer_names.values())
@@ -93,13 +93,13 @@ def class_layers(
     )
 
 
-def _first_index_path(node_position: Place) -> str:
+def _path_of_first_index(node_position: Place) -> str:
     """Returns a node's path with the first index of each repeated module: `layers.0.self_attn.q_proj`."""
     node, parent_position = node_position.node, node_position.parent
     if parent_position is None:
         return ""
     node_path_name = node.name if node.indices is None else f"{node.name}.{node.indices[0]}"
-    return ".".join(filter(None, (_first_index_path(parent_position), node_path_name)))
+    return ".".join(filter(None, (_path_of_first_index(parent_position), node_path_name)))
 
 
 def resolve_targets(

@@ -90,7 +90,7 @@ class LowRankAdapters:
         PEFT gives a fused weight the rank of all matrices in it (peft/utils/transformers_weight_conversion.py).
         """
         tensors = []
-        for joint_layers in _joint_layers(_expert_layers(node_tree, extra_parts), _library_layer):
+        for joint_layers in _joint_layers(_expert_layers(node_tree, extra_parts), _library_layer_name):
             node_position, experts = joint_layers[0]
             if node_position.node.name in self.targets or self.experts:
                 expert_count = experts.num_experts if self.experts or self.library == "mcore-bridge" else 1
@@ -154,10 +154,10 @@ class LowRankAdapters:
     def _layer_products(self, node_tree: Node, extra_parts: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
         """Yields groups of linear layers in transformer layers; the layers of a group run as one product."""
         yield from _joint_layers(
-            linear_layers(node_tree, extra_parts), _library_layer if self.is_parallel else self._joined_layer
+            linear_layers(node_tree, extra_parts), _library_layer_name if self.is_parallel else self._joined_layer_name
         )
 
-    def _joined_layer(self, node_position: Place) -> str:
+    def _joined_layer_name(self, node_position: Place) -> str:
         """Returns the name of the layer that computes a projection with its neighbours; empty without neighbours."""
         projection_name, parent_position = node_position.node.name, node_position.parent
         if self.fused_qkv or self.library == "litgpt":
@@ -181,7 +181,7 @@ class LowRankAdapters:
 Layer = TypeVar("Layer", Linear, ExpertLinear)
 
 
-def _library_layer(node_position: Place) -> str:
+def _library_layer_name(node_position: Place) -> str:
     """Returns a shared name for projections that Megatron-Core joins in one layer; empty for other projections."""
     return "joined" if node_position.node.name in JOINED_PROJECTIONS else ""
 
@@ -306,7 +306,7 @@ def _check_joined_targets(
     node_tree: Node, adapters: LowRankAdapters, target_names: Sequence[str], extra_parts: frozenset[str]
 ) -> None:
     """Raises `InputError` if targets name only some projections of a layer that the library adapts as a whole."""
-    layers = _joint_layers(linear_layers(node_tree, extra_parts), _library_layer) if adapters.is_parallel else ()
+    layers = _joint_layers(linear_layers(node_tree, extra_parts), _library_layer_name) if adapters.is_parallel else ()
     for joined_layer in layers:
         fused_names = [node_position.node.name for node_position, _ in joined_layer]
         if 0 < len(set(fused_names) & set(target_names)) < len(fused_names):

@@ -1,8 +1,8 @@
 """A spec with symbols as sizes. Its recorded flow yields the formulas of `llmcalc explain`.
 
-Fields have their letters in their types (`components.base.Symbol`). A field with one value wherever it occurs is one
-symbol. A field with several values gets subscripts from its places (f_dense, f_expert, d_sliding, L_enc). Fields that
-are not given stay unset: without head_dim it is h/a, so multi-head attention has 4h² parameters.
+Fields have their letters in their types (`components.base.SizeSymbol`). A field with one value wherever it occurs is
+one symbol. A field with several values gets subscripts from its places (f_dense, f_expert, d_sliding, L_enc). Fields
+that are not given stay unset: without head_dim it is h/a, so multi-head attention has 4h² parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeAlias, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from ..algebra import Number, is_zero
-from ..components.base import Network, Part, Symbol, TokenMixer
+from ..components.base import Network, Part, SizeSymbol, TokenMixer
 from ..components.layers.block import Layer
 from ..components.stack import BASE, SHARED, Stack
 from ..errors import MissingExtra
@@ -280,7 +280,7 @@ def letter_of_field(field_info: FieldInfo) -> str | None:
 
 
 def _letter(metadata: Iterable[Any]) -> str | None:
-    return next((annotation.letter for annotation in metadata if isinstance(annotation, Symbol)), None)
+    return next((annotation.letter for annotation in metadata if isinstance(annotation, SizeSymbol)), None)
 
 
 def _letter_inside(annotation: Any) -> str | None:

@@ -53,9 +53,9 @@ class DynamicHd(ImageRule):
             )
             for tile_count, pixels in ((columns_of_tiles, width), (rows_of_tiles, height))
         )
-        return self.encoded_lines(columns_of_tiles * rows_of_tiles + 1, patches_per_side, token_rows, token_columns)
+        return self.line_break_input(columns_of_tiles * rows_of_tiles + 1, patches_per_side, token_rows, token_columns)
 
-    def encoded_lines(
+    def line_break_input(
         self, tile_count: int, patches_per_side: int, token_rows: int, token_columns: int
     ) -> EncodedInput:
         """Returns the patches and tokens of the whole image and of its lines; a marker token ends each line."""

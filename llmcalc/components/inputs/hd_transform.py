@@ -40,4 +40,4 @@ class HdTransform(DynamicHd):
         token_rows, token_columns = (
             tokens_per_side * tile_count for tile_count in (tile_counts if width >= height else reversed(tile_counts))
         )
-        return self.encoded_lines(self.max_tiles + 1, self.size // patch_size, token_rows, token_columns)
+        return self.line_break_input(self.max_tiles + 1, self.size // patch_size, token_rows, token_columns)

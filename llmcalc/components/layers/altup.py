@@ -211,7 +211,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     def root_mean_square(x: Tensor) -> Tensor:
         return x.float().square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt().to(x.dtype)
 
-    class StreamEnds(nn.Module):
+    class StreamProjections(nn.Module):
         def __init__(self, streams: int, hidden: int) -> None:
             super().__init__()
             self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(streams - 1))
@@ -224,13 +224,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 streams.append(projected_x * first_rms / root_mean_square(projected_x))
             return torch.stack(streams, -2)
 
-    class StreamSplit(StreamEnds):
+    class StreamSplit(StreamProjections):
         """Splits one stream into several. [batch, tokens, hidden] → [batch, tokens, streams, hidden]."""
 
         def forward(self, x: Tensor) -> Tensor:
             return self._apply_maps(x, [x] * len(self.projections))
 
-    class StreamMerge(StreamEnds):
+    class StreamMerge(StreamProjections):
         """Merges the streams into one. [batch, tokens, streams, hidden] → [batch, tokens, hidden]."""
 
         def forward(self, x: Tensor) -> Tensor:

@@ -234,21 +234,21 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             always_visible = is_text_token.new_ones(global_count)
             scores = q[:, :, :global_count] @ k.transpose(-1, -2) * score_scale
             scores = scores.masked_fill(~torch.cat([always_visible, is_text_token]), float("-inf"))
-            global_output = self._weights(scores) @ v
+            global_output = self._softmax_weights(scores) @ v
             blocked_qkv = [x[:, :, global_count:].unflatten(2, (-1, self.block)) for x in (q, k, v)]
             global_scores = blocked_qkv[0] @ k[:, :, None, :global_count].transpose(-1, -2)
             block_scores = blocked_qkv[0] @ blocked_qkv[1].transpose(-1, -2)
             block_mask = is_text_token.unflatten(0, (-1, self.block))
             mask = torch.cat([always_visible.expand(len(block_mask), -1), block_mask], -1)[:, None]
             scores = torch.cat([global_scores, block_scores], -1) * score_scale
-            attn_weights = self._weights(scores.masked_fill(~mask, float("-inf")))
+            attn_weights = self._softmax_weights(scores.masked_fill(~mask, float("-inf")))
             text_output = (
                 attn_weights[..., :global_count] @ v[:, :, None, :global_count]
                 + attn_weights[..., global_count:] @ blocked_qkv[2]
             )
             return torch.cat([global_output, text_output.flatten(2, 3)], 2)
 
-        def _weights(self, scores: Tensor) -> Tensor:
+        def _softmax_weights(self, scores: Tensor) -> Tensor:
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(scores.dtype))
 
     class GlobalLocalReference(nn.Module):

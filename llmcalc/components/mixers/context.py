@@ -21,13 +21,13 @@ from ..norm import Norm
 from ..position import Rope
 from ..runtime import ForwardPass, product_class
 from ..target_states import DFLASH
-from .two_sets import TwoSetsMixer, two_sets_reference
+from .two_sets import TwoKeySetsMixer, two_key_sets_reference
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class ContextAttention(TwoSetsMixer):
+class ContextAttention(TwoKeySetsMixer):
     """Attention to the projected hidden states of a target model, and to all tokens of the current pass.
 
     num_attention_heads: the number of query heads.
@@ -108,7 +108,7 @@ class ContextAttention(TwoSetsMixer):
 def _reference_class() -> type[nn.Module]:
     import torch
 
-    class ContextReference(two_sets_reference()):  # type: ignore[misc]
+    class ContextReference(two_key_sets_reference()):  # type: ignore[misc]
         """Attends to a target's states and to the draft block. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ContextAttention, hidden_size: int) -> None:

@@ -28,7 +28,7 @@ from ..base import (
     ModelProperties,
     PartWitness,
     Real,
-    Symbol,
+    SizeSymbol,
     TokenMixer,
 )
 from ..norm import Norm, norm_reference
@@ -38,10 +38,10 @@ from .delta_rule import delta_rule_class
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-LinearKeyHeads: TypeAlias = Annotated[int, Symbol("a_k")]
-LinearValueHeads: TypeAlias = Annotated[int, Symbol("a_v")]
-LinearKeyDim: TypeAlias = Annotated[int, Symbol("d_k")]
-LinearValueDim: TypeAlias = Annotated[int, Symbol("d_v")]
+LinearKeyHeads: TypeAlias = Annotated[int, SizeSymbol("a_k")]
+LinearValueHeads: TypeAlias = Annotated[int, SizeSymbol("a_v")]
+LinearKeyDim: TypeAlias = Annotated[int, SizeSymbol("d_k")]
+LinearValueDim: TypeAlias = Annotated[int, SizeSymbol("d_v")]
 
 CHUNK_TOKENS = 64
 """The number of tokens per chunk in every known implementation."""

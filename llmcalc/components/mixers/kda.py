@@ -26,7 +26,7 @@ from ..base import (
     ModelProperties,
     PartWitness,
     Real,
-    Symbol,
+    SizeSymbol,
     TokenMixer,
 )
 from ..norm import Norm, norm_reference
@@ -38,8 +38,8 @@ from .grouped import check_key_heads
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-LinearHeads: TypeAlias = Annotated[int, Symbol("a_l")]
-LinearHeadDim: TypeAlias = Annotated[int, Symbol("d_l")]
+LinearHeads: TypeAlias = Annotated[int, SizeSymbol("a_l")]
+LinearHeadDim: TypeAlias = Annotated[int, SizeSymbol("d_l")]
 
 
 class KimiDeltaAttention(TokenMixer):

@@ -20,13 +20,13 @@ from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, Par
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, product_class
-from .two_sets import TwoSetsMixer, two_sets_reference
+from .two_sets import TwoKeySetsMixer, two_key_sets_reference
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class MergedAttention(TwoSetsMixer):
+class MergedAttention(TwoKeySetsMixer):
     """Decoder attention to decoder tokens and the encoder's output in one softmax.
 
     The encoder must have the decoder's width.
@@ -131,7 +131,7 @@ class MergedAttention(TwoSetsMixer):
 def _reference_class() -> type[nn.Module]:
     import torch
 
-    class MergedAttentionReference(two_sets_reference()):  # type: ignore[misc]
+    class MergedAttentionReference(two_key_sets_reference()):  # type: ignore[misc]
         """Attends to decoder tokens and encoder output in one softmax. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MergedAttention, hidden_size: int) -> None:

@@ -26,7 +26,7 @@ from ..base import (
     ModelProperties,
     PartWitness,
     Real,
-    Symbol,
+    SizeSymbol,
     TokenMixer,
 )
 from ..norm import Norm, norm_reference
@@ -35,7 +35,7 @@ from ..runtime import ForwardPass, recurrent_state_class
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MemoryValueDim: TypeAlias = Annotated[int, Symbol("v")]
+MemoryValueDim: TypeAlias = Annotated[int, SizeSymbol("v")]
 
 
 class MLSTM(TokenMixer):

@@ -15,14 +15,14 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, Heads, Kernel, ModelProperties, PartWitness, Symbol, TokenMixer
+from ..base import PUBLISHED, Heads, Kernel, ModelProperties, PartWitness, SizeSymbol, TokenMixer
 from ..networks.feed_forward import Activation, activate
 from ..runtime import ForwardPass, causal_conv_class, recurrent_state_class, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-RecurrentWidth: TypeAlias = Annotated[int, Symbol("r")]
+RecurrentWidth: TypeAlias = Annotated[int, SizeSymbol("r")]
 
 
 class RGLRU(TokenMixer):

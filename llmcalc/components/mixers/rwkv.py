@@ -21,7 +21,7 @@ from ..base import (
     ModelProperties,
     PartWitness,
     SingleWidthNetwork,
-    Symbol,
+    SizeSymbol,
     TokenMixer,
     Width,
 )
@@ -31,7 +31,7 @@ from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-AttentionWidth: TypeAlias = Annotated[int, Symbol("r")]
+AttentionWidth: TypeAlias = Annotated[int, SizeSymbol("r")]
 
 SOURCE = "Peng et al. 2023, §3"
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..position import Rope
 
 
-class TwoSetsMixer(WindowedMixer):
+class TwoKeySetsMixer(WindowedMixer):
     """Grouped-query attention to the layer's tokens and to another sequence, with the same key and value projections.
 
     A subclass also declares attention_bias and norm, the norm on each query and key head.
@@ -49,11 +49,11 @@ class TwoSetsMixer(WindowedMixer):
 
 
 @cache
-def two_sets_reference() -> Any:
+def two_key_sets_reference() -> Any:
     """Returns the base class of the references, with projections, norms and the cache of the layer's tokens."""
 
-    class TwoSetsReference(grouped_reference_class()):  # type: ignore[misc]
-        def __init__(self, spec: TwoSetsMixer, hidden_size: int) -> None:
+    class TwoKeySetsReference(grouped_reference_class()):  # type: ignore[misc]
+        def __init__(self, spec: TwoKeySetsMixer, hidden_size: int) -> None:
             super().__init__(spec, hidden_size, spec.attention_bias)
             if spec.norm is not None:
                 self.q_norm, self.k_norm = (norm_reference(spec.norm, spec.head_dim) for _ in "qk")
@@ -65,4 +65,4 @@ def two_sets_reference() -> Any:
             is_normed = projection != "v" and self.spec.norm is not None
             return self.get_submodule(f"{projection}_norm")(heads) if is_normed else heads
 
-    return TwoSetsReference
+    return TwoKeySetsReference

@@ -18,7 +18,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Experts, ModelProperties, Network, Symbol, TopK, check_top_k
+from ..base import Experts, ModelProperties, Network, SizeSymbol, TopK, check_top_k
 from ..runtime import ForwardPass
 from .expert_dispatch import dispatch_class
 from .feed_forward import FeedForward
@@ -28,7 +28,7 @@ from .router import LinearRouter
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-GroupSize: TypeAlias = Annotated[int, Symbol("g")]
+GroupSize: TypeAlias = Annotated[int, SizeSymbol("g")]
 
 
 class GroveMoE(Network):

@@ -81,7 +81,7 @@ class CtcConformer(TowerPart):
         """Records the encoder and returns its output for the projector."""
         hidden = Axis("hidden", self.hidden_size)
         x = recorder.linear("input_proj", x, hidden, bias=True)
-        for half_label, layer_indices in self._layer_halves():
+        for half_label, layer_indices in self._halves_of_layers():
             x = recorder.layers(
                 x,
                 lambda v: self._record_layer(recorder, v),
@@ -102,7 +102,7 @@ class CtcConformer(TowerPart):
                 recorder.linear(projection, input_value, Axis("hidden", output_width), bias=True, role="idle")
         return x
 
-    def _layer_halves(self) -> Iterator[tuple[str, list[int]]]:
+    def _halves_of_layers(self) -> Iterator[tuple[str, list[int]]]:
         """Yields the name and the layer indices of both halves of the layers, between which labels are predicted."""
         layers, middle_layer = [*range(self.num_hidden_layers)], self.num_hidden_layers // 2
         if middle_layer:

@@ -159,13 +159,13 @@ class ImageTokenizer(TowerPart):
     def _encode(self, recorder: Flow, pixels: Value) -> Value:
         """Records the encoder."""
         positions, level_count = pixels.rows, len(self.channel_multiplier)
-        x = pixels.view(Axis("channels", self.in_channels), new_rows=_positions(positions, level_count - 1))
+        x = pixels.view(Axis("channels", self.in_channels), new_rows=_upsampled_positions(positions, level_count - 1))
         x = self._convolve(recorder, "conv_in", x, self.base_channels)
         for i, multiplier in enumerate(self.channel_multiplier):
             with recorder.scope(f"level_{i}"):
                 x = self._record_level(recorder, x, i, self.base_channels * multiplier, self.num_res_blocks)
                 if i < level_count - 1:
-                    position_rows = _positions(positions, level_count - 2 - i)
+                    position_rows = _upsampled_positions(positions, level_count - 2 - i)
                     x = self._convolve(recorder, "downsample", x, x.width, conv_rows=position_rows)
         x = self._record_middle(recorder, x)
         x = recorder.act(self._normalize(recorder, "norm_out", x), "silu")
@@ -318,7 +318,7 @@ class ImageTokenizer(TowerPart):
         ]
 
 
-def _positions(grid_rows: Rows, doubling_count: int) -> Rows:
+def _upsampled_positions(grid_rows: Rows, doubling_count: int) -> Rows:
     """Returns the positions of a grid after its sides were doubled `doubling_count` times."""
     return Multiple("positions", of=grid_rows, by=4**doubling_count)
 

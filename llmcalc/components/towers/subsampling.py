@@ -81,7 +81,7 @@ class Subsampling(Component):
 
     def input_value(self) -> Value:
         """The audio frames, with one value per mel bin."""
-        return Value(self._rows(PATCHES, 0), (Axis("mel", self.num_mel_bins),), fixed=True)
+        return Value(self._convolved_rows(PATCHES, 0), (Axis("mel", self.num_mel_bins),), fixed=True)
 
     @property
     def positions(self) -> Rows:
@@ -89,7 +89,7 @@ class Subsampling(Component):
         strides = tuple(convolution.stride[0] for convolution in self.convolutions)
         return InChunks(chunk=self.chunk, strides=strides, padded=False)
 
-    def _rows(self, frames: Rows, conv_count: int) -> Rows:
+    def _convolved_rows(self, frames: Rows, conv_count: int) -> Rows:
         """Returns the rows after `conv_count` convolutions. frames: the rows before the last convolution."""
         if self.chunk is not None:
             strides = tuple(convolution.stride[0] for convolution in self.convolutions[:conv_count])
@@ -115,7 +115,7 @@ class Subsampling(Component):
         conv_output = x.view(Axis("channels", 1), new_rows=Multiple("spectrum", of=frames, by=pitches))
         for conv_index, conv in enumerate(self.convolutions, 1):
             (time, pitch), channels = conv.kernel, Axis("channels", conv.channels)
-            frames = self._rows(frames, conv_index)
+            frames = self._convolved_rows(frames, conv_index)
             pitches = floor_div(pitches + 2 - pitch, conv.stride[1]) + 1
             spectrum_rows = Multiple("spectrum", of=frames, by=pitches)
             if conv.separable:

@@ -82,7 +82,7 @@ PARTS = tuple(field.name for field in fields(StoredBytes))
 NOTHING = StoredBytes()
 
 
-def unquantized_parts(elements: Number, dtype: str) -> StoredBytes:
+def unquantized_bytes(elements: Number, dtype: str) -> StoredBytes:
     """Returns the bytes of elements in an unquantized number format."""
     return StoredBytes(unconverted=packed_bytes(elements, dtype))
 
@@ -283,7 +283,7 @@ def quantized_size(
             f"file; remove {TOWERS.option}"
         )
     encoder_parts = (
-        (weight_tensor, unquantized_parts(weight_tensor.tensor.size, dtype)) for weight_tensor in encoder_tensors
+        (weight_tensor, unquantized_bytes(weight_tensor.tensor.size, dtype)) for weight_tensor in encoder_tensors
     )
     for weight_tensor, stored_parts in chain(scheme.store(spec, text_tensors, dtype), encoder_parts):
         parts_by_component[weight_tensor.kind] = (

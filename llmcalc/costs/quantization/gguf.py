@@ -22,7 +22,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import AttentionCore
 from ...optional import OPTIONAL_PARTS
-from .base import QuantizationScheme, StoredBytes, WeightTensor, unquantized_parts, weight_tensors_of
+from .base import QuantizationScheme, StoredBytes, WeightTensor, unquantized_bytes, weight_tensors_of
 from .blocks import BLOCKS
 
 MIXES = {
@@ -385,6 +385,6 @@ PLAIN = {"F32": "float32", "F16": "float16"}
 def _type_bytes(elements: int, ggml_type: str) -> StoredBytes:
     """Returns the bytes of a number of elements, which is a multiple of the ggml type's block."""
     if ggml_type in PLAIN:
-        return unquantized_parts(elements, PLAIN[ggml_type])
+        return unquantized_bytes(elements, PLAIN[ggml_type])
     block, codes, scales, minima = BLOCKS[ggml_type]
     return StoredBytes(codes, scales, minima) * (elements // block)

@@ -17,7 +17,7 @@ from ...errors import InputError
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...units import DTYPE_BITS
-from .base import QuantizationScheme, StoredBytes, WeightTensor, unquantized_parts
+from .base import QuantizationScheme, StoredBytes, WeightTensor, unquantized_bytes
 from .fields import ConfigFields
 from .formats import FP4, FP8, INT32, LinearFormat
 from .patterns import ModuleList
@@ -93,7 +93,7 @@ class MLXScheme(QuantizationScheme):
         for param in params:
             module_format = self._module_format(param)
             if module_format is None:
-                yield param, unquantized_parts(param.tensor.size, dtype)
+                yield param, unquantized_bytes(param.tensor.size, dtype)
                 continue
             if param.kind == "router" and module_format is self.usual:
                 self.assumed.add(ROUTERS)
