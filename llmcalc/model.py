@@ -17,7 +17,7 @@ from .components.choice import component_type
 from .components.choices import Head
 from .components.dropout import ATTENTION_ALONE, Dropout
 from .components.head import LMHead
-from .components.output import ModelOutput, OutputPart
+from .components.output_part import ModelOutput, OutputPart
 from .components.runtime import ForwardPass
 from .components.stack import Stack
 from .components.towers import Tower, TowerName, check_widths, record_towers
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from .components.block_proposal import Proposal
     from .components.contact_head import ContactHead
-    from .components.idle import UnusedEmbedding
     from .components.mtp import MultiTokenPrediction
     from .components.pooler import Pooler
-    from .components.proposal import Proposal
+    from .components.unused_modules import UnusedEmbedding
 else:
     Pooler, ContactHead = component_type("pooler:Pooler"), component_type("contact_head:ContactHead")
     Proposal = component_type("proposal:Proposal")

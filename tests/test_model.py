@@ -9,10 +9,9 @@ import torch
 
 from llmcalc.components.added_position import Learned, Sinusoidal
 from llmcalc.components.classifier import Classifier
-from llmcalc.components.distance import RelativeBias
+from llmcalc.components.distance_bias import RelativeBias
 from llmcalc.components.head import LMHead
 from llmcalc.components.head_transform import Transform
-from llmcalc.components.idle import UnusedEmbedding
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mtp import MultiTokenPrediction
@@ -25,6 +24,7 @@ from llmcalc.components.pooler import Pooler
 from llmcalc.components.position import Rope
 from llmcalc.components.stack import Stack
 from llmcalc.components.token_types import TokenTypes
+from llmcalc.components.unused_modules import UnusedEmbedding
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import index_ranges

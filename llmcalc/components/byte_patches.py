@@ -20,8 +20,8 @@ from .base import Flag, LayerParts, Layers, ModelProperties, Part, StackPosition
 from .layers.block import Block
 from .norm import Norm
 from .reading import Reading
+from .residual_streams import ResidualStreams
 from .runtime import ForwardPass
-from .streams import ResidualStreams
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -18,8 +18,8 @@ from ..workload.derived_rows import Multiple
 from ..workload.rows import SEQUENCES
 from .base import LayerParts, ModelProperties, StackPosition, Width
 from .reading import Reading
+from .residual_streams import ResidualStreams
 from .runtime import ForwardPass, vector_module
-from .streams import ResidualStreams
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -20,7 +20,7 @@ from ..workload.rows import LOGITS
 from .base import ModelProperties, PartWitness
 from .head import LMHead
 from .norm import Norm
-from .output import ModelOutput, OutputPart
+from .output_part import ModelOutput, OutputPart
 from .runtime import ForwardPass, share_tensors
 from .stack import SHARED
 

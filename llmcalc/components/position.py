@@ -106,7 +106,7 @@ SCORE_POSITIONS = PartChoice(
 if TYPE_CHECKING:
     from .added_position import Axial, Learned, Sinusoidal
     from .disentangled import Disentangled
-    from .distance import Alibi, LayerBias, TransformerXL
+    from .distance_bias import Alibi, LayerBias, TransformerXL
 
     ScorePosition: TypeAlias = Rope | Alibi | TransformerXL | LayerBias | Disentangled
 else:

@@ -15,8 +15,8 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import WithPrompt
 from .base import ModelProperties, StackPosition
+from .residual_streams import ResidualStreams
 from .runtime import ForwardPass
-from .streams import ResidualStreams
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -14,8 +14,8 @@ from ..flow.value import Value
 from .base import ModelProperties
 from .networks.feed_forward import FeedForward
 from .norm import Norm
+from .residual_streams import ResidualStreams
 from .runtime import ForwardPass
-from .streams import ResidualStreams
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

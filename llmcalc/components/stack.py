@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .disentangled import RelativeEmbedding, SideConvolution
-    from .distance import RelativeBias
+    from .distance_bias import RelativeBias
     from .entities import Entities
-    from .idle import SecondStream
     from .input_features import InputFeatures
     from .layers.per_layer import PerLayerEmbedding
     from .ngram_embedding import NgramEmbedding
     from .pooler import Pooler
     from .relative_keys import RelativeKeys
     from .token_types import TokenTypes
+    from .unused_modules import SecondStream
 else:
     PerLayerEmbedding, TokenTypes = (
         component_type("layers.per_layer:PerLayerEmbedding"),
@@ -448,11 +448,11 @@ class Stack(Component):
         from .layers.block_residual import BlockResiduals, block_residual_example
         from .layers.convolved_residual import convolved_residual_example
         from .layers.delayed_hyper import DelayedHyperStreams, delayed_hyper_example
-        from .layers.draft import draft_example
+        from .layers.draft_layer import draft_example
         from .layers.gated_streams import GatedStreams, gated_streams_example
         from .layers.gemma4 import Gemma4Layer
         from .layers.grouped_conv import grouped_conv_example
-        from .layers.hyper import HyperStreams, hyper_example
+        from .layers.hyper_layer import HyperStreams, hyper_example
         from .layers.per_layer import PerLayerEmbedding, PerLayerGate
         from .mixers.qk_norm import QKNorm
         from .mixers.shared_entries import shared_entry_examples

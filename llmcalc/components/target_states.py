@@ -18,8 +18,8 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from .base import Flag, LayerParts, ModelProperties, Width
 from .norm import Norm, norm_reference
+from .residual_streams import ResidualStreams
 from .runtime import ForwardPass, vector_module
-from .streams import ResidualStreams
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -90,7 +90,7 @@ def encoded_inputs(spec: ModelSpec, input_settings: Inputs, batch: int = 1) -> E
 
 def _fixed_audio_inputs(spec: ModelSpec, seconds: float) -> EncodedInputs:
     """Returns the audio inputs of a model whose encoder always reads the same number of frames (Whisper)."""
-    from ..components.inputs.clips import HOP, RATE
+    from ..components.inputs.audio_clips import HOP, RATE
 
     assert spec.source_tokens is not None
     longest_seconds = 2 * spec.source_tokens * HOP // RATE

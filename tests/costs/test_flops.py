@@ -16,13 +16,13 @@ import llmcalc
 from llmcalc.components.base import Nothing
 from llmcalc.components.choices import LAYERS, MIXERS
 from llmcalc.components.layers.block import Block
-from llmcalc.components.layers.looped import LoopedLayer
+from llmcalc.components.layers.looped_layer import LoopedLayer
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.components.mixers.chunked import ChunkedAttention
-from llmcalc.components.mixers.context import ContextAttention
+from llmcalc.components.mixers.chunked_attention import ChunkedAttention
+from llmcalc.components.mixers.context_attention import ContextAttention
 from llmcalc.components.mixers.latent_context import LatentContextAttention
-from llmcalc.components.mixers.local import LocalAttention
-from llmcalc.components.mixers.merged import MergedAttention
+from llmcalc.components.mixers.local_attention import LocalAttention
+from llmcalc.components.mixers.merged_attention import MergedAttention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.mixers.ngram import NgramAttention
 from llmcalc.components.mixers.rwkv import RwkvChannelMix

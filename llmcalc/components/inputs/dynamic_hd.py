@@ -12,7 +12,7 @@ from pydantic import Field
 from ...errors import InputError
 from ..base import Width
 from .base import EncodedInput, ImageRule
-from .tiles import Tiles
+from .image_tiles import Tiles
 
 LEAST_SIDE = 10
 """The least pixels of a side of an image that the processor takes, after it is scaled to its tiles."""

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ..base import Width
 from .base import EncodedInput
-from .tiles import Tiles
+from .image_tiles import Tiles
 
 LARGE = 2
 """The factor of the most tokens of a whole image above which an image becomes tiles."""

@@ -18,8 +18,8 @@ from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ..base import BY_TORCH, Component, LaurelRank, LayerParts, ModelProperties, PartWitness
 from ..norm import Norm
+from ..residual_streams import ResidualStreams
 from ..runtime import ForwardPass, vector_module
-from ..streams import ResidualStreams
 from .block import LayerSharing
 from .per_layer import PerLayerGate
 from .whole_layer import WholeLayer, pre_norm_class

@@ -19,8 +19,8 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Flag, LayerParts, ModelProperties
 from ..norm import Norm
+from ..residual_streams import ResidualStreams
 from ..runtime import ForwardPass, vector_module
-from ..streams import ResidualStreams
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, small_sublayers
 

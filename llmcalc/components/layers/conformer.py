@@ -13,7 +13,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ModelProperties, StackPosition
 from ..conformer_convolution import ConformerConvolution
-from ..mixers.relative import RelativeAttention
+from ..mixers.relative_attention import RelativeAttention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass

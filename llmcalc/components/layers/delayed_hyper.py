@@ -14,10 +14,10 @@ from ...flow.value import Value
 from ..base import BY_TORCH, ModelProperties, PartWitness
 from ..choice import component_type
 from ..mixers.shared_entries import SOURCE
+from ..residual_streams import CopiedStreams, copied_streams_class
 from ..runtime import ForwardPass
-from ..streams import CopiedStreams, copied_streams_class
 from .block import LayerSharing
-from .hyper import READ_WEIGHTS, HyperLayer, hyper_classes
+from .hyper_layer import READ_WEIGHTS, HyperLayer, hyper_classes
 from .whole_layer import small_sublayers
 
 if TYPE_CHECKING:

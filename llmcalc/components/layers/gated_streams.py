@@ -21,8 +21,8 @@ from ..mixers.attention import Attention
 from ..mixers.mean_indexer import MeanIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope
+from ..residual_streams import CopiedStreams, copied_streams_class
 from ..runtime import ForwardPass
-from ..streams import CopiedStreams, copied_streams_class
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, small_sublayers
 

@@ -19,11 +19,11 @@ from ...flow.value import Value
 from ...workload.derived_rows import Joined, Padded
 from ...workload.rows import Fixed
 from ..base import ChunkSize, Flag, Heads, HeadSizes, LayerParts, ModelProperties, StackPosition, UnscalableError
-from ..mixers.grouped import EqualHeadsMixer
+from ..mixers.grouped_query import EqualHeadsMixer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
+from ..residual_streams import ResidualStreams
 from ..runtime import ForwardPass, apply_dropout
-from ..streams import ResidualStreams
 from .block import LayerSharing
 from .whole_layer import PreNormLayer
 

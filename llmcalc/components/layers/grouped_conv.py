@@ -17,7 +17,7 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Inner, ModelProperties, StackPosition
-from ..mixers.context import ContextAttention
+from ..mixers.context_attention import ContextAttention
 from ..mixers.latent_context import LatentContextAttention
 from ..runtime import ForwardPass, vector_module
 from .block import LayerSharing

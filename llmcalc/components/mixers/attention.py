@@ -543,7 +543,7 @@ class Attention(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        from ..distance import Alibi, LayerBias, TransformerXL
+        from ..distance_bias import Alibi, LayerBias, TransformerXL
         from ..networks.router import LinearRouter
         from .block_indexer import BlockIndexer
         from .output_gate import OutputGate
@@ -600,7 +600,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    from ..distance import alibi_bias
+    from ..distance_bias import alibi_bias
     from .output_gate import gate_values
 
     class AttentionReference(nn.Module):

@@ -22,7 +22,7 @@ from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, Par
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, vector_module
-from .grouped import WindowedMixer, grouped_reference_class
+from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

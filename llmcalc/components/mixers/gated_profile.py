@@ -18,7 +18,7 @@ from ..base import Flag, ModelProperties
 from ..norm import Norm, norm_reference
 from ..residual_convolution import add_convolution
 from ..runtime import ForwardPass, attention_mask, recurrent_state_class, vector_module
-from .profile import ProfileAttention, profile_attention_class
+from .profile_attention import ProfileAttention, profile_attention_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

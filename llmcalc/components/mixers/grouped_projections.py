@@ -17,7 +17,7 @@ from ...flow.value import Value
 from ..base import Heads, ModelProperties, SingleWidthNetwork, StackPosition, Width
 from ..networks.feed_forward import Activation, activate
 from ..runtime import ForwardPass, attention_mask, softmax_core_class
-from .grouped import EqualHeadsMixer
+from .grouped_query import EqualHeadsMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

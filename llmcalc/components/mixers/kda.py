@@ -33,7 +33,7 @@ from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, causal_conv_class, recurrent_state_class, vector_module
 from .delta_rule import delta_rule_class
 from .gated_delta_net import CHUNK_TOKENS
-from .grouped import check_key_heads
+from .grouped_query import check_key_heads
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

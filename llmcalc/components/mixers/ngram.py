@@ -20,9 +20,9 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Multiple
 from ..base import Heads, HeadSizes, LayerParts, ModelProperties, Positions, StackPosition, UnscalableError
+from ..residual_streams import ResidualStreams
 from ..runtime import ForwardPass, cache_class, softmax_core_class
-from ..streams import ResidualStreams
-from .grouped import EqualHeadsMixer
+from .grouped_query import EqualHeadsMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -15,7 +15,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ChunkSize, Flag, Heads, ModelProperties, Window
 from ..runtime import ForwardPass
-from .grouped import EqualHeadsMixer
+from .grouped_query import EqualHeadsMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -16,7 +16,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Heads, HeadSizes, ModelProperties, OddKernel, StackPosition, TokenMixer
 from ..runtime import ForwardPass, softmax_core_class
-from .grouped import check_key_heads
+from .grouped_query import check_key_heads
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...algebra import Number
-from ...components.mixers.compressed import CompressedAttention
+from ...components.mixers.compressed_attention import CompressedAttention
 from ...components.mixers.mla import MLA
 from ...components.position import Rope
 from ...costs.cache import CacheGroup, kv

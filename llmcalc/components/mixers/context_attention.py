@@ -21,7 +21,7 @@ from ..norm import Norm
 from ..position import Rope
 from ..runtime import ForwardPass, product_class
 from ..target_states import DFLASH
-from .two_sets import TwoKeySetsMixer, two_key_sets_reference
+from .two_key_sets import TwoKeySetsMixer, two_key_sets_reference
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

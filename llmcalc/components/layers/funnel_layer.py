@@ -20,7 +20,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import Halved, RelativeDistances
 from ...workload.rows import Fixed
 from ..base import Flag, HeadDim, Heads, ModelProperties
-from ..mixers.grouped import MultiHeadMixer
+from ..mixers.grouped_query import MultiHeadMixer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..rotation import angles_of

@@ -13,7 +13,7 @@ from ...flow.value import Value
 from ..base import check_groups
 from ..norm import Norm, norm_reference
 from ..runtime import cache_class, product_class
-from .grouped import WindowedMixer, grouped_reference_class
+from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,7 +20,7 @@ from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, Par
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, product_class
-from .two_sets import TwoKeySetsMixer, two_key_sets_reference
+from .two_key_sets import TwoKeySetsMixer, two_key_sets_reference
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -19,7 +19,7 @@ from ...flow.value import Value
 from ..base import ChunkSize, HeadDim, Heads, ModelProperties
 from ..norm import Norm
 from ..runtime import ForwardPass
-from .grouped import MultiHeadMixer
+from .grouped_query import MultiHeadMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

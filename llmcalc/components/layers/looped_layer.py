@@ -27,7 +27,7 @@ from ..base import (
     check_groups,
 )
 from ..mixers.entry_attention import group_map_class
-from ..mixers.grouped import GroupedQueryMixer, grouped_reference_class
+from ..mixers.grouped_query import GroupedQueryMixer, grouped_reference_class
 from ..networks.feed_forward import FeedForward
 from ..position import Rope
 from ..runtime import ForwardPass, attention_mask, cache_class, share_tensors, softmax_core_class, vector_module

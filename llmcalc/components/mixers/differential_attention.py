@@ -32,7 +32,7 @@ from ..base import (
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector_module
-from .grouped import WindowedMixer, grouped_reference_class
+from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -20,7 +20,7 @@ from ..workload.derived_rows import FromZeros, Multiple
 from ..workload.rows import LOGITS
 from .base import ONE_TOKEN, Flag, Inner, ModelProperties, Vocab
 from .head import LMHead
-from .output import ModelOutput, OutputPart
+from .output_part import ModelOutput, OutputPart
 from .runtime import product_class
 
 if TYPE_CHECKING:

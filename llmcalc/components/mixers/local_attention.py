@@ -30,7 +30,7 @@ from ..base import (
 )
 from ..norm import Norm
 from ..runtime import ForwardPass, apply_dropout
-from .grouped import MultiHeadMixer
+from .grouped_query import MultiHeadMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -29,7 +29,7 @@ from ..base import (
 from ..norm import Norm, norm_reference
 from ..residual_convolution import add_convolution, residual_convolution_class
 from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class
-from .grouped import WindowedMixer, grouped_reference_class
+from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

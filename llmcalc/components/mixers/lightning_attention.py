@@ -28,7 +28,7 @@ from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import ForwardPass, recurrent_state_class
-from .grouped import MultiHeadMixer
+from .grouped_query import MultiHeadMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

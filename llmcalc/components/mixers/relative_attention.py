@@ -22,7 +22,7 @@ from ...workload.derived_rows import Multiple
 from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, PartWitness
 from ..rotation import angles_of
 from ..runtime import ForwardPass, softmax_core_class, vector_module
-from .grouped import MultiHeadMixer
+from .grouped_query import MultiHeadMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -12,8 +12,8 @@ from pydantic import Field
 
 from ...errors import InputError
 from ..base import Width
+from .audio_clips import HOP, RATE
 from .base import AudioRule, EncodedInput, check_recording_length
-from .clips import HOP, RATE
 
 
 class Recording(AudioRule):

@@ -19,8 +19,8 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, ModelProperties, PartWitness, Real, Streams
 from ..norm import Norm, norm_reference
+from ..residual_streams import CopiedStreams, copied_streams_class
 from ..runtime import ForwardPass
-from ..streams import CopiedStreams, copied_streams_class
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 

@@ -15,11 +15,11 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import PaddedBeyond
 from ..base import ChunkSize, LayerParts, ModelProperties
-from ..mixers.chunked import ChunkedAttention
+from ..mixers.chunked_attention import ChunkedAttention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
+from ..residual_streams import ResidualStreams
 from ..runtime import ForwardPass
-from ..streams import ResidualStreams
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class
 

@@ -18,7 +18,7 @@ from ...flow.value import Value
 from ..base import HeadDim, Heads, KVHeads, ModelProperties, Window, check_groups
 from ..position import Rope
 from ..runtime import ForwardPass, attention_mask, cache_class, recurrent_state_class, softmax_core_class, vector_module
-from .grouped import WindowedMixer, grouped_reference_class
+from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
