@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from .components.unused_modules import UnusedEmbedding
 else:
     Pooler, ContactHead = component_type("pooler:Pooler"), component_type("contact_head:ContactHead")
-    Proposal = component_type("proposal:Proposal")
+    Proposal = component_type("block_proposal:Proposal")
     MultiTokenPrediction, UnusedEmbedding = (
         component_type("mtp:MultiTokenPrediction"),
-        component_type("idle:UnusedEmbedding"),
+        component_type("unused_modules:UnusedEmbedding"),
     )
 
 

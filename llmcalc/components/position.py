@@ -96,9 +96,9 @@ SCORE_POSITIONS = PartChoice(
     "rope",
     {
         "rope": "position:Rope",
-        "alibi": "distance:Alibi",
-        "transformer_xl": "distance:TransformerXL",
-        "relative_bias": "distance:LayerBias",
+        "alibi": "distance_bias:Alibi",
+        "transformer_xl": "distance_bias:TransformerXL",
+        "relative_bias": "distance_bias:LayerBias",
         "disentangled": "disentangled:Disentangled",
     },
 )

@@ -65,13 +65,13 @@ else:
         component_type("disentangled:RelativeEmbedding"),
         component_type("disentangled:SideConvolution"),
     )
-    SecondStream, Entities = component_type("idle:SecondStream"), component_type("entities:Entities")
+    SecondStream, Entities = component_type("unused_modules:SecondStream"), component_type("entities:Entities")
     InputFeatures, NgramEmbedding = (
         component_type("input_features:InputFeatures"),
         component_type("ngram_embedding:NgramEmbedding"),
     )
     RelativeKeys = component_type("relative_keys:RelativeKeys")
-    RelativeBias, Pooler = component_type("distance:RelativeBias"), component_type("pooler:Pooler")
+    RelativeBias, Pooler = component_type("distance_bias:RelativeBias"), component_type("pooler:Pooler")
 
 BASE = "block"
 """The name of `block` in a pattern."""
