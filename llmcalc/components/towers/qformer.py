@@ -83,7 +83,7 @@ class QFormer(LearnedQueries):
             queries = self._record_layer(recorder, queries, patches, query_rows)
         for layer_label, reads_patches, layer_indices in self._later_layer_kinds():
             record_layer = partial(
-                self._record_layer, recorder, patches=patches if reads_patches else None, patch_rows=query_rows
+                self._record_layer, recorder, patches=patches if reads_patches else None, window_rows=query_rows
             )
             queries = recorder.layers(
                 queries, record_layer, len(layer_indices), layer_indices, kind="layer", label=layer_label
@@ -98,9 +98,9 @@ class QFormer(LearnedQueries):
             if layer_indices:
                 yield layer_label, reads_patches, layer_indices
 
-    def _record_layer(self, recorder: Flow, x: Value, patches: Value | None, patch_rows: Rows) -> Value:
-        """Records a layer. patches: the input of cross-attention, if any. patch_rows: the queries of all windows."""
-        for attention_name, memory, query_rows in (("self_attn", x, x.rows), ("cross_attn", patches, patch_rows)):
+    def _record_layer(self, recorder: Flow, x: Value, patches: Value | None, window_rows: Rows) -> Value:
+        """Records a layer. patches: the input of cross-attention, if any. window_rows: the queries of all windows."""
+        for attention_name, memory, query_rows in (("self_attn", x, x.rows), ("cross_attn", patches, window_rows)):
             if memory is not None:
                 with recorder.scope(attention_name, kind="attention"):
                     sublayer_output = self._record_attention(recorder, x, memory, query_rows)
