@@ -11,11 +11,11 @@ from ..optional import OPTIONAL_PARTS, TOWERS
 from .base import Part
 
 
-def part_evidence(part: Part) -> Evidence:
+def part_evidence(component: Part) -> Evidence:
     """Returns the evidence that a component's class declares for its memory, under the component's `type`."""
-    part_type, class_witness = getattr(part, "type", ""), witness_of(type(part))
+    part_type, class_witness = getattr(component, "type", ""), witness_of(type(component))
     witness = class_witness if isinstance(class_witness, Witness) else class_witness.get(part_type, UNTESTED)
-    return Evidence(part.noun, part_type or snake_case_name(type(part).__name__), witness)
+    return Evidence(component.noun, part_type or snake_case_name(type(component).__name__), witness)
 
 
 def snake_case_name(class_name: str) -> str:
@@ -48,5 +48,9 @@ def evidence_of_parts(spec: Part, included_parts: frozenset[str] = frozenset()) 
     included_parts: the names of optional parts that run too. Encoders of images and audio never do: no text passes
         them, and a run holds their weights alone.
     """
-    evidence = (part_evidence(part) for part in nested_parts(spec, included_parts - {TOWERS.name}) if part is not spec)
+    evidence = (
+        part_evidence(component)
+        for component in nested_parts(spec, included_parts - {TOWERS.name})
+        if component is not spec
+    )
     return list(dict.fromkeys(evidence))

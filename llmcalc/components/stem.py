@@ -132,8 +132,8 @@ def _reference_class() -> type[nn.Module]:
                 return self._convolve(frames)
             chunks = nn.functional.pad(frames, (0, -frame_count % self.chunk)).unflatten(2, (-1, self.chunk))
             positions = self._convolve(chunks.transpose(1, 2).flatten(0, 1)).unflatten(0, (clips, -1)).flatten(1, 2)
-            last_frames = frame_count % self.chunk
-            return positions[:, : frame_count // self.chunk * -(-self.chunk // 2) + -(-last_frames // 2)]
+            last_chunk_frames = frame_count % self.chunk
+            return positions[:, : frame_count // self.chunk * -(-self.chunk // 2) + -(-last_chunk_frames // 2)]
 
         def _convolve(self, frames: Tensor) -> Tensor:
             x: Tensor = nn.functional.gelu(self.conv2(nn.functional.gelu(self.conv1(frames))))

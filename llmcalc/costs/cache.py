@@ -85,10 +85,10 @@ class CacheSize:
     @property
     def elements(self) -> int:
         """The number of cached elements in format `dtype`: keys, values, latents, without other states."""
-        elements: int = self.tree.total(
+        cached_elements: int = self.tree.total(
             lambda op_use: op_use.cache_bits(2) - op_use.cache_bits(1), RunConfig(self.workload)
         )
-        return elements
+        return cached_elements
 
     @property
     def bytes_per_token(self) -> int:

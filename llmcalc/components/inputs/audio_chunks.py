@@ -39,8 +39,8 @@ class Chunks(AudioRule):
         check_recording_length(seconds, self.max_seconds)
         sample_count = max(round(seconds * RATE), self.least_samples)
         frame_count = sample_count // HOP if self.drops_rest else -(-sample_count // HOP)
-        whole_chunks, last_frames = divmod(frame_count, self.chunk)
-        positions = whole_chunks * self._chunk_positions(self.chunk) + self._chunk_positions(last_frames)
+        whole_chunks, last_chunk_frames = divmod(frame_count, self.chunk)
+        positions = whole_chunks * self._chunk_positions(self.chunk) + self._chunk_positions(last_chunk_frames)
         tokens = positions // self.merge
         if tokens < 1:
             raise InputError(f"--audio {seconds:g}: becomes no token of the model; expected a longer recording")

@@ -66,8 +66,8 @@ class Clips(AudioRule):
     def _encode_unpadded_clips(self, frames: int, clip_count: int) -> EncodedInput:
         """Returns the patches and tokens of clips, of which the last is not padded to the full length."""
         frames_per_token = 2 * self.merge
-        last_frames = frames - (clip_count - 1) * self.frames
-        tokens = (clip_count - 1) * -(-self.frames // frames_per_token) + -(-last_frames // frames_per_token)
+        last_clip_frames = frames - (clip_count - 1) * self.frames
+        tokens = (clip_count - 1) * -(-self.frames // frames_per_token) + -(-last_clip_frames // frames_per_token)
         frames_of_clip = frames if clip_count == 1 else self.frames
         frames_read_by_projector = clip_count * frames_per_token * -(-frames_of_clip // frames_per_token)
         return EncodedInput(clip_count, frames_of_clip, 1, tokens + self.marks, frames_read_by_projector)

@@ -61,18 +61,20 @@ class SmartResize(ImageRule):
             height, width = round(height * token_size / width), token_size
         if max(height, width) > MOST_ASPECT * min(height, width):
             raise aspect_ratio_error(height, width, MOST_ASPECT)
-        sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
-        pixels, image_area = self.frames * sides[0] * sides[1], self.frames * height * width
+        resized_sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
+        pixels, image_area = self.frames * resized_sides[0] * resized_sides[1], self.frames * height * width
         if pixels > self.max_pixels:
             shrink_factor = sqrt(image_area / self.max_pixels)
-            sides = [
+            resized_sides = [
                 max(token_size, floor(scaled_sides / shrink_factor / token_size) * token_size)
                 for scaled_sides in (height, width)
             ]
         elif pixels < self.min_pixels:
             upscale_factor = sqrt(self.min_pixels / image_area)
-            sides = [ceil(pixel_length * upscale_factor / token_size) * token_size for pixel_length in (height, width)]
-        patch_rows, patch_columns = (pixel_length // patch_size for pixel_length in sides)
+            resized_sides = [
+                ceil(pixel_length * upscale_factor / token_size) * token_size for pixel_length in (height, width)
+            ]
+        patch_rows, patch_columns = (pixel_length // patch_size for pixel_length in resized_sides)
         line_marks = patch_rows // self.merge if self.line_marks else 0
         tokens = patch_rows * patch_columns // self.merge**2 + line_marks + self.marks
         return EncodedInput(

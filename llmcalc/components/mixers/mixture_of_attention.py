@@ -168,7 +168,7 @@ def _reference_class() -> type[nn.Module]:
             expert_weights, top_experts = self._route_tokens(x)
             dispatcher = dispatch_class()(top_experts, forward_pass.grouped_experts)
             routed_rows = dispatcher.copy_rows(x)
-            group_ends = ends_of_groups(dispatcher.expert, self.spec.num_experts) if dispatcher.grouped else None
+            group_ends = ends_of_groups(dispatcher.expert, self.spec.num_experts) if dispatcher.is_grouped else None
             q = dispatcher.sort_by_token(self.q_proj(routed_rows, dispatcher.expert, group_ends)).view(
                 batch, tokens, -1
             )

@@ -280,10 +280,16 @@ class MoE(Network):
     def with_scaled_widths(self, scale_width: Callable[[int], Number]) -> Self:
         if self.latent is not None:
             raise UnscalableError("experts of a latent width do not scale with hidden_size alone; expected no latent")
-        slots = {"expert": self.expert, "shared_expert": self.shared_expert, "vision_experts": self.vision_experts}
+        networks_by_field = {
+            "expert": self.expert,
+            "shared_expert": self.shared_expert,
+            "vision_experts": self.vision_experts,
+        }
         return self.model_copy(
             update={
-                slot_name: part.with_scaled_widths(scale_width) for slot_name, part in slots.items() if part is not None
+                network_field: part.with_scaled_widths(scale_width)
+                for network_field, part in networks_by_field.items()
+                if part is not None
             }
         )
 
@@ -564,7 +570,7 @@ def _vision_experts_class() -> type[nn.Module]:
             expert_weights, top_experts = self.routing(x, forward_pass)
             dispatcher = self.dispatch(expert_weights, top_experts, forward_pass)
             return dispatcher.combine_outputs(
-                self.experts(dispatcher.copy_rows(x), dispatcher.expert, dispatcher.grouped),
+                self.experts(dispatcher.copy_rows(x), dispatcher.expert, dispatcher.is_grouped),
                 expert_weights,
             )
 
@@ -618,7 +624,9 @@ def _reference_class() -> type[nn.Module]:
             dispatcher = self.dispatch(weights, top_experts, forward_pass)
             norm_output = getattr(self, "expert_norm", lambda outputs: outputs)  # no name may keep the outputs alive
             routed_features = dispatcher.combine_outputs(
-                norm_output(self.experts(dispatcher.copy_rows(routed_features), dispatcher.expert, dispatcher.grouped)),
+                norm_output(
+                    self.experts(dispatcher.copy_rows(routed_features), dispatcher.expert, dispatcher.is_grouped)
+                ),
                 weights,
             )
             routed_features = (

@@ -212,8 +212,8 @@ class TokenTableRouter(Router):
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
         logits = recorder.linear("router", x, Axis("classes", classes), kind="router")
         table_axes = Axis("vocab", self.vocab_size), Axis("top_k", top_k)
-        table = recorder.buffer("token_table", *table_axes, indices=True, kind="router")
-        return recorder.route(logits, top_k, self.scoring_func, table=table)
+        token_table = recorder.buffer("token_table", *table_axes, indices=True, kind="router")
+        return recorder.route(logits, top_k, self.scoring_func, table=token_table)
 
 
 ROUTERS = PartChoice(

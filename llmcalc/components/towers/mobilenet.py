@@ -431,7 +431,7 @@ def _reference_class() -> type[nn.Module]:
             x = self.normalize(f"{conv_name}_norm", self.get_submodule(conv_name)(x))
             return activate(self.hidden_act, x) if is_activated else x
 
-    class EdgeReference(GridModule):
+    class EdgeResidualReference(GridModule):
         """Runs an edge residual block: a convolution, an activation and a pointwise convolution."""
 
         def __init__(self, spec: EdgeResidual, in_channels: int, norm: Norm, hidden_act: Activation) -> None:
@@ -444,7 +444,7 @@ def _reference_class() -> type[nn.Module]:
             conv_output = self.convolve("conv_proj", self.convolve("conv_exp", x, is_activated=True))
             return x + conv_output if self.has_skip else conv_output
 
-    class InvertedReference(GridModule):
+    class InvertedResidualReference(GridModule):
         """Runs a universal inverted residual block of pointwise and depthwise convolutions."""
 
         def __init__(self, spec: InvertedResidual, in_channels: int, norm: Norm, hidden_act: Activation) -> None:
@@ -533,7 +533,7 @@ def _reference_class() -> type[nn.Module]:
                 x = nn.functional.avg_pool2d(x, kernel, kernel)
             return self.normalize("norm", x).flatten(2).transpose(1, 2)
 
-    BLOCKS = {"edge": EdgeReference, "inverted": InvertedReference, "attention": AttentionReference}
+    BLOCKS = {"edge": EdgeResidualReference, "inverted": InvertedResidualReference, "attention": AttentionReference}
 
     class MobileNetReference(GridModule):
         """Encodes pixels: [images, channels, frames, height, width] → [images, positions, hidden]."""

@@ -203,11 +203,11 @@ def _reference_class() -> type[nn.Module]:
                 .flatten(0, 1)
             )
             x = self._convolve(chunks)
-            last_frames = frame_count % chunk_frames
+            last_chunk_frames = frame_count % chunk_frames
             for conv in self.spec.convolutions:
-                last_frames = -(-last_frames // conv.stride[0])
+                last_chunk_frames = -(-last_chunk_frames // conv.stride[0])
             positions = x.unflatten(0, (clips, -1)).flatten(1, 2)
-            return positions[:, : frame_count // chunk_frames * x.shape[1] + last_frames]
+            return positions[:, : frame_count // chunk_frames * x.shape[1] + last_chunk_frames]
 
         def _convolve(self, frames: Tensor) -> Tensor:
             if hasattr(self, "standardize"):
