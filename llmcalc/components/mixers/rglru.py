@@ -140,7 +140,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             lru_width, self.act = spec.lru_width, spec.hidden_act
             self.linear_y, self.linear_x = nn.Linear(hidden_size, lru_width), nn.Linear(hidden_size, lru_width)
-            self.conv_1d = causal_conv_class()(lru_width, spec.conv1d_width, True, kept_frames=spec.conv1d_width - 1)
+            self.conv_1d = causal_conv_class()(lru_width, spec.conv1d_width, True, stored_frames=spec.conv1d_width - 1)
             self.input_gate = BlockMap(spec.num_attention_heads, lru_width)
             self.recurrent_gate = BlockMap(spec.num_attention_heads, lru_width)
             self.recurrent_param = vector_module(torch.linspace(-4.0, 1.0, lru_width))
