@@ -259,8 +259,8 @@ def causal_conv_class() -> type[nn.Module]:
     class CausalConv1d(nn.Conv1d):
         """A causal convolution. x: [batch, channels, tokens] → same shape; an output reads the last `kernel` inputs.
 
-        state: the module, under the same parent, that stores the last `stored_frames` inputs of each channel; by default
-            `kernel` inputs, of which all but one are needed.
+        state: the module, under the same parent, that stores the last `stored_frames` inputs of each channel; by
+            default `kernel` inputs, of which all but one are needed.
         """
 
         def __init__(self, channels: int, kernel: int, bias: bool, stored_frames: int | None = None) -> None:
