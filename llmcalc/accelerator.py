@@ -258,7 +258,7 @@ Verdict: TypeAlias = Literal["fits", "tight", "no"]
 
 
 @frozen(slots=True)
-class Fit:
+class MemoryFit:
     """The verdict on whether a run's memory fits on one accelerator.
 
     needed: bytes required, with the estimated fragmentation.

@@ -46,7 +46,7 @@ def times(left: Number, right: Number) -> Number:
     return left if type(right) is int and right == 1 else left * right
 
 
-def same(left: Number, right: Number) -> bool:
+def are_equal(left: Number, right: Number) -> bool:
     """Whether two values are certainly equal, elementwise for arrays. A symbol equals only itself."""
     if left is right:
         return True
@@ -135,6 +135,6 @@ def round_up(number: Number, multiple: int) -> Number:
     return ceil_div(number, multiple) * multiple
 
 
-def triangle(side_length: Number) -> Number:
+def triangular_number(side_length: Number) -> Number:
     """Returns 1 + 2 + … + n = n(n + 1)/2, the number of (query, key) pairs of n causal tokens."""
     return exact_div(side_length * (side_length + 1), 2)

@@ -22,17 +22,17 @@ from .arguments import (
     cache_format_of,
     declared_options,
     engine_questions_of,
-    inputs_of,
+    image_and_audio_of,
     optional_length,
     optional_text,
+    optional_tokens,
     optional_word,
-    options_of,
     preset_of,
     require_model,
-    run_of,
+    run_options_of,
     run_question_of,
     selection_of,
-    tokens_of,
+    sort_options,
 )
 from .errors import InputError
 from .optional import included_part_names
@@ -80,7 +80,7 @@ def params(
     """
     from .questions.counts import ParamsQuestion, params_of_file
 
-    parsed_options = options_of(options, rank=True)
+    parsed_options = sort_options(options, rank=True)
     extra_parts, rank = included_part_names(with_mtp, with_towers), parsed_options.rank_request()
     if isinstance(model, str | Path):
         is_changed = bool(parsed_options.reading.get("set") or parsed_options.reading.get("head") or extra_parts)
@@ -91,7 +91,7 @@ def params(
             return cast("Params", file_params)  # a checkpoint and a class have `total`, their report and nothing else
     elif measure:
         raise InputError("--measure: expected a path of a config.json or a hub id")
-    return ParamsQuestion(extra_parts, rank, parsed_options.read_draft(draft)).answer(parsed_options.read(model))
+    return ParamsQuestion(extra_parts, rank, parsed_options.read_draft(draft)).answer(parsed_options.read_model(model))
 
 
 def flops(
@@ -146,11 +146,11 @@ def flops(
     from .questions.counts import FlopsQuestion
     from .studies.utilization import MeasuredRun
 
-    parsed_options = options_of(options, rank=True)
+    parsed_options = sort_options(options, rank=True)
     phase = optional_word("--phase", phase, Phase)
-    question = FlopsQuestion(
+    flops_question = FlopsQuestion(
         batch_or_users(batch, users, phase or "forward"),
-        tokens_of(seq),
+        optional_tokens(seq),
         optional_length("--context", context, minimum=0),
         optional_length("--source", source),
         phase,
@@ -163,9 +163,9 @@ def flops(
         parsed_options.rank_request(),
         MeasuredRun(tokens_per_second, hardware, optional_length("--devices", devices), dtype),
         parsed_options.read_draft(draft),
-        inputs_of(image, images, audio),
+        image_and_audio_of(image, images, audio),
     )
-    return question.answer(parsed_options.read(model))
+    return flops_question.answer(parsed_options.read_model(model))
 
 
 @overload
@@ -232,8 +232,8 @@ def kv(
 
         inputs = {"image": image, "images": images, "audio": audio}
         _check_engine_options(batch=batch, users=users, seq=seq, source=source, draft=draft, **inputs)
-        scheme = {} if quantize is None else {"quantize": quantize}
-        return ask_servers(engine_questions_of(model, engine, hardware, options | scheme), ask_engine_cache)
+        scheme_option = {} if quantize is None else {"quantize": quantize}
+        return ask_servers(engine_questions_of(model, engine, hardware, options | scheme_option), ask_engine_cache)
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
     from .questions.counts import SCHEME_WITHOUT_ENGINE, CacheQuestion
@@ -242,17 +242,17 @@ def kv(
         raise InputError(SCHEME_WITHOUT_ENGINE)
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed_options = options_of(options, rank=True)
-    question = CacheQuestion(
+    parsed_options = sort_options(options, rank=True)
+    cache_question = CacheQuestion(
         batch_or_users(batch, users, "decode"),
-        tokens_of(seq),
+        optional_tokens(seq),
         cache_format_of(kv_dtype),
         optional_length("--source", source),
         parsed_options.rank_request(),
         parsed_options.read_draft(draft),
-        inputs_of(image, images, audio),
+        image_and_audio_of(image, images, audio),
     )
-    return question.answer(parsed_options.read(model))
+    return cache_question.answer(parsed_options.read_model(model))
 
 
 def explain(
@@ -287,11 +287,11 @@ def explain(
     from .symbolic.formulas import RecomputeChoice
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed_options = options_of(options, rank=True)
-    question = ExplainQuestion(
+    parsed_options = sort_options(options, rank=True)
+    explain_question = ExplainQuestion(
         node,
         one_of("--quantity", quantity, Quantity),
-        tokens_of(seq),
+        optional_tokens(seq),
         one_of("--pairs", pairs, Pairs),
         cache_format_of(kv_dtype),
         optional_length("--batch", batch),
@@ -305,7 +305,7 @@ def explain(
         optional_word("--phase", phase, PassPhase),
         stack,
     )
-    return question.answer(parsed_options.read(model))
+    return explain_question.answer(parsed_options.read_model(model))
 
 
 @overload
@@ -367,26 +367,28 @@ def memory(
     draft: a draft of speculative decoding beside the model, in any form, which the bytes count too.
     Raises `InputError` for an unknown setting, and for one that does not apply to the phase or the model.
     """
-    servers = launch is not None and (engine is not None or _starts_servers(launch))
-    if servers or engine is not None:
+    has_servers = launch is not None and (engine is not None or _starts_servers(launch))
+    if has_servers or engine is not None:
         from .questions.engines import ask_engine_memory, ask_servers
 
         _check_engine_options(phase=phase, with_mtp=with_mtp, with_towers=with_towers, draft=draft)
-        _check_engine_options(receipt=receipt if servers else None)
+        _check_engine_options(receipt=receipt if has_servers else None)
         return ask_servers(engine_questions_of(model, engine, hardware, options, launch, receipt), ask_engine_memory)
     _require_no_receipt(receipt)
     from .questions.runs import ask_memory
 
-    parsed_options = options_of(options, run=True, layout=True)
-    question = run_question_of(parsed_options, model, launch, hardware, phase, cublas_workspace, with_mtp, with_towers)
-    return ask_memory(question, parsed_options.read_draft(draft))
+    parsed_options = sort_options(options, run=True, layout=True)
+    run_question = run_question_of(
+        parsed_options, model, launch, hardware, phase, cublas_workspace, with_mtp, with_towers
+    )
+    return ask_memory(run_question, parsed_options.read_draft(draft))
 
 
 def _check_engine_options(**options: Any) -> None:
     """Raises `InputError` for an option that engines do not have."""
-    for name, value in options.items():
-        if value:
-            raise InputError(f"{name}: is not of engines; remove it, or engine")
+    for option_name, option_value in options.items():
+        if option_value:
+            raise InputError(f"{option_name}: is not of engines; remove it, or engine")
 
 
 def _require_no_receipt(receipt: Any) -> None:
@@ -430,23 +432,25 @@ def fit(
 
         _check_engine_options(phase=phase, global_batch=global_batch, with_mtp=with_mtp, with_towers=with_towers)
         users = optional_length("--users", options.pop("users", None))
-        seq, devices = tokens_of(options.pop("seq", None)), options.pop("devices", None)
+        seq, devices = optional_tokens(options.pop("seq", None)), options.pop("devices", None)
         devices = None if devices is None else whole("--devices", devices)
         _check_engine_options(receipt=None if launch is None else receipt)
         questions = engine_questions_of(model, engine, hardware, options, launch, receipt)
-        return ask_servers(questions, lambda question: ask_engine_fit(question, users, seq, devices))
+        return ask_servers(questions, lambda engine_question: ask_engine_fit(engine_question, users, seq, devices))
     _require_no_receipt(receipt)
     model = require_model(model)
     from .questions.runs import RunQuestion, ask_fit, with_implied_phase
 
-    parsed_options = options_of(options, run=True, layout=True)
-    run_options = run_of(parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace)
+    parsed_options = sort_options(options, run=True, layout=True)
+    run_options = run_options_of(
+        parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace
+    )
     training_option = "" if global_batch is None else "--global-batch"
     settings = with_implied_phase(
         run_options.settings, run_options.layout, parsed_options.setting_test(phase), training_option
     )
-    question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
-    return ask_fit(question, optional_length("--global-batch", global_batch))
+    run_question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read_model(model))
+    return ask_fit(run_question, optional_length("--global-batch", global_batch))
 
 
 def plan(
@@ -481,21 +485,23 @@ def plan(
     from .questions.times import ask_timed_plan
     from .studies.plan import Order
 
-    parsed_options = options_of(options, run=True, layout=True)
-    run_options = run_of(parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace)
+    parsed_options = sort_options(options, run=True, layout=True)
+    run_options = run_options_of(
+        parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace
+    )
     settings = plan_settings(run_options.settings, parsed_options.setting_test(phase))
-    question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
+    run_question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read_model(model))
     by = optional_word("--by", by, Order)
     order_options = {"stack": stack, "overlap": overlap, "nic": nic, "calibrate": calibrate}
     time_options = TimeOptions(**checked_values(declared(TimeOptions), order_options))
     return ask_timed_plan(
-        question,
+        run_question,
         time_options,
         optional_length("--global-batch", global_batch),
         whole("--rows", rows),
         by,
         optional_text("--where", where, "tp=8"),
-        parsed_options.read,
+        parsed_options.read_model,
     )
 
 
@@ -539,9 +545,9 @@ def time(
     from .questions.times import ask_time
 
     time_options = declared_options(TimeOptions, locals())
-    parsed_options = options_of(options, run=True, layout=True)
-    question = run_question_of(parsed_options, model, launch, hardware, phase, None, with_mtp)
-    return ask_time(question, time_options, parsed_options.setting_test(phase), parsed_options.read)
+    parsed_options = sort_options(options, run=True, layout=True)
+    run_question = run_question_of(parsed_options, model, launch, hardware, phase, None, with_mtp)
+    return ask_time(run_question, time_options, parsed_options.setting_test(phase), parsed_options.read_model)
 
 
 def serve(
@@ -597,11 +603,11 @@ def serve(
     from .questions.serving import ask_serve
     from .sources.hardware import find_hardware
 
-    parsed_options = options_of(options)
+    parsed_options = sort_options(options)
     draft = draft if draft in (None, "mtp", "ngram") else parsed_options.read_draft(draft)
     serve_options = declared_options(ServeOptions, locals())
     accelerator = find_hardware(text("--hardware", hardware, "h100"))
-    return ask_serve(parsed_options.read(model), accelerator, serve_options, parsed_options.read)
+    return ask_serve(parsed_options.read_model(model), accelerator, serve_options, parsed_options.read_model)
 
 
 def cost(
@@ -641,9 +647,9 @@ def cost(
     from .questions.runs import RunQuestion
 
     cost_options = declared_options(CostOptions, locals())
-    parsed_options = options_of(options, run=True, layout=True)
-    run_options = run_of(parsed_options, text("--hardware", hardware, "h100"), phase, frozenset(), None)
-    return ask_cost(RunQuestion(**vars(run_options), preset=parsed_options.read(model)), cost_options)
+    parsed_options = sort_options(options, run=True, layout=True)
+    run_options = run_options_of(parsed_options, text("--hardware", hardware, "h100"), phase, frozenset(), None)
+    return ask_cost(RunQuestion(**vars(run_options), preset=parsed_options.read_model(model)), cost_options)
 
 
 def compare(
@@ -672,16 +678,16 @@ def compare(
     from .sources.hardware import find_hardware
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed_options, selection = options_of(options), selection_of(kind, attention, moe, min_params, max_params)
+    parsed_options, selection = sort_options(options), selection_of(kind, attention, moe, min_params, max_params)
     check_compared(bool(models), all, selection)
     compared_models: list[tuple[Any, Any]] = select_presets(selection) if all else []
     if not all or parsed_options.reading.get("set") or parsed_options.reading.get("head"):
         chosen_names = [preset.name for preset, _ in compared_models] if all else models
-        compared_models = [(parsed_options.read(model), None) for model in chosen_names]
+        compared_models = [(parsed_options.read_model(model), None) for model in chosen_names]
     accelerator = None if hardware is None else find_hardware(text("--hardware", hardware, "h100"))
     return ask_compare(
         compared_models,
-        tokens_of(seq),
+        optional_tokens(seq),
         cache_format_of(kv_dtype),
         sort,
         hardware=accelerator,
@@ -705,18 +711,18 @@ def diff(
     from .questions.differences import ask_diff, changes_to_compare
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed_options = options_of(options)
+    parsed_options = sort_options(options)
     reading_options = parsed_options.reading
     changes = changes_to_compare(
         models,
-        parsed_options.read,
+        parsed_options.read_model,
         git,
         models_only,
         reading_options.get("head"),
         reading_options.get("allow_unknown", False),
         bool(reading_options.get("set")),
     )
-    return ask_diff(changes, tokens_of(seq), cache_format_of(kv_dtype))
+    return ask_diff(changes, optional_tokens(seq), cache_format_of(kv_dtype))
 
 
 def shape(
@@ -746,7 +752,7 @@ def shape(
     from .questions.comparisons import ShapeQuestion
 
     overrides = (set,) if isinstance(set, str) else tuple(set)
-    question = ShapeQuestion(
+    shape_question = ShapeQuestion(
         params,
         flops,
         tokens,
@@ -757,10 +763,10 @@ def shape(
         tie,
         whole("--rows", rows, 1, 256),
         tolerance,
-        tokens_of(seq),
+        optional_tokens(seq),
         cache_format_of(kv_dtype),
     )
-    return question.answer(
+    return shape_question.answer(
         model, lambda target: preset_of(target, overrides, None, allow_unknown), overrides, cites_literature=literature
     )
 
@@ -793,8 +799,8 @@ def explain_log(
     """
     from .questions.logs import LogQuestion, ask_log
 
-    reading_options = {name: options.pop(name) for name in READING if name in options}
-    options_of(options)
+    reading_options = {option_name: options.pop(option_name) for option_name in READING if option_name in options}
+    sort_options(options)
     preset = None if model is None else preset_of(model, **reading_options)
     return ask_log(LogQuestion(str(log), preset, engine, hardware, quantize))
 
@@ -823,8 +829,8 @@ def verify(
     from .witnesses.reference import Device
     from .witnesses.run import Witness
 
-    parsed_options = options_of(options, layout=True)
-    verification = VerifyQuestion(
+    parsed_options = sort_options(options, layout=True)
+    verify_question = VerifyQuestion(
         all,
         one_of("--device", device, Device),
         one_of("--against", against, Witness),
@@ -836,8 +842,8 @@ def verify(
         LayoutRequest(**checked_values(declared(LayoutRequest), parsed_options.layout)),
         optional_length("--num-microbatches", num_microbatches),
     )
-    verification.check_targets(bool(models))
-    return verification.answer(model_names() if all else models, parsed_options.read)
+    verify_question.check_targets(bool(models))
+    return verify_question.answer(model_names() if all else models, parsed_options.read_model)
 
 
 def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswer:
@@ -847,8 +853,8 @@ def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswe
     """
     from .questions.witnesses import ask_check, read_checkpoint_header
 
-    parsed_options = options_of(options)
-    preset = parsed_options.read(model)
+    parsed_options = sort_options(options)
+    preset = parsed_options.read_model(model)
     return ask_check(preset, str(checkpoint), read_checkpoint_header(str(checkpoint)))
 
 
@@ -856,7 +862,7 @@ def convert(model: Model, to: ModelFileFormat = "toml", **options: Any) -> str:
     """Returns a model as the text of a native description (toml), or of a config.json of transformers (hf)."""
     from .questions.listings import ModelFileFormat, convert_model
 
-    return convert_model(options_of(options).read(model), one_of("--to", to, ModelFileFormat))
+    return convert_model(sort_options(options).read_model(model), one_of("--to", to, ModelFileFormat))
 
 
 def presets(
@@ -883,7 +889,7 @@ def hardware(*names: str) -> ReportedAnswer:
     """Lists accelerators, by default all: `.result` has each accelerator's record, with figures and sources."""
     from .questions.listings import ask_hardware
 
-    return ask_hardware([text("NAME", name, "h100") for name in names])
+    return ask_hardware([text("NAME", hardware_name, "h100") for hardware_name in names])
 
 
 def schema() -> dict[str, Any]:
@@ -904,17 +910,17 @@ def lock(*models: str | Path, check: bool = False, allow_unknown: bool = False) 
     """
     from .questions.locks import LOCK_FILE, ask_lock, ask_lock_check
 
-    def read(target: str) -> Preset:
+    def read_preset(target: str) -> Preset:
         return preset_of(target, allow_unknown=allow_unknown)
 
     targets = [str(model) if isinstance(model, Path) else text("model", model, "llama3-8b") for model in models]
     if check:
         if len(targets) > 1:
             raise InputError("check: checks one lock file; expected one path")
-        return ask_lock_check(Path(targets[0] if targets else LOCK_FILE), read)
+        return ask_lock_check(Path(targets[0] if targets else LOCK_FILE), read_preset)
     if not targets:
         raise InputError("model: missing; expected the models to lock, or check")
-    return ask_lock(targets, read)
+    return ask_lock(targets, read_preset)
 
 
 def mcp(offline: bool = False) -> None:
@@ -977,11 +983,11 @@ def web(
 
     if export is not None:
         check_export(Path(export))
-    page, _ = build_page(rebuild)
+    page_folder, _ = build_page(rebuild)
     if export is not None:
-        export_page(page, Path(export))
+        export_page(page_folder, Path(export))
         return Path(export)
-    server = PageServer(page, port)
+    server = PageServer(page_folder, port)
     server.start()
     if browser:
         webbrowser.open(server.address)

@@ -61,7 +61,7 @@ def config_dict_of(model: Any) -> Mapping[str, Any]:
     return config_dict
 
 
-def head_of(head_name: Any) -> Any:
+def head_kind_of(head_name: Any) -> Any:
     from .components.head_kind import HeadKind
 
     return one_of("--head", head_name, HeadKind)
@@ -78,7 +78,7 @@ def preset_of(
     that is loaded already.
     """
     field_changes = (set,) if isinstance(set, str) else tuple(set or ())
-    head = None if head is None else head_of(head)
+    head = None if head is None else head_kind_of(head)
     if isinstance(model, Preset | ModelSpec):
         for option, field_value in (("--set", field_changes), ("--head", head)):
             if field_value:
@@ -94,7 +94,7 @@ def spec_of(model: Model) -> ModelSpec:
     return preset_of(model).model
 
 
-class Options(NamedTuple):
+class CallOptions(NamedTuple):
     """The options of a Python API call, sorted by subject: reading the model, a rank, a run, a layout."""
 
     reading: dict[str, Any]
@@ -102,7 +102,7 @@ class Options(NamedTuple):
     settings: dict[str, Any]
     layout: dict[str, Any]
 
-    def read(self, model: Model) -> Preset:
+    def read_model(self, model: Model) -> Preset:
         """Reads the model, with the changes that the call's options request."""
         return preset_of(model, **self.reading)
 
@@ -129,9 +129,9 @@ READING = ("set", "head", "allow_unknown")
 """Options that every function of a model takes: changes of its fields, its head, whether unknown fields are ignored."""
 
 
-def options_of(
+def sort_options(
     options_by_name: Mapping[str, Any], *, rank: bool = False, run: bool = False, layout: bool = False
-) -> Options:
+) -> CallOptions:
     """Sorts the options of an API call into options of reading a model, of a rank, of a run and of a layout.
 
     rank, run, layout: whether the function takes such options.
@@ -155,7 +155,7 @@ def options_of(
     for option_name in options_by_name:
         if option_name not in known_names:
             raise InputError(f"{option_name}: there is no such option.{suggest(option_name, known_names)}")
-    return Options(
+    return CallOptions(
         *(
             {
                 option_name: option_value
@@ -183,9 +183,9 @@ def optional_length(option_name: str, length: Any, minimum: int = 1, maximum: in
     return None if length is None else whole(option_name, length_of(option_name, length), minimum, maximum)
 
 
-def optional_text(option_name: str, text_value: Any, example: str) -> str | None:
-    """Validates an optional text; None stays None. example: a valid text, for the error message."""
-    return None if text_value is None else text(option_name, text_value, example)
+def optional_text(option_name: str, text_value: Any, example_text: str) -> str | None:
+    """Validates an optional text; None stays None. example_text: a valid text, for the error message."""
+    return None if text_value is None else text(option_name, text_value, example_text)
 
 
 def optional_word(option_name: str, word_value: Any, allowed_words: Any) -> Any:
@@ -204,11 +204,11 @@ def batch_or_users(batch: Any, users: Any, phase: str) -> int:
     return batch_of(optional_length("--batch", batch), optional_length("--users", users), phase) or 1
 
 
-def tokens_of(seq: Any) -> int | None:
+def optional_tokens(seq: Any) -> int | None:
     return optional_length("--seq", seq)
 
 
-def inputs_of(image: Any, images: Any, audio: Any) -> Inputs:
+def image_and_audio_of(image: Any, images: Any, audio: Any) -> Inputs:
     """Returns the images and audio of each sequence. Raises `InputError` for invalid values."""
     return Inputs(**checked_values(declared(Inputs), {"image": image, "images": images, "audio": audio}))
 
@@ -251,13 +251,13 @@ def engine_questions_of(
     """
     from .questions.engines import engine_questions
 
-    reading_options = {model_name: options.pop(model_name) for model_name in READING if model_name in options}
+    reading_options = {option_name: options.pop(option_name) for option_name in READING if option_name in options}
     quantize = options.pop("quantize", None)
     hardware_names = _hardware_names(hardware)
     if len(hardware_names) > 1:
         raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
     engines = (engine,) if isinstance(engine, str) else tuple(engine or ())
-    if not all(isinstance(model_name, str) for model_name in engines) or not (engines or launch):
+    if not all(isinstance(engine_name, str) for engine_name in engines) or not (engines or launch):
         raise InputError("--engine: expected a name such as vllm or vllm==0.19")
     return engine_questions(
         launch,
@@ -272,8 +272,8 @@ def engine_questions_of(
     )
 
 
-def run_of(
-    options: Options, hardware: Any, phase: Any, included_parts: frozenset[str], workspace: str | None
+def run_options_of(
+    options: CallOptions, hardware: Any, phase: Any, included_parts: frozenset[str], workspace: str | None
 ) -> RunOptions:
     """Returns the run that the options describe. hardware: names of accelerators. phase: None for the default."""
     from .device_memory.settings import settings_of
@@ -292,7 +292,7 @@ def run_of(
 
 
 def run_question_of(
-    options: Options,
+    options: CallOptions,
     model: Model | None,
     launch: str | Path | None,
     hardware: Any,
@@ -301,13 +301,13 @@ def run_question_of(
     with_mtp: bool,
     with_towers: bool = False,
 ) -> RunQuestion:
-    """Returns the question about a model's run or a launch file. hardware, phase, workspace: as in `run_of`."""
+    """Returns the question about a model's run or a launch file. hardware, phase, workspace: as in `run_options_of`."""
     from .questions.runs import memory_question
 
     return memory_question(
         model,
-        options.read,
-        run_of(options, hardware, phase, included_part_names(with_mtp, with_towers), workspace),
+        options.read_model,
+        run_options_of(options, hardware, phase, included_part_names(with_mtp, with_towers), workspace),
         launch_file=launch,
         is_setting_given=options.setting_test(phase),
         allow_unknown=options.reading.get("allow_unknown", False),

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .arguments import READING, Model, cache_format_of, options_of, run_of, selection_of, tokens_of
+from .arguments import READING, Model, cache_format_of, optional_tokens, run_options_of, selection_of, sort_options
 from .errors import InputError
 from .optional import included_part_names
 from .plots import pictures
@@ -70,17 +70,19 @@ def _read_models(plotted_models: Iterable[Model], read_model: Callable[[Model], 
 
 def _draw_params(*models: Model, with_mtp: bool = False, with_towers: bool = False, **options: Any) -> Figure:
     return pictures.params_picture(
-        _read_models(models, options_of(options).read), included_part_names(with_mtp, with_towers)
+        _read_models(models, sort_options(options).read_model), included_part_names(with_mtp, with_towers)
     )
 
 
 def _draw_kv(*plotted_models: Model, kv_dtype: str = "bf16", **options: Any) -> Figure:
     kv_dtype = options.pop("dtype", kv_dtype)
-    return pictures.kv_picture(_read_models(plotted_models, options_of(options).read), cache_format_of(kv_dtype))
+    return pictures.kv_picture(
+        _read_models(plotted_models, sort_options(options).read_model), cache_format_of(kv_dtype)
+    )
 
 
 def _draw_flops(*plotted_models: Model, **options: Any) -> Figure:
-    return pictures.flops_picture(_read_models(plotted_models, options_of(options).read))
+    return pictures.flops_picture(_read_models(plotted_models, sort_options(options).read_model))
 
 
 def _draw_shape(
@@ -88,9 +90,9 @@ def _draw_shape(
 ) -> Figure:
     kv_dtype = options.pop("dtype", kv_dtype)
     return pictures.shape_picture(
-        _read_models(plotted_models, options_of(options).read),
+        _read_models(plotted_models, sort_options(options).read_model),
         whole("--rows", rows, 2, 256),
-        tokens_of(seq),
+        optional_tokens(seq),
         cache_format_of(kv_dtype),
     )
 
@@ -120,9 +122,11 @@ def _draw_memory(
 ) -> Figure:
     from .questions.runs import RunQuestion
 
-    run_options = options_of(options, run=True)
-    settings_run = run_of(run_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace)
-    return pictures.memory_picture(RunQuestion(**vars(settings_run), preset=run_options.read(model)))
+    run_options = sort_options(options, run=True)
+    settings_run = run_options_of(
+        run_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace
+    )
+    return pictures.memory_picture(RunQuestion(**vars(settings_run), preset=run_options.read_model(model)))
 
 
 def _draw_schedule(*, pp: int, num_microbatches: int, vpp: int = 1, schedule: Schedule = "1f1b") -> Figure:
@@ -138,9 +142,9 @@ def _draw_time(compute_answer: Ask, model: Model | None = None, *, by_node: int 
 
 
 def _draw_roofline(compute_answer: Ask, model: Model, *, phase: MemoryPhase | None = None, **options: Any) -> Figure:
-    preset = options_of(
+    preset = sort_options(
         {option_name: options.pop(option_name) for option_name in READING if option_name in options}
-    ).read(model)
+    ).read_model(model)
     phases = pictures.roofline_phases(not preset.model.model_without_tokens, phase or "inference")
     return pictures.roofline_picture(lambda phase: compute_answer(preset, phase=phase, **options), phases)
 

@@ -17,11 +17,10 @@ from .components.choice import component_type
 from .components.choices import Head
 from .components.dropout import ATTENTION_ALONE, Dropout
 from .components.head import LMHead
-from .components.output import ModelOutput, OutputPart
+from .components.output_part import ModelOutput, OutputPart
 from .components.runtime import ForwardPass
 from .components.stack import Stack
-from .components.towers import Tower, TowerName, check_widths
-from .components.towers import record as record_towers
+from .components.towers import Tower, TowerName, check_widths, record_towers
 from .flow.axis import Axis, JoinedShapes
 from .flow.record import Flow
 from .flow.tree import Node, Role
@@ -34,17 +33,17 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from .components.block_proposal import Proposal
     from .components.contact_head import ContactHead
-    from .components.idle import UnusedEmbedding
     from .components.mtp import MultiTokenPrediction
     from .components.pooler import Pooler
-    from .components.proposal import Proposal
+    from .components.unused_modules import UnusedEmbedding
 else:
     Pooler, ContactHead = component_type("pooler:Pooler"), component_type("contact_head:ContactHead")
-    Proposal = component_type("proposal:Proposal")
+    Proposal = component_type("block_proposal:Proposal")
     MultiTokenPrediction, UnusedEmbedding = (
         component_type("mtp:MultiTokenPrediction"),
-        component_type("idle:UnusedEmbedding"),
+        component_type("unused_modules:UnusedEmbedding"),
     )
 
 
@@ -117,7 +116,7 @@ class ModelSpec(Part):
         for stack_name, stack in self.stacks():
             stack_width = stack.hidden_size or self.hidden_size
             encoder_width = source_width if stack_name == "decoder" else None
-            stack.check_place(StackPosition(stack_name, stack_width, stack_name, source_width=encoder_width))
+            stack.check_stack_position(StackPosition(stack_name, stack_width, stack_name, source_width=encoder_width))
         if self.encoder is not None and self.decoder is not None and not self.decoder.block.reads_encoder():
             raise ValueError("decoder.block.cross_attention: an encoder-decoder needs one")
         self._check_main()
@@ -244,17 +243,17 @@ class ModelSpec(Part):
         return "decoder"
 
     @property
-    def one_pass_model(self) -> str:
+    def one_pass_model_name(self) -> str:
         """The kind of a model that reads a sequence in one pass without a cache, in words; empty for other models."""
         if self.kind == "encoder":
             return "an encoder-only model"
-        return "" if self.main.streams is None else self.main.streams.one_pass_model
+        return "" if self.main.streams is None else self.main.streams.one_pass_model_name
 
     @property
     def model_without_tokens(self) -> str:
         """The kind of a model that generates no tokens, in words; empty for other models."""
-        if self.one_pass_model or isinstance(self.head, LMHead):
-            return self.one_pass_model
+        if self.one_pass_model_name or isinstance(self.head, LMHead):
+            return self.one_pass_model_name
         return "a model without a language-model head"
 
     def __repr__(self) -> str:
@@ -416,7 +415,7 @@ class ModelSpec(Part):
         if encoder.stem is not None:
             return encoder.flow(
                 recorder,
-                encoder.stem.frames_read(),
+                encoder.stem.input_frames(),
                 Axis("hidden", self.hidden_size) if encoder_axis is None else encoder_axis,
             )
         return encoder.flow(recorder, x, encoder_axis)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import units
 from .arguments import Model, spec_of
 from .characters import printable
-from .costs.flops import forward_of
+from .costs.flops import forward_flops_of
 from .costs.params import total_params_of
 from .errors import InputError, shown
 from .flow.tree import Node
@@ -135,11 +135,11 @@ def _flop_problems(
     with _restore_buffers(module):
         flops_by_path, _ = count_flops(module, lambda: module(*inputs))
     run_config = RunConfig(Workload(batch=batch, seq=seq))
-    spec_flops, measured_flops = node_tree.total(forward_of, run_config), flops_by_path.get("", 0)
+    spec_flops, measured_flops = node_tree.total(forward_flops_of, run_config), flops_by_path.get("", 0)
     if measured_flops == spec_flops:
         return []
     scores = node_tree.total(
-        lambda op_use: forward_of(op_use) if isinstance(op_use.op, AttentionCore) else 0, run_config
+        lambda op_use: forward_flops_of(op_use) if isinstance(op_use.op, AttentionCore) else 0, run_config
     )
     hint_text = ""
     if measured_flops == 0:

@@ -47,7 +47,7 @@ MUTANTS = (
     Mutant("ops/attention.py", "tokens = minimum(tokens, self.limit)", "tokens = self.limit"),
     # parts
     Mutant("components/networks/feed_forward.py", '"up_proj", x, ffn, bias=self.up_bias,', '"up_proj", x, ffn,'),
-    Mutant("components/mixers/attention.py", 'x, (heads, dim), self.k_bias,', 'x, (heads, dim), False,'),
+    Mutant("components/mixers/attention.py", 'x, (heads, head_dim), self.k_bias,', 'x, (heads, head_dim), False,'),
     Mutant("components/position.py", "int(head_dim * self.partial_rotary_factor) // 2 * 2", "head_dim"),
     # the tree
     Mutant("flow/tree.py", '"kept": FLOPS | CACHE,', '"kept": CACHE,'),

@@ -274,7 +274,7 @@ OF_THE_OUTPUT = {"format", "output", "output_file", "notes", "table", "junit", "
 """Options that the command line has alone; `convert` returns its text, and `plot` has an output."""
 
 
-def options_of(command: str) -> set[str]:
+def sort_options(command: str) -> set[str]:
     """The long names of a command's options, as names of Python. typer has the first one as the option's default."""
     module = import_module(f"llmcalc.cli.{module_name(command)}")
     found = set()
@@ -300,12 +300,12 @@ def test_options_have_the_same_names(command: str) -> None:
     taken = set(function)
     if "options" in function:
         taken |= set(READING) | groups(**WITH_ANY.get(command, {}))
-    assert options_of(command) - taken == set()
+    assert sort_options(command) - taken == set()
 
 
 def groups(**which: bool) -> set[str]:
-    """The names that `options_of` of the arguments takes."""
-    from llmcalc.arguments import options_of as sorted_options
+    """The names that `sort_options` of the arguments takes."""
+    from llmcalc.arguments import sort_options as sorted_options
 
     with pytest.raises(InputError) as error:
         sorted_options({"": 1}, **which)

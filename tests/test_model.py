@@ -9,10 +9,9 @@ import torch
 
 from llmcalc.components.added_position import Learned, Sinusoidal
 from llmcalc.components.classifier import Classifier
-from llmcalc.components.distance import RelativeBias
+from llmcalc.components.distance_bias import RelativeBias
 from llmcalc.components.head import LMHead
 from llmcalc.components.head_transform import Transform
-from llmcalc.components.idle import UnusedEmbedding
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mtp import MultiTokenPrediction
@@ -25,6 +24,7 @@ from llmcalc.components.pooler import Pooler
 from llmcalc.components.position import Rope
 from llmcalc.components.stack import Stack
 from llmcalc.components.token_types import TokenTypes
+from llmcalc.components.unused_modules import UnusedEmbedding
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import index_ranges
@@ -176,7 +176,10 @@ def test_tied_weights_are_one_tensor() -> None:
 def test_layers_stand_where_the_pattern_says() -> None:
     assert DENSE_THEN_SPARSE.layer_names() == ["dense", "sparse", "sparse", "sparse", "sparse"]
     assert ALTERNATING.layer_names() == ["window", "window", "block", "window", "window"]
-    assert [(name, which) for name, _, _, which in ALTERNATING.groups()] == [("window", [0, 1, 3, 4]), ("block", [2])]
+    assert [(name, which) for name, _, _, which in ALTERNATING.layer_groups()] == [
+        ("window", [0, 1, 3, 4]),
+        ("block", [2]),
+    ]
     tree = recorded(ALTERNATING, 16)
     assert [node.path_segment for node in tree.children] == ["layers.{0-1,3-4}", "layers.2"]
 

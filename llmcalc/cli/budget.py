@@ -31,8 +31,8 @@ def command(
 
     if junit_file is not None:
         check_writable(junit_file, "--junit")
-    answer = ask_budget(file, skip_missing)
+    budget_answer = ask_budget(file, skip_missing)
     if junit_file is not None:
         with open_whole_file(junit_file, "--junit") as output_stream:
-            output_stream.write(junit(file.name, answer.result))
-    output_options.show_answer(answer)
+            output_stream.write(junit(file.name, budget_answer.result))
+    output_options.show_answer(budget_answer)

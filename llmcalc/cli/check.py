@@ -32,5 +32,5 @@ def command(
     preset = target_options.load(target)
     stored_checkpoint = read_checkpoint_header(checkpoint)
     with name_in_errors(preset):
-        answer = ask_check(preset, checkpoint, stored_checkpoint)
-    output_options.show_answer(answer)
+        check_answer = ask_check(preset, checkpoint, stored_checkpoint)
+    output_options.show_answer(check_answer)

@@ -44,5 +44,7 @@ def command(
         preset_names = [preset.name for preset, _ in models] if everything else targets or []
         models = [(target_options.load(preset_name), None) for preset_name in preset_names]
     accelerator = None if hardware is None else find_hardware(hardware)
-    answer = ask_compare(models, seq, kv_dtype, sort, LAYOUTS[output_options.fmt], accelerator, users)
-    output_options.show_answer(answer, listing=everything or len(answer.result) > MOST_ON_A_SCREEN)
+    comparison_answer = ask_compare(models, seq, kv_dtype, sort, LAYOUTS[output_options.fmt], accelerator, users)
+    output_options.show_answer(
+        comparison_answer, listing=everything or len(comparison_answer.result) > MOST_ON_A_SCREEN
+    )

@@ -41,5 +41,5 @@ def command(
         accelerators=(find_hardware(hardware),),
     )
     with name_in_errors(run_question.preset):
-        answer = ask_cost(run_question, options)
-    writing_file.show_answer(answer, table, run_question.preset)
+        cost_answer = ask_cost(run_question, options)
+    writing_file.show_answer(cost_answer, table, run_question.preset)

@@ -56,7 +56,7 @@ def command(
         target_options.allow_unknown,
         bool(target_options.overrides),
     )
-    answer = ask_diff(preset_changes, seq, kv_dtype)
-    for skipped_path, reason in preset_changes.skipped.items():
-        print(f"note: skipped {one_line(str(skipped_path))}: {reason}", file=sys.stderr)
-    output_options.show_answer(answer, table)
+    diff_answer = ask_diff(preset_changes, seq, kv_dtype)
+    for skipped_path, skip_reason in preset_changes.skipped.items():
+        print(f"note: skipped {one_line(str(skipped_path))}: {skip_reason}", file=sys.stderr)
+    output_options.show_answer(diff_answer, table)

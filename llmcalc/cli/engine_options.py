@@ -180,5 +180,7 @@ def show_servers(
         allow_unknown=target_options.allow_unknown,
     )
     with nullcontext() if launch_file is not None else name_in_errors(server_questions[0].preset):
-        answer = ask_servers(server_questions, ask_question)
-    output_options.show_answer(answer, table_name, None if launch_file is not None else server_questions[0].preset)
+        servers_answer = ask_servers(server_questions, ask_question)
+    output_options.show_answer(
+        servers_answer, table_name, None if launch_file is not None else server_questions[0].preset
+    )

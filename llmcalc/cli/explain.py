@@ -101,5 +101,5 @@ def command(
     )
     preset = target_options.load(target, included_parts)
     with name_in_errors(preset):
-        answer = explain_question.answer(preset, has_raw_values=output_options.fmt in ("csv", "markdown"))
-    output_options.show_answer(answer, listing=True)
+        explain_answer = explain_question.answer(preset, has_raw_values=output_options.fmt in ("csv", "markdown"))
+    output_options.show_answer(explain_answer, listing=True)

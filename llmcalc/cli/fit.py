@@ -99,5 +99,5 @@ def command(
         workspace=cublas_workspace,
     )
     with name_in_errors(run_question.preset):
-        answer = ask_fit(run_question, global_batch)
-    output_options.show_answer(answer, table, run_question.preset)
+        fit_answer = ask_fit(run_question, global_batch)
+    output_options.show_answer(fit_answer, table, run_question.preset)

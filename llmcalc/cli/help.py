@@ -75,7 +75,9 @@ class Command(TyperCommand):
             if parameter.param_type_name == "argument":
                 panel, option_label = ARGUMENTS, str(parameter.metavar or parameter.name)
             else:
-                panel = getattr(parameter, "rich_help_panel", None) or ("Output" if _is_help(parameter) else OTHER)
+                panel = getattr(parameter, "rich_help_panel", None) or (
+                    "Output" if _is_help_option(parameter) else OTHER
+                )
                 option_label = panel_record[0] if lists_all else _short_name(parameter, panel_record[0])
             rows_by_panel.setdefault(panel, []).append(
                 (option_label, panel_record[1] if lists_all else _first_sentence(panel_record[1]))
@@ -108,10 +110,10 @@ COLUMN = 26
 def _short_name(option: Any, name_and_metavar: str) -> str:
     """Returns an option's one-letter name and first long name, with the placeholder of the option's value."""
     long_names = [shown_name for shown_name in option.opts if shown_name.startswith("--")]
-    letter_names = [shown_name for shown_name in option.opts if not shown_name.startswith("--")]
+    short_names = [shown_name for shown_name in option.opts if not shown_name.startswith("--")]
     shown_name = min(long_names, key=len) if len(long_names[0]) > COLUMN - 8 else long_names[0]
     metavar = "" if option.is_flag else name_and_metavar.rpartition(" ")[2]
-    return " ".join(filter(None, (", ".join([*letter_names, shown_name]), metavar)))
+    return " ".join(filter(None, (", ".join([*short_names, shown_name]), metavar)))
 
 
 def _first_sentence(full_text: str) -> str:
@@ -121,7 +123,7 @@ def _first_sentence(full_text: str) -> str:
     return f"{first_sentence.rstrip('.')}{end_mark}{default_text}"
 
 
-def _is_help(option: Any) -> bool:
+def _is_help_option(option: Any) -> bool:
     return option.name in ("help", "help_all")
 
 

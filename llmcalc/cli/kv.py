@@ -78,8 +78,10 @@ def command(
         raise InputError(SCHEME_WITHOUT_ENGINE)
     reports = []
     sequences = batch_of(batch, users, "decode") or 1
-    question = CacheQuestion(sequences, seq, kv_dtype, source, rank_request, target_options.load_draft(draft), inputs)
+    cache_question = CacheQuestion(
+        sequences, seq, kv_dtype, source, rank_request, target_options.load_draft(draft), inputs
+    )
     for preset in [target_options.load(target) for target in targets]:
         with name_in_errors(preset):
-            reports.append(question.answer(preset).report())
+            reports.append(cache_question.answer(preset).report())
     output_options.show(join_reports(reports), table)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from ..parallel.counted_rank import RankRequest, rank_settings
 from ..parallel.layout_request import LayoutRequest
 from ..workload.setting import declared
-from .setting_options import OptionOfCommand, option_of, options_of, replace_parameter
+from .setting_options import OptionOfCommand, option_of_setting, options_of_settings, replace_parameter
 
 
 def layout_options() -> dict[str, OptionOfCommand]:
     """Returns the command-line options for a parallel layout (tensor, pipeline, data, … parallelism)."""
-    return {**options_of(LayoutRequest), "framework": _framework_option()}
+    return {**options_of_settings(LayoutRequest), "framework": _framework_option()}
 
 
 def add_layout_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -32,13 +32,13 @@ def _framework_option() -> OptionOfCommand:
     )
     name_list = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
     setting = declared(LayoutRequest)["framework"]
-    help = (
+    help_text = (
         f"{name_list}. {setting.setting.help} By default {', '.join((*implied_frameworks, f'else {WITHOUT_A_NAME}'))}."
     )
-    return option_of(setting, help=help, metavar="NAME", complete=lambda: NAMES)
+    return option_of_setting(setting, help=help_text, metavar="NAME", complete=lambda: NAMES)
 
 
 def add_rank_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replaces a command's parameter `rank_request` by the options of one counted rank."""
-    options = {option_name: option_of(rank_setting) for option_name, rank_setting in rank_settings().items()}
+    options = {option_name: option_of_setting(rank_setting) for option_name, rank_setting in rank_settings().items()}
     return replace_parameter("rank_request", options, lambda chosen: RankRequest(**chosen))(command)

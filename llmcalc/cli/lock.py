@@ -52,16 +52,16 @@ def command(
             raise InputError(f"--check: checks one lock file; expected {chosen_targets[0]} alone")
         if fmt == "cyclonedx":
             raise InputError("--format cyclonedx: lists models; expected no --check")
-        answer = ask_lock_check(Path(chosen_targets[0] if chosen_targets else LOCK_FILE), target_options.load)
-        OutputOptions(notes, fmt or "table", output).show_answer(answer)
+        lock_answer = ask_lock_check(Path(chosen_targets[0] if chosen_targets else LOCK_FILE), target_options.load)
+        OutputOptions(notes, fmt or "table", output).show_answer(lock_answer)
         return
     if not chosen_targets:
         raise InputError("missing argument TARGET, or --check (llmcalc lock --help explains)")
-    answer = ask_lock(chosen_targets, target_options.load)
+    lock_answer = ask_lock(chosen_targets, target_options.load)
     if fmt != "cyclonedx":
-        OutputOptions(notes, fmt or "json", output).show_answer(answer)
+        OutputOptions(notes, fmt or "json", output).show_answer(lock_answer)
         return
     from ..reports.cyclonedx import bill_of_materials
 
     with open_output(output) as output_stream:
-        output_stream.write(json.dumps(bill_of_materials(answer.result), indent=2) + "\n")
+        output_stream.write(json.dumps(bill_of_materials(lock_answer.result), indent=2) + "\n")

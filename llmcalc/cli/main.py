@@ -93,10 +93,12 @@ class LazyGroup(TyperGroup):
             if ctx.resilient_parsing or cmd_name.startswith("-"):
                 return None
             group_name = f"llmcalc{self.within.replace('.', ' ')}"
-            if _is_model(cmd_name):
-                example = next(command_name for command_name in ("memory", "params") if command_name in self.names)
+            if _is_model_name(cmd_name):
+                example_command = next(
+                    command_name for command_name in ("memory", "params") if command_name in self.names
+                )
                 raise InputError(
-                    f"'{cmd_name}' is a model; expected a command first: {group_name} {example} {cmd_name}"
+                    f"'{cmd_name}' is a model; expected a command first: {group_name} {example_command} {cmd_name}"
                 )
             raise InputError(
                 f"there is no command '{cmd_name}'.{suggest(cmd_name, list(self.names))} "
@@ -228,7 +230,7 @@ def _command_options(context: Any) -> set[str]:
     return {option_name for parameter in context.command.params for option_name in parameter.opts}
 
 
-def _is_model(typed_word: str) -> bool:
+def _is_model_name(typed_word: str) -> bool:
     """Whether a word in the place of a command is a preset's name, or a model's file."""
     from ..sources.presets import model_names, names_by_alias
 

@@ -102,15 +102,15 @@ def command(
         with_towers=with_towers,
     )
     with name_in_errors(run_question.preset):
-        answer = ask_memory(run_question, target_options.load_draft(draft))
-        report = answer.report()
+        memory_answer = ask_memory(run_question, target_options.load_draft(draft))
+        report = memory_answer.report()
     output_options.show(report, table)
-    for fit in answer.fits if answer.accelerators else ():
-        if fit.verdict == "tight":
-            memory_word = "nominal" if fit.nominal else "usable"
+    for memory_fit in memory_answer.fits if memory_answer.accelerators else ():
+        if memory_fit.verdict == "tight":
+            memory_kind = "nominal" if memory_fit.nominal else "usable"
             store_remark(
-                f"warning: {fit.hardware.name}: tight: {units.percent(fit.share)} of its {memory_word} memory with the "
-                "estimated fragmentation; it fits only without"
+                f"warning: {memory_fit.hardware.name}: tight: {units.percent(memory_fit.share)} of its {memory_kind} "
+                "memory with the estimated fragmentation; it fits only without"
             )
-    if not answer.ok:
+    if not memory_answer.ok:
         raise typer.Exit(1)

@@ -128,7 +128,7 @@ CacheDtype: TypeAlias = Annotated[
 
 
 def length_option(
-    name: str, *other_names: str, help: str, minimum: int = 1, maximum: int = LARGEST, panel: str | None = None
+    option_name: str, *other_names: str, help: str, minimum: int = 1, maximum: int = LARGEST, panel: str | None = None
 ) -> Any:
     """Returns an option for a number of sequences or tokens, such as 4096, 32k or 1M.
 
@@ -139,7 +139,13 @@ def length_option(
         return optional_whole(typed_name(option), parsed_length, minimum, maximum)
 
     return typer.Option(
-        name, *other_names, metavar="N", parser=_parse_length, callback=check_length, help=help, rich_help_panel=panel
+        option_name,
+        *other_names,
+        metavar="N",
+        parser=_parse_length,
+        callback=check_length,
+        help=help,
+        rich_help_panel=panel,
     )
 
 
@@ -252,10 +258,10 @@ def is_given(context: typer.Context, parameter_name: str) -> bool:
 def count_option(option_name: str, help_text: str) -> Any:
     """Returns an option for a number of parameters, such as 8e9, 8B or 350M. help_text: its help text."""
 
-    def parsed(count_text: str | int) -> int:
+    def parse_count_text(count_text: str | int) -> int:
         return count_text if isinstance(count_text, int) else parse_count(count_text)
 
-    return typer.Option(option_name, metavar="N", parser=parsed, help=help_text, show_default=False)
+    return typer.Option(option_name, metavar="N", parser=parse_count_text, help=help_text, show_default=False)
 
 
 Kind: TypeAlias = Annotated[str | None, value_option("--kind", "KIND", f"Only models of a kind: {', '.join(KINDS)}.")]
@@ -337,8 +343,10 @@ OutputFile: TypeAlias = Annotated[Path | None, _file_option("--output-file")]
 """The file of a command whose `--output` is the tokens of an answer."""
 
 
-def _optional_part_option(part: OptionalPart) -> Any:
-    return typer.Option(part.option, help=f"Include {part.title}. They count in the totals.", rich_help_panel="Model")
+def _optional_part_option(optional_part: OptionalPart) -> Any:
+    return typer.Option(
+        optional_part.option, help=f"Include {optional_part.title}. They count in the totals.", rich_help_panel="Model"
+    )
 
 
 JunitOption: TypeAlias = Annotated[

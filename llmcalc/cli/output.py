@@ -141,7 +141,7 @@ def _finally_on_signals() -> Iterator[None]:
     thread, where Python handles no signals.
     """
 
-    def unwind(signal_number: int, _: FrameType | None) -> None:
+    def raise_signalled(signal_number: int, _: FrameType | None) -> None:
         raise _Signalled(signal_number)
 
     previous_handlers = {}
@@ -149,7 +149,7 @@ def _finally_on_signals() -> Iterator[None]:
         for signal_number in ENDING:
             if signal.getsignal(signal_number) == signal.SIG_DFL:  # an ignored signal (nohup) stays ignored
                 with suppress(ValueError):  # not the main thread
-                    previous_handlers[signal_number] = signal.signal(signal_number, unwind)
+                    previous_handlers[signal_number] = signal.signal(signal_number, raise_signalled)
         yield
     except _Signalled as stop:
         signal.signal(stop.number, signal.SIG_DFL)

@@ -65,17 +65,23 @@ def command(
     from ..sources.hardware import find_hardware
     from ..sources.preset import name_in_errors
 
-    include = included_part_names(with_mtp, with_towers)
+    included_parts = included_part_names(with_mtp, with_towers)
     run_question = RunQuestion(
-        preset=target_options.load(target, include),
+        preset=target_options.load(target, included_parts),
         settings=plan_settings(settings, lambda name: is_given(context, name)),
         layout=layout_request,
-        include=include,
+        include=included_parts,
         accelerators=(find_hardware(hardware),),
         workspace=cublas_workspace,
     )
     with name_in_errors(run_question.preset):
-        answer = ask_timed_plan(
-            run_question, time_options, global_batch, rows, by, where, lambda name: target_options.load(name, include)
+        plan_answer = ask_timed_plan(
+            run_question,
+            time_options,
+            global_batch,
+            rows,
+            by,
+            where,
+            lambda name: target_options.load(name, included_parts),
         )
-    output_options.show_answer(answer, table, run_question.preset)
+    output_options.show_answer(plan_answer, table, run_question.preset)

@@ -47,5 +47,5 @@ def command(
     """
     from ..questions.listings import ask_presets
 
-    answer = ask_presets(names or (), selection, sort, details, stale)
-    output_options.show_answer(answer, notes=answer.in_full, listing=True)
+    presets_answer = ask_presets(names or (), selection, sort, details, stale)
+    output_options.show_answer(presets_answer, notes=presets_answer.in_full, listing=True)

@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 
 from ..device_memory.settings import SHORTHANDS, Settings, settings_with_shorthands
 from .options import value_option
-from .setting_options import OptionOfCommand, option_of, options_of, replace_parameter
+from .setting_options import OptionOfCommand, option_of_setting, options_of_settings, replace_parameter
 
 CublasWorkspace: TypeAlias = Annotated[
     str | None,
@@ -26,9 +26,9 @@ def settings_options() -> dict[str, OptionOfCommand]:
 
     Without a phase option, the other options imply the phase.
     """
-    options = options_of(Settings)
+    options = options_of_settings(Settings)
     options["phase"] = options["phase"]._replace(default=None)
-    return options | {option_name: option_of(setting) for option_name, setting in SHORTHANDS.items()}
+    return options | {option_name: option_of_setting(setting) for option_name, setting in SHORTHANDS.items()}
 
 
 def add_settings_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -34,7 +34,7 @@ def optional_parameter(value_type: Any, option: Any) -> OptionOfCommand:
     return OptionOfCommand(annotated_type[value_type | None, option], None)
 
 
-def option_of(declaration: Declared, default_value: Any = None, **changed_fields: Any) -> OptionOfCommand:
+def option_of_setting(declaration: Declared, default_value: Any = None, **changed_fields: Any) -> OptionOfCommand:
     """Returns the command-line option for a setting.
 
     default_value: default of the parameter.
@@ -73,10 +73,12 @@ def option_of(declaration: Declared, default_value: Any = None, **changed_fields
     return OptionOfCommand(Annotated[str | None, typer_option], default_value)
 
 
-def options_of(settings: type, field_names: Iterable[str] = ()) -> dict[str, OptionOfCommand]:
+def options_of_settings(settings: type, field_names: Iterable[str] = ()) -> dict[str, OptionOfCommand]:
     """Returns the options for the settings of a class. field_names: the settings' names, empty for all."""
     declarations = declared(settings)
-    return {field: option_of(declarations[field], getattr(settings, field)) for field in field_names or declarations}
+    return {
+        field: option_of_setting(declarations[field], getattr(settings, field)) for field in field_names or declarations
+    }
 
 
 def replace_parameter(
@@ -89,7 +91,7 @@ def replace_parameter(
     combine_options: function of the options' values that returns the value of the parameter.
     """
 
-    def decorate(command: CommandFunction) -> CommandFunction:
+    def decorate_command(command: CommandFunction) -> CommandFunction:
         signature = inspect.signature(command)
         type_hints = get_type_hints(command, include_extras=True)
         parameters: list[inspect.Parameter] = []
@@ -114,7 +116,7 @@ def replace_parameter(
 
         return with_signature(run, command, parameters)
 
-    return decorate
+    return decorate_command
 
 
 def add_declared_options(
@@ -124,7 +126,7 @@ def add_declared_options(
 
     The parameter gets an object of the class. field_names: the settings' names, empty for all.
     """
-    return replace_parameter(parameter, options_of(settings, field_names), lambda chosen: settings(**chosen))
+    return replace_parameter(parameter, options_of_settings(settings, field_names), lambda chosen: settings(**chosen))
 
 
 def add_input_options(command: CommandFunction) -> CommandFunction:

@@ -46,7 +46,7 @@ def command(
         params, flops, tokens, ffn_ratio, head_dim, kv_ratio, vocab, tie, rows, tolerance, seq, kv_dtype
     )
     target_options = TargetOptions(overrides, None, allow_unknown)
-    answer = shape_question.answer(
+    shape_answer = shape_question.answer(
         target, target_options.load, overrides or (), cites_literature=literature, is_flat=output_options.fmt == "csv"
     )
-    output_options.show_answer(answer, notes=literature)
+    output_options.show_answer(shape_answer, notes=literature)

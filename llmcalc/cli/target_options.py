@@ -90,7 +90,11 @@ class OutputOptions(NamedTuple):
     output: Path | None = None
 
     def show_answer(
-        self, answer: ReportedAnswer, table_name: str | None = None, preset: Preset | None = None, **display: bool
+        self,
+        command_answer: ReportedAnswer,
+        table_name: str | None = None,
+        preset: Preset | None = None,
+        **display: bool,
     ) -> None:
         """Writes the report of an answer. Exit code 1 if a check fails or nothing fits.
 
@@ -99,9 +103,9 @@ class OutputOptions(NamedTuple):
         from ..sources.preset import name_in_errors
 
         with nullcontext() if preset is None else name_in_errors(preset):
-            report = answer.report()
+            report = command_answer.report()
         self.show(report, table_name, **display)
-        if not answer.ok:
+        if not command_answer.ok:
             raise typer.Exit(1)
 
     def show(self, report: Report, table_name: str | None = None, notes: bool = False, listing: bool = False) -> None:

@@ -4,13 +4,13 @@ from typing import Any
 
 from ..questions.options import TimeOptions
 from .options import TableOption
-from .setting_options import options_of, replace_parameter
+from .setting_options import options_of_settings, replace_parameter
 from .target_options import OutputOptions, add_target_options
 from .time_options import OPTIONS_OF_A_REPORT, TimedRun, add_timed_run_options
 
 
 @add_timed_run_options
-@replace_parameter("report_options", options_of(TimeOptions, OPTIONS_OF_A_REPORT), dict)
+@replace_parameter("report_options", options_of_settings(TimeOptions, OPTIONS_OF_A_REPORT), dict)
 @add_target_options
 def command(
     timed_run: TimedRun, report_options: dict[str, Any], table: TableOption = None, *, output_options: OutputOptions
@@ -18,4 +18,4 @@ def command(
     """Time of a training step, a prompt or a token, with its range.
     How sure that is, where the time goes, what bounds it, and whether a measured run is slow.
     """
-    output_options.show_answer(timed_run.ask(timed_run.question(), **report_options), table)
+    output_options.show_answer(timed_run.ask(timed_run.run_question(), **report_options), table)

@@ -22,7 +22,13 @@ from .hardware import complete_name
 from .layout_options import layout_options
 from .options import TargetOrNone, WithMtp, is_given, value_option
 from .run_options import settings_options
-from .setting_options import CommandFunction, OptionOfCommand, optional_parameter, options_of, replace_parameter
+from .setting_options import (
+    CommandFunction,
+    OptionOfCommand,
+    optional_parameter,
+    options_of_settings,
+    replace_parameter,
+)
 from .target_options import OPTIONS, TargetOptions
 
 if TYPE_CHECKING:
@@ -56,7 +62,9 @@ RUN_FILES = {
 OPTIONS_OF_A_REPORT = ("by_node", "measured")
 """Options of `time` that pictures of the time do not have."""
 
-TIME_OPTIONS = options_of(TimeOptions, [name for name in declared(TimeOptions) if name not in OPTIONS_OF_A_REPORT])
+TIME_OPTIONS = options_of_settings(
+    TimeOptions, [name for name in declared(TimeOptions) if name not in OPTIONS_OF_A_REPORT]
+)
 
 
 @frozen
@@ -87,7 +95,7 @@ class TimedRun:
         """Reads a model with the optional parts that count."""
         return self.target_options.load(target, self.include)
 
-    def question(self) -> RunQuestion:
+    def run_question(self) -> RunQuestion:
         """Returns the question about the timed run."""
         from ..questions.runs import RunOptions, memory_question
         from ..sources.hardware import find_accelerators
@@ -125,11 +133,11 @@ def add_timed_run_options(command: CommandFunction) -> CommandFunction:
 
     def timed_run(option_values: dict[str, Any]) -> TimedRun:
         return TimedRun(
-            settings_with_shorthands({name: option_values[name] for name in run_options}),
-            LayoutRequest(**{name: option_values[name] for name in layout}),
+            settings_with_shorthands({option_name: option_values[option_name] for option_name in run_options}),
+            LayoutRequest(**{option_name: option_values[option_name] for option_name in layout}),
             option_values["hardware"],
             option_values["launch"],
-            TimeOptions(**{name: option_values[name] for name in TIME_OPTIONS}),
+            TimeOptions(**{option_name: option_values[option_name] for option_name in TIME_OPTIONS}),
             option_values["target"],
             included_part_names(option_values["with_mtp"]),
             read_options(option_values),

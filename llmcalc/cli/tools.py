@@ -64,13 +64,15 @@ class Tool(NamedTuple):
             if argument_name in self.common
         }
         other_names = ", ".join(argument_name for argument_name in self.arguments if argument_name not in self.common)
-        texts: list[str] = []
+        note_texts: list[str] = []
         if other_names:
-            texts.append(f"Further options by name, as llmcalc {self.name} --help-all explains them: {other_names}.")
+            note_texts.append(
+                f"Further options by name, as llmcalc {self.name} --help-all explains them: {other_names}."
+            )
         if self.name in WITH_ENGINES:
-            texts.append('With engine, its own flags: {"max_model_len": "32k", "max_num_seqs": 64}.')
-        if texts:
-            common_schemas["options"] = {"type": "object", "description": " ".join(texts), "maxProperties": 100}
+            note_texts.append('With engine, its own flags: {"max_model_len": "32k", "max_num_seqs": 64}.')
+        if note_texts:
+            common_schemas["options"] = {"type": "object", "description": " ".join(note_texts), "maxProperties": 100}
         common_schemas["keys"] = {"type": "array", "items": _string_schema(), "maxItems": 100, "description": KEYS}
         return {
             "type": "object",
@@ -168,7 +170,7 @@ def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
             f"there is no tool '{tool_name}'.{suggest(tool_name, list(TOOLS))} Expected one of {', '.join(TOOLS)}"
         )
     tool = next(tool for tool in all_tools() if tool.name == tool_name)
-    _check_size(arguments)
+    _check_arguments_size(arguments)
     _check_arguments({**tool.arguments, **tool.schema["properties"]}, arguments)
     for argument in tool.required:
         if argument not in arguments:
@@ -195,7 +197,7 @@ def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
     return answer_document if requested_keys is None else _selected_keys(answer_document, requested_keys)
 
 
-def _check_size(arguments: Mapping[str, Any]) -> None:
+def _check_arguments_size(arguments: Mapping[str, Any]) -> None:
     """Raises `InputError` for arguments that are nested too deeply, too large, or have an infinite number."""
     require_shallow_nesting(dict(arguments), "arguments")
     try:

@@ -66,21 +66,21 @@ def command(
     from ..sources.presets import model_names
     from ..witnesses.distributed.launch import rank_of_process
 
-    verification = VerifyQuestion(
+    verify_question = VerifyQuestion(
         everything, device, against, batch, seq, every_layer, memory, distributed, layout_request, num_microbatches
     )
-    verification.check_targets(bool(targets))
+    verify_question.check_targets(bool(targets))
     if junit_file is not None:
         check_writable(junit_file, "--junit")
-    answer = verification.answer(
+    verify_answer = verify_question.answer(
         _names_with_progress_bar(list(model_names()) if everything else list(targets or ())), target_options.load
     )
     if junit_file is not None:
         with open_whole_file(junit_file, "--junit") as output_stream:
-            output_stream.write(junit(answer.result.verdicts, answer.result.skipped))
+            output_stream.write(junit(verify_answer.result.verdicts, verify_answer.result.skipped))
     if rank_of_process() == 0:
-        output_options.show(answer.report(), table, listing=everything)
-    if not answer.ok:
+        output_options.show(verify_answer.report(), table, listing=everything)
+    if not verify_answer.ok:
         raise typer.Exit(1)
 
 

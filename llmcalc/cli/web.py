@@ -27,14 +27,14 @@ def command(
 
     if export is not None:
         check_export(export)
-    page, build_remark = build_page(rebuild)
+    page_folder, build_remark = build_page(rebuild)
     if build_remark:
         store_remark(build_remark)
     if export is not None:
-        export_page(page, export)
+        export_page(page_folder, export)
         store_remark(f"wrote {export}")
         return
-    server = PageServer(page, port)
+    server = PageServer(page_folder, port)
     print_remarks()
     print_line(f"the page is at {server.address} (Ctrl+C ends it)")
     if browser:

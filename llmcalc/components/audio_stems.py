@@ -49,7 +49,7 @@ class SubsamplingStem(Stem):
             raise ValueError(f"conv_kernel_sizes: {self.conv_kernel_sizes}; expected odd numbers")
         return self
 
-    def frames_read(self) -> Value:
+    def input_frames(self) -> Value:
         frame_rows = Multiple("frames", of=SOURCE, by=2 ** len(self.conv_kernel_sizes))
         return Value(frame_rows, (Axis("mel", self.num_mel_bins),), fixed=True)
 
@@ -58,21 +58,21 @@ class SubsamplingStem(Stem):
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.fixed else self.frames_read()
+        frames = recorder.frames = x if x.fixed else self.input_frames()
         last_layer = len(self.conv_kernel_sizes) - 1
         for i, kernel_size in enumerate(self.conv_kernel_sizes):
             half_axes: Shape = (
                 (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
             )
             frame_rows = SOURCE if i == last_layer else Multiple(of=SOURCE, by=2 ** (last_layer - i))
-            gated_features = recorder.conv(
+            gated_x = recorder.conv(
                 f"conv{i}", frames, JoinedShapes((half_axes, half_axes)), kernel=kernel_size, bias=True, rows=frame_rows
             )
-            gated_half, gate = recorder.split(gated_features, half_axes, half_axes)
+            gated_half, gate = recorder.split(gated_x, half_axes, half_axes)
             frames = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
         return frames
 
-    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
+    def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, frames, num_mel_bins]."""
         return batch, 2 ** len(self.conv_kernel_sizes) * encoder_positions, self.num_mel_bins
 
@@ -92,7 +92,7 @@ class WaveformStem(Stem):
 
     type: Literal["waveform"] = "waveform"
 
-    def frames_read(self) -> Value:
+    def input_frames(self) -> Value:
         return Value(Multiple("samples", of=SOURCE, by=384, more=511), (Axis("sample", 1),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
@@ -100,7 +100,7 @@ class WaveformStem(Stem):
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        samples = recorder.frames = x if x.fixed else self.frames_read()
+        samples = recorder.frames = x if x.fixed else self.input_frames()
         axes, first_rows = width or x.axes, Multiple(of=SOURCE, by=6, more=7)
         frames = recorder.act(recorder.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")
         frames = recorder.part("groupnorm", Norm(type="layernorm"), frames)
@@ -118,7 +118,7 @@ class WaveformStem(Stem):
         )
         return recorder.act(recorder.conv("conv3", frames, *axes, kernel=3, bias=True, rows=SOURCE), "gelu")
 
-    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int]:
+    def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
         return batch, 384 * encoder_positions + 511
 

@@ -31,7 +31,7 @@ MOST_LAYERS, MOST_EXPERTS = 100_000, 1_000_000
 
 
 @frozen(slots=True)
-class Symbol:
+class SizeSymbol:
     """The type of a size: its symbol in papers, which `llmcalc explain` prints, and its limits.
 
     letter: the letter.
@@ -42,41 +42,41 @@ class Symbol:
     smallest: int = 1
     largest: int = LARGEST
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source_type: Any, handler: Any) -> CoreSchema:
         return core_schema.int_schema(strict=True, ge=self.smallest, le=self.largest)
 
 
 Size: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 """A size without a letter."""
 
-HiddenSize: TypeAlias = Annotated[int, Symbol("h")]
-Heads: TypeAlias = Annotated[int, Symbol("a")]
-KVHeads: TypeAlias = Annotated[int, Symbol("k")]
-HeadDim: TypeAlias = Annotated[int, Symbol("d")]
-Width: TypeAlias = Annotated[int, Symbol("f")]
-Vocab: TypeAlias = Annotated[int, Symbol("V")]
-Layers: TypeAlias = Annotated[int, Symbol("L", largest=MOST_LAYERS)]
-Window: TypeAlias = Annotated[int, Symbol("W")]
-Experts: TypeAlias = Annotated[int, Symbol("E", largest=MOST_EXPERTS)]
-ZeroExperts: TypeAlias = Annotated[int, Symbol("Z", largest=MOST_EXPERTS)]
-TopK: TypeAlias = Annotated[int, Symbol("t", largest=MOST_EXPERTS)]
-Positions: TypeAlias = Annotated[int, Symbol("P")]
-Labels: TypeAlias = Annotated[int, Symbol("C")]
-LaurelRank: TypeAlias = Annotated[int, Symbol("l")]
-PerLayer: TypeAlias = Annotated[int, Symbol("p")]
-PerLayerVocab: TypeAlias = Annotated[int, Symbol("U")]
-QueryRank: TypeAlias = Annotated[int, Symbol("q")]
-KVRank: TypeAlias = Annotated[int, Symbol("c")]
-NopeDim: TypeAlias = Annotated[int, Symbol("n")]
-RopeDim: TypeAlias = Annotated[int, Symbol("r", 0)]
-ValueDim: TypeAlias = Annotated[int, Symbol("v")]
-Streams: TypeAlias = Annotated[int, Symbol("M", largest=64)]
-Inner: TypeAlias = Annotated[int, Symbol("m")]
-StateSize: TypeAlias = Annotated[int, Symbol("N")]
-Kernel: TypeAlias = Annotated[int, Symbol("w")]
-StepRank: TypeAlias = Annotated[int, Symbol("R")]
-StateGroups: TypeAlias = Annotated[int, Symbol("G")]
-ChunkSize: TypeAlias = Annotated[int, Symbol("Q")]
+HiddenSize: TypeAlias = Annotated[int, SizeSymbol("h")]
+Heads: TypeAlias = Annotated[int, SizeSymbol("a")]
+KVHeads: TypeAlias = Annotated[int, SizeSymbol("k")]
+HeadDim: TypeAlias = Annotated[int, SizeSymbol("d")]
+Width: TypeAlias = Annotated[int, SizeSymbol("f")]
+Vocab: TypeAlias = Annotated[int, SizeSymbol("V")]
+Layers: TypeAlias = Annotated[int, SizeSymbol("L", largest=MOST_LAYERS)]
+Window: TypeAlias = Annotated[int, SizeSymbol("W")]
+Experts: TypeAlias = Annotated[int, SizeSymbol("E", largest=MOST_EXPERTS)]
+ZeroExperts: TypeAlias = Annotated[int, SizeSymbol("Z", largest=MOST_EXPERTS)]
+TopK: TypeAlias = Annotated[int, SizeSymbol("t", largest=MOST_EXPERTS)]
+Positions: TypeAlias = Annotated[int, SizeSymbol("P")]
+Labels: TypeAlias = Annotated[int, SizeSymbol("C")]
+LaurelRank: TypeAlias = Annotated[int, SizeSymbol("l")]
+PerLayer: TypeAlias = Annotated[int, SizeSymbol("p")]
+PerLayerVocab: TypeAlias = Annotated[int, SizeSymbol("U")]
+QueryRank: TypeAlias = Annotated[int, SizeSymbol("q")]
+KVRank: TypeAlias = Annotated[int, SizeSymbol("c")]
+NopeDim: TypeAlias = Annotated[int, SizeSymbol("n")]
+RopeDim: TypeAlias = Annotated[int, SizeSymbol("r", 0)]
+ValueDim: TypeAlias = Annotated[int, SizeSymbol("v")]
+Streams: TypeAlias = Annotated[int, SizeSymbol("M", largest=64)]
+Inner: TypeAlias = Annotated[int, SizeSymbol("m")]
+StateSize: TypeAlias = Annotated[int, SizeSymbol("N")]
+Kernel: TypeAlias = Annotated[int, SizeSymbol("w")]
+StepRank: TypeAlias = Annotated[int, SizeSymbol("R")]
+StateGroups: TypeAlias = Annotated[int, SizeSymbol("G")]
+ChunkSize: TypeAlias = Annotated[int, SizeSymbol("Q")]
 
 
 def _check_odd(kernel_size: int) -> int:
@@ -246,12 +246,12 @@ class StackPosition:
     source_width: int | None = None
 
 
-class Unscalable(ValueError):
+class UnscalableError(ValueError):
     """The error for a component that a study of shapes cannot scale to another width, with the reason."""
 
 
 SCALABLE = "expected a decoder whose layers are multi-head or grouped-query attention and a feed-forward network"
-"""What a study of shapes can scale, for the messages of `Unscalable`."""
+"""What a study of shapes can scale, for the messages of `UnscalableError`."""
 
 
 class AttentionFields(Protocol):
@@ -285,20 +285,20 @@ class AttentionPosition(Part):
     def check_attention(self, attention: AttentionFields) -> None:
         """Raises `ValueError` if the encoding is incompatible with the attention's fields."""
 
-    def check_place(self, stack_position: StackPosition, head_dim: int) -> None:
+    def check_stack_position(self, stack_position: StackPosition, head_dim: int) -> None:
         """Raises `ValueError` if the attention at this stack position cannot use the encoding."""
         if stack_position.side not in self.sides:
             type_name, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
-            directions, expected_place = (
+            directions, expected_stack = (
                 ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
             )
             raise ValueError(
                 f"{stack_position.where}.position.type: '{type_name}' is for attention {directions}; expected "
-                f"{expected_place}"
+                f"{expected_stack}"
             )
 
     def check_heads(self, head_sizes: HeadSizes) -> None:
-        """Raises `Unscalable` if the encoding is incompatible with these attention heads."""
+        """Raises `UnscalableError` if the encoding is incompatible with these attention heads."""
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         """The components of the stack that the encoding needs, as in `TokenMixer.required_slots`."""
@@ -363,10 +363,10 @@ class TokenMixer(Component):
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         """The mixer with another number and size of heads.
 
-        Raises `Unscalable`, with the reason, where its width depends on more than its heads.
+        Raises `UnscalableError`, with the reason, where its width depends on more than its heads.
         """
         type_name = type(self).model_fields["type"].default
-        raise Unscalable(
+        raise UnscalableError(
             f"attention of type '{type_name}' has sizes beside its heads, and no rule says what they are at another "
             "width; "
             f"{SCALABLE}"
@@ -394,7 +394,7 @@ class TokenMixer(Component):
         sharing_key = self.sharing_key_of()
         return {} if sharing_key is None else {sharing_key: self.borrowing_field()}
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the mixer cannot be used at this position of the model."""
         if stack_position.side not in self.sides:
             type_name = type(self).model_fields["type"].default
@@ -421,7 +421,7 @@ class StackPart(Component):
         layers: the layers by their name in `pattern`.
         """
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if a stack with this width and side (encoder or decoder) cannot have the component."""
 
 
@@ -442,13 +442,13 @@ class Network(Component):
         """The usual name of the network's activation, such as `SwiGLU` or `GELU`; may be empty."""
         return ""
 
-    def widened(self, scale_width: Callable[[Any], Any]) -> Self:
+    def with_scaled_widths(self, scale_width: Callable[[Any], Any]) -> Self:
         """The network after a function `scale_width` is applied to all feed-forward widths.
 
-        Raises `Unscalable`, with the reason, where it has other widths as well.
+        Raises `UnscalableError`, with the reason, where it has other widths as well.
         """
         type_name = type(self).model_fields["type"].default
-        raise Unscalable(
+        raise UnscalableError(
             f"a feed-forward network of type '{type_name}' has sizes that no rule derives from another width; "
             f"{SCALABLE}"
         )
@@ -463,7 +463,7 @@ class SingleWidthNetwork(Network):
     def active_width(self) -> int:
         return self.intermediate_size
 
-    def widened(self, scale_width: Callable[[Any], Any]) -> Self:
+    def with_scaled_widths(self, scale_width: Callable[[Any], Any]) -> Self:
         return self.model_copy(update={"intermediate_size": scale_width(self.intermediate_size)})
 
 
@@ -472,7 +472,7 @@ class Nothing(Part):
 
     type: Literal["none"] = "none"
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` for a layer without a token mixer in a stack other than a decoder."""
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}.type: 'none' is for decoders; expected 'attention'")

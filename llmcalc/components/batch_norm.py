@@ -22,8 +22,8 @@ def record_batch_norm(recorder: Flow, norm_name: str, x: Value, channels: Shape)
     with recorder.scope(norm_name, kind="norm"):
         statistics = recorder.buffer("statistics", Axis("statistics", 2), *channels)
         recorder.buffer("num_batches_tracked", Axis("batches", 1), indices=True)
-        channel_mean, scale = recorder.split(statistics, channels, channels)
-        return recorder.norm("", recorder.mul(recorder.add(x, channel_mean), scale), AFFINE)
+        channel_mean, channel_scale = recorder.split(statistics, channels, channels)
+        return recorder.norm("", recorder.mul(recorder.add(x, channel_mean), channel_scale), AFFINE)
 
 
 @cache
@@ -33,7 +33,7 @@ def batch_norm_class() -> type[nn.Module]:
     from torch import nn
     from torch.nn import functional
 
-    class Statistics(nn.Module):
+    class BatchNormStatistics(nn.Module):
         """The stored mean and variance of each channel."""
 
         def __init__(self, channels: int) -> None:
@@ -41,7 +41,7 @@ def batch_norm_class() -> type[nn.Module]:
             self.register_buffer("mean", torch.zeros(channels))
             self.register_buffer("variance", torch.ones(channels))
 
-    class BatchCount(nn.Module):
+    class BatchNormCount(nn.Module):
         """The stored number of training batches."""
 
         def __init__(self) -> None:
@@ -54,7 +54,7 @@ def batch_norm_class() -> type[nn.Module]:
         def __init__(self, channels: int) -> None:
             super().__init__()
             self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-            self.statistics, self.num_batches_tracked = Statistics(channels), BatchCount()
+            self.statistics, self.num_batches_tracked = BatchNormStatistics(channels), BatchNormCount()
 
         def forward(self, x: Tensor) -> Tensor:
             channel_mean, variance = self.statistics.get_buffer("mean"), self.statistics.get_buffer("variance")

@@ -20,8 +20,8 @@ from .base import Flag, LayerParts, Layers, ModelProperties, Part, StackPosition
 from .layers.block import Block
 from .norm import Norm
 from .reading import Reading
+from .residual_streams import ResidualStreams
 from .runtime import ForwardPass
-from .streams import ResidualStreams
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,8 +42,8 @@ class ByteLayers(Part):
     num_hidden_layers: Layers
     block: Block
 
-    def check_place(self, location: str, width: int) -> None:
-        self.block.check_place(StackPosition(f"{location}.block", width, "decoder"))
+    def check_stack_position(self, location: str, width: int) -> None:
+        self.block.check_stack_position(StackPosition(f"{location}.block", width, "decoder"))
 
     def flow(self, recorder: Flow, x: Value, record_before: Callable[[Value], Value] | None = None) -> Value:
         """Records the layers over bytes. record_before: records the cross-attention before each layer."""
@@ -112,7 +112,7 @@ class PatchStreams(ResidualStreams):
     patcher_runs: Flag = True
 
     @property
-    def one_pass_model(self) -> str:
+    def one_pass_model_name(self) -> str:
         return "a model of patches of bytes"
 
     def embedding_width(self) -> int:
@@ -121,7 +121,7 @@ class PatchStreams(ResidualStreams):
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         """Raises no error, because the component accepts all kinds of layers."""
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         location, width = stack_position.where, self.local_size
         if stack_position.side != "decoder":
             raise ValueError(f"{location}: bytes do not read later bytes; expected a decoder")
@@ -130,11 +130,11 @@ class PatchStreams(ResidualStreams):
                 f"{location}.projected: {self.vectors} vectors of {width} are not {stack_position.width}; expected true"
             )
         for stack_name, layers in (("encoder", self.encoder), ("decoder", self.decoder)):
-            layers.check_place(f"{location}.{stack_name}", width)
+            layers.check_stack_position(f"{location}.{stack_name}", width)
         for stack_name, cross_attention in (("reads", self.reads), ("writes", self.writes)):
             cross_attention.check_width(f"{location}.{stack_name}", width)
         if self.patcher is not None:
-            self.patcher.check_place(f"{location}.patcher", self.patcher.hidden_size)
+            self.patcher.check_stack_position(f"{location}.patcher", self.patcher.hidden_size)
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         """Records the first layers over bytes and the patch vectors. x: the embeddings of the bytes."""
@@ -143,9 +143,11 @@ class PatchStreams(ResidualStreams):
             self._record_patcher(recorder, self.patcher, x)
         hash_axis = Axis("hashes", self.hash_tables * self.hash_vocab_size)
         byte_groups = Multiple("groups of bytes", of=x.rows, by=self.hash_tables)
-        hashed, _ = recorder.table("hash_embedding", hash_axis, *x.axes, of=byte_groups, rows_read=1, kind=self.kind)
+        hash_embeddings, _ = recorder.table(
+            "hash_embedding", hash_axis, *x.axes, of=byte_groups, rows_read=1, kind=self.kind
+        )
         x = recorder.add(
-            x, recorder.sum(hashed.view(Axis("tables", self.hash_tables), *x.axes, new_rows=x.rows), *x.axes)
+            x, recorder.sum(hash_embeddings.view(Axis("tables", self.hash_tables), *x.axes, new_rows=x.rows), *x.axes)
         )
         with recorder.scope("local_encoder"):
             with recorder.apart(recorder.causal):
@@ -183,14 +185,14 @@ class PatchStreams(ResidualStreams):
                 byte_rows = layers.flow(recorder, byte_rows, read_patches if self.writes_every_layer else None)
             return recorder.part("norm", self.norm, byte_rows)
 
-    def _view_as_vectors(self, projected: Value, x: Value, patches: Any) -> Value:
+    def _view_as_vectors(self, projected_patches: Value, x: Value, patches: Any) -> Value:
         """Returns a view of the patch vectors with one row per vector. x: the byte embeddings."""
-        return projected.view(*x.axes, new_rows=PatchVectors(of=patches, by=self.vectors))
+        return projected_patches.view(*x.axes, new_rows=PatchVectors(of=patches, by=self.vectors))
 
     def _record_patcher(self, recorder: Flow, patcher: Patcher, x: Value) -> None:
         vocab, hidden_axis = Axis("vocab", patcher.vocab_size), Axis("hidden", patcher.hidden_size)
-        role: Any = "no_grad" if self.patcher_runs else "idle"
-        with recorder.scope("patcher", role=role), recorder.apart(recorder.causal):
+        patcher_role: Any = "no_grad" if self.patcher_runs else "idle"
+        with recorder.scope("patcher", role=patcher_role), recorder.apart(recorder.causal):
             byte_embeddings, _ = recorder.table("embed_tokens", vocab, hidden_axis, of=x.rows, kind="embedding")
             byte_embeddings = recorder.part("norm", patcher.norm, patcher.flow(recorder, byte_embeddings))
             recorder.linear("lm_head", byte_embeddings, vocab, kind="lm_head")
@@ -207,13 +209,13 @@ def _reference_class() -> type[nn.Module]:
     class LocalReference(nn.Module):
         """The base class of both stacks of byte layers, with the projection of a patch to its vectors."""
 
-        def __init__(self, layers: ByteLayers, local_size: int, patch_size: int, vectors: int) -> None:
+        def __init__(self, layers: ByteLayers, local_size: int, patch_size: int, vector_count: int) -> None:
             super().__init__()
             self.layers = nn.ModuleList(
                 layers.block.reference(ModelProperties(local_size)) for _ in range(layers.num_hidden_layers)
             )
-            self.patch_proj = nn.Linear(patch_size, vectors * local_size, bias=False)
-            self.vectors = vectors
+            self.patch_proj = nn.Linear(patch_size, vector_count * local_size, bias=False)
+            self.vectors = vector_count
 
         def split_into_vectors(self, patches: Tensor) -> Tensor:
             patch_vectors: Tensor = self.patch_proj(patches)
@@ -261,13 +263,13 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: PatchStreams, hidden_size: int) -> None:
             super().__init__(spec.decoder, spec.local_size, hidden_size, spec.vectors)
             if spec.writes_every_layer:
-                self.layers = nn.ModuleList(ReadingFirst(block, self._reading(spec)) for block in self.layers)
+                self.layers = nn.ModuleList(ReadingFirst(block, self._reading_module(spec)) for block in self.layers)
             else:
-                self.writes = self._reading(spec)
+                self.writes = self._reading_module(spec)
             self.norm = spec.norm.reference(ModelProperties(spec.local_size))
 
         @staticmethod
-        def _reading(spec: PatchStreams) -> nn.Module:
+        def _reading_module(spec: PatchStreams) -> nn.Module:
             return spec.writes.reference(spec.local_size, spec.local_size)
 
         def forward(self, x: Tensor, patches: Tensor) -> Tensor:
@@ -283,10 +285,10 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Patcher) -> None:
             super().__init__()
-            properties = ModelProperties(spec.hidden_size)
+            model_properties = ModelProperties(spec.hidden_size)
             self.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size)
-            self.layers = nn.ModuleList(spec.block.reference(properties) for _ in range(spec.num_hidden_layers))
-            self.norm = spec.norm.reference(properties)
+            self.layers = nn.ModuleList(spec.block.reference(model_properties) for _ in range(spec.num_hidden_layers))
+            self.norm = spec.norm.reference(model_properties)
             self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
 
         def forward(self, ids: Tensor) -> None:

@@ -84,17 +84,17 @@ class PartChoice:
         except ValidationError as error:
             raise PartError(cls, error) from None
 
-    def _kind_of(self, part: Part) -> str:
-        return str(getattr(part, "type", self.default)) if len(self.class_paths) > 1 else self.default
+    def _kind_of(self, component: Part) -> str:
+        return str(getattr(component, "type", self.default)) if len(self.class_paths) > 1 else self.default
 
     def _expected_types(self) -> str:
         return ", ".join(f"'{type_name}'" for type_name in self.class_paths)
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        dumped = core_schema.plain_serializer_function_ser_schema(lambda part: part.model_dump())
-        return core_schema.no_info_plain_validator_function(self.validate, serialization=dumped)
+    def __get_pydantic_core_schema__(self, source_type: Any, handler: Any) -> CoreSchema:
+        serialization = core_schema.plain_serializer_function_ser_schema(lambda part: part.model_dump())
+        return core_schema.no_info_plain_validator_function(self.validate, serialization=serialization)
 
-    def __get_pydantic_json_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, source_type: Any, handler: Any) -> dict[str, Any]:
         """Returns the class names under a separate key; `sources.json_schema` turns them into references."""
         return {PARTS: [cls.__name__ for cls in self.classes()]}
 

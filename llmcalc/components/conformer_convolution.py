@@ -18,7 +18,7 @@ from .base import Flag, Kernel, ModelProperties, Part, Width
 from .batch_norm import record_batch_norm
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
-from .runtime import vector
+from .runtime import vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -80,18 +80,24 @@ class ConformerConvolution(Part):
                 recorder.vector("gate_bias", Axis("halves", 2), *hidden, row_count=2), hidden, hidden
             )
             gated_half, gate = recorder.add(gated_half, value_bias), recorder.add(gate, gate_bias)
-        features = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
+        gated_x = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
         conv_axes = (*hidden, Axis("multiplier", self.multiplier))
         conv_rows = RowsWithExtra(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
-        features = recorder.conv(
-            "conv", features, *conv_axes, kernel=self.kernel_size, groups=features.width, bias=self.bias, rows=conv_rows
+        gated_x = recorder.conv(
+            "conv",
+            gated_x,
+            *conv_axes,
+            kernel=self.kernel_size,
+            groups=gated_x.width,
+            bias=self.bias,
+            rows=conv_rows,
         )
-        features = self._record_projection(recorder, "pointwise", features, *hidden) if self.separable else features
-        features = features.view(*hidden, new_rows=x.rows)
-        features = features if self.norm is None else recorder.part("norm", self.norm, features)
+        gated_x = self._record_projection(recorder, "pointwise", gated_x, *hidden) if self.separable else gated_x
+        gated_x = gated_x.view(*hidden, new_rows=x.rows)
+        gated_x = gated_x if self.norm is None else recorder.part("norm", self.norm, gated_x)
         if self.batch_norm:
-            features = record_batch_norm(recorder, "norm", features, hidden)
-        return self._record_projection(recorder, "out_proj", recorder.act(features, self.hidden_act), *hidden)
+            gated_x = record_batch_norm(recorder, "norm", gated_x, hidden)
+        return self._record_projection(recorder, "out_proj", recorder.act(gated_x, self.hidden_act), *hidden)
 
     def _record_projection(self, recorder: Flow, projection: str, x: Value, *output_axes: Axis | JoinedShapes) -> Value:
         """Records a named projection, as a linear layer or as a convolution of width 1."""
@@ -114,19 +120,19 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, channels: int) -> None:
             super().__init__()
             self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-            self.statistics, self.num_batches_tracked = Statistics(channels), BatchCount()
+            self.statistics, self.num_batches_tracked = BatchNormStatistics(channels), BatchNormCount()
 
         def forward(self, x: Tensor) -> Tensor:
             return self.statistics(x) * self.weight + self.bias
 
-    class BatchCount(nn.Module):
+    class BatchNormCount(nn.Module):
         """The stored number of training batches."""
 
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
 
-    class Pointwise(nn.Conv1d):
+    class PointwiseConv1d(nn.Conv1d):
         """A convolution of width 1. x: [batch, frames, width] → [batch, frames, output width]."""
 
         def __init__(self, input_width: int, output_width: int, bias: bool) -> None:
@@ -135,7 +141,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
-    class Statistics(nn.Module):
+    class BatchNormStatistics(nn.Module):
         def __init__(self, channels: int) -> None:
             super().__init__()
             self.register_buffer("mean", torch.zeros(channels))
@@ -155,7 +161,7 @@ def _reference_class() -> type[nn.Module]:
             self.padding = (earlier_frames, later_frames)
             self.in_proj = self._projection(hidden_size, 2 * hidden_size)
             if spec.gate_bias:
-                self.gate_bias = vector(torch.zeros(2, hidden_size))
+                self.gate_bias = vector_module(torch.zeros(2, hidden_size))
             conv_width = hidden_size * spec.multiplier
             self.conv = nn.Conv1d(hidden_size, conv_width, spec.kernel_size, groups=hidden_size, bias=spec.bias)
             if spec.separable:
@@ -169,7 +175,7 @@ def _reference_class() -> type[nn.Module]:
         def _projection(self, input_width: int, output_width: int) -> nn.Module:
             if not self.spec.convolved:
                 return nn.Linear(input_width, output_width, bias=self.spec.bias)
-            return Pointwise(input_width, output_width, bias=self.spec.bias)
+            return PointwiseConv1d(input_width, output_width, bias=self.spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:
             gated_half, gate = self.in_proj(x).chunk(2, -1)

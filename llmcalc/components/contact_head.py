@@ -13,7 +13,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from .base import BY_TORCH, ModelProperties, PartWitness, TokenMixer
-from .output import ModelOutput, OutputPart
+from .output_part import ModelOutput, OutputPart
 
 if TYPE_CHECKING:
     from torch import nn

@@ -103,7 +103,7 @@ class Disentangled(AttentionPosition):
         distance_table: Value = recorder.memo.get("relative_embedding", Value(table_rows, x.axes))
         if self.within_sequence:
             distance_table = recorder.rows_of_distances(distance_table, table_rows)
-        heads, dim = q.axes
+        heads, head_dim = q.axes
         for score_kind, projection, scored_value, position_bias, shared_bias, shared_projection in (
             ("c2p", "pos_key", q, self.key_bias, biases[1], "k_proj"),
             ("p2c", "pos_query", keys, True, biases[0], "q_proj"),
@@ -119,11 +119,11 @@ class Disentangled(AttentionPosition):
             if self.share_att_key:
                 projection_options = {"bias": shared_bias, "role": "shared", "lender_name": shared_projection}
             projected_table = recorder.linear(
-                projection, distance_table, heads, dim, rows=table_rows, **projection_options
+                projection, distance_table, heads, head_dim, rows=table_rows, **projection_options
             )
             scores = recorder.core(
                 score_kind,
-                ops.TableScores(heads.size, dim.size, table_rows, x.rows),
+                ops.TableScores(heads.size, head_dim.size, table_rows, x.rows),
                 scored_value,
                 projected_table,
                 axes=(heads,),
@@ -199,7 +199,7 @@ class SideConvolution(StackPart):
             raise ValueError(f"conv_kernel_size: {self.conv_kernel_size} is even; expected an odd number")
         return self
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.width % self.conv_groups:
             raise ValueError(
                 f"{stack_position.where}.conv_groups: {self.conv_groups} does not divide hidden_size "
@@ -294,38 +294,41 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             distance = positions[:, None] - positions[None, :]
             if self.spec.position_buckets is None:
                 return distance
-            exact_range = self.reach // 2
-            log_distance = distance.abs().clamp(min=max(1, exact_range)).float()
-            scale = (exact_range - 1) / math.log((self.spec.max_relative_positions - 1) / exact_range)
-            bin_index = ((log_distance / exact_range).log() * scale).ceil().long() + exact_range
-            return torch.where(distance.abs() <= exact_range, distance, bin_index * distance.sign())
+            exact_distances = self.reach // 2
+            log_distance = distance.abs().clamp(min=max(1, exact_distances)).float()
+            log_scale = (exact_distances - 1) / math.log((self.spec.max_relative_positions - 1) / exact_distances)
+            bucket_index = ((log_distance / exact_distances).log() * log_scale).ceil().long() + exact_distances
+            return torch.where(distance.abs() <= exact_distances, distance, bucket_index * distance.sign())
 
         def forward(
             self,
             q: Tensor,
             k: Tensor,
-            rows: Tensor,
+            distance_vectors: Tensor,
             forward_pass: ForwardPass,
             query_map: nn.Linear,
             key_map: nn.Linear,
         ) -> tuple[Tensor, Tensor | None]:
-            tokens, span = q.shape[-2], self.reach
+            tokens, table_reach = q.shape[-2], self.reach
             if self.spec.within_sequence:
-                used_span = min(tokens, span)
-                rows, span = rows[span - used_span : span + used_span], used_span
+                used_reach = min(tokens, table_reach)
+                distance_vectors, table_reach = (
+                    distance_vectors[table_reach - used_reach : table_reach + used_reach],
+                    used_reach,
+                )
             distance = forward_pass.computed_once(
-                ("binned", tokens, span), lambda: self._relative_positions(forward_pass, tokens, q.device)
+                ("binned", tokens, table_reach), lambda: self._relative_positions(forward_pass, tokens, q.device)
             )
             term_count = 1 + self.spec.c2p + self.spec.p2c
             bias: Tensor | None = None
             if self.spec.c2p:
                 shared_weights = (key_map.weight, key_map.bias) if self.spec.share_att_key else ()
-                distance_index = (distance + span).clamp(0, 2 * span - 1).expand(*q.shape[:-1], tokens)
-                bias = self.c2p(q, self.pos_key(rows, *shared_weights)).gather(-1, distance_index)
+                distance_index = (distance + table_reach).clamp(0, 2 * table_reach - 1).expand(*q.shape[:-1], tokens)
+                bias = self.c2p(q, self.pos_key(distance_vectors, *shared_weights)).gather(-1, distance_index)
             if self.spec.p2c:
                 shared_weights = (query_map.weight, query_map.bias) if self.spec.share_att_key else ()
-                distance_index = (span - distance).clamp(0, 2 * span - 1).expand(*k.shape[:-1], tokens)
-                key_scores = self.p2c(k, self.pos_query(rows, *shared_weights)).gather(
+                distance_index = (table_reach - distance).clamp(0, 2 * table_reach - 1).expand(*k.shape[:-1], tokens)
+                key_scores = self.p2c(k, self.pos_query(distance_vectors, *shared_weights)).gather(
                     -1, distance_index.transpose(-1, -2)
                 )
                 bias = key_scores.transpose(-1, -2) if bias is None else bias + key_scores.transpose(-1, -2)

@@ -108,10 +108,12 @@ class SpeculatorHeads(DraftHeads):
 
     def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
         inner_axis = Axis("inner", self.inner_size)
-        state = x if self.input_norm is None else recorder.scale(recorder.norm("ln0", x, self.input_norm), 0.5**0.5)
-        recorder.hold(state=state)
+        head_state = (
+            x if self.input_norm is None else recorder.scale(recorder.norm("ln0", x, self.input_norm), 0.5**0.5)
+        )
+        recorder.hold(state=head_state)
         logits: list[Value] = []
-        first_of_weights: dict[str, Value] = {}
+        shared_weights: dict[str, Value] = {}
         token_table: Weight | None = None
         for head_index in range(self.num_heads):
             if token_table is not None and self.tied:
@@ -122,25 +124,25 @@ class SpeculatorHeads(DraftHeads):
                 )
             recorder.hold(token=token_vector)
             with recorder.function():
-                state = self._next_state(recorder, head_index, state, token_vector, first_of_weights)
-            recorder.hold(state=state)
+                head_state = self._next_state(recorder, head_index, head_state, token_vector, shared_weights)
+            recorder.hold(state=head_state)
             if head_index and self.tied:
-                logits.append(recorder.apply_again(state, logits[0]))
+                logits.append(recorder.apply_again(head_state, logits[0]))
                 continue
             counted_rows = Multiple(of=x.rows, by=self.num_heads) if self.tied else None
-            logits.append(recorder.linear(f"head_{head_index}", state, proposed_tokens, counted_rows=counted_rows))
+            logits.append(recorder.linear(f"head_{head_index}", head_state, proposed_tokens, counted_rows=counted_rows))
         return logits
 
     def _next_state(
-        self, recorder: Flow, i: int, state: Value, token_vector: Value, first_of_weights: dict[str, Value]
+        self, recorder: Flow, i: int, head_state: Value, token_vector: Value, shared_weights: dict[str, Value]
     ) -> Value:
-        """Records a stage and returns its state. first_of_weights: the first output of each shared weight."""
+        """Records a stage and returns its state. shared_weights: the first output of each shared weight."""
         if i > 1 and self.tied:
-            projected_state = recorder.apply_again(state, first_of_weights["proj"])
+            projected_state = recorder.apply_again(head_state, shared_weights["proj"])
         else:
-            counted_rows = Multiple(of=state.rows, by=self.num_heads - 1) if self.tied and i else None
-            projected_state = recorder.linear(f"proj_{i}", state, *token_vector.axes, counted_rows=counted_rows)
-            first_of_weights["proj"] = projected_state
+            counted_rows = Multiple(of=head_state.rows, by=self.num_heads - 1) if self.tied and i else None
+            projected_state = recorder.linear(f"proj_{i}", head_state, *token_vector.axes, counted_rows=counted_rows)
+            shared_weights["proj"] = projected_state
         recorder.hold(projected=projected_state)
         state_weight = 0.5 ** (0.5 / self.num_heads)
         token_weight = ((1 - state_weight**2) * self.inner_size / 2) ** 0.5
@@ -150,10 +152,10 @@ class SpeculatorHeads(DraftHeads):
         recorder.hold(joined=state_and_token)
         if i and self.tied:
             return recorder.act(
-                recorder.normalized(state_and_token, self.norm, weight_owner=first_of_weights["ln"]), "gelu"
+                recorder.normalized(state_and_token, self.norm, weight_owner=shared_weights["ln"]), "gelu"
             )
-        first_of_weights["ln"] = recorder.norm(f"ln_{i}", state_and_token, self.norm)
-        return recorder.act(first_of_weights["ln"], "gelu")
+        shared_weights["ln"] = recorder.norm(f"ln_{i}", state_and_token, self.norm)
+        return recorder.act(shared_weights["ln"], "gelu")
 
     def describe(self) -> str:
         return f"{self.num_heads} {'tied ' * self.tied}stages of an MLP speculator, {self.inner_size} wide"

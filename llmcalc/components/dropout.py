@@ -31,12 +31,12 @@ class Dropout(Record):
 
     def probabilities(self) -> dict[str, float]:
         """Returns the dropout probabilities above 0, by name of the dropout point."""
-        return {dropout_place: probability for dropout_place, probability in self if probability}
+        return {dropout_name: probability for dropout_name, probability in self if probability}
 
     def with_probability(self, probability: float) -> Dropout:
         """Returns the same dropout points with another probability."""
         return Dropout(
-            **{dropout_place: probability for dropout_place, place_probability in self if place_probability is not None}
+            **{dropout_name: probability for dropout_name, named_probability in self if named_probability is not None}
         )
 
 

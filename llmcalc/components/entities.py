@@ -52,10 +52,10 @@ class Entities(StackPart):
         if self.entity_emb_size is not None:
             entity_embeddings = recorder.linear("proj", entity_embeddings, *x.axes, kind=self.kind)
         for table_name, row_count in (("positions", self.max_position_embeddings), ("types", self.type_vocab_size)):
-            row, _ = recorder.table(
+            table_vector, _ = recorder.table(
                 f"embed_{table_name}", Axis(table_name, row_count), *x.axes, of=x.rows, by="types", kind=self.kind
             )
-            entity_embeddings = recorder.add(entity_embeddings, row)
+            entity_embeddings = recorder.add(entity_embeddings, table_vector)
         entity_embeddings = recorder.part("norm", self.norm, entity_embeddings)
         return (
             entity_embeddings
@@ -66,11 +66,11 @@ class Entities(StackPart):
     def _record_head(self, recorder: Flow, x: Value, entity_axes: Shape, vocab: Axis, entity_table: Weight) -> Value:
         """Records the head that predicts entities. entity_table: the weight of the entities' embedding table."""
         with recorder.scope("prediction", kind="lm_head"):
-            transformed = recorder.part(
+            transformed_x = recorder.part(
                 "norm", self.norm, recorder.act(recorder.linear("dense", x, *entity_axes, bias=True), "gelu")
             )
             output_weight = entity_table if self.prediction == "tied" else None
-            return recorder.linear("decoder", transformed, vocab, bias=True, weight=output_weight)
+            return recorder.linear("decoder", transformed_x, vocab, bias=True, weight=output_weight)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -90,7 +90,7 @@ class Entities(StackPart):
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    class Prediction(nn.Module):
+    class EntityPrediction(nn.Module):
         """The head that predicts entities; inputs without entities skip the head."""
 
         def __init__(self, spec: Entities, hidden_size: int, entity_width: int) -> None:
@@ -112,7 +112,7 @@ def _reference_class() -> type[nn.Module]:
             self.embed_types = nn.Embedding(spec.type_vocab_size, hidden)
             self.norm = spec.norm.reference(model_properties)
             if spec.prediction is not None:
-                self.prediction = Prediction(spec, hidden, entity_width)
+                self.prediction = EntityPrediction(spec, hidden, entity_width)
             if spec.prediction == "tied":
                 self.prediction.decoder.weight = self.embed_entities.weight
 

@@ -11,11 +11,11 @@ from ..optional import OPTIONAL_PARTS, TOWERS
 from .base import Part
 
 
-def part_evidence(part: Part) -> Evidence:
+def part_evidence(component: Part) -> Evidence:
     """Returns the evidence that a component's class declares for its memory, under the component's `type`."""
-    part_type, class_witness = getattr(part, "type", ""), witness_of(type(part))
+    part_type, class_witness = getattr(component, "type", ""), witness_of(type(component))
     witness = class_witness if isinstance(class_witness, Witness) else class_witness.get(part_type, UNTESTED)
-    return Evidence(part.noun, part_type or snake_case_name(type(part).__name__), witness)
+    return Evidence(component.noun, part_type or snake_case_name(type(component).__name__), witness)
 
 
 def snake_case_name(class_name: str) -> str:
@@ -23,30 +23,34 @@ def snake_case_name(class_name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()
 
 
-def nested_parts(root: Any, include: frozenset[str] = frozenset()) -> Iterator[Part]:
+def nested_parts(root_value: Any, included_parts: frozenset[str] = frozenset()) -> Iterator[Part]:
     """Yields every component inside a value, including the value itself; components of type `none` are left out.
 
-    include: the names of optional parts (`llmcalc.optional`) that count too; none by default.
+    included_parts: the names of optional parts (`llmcalc.optional`) that count too; none by default.
     """
-    if isinstance(root, Part):
-        if getattr(root, "type", "") != "none":
-            yield root
-        for field_name in type(root).model_fields:
-            if field_name not in OPTIONAL_PARTS or field_name in include:
-                yield from nested_parts(getattr(root, field_name), include)
-    elif isinstance(root, Mapping):
-        for inner_value in root.values():
-            yield from nested_parts(inner_value, include)
-    elif isinstance(root, tuple | list):
-        for inner_value in root:
-            yield from nested_parts(inner_value, include)
+    if isinstance(root_value, Part):
+        if getattr(root_value, "type", "") != "none":
+            yield root_value
+        for field_name in type(root_value).model_fields:
+            if field_name not in OPTIONAL_PARTS or field_name in included_parts:
+                yield from nested_parts(getattr(root_value, field_name), included_parts)
+    elif isinstance(root_value, Mapping):
+        for inner_value in root_value.values():
+            yield from nested_parts(inner_value, included_parts)
+    elif isinstance(root_value, tuple | list):
+        for inner_value in root_value:
+            yield from nested_parts(inner_value, included_parts)
 
 
-def evidence_of_parts(spec: Part, include: frozenset[str] = frozenset()) -> list[Evidence]:
+def evidence_of_parts(spec: Part, included_parts: frozenset[str] = frozenset()) -> list[Evidence]:
     """Returns the evidence of a model's text stacks, once per kind of component, in the order of the description.
 
-    include: the names of optional parts that run too. Encoders of images and audio never do: no text passes them, and
-    a run holds their weights alone.
+    included_parts: the names of optional parts that run too. Encoders of images and audio never do: no text passes
+        them, and a run holds their weights alone.
     """
-    evidence = (part_evidence(part) for part in nested_parts(spec, include - {TOWERS.name}) if part is not spec)
+    evidence = (
+        part_evidence(component)
+        for component in nested_parts(spec, included_parts - {TOWERS.name})
+        if component is not spec
+    )
     return list(dict.fromkeys(evidence))

@@ -32,7 +32,7 @@ class FeatureStem(Stem):
     num_features: Width
     num_styles: Vocab
 
-    def frames_read(self) -> Value:
+    def input_frames(self) -> Value:
         return Value(Multiple("features", of=SOURCE), (Axis("hidden", self.num_features),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
@@ -40,12 +40,12 @@ class FeatureStem(Stem):
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.fixed else self.frames_read()
+        frames = recorder.frames = x if x.fixed else self.input_frames()
         recorder.frames_by_row = True
         recorder.unread_table("styles", Axis("styles", self.num_styles), *frames.axes, role="idle")
         return frames.view(*(width or x.axes), new_rows=SOURCE)
 
-    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
+    def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, positions, num_features]."""
         return batch, encoder_positions, self.num_features
 

@@ -35,7 +35,7 @@ class FrameStem(Stem):
     type: Literal["frames"] = "frames"
     frame_size: Width
 
-    def frames_read(self) -> Value:
+    def input_frames(self) -> Value:
         return Value(Multiple("frames", of=SOURCE, by=4), (Axis("sample", self.frame_size),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
@@ -43,12 +43,13 @@ class FrameStem(Stem):
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.fixed else self.frames_read()
+        frames = recorder.frames = x if x.fixed else self.input_frames()
         axes, wide_axis = width or x.axes, Axis("channels", 2 * recorder.element_count(width or x.axes))
-        standardized = recorder.normalized(frames, Norm(type="layernorm", weight=False))
-        gain = recorder.act(recorder.vector("log_gain", Axis("one", 1)), "exp")
+        standardized_frames = recorder.normalized(frames, Norm(type="layernorm", weight=False))
+        compression_gain = recorder.act(recorder.vector("log_gain", Axis("one", 1)), "exp")
         projected_frames = recorder.act(
-            recorder.linear("proj", recorder.act(recorder.mul(standardized, gain), "asinh"), *axes), "silu"
+            recorder.linear("proj", recorder.act(recorder.mul(standardized_frames, compression_gain), "asinh"), *axes),
+            "silu",
         )
         half_rows = Multiple(of=SOURCE, by=2)
         projected_frames = recorder.act(
@@ -56,7 +57,7 @@ class FrameStem(Stem):
         )
         return recorder.conv("conv2", projected_frames, *axes, kernel=5, bias=True, rows=SOURCE)
 
-    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int]:
+    def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
         return batch, 4 * encoder_positions * self.frame_size
 
@@ -73,7 +74,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    from .runtime import vector
+    from .runtime import vector_module
 
     class FrameStemReference(nn.Module):
         """Encodes frames of samples. samples: [batch, samples] → [batch, samples / (4 · frame_size), hidden]."""
@@ -81,7 +82,7 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: FrameStem, hidden_size: int) -> None:
             super().__init__()
             self.frame_size = spec.frame_size
-            self.log_gain = vector(torch.zeros(1))
+            self.log_gain = vector_module(torch.zeros(1))
             self.proj = nn.Linear(spec.frame_size, hidden_size, bias=False)
             self.conv1 = nn.Conv1d(hidden_size, 2 * hidden_size, 5, stride=2)
             self.conv2 = nn.Conv1d(2 * hidden_size, hidden_size, 5, stride=2)

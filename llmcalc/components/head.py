@@ -129,18 +129,20 @@ class LMHead(Component):
                 recorder.linear("bottleneck", x, bottleneck, bias=transform.bias, rows=logit_rows), transform.hidden_act
             )
             recorder.hold(x=x)
-        transformed = recorder.act(
+        transformed_x = recorder.act(
             recorder.linear("dense", x, *dense_axes, bias=transform.bias, rows=logit_rows), transform.hidden_act
         )
-        recorder.hold(x=transformed)
+        recorder.hold(x=transformed_x)
         if transform.norm is not None:
-            transformed = recorder.norm("norm", transformed, transform.norm)
-            recorder.hold(x=transformed)
+            transformed_x = recorder.norm("norm", transformed_x, transform.norm)
+            recorder.hold(x=transformed_x)
         if not self.more_columns:
-            return recorder.linear("decoder", transformed, vocab, bias=self.bias, weight=output_weight, rows=logit_rows)
+            return recorder.linear(
+                "decoder", transformed_x, vocab, bias=self.bias, weight=output_weight, rows=logit_rows
+            )
         input_axes = x.axes if width is None else (width,)
         embedding_part, remaining_features = recorder.split(
-            transformed, input_axes, (Axis("rest", x.width - recorder.element_count(input_axes)),)
+            transformed_x, input_axes, (Axis("rest", x.width - recorder.element_count(input_axes)),)
         )
         logits = recorder.linear(
             "decoder", embedding_part, vocab, bias=self.bias, weight=output_weight, rows=logit_rows

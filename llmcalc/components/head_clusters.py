@@ -115,8 +115,10 @@ def _reference_class() -> type[nn.Module]:
             self.scores = TokenScores()
 
         def forward(self, x: Tensor) -> Tensor:
-            clusters = self.centroids(x).topk(self.top_k, -1).indices
-            tokens = self.token_ordering.tokens.unflatten(0, (self.centroids.out_features, -1))[clusters].flatten(-2)
+            top_clusters = self.centroids(x).topk(self.top_k, -1).indices
+            tokens = self.token_ordering.tokens.unflatten(0, (self.centroids.out_features, -1))[top_clusters].flatten(
+                -2
+            )
             scores = self.scores(x, self.decoder(tokens))
             lowest_score = scores.amin() - 1
             vocab_scores = lowest_score.expand(*x.shape[:-1], self.decoder.num_embeddings).clone()

@@ -44,14 +44,16 @@ class InputFeatures(StackPart):
         embeddings = [x]
         for table_index, (vocab, table_width) in enumerate(zip(self.vocab_sizes, self.embedding_sizes, strict=True)):
             feature_name = f"feature{table_index}"
-            vector, _ = recorder.table(
+            feature_vector, _ = recorder.table(
                 f"embed_{table_index}", Axis("types", vocab), Axis(feature_name, table_width), of=x.rows, kind=self.kind
             )
-            embeddings.append(vector)
+            embeddings.append(feature_vector)
         joined_embeddings = (
             x
             if len(embeddings) == 1
-            else recorder.cat(*embeddings, axes=(JoinedShapes(tuple(vector.axes for vector in embeddings)),))
+            else recorder.cat(
+                *embeddings, axes=(JoinedShapes(tuple(feature_vector.axes for feature_vector in embeddings)),)
+            )
         )
         recorder.hold(x=joined_embeddings)
         return recorder.linear("proj", joined_embeddings, *x.axes, bias=True, kind=self.kind)

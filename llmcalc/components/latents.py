@@ -18,8 +18,8 @@ from ..workload.derived_rows import Multiple
 from ..workload.rows import SEQUENCES
 from .base import LayerParts, ModelProperties, StackPosition, Width
 from .reading import Reading
-from .runtime import ForwardPass, vector
-from .streams import ResidualStreams
+from .residual_streams import ResidualStreams
+from .runtime import ForwardPass, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,7 +56,7 @@ class Latents(ResidualStreams):
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         """Raises no error, because the component accepts all kinds of layers."""
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.side != "encoder":
             raise ValueError(f"{stack_position.where}: latents read later tokens; expected an encoder")
         if self.latent_size != stack_position.width:
@@ -102,9 +102,9 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Latents) -> None:
             super().__init__()
             latent_size = spec.latent_size
-            self.latents = vector(torch.randn(spec.num_latents, latent_size) * 0.02)
+            self.latents = vector_module(torch.randn(spec.num_latents, latent_size) * 0.02)
             self.reads = spec.reads.reference(latent_size, spec.query_size)
-            self.queries = vector(torch.randn(spec.num_queries, spec.query_size) * 0.02)
+            self.queries = vector_module(torch.randn(spec.num_queries, spec.query_size) * 0.02)
             self.writes = spec.writes.reference(spec.query_size, latent_size)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -20,7 +20,7 @@ from ..workload.rows import LOGITS
 from .base import ModelProperties, PartWitness
 from .head import LMHead
 from .norm import Norm
-from .output import ModelOutput, OutputPart
+from .output_part import ModelOutput, OutputPart
 from .runtime import ForwardPass, share_tensors
 from .stack import SHARED
 
@@ -96,15 +96,15 @@ class MultiTokenPrediction(OutputPart):
 
         if not self.repeated or (isinstance(module_count, int) and module_count == 1):
             return recorder.layers(x, record_module, module_count, module_indices, "mtp", **node_fields)
-        first_index, other_indices = (
+        first_indices, later_indices = (
             (None, None) if module_indices is None else (module_indices[:1], module_indices[1:])
         )
-        x = recorder.layers(x, record_module, 1, first_index, "mtp", label=MODULE, **node_fields)
+        x = recorder.layers(x, record_module, 1, first_indices, "mtp", label=MODULE, **node_fields)
         return recorder.layers(
             x,
             record_module,
             module_count - 1,
-            other_indices,
+            later_indices,
             "mtp",
             label=MODULE + SHARED,
             role="shared",

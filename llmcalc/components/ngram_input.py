@@ -16,7 +16,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from .base import BY_TORCH, Component, Kernel, ModelProperties, PartWitness, Size
 from .norm import Norm, norm_reference
-from .runtime import ForwardPass, state_class
+from .runtime import ForwardPass, recurrent_state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -127,7 +127,7 @@ def _reference_class() -> type[nn.Module]:
                 dilation=spec.dilation,
                 bias=False,
             )
-            self.conv_state: Any = state_class()()
+            self.conv_state: Any = recurrent_state_class()()
 
         def _convolved_tokens(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the convolution over the last tokens. x: [batch, tokens, width] → same shape."""

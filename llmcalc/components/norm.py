@@ -132,13 +132,13 @@ def _reference_class() -> type[nn.Module]:
             scaled_x = x.unflatten(-1, (self.groups, -1)) if self.scales_x else grouped_x
             if self.kind == "layernorm":
                 row_mean = grouped_x.mean(-1, keepdim=True)
-                scaled_x = centered = grouped_x - row_mean
-                grouped_x = grouped_x - row_mean if self.float32_product and self.weight is not None else centered
-                del row_mean, centered
+                scaled_x = centered_x = grouped_x - row_mean
+                grouped_x = grouped_x - row_mean if self.float32_product and self.weight is not None else centered_x
+                del row_mean, centered_x
             dtype = torch.float32 if self.float32_product else x.dtype
             return (scaled_x * torch.rsqrt(grouped_x.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
 
-        def factor(self, in_float32: bool = False) -> Any:
+        def scale_factor(self, in_float32: bool = False) -> Any:
             """The factor that multiplies the normalized values: the weight, or 1 + weight."""
             if self.weight is None or not self.unit_offset:
                 return self.weight
@@ -146,7 +146,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             normed_x = x if self.kind == "affine" else self._normalize(x)
-            normed_x = normed_x if self.weight is None else normed_x * self.factor(self.float32_product)
+            normed_x = normed_x if self.weight is None else normed_x * self.scale_factor(self.float32_product)
             normed_x = normed_x if self.bias is None else normed_x + self.bias
             return normed_x.to(x.dtype) if self.float32_product else normed_x
 

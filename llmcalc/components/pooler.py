@@ -16,7 +16,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.rows import SEQUENCES, Rows
 from .base import BY_TORCH, Component, Flag, Labels, ModelProperties, PartWitness
-from .output import OutputPart
+from .output_part import OutputPart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

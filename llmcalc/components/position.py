@@ -19,7 +19,7 @@ from .base import (
     Positions,
     Real,
     StackPosition,
-    Unscalable,
+    UnscalableError,
 )
 from .choice import PartChoice
 from .rotation import rotate
@@ -55,23 +55,23 @@ class Rope(AttentionPosition):
             return self.rotary_dim
         return head_dim if self.partial_rotary_factor is None else int(head_dim * self.partial_rotary_factor) // 2 * 2
 
-    def check(self, head_dim: int, location: str = "head_dim") -> None:
+    def check_rotary_size(self, head_dim: int, location: str = "head_dim") -> None:
         """Raises `ValueError`, which names `location`, if RoPE cannot rotate heads of that size."""
-        rotated = self.rotary_size(head_dim)
+        rotary_width = self.rotary_size(head_dim)
         rotation_text = (
-            f"RoPE would rotate {rotated}{'' if self.rotary_dim is None else ' (rotary_dim)'} of a head's "
+            f"RoPE would rotate {rotary_width}{'' if self.rotary_dim is None else ' (rotary_dim)'} of a head's "
             f"{head_dim} dimensions (head_dim)"
         )
-        if rotated > head_dim:
+        if rotary_width > head_dim:
             raise ValueError(f"{location}: {rotation_text}; expected at most head_dim")
-        if rotated < 2 or rotated % 2:
+        if rotary_width < 2 or rotary_width % 2:
             raise ValueError(f"{location}: {rotation_text}; expected an even number, because it rotates pairs")
 
-    def check_place(self, stack_position: StackPosition, head_dim: int) -> None:
-        super().check_place(stack_position, head_dim)
-        self.check(head_dim, f"{stack_position.where}.position")
+    def check_stack_position(self, stack_position: StackPosition, head_dim: int) -> None:
+        super().check_stack_position(stack_position, head_dim)
+        self.check_rotary_size(head_dim, f"{stack_position.where}.position")
 
-    def check_whole(self, size_field: str) -> None:
+    def check_full_rotation(self, size_field: str) -> None:
         """Raises `ValueError` unless RoPE rotates all dimensions of the field `size_field`."""
         if self.rotary_dim is not None or self.partial_rotary_factor is not None:
             raise ValueError(
@@ -81,10 +81,10 @@ class Rope(AttentionPosition):
 
     def check_heads(self, head_sizes: HeadSizes) -> None:
         if isinstance(head_sizes.head_dim, int) and self.rotary_size(head_sizes.head_dim) > head_sizes.head_dim:
-            rotated = self.rotary_size(head_sizes.head_dim)
-            raise Unscalable(f"{head_sizes.head_dim} is less than the {rotated} dimensions that RoPE turns")
+            rotary_width = self.rotary_size(head_sizes.head_dim)
+            raise UnscalableError(f"{head_sizes.head_dim} is less than the {rotary_width} dimensions that RoPE turns")
 
-    def rotated(self, x: Tensor, forward_pass: ForwardPass, first_position: int) -> Tensor:
+    def rotate_heads(self, x: Tensor, forward_pass: ForwardPass, first_position: int) -> Tensor:
         """Applies RoPE to x [..., tokens, head_dim], whose first token is at position `first_position`."""
         rotary_dim = self.rotary_dim
         if rotary_dim is None:  # the given fraction of a head, in whole pairs
@@ -96,9 +96,9 @@ SCORE_POSITIONS = PartChoice(
     "rope",
     {
         "rope": "position:Rope",
-        "alibi": "distance:Alibi",
-        "transformer_xl": "distance:TransformerXL",
-        "relative_bias": "distance:LayerBias",
+        "alibi": "distance_bias:Alibi",
+        "transformer_xl": "distance_bias:TransformerXL",
+        "relative_bias": "distance_bias:LayerBias",
         "disentangled": "disentangled:Disentangled",
     },
 )
@@ -106,7 +106,7 @@ SCORE_POSITIONS = PartChoice(
 if TYPE_CHECKING:
     from .added_position import Axial, Learned, Sinusoidal
     from .disentangled import Disentangled
-    from .distance import Alibi, LayerBias, TransformerXL
+    from .distance_bias import Alibi, LayerBias, TransformerXL
 
     ScorePosition: TypeAlias = Rope | Alibi | TransformerXL | LayerBias | Disentangled
 else:

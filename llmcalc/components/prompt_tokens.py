@@ -15,8 +15,8 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import WithPrompt
 from .base import ModelProperties, StackPosition
+from .residual_streams import ResidualStreams
 from .runtime import ForwardPass
-from .streams import ResidualStreams
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -39,7 +39,7 @@ class PromptTokens(ResidualStreams):
     prompt_types: int = Field(ge=1, le=MOST_PROMPTS, strict=True)
     prompt_length: int = Field(ge=1, le=MOST_PROMPTS, strict=True)
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}: prompt tokens stand before generated text; expected a decoder")
 

@@ -37,7 +37,7 @@ class Reading(Part):
 
     def check_width(self, location: str, query_width: int) -> None:
         """Raises `ValueError` if the attention cannot have queries of this width."""
-        self.attention.check_place(StackPosition(f"{location}.attention", query_width, "encoder"))
+        self.attention.check_stack_position(StackPosition(f"{location}.attention", query_width, "encoder"))
         self.attention.check_crossing()
 
     def flow(self, recorder: Flow, x: Value, memory: Value) -> Value:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from .. import ops
-from ..algebra import same
+from ..algebra import are_equal
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
@@ -26,7 +26,7 @@ from .base import (
     StackPart,
     StackPosition,
     TokenMixer,
-    Unscalable,
+    UnscalableError,
 )
 from .runtime import ForwardPass, softmax_core_class
 
@@ -48,7 +48,7 @@ class RelativeKeys(StackPart):
     max_distance: Positions
     head_dim: HeadDim
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.side != "encoder":
             raise ValueError(f"{stack_position.where}: has keys for distances in both directions; expected an encoder")
 
@@ -91,8 +91,10 @@ class RelativeKeyAttention(TokenMixer):
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if not same(head_sizes.heads, head_sizes.kv_heads) or not same(head_sizes.head_dim, self.head_dim):
-            raise Unscalable("each query head has its own key head, and the stack's keys their size; expected the same")
+        if not are_equal(head_sizes.heads, head_sizes.kv_heads) or not are_equal(head_sizes.head_dim, self.head_dim):
+            raise UnscalableError(
+                "each query head has its own key head, and the stack's keys their size; expected the same"
+            )
         return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
@@ -132,7 +134,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class KeysReference(nn.Embedding):
+    class RelativeKeysReference(nn.Embedding):
         """Returns a key for every pair of positions. x: [batch, tokens, hidden] → [tokens, tokens, head_dim]."""
 
         def __init__(self, spec: RelativeKeys) -> None:
@@ -170,4 +172,4 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             bias = self.pairs(q, forward_pass.memo["relative_keys"]) * q.shape[-1] ** -0.5
             return self.o_proj(self.core(q, k, v, bias=bias).transpose(1, 2).flatten(2))
 
-    return {"keys": KeysReference, "attention": AttentionReference}
+    return {"keys": RelativeKeysReference, "attention": AttentionReference}

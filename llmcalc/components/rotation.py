@@ -34,7 +34,9 @@ def rotate(
     end_position = first_position + x.shape[-2]
 
     def cos_and_sin() -> tuple[Tensor, Tensor]:
-        return _cos_sin(forward_pass.positions(first_position, end_position, x.device), rotary_dim, rope_theta, x)
+        return _cosine_and_sine(
+            forward_pass.positions(first_position, end_position, x.device), rotary_dim, rope_theta, x
+        )
 
     cos, sin = forward_pass.computed_once(
         ("rope", first_position, end_position, rotary_dim, rope_theta, x.dtype), cos_and_sin
@@ -44,10 +46,12 @@ def rotate(
 
 def rotate_at(x: Tensor, positions: Tensor, rotary_dim: int, rope_theta: float) -> Tensor:
     """Applies RoPE to the first `rotary_dim` elements of each head of x. positions: the position of each token."""
-    return _rotate_pairs(x, rotary_dim, *_cos_sin(positions, rotary_dim, rope_theta, x))
+    return _rotate_pairs(x, rotary_dim, *_cosine_and_sine(positions, rotary_dim, rope_theta, x))
 
 
-def _cos_sin(positions: Tensor, rotary_dim: int, rope_theta: float, reference_tensor: Tensor) -> tuple[Tensor, Tensor]:
+def _cosine_and_sine(
+    positions: Tensor, rotary_dim: int, rope_theta: float, reference_tensor: Tensor
+) -> tuple[Tensor, Tensor]:
     import torch
 
     angles = angles_of(positions, rotary_dim, rope_theta)

@@ -69,23 +69,25 @@ class ForwardPass:
             self.memo[key] = compute_value()
         return self.memo[key]
 
-    def positions(self, start: int, end: int, device: Any) -> Tensor:
-        """Returns the positions start … end − 1 as a tensor."""
+    def positions(self, first_position: int, end_position: int, device: Any) -> Tensor:
+        """Returns the positions from `first_position` up to `end_position`, which is excluded, as a tensor."""
         import torch
 
-        return self.computed_once(("span", start, end), lambda: torch.arange(start, end, device=device))
+        return self.computed_once(
+            ("span", first_position, end_position), lambda: torch.arange(first_position, end_position, device=device)
+        )
 
 
-def apply_dropout(module: nn.Module, dropout_place: str, x: Tensor) -> Tensor:
+def apply_dropout(module: nn.Module, dropout_name: str, x: Tensor) -> Tensor:
     """Applies the module's dropout at a point of the layer; returns x unchanged without dropout there.
 
     A reference runs without dropout unless a comparison attaches it.
     """
     dropouts: Mapping[str, Callable[[Any], Any]] = getattr(module, "dropouts", {})
-    return dropouts[dropout_place](x) if dropout_place in dropouts else x
+    return dropouts[dropout_name](x) if dropout_name in dropouts else x
 
 
-def vector(parameter_values: Tensor) -> Any:
+def vector_module(parameter_values: Tensor) -> Any:
     """Creates a module with one vector parameter `weight`, which is added to or multiplied with the input."""
     return _vector_class()(parameter_values)
 
@@ -94,12 +96,12 @@ def vector(parameter_values: Tensor) -> Any:
 def _vector_class() -> type[nn.Module]:
     from torch import nn
 
-    class Vector(nn.Module):
+    class VectorParameter(nn.Module):
         def __init__(self, parameter_values: Tensor) -> None:
             super().__init__()
             self.weight = nn.Parameter(parameter_values)
 
-    return Vector
+    return VectorParameter
 
 
 @cache
@@ -169,7 +171,7 @@ def cache_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Cache(nn.Module):
+    class TensorCache(nn.Module):
         """Appends new tensors to the cached tensors, and returns all tensors that new tokens attend to.
 
         Tensors are [..., tokens, width]. limit: the number of last tokens that are cached (a sliding window); None for
@@ -215,14 +217,14 @@ def cache_class() -> type[nn.Module]:
             )
             return joined_tensors
 
-    return Cache
+    return TensorCache
 
 
 @cache
-def state_class() -> type[nn.Module]:
+def recurrent_state_class() -> type[nn.Module]:
     from torch import nn
 
-    class State(nn.Module):
+    class RecurrentState(nn.Module):
         """The state of a recurrence between passes: tensors of a size that does not depend on the number of tokens.
 
         `load` returns the tensors of the last pass, None at the first token or in a pass without a cache.
@@ -246,7 +248,7 @@ def state_class() -> type[nn.Module]:
                     tensor.clone() for tensor in tensors
                 )  # a slice would keep the whole tensor alive
 
-    return State
+    return RecurrentState
 
 
 @cache
@@ -257,13 +259,13 @@ def causal_conv_class() -> type[nn.Module]:
     class CausalConv1d(nn.Conv1d):
         """A causal convolution. x: [batch, channels, tokens] → same shape; an output reads the last `kernel` inputs.
 
-        state: the module, under the same parent, that stores the last `kept_frames` inputs of each channel; by default
-            `kernel` inputs, of which all but one are needed.
+        state: the module, under the same parent, that stores the last `stored_frames` inputs of each channel; by
+            default `kernel` inputs, of which all but one are needed.
         """
 
-        def __init__(self, channels: int, kernel: int, bias: bool, kept_frames: int | None = None) -> None:
+        def __init__(self, channels: int, kernel: int, bias: bool, stored_frames: int | None = None) -> None:
             super().__init__(channels, channels, kernel, groups=channels, bias=bias, padding=kernel - 1)
-            self.kept_frames = kernel if kept_frames is None else kept_frames
+            self.kept_frames = kernel if stored_frames is None else stored_frames
 
         def forward(self, x: Tensor, forward_pass: ForwardPass, state_module: Any) -> Tensor:  # type: ignore[override]
             kernel, tokens = self.kernel_size[0], x.shape[-1]

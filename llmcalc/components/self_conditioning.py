@@ -14,8 +14,8 @@ from ..flow.value import Value
 from .base import ModelProperties
 from .networks.feed_forward import FeedForward
 from .norm import Norm
+from .residual_streams import ResidualStreams
 from .runtime import ForwardPass
-from .streams import ResidualStreams
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,9 +44,9 @@ class SelfConditioning(ResidualStreams):
         """Returns the input of the first layer. x: the token embeddings."""
         condition = recorder.part("pre_norm", self.norm, recorder.received(x, *x.axes))
         recorder.hold(signal=condition)
-        conditioned = recorder.add(x, recorder.part("mlp", self.feed_forward, condition))
-        recorder.hold(y=conditioned)
-        return recorder.normalized(conditioned, Norm(type="rmsnorm", weight=False, eps=self.norm.eps))
+        conditioned_x = recorder.add(x, recorder.part("mlp", self.feed_forward, condition))
+        recorder.hold(y=conditioned_x)
+        return recorder.normalized(conditioned_x, Norm(type="rmsnorm", weight=False, eps=self.norm.eps))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -56,7 +56,7 @@ class SelfConditioning(ResidualStreams):
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    class Network(nn.Module):
+    class ConditioningNetwork(nn.Module):
         """Adds a network's output to x; the network's input is zeros here. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: SelfConditioning, model_properties: ModelProperties) -> None:
@@ -73,7 +73,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SelfConditioning, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.self_conditioning = Network(spec, model_properties)
+            self.self_conditioning = ConditioningNetwork(spec, model_properties)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return self.self_conditioning(x)

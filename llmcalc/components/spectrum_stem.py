@@ -45,7 +45,7 @@ class SpectrumStem(Stem):
     def frames_of_recording(self) -> Value:
         return self.subsampling.input_value()
 
-    def frames_read(self) -> Value:
+    def input_frames(self) -> Value:
         if self.subsampling.chunk is not None:
             return self.subsampling.input_value()
         frame_rows = Multiple("frames", of=SOURCE, by=self.frames_per_position)
@@ -56,12 +56,12 @@ class SpectrumStem(Stem):
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.fixed else self.frames_read()
+        frames = recorder.frames = x if x.fixed else self.input_frames()
         axes = width or x.axes
-        subsampled = recorder.part("subsampling", self.subsampling, frames, width=axes)
-        return subsampled if frames.rows is PATCHES else subsampled.view(*axes, new_rows=self.positions)
+        subsampled_frames = recorder.part("subsampling", self.subsampling, frames, width=axes)
+        return subsampled_frames if frames.rows is PATCHES else subsampled_frames.view(*axes, new_rows=self.positions)
 
-    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
+    def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, frames, num_mel_bins]."""
         return batch, self.frames_per_position * encoder_positions, self.subsampling.num_mel_bins
 

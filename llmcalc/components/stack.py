@@ -36,7 +36,7 @@ from .base import (
 )
 from .choice import component_type
 from .choices import AnyLayer, AnyStem, Streams
-from .layers.block import Block, Layer, Sharing
+from .layers.block import Block, Layer, LayerSharing
 from .mixers.attention import Attention
 from .networks.feed_forward import FeedForward
 from .norm import Norm
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .disentangled import RelativeEmbedding, SideConvolution
-    from .distance import RelativeBias
+    from .distance_bias import RelativeBias
     from .entities import Entities
-    from .idle import SecondStream
     from .input_features import InputFeatures
     from .layers.per_layer import PerLayerEmbedding
     from .ngram_embedding import NgramEmbedding
     from .pooler import Pooler
     from .relative_keys import RelativeKeys
     from .token_types import TokenTypes
+    from .unused_modules import SecondStream
 else:
     PerLayerEmbedding, TokenTypes = (
         component_type("layers.per_layer:PerLayerEmbedding"),
@@ -65,13 +65,13 @@ else:
         component_type("disentangled:RelativeEmbedding"),
         component_type("disentangled:SideConvolution"),
     )
-    SecondStream, Entities = component_type("idle:SecondStream"), component_type("entities:Entities")
+    SecondStream, Entities = component_type("unused_modules:SecondStream"), component_type("entities:Entities")
     InputFeatures, NgramEmbedding = (
         component_type("input_features:InputFeatures"),
         component_type("ngram_embedding:NgramEmbedding"),
     )
     RelativeKeys = component_type("relative_keys:RelativeKeys")
-    RelativeBias, Pooler = component_type("distance:RelativeBias"), component_type("pooler:Pooler")
+    RelativeBias, Pooler = component_type("distance_bias:RelativeBias"), component_type("pooler:Pooler")
 
 BASE = "block"
 """The name of `block` in a pattern."""
@@ -185,7 +185,7 @@ class Stack(Component):
         if not self.pattern:
             raise ValueError("pattern: is empty; expected at least one name of a layer")
         self._check_sharing()
-        slots, layers = self.slots(), self.kinds()
+        slots, layers = self.slots(), self.layers_by_kind()
         for component in slots.values():
             component.check_layers(layers)
         for layer_name, layer in layers.items():
@@ -201,7 +201,7 @@ class Stack(Component):
             self.layer(layer_name).check_shared(layer_name)
         shared_results = {
             layer_name: layer.attention.shared_results()
-            for layer_name, layer in self.kinds().items()
+            for layer_name, layer in self.layers_by_kind().items()
             if isinstance(layer.attention, TokenMixer)
         }
         if self.reads_no_embedding or not any(
@@ -235,7 +235,7 @@ class Stack(Component):
         """Whether the stack's input and output have the embeddings' width even if the layers have another width."""
         return self.streams is not None and self.streams.embedding_width() is not None
 
-    def kinds(self) -> dict[str, Layer]:
+    def layers_by_kind(self) -> dict[str, Layer]:
         """Returns the kinds of layers by name in the layer pattern."""
         return {BASE: self.block, **self.variants}
 
@@ -256,17 +256,17 @@ class Stack(Component):
         }
         return {slot_name: component for slot_name, component in stack_parts.items() if component is not None}
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` for a layer or component that cannot be used at its position in the stack."""
-        for layer_name, layer in self.kinds().items():
-            layer.check_place(
+        for layer_name, layer in self.layers_by_kind().items():
+            layer.check_stack_position(
                 replace(
                     stack_position,
                     where=f"{stack_position.where}.{BASE if layer_name == BASE else f'variants.{layer_name}'}",
                 )
             )
         for layer_name, component in self.slots().items():
-            component.check_place(replace(stack_position, where=f"{stack_position.where}.{layer_name}"))
+            component.check_stack_position(replace(stack_position, where=f"{stack_position.where}.{layer_name}"))
         input_width = self.input_size or stack_position.width
         if self.streams is not None and self.streams.embedding_width() not in (None, input_width):
             raise ValueError(
@@ -283,7 +283,7 @@ class Stack(Component):
         """Returns the layer of the named kind."""
         return self.block if layer_name == BASE else self.variants[layer_name]
 
-    def groups(self) -> Iterator[tuple[str, Layer, Number, list[int] | range | None]]:
+    def layer_groups(self) -> Iterator[tuple[str, Layer, Number, list[int] | range | None]]:
         """Yields (name, layer, number, indices) of each kind of layer. Indices are None if the depth is symbolic."""
         depth: Number = self.num_hidden_layers
         if not self.first_layers and len(set(self.pattern)) == 1:
@@ -297,10 +297,10 @@ class Stack(Component):
             for layer_name, layer_indices in indices_by_name.items():
                 yield layer_name, self.layer(layer_name), len(layer_indices), layer_indices
             return
-        repeated_layers, period = depth - len(self.first_layers), len(self.pattern)
+        repeated_layers, pattern_length = depth - len(self.first_layers), len(self.pattern)
         for layer_name in dict.fromkeys((*self.first_layers, *self.pattern)):
             repeats = sum(
-                ceil_div(repeated_layers - layer_index, period)
+                ceil_div(repeated_layers - layer_index, pattern_length)
                 for layer_index, ffn_width in enumerate(self.pattern)
                 if ffn_width == layer_name
             )
@@ -339,13 +339,13 @@ class Stack(Component):
             if component is not None:  # from here on, every layer reads it under the field's name
                 recorder.memo[slot_name] = recorder.part(slot_name, component, x, **arguments)
             if slot_name == "relative_bias" and component is not None:
-                for layer in self.kinds().values():
+                for layer in self.layers_by_kind().values():
                     layer.attention.share_bias(recorder, x)
         if self.second_stream is not None:
             recorder.part("second_stream", self.second_stream, x, role="idle")
         if self.entities is not None:
             recorder.part("entities", self.entities, x, role="idle")
-        mixers = [layer.attention for layer in self.kinds().values()]
+        mixers = [layer.attention for layer in self.layers_by_kind().values()]
         recorder.memo["lends"] = any(getattr(mixer, "kv_shared", False) for mixer in mixers)
         recorder.memo["lends_selection"] = any(
             getattr(getattr(mixer, "indexer", None), "shared", False) for mixer in mixers
@@ -358,7 +358,7 @@ class Stack(Component):
         x = x if self.streams is None else self.streams.record_split(recorder, x)
         if self.side_convolution is not None:
             recorder.part("side_convolution", self.side_convolution, x, first_layer_output=Value(x.rows, x.axes))
-        for kind_name, block, repeat, layer_indices in self.groups():
+        for kind_name, block, repeat, layer_indices in self.layer_groups():
             x = self._record_layers(recorder, x, kind_name, block, repeat, layer_indices)
         recorder.hold(x=x, y=x)
         if self.streams is not None:
@@ -417,23 +417,23 @@ class Stack(Component):
             return recorder.layers(
                 x, lambda v: layer.flow(recorder, v), repeat, layer_indices, label=shown_label, **node_fields
             )
-        first_index, other_indices = (None, None) if layer_indices is None else (layer_indices[:1], layer_indices[1:])
+        first_indices, later_indices = (None, None) if layer_indices is None else (layer_indices[:1], layer_indices[1:])
         is_single = isinstance(repeat, int) and repeat == 1
         other_layer_count = 0 if is_single else repeat - 1
-        sharing = None if is_single else Sharing(is_first=True, other_layers=other_layer_count)
+        layer_sharing = None if is_single else LayerSharing(is_first=True, other_layers=other_layer_count)
         x = recorder.layers(
-            x, lambda v: layer.flow(recorder, v, sharing), 1, first_index, label=shown_label, **node_fields
+            x, lambda v: layer.flow(recorder, v, layer_sharing), 1, first_indices, label=shown_label, **node_fields
         )
         if is_single:
             return x
         role_field = {"role": "shared"} if layer.shares_all else {}
         shared_label = (shown_label or BASE) + SHARED
-        later_sharing = Sharing(is_first=False, other_layers=other_layer_count)
+        later_layer_sharing = LayerSharing(is_first=False, other_layers=other_layer_count)
         return recorder.layers(
             x,
-            lambda v: layer.flow(recorder, v, later_sharing),
+            lambda v: layer.flow(recorder, v, later_layer_sharing),
             other_layer_count,
-            other_indices,
+            later_indices,
             label=shared_label,
             **node_fields,
             **role_field,
@@ -448,11 +448,11 @@ class Stack(Component):
         from .layers.block_residual import BlockResiduals, block_residual_example
         from .layers.convolved_residual import convolved_residual_example
         from .layers.delayed_hyper import DelayedHyperStreams, delayed_hyper_example
-        from .layers.draft import draft_example
+        from .layers.draft_layer import draft_example
         from .layers.gated_streams import GatedStreams, gated_streams_example
         from .layers.gemma4 import Gemma4Layer
         from .layers.grouped_conv import grouped_conv_example
-        from .layers.hyper import HyperStreams, hyper_example
+        from .layers.hyper_layer import HyperStreams, hyper_example
         from .layers.per_layer import PerLayerEmbedding, PerLayerGate
         from .mixers.qk_norm import QKNorm
         from .mixers.shared_entries import shared_entry_examples
@@ -672,7 +672,7 @@ def _reference_class() -> type[nn.Module]:
             self.layer_kinds = [
                 f"{slot_name}, again"
                 if layer_names.index(slot_name) < layer_index
-                and not getattr(self.layers[layer_index], "repeats_alike", True)
+                and not getattr(self.layers[layer_index], "has_equal_repeats", True)
                 else slot_name
                 for layer_index, slot_name in enumerate(layer_names)
             ]

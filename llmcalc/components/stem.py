@@ -39,15 +39,15 @@ class Stem(Component):
         """The constant number of encoder positions; None if the number depends on the input."""
         return None
 
-    def frames_read(self) -> Value:
+    def input_frames(self) -> Value:
         """Returns the recorder's value for the stem's input: frames or samples."""
         raise TypeError(f"{type(self).__name__} has no input")
 
     def frames_of_recording(self) -> Value:
         """Returns the recorder's value for the stem's input in an encoder beside a text model."""
-        return self.frames_read()
+        return self.input_frames()
 
-    def frames(self, batch: int, encoder_positions: int) -> tuple[int, ...]:
+    def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, ...]:
         """Returns the shape of the stem's input. encoder_positions: the number of encoder positions, if it varies."""
         raise TypeError(f"{type(self).__name__} has no input")
 
@@ -80,7 +80,7 @@ class ConvStem(Stem):
     def fixed_positions(self) -> int | None:
         return self.max_source_positions if self.chunk is None else None
 
-    def frames_read(self) -> Value:
+    def input_frames(self) -> Value:
         """Returns the recorder's value for the stem's input: two frames per position."""
         frame_rows: Rows = Multiple("frames", of=self.positions, by=2)
         if self.chunk is not None:
@@ -92,7 +92,7 @@ class ConvStem(Stem):
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.fixed else self.frames_read()
+        frames = recorder.frames = x if x.fixed else self.input_frames()
         axes = width or x.axes
         convolved_frames = recorder.act(recorder.conv("conv1", frames, *axes, kernel=3, bias=True), "gelu")
         position_rows = self.positions if self.chunk is None else InChunks(chunk=self.chunk, strides=(2,))
@@ -104,7 +104,7 @@ class ConvStem(Stem):
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
-    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
+    def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, num_mel_bins, frames]."""
         return batch, self.num_mel_bins, 2 * self.max_source_positions
 
@@ -132,8 +132,8 @@ def _reference_class() -> type[nn.Module]:
                 return self._convolve(frames)
             chunks = nn.functional.pad(frames, (0, -frame_count % self.chunk)).unflatten(2, (-1, self.chunk))
             positions = self._convolve(chunks.transpose(1, 2).flatten(0, 1)).unflatten(0, (clips, -1)).flatten(1, 2)
-            last_frames = frame_count % self.chunk
-            return positions[:, : frame_count // self.chunk * -(-self.chunk // 2) + -(-last_frames // 2)]
+            last_chunk_frames = frame_count % self.chunk
+            return positions[:, : frame_count // self.chunk * -(-self.chunk // 2) + -(-last_chunk_frames // 2)]
 
         def _convolve(self, frames: Tensor) -> Tensor:
             x: Tensor = nn.functional.gelu(self.conv2(nn.functional.gelu(self.conv1(frames))))

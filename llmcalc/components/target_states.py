@@ -18,8 +18,8 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from .base import Flag, LayerParts, ModelProperties, Width
 from .norm import Norm, norm_reference
-from .runtime import ForwardPass, vector
-from .streams import ResidualStreams
+from .residual_streams import ResidualStreams
+from .runtime import ForwardPass, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -130,8 +130,8 @@ class TargetStates(ResidualStreams):
         if self.start == "joined":
             projected_states = recorder.cat(x, target_states, axes=(JoinedShapes((x.axes, target_states.axes)),))
         recorder.hold(states=target_states, joined=projected_states)
-        projected = recorder.linear("fc", projected_states, hidden_axis, bias=self.bias)
-        return projected if self.output_norm is None else recorder.part("output_norm", self.output_norm, projected)
+        projected_x = recorder.linear("fc", projected_states, hidden_axis, bias=self.bias)
+        return projected_x if self.output_norm is None else recorder.part("output_norm", self.output_norm, projected_x)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -147,7 +147,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Projection(nn.Module):
+    class StateProjection(nn.Module):
         """Projects target states (zeros here). Token embeddings [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: TargetStates, model_properties: ModelProperties) -> None:
@@ -155,7 +155,7 @@ def _reference_class() -> type[nn.Module]:
             hidden_size = model_properties.hidden_size
             self.states, self.size, self.joins = spec.states, spec.size or hidden_size, spec.start == "joined"
             if spec.masked:
-                self.mask_hidden = vector(torch.zeros(self.states * self.size))
+                self.mask_hidden = vector_module(torch.zeros(self.states * self.size))
             if spec.state_norm is not None:
                 self.state_norm = norm_reference(spec.state_norm, self.states, self.size)
             if spec.joined_norm is not None:
@@ -181,7 +181,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.start = spec.start
             if spec.start != "state":
-                self.target_states = Projection(spec, model_properties)
+                self.target_states = StateProjection(spec, model_properties)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             if self.start == "state":

@@ -55,10 +55,10 @@ class TokenTypes(StackPart):
             *other_tables,
         ):
             if type_count is not None:
-                row, _ = recorder.table(
+                type_vector, _ = recorder.table(
                     table_name, Axis("types", type_count), *x.axes, of=x.rows, by="types", kind=self.kind
                 )
-                x = recorder.add(x, row)
+                x = recorder.add(x, type_vector)
         return x
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

@@ -12,8 +12,8 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from .base import HeadDim, Heads, ModelProperties, Vocab
+from .residual_streams import ResidualStreams
 from .runtime import ForwardPass
-from .streams import ResidualStreams
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -64,14 +64,14 @@ class WaveStem(Stem):
 
     def _rows_per_convolution(self) -> list[Rows]:
         """The rows before and after each convolution, from audio samples to encoder positions."""
-        stride, padding, rows_per_convolution = 1, 0, list[Rows]()
+        stride, total_padding, rows_per_convolution = 1, 0, list[Rows]()
         for convolution in reversed(self.convolutions):
-            padding = padding * convolution.stride + convolution.kernel - convolution.stride
+            total_padding = total_padding * convolution.stride + convolution.kernel - convolution.stride
             stride *= convolution.stride
-            rows_per_convolution.append(Multiple("samples", of=SOURCE, by=stride, more=padding))
+            rows_per_convolution.append(Multiple("samples", of=SOURCE, by=stride, more=total_padding))
         return [*reversed(rows_per_convolution), SOURCE]
 
-    def frames_read(self) -> Value:
+    def input_frames(self) -> Value:
         return Value(self._rows_per_convolution()[0], (Axis("sample", 1),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
@@ -79,7 +79,7 @@ class WaveStem(Stem):
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.fixed else self.frames_read()
+        frames = recorder.frames = x if x.fixed else self.input_frames()
         axes, norm = width or x.axes, Norm(type="layernorm")
         for i, (convolution, output_rows) in enumerate(
             zip(self.convolutions, self._rows_per_convolution()[1:], strict=True)
@@ -96,13 +96,15 @@ class WaveStem(Stem):
         with recorder.scope("position"):
             kernel = self.position_kernel
             recorder.vector("length", Axis("taps", kernel))
-            padding = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
-            padded_rows = Multiple("padded positions", of=SOURCE, by=1, more=padding)
-            groups = self.position_groups
-            positions = recorder.conv("conv", frames, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
+            row_padding = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
+            padded_rows = Multiple("padded positions", of=SOURCE, by=1, more=row_padding)
+            conv_groups = self.position_groups
+            positions = recorder.conv(
+                "conv", frames, *axes, kernel=kernel, groups=conv_groups, bias=True, rows=padded_rows
+            )
         return recorder.add(frames, recorder.act(positions.view(*axes, new_rows=SOURCE), self.hidden_act))
 
-    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int]:
+    def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
         samples = encoder_positions
         for convolution in reversed(self.convolutions):
@@ -127,7 +129,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    from .runtime import vector
+    from .runtime import vector_module
 
     class PositionConvolution(nn.Module):
         """A convolutional position embedding with groups and weight norm.
@@ -138,7 +140,7 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, hidden_size: int, kernel: int, conv_groups: int) -> None:
             super().__init__()
             self.conv = nn.Conv1d(hidden_size, hidden_size, kernel, padding=kernel // 2, groups=conv_groups)
-            self.length = vector(torch.ones(kernel))
+            self.length = vector_module(torch.ones(kernel))
 
         def forward(self, x: Tensor) -> Tensor:
             return self.conv(x) * self.length.weight.mean()
@@ -160,7 +162,7 @@ def _reference_class() -> type[nn.Module]:
             self.proj_norm = norm.reference(ModelProperties(channels))
             self.proj = nn.Linear(channels, model_properties.hidden_size)
             if spec.mask:
-                self.mask = vector(torch.zeros(model_properties.hidden_size))
+                self.mask = vector_module(torch.zeros(model_properties.hidden_size))
             self.position = PositionConvolution(
                 model_properties.hidden_size, spec.position_kernel, spec.position_groups
             )

@@ -50,36 +50,42 @@ class ClassLayer(NamedTuple):
     is_joined: bool
 
 
-def linear_layers(tree: Node, extra_parts: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
-    """Yields every linear layer inside the transformer layers (`layers`) or outside of them, with the operation."""
-    for node_position in tree.walk():
+def linear_layers(
+    node_tree: Node, extra_parts: frozenset[str], is_in_layers: bool = True
+) -> Iterator[tuple[Place, Linear]]:
+    """Yields each linear layer and its operation, inside the transformer layers (`is_in_layers`) or outside of them."""
+    for node_position in node_tree.walk():
         op = node_position.node.op
         if (
             isinstance(op, Linear)
             and node_position.optional in {"", *extra_parts}
-            and is_in_layer(node_position) == layers
+            and is_in_layer(node_position) == is_in_layers
         ):
             yield node_position, op
 
 
-def class_layers(tree: Node, extra_parts: frozenset[str], module_names: ModuleNames | None) -> frozenset[ClassLayer]:
+def class_layers(
+    node_tree: Node, extra_parts: frozenset[str], module_names: ModuleNames | None
+) -> frozenset[ClassLayer]:
     """Returns the layer of the transformers class that computes each projection inside the model's layers.
 
     module_names: names of the modules in the class; None to take the fields `fused_qkv` and `fused_gate` alone.
     """
     layer_names: dict[tuple[str, str], tuple[str, str]] = {}
-    for node_position, _ in linear_layers(tree, extra_parts):
-        node, parent = node_position.node, node_position.parent
-        name, published_names = (
+    for node_position, _ in linear_layers(node_tree, extra_parts):
+        node, parent_position = node_position.node, node_position.parent
+        class_layer_name, published_names = (
             node.name,
-            () if module_names is None else module_names(_first_index_path(node_position)),
+            () if module_names is None else module_names(_path_of_first_index(node_position)),
         )
         if published_names:
-            name = published_names[0].rpartition(".")[2]
+            class_layer_name = published_names[0].rpartition(".")[2]
         elif node.is_fused:
-            name = USUAL_CLASS_NAMES[node.name]
-        module, module_path = ("", "") if parent is None else (parent.node.name, _first_index_path(parent))
-        layer_names.setdefault((module, node.name), (name, module_path))
+            class_layer_name = USUAL_CLASS_NAMES[node.name]
+        module, module_path = (
+            ("", "") if parent_position is None else (parent_position.node.name, _path_of_first_index(parent_position))
+        )
+        layer_names.setdefault((module, node.name), (class_layer_name, module_path))
     occurrences = Counter(layer_names.values())
     return frozenset(
         ClassLayer(module, projection, layer[0], occurrences[layer] > 1)
@@ -87,13 +93,13 @@ def class_layers(tree: Node, extra_parts: frozenset[str], module_names: ModuleNa
     )
 
 
-def _first_index_path(node_position: Place) -> str:
+def _path_of_first_index(node_position: Place) -> str:
     """Returns a node's path with the first index of each repeated module: `layers.0.self_attn.q_proj`."""
-    node, parent = node_position.node, node_position.parent
-    if parent is None:
+    node, parent_position = node_position.node, node_position.parent
+    if parent_position is None:
         return ""
-    path_part = node.name if node.indices is None else f"{node.name}.{node.indices[0]}"
-    return ".".join(filter(None, (_first_index_path(parent), path_part)))
+    node_path_name = node.name if node.indices is None else f"{node.name}.{node.indices[0]}"
+    return ".".join(filter(None, (_path_of_first_index(parent_position), node_path_name)))
 
 
 def resolve_targets(

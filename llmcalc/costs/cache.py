@@ -14,7 +14,7 @@ from ..units import bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .cache_formats import cache_bits_in, cache_format
-from .context_length import check_source, longest_sequence, usual_context
+from .context_length import check_source_tokens, longest_sequence, usual_context
 from .encoders import EncodedInputs
 from .model_changes import ModelChange, changed_models
 
@@ -85,24 +85,24 @@ class CacheSize:
     @property
     def elements(self) -> int:
         """The number of cached elements in format `dtype`: keys, values, latents, without other states."""
-        elements: int = self.tree.total(
+        cached_elements: int = self.tree.total(
             lambda op_use: op_use.cache_bits(2) - op_use.cache_bits(1), RunConfig(self.workload)
         )
-        return elements
+        return cached_elements
 
     @property
     def bytes_per_token(self) -> int:
         """The cache bytes that one token adds in all layers, before any sliding window is full."""
-        first_token = self.workload.with_(batch=1, seq=1, context=0, source=1)
+        one_token_workload = self.workload.with_(batch=1, seq=1, context=0, source=1)
         empty_workload = self.workload.with_(batch=1, seq=0, context=0, source=0)
-        return bits_to_bytes(self._total_bits(first_token) - self._total_bits(empty_workload))
+        return bits_to_bytes(self._total_bits(one_token_workload) - self._total_bits(empty_workload))
 
     @property
     def growth_per_token(self) -> int:
         """The bytes that one more token of a sequence adds to the cache; a layer with a full window adds 0 bytes."""
-        one_sequence = self.workload.with_(batch=1)
+        single_sequence = self.workload.with_(batch=1)
         return bits_to_bytes(
-            self._total_bits(one_sequence.with_(seq=one_sequence.seq + 1)) - self._total_bits(one_sequence)
+            self._total_bits(single_sequence.with_(seq=single_sequence.seq + 1)) - self._total_bits(single_sequence)
         )
 
     def _cache_places(self) -> list[Place]:
@@ -133,9 +133,9 @@ class CacheSize:
             tokens, vector_width = (
                 (_cached_tokens(op, node_position), op.width) if isinstance(op, KVCache) else (None, None)
             )
-            group = (getattr(op, "kind", STATE), tokens, vector_width)
-            layers[group] = layers.get(group, 0) + node_position.times
-            bits_by_group[group] = bits_by_group.get(group, 0) + node_position.times * node_position.own_cost(
+            group_key = (getattr(op, "kind", STATE), tokens, vector_width)
+            layers[group_key] = layers.get(group_key, 0) + node_position.times
+            bits_by_group[group_key] = bits_by_group.get(group_key, 0) + node_position.times * node_position.own_cost(
                 cached_bits
             )
         return [
@@ -218,9 +218,9 @@ def kv(
     Raises `InputError` for an encoder-only model, for a source given to a model without an encoder, and for an unknown
     cache format.
     """
-    if spec.one_pass_model:
-        raise InputError(f"{spec.one_pass_model} keeps no KV cache: it reads a sequence in one pass")
-    check_source(spec, source)
+    if spec.one_pass_model_name:
+        raise InputError(f"{spec.one_pass_model_name} keeps no KV cache: it reads a sequence in one pass")
+    check_source_tokens(spec, source)
     tokens = usual_context(spec) if seq is None else seq
     workload = Workload(batch=batch, seq=tokens, source=source, phase="prefill")
     return CacheSize(spec, _cached_tree(spec), workload, cache_format(format_name).name, source, encoded_inputs)

@@ -185,7 +185,7 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
     Raises `InputError` if the format has a scale per head and the cache has entries without heads (MLA latents).
     """
 
-    def cost(op_use: OpUse) -> Number:
+    def cached_bits(op_use: OpUse) -> Number:
         op = op_use.op
         if not op_use.has_effect("cache_bits"):
             return 0
@@ -210,4 +210,4 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
             )
         return op_use.cache_bits(stored_format.keys.element_bits)
 
-    return cost
+    return cached_bits

@@ -39,7 +39,7 @@ def usual_context(spec: ModelSpec, is_decoding: bool = False) -> int:
     return min((longest_sequence(spec) or USUAL) - is_decoding, MOST_CONTEXT)
 
 
-def check_source(spec: ModelSpec, source_tokens: int | None) -> None:
+def check_source_tokens(spec: ModelSpec, source_tokens: int | None) -> None:
     """Raises `InputError` if `source_tokens` is given for a model that is not an encoder-decoder."""
     if source_tokens is not None and spec.kind != "encoder-decoder":
         raise InputError(

@@ -72,14 +72,14 @@ def encoded_inputs(spec: ModelSpec, input_settings: Inputs, batch: int = 1) -> E
     encoder_runs: list[EncoderRun] = []
     if input_settings.image is not None:
         images, (image_height, image_width) = input_settings.images or 1, input_settings.height_and_width
-        encoder_name, processor_rule = _encoder_rule(spec, "image", "images")
+        encoder_name, processor_rule = _encoder_and_rule(spec, "image", "images")
         tower: Any = spec.towers[encoder_name]
         processor_rule = processor_rule if images == 1 else processor_rule.rule_among_several()
         encoded_input = processor_rule.encode(image_height, image_width, tower.patches.patch_size)
         image_tokens = images * encoded_input.tokens
         encoder_runs += _encoder_runs(spec, encoder_name, encoded_input, batch * images)
     if input_settings.audio is not None:
-        encoder_name, processor_rule = _encoder_rule(spec, "audio", "audio")
+        encoder_name, processor_rule = _encoder_and_rule(spec, "audio", "audio")
         encoded_input = processor_rule.encode(input_settings.audio)
         audio_tokens = encoded_input.tokens
         encoder_runs += _encoder_runs(
@@ -90,7 +90,7 @@ def encoded_inputs(spec: ModelSpec, input_settings: Inputs, batch: int = 1) -> E
 
 def _fixed_audio_inputs(spec: ModelSpec, seconds: float) -> EncodedInputs:
     """Returns the audio inputs of a model whose encoder always reads the same number of frames (Whisper)."""
-    from ..components.inputs.clips import HOP, RATE
+    from ..components.inputs.audio_clips import HOP, RATE
 
     assert spec.source_tokens is not None
     longest_seconds = 2 * spec.source_tokens * HOP // RATE
@@ -102,7 +102,7 @@ def _fixed_audio_inputs(spec: ModelSpec, seconds: float) -> EncodedInputs:
     return EncodedInputs(0, spec.source_tokens, False, ())
 
 
-def _encoder_rule(spec: ModelSpec, rule_field: str, input_name: str) -> tuple[str, Any]:
+def _encoder_and_rule(spec: ModelSpec, rule_field: str, input_name: str) -> tuple[str, Any]:
     """Returns the name of the image or audio encoder, and the processor's rule for patches or frames.
 
     rule_field: the encoder's field with the rule, which is the option's name. input_name: what it reads, in words.

@@ -15,22 +15,22 @@ from ..workload.recompute import recompute_of
 from ..workload.rows import TOKENS
 from ..workload.run_config import RunConfig
 from ..workload.workload import Phase, Workload
-from .context_length import check_source, usual_sequence
+from .context_length import check_source_tokens, usual_sequence
 from .encoders import EncodedInputs
 from .recomputation import recomputed_flops, skipped_by_early_stop
 
 
-def forward_of(op_use: OpUse) -> Number:
+def forward_flops_of(op_use: OpUse) -> Number:
     """Returns an operation's FLOPs in the forward pass."""
     return op_use.forward_flops()
 
 
-def backward_of(op_use: OpUse) -> Number:
+def backward_flops_of(op_use: OpUse) -> Number:
     """Returns an operation's FLOPs in the backward pass, without recomputation."""
     return op_use.backward_flops()
 
 
-def step_of(op_use: OpUse) -> Number:
+def step_flops_of(op_use: OpUse) -> Number:
     """Returns the FLOPs of an operation in the workload: forward, plus backward in training, without recomputation."""
     forward = op_use.forward_flops()
     if op_use.run_config is not None and op_use.run_config.phase == "training":
@@ -41,13 +41,13 @@ def step_of(op_use: OpUse) -> Number:
 def score_flops_of(op_use: OpUse) -> Number:
     """Returns the FLOPs of the query-key and score-value products, without a sparse indexer's products."""
     is_attention = isinstance(op_use.op, AttentionCore) and "no_grad" not in op_use.roles
-    return step_of(op_use) if is_attention else 0
+    return step_flops_of(op_use) if is_attention else 0
 
 
 def index_score_flops_of(op_use: OpUse) -> Number:
     """Returns the FLOPs of the query-key products with which an indexer selects tokens."""
     is_indexer = isinstance(op_use.op, AttentionCore) and "no_grad" in op_use.roles
-    return step_of(op_use) if is_indexer else 0
+    return step_flops_of(op_use) if is_indexer else 0
 
 
 @frozen
@@ -74,7 +74,7 @@ class FlopCount:
 
     def _flops_with_pairs(self, pairs: Pairs) -> Number:
         run_config = self.run_config.with_pairs(pairs)
-        text_flops = self.tree.total(step_of, run_config, self.include) + recomputed_flops(
+        text_flops = self.tree.total(step_flops_of, run_config, self.include) + recomputed_flops(
             self.spec, run_config, self.include
         )
         return text_flops + self.encoders
@@ -83,7 +83,7 @@ class FlopCount:
     def encoders(self) -> Number:
         """FLOPs of the image and audio encoders and their projectors; 0 in decoding, which reads no new input."""
         has_no_inputs = self.inputs is None or self.workload.phase == "decode"
-        return 0 if has_no_inputs or self.inputs is None else self.inputs.total(forward_of)
+        return 0 if has_no_inputs or self.inputs is None else self.inputs.total(forward_flops_of)
 
     @property
     def total(self) -> Number:
@@ -110,12 +110,12 @@ class FlopCount:
     @property
     def forward(self) -> Number:
         """FLOPs of the forward pass alone."""
-        return self.cost(forward_of) + self.encoders
+        return self.cost(forward_flops_of) + self.encoders
 
     @property
     def backward(self) -> Number:
         """FLOPs of the backward pass alone; 0 outside of training."""
-        return self.cost(backward_of) if self.workload.phase == "training" else 0
+        return self.cost(backward_flops_of) if self.workload.phase == "training" else 0
 
     @property
     def recomputed(self) -> Number:
@@ -135,7 +135,7 @@ class FlopCount:
     @property
     def by_component(self) -> dict[str, Number]:
         """FLOPs by component. The entries are disjoint and add up to `total`; recomputation is a separate entry."""
-        flops_by_component = cost_by_kind(self.tree, step_of, self.run_config, self.include)
+        flops_by_component = cost_by_kind(self.tree, step_flops_of, self.run_config, self.include)
         flops_by_component |= {TOWERS.name: self.encoders} if self.encoders else {}
         return {**flops_by_component, "recomputation": self.recomputed} if self.recomputed else flops_by_component
 
@@ -173,7 +173,7 @@ def run_config_of(
     recompute: modules that are recomputed in the backward pass, see `recompute_of`; default none.
     Raises `InputError` for settings that contradict each other or the model.
     """
-    check_source(spec, source)
+    check_source_tokens(spec, source)
     if phase == "decode":
         if context is not None and seq not in (None, 1):
             raise InputError(
@@ -209,10 +209,12 @@ def flops(
     """
     run_config = RunConfig(counted_run) if isinstance(counted_run, Workload) else counted_run
     workload = run_config.workload
-    if spec.one_pass_model and workload.phase == "decode":
-        raise InputError(f"--phase decode: {spec.one_pass_model} keeps no cache; expected forward, prefill or training")
-    if spec.one_pass_model and workload.context:
-        raise InputError(f"--context: {spec.one_pass_model} keeps no cache; expected none")
+    if spec.one_pass_model_name and workload.phase == "decode":
+        raise InputError(
+            f"--phase decode: {spec.one_pass_model_name} keeps no cache; expected forward, prefill or training"
+        )
+    if spec.one_pass_model_name and workload.context:
+        raise InputError(f"--context: {spec.one_pass_model_name} keeps no cache; expected none")
     if workload.phase == "decode" and not workload.context:
         raise InputError("--context: decoding needs at least one token before it")
     if workload.phase in ("forward", "training") and workload.context:

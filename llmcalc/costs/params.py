@@ -18,7 +18,7 @@ def active_params_of(op_use: OpUse) -> Number:
     return op_use.active_params()
 
 
-def buffers_of(op_use: OpUse) -> Number:
+def buffer_elements_of(op_use: OpUse) -> Number:
     """Returns an operation's non-trainable buffer elements in the checkpoint."""
     return op_use.buffers()
 
@@ -59,7 +59,7 @@ class ParameterCount:
     @property
     def buffers(self) -> Number:
         """Buffer elements that checkpoints store in addition to the parameters."""
-        return self.tree.total(buffers_of, include=self.include)
+        return self.tree.total(buffer_elements_of, include=self.include)
 
     @property
     def embedding(self) -> Number:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ..accelerator import Fit, Hardware
+from ..accelerator import Hardware, MemoryFit
 from ..errors import InputError
 from ..evidence import ON_META, Evidence, Status, evidence_names, weakest, witness_texts
 from ..frozen import frozen
@@ -123,10 +123,10 @@ class DeviceMemory:
         """Bytes of free blocks in the allocator's segments at the peak, which are an estimate."""
         return self.reserved_bytes - self.peak_bytes
 
-    def fit_on(self, hardware: Hardware) -> Fit:
+    def fit_on(self, hardware: Hardware) -> MemoryFit:
         """Returns whether the run fits in an accelerator's memory: yes, no or maybe."""
         moved_bytes = min(self.paged_bytes, max(0, self.device_bytes - hardware.capacity_bytes))
-        return Fit(hardware, self.device_bytes - moved_bytes, self.fragmentation)
+        return MemoryFit(hardware, self.device_bytes - moved_bytes, self.fragmentation)
 
 
 TENSORS = MemoryTerm("tensors", 0, "exact", ON_META, TORCH)

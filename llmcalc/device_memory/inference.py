@@ -108,8 +108,8 @@ class InferenceRun:
         workspace: int = 0,
         memory_meter: Meter | EventRecorder | None = None,
     ) -> None:
-        if spec.one_pass_model and inference_config.phase == "decode":
-            raise InputError(f"{spec.one_pass_model} does not decode: it reads a sequence in one pass")
+        if spec.one_pass_model_name and inference_config.phase == "decode":
+            raise InputError(f"{spec.one_pass_model_name} does not decode: it reads a sequence in one pass")
         self.spec: ModelSpec = spec
         self.inference: InferenceConfig = inference_config
         self.layers: dict[int, int] = dict(repeats_by_stack or {})
@@ -118,7 +118,7 @@ class InferenceRun:
         self.names: list[str] = []
         self.meter: Meter | EventRecorder = Meter() if memory_meter is None else memory_meter
         self.program: Flow = spec.shared_program
-        self.caches: bool = not spec.one_pass_model
+        self.caches: bool = not spec.one_pass_model_name
         self.lowering: EagerKernels = self._lowering(AutogradGraph(self.meter))
 
     def _lowering(self, autograd_graph: AutogradGraph) -> EagerKernels:

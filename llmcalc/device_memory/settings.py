@@ -673,13 +673,15 @@ class Settings:
 
 def _check_model(run_settings: Settings, spec: ModelSpec) -> None:
     """Raises `InputError` for a setting that the model's architecture does not have."""
-    from ..costs.context_length import check_source
+    from ..costs.context_length import check_source_tokens
     from ..ops import ExpertLinear
 
-    check_source(spec, run_settings.source)
-    if spec.one_pass_model:
+    check_source_tokens(spec, run_settings.source)
+    if spec.one_pass_model_name:
         if run_settings.phase == "decode":
-            raise InputError(f"--phase decode: {spec.one_pass_model} does not decode; expected prefill or training")
+            raise InputError(
+                f"--phase decode: {spec.one_pass_model_name} does not decode; expected prefill or training"
+            )
         for setting_name in ("chunk", "kv_block", "kv_dtype"):
             if getattr(run_settings, setting_name) is not None:
                 raise InputError(f"{option(setting_name)}: an encoder-only model keeps no cache")

@@ -239,7 +239,7 @@ def inference_passes(
         paged=bool(block_tokens),
         weights=not has_storage_format(memory_use),
     )
-    if run_settings.phase == "prefill" or spec.one_pass_model:
+    if run_settings.phase == "prefill" or spec.one_pass_model_name:
         return [prefill_config]
     if run_settings.phase == "decode":
         return [replace(prefill_config, phase="decode", chunk=None)]

@@ -11,15 +11,15 @@ from functools import reduce
 from typing import Any, TypeAlias
 
 from ..algebra import Number, add, ceil_div, is_zero
-from ..costs.adapters import LowRank, low_rank
+from ..costs.adapters import LowRankAdapters, adapters_of_targets
 from ..costs.cache import cache_bits_of
 from ..costs.cache_formats import cache_format
 from ..costs.context_length import longest_sequence, usual_context, usual_sequence
 from ..costs.encoders import EncodedInputs, encoded_inputs
 from ..costs.params import ParameterCount
 from ..costs.quantization import (
+    QuantizationScheme,
     QuantizedSize,
-    Scheme,
     quantized_size,
     scheme_named,
     scheme_of_config,
@@ -68,7 +68,7 @@ class MemoryUse:
     optimizer: OptimizerState | None = None
     quantized: QuantizedSize | None = None
     precision: str = ""
-    adapters: LowRank | None = None
+    adapters: LowRankAdapters | None = None
     adapter_dtype: str = ""
     inputs: EncodedInputs | None = None
     first_trained_layer: int | None = None
@@ -267,7 +267,7 @@ def _inference_memory(
     model_inputs = encoded_inputs(spec, run_settings.inputs, batch) if run_settings.inputs.is_given else None
     seq += 0 if model_inputs is None else model_inputs.added_tokens
     workload = Workload(batch, seq, source=run_settings.source, phase="prefill")
-    if spec.one_pass_model:
+    if spec.one_pass_model_name:
         return MemoryUse(
             params, run_settings.phase, weight_format, workload, quantized=stored_bytes, inputs=model_inputs
         )
@@ -286,7 +286,9 @@ def _inference_memory(
     )
 
 
-def quantization_scheme(run_settings: Settings, model_config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
+def quantization_scheme(
+    run_settings: Settings, model_config: Mapping[str, Any] | Checkpoint | None
+) -> QuantizationScheme | None:
     """Returns the quantization scheme of `quantize` or of the config; None if only `dtype` is set."""
     config_table = model_config.config if isinstance(model_config, Checkpoint) else model_config
     if run_settings.quantize is not None:
@@ -403,7 +405,7 @@ def _optimizer_state(
     params: ParameterCount,
     weight_format: str,
     has_master: bool,
-    adapters: LowRank | None,
+    adapters: LowRankAdapters | None,
     adapter_dtype: str,
     first_trained_layer: int | None,
 ) -> OptimizerState:
@@ -436,7 +438,7 @@ def _adapters_and_format(
     params: ParameterCount,
     weight_format: str,
     model_config: Mapping[str, Any] | Checkpoint | None,
-) -> tuple[LowRank | None, str]:
+) -> tuple[LowRankAdapters | None, str]:
     """Returns the adapters and their number format; None and an empty text without adapters.
 
     weight_format: the number format of the weights, which adapters of Megatron-Core have, too.
@@ -451,7 +453,7 @@ def _adapters_and_format(
         if isinstance(model_config, Checkpoint) and model_config.modules
         else None
     )
-    requested_adapters = LowRank(
+    requested_adapters = LowRankAdapters(
         run_settings.lora_rank,
         frozenset(),
         run_settings.base or "none",
@@ -466,7 +468,7 @@ def _adapters_and_format(
     if run_settings.lora_experts and run_settings.lora_dropout:
         raise InputError("--lora-experts with --lora-dropout: PEFT has no dropout beside experts; expected one of them")
     fuses_projections_like_class = requested_adapters.library == "peft" and run_settings.fused_qkv is None
-    adapters = low_rank(
+    adapters = adapters_of_targets(
         params.tree, requested_adapters, lora_targets, params.include, module_names, fuses_projections_like_class
     )
     return adapters, _float_format(run_settings.lora_dtype, "--lora-dtype", weight_format if is_parallel else "float32")

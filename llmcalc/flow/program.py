@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from ..algebra import same
+from ..algebra import are_equal
 from ..ops.base import Op
 from .axis import Axis
 from .tree import Node
@@ -228,7 +228,7 @@ def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], 
 def _are_equal_ops(op: Op, other_op: Op | None) -> bool:
     """Whether two operations are certainly equal; their sizes may be integers, arrays or symbols."""
     return type(op) is type(other_op) and all(
-        same(getattr(op, field_name), getattr(other_op, field_name)) for field_name in op.__dataclass_fields__
+        are_equal(getattr(op, field_name), getattr(other_op, field_name)) for field_name in op.__dataclass_fields__
     )
 
 

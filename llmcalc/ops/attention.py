@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..algebra import Number, ceil_div, floor_div, is_zero, minimum, triangle
+from ..algebra import Number, ceil_div, floor_div, is_zero, minimum, triangular_number
 from ..frozen import frozen
 from ..workload.derived_rows import InChunks, PatchVectors
 from ..workload.inputs import EncoderPass
@@ -185,11 +185,11 @@ def _causal_pairs(depth: Number, window: Number, chunk_size: Number) -> Number:
     """Returns the number of allowed pairs of n tokens: Σ min(p + 1, window), or Σ (p mod chunk) + 1."""
     if window is not None:
         m = minimum(depth, window)
-        return triangle(m) + (depth - m) * window
+        return triangular_number(m) + (depth - m) * window
     if chunk_size is not None:
         whole_chunks = floor_div(depth, chunk_size)
-        return whole_chunks * triangle(chunk_size) + triangle(depth - whole_chunks * chunk_size)
-    return triangle(depth)
+        return whole_chunks * triangular_number(chunk_size) + triangular_number(depth - whole_chunks * chunk_size)
+    return triangular_number(depth)
 
 
 def _pairs_in_squares(run_config: RunConfig, square_side: Number, rows: Rows) -> Number:

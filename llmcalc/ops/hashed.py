@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..algebra import Number, floor_div, maximum, minimum, triangle
+from ..algebra import Number, floor_div, maximum, minimum, triangular_number
 from ..frozen import frozen
 from ..workload.derived_rows import is_beyond
 from ..workload.rows import TOKENS, Rows
@@ -39,7 +39,7 @@ class NeighbourChunkAttentionCore(AttentionCore):
             hash_count = 1 if self.hashes is None else self.hashes
             pairs_of_chunks = row_count * hash_count * self.block * (self.before + 1 + self.after)
         return has_chunks * pairs_of_chunks + (1 - has_chunks) * (
-            triangle(row_count) if is_masked else row_count * row_count
+            triangular_number(row_count) if is_masked else row_count * row_count
         )
 
     def _causal_pairs_of_chunks(self, tokens: Number) -> Number:
@@ -51,7 +51,9 @@ class NeighbourChunkAttentionCore(AttentionCore):
         chunks, pair_count = maximum(floor_div(tokens, self.block), 1), 0
         for chunk_offset in range(-self.before, self.after + 1):
             chunk_shift = chunk_offset - chunks * floor_div(chunk_offset, chunks)
-            pair_count += chunk_shift * self.block**2 + (1 - minimum(1, chunk_shift)) * chunks * triangle(self.block)
+            pair_count += chunk_shift * self.block**2 + (1 - minimum(1, chunk_shift)) * chunks * triangular_number(
+                self.block
+            )
         return pair_count
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..algebra import Number, add, ceil_div, exact_div, floor_div, is_zero, minimum, triangle
+from ..algebra import Number, add, ceil_div, exact_div, floor_div, is_zero, minimum, triangular_number
 from ..frozen import frozen
 from ..workload.derived_rows import Joined, Padded
 from ..workload.rows import TOKENS, Rows
@@ -67,10 +67,14 @@ class BlockAttentionCore(VisibleKeysAttentionCore):
         tokens_within_limit = minimum(tokens, self.block * self.blocks)
         limited_tokens = tokens - tokens_within_limit
         whole_block_count = floor_div(limited_tokens, self.block)
-        current_block_pairs = whole_block_count * triangle(self.block) + triangle(
+        current_block_pairs = whole_block_count * triangular_number(self.block) + triangular_number(
             limited_tokens - whole_block_count * self.block
         )
-        return triangle(tokens_within_limit) + limited_tokens * (self.blocks - 1) * self.block + current_block_pairs
+        return (
+            triangular_number(tokens_within_limit)
+            + limited_tokens * (self.blocks - 1) * self.block
+            + current_block_pairs
+        )
 
 
 @frozen(slots=True)
@@ -86,7 +90,9 @@ class PooledAttentionCore(VisibleKeysAttentionCore):
         """Returns Σ (min(⌊p / pool⌋ · pool, selected) + p mod pool) over the first n tokens, p = 1 … n."""
         pool_scores = EntryAttentionCore(1, 1, 1, rate=self.pool, chosen=exact_div(self.selected, self.pool))
         pool_count = floor_div(tokens, self.pool)
-        unpooled_pairs = pool_count * triangle(self.pool - 1) + triangle(tokens - pool_count * self.pool)
+        unpooled_pairs = pool_count * triangular_number(self.pool - 1) + triangular_number(
+            tokens - pool_count * self.pool
+        )
         return self.pool * pool_scores.visible_pairs(tokens) + unpooled_pairs
 
 
@@ -201,7 +207,7 @@ class PredictStreamAttentionCore(AttentionCore):
     def _main_stream_pairs(self, tokens: Number, stream_index: int) -> Number:
         """Returns the number of pairs of the first n tokens of a predict stream with tokens of the main stream."""
         first_tokens = minimum(tokens, stream_index)
-        return first_tokens + triangle(tokens - first_tokens)
+        return first_tokens + triangular_number(tokens - first_tokens)
 
 
 @frozen(slots=True)

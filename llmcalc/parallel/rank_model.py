@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import PrivateAttr
 
-from ..algebra import Number, same, times
+from ..algebra import Number, are_equal, times
 from ..errors import InputError
 from ..flow.record import Flow
 from ..flow.tree import Node, Place
@@ -206,7 +206,7 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, rank_cost: Callable[[RankMode
 def _layer_indices(spec: ModelSpec) -> Iterator[Any]:
     """Yields the layer indices of each kind of layer."""
     for _, stack in spec.stacks():
-        for _, _, layer_count, layer_indices in stack.groups():
+        for _, _, layer_count, layer_indices in stack.layer_groups():
             yield range(layer_count) if layer_indices is None else layer_indices
 
 
@@ -224,7 +224,11 @@ def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
 
 def _divide_op_tokens(op: Op, undivided_op: Op, layout: Layout) -> Op:
     """Returns the op with this rank's tokens. undivided_op: the op of the full model."""
-    if isinstance(op, ExpertLinear) and isinstance(undivided_op, ExpertLinear) and same(op.top_k, undivided_op.top_k):
+    if (
+        isinstance(op, ExpertLinear)
+        and isinstance(undivided_op, ExpertLinear)
+        and are_equal(op.top_k, undivided_op.top_k)
+    ):
         if layout.ep == layout.expert_tp == layout.tp == 1:
             return op
         return ExpertLinearOnRank(**_op_fields(op), ranks=layout.ep, parts=layout.expert_tp, tensor=layout.tp)
@@ -240,8 +244,8 @@ def _is_undivided(op: Op, undivided_op: Op) -> bool:
     return (
         type(op) is Linear
         and type(undivided_op) is Linear
-        and same(op.n_in, undivided_op.n_in)
-        and same(op.n_out, undivided_op.n_out)
+        and are_equal(op.n_in, undivided_op.n_in)
+        and are_equal(op.n_out, undivided_op.n_out)
     )
 
 

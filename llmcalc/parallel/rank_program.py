@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from .. import ops
 from ..algebra import Number
-from ..components.towers import record as record_towers
+from ..components.towers import record_towers
 from ..errors import InputError
 from ..flow.axis import Axis, JoinedShapes, Shape
 from ..flow.program import Alternatives, Item, Scope, Step
@@ -602,7 +602,7 @@ def no_pipeline_reason(spec: ModelSpec) -> str:
         return "a pipeline of an encoder-decoder is not modelled"
     if spec.main.shared_layers:
         return "a pipeline of layers that share parameters is not modelled"
-    borrowed_field = next(filter(None, (layer.borrowing_field() for layer in spec.main.kinds().values())), "")
+    borrowed_field = next(filter(None, (layer.borrowing_field() for layer in spec.main.layers_by_kind().values())), "")
     if borrowed_field:
         return (
             f"a pipeline of layers with {borrowed_field}, which need what is computed outside of them, is not modelled"

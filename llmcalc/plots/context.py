@@ -42,7 +42,7 @@ def plot_flops(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
     """Plots the forward FLOPs of one token against its context length, on log axes."""
 
     def token_flops_of(preset: Preset) -> list[float]:
-        phase = "forward" if preset.model.one_pass_model else "decode"
+        phase = "forward" if preset.model.one_pass_model_name else "decode"
         token_flops: list[float] = []
         for tokens in CONTEXTS:
             run_config = (

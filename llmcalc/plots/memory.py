@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import units
-from ..accelerator import Fit
+from ..accelerator import MemoryFit
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..reports.memory import KIND_NAMES, PHASE_NAMES
@@ -24,7 +24,7 @@ TEXT_BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad
 
 
 @in_llmcalc_style
-def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[Fit] = ()) -> Figure:
+def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[MemoryFit] = ()) -> Figure:
     """Draws two panels: stacked bars of the memory by kind and phase, and memory over time, module by module.
 
     The first bar is the device's need, which is the number in the title.
@@ -47,7 +47,7 @@ BESIDE = "free blocks, CUDA context"
 """What the allocator and the runtime take beside tensors at the peak."""
 
 
-def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = ()) -> None:
+def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[MemoryFit] = ()) -> None:
     """Draws a stacked bar for the device and for each phase in order, and a line per capacity.
 
     The device's bar has the tensors of the peak, and what the allocator and the runtime take beside them.
@@ -88,7 +88,7 @@ def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = 
     ax.legend(loc="upper left", frameon=False, fontsize=9, **legend_place)
 
 
-def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = ()) -> None:
+def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[MemoryFit] = ()) -> None:
     """Draws the peak during each module in execution order."""
     byte_scale = units.memory_scale(device.device_bytes)
     timeline_points = [timeline_point for timeline_point in device.timeline if timeline_point.node]
@@ -131,7 +131,7 @@ def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit
 
 
 def _draw_capacities(
-    ax: Axes, accelerator_fits: Sequence[Fit], device: DeviceMemory, bytes_per_unit: float, is_vertical: bool
+    ax: Axes, accelerator_fits: Sequence[MemoryFit], device: DeviceMemory, bytes_per_unit: float, is_vertical: bool
 ) -> None:
     """Draws a dashed line for the capacity of each accelerator, unless it is far above the peak.
 

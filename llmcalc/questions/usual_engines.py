@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from ..accelerator import Fit, Hardware
+from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.engines.engine import Engine, EngineMemory
@@ -136,7 +136,7 @@ class UsualEngine:
         device_bytes = self.device_bytes(users)
         if device_bytes is None or device_bytes > self.hardware.capacity_bytes:
             return None
-        return SettingChange(f"--engine {self.record.name}", Fit(self.hardware, device_bytes))
+        return SettingChange(f"--engine {self.record.name}", MemoryFit(self.hardware, device_bytes))
 
     def fit_beside_buffers(self, run_memory: Memory) -> FitAnswer | None:
         """Returns whether a run fits beside the engine's buffers; None if the buffers' bytes are unknown."""
@@ -144,7 +144,7 @@ class UsualEngine:
         device_bytes = self.device_bytes(users)
         if device_bytes is None:
             return None
-        fit = Fit(self.hardware, device_bytes)
+        fit = MemoryFit(self.hardware, device_bytes)
         batch = self._largest_fitting_users(self.device_bytes, users, MOST_BATCH)
         seq = self._largest_fitting_users(
             lambda tokens: replace(self, seq=tokens).device_bytes(users), self.seq, MOST_SEQ
@@ -156,7 +156,7 @@ class UsualEngine:
                 changed_engine = replace(self, seq=settings.get("seq", self.seq), options={**self.options, **formats})
                 needed_bytes = changed_engine.device_bytes(settings.get("batch", users))
                 if needed_bytes is not None and needed_bytes < device_bytes:
-                    memory_changes.append(SettingChange(cli_options(settings), Fit(self.hardware, needed_bytes)))
+                    memory_changes.append(SettingChange(cli_options(settings), MemoryFit(self.hardware, needed_bytes)))
         memory_changes.sort(key=lambda memory_change: memory_change.fit.verdict == "no")
         return FitAnswer(run_memory, fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
 
@@ -171,14 +171,14 @@ class UsualEngine:
         return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, user_count, maximum)
 
 
-def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> Fit | None:
+def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> MemoryFit | None:
     """Returns whether a run of a GGUF file's weights fits on one accelerator, by the buffers of llama.cpp.
 
     None for other weights, and where the engine does not run or its buffers are not known.
     """
     engine = UsualEngine.of_run(preset, run_memory, hardware) if has_gguf_weights(run_memory) else None
     device_bytes = None if engine is None else engine.device_bytes(int(run_memory.states.workload.batch))
-    return None if device_bytes is None else Fit(hardware, device_bytes)
+    return None if device_bytes is None else MemoryFit(hardware, device_bytes)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from .. import units
-from ..accelerator import Fit, Hardware
+from ..accelerator import Hardware, MemoryFit
 from ..device_memory.settings import NARROW_PRODUCTS
 from ..frameworks.launch.record import Launch
 from ..frameworks.ranks import Cluster
@@ -102,7 +102,7 @@ PHASE_WORDS = {
 def report(
     preset: Preset,
     cluster: Cluster,
-    accelerator_fits: Sequence[Fit],
+    accelerator_fits: Sequence[MemoryFit],
     assumed_accelerator: str = "",
     launched_run: Launch | None = None,
     planned_hardware: Hardware | None = None,
@@ -184,7 +184,7 @@ def report(
     ).with_target(preset.target)
 
 
-def _layout_note(planned_hardware: Hardware, accelerator_fits: Sequence[Fit]) -> str:
+def _layout_note(planned_hardware: Hardware, accelerator_fits: Sequence[MemoryFit]) -> str:
     """Writes a note on the choice of the layout for an accelerator."""
     all_fit = all(fit.verdict != "no" for fit in accelerator_fits if fit.hardware == planned_hardware)
     title = planned_hardware.title
@@ -194,7 +194,9 @@ def _layout_note(planned_hardware: Hardware, accelerator_fits: Sequence[Fit]) ->
     return f"layout: {choice_text}; --tp, --pp divide"
 
 
-def _whole_replica_notes(cluster: Cluster, accelerator_fits: Sequence[Fit], launched_run: Launch | None) -> list[str]:
+def _whole_replica_notes(
+    cluster: Cluster, accelerator_fits: Sequence[MemoryFit], launched_run: Launch | None
+) -> list[str]:
     """Returns advice to shard the model if a whole replica does not fit; empty for any other run."""
     layout = cluster.layout
     is_divided = (
@@ -244,7 +246,7 @@ def _value_text(setting_value: Any) -> str:
 
 
 def cluster_data(
-    preset: Preset, cluster: Cluster, accelerator_fits: Sequence[Fit], launched_run: Launch | None
+    preset: Preset, cluster: Cluster, accelerator_fits: Sequence[MemoryFit], launched_run: Launch | None
 ) -> dict[str, Any]:
     """Returns the JSON document of the memory of ranks. Bytes are exact integers.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import units
-from ..accelerator import Fit, Hardware
+from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
 from ..frameworks.engines.registry import FOLDERS, engine
 from ..frameworks.ranks import attention_of
@@ -348,7 +348,7 @@ class _FitScreen(NamedTuple):
         self,
         preset: Preset,
         memory: Memory,
-        accelerator_fit: Fit,
+        accelerator_fit: MemoryFit,
         run_changes: Sequence[SettingChange],
         document: dict[str, Any],
         changes_note: str = "",
@@ -397,7 +397,7 @@ def _search_notes(fit_answer: FitAnswer) -> list[str]:
     return notes
 
 
-def _fit_data(accelerator_fit: Fit) -> dict[str, Any]:
+def _fit_data(accelerator_fit: MemoryFit) -> dict[str, Any]:
     return {
         "verdict": accelerator_fit.verdict,
         "device_bytes": accelerator_fit.needed,

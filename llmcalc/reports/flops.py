@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..components.base import TokenMixer
-from ..costs.flops import FlopCount, index_score_flops_of, score_flops_of, step_of
+from ..costs.flops import FlopCount, index_score_flops_of, score_flops_of, step_flops_of
 from ..flow.tree import Node, cost_by_kind
 from ..frozen import frozen
 from ..model import ModelSpec
@@ -276,7 +276,9 @@ def _decoding_notes(flop_count: FlopCount) -> list[str]:
 def _uncounted_operations(spec: ModelSpec) -> list[str]:
     """Returns the names of recurrences' operations that are no matrix products and so have no counted FLOPs."""
     layers = [
-        (layer, stack.hidden_size or spec.hidden_size) for _, stack in spec.stacks() for _, layer, *_ in stack.groups()
+        (layer, stack.hidden_size or spec.hidden_size)
+        for _, stack in spec.stacks()
+        for _, layer, *_ in stack.layer_groups()
     ]
     mixers = [mixer for layer, hidden_size in layers for _, mixer, _ in layer.mixers(hidden_size)]
     return list(dict.fromkeys(mixer.uncounted for mixer in mixers if isinstance(mixer, TokenMixer) and mixer.uncounted))
@@ -336,7 +338,7 @@ def _recompute_note(recompute: Recompute) -> str:
 
 def _figures_function(included_parts: frozenset[str]) -> Figures:
     """Returns a function that gives a node's FLOPs for the JSON tree, without recomputation."""
-    return lambda node_position: node_figures_data("flops", node_position, step_of, included_parts)
+    return lambda node_position: node_figures_data("flops", node_position, step_flops_of, included_parts)
 
 
 @frozen(repr=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from .. import units
-from ..accelerator import Fit
+from ..accelerator import MemoryFit
 from ..device_memory.device_memory import DeviceMemory, ModulePeak
 from ..device_memory.estimate import Memory
 from ..device_memory.static import MemoryUse
@@ -81,7 +81,7 @@ PHASE_NAMES = {
 
 
 def report(
-    preset: Preset, run_memory: Memory, accelerator_fits: Sequence[Fit], assumed_accelerator: str = ""
+    preset: Preset, run_memory: Memory, accelerator_fits: Sequence[MemoryFit], assumed_accelerator: str = ""
 ) -> Report:
     """Returns the report: tables of the kinds of memory, of phases and of accelerators.
 
@@ -117,7 +117,7 @@ VERDICTS = {"fits": "fits on", "tight": "is tight on", "no": "does not fit on"}
 """Verdict → the words before an accelerator's name in the first line."""
 
 
-def verdict_text(accelerator_fits: Sequence[Fit]) -> str:
+def verdict_text(accelerator_fits: Sequence[MemoryFit]) -> str:
     """Writes whether a run fits on the accelerator that was named; empty for none and for several."""
     if len(accelerator_fits) != 1:
         return ""
@@ -139,7 +139,7 @@ def estimated_parts(device: DeviceMemory, *, includes_runtime: bool = True) -> l
     return [(f"{displayed_term_name(memory_term)} (estimate)", memory_term.bytes) for memory_term in estimated_terms]
 
 
-def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
+def accelerators_table(accelerator_fits: Sequence[MemoryFit], title: str) -> Table:
     """Returns a table that says whether a run fits on each accelerator."""
     table_rows = [
         Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, fit_verdict_text(fit)])
@@ -164,7 +164,7 @@ def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
     )
 
 
-def verdict_notes(accelerator_fits: Sequence[Fit]) -> list[str]:
+def verdict_notes(accelerator_fits: Sequence[MemoryFit]) -> list[str]:
     """Returns the notes that explain `tight` and `*`, if a verdict shows them."""
     notes = []
     if any(accelerator_fit.verdict == "tight" for accelerator_fit in accelerator_fits):
@@ -174,7 +174,7 @@ def verdict_notes(accelerator_fits: Sequence[Fit]) -> list[str]:
     return notes
 
 
-def fit_verdict_text(accelerator_fit: Fit) -> str:
+def fit_verdict_text(accelerator_fit: MemoryFit) -> str:
     """Writes `fits`, `tight` or `no`, with `*` if the nominal memory is compared, as the usable one is unknown."""
     return f"{accelerator_fit.verdict}*" if accelerator_fit.nominal else accelerator_fit.verdict
 

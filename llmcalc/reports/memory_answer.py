@@ -7,7 +7,7 @@ from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..accelerator import Fit, Hardware
+from ..accelerator import Hardware, MemoryFit
 from ..device_memory.cuda_runtime import CudaRuntime, cuda_runtime_of
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
@@ -26,7 +26,7 @@ ASSUMED = "H100"
 """The accelerator whose runtime is assumed where none is named."""
 
 
-def _capacity_sort_key(fit: Fit) -> tuple[int, str]:
+def _capacity_sort_key(fit: MemoryFit) -> tuple[int, str]:
     """Returns a key that sorts verdicts by the accelerator's memory, smallest first."""
     return fit.capacity, fit.hardware.name
 
@@ -59,7 +59,7 @@ class MemoryAnswer(Answer):
         return "" if self.accelerators else ASSUMED
 
     @cached_property
-    def fits(self) -> list[Fit]:
+    def fits(self) -> list[MemoryFit]:
         """The verdict for each named accelerator, or else for common accelerators by memory size."""
         if not self.accelerators:
             device = self.largest_device_memory(self.memory.runtime)

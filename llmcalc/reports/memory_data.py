@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..accelerator import Fit
+from ..accelerator import MemoryFit
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.encoders import unreplayed_encoders
 from ..device_memory.estimate import Memory
@@ -18,7 +18,7 @@ from ..workload.execution import AttentionImplementation
 from .summary import model_data
 
 
-def memory_data(preset: Preset, run_memory: Memory, accelerator_fits: Sequence[Fit]) -> dict[str, Any]:
+def memory_data(preset: Preset, run_memory: Memory, accelerator_fits: Sequence[MemoryFit]) -> dict[str, Any]:
     """Returns the JSON document of the memory of one device. Bytes are exact integers."""
     memory_use = run_memory.states
     return {
@@ -56,7 +56,7 @@ def host_data(device: DeviceMemory) -> dict[str, Any]:
     return {"host_bytes": device.host_bytes, "host": host_terms}
 
 
-def verdicts_data(accelerator_fits: Sequence[Fit]) -> list[dict[str, Any]]:
+def verdicts_data(accelerator_fits: Sequence[MemoryFit]) -> list[dict[str, Any]]:
     """Returns the verdicts for all accelerators as plain data."""
     return [
         {

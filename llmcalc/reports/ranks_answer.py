@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..accelerator import Fit, Hardware
+from ..accelerator import Hardware, MemoryFit
 from ..device_memory.cuda_runtime import UNIFIED, CudaRuntime, cuda_runtime_of
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
@@ -65,7 +65,7 @@ class RanksUse(MemoryAnswer, Cluster):
         )
 
     @cached_property
-    def fits(self) -> list[Fit]:
+    def fits(self) -> list[MemoryFit]:
         """The verdict for each accelerator on whether all phases of the run fit."""
         return [self._fit_of_highest_phase(fit) for fit in super().fits if self._fits_and_runs_on(fit.hardware)]
 
@@ -88,10 +88,12 @@ class RanksUse(MemoryAnswer, Cluster):
 
         return engine(rollout.engine).runs_on(hardware)
 
-    def _fit_of_highest_phase(self, accelerator_fit: Fit) -> Fit:
+    def _fit_of_highest_phase(self, accelerator_fit: MemoryFit) -> MemoryFit:
         """Returns the verdict for the phase of the run that needs most memory."""
         peak_bytes = max((phase.bytes for phase in self.phases_on_hardware(accelerator_fit.hardware)), default=0)
-        return accelerator_fit if peak_bytes <= accelerator_fit.needed else Fit(accelerator_fit.hardware, peak_bytes)
+        return (
+            accelerator_fit if peak_bytes <= accelerator_fit.needed else MemoryFit(accelerator_fit.hardware, peak_bytes)
+        )
 
     @property
     def states(self) -> MemoryUse:

@@ -166,7 +166,7 @@ def quantities(
     Raises `InputError` for an unknown dtype.
     """
     parameter_count, workload = params(spec) if parameter_count is None else parameter_count, Workload(batch=1, seq=seq)
-    cache_size = None if spec.one_pass_model else kv(spec, seq=seq, format_name=dtype)
+    cache_size = None if spec.one_pass_model_name else kv(spec, seq=seq, format_name=dtype)
     encoder = spec.encoder if spec.kind == "encoder-decoder" else None
     return Quantities(
         spec=spec,
@@ -199,7 +199,7 @@ def stack_shape(time_stack: Stack, hidden_size: int) -> StackShape:
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """
     layer_groups = [
-        (kind_name, block, layer_count) for kind_name, block, layer_count, _ in time_stack.groups() if layer_count
+        (kind_name, block, layer_count) for kind_name, block, layer_count, _ in time_stack.layer_groups() if layer_count
     ]
     block = max(layer_groups, key=lambda layer_group: layer_group[2])[1]
     groups_with_heads = [

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..algebra import Number, times
 from ..costs.cache import cache_bits_of, kv
-from ..costs.flops import flops, forward_of, run_config_of
+from ..costs.flops import flops, forward_flops_of, run_config_of
 from ..costs.params import params, total_params_of
 from ..errors import InputError
 from ..flow.tree import Cost, Node
@@ -117,7 +117,7 @@ def _figures_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]
         flops(preset.model, run_config_of(preset.model, seq=seq, phase="training")).per_token,
         "FLOPs",
     )
-    if not preset.model.one_pass_model:
+    if not preset.model.one_pass_model_name:
         cache_size = kv(preset.model, seq=seq, format_name=dtype)
         quantities["KV cache per token"] = cache_size.bytes_per_token, "bytes"
         quantities["KV cache of a sequence"] = cache_size.bytes, "bytes"
@@ -131,8 +131,8 @@ def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
     from ..device_memory.settings import Settings
 
     try:
-        kv_dtype = None if preset.model.one_pass_model else dtype
-        phase: Any = "prefill" if preset.model.one_pass_model else "inference"
+        kv_dtype = None if preset.model.one_pass_model_name else dtype
+        phase: Any = "prefill" if preset.model.one_pass_model_name else "inference"
         device_run = memory(
             preset.model,
             Settings(phase=phase, seq=seq, kv_dtype=kv_dtype),
@@ -217,7 +217,7 @@ def _changed_nodes(
 
 COMPONENTS: dict[str, tuple[Callable[[str], Cost], Unit]] = {
     "parameters": (lambda dtype: total_params_of, "parameters"),
-    "forward FLOPs": (lambda dtype: forward_of, "FLOPs"),
+    "forward FLOPs": (lambda dtype: forward_flops_of, "FLOPs"),
     "KV cache": (cache_bits_of, "bytes"),
 }
 """Quantity that is compared by node → (format of the cache → the cost of a node for one sequence), and its unit."""

@@ -9,7 +9,7 @@ from functools import cache, partial
 from itertools import combinations
 from typing import Any
 
-from ..accelerator import Fit, Hardware
+from ..accelerator import Hardware, MemoryFit
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
 from ..device_memory.host import paged_bytes
@@ -53,7 +53,7 @@ class SettingChange:
     """
 
     option: str
-    fit: Fit
+    fit: MemoryFit
 
 
 @frozen
@@ -70,7 +70,7 @@ class FitAnswer:
     """
 
     memory: Memory
-    fit: Fit
+    fit: MemoryFit
     batch: int
     seq: int
     changes: tuple[SettingChange, ...]
@@ -259,7 +259,9 @@ def _linear_crossing(excess_by_value: Mapping[int, int], highest_fitting: int) -
     )
 
 
-def _memory_saving_changes(model_memory: Memory, current_fit: Fit, batch: int, seq: int) -> Iterable[SettingChange]:
+def _memory_saving_changes(
+    model_memory: Memory, current_fit: MemoryFit, batch: int, seq: int
+) -> Iterable[SettingChange]:
     """Returns the changes of single settings that save memory.
 
     If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.
@@ -300,7 +302,7 @@ def has_many_layers(model_memory: Memory) -> bool:
 
 def _evaluate_changes(
     model_memory: Memory,
-    current_fit: Fit,
+    current_fit: MemoryFit,
     insufficient_bytes: list[int],
     change_options: Sequence[Mapping[str, Any]],
     most_changes: int | None = None,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
-from ..accelerator import Fit, Hardware
+from ..accelerator import Hardware, MemoryFit
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
 from ..errors import InputError
@@ -52,7 +52,7 @@ class DevicesFitAnswer:
 
     planned: LayoutPlan
     best: Candidate
-    fit: Fit
+    fit: MemoryFit
     needed: int | None
     fewest: Candidate | None
     batch: int
@@ -94,7 +94,7 @@ def fit_devices(
         raise ImpossibleLayout(
             f"--devices {layout_request.devices}: no layout of these is possible: {commonest_reason}"
         )
-    fit = Fit(hardware, best_candidate.device_bytes)
+    fit = MemoryFit(hardware, best_candidate.device_bytes)
     run_fits = fit.verdict != "no"
     fewest_devices, fewest_candidate = _fewest_devices(devices_question, layout_plan)
     batch = seq = 0
@@ -306,10 +306,10 @@ def _changes_that_fit(
         if recomputed_candidate is not None:
             yield SettingChange(
                 f"--recompute {RECOMPUTED} {recomputed_candidate.layout.options()}".strip(),
-                Fit(devices_question.hardware, recomputed_candidate.device_bytes),
+                MemoryFit(devices_question.hardware, recomputed_candidate.device_bytes),
             )
     if fewest_devices is not None and fewest_candidate is not None:
         yield SettingChange(
             devices_option(fewest_devices, fewest_candidate.layout),
-            Fit(devices_question.hardware, fewest_candidate.device_bytes),
+            MemoryFit(devices_question.hardware, fewest_candidate.device_bytes),
         )

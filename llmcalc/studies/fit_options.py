@@ -8,7 +8,7 @@ from functools import cache, partial
 from itertools import takewhile, tee
 from typing import Any, NamedTuple
 
-from ..accelerator import Fit, Hardware
+from ..accelerator import Hardware, MemoryFit
 from ..device_memory.cuda_runtime import CudaRuntime
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
@@ -50,7 +50,7 @@ class HardwareOption:
 
     devices: int
     layout: Layout | None
-    fit: Fit
+    fit: MemoryFit
     users: int | None = None
 
     @property
@@ -82,7 +82,7 @@ class _DividedRun(NamedTuple):
     users: int | None = None
     runs_of_replicas: Callable[[], Sequence[_DividedRun]] = tuple
 
-    def fit_on(self, hardware: Hardware, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime) -> Fit:
+    def fit_on(self, hardware: Hardware, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime) -> MemoryFit:
         """Returns whether the run fits on an accelerator, replayed with the accelerator's runtime if it may fit.
 
         default_runtime: a runtime with which the memory is known already.
@@ -92,8 +92,8 @@ class _DividedRun(NamedTuple):
         return self.memory_on(cuda_runtime).fit_on(hardware) if fits_without_overhead else fit
 
     def with_most_replicas(
-        self, fit: Fit, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime
-    ) -> tuple[_DividedRun, Fit]:
+        self, fit: MemoryFit, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime
+    ) -> tuple[_DividedRun, MemoryFit]:
         """Returns the run with the most replicas on equally many accelerators that fits as well as this run."""
         for replicas in self.runs_of_replicas() if fit.verdict != "no" else ():
             if replicas.static_bytes <= fit.hardware.capacity_bytes:
@@ -102,7 +102,7 @@ class _DividedRun(NamedTuple):
                     return replicas, fit_of_replicas
         return self, fit
 
-    def option(self, fit: Fit) -> HardwareOption:
+    def option(self, fit: MemoryFit) -> HardwareOption:
         """Returns the run as an option, with its verdict on a kind of accelerator."""
         return HardwareOption(self.devices, self.layout, fit, self.users)
 
@@ -129,7 +129,7 @@ class _DividedRun(NamedTuple):
             return self.static_bytes
 
 
-def _bytes_without_overhead(fit: Fit, runtime: CudaRuntime) -> int:
+def _bytes_without_overhead(fit: MemoryFit, runtime: CudaRuntime) -> int:
     """Returns the required bytes without the runtime's context and the allocator's free blocks."""
     return fit.needed - (runtime.context + fit.fragmentation)
 
@@ -172,7 +172,7 @@ def hardware_options(
     accelerators: Iterable[Hardware],
     layout_request: LayoutRequest,
     cuda_runtime_of: RuntimeOf,
-    engine_fit: Callable[[Hardware], Fit | None] = lambda hardware: None,
+    engine_fit: Callable[[Hardware], MemoryFit | None] = lambda hardware: None,
 ) -> tuple[HardwareOption, ...]:
     """Returns the fewest accelerators of each kind on which a run fits, sorted by fit and then by total memory.
 
@@ -322,7 +322,7 @@ def _fitting_runs(
     layout_request: LayoutRequest,
     cuda_runtime_of: RuntimeOf,
     most_devices: int,
-) -> Iterator[tuple[_DividedRun, Fit]]:
+) -> Iterator[tuple[_DividedRun, MemoryFit]]:
     """Yields fitting runs on 2 to `most_devices` accelerators: all tight runs, then the first that fits well."""
     is_training = model_memory.settings.phase == "training"
     divided_runs = _runs_on_usual_number(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..accelerator import Fit, Hardware
+from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.inference_rank import check_serving, inference_rank, rank_memory
@@ -38,7 +38,7 @@ class ReplicaFit:
 
     layout: Layout
     rank: int
-    fit: Fit
+    fit: MemoryFit
     decoding: TimedRun | None = None
 
 

@@ -10,5 +10,8 @@ from ..model import ModelSpec
 def distinct_blocks(spec: ModelSpec) -> list[Layer]:
     """Returns each distinct kind of layer of a model once, in execution order."""
     return [
-        block for _, stack in spec.stacks() for _, block, layer_count, _ in stack.groups() if not is_zero(layer_count)
+        block
+        for _, stack in spec.stacks()
+        for _, block, layer_count, _ in stack.layer_groups()
+        if not is_zero(layer_count)
     ]

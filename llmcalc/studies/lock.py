@@ -114,7 +114,7 @@ def _hub_revision(preset: Preset) -> str | None:
 
 def _cache_bytes(preset: Preset) -> dict[str, Any] | None:
     """Returns the bytes of the bfloat16 cache at the model's usual context; None for an encoder."""
-    if preset.model.one_pass_model:
+    if preset.model.one_pass_model_name:
         return None
     cache_size = kv(preset.model)
     return {"seq": cache_size.workload.seq, "bytes_per_token": cache_size.bytes_per_token, "bytes": cache_size.bytes}

@@ -71,7 +71,7 @@ class ModelSizes:
 
 def _is_plain_transformer(spec: ModelSpec) -> bool:
     """Whether a model is one stack of attention and FFN layers, as the attention rules assume."""
-    layers = [layer for _, stack in spec.stacks() for _, layer, _, _ in stack.groups()]
+    layers = [layer for _, stack in spec.stacks() for _, layer, _, _ in stack.layer_groups()]
     return spec.kind != "encoder-decoder" and all(
         _layer_widths(layer, spec.hidden_size) is not None for layer in layers
     )
@@ -94,7 +94,7 @@ def sizes(spec: ModelSpec) -> ModelSizes:
     Raises `ArithmeticError` for any model that is not a plain transformer.
     """
     heads = keys = ffn_width = 0
-    for _, layer, layer_count, _ in spec.main.groups():
+    for _, layer, layer_count, _ in spec.main.layer_groups():
         layer_widths = _layer_widths(layer, spec.hidden_size)
         if layer_widths is None:
             raise ArithmeticError(

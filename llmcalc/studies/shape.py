@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from ..algebra import Number, exact_div, floor_div
-from ..components.base import HeadSizes, Network, TokenMixer, Unscalable
+from ..components.base import HeadSizes, Network, TokenMixer, UnscalableError
 from ..components.head import LMHead
 from ..components.layers.block import Layer
 from ..costs.cache import kv
@@ -131,7 +131,7 @@ class ShapeFamily:
             finer_family = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
             try:
                 finer_family.scaled_to(finer_family.step, finer_family.least_depth)
-            except Unscalable:  # for example, the rotary dimensions may require heads of the model's own size
+            except UnscalableError:  # for example, the rotary dimensions may require heads of the model's own size
                 continue
             if finer_family.step < self.step:
                 return finer_family
@@ -218,7 +218,7 @@ def family(
     for option, tested_family in (("shape", model_family), ("--head-dim", replace(model_family, head_dim=head_dim))):
         try:
             smallest_model = tested_family.scaled_to(tested_family.step, tested_family.least_depth)
-        except Unscalable as error:
+        except UnscalableError as error:
             raise InputError(f"{option}: {error}") from None
         validate(ModelSpec, smallest_model.model_dump(), option)
     return replace(model_family, head_dim=head_dim)

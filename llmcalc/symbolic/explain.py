@@ -69,8 +69,8 @@ def explain(
     `ArithmeticError` where a formula's value differs from the count.
     """
     formulas = Formulas(spec, setting, include)
-    if spec.one_pass_model and quantity == "kv":
-        raise InputError(f"--quantity kv: {spec.one_pass_model} keeps no KV cache; expected params or flops")
+    if spec.one_pass_model_name and quantity == "kv":
+        raise InputError(f"--quantity kv: {spec.one_pass_model_name} keeps no KV cache; expected params or flops")
     check_layer_kinds(spec)
     if query is None or query.lower() == "model":
         sections = [

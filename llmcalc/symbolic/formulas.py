@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..algebra import Number, add, is_zero
 from ..costs.cache_formats import STATE_BITS, CacheFormat, cache_format
-from ..costs.flops import forward_of
+from ..costs.flops import forward_flops_of
 from ..costs.params import active_params_of, total_params_of
 from ..errors import InputError, suggest
 from ..flow.tree import Cost, Node, OpUse, Place
@@ -167,7 +167,7 @@ class Formulas:
         self._element_bits: Number = self._stored_format.keys.element_bits
         self.symbolic: Symbolic = cached_symbolic(spec) if self.has_symbols else numeric_tree(spec)
         self.setting: Setting = setting
-        self.one_pass_model: str = spec.one_pass_model
+        self.one_pass_model_name: str = spec.one_pass_model_name
         self.include: frozenset[str] = include
         self.meanings: dict[Any, SymbolMeaning] = {}
         if self.has_symbols:
@@ -228,7 +228,7 @@ class Formulas:
         if quantity == "flops_absorbed" and not self.symbolic.numbers.has_form("absorbed"):
             return None
         numeric_value = Fraction(self._sum_terms(self.symbolic.numbers, self._numeric_terms(quantity), node))
-        if quantity in ("kv", "state") and (not numeric_value or self.one_pass_model):
+        if quantity in ("kv", "state") and (not numeric_value or self.one_pass_model_name):
             return None
         if not self.has_symbols:
             return Formula(quantity, numeric_value, numeric_value, numeric_value)
@@ -304,7 +304,7 @@ class Formulas:
         if quantity in ("flops", "flops_absorbed"):
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
             run_config = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
-            return [CostTerm(_scaled_cost(forward_of, tokens_inverse), run_config)]
+            return [CostTerm(_scaled_cost(forward_flops_of, tokens_inverse), run_config)]
         run_without_tokens, run_of_one_token = (
             RunConfig(Workload(batch=1, seq=token_count, source=token_count, phase="prefill")) for token_count in (0, 1)
         )

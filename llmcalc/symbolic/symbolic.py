@@ -1,8 +1,8 @@
 """A spec with symbols as sizes. Its recorded flow yields the formulas of `llmcalc explain`.
 
-Fields have their letters in their types (`components.base.Symbol`). A field with one value wherever it occurs is one
-symbol. A field with several values gets subscripts from its places (f_dense, f_expert, d_sliding, L_enc). Fields that
-are not given stay unset: without head_dim it is h/a, so multi-head attention has 4h² parameters.
+Fields have their letters in their types (`components.base.SizeSymbol`). A field with one value wherever it occurs is
+one symbol. A field with several values gets subscripts from its places (f_dense, f_expert, d_sliding, L_enc). Fields
+that are not given stay unset: without head_dim it is h/a, so multi-head attention has 4h² parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeAlias, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from ..algebra import Number, is_zero
-from ..components.base import Network, Part, Symbol, TokenMixer
+from ..components.base import Network, Part, SizeSymbol, TokenMixer
 from ..components.layers.block import Layer
 from ..components.stack import BASE, SHARED, Stack
 from ..errors import MissingExtra
@@ -174,10 +174,14 @@ def symbolic(spec: ModelSpec) -> Symbolic:
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
     """Returns the number of layers of each kind, in the stack or on one pipeline rank."""
     if rank is None or rank.layout.pp == 1:
-        return {layer_name: layer_count for layer_name, _, layer_count, _ in stack.groups() if not is_zero(layer_count)}
+        return {
+            layer_name: layer_count
+            for layer_name, _, layer_count, _ in stack.layer_groups()
+            if not is_zero(layer_count)
+        }
     layer_counts = {
         layer_name: sum(layer_index in rank.chunks.layers for layer_index in layer_indices or ())
-        for layer_name, _, _, layer_indices in stack.groups()
+        for layer_name, _, _, layer_indices in stack.layer_groups()
     }
     return {layer_name: layer_count for layer_name, layer_count in layer_counts.items() if layer_count}
 
@@ -276,7 +280,7 @@ def letter_of_field(field_info: FieldInfo) -> str | None:
 
 
 def _letter(metadata: Iterable[Any]) -> str | None:
-    return next((annotation.letter for annotation in metadata if isinstance(annotation, Symbol)), None)
+    return next((annotation.letter for annotation in metadata if isinstance(annotation, SizeSymbol)), None)
 
 
 def _letter_inside(annotation: Any) -> str | None:
@@ -376,7 +380,7 @@ def _free_symbols(op: Any) -> set[Any]:
 def _layer_labels(stack: Stack) -> dict[str, str]:
     """Returns a label for each kind of layer: its variant's name or, for `block`, a property that no variant has."""
     blocks_by_kind = {
-        layer_name: layer for layer_name, layer, layer_count, _ in stack.groups() if not is_zero(layer_count)
+        layer_name: layer for layer_name, layer, layer_count, _ in stack.layer_groups() if not is_zero(layer_count)
     }
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")

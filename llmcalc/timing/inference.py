@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import field
 
-from ..algebra import Number, maximum, same
+from ..algebra import Number, are_equal, maximum
 from ..errors import InputError
 from ..frozen import frozen
 from ..model import ModelSpec
@@ -48,7 +48,7 @@ def forward_pass(
     hidden_bytes = 2.0 * timed_pass.work.tokens * spec.hidden_size
     hop_seconds = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
     host_seconds = time_stack.host_step + (time_stack.host_sequence * rank_pass.batch if is_decoding else 0.0)
-    if time_stack.hides_host and is_decoding and same(pp, 1):
+    if time_stack.hides_host and is_decoding and are_equal(pp, 1):
         host_seconds = maximum(0.0, host_seconds - kernel_seconds)
     return InferencePass(
         kernel_seconds + host_seconds + hop_seconds,

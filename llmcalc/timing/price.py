@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import comb, prod
 from typing import TypeAlias
 
-from ..algebra import Number, choose, exact_div, is_zero, log2, maximum, minimum, same
+from ..algebra import Number, are_equal, choose, exact_div, is_zero, log2, maximum, minimum
 from ..frozen import frozen
 from ..parallel.placements import Collective
 from ..workload.rows import ONE_GROUP, ExpertGroups
@@ -444,7 +444,9 @@ class TimeEstimator:
             efficiency = min(efficiency, older_kernels["triton"])
         efficiency *= device.sustained_share() if self.is_training else 1.0
         flops_of_passes, key_count = kernel.flops, kernel.keys
-        if self.stack.reads_masks and not same(kernel.keys, kernel.n):  # a window is a mask, and no pair is skipped
+        if self.stack.reads_masks and not are_equal(
+            kernel.keys, kernel.n
+        ):  # a window is a mask, and no pair is skipped
             key_count = kernel.n
             forward_flops = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
             flops_of_passes = forward_flops, ATTENTION_BACKWARD * forward_flops

@@ -260,7 +260,7 @@ class InferencePasses:
         self.device: str = device
         self.module: Any = build_reference(spec, inference.dtype, device, inference.include).eval()
         variants.use_kernels(self.module, inference.choices, NONE)
-        self.store: dict[Any, tuple[Tensor, ...]] | None = None if spec.one_pass_model else {}
+        self.store: dict[Any, tuple[Tensor, ...]] | None = None if spec.one_pass_model_name else {}
 
     def prefill(self) -> None:
         """Runs the prompt in one pass or in chunks."""

@@ -50,7 +50,7 @@ def encoder_input(
         return None
     if spec.encoder.stem is None:
         return token_ids(spec, batch, tokens, device, is_random)
-    return torch.zeros(spec.encoder.stem.frames(batch, tokens), dtype=getattr(torch, dtype), device=device)
+    return torch.zeros(spec.encoder.stem.input_shape(batch, tokens), dtype=getattr(torch, dtype), device=device)
 
 
 def _sum_over_submodules(own_counts: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -92,7 +92,7 @@ class MemoryComparison:
 def default_runs(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
     """Returns the runs compared by default: training, prefill and, except for encoders, decoding."""
     training, prefill = (Settings(phase, batch=batch, seq=seq) for phase in ("training", "prefill"))
-    return [training, prefill, *([] if spec.one_pass_model else [Settings("decode", batch=batch, seq=seq)])]
+    return [training, prefill, *([] if spec.one_pass_model_name else [Settings("decode", batch=batch, seq=seq)])]
 
 
 def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device) -> MemoryComparison:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from ..algebra import Number
 from ..components.base import TokenMixer
 from ..costs.context_length import learned_positions
-from ..costs.flops import forward_of, step_of
-from ..costs.params import buffers_of, total_params_of
+from ..costs.flops import forward_flops_of, step_flops_of
+from ..costs.params import buffer_elements_of, total_params_of
 from ..errors import InputError, MissingExtra
 from ..flow.tree import Cost, OpUse
 from ..model import ModelSpec
@@ -84,12 +84,12 @@ def longest_pass(spec: ModelSpec) -> int | None:
     Raises `InputError` if none fit.
     """
     learned_rows = learned_positions(spec)
-    if learned_rows == 1 and not spec.one_pass_model:
+    if learned_rows == 1 and not spec.one_pass_model_name:
         raise InputError(
             "max_position_embeddings: 1 learned position has room for no token to decode after the first; expected "
             "at least 2"
         )
-    return learned_rows if learned_rows is None or spec.one_pass_model else learned_rows - 1
+    return learned_rows if learned_rows is None or spec.one_pass_model_name else learned_rows - 1
 
 
 def gpu_filling_seq(spec: ModelSpec, seq: int) -> int:
@@ -116,7 +116,7 @@ def verify_reference(
     seq = default_seq(spec) if seq is None else seq
     longest_tokens = longest_pass(spec)
     if longest_tokens is not None and seq > longest_tokens:
-        decoding_text = "" if spec.one_pass_model else " and one more"
+        decoding_text = "" if spec.one_pass_model_name else " and one more"
         raise InputError(
             f"--seq: {seq} tokens{decoding_text} do not fit {learned_positions(spec)} learned positions; expected at "
             f"most {longest_tokens}"
@@ -145,7 +145,7 @@ def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: in
     tokens = gpu_filling_seq(spec, seq) if device == "cuda" else seq
     ids = token_ids(spec, batch, tokens, device, is_random=True)
     source_input = ids if spec.kind == "encoder-decoder" else None
-    flops = spec.tree().total(forward_of, RunConfig(Workload(batch=batch, seq=tokens)))
+    flops = spec.tree().total(forward_flops_of, RunConfig(Workload(batch=batch, seq=tokens)))
     return measure_forward(module, lambda: module(ids, source_input), flops, batch * tokens)
 
 
@@ -237,7 +237,7 @@ def _checks(
 
     built_parts = run_parts | WITHOUT_FLOPS  # vision and audio encoders are built, but not run
     yield from compare_with_model("parameters", total_params_of, parameters(module), None, built_parts)
-    yield from compare_with_model("buffers", buffers_of, buffers(module), None, built_parts)
+    yield from compare_with_model("buffers", buffer_elements_of, buffers(module), None, built_parts)
     skip_modules(module, repeats)
 
     has_values = device != "meta"
@@ -255,24 +255,31 @@ def _checks(
     forward_flops, training_flops = count_flops(module, run_model, train=True)
     workload = Workload(batch=batch, seq=seq, phase="forward")
     yield from compare_with_model(
-        "forward_flops", forward_of, copy_to_repeats(forward_flops, repeats), workload, run_parts
+        "forward_flops", forward_flops_of, copy_to_repeats(forward_flops, repeats), workload, run_parts
     )
     yield from compare_with_model(
-        "train_flops", step_of, copy_to_repeats(training_flops, repeats), workload.with_(phase="training"), run_parts
+        "train_flops",
+        step_flops_of,
+        copy_to_repeats(training_flops, repeats),
+        workload.with_(phase="training"),
+        run_parts,
     )
-    if spec.one_pass_model:
+    if spec.one_pass_model_name:
         return
 
     store: dict[nn.Module, tuple[torch.Tensor, ...]] = {}
     has_head = spec.head.type in ("lm", "classification")
     prefill, _ = count_flops(module, lambda: [module(ids, source_input, store=store, last_only=has_head)])
     yield from compare_with_model(
-        "prefill_flops", forward_of, copy_to_repeats(prefill, repeats), Workload(batch=batch, seq=seq, phase="prefill")
+        "prefill_flops",
+        forward_flops_of,
+        copy_to_repeats(prefill, repeats),
+        Workload(batch=batch, seq=seq, phase="prefill"),
     )
     next_ids = token_ids(spec, batch, 1, device, has_values)
     decode, _ = count_flops(module, lambda: [module(next_ids, store=store, past=seq)])
     decode_workload = Workload(batch=batch, seq=1, context=seq, source=seq, phase="decode")
-    yield from compare_with_model("decode_flops", forward_of, copy_to_repeats(decode, repeats), decode_workload)
+    yield from compare_with_model("decode_flops", forward_flops_of, copy_to_repeats(decode, repeats), decode_workload)
     cache_bits = DTYPE_BITS[device_dtype(device)]
     yield from compare_with_model(
         "cache_bytes",

@@ -17,7 +17,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from ..costs.context_length import learned_positions
-from ..costs.flops import forward_of
+from ..costs.flops import forward_flops_of
 from ..costs.params import total_params_of
 from ..errors import InputError, MissingExtra
 from ..flow.tree import Cost
@@ -228,7 +228,7 @@ def _checks(
         yield Check(
             "model",
             "forward_flops",
-            class_total(model_type, "forward_flops", forward_of, spec, run_config),
+            class_total(model_type, "forward_flops", forward_flops_of, spec, run_config),
             measured_pass.flops.get("", 0),
             witness,
             seq,
@@ -236,7 +236,7 @@ def _checks(
         if seq == lengths[0]:
             yield from compare_with_class(
                 "forward_flops",
-                forward_of,
+                forward_flops_of,
                 measured_pass.flops,
                 nodes_called_once(modules, measured_pass.calls, tensor_names(model)),
                 run_config,
@@ -303,7 +303,9 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
     if spec.encoder is not None and spec.encoder.stem is not None:
         encoder_stem = spec.encoder.stem
         inputs = {
-            encoder_stem.input_name: torch.empty(encoder_stem.frames(batch, seq), dtype=torch.bfloat16, device="meta")
+            encoder_stem.input_name: torch.empty(
+                encoder_stem.input_shape(batch, seq), dtype=torch.bfloat16, device="meta"
+            )
         }
     if spec.kind == "encoder-decoder":
         inputs |= {"decoder_input_ids": ids, **({"input_ids": token_ids} if "input_ids" in inputs else {})}
@@ -376,7 +378,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
 
     class_name, inputs = type(model).__name__, inputs_of(spec, model, batch, seq)
     if (
-        not spec.one_pass_model
+        not spec.one_pass_model_name
         and not class_name.endswith(class_settings.refuses_cache)
         and not denoises_after_prompt(model)
     ):
@@ -400,7 +402,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
     if denoises_after_prompt(model):
         return Pass(forward_flops, calls_by_module, None)  # it reads the prompt's cache and fills none
     argument = cache_argument(model)
-    if stored_cache is None and spec.kind == "decoder" and not spec.one_pass_model and argument:
+    if stored_cache is None and spec.kind == "decoder" and not spec.one_pass_model_name and argument:
         config: Any = model.config
         stored_cache = DynamicCache(config=config)  # the class fills a given cache, and creates none
         model(**inputs, **{argument: stored_cache})
@@ -413,7 +415,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
     return Pass(
         forward_flops,
         calls_by_module,
-        None if spec.one_pass_model or stored_cache is None else cache_bytes(stored_cache),
+        None if spec.one_pass_model_name or stored_cache is None else cache_bytes(stored_cache),
     )
 
 

@@ -202,14 +202,14 @@ def fuse_norms(module: nn.Module) -> None:
 
 def _layer_norm(norm_module: Any, x: Any) -> Any:
     """Runs torch's layer norm with float32 statistics as on GPUs. The CPU kernel has bfloat16 statistics."""
-    return F.layer_norm(x, x.shape[-1:], norm_module.factor(), norm_module.bias, norm_module.eps)
+    return F.layer_norm(x, x.shape[-1:], norm_module.scale_factor(), norm_module.bias, norm_module.eps)
 
 
 def _rms_norm(norm_module: Any, x: Any) -> Any:
     if x.is_cuda:
-        normed_x = F.rms_norm(x, x.shape[-1:], norm_module.factor(), norm_module.eps)
+        normed_x = F.rms_norm(x, x.shape[-1:], norm_module.scale_factor(), norm_module.eps)
     else:
-        normed_x = FusedRmsNorm.apply(x, norm_module.factor())  # type: ignore[no-untyped-call]
+        normed_x = FusedRmsNorm.apply(x, norm_module.scale_factor())  # type: ignore[no-untyped-call]
     return normed_x if norm_module.bias is None else normed_x + norm_module.bias
 
 

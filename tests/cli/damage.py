@@ -68,7 +68,7 @@ def counts(preset: Preset) -> None:
     work = llmcalc.flops(spec, batch=2, seq=3)
     assert 0 <= work.causal <= work.full
     longest_sequence(spec)
-    if spec.kind != "encoder" and not spec.one_pass_model:
+    if spec.kind != "encoder" and not spec.one_pass_model_name:
         assert llmcalc.kv(spec, seq=5).bytes >= 0
 
 

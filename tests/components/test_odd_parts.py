@@ -13,22 +13,22 @@ from pydantic import ValidationError
 from llmcalc.components.base import Component, Part
 from llmcalc.components.choices import MIXERS
 from llmcalc.components.disentangled import Disentangled, SideConvolution
-from llmcalc.components.distance import LayerBias, RelativeBias
+from llmcalc.components.distance_bias import LayerBias, RelativeBias
 from llmcalc.components.head import LMHead
 from llmcalc.components.head_transform import Transform
 from llmcalc.components.layers.block import Block
 from llmcalc.components.layers.gemma4 import Gemma4Layer
-from llmcalc.components.layers.hybrid import HybridBlock
-from llmcalc.components.layers.hyper import hyper_example
+from llmcalc.components.layers.hybrid_block import HybridBlock
+from llmcalc.components.layers.hyper_layer import hyper_example
 from llmcalc.components.layers.zamba import ZambaLayer
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.cca import CompressedConvAttention
-from llmcalc.components.mixers.compressed import CompressedAttention
-from llmcalc.components.mixers.differential import DifferentialAttention
+from llmcalc.components.mixers.compressed_attention import CompressedAttention
+from llmcalc.components.mixers.differential_attention import DifferentialAttention
 from llmcalc.components.mixers.indexer import Indexer
 from llmcalc.components.mixers.kda import KimiDeltaAttention
+from llmcalc.components.mixers.mixture_of_attention import MixtureOfAttention
 from llmcalc.components.mixers.mla import MLA
-from llmcalc.components.mixers.moa import MixtureOfAttention
 from llmcalc.components.mixers.rglru import RGLRU
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE

@@ -33,7 +33,7 @@ REFERENCE_FUNCTION = re.compile(r"_*(references?|\w+_references?|\w+_class)")
 REFERENCE_METHODS = frozenset(
     {
         "reference",  # the PyTorch module of a part
-        "rotated",  # RoPE on queries and keys: tensors in, tensors out
+        "rotate_heads",  # RoPE on queries and keys: tensors in, tensors out
     }
 )
 """Methods of specs that are reference code; each is checked."""

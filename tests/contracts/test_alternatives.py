@@ -14,7 +14,7 @@ import pytest
 
 from llmcalc.components.base import Component
 from llmcalc.components.mixers.kda import KimiDeltaAttention
-from llmcalc.components.mixers.lightning import LightningAttention
+from llmcalc.components.mixers.lightning_attention import LightningAttention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.flow.axis import Axis
 from llmcalc.flow.program import Alternatives, Scope

@@ -9,32 +9,32 @@ import torch
 
 from llmcalc.components.added_position import Axial, Learned, Sinusoidal
 from llmcalc.components.base import Component, Nothing
+from llmcalc.components.block_proposal import Proposal
 from llmcalc.components.choices import CHANNEL_MIXERS, LAYERS, MIXERS, all_components
 from llmcalc.components.classifier import Classifier
 from llmcalc.components.contact_head import ContactHead
 from llmcalc.components.disentangled import Disentangled, RelativeEmbedding, SideConvolution
-from llmcalc.components.distance import RelativeBias
+from llmcalc.components.distance_bias import RelativeBias
 from llmcalc.components.entities import Entities
 from llmcalc.components.head import LMHead
-from llmcalc.components.idle import SecondStream, UnusedEmbedding
 from llmcalc.components.input_features import InputFeatures
 from llmcalc.components.layers.block import Block, Layer
 from llmcalc.components.layers.conformer import ConformerLayer
-from llmcalc.components.layers.funnel import FunnelAttention, FunnelLayer
+from llmcalc.components.layers.funnel_layer import FunnelAttention, FunnelLayer
 from llmcalc.components.layers.global_local import GlobalLocalAttention, GlobalLocalLayer, GlobalTokens
-from llmcalc.components.layers.looped import LoopedAttention, LoopedLayer
-from llmcalc.components.layers.reversible import ReversibleLayer, ReversibleStreams
+from llmcalc.components.layers.looped_layer import LoopedAttention, LoopedLayer
+from llmcalc.components.layers.reversible_layer import ReversibleLayer, ReversibleStreams
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.components.mixers.chunked import ChunkedAttention
-from llmcalc.components.mixers.context import ContextAttention
-from llmcalc.components.mixers.exclusive import ExclusiveAttention
+from llmcalc.components.mixers.chunked_attention import ChunkedAttention
+from llmcalc.components.mixers.context_attention import ContextAttention
+from llmcalc.components.mixers.exclusive_attention import ExclusiveAttention
 from llmcalc.components.mixers.fourier import FourierMixer
 from llmcalc.components.mixers.grouped_projections import GroupedProjectionAttention
 from llmcalc.components.mixers.latent_context import LatentContextAttention
-from llmcalc.components.mixers.local import LocalAttention
-from llmcalc.components.mixers.merged import MergedAttention
+from llmcalc.components.mixers.local_attention import LocalAttention
+from llmcalc.components.mixers.merged_attention import MergedAttention
 from llmcalc.components.mixers.ngram import NgramAttention, PredictStreams
-from llmcalc.components.mixers.relative import RelativeAttention
+from llmcalc.components.mixers.relative_attention import RelativeAttention
 from llmcalc.components.mixers.sampled_blocks import SampledBlockAttention
 from llmcalc.components.mixers.span_convolution import SpanConvolution
 from llmcalc.components.mtp import MultiTokenPrediction
@@ -43,12 +43,12 @@ from llmcalc.components.ngram_embedding import NgramEmbedding
 from llmcalc.components.norm import Norm
 from llmcalc.components.pooler import Pooler
 from llmcalc.components.projection_head import ProjectionHead
-from llmcalc.components.proposal import Proposal
 from llmcalc.components.relative_keys import RelativeKeyAttention, RelativeKeys
 from llmcalc.components.stack import Stack
 from llmcalc.components.stem import Stem
 from llmcalc.components.target_states import TargetStates
 from llmcalc.components.token_types import TokenTypes
+from llmcalc.components.unused_modules import SecondStream, UnusedEmbedding
 from llmcalc.model import ModelSpec
 from llmcalc.witnesses.reference import verify_reference
 from tests.builders import parts_of, verbs_of
@@ -275,7 +275,7 @@ def source_of(spec: ModelSpec, tokens: int) -> torch.Tensor | None:
     return (
         torch.randint(0, spec.vocab_size, (2, tokens))
         if spec.encoder.stem is None
-        else torch.randn(spec.encoder.stem.frames(2, tokens))
+        else torch.randn(spec.encoder.stem.input_shape(2, tokens))
     )
 
 
@@ -300,7 +300,7 @@ def is_causal(example: Any) -> bool:
     attends_to_block = getattr(layer.attention, "sees_whole_pass", False)
     sees_whole_pass = attends_to_block or recurs_in_a_block or getattr(example, "whole_pass", False)
     gives_further_rows = getattr(example, "ngram", 1) > 1  # the logits of each predict stream
-    return not model.one_pass_model and not sees_whole_pass and not gives_further_rows
+    return not model.one_pass_model_name and not sees_whole_pass and not gives_further_rows
 
 
 CAUSAL = [p for p in EXAMPLES if is_causal(p.values[0])]

@@ -15,7 +15,7 @@ import pytest
 from llmcalc.components.base import TokenMixer
 from llmcalc.components.choices import MIXERS
 from llmcalc.costs.cache import cache_bits_of
-from llmcalc.costs.flops import forward_of
+from llmcalc.costs.flops import forward_flops_of
 from llmcalc.model import ModelSpec
 from tests.builders import run_config
 from tests.contracts.test_parts import around_a_model
@@ -37,9 +37,9 @@ def bends(spec: ModelSpec) -> set[int]:
     """
     costs: list[list[Any]] = [
         [spec.tree().total(cost, run_config(source=8, pairs="causal", **lengths)) for lengths in lengths_of(spec)]
-        for cost in (forward_of, cache_bits_of("bfloat16"))
+        for cost in (forward_flops_of, cache_bits_of("bfloat16"))
     ]
-    if spec.one_pass_model:
+    if spec.one_pass_model_name:
         costs = [[longer - shorter for shorter, longer in pairwise(totals)] for totals in costs]
     return {
         n
@@ -50,7 +50,7 @@ def bends(spec: ModelSpec) -> set[int]:
 
 
 def lengths_of(spec: ModelSpec) -> list[dict[str, Any]]:
-    if spec.one_pass_model:
+    if spec.one_pass_model_name:
         return [{"seq": n} for n in range(LONGEST)]
     return [{"seq": 1, "context": n, "phase": "decode"} for n in range(LONGEST)]
 

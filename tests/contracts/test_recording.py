@@ -10,7 +10,7 @@ import pytest
 import sympy
 
 from llmcalc.components.base import Component, Part
-from llmcalc.components.distance import RelativeBias
+from llmcalc.components.distance_bias import RelativeBias
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.costs.params import active_params_of, total_params_of

@@ -15,7 +15,7 @@ import sympy
 import torch
 
 from llmcalc.components.base import ModelProperties
-from llmcalc.components.towers import TOWERS, record
+from llmcalc.components.towers import TOWERS, record_towers
 from llmcalc.components.towers.audio import AudioTower
 from llmcalc.components.towers.conformer import Conformer
 from llmcalc.components.towers.convnext import ConvNextEncoder
@@ -188,7 +188,7 @@ def read_by(recorder: Flow, name: str) -> list[Value]:
 
 def recorded(towers: dict[str, Any]) -> tuple[Flow, dict[str, Value]]:
     recorder = Flow()
-    return recorder, record(recorder, towers)
+    return recorder, record_towers(recorder, towers)
 
 
 @in_one_test

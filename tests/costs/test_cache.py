@@ -13,7 +13,7 @@ import llmcalc
 from llmcalc.components.base import Component
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.components.mixers.merged import MergedAttention
+from llmcalc.components.mixers.merged_attention import MergedAttention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.stack import Stack
 from llmcalc.costs.cache import CacheGroup, CacheSize, kv

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmcalc.costs.encoders import EncodedInputs, encoded_inputs
-from llmcalc.costs.flops import forward_of
+from llmcalc.costs.flops import forward_flops_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.presets import load_preset
@@ -27,7 +27,7 @@ def test_images_are_tokens_of_each_sequence_and_a_batch_of_all() -> None:
     several = encoded_inputs(spec, Inputs(image="90x64", images=3), batch=2)
     assert (encoding.image_tokens, several.image_tokens, several.audio_tokens) == (88, 3 * 88, 0)
     assert several.added_tokens == 3 * 88
-    assert several.total(forward_of) == 6 * encoding.total(forward_of)
+    assert several.total(forward_flops_of) == 6 * encoding.total(forward_flops_of)
     assert several.names == {"visual", "visual_merger"}
 
 
@@ -37,7 +37,7 @@ def test_audio_is_tokens_of_each_sequence_and_a_batch_of_all() -> None:
     inputs = Inputs(audio=clip.audio.frames / 100)
     single_encoding, double_encoding = encoded_inputs(spec, inputs), encoded_inputs(spec, inputs, batch=2)
     assert single_encoding.added_tokens == double_encoding.added_tokens == single_encoding.audio_tokens > 0
-    assert double_encoding.total(forward_of) == 2 * single_encoding.total(forward_of)
+    assert double_encoding.total(forward_flops_of) == 2 * single_encoding.total(forward_flops_of)
     assert single_encoding.names == {"audio_tower", "multi_modal_projector"}
 
 

@@ -16,13 +16,13 @@ import llmcalc
 from llmcalc.components.base import Nothing
 from llmcalc.components.choices import LAYERS, MIXERS
 from llmcalc.components.layers.block import Block
-from llmcalc.components.layers.looped import LoopedLayer
+from llmcalc.components.layers.looped_layer import LoopedLayer
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.components.mixers.chunked import ChunkedAttention
-from llmcalc.components.mixers.context import ContextAttention
+from llmcalc.components.mixers.chunked_attention import ChunkedAttention
+from llmcalc.components.mixers.context_attention import ContextAttention
 from llmcalc.components.mixers.latent_context import LatentContextAttention
-from llmcalc.components.mixers.local import LocalAttention
-from llmcalc.components.mixers.merged import MergedAttention
+from llmcalc.components.mixers.local_attention import LocalAttention
+from llmcalc.components.mixers.merged_attention import MergedAttention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.mixers.ngram import NgramAttention
 from llmcalc.components.mixers.rwkv import RwkvChannelMix
@@ -318,7 +318,7 @@ def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: boo
 
 def shares_entries(spec: ModelSpec) -> bool:
     """Whether layers read entries of lower layers, which would be those of later ones when they run again."""
-    blocks = (block for _, stack in spec.stacks() for _, block, _, _ in stack.groups())
+    blocks = (block for _, stack in spec.stacks() for _, block, _, _ in stack.layer_groups())
     return any(getattr(block.attention, "entries_shared", False) for block in blocks)
 
 
@@ -332,7 +332,7 @@ def shares_entries(spec: ModelSpec) -> bool:
 def test_recompute_full_is_reentrant_checkpointing(name: str) -> None:
     spec = CHECKPOINTED[name]
     count = counted(spec, batch=2, seq=7, phase="training", recompute="full")
-    blocks = [block for _, stack in spec.stacks() for _, block, _, _ in stack.groups()]
+    blocks = [block for _, stack in spec.stacks() for _, block, _, _ in stack.layer_groups()]
     if not any(getattr(block.attention, "kv_shared", False) or isinstance(block, LoopedLayer) for block in blocks):
         # (it cannot pass the gradient of keys and values between layers)
         assert measured_training_step(spec, 2, 7, reentrant=True) == count.total

@@ -9,7 +9,7 @@ import pytest
 import sympy
 
 import llmcalc
-from llmcalc.accelerator import Fit, Hardware
+from llmcalc.accelerator import Hardware, MemoryFit
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.moe import MoE
@@ -170,9 +170,9 @@ def accelerator(memory_bytes: int, name: str = "it") -> Hardware:
 
 def test_it_fits_to_the_last_byte() -> None:
     need = 1000
-    small, exact, large = (Fit(accelerator(capacity), need) for capacity in (need - 1, need, need + 5))
+    small, exact, large = (MemoryFit(accelerator(capacity), need) for capacity in (need - 1, need, need + 5))
     assert [f.verdict for f in (small, exact, large)] == ["no", "fits", "fits"]
-    assert [Fit(accelerator(capacity), need, 3).verdict for capacity in (need - 4, need - 3)] == ["no", "tight"]
+    assert [MemoryFit(accelerator(capacity), need, 3).verdict for capacity in (need - 4, need - 3)] == ["no", "tight"]
     assert [f.left_bytes for f in (small, exact, large)] == [-1, 0, 5]
     assert exact.share == 1
 

@@ -44,7 +44,7 @@ def of_every_kind() -> list[str]:
 
 def mixers_of(spec: ModelSpec) -> set[str]:
     """What attention a model has, if any."""
-    mixers = [getattr(layer, "attention", layer) for _, stack in spec.stacks() for _, layer, *_ in stack.groups()]
+    mixers = [getattr(layer, "attention", layer) for _, stack in spec.stacks() for _, layer, *_ in stack.layer_groups()]
     return {spec.kind, *(type(mixer).__name__ for mixer in mixers)}
 
 

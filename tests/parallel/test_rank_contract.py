@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from llmcalc.components.choices import LAYERS, all_components
-from llmcalc.components.distance import RelativeBias
-from llmcalc.components.mixers.context import ContextAttention
+from llmcalc.components.distance_bias import RelativeBias
+from llmcalc.components.mixers.context_attention import ContextAttention
 from llmcalc.components.mixers.latent_context import LatentContextAttention
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack

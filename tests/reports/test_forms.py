@@ -107,7 +107,7 @@ def test_every_recurrence_says_what_of_it_is_not_counted(example: Component) -> 
     mixers = [
         mixer
         for _, stack in spec.stacks()
-        for _, layer, *_ in stack.groups()
+        for _, layer, *_ in stack.layer_groups()
         for _, mixer, _ in layer.mixers(stack.hidden_size or spec.hidden_size)
     ]
     assert recurs == any(mixer.uncounted for mixer in mixers if isinstance(mixer, TokenMixer))

@@ -52,7 +52,7 @@ def reports(preset: Preset) -> list[Report]:
         *_memory(preset, use),
         compare_view.report([(preset, compare.quantities(spec))], width=WIDTH),
     ]
-    return found if spec.one_pass_model else [*found, kv_view.report(preset, cache.kv(spec, 1, 64))]
+    return found if spec.one_pass_model_name else [*found, kv_view.report(preset, cache.kv(spec, 1, 64))]
 
 
 def _memory(preset: Preset, found: Memory) -> list[Report]:
@@ -99,7 +99,7 @@ def test_every_architecture_can_be_explained(spec: ModelSpec) -> None:
     assert formulas["params"] == params.params(spec).total
     workload = run_config(batch=1, seq=SEQ.seq, source=SEQ.seq)
     assert formulas["flops"] * SEQ.seq == pytest.approx(flops.flops(spec, workload).total)
-    assert ("kv" in formulas) == (not spec.one_pass_model and cache.kv(spec).bytes_per_token > 0)
+    assert ("kv" in formulas) == (not spec.one_pass_model_name and cache.kv(spec).bytes_per_token > 0)
     shown = " ".join(out.getvalue().split())
     assert f"= {formulas['params']:,}" in shown
 

@@ -162,7 +162,7 @@ def inputs(
         return ids, None
     if spec.encoder.stem is None:
         return ids, torch.zeros_like(ids)
-    return ids, torch.empty(spec.encoder.stem.frames(batch, seq), dtype=dtype)
+    return ids, torch.empty(spec.encoder.stem.input_shape(batch, seq), dtype=dtype)
 
 
 def result(

@@ -13,7 +13,7 @@ from llmcalc.components.layers.block import Block
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.networks.router import LinearRouter
-from llmcalc.costs.adapters import LowRank
+from llmcalc.costs.adapters import LowRankAdapters
 from llmcalc.device_memory.training import TrainingConfig, replay
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
@@ -245,7 +245,7 @@ def test_a_router_beside_weights_in_4_bits_keeps_its_format(in_float32: bool) ->
             replay(model, TrainingConfig(2, 7, adapters=Adapters(3, frozenset({"k_proj"}), base=base))).set_up
             for base in ("none", "nf4")
         )
-        weights, stored = LowRank(3, frozenset({"k_proj"}), base="nf4").quantized_base(model.tree())
+        weights, stored = LowRankAdapters(3, frozenset({"k_proj"}), base="nf4").quantized_base(model.tree())
         assert plain - narrow == 2 * weights - stored
         saved.add((plain - narrow, weights))
     assert len(saved) == 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.components.distance import Alibi
+from llmcalc.components.distance_bias import Alibi
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.flow.program import every_step

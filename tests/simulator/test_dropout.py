@@ -9,7 +9,7 @@ import pytest
 from llmcalc.components.dropout import Dropout
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.components.mixers.local import LocalAttention
+from llmcalc.components.mixers.local_attention import LocalAttention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE

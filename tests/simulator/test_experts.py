@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llmcalc.components.mixers.moa import MixtureOfAttention
+from llmcalc.components.mixers.mixture_of_attention import MixtureOfAttention
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import IdentityExperts, Latent, MoE
 from llmcalc.components.networks.router import LinearRouter

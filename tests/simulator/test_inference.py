@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.components.mixers.compressed import CompressedAttention
+from llmcalc.components.mixers.compressed_attention import CompressedAttention
 from llmcalc.costs.cache import kv
 from llmcalc.flow.program import every_step
 from llmcalc.model import ModelSpec

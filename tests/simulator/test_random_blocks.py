@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from llmcalc.components.added_position import Learned
-from llmcalc.components.distance import Alibi
+from llmcalc.components.distance_bias import Alibi
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.mla import MLA

@@ -8,7 +8,7 @@ import pytest
 
 import llmcalc
 from llmcalc.components.mixers.shared_entries import SharedEntryAttention
-from llmcalc.costs.flops import forward_of
+from llmcalc.costs.flops import forward_flops_of
 from llmcalc.errors import InputError
 from llmcalc.sources.presets import load_preset
 from tests.builders import run_config, spec_of
@@ -63,7 +63,7 @@ def test_candidates_bound_the_scores_of_a_long_context() -> None:
     tokens = 1_000_001
     run = run_config(seq=1, context=tokens - 1, phase="decode")
     scores = {
-        place.path: place.cost_per_repeat(forward_of)
+        place.path: place.cost_per_repeat(forward_flops_of)
         for place in load_preset(PRESET).model.tree().walk(run)
         if place.path.endswith("indexer.core")
     }

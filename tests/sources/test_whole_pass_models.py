@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from llmcalc.components.layers.block import Block
-from llmcalc.components.layers.reversible import ReversibleStreams
-from llmcalc.components.mixers.chunked import ChunkedAttention
+from llmcalc.components.layers.reversible_layer import ReversibleStreams
+from llmcalc.components.mixers.chunked_attention import ChunkedAttention
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sympy
 
-from llmcalc.algebra import ceil_div, exact_div, floor_div, minimum, triangle
+from llmcalc.algebra import ceil_div, exact_div, floor_div, minimum, triangular_number
 from llmcalc.simulator.strides import broadcast, clear_caches, count, view_strides
 from llmcalc.symbolic.symbolic_int import SymbolicInt, formula_of
 from tests.samples import in_one_test
@@ -31,7 +31,7 @@ OPERATIONS: list[Callable[[Any, Any], Any]] = [
     lambda a, b: divmod(a, b)[1],
     lambda a, b: -a + b,
     lambda a, b: a**2 - b,
-    lambda a, b: triangle(a) * b,
+    lambda a, b: triangular_number(a) * b,
     max,
     lambda a, b: sum([a, b, a]),
     lambda a, b: count((a, 1, b)),

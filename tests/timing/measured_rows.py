@@ -503,7 +503,7 @@ def bench_settings(row: Row) -> dict[str, int]:
 
 def _layers(model: str) -> Iterator[tuple[Any, int]]:
     for _, stack in spec_of(model).stacks():
-        for _, layer, count, _ in stack.groups():
+        for _, layer, count, _ in stack.layer_groups():
             yield layer, count
 
 

@@ -49,7 +49,7 @@ V2 = {**V3, "model_type": "deepseek_v2"}
 
 
 def groups_of(spec: ModelSpec) -> set[ExpertGroups]:
-    return {part.router.groups for part in nested_parts(spec) if isinstance(part, MoE)}
+    return {part.router.expert_groups for part in nested_parts(spec) if isinstance(part, MoE)}
 
 
 @pytest.mark.parametrize(("domains", "groups"), [(2, (4, 2)), (4, (4, 2)), (2, (6, 3)), (3, (6, 2)), (8, (4, 2))])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmcalc.costs.flops import backward_of, forward_of
+from llmcalc.costs.flops import backward_flops_of, forward_flops_of
 from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.frameworks.registry import framework
@@ -51,11 +51,11 @@ def model(name: str) -> ModelSpec:
 
 def check_counts(spec: ModelSpec, rank_pass: RankPass) -> None:
     tree, run, work = spec.tree(), rank_pass.run_config(), rank_work(spec, rank_pass)
-    assert work.forward_flops == tree.total(forward_of, run)
+    assert work.forward_flops == tree.total(forward_flops_of, run)
     assert work.parameters == tree.total(total_params_of)
     assert work.cache_elements == tree.total(lambda op_use: op_use.cache_bits(1), run)
     if rank_pass.phase == "training":
-        assert work.backward_flops == tree.total(backward_of, run)
+        assert work.backward_flops == tree.total(backward_flops_of, run)
 
 
 @in_one_test
@@ -81,8 +81,8 @@ def test_work_of_a_rank_equals_that_rank_s_counts(name: str, layout: Layout) -> 
     spec, rank_pass = model(name), of_layout(layout)
     work, tree = rank_work(spec, rank_pass), rank_model(spec, layout, 0).tree()
     run = rank_pass.run_config()
-    assert work.forward_flops * layout.cp == tree.total(forward_of, run)
-    assert work.backward_flops * layout.cp == tree.total(backward_of, run)
+    assert work.forward_flops * layout.cp == tree.total(forward_flops_of, run)
+    assert work.backward_flops * layout.cp == tree.total(backward_flops_of, run)
     assert work.parameters == tree.total(total_params_of)
 
 

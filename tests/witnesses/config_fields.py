@@ -25,7 +25,7 @@ from unittest import mock
 
 from pydantic import ValidationError
 
-from llmcalc.costs.flops import forward_of
+from llmcalc.costs.flops import forward_flops_of
 from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
@@ -223,7 +223,7 @@ def counts(config: dict[str, Any]) -> tuple[Any, ...] | None:
     workload = run_config(seq=SEQ, pairs="causal")
     return (
         tree.total(total_params_of, include=WITHOUT_FLOPS),
-        tree.total(forward_of, workload),
+        tree.total(forward_flops_of, workload),
         tree.total(lambda use: use.cache_bits(16), workload),
     )
 

@@ -215,7 +215,7 @@ def _count(spec: ModelSpec, seq: int) -> None:
     """Counts all compared quantities without a class, so an exception here is llmcalc's."""
     assert params(spec).total >= 0
     assert flops(spec, Workload(batch=1, seq=seq)).total >= 0
-    if not spec.one_pass_model:
+    if not spec.one_pass_model_name:
         assert kv(spec, seq=seq).bytes >= 0
 
 

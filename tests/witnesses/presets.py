@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcalc.costs.cache import cache_bits_of
-from llmcalc.costs.flops import forward_of
+from llmcalc.costs.flops import forward_flops_of
 from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
@@ -61,7 +61,7 @@ def closed_form(quantity: str, preset: Preset, record: dict[str, Any]) -> int:
     if quantity == "parameters":
         return int(spec.tree().total(total_params_of, include=EVERY_PART if whole else WITHOUT_FLOPS))
     if quantity == "forward_flops":
-        return int(spec.tree().total(forward_of, run, EVERY_PART if whole else frozenset()))
+        return int(spec.tree().total(forward_flops_of, run, EVERY_PART if whole else frozenset()))
     return bits_to_bytes(spec.tree().total(cache_bits_of("bfloat16"), run))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from llmcalc.algebra import Number
-from llmcalc.costs.flops import forward_of
+from llmcalc.costs.flops import forward_flops_of
 from llmcalc.flow.tree import OpUse
 from llmcalc.model import ModelSpec
 from llmcalc.ops import (
@@ -273,7 +273,7 @@ def _counted(config: dict[str, Any], spec: ModelSpec, more: set[str]) -> Any:
         op = use.op
         for one in found:
             op = one.follow(op)
-        return forward_of(replace(use, op=op))
+        return forward_flops_of(replace(use, op=op))
 
     form: LatentForm = next((one.mla for one in found if one.mla != "auto"), "auto")
     run = run_config(batch=BATCH, seq=1, context=CONTEXT, source=CONTEXT, phase="decode", mla=form)
@@ -298,7 +298,9 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
             masks = {"attention_mask": torch.zeros(BATCH, 1, 1, 1, dtype=torch.bfloat16, device=device)}
             inputs |= masks | {f"decoder_{key}": mask for key, mask in masks.items()}
         masks |= required_inputs(model, BATCH, CONTEXT)
-        source = ids if stem is None else torch.empty(stem.frames(BATCH, CONTEXT), dtype=torch.bfloat16, device=device)
+        source = (
+            ids if stem is None else torch.empty(stem.input_shape(BATCH, CONTEXT), dtype=torch.bfloat16, device=device)
+        )
         encoder = model.get_encoder()
         first = next(iter(signature(encoder.forward).parameters))  # Pop2Piano's features take the place of embeddings
         sources = {"inputs_embeds" if stem is not None and first == "input_ids" else first: source}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from llmcalc.costs.context_length import learned_positions
-from llmcalc.costs.flops import forward_of
+from llmcalc.costs.flops import forward_flops_of
 from llmcalc.flow.tree import Place
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of, model_types, read_config, text_model_of
@@ -122,7 +122,7 @@ def _with_products(spec: ModelSpec) -> list[Place]:
         if part.name not in IN_THE_LAYER
     }
     costly = layers + [place for place in places if place.path in parts]
-    return [place for place in costly if place.cost_per_repeat(forward_of)]
+    return [place for place in costly if place.cost_per_repeat(forward_flops_of)]
 
 
 @pytest.mark.parametrize("spec", sampled({name: spec_of(config) for name, config in family_shapes()}, verbs_of))
@@ -250,7 +250,7 @@ def test_real_configs_are_exact(case: Path) -> None:
     kind = text_model_of(_read(case / "config.json"))[2]
     assert spec.tree().total(lambda use: use.params()) == truth["n_params_total"]
     for seq, flops in truth["forward_flops_eager_batch1"].items():
-        assert class_total(kind, "forward_flops", forward_of, spec, run_config(seq=int(seq))) == flops
+        assert class_total(kind, "forward_flops", forward_flops_of, spec, run_config(seq=int(seq))) == flops
     for seq, cache in truth.get("cache_after_forward_batch1_bf16", {}).items():
         assert (
             class_total(kind, "cache_bytes", lambda use: use.cache_bits(16), spec, run_config(seq=int(seq)))

@@ -14,7 +14,7 @@ import pytest
 
 from llmcalc.components.choices import HEADS
 from llmcalc.components.head_kind import HeadKind
-from llmcalc.costs.flops import forward_of
+from llmcalc.costs.flops import forward_flops_of
 from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
@@ -128,7 +128,7 @@ def test_a_choice_between_sequences_costs_what_its_class_does(kind: str) -> None
     model, tree = build(config), spec_of(config).tree()
     ids = torch.empty(2, 3, 12, dtype=torch.long, device="meta")
     forward, _ = count_flops(model, lambda: model(input_ids=ids))
-    assert tree.total(forward_of, run_config(batch=6, seq=12)) == forward[""]
+    assert tree.total(forward_flops_of, run_config(batch=6, seq=12)) == forward[""]
 
 
 def test_a_head_of_an_unknown_name_is_said() -> None:

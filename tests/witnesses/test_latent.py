@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from llmcalc.components.mixers.mla import MLA
-from llmcalc.costs.flops import backward_of, forward_of
+from llmcalc.costs.flops import backward_flops_of, forward_flops_of
 from llmcalc.model import ModelSpec
 from llmcalc.witnesses.checks import Check, compare_nodes
 from llmcalc.witnesses.measure import count_flops, module_names
@@ -45,9 +45,9 @@ def test_expanded_on_top_of_a_context_costs_what_the_class_does(family: str) -> 
         measured, _ = count_flops(model, partial(model, input_ids=ids[:, past:], **more))
         for form in ("auto", "expanded"):
             run = run_config(batch=2, seq=new, context=past, phase="prefill", mla=form)
-            assert spec.tree().total(forward_of, run) == measured[""], (past, new)
+            assert spec.tree().total(forward_flops_of, run) == measured[""], (past, new)
         absorbed = run_config(batch=2, seq=new, context=past, phase="prefill", mla="absorbed")
-        assert spec.tree().total(forward_of, absorbed) != measured[""]
+        assert spec.tree().total(forward_flops_of, absorbed) != measured[""]
 
 
 def checks(spec: ModelSpec, form: LatentForm, past: int, new: int, phase: Phase) -> Iterator[Check]:
@@ -61,7 +61,7 @@ def checks(spec: ModelSpec, form: LatentForm, past: int, new: int, phase: Phase)
     run = run_config(batch=2, seq=new, context=past, phase=phase, mla=form)
     names = module_names(module)
     return compare_nodes(
-        spec.tree(), "flops", lambda p: p.cost_per_repeat(forward_of), measured, names, "reference", run
+        spec.tree(), "flops", lambda p: p.cost_per_repeat(forward_flops_of), measured, names, "reference", run
     )
 
 
@@ -84,8 +84,8 @@ def test_both_forms_train_as_the_reference_does(spec: ModelSpec, form: LatentFor
     ids = torch.empty(2, 9, dtype=torch.long, device="meta")
     forward, train = count_flops(module, lambda: [module(ids, mla=form)], train=True)
     run = run_config(batch=2, seq=9, mla=form)
-    assert spec.tree().total(forward_of, run) == forward[""]
-    assert spec.tree().total(backward_of, run) == train[""] - forward[""]
+    assert spec.tree().total(forward_flops_of, run) == forward[""]
+    assert spec.tree().total(backward_flops_of, run) == train[""] - forward[""]
 
 
 @pytest.mark.parametrize("spec", EXAMPLES)

@@ -19,7 +19,7 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.encoders import encoded_inputs
-from llmcalc.costs.flops import forward_of
+from llmcalc.costs.flops import forward_flops_of
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import quantized_size, scheme_of_config
 from llmcalc.errors import InputError
@@ -647,7 +647,7 @@ def test_images_of_kimi_and_minicpm_are_cut_as_their_code_cuts_them(
     spec = spec_of({**SHAPES[kind], **encoder})
     encoded = encoded_inputs(spec, Inputs(image=image))
     assert encoded.image_tokens == tokens
-    assert encoded.total(forward_of) > 0
+    assert encoded.total(forward_flops_of) > 0
 
 
 def test_kimi_vl_refuses_an_image_with_a_long_side() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmcalc.costs.cache import cache_bits_of
-from llmcalc.costs.flops import forward_of
+from llmcalc.costs.flops import forward_flops_of
 from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
@@ -60,7 +60,7 @@ def _compare_passes(kind: str, text_type: str, spec: ModelSpec, model: Any) -> N
         spec, model.get_submodule(WRAPPERS[kind].text_model), 1, LEAST_SEQ, class_settings_of({"model_type": text_type})
     )
     run = run_config(seq=LEAST_SEQ)
-    assert class_total(text_type, "forward_flops", forward_of, spec, run) == measured.flops[""]
+    assert class_total(text_type, "forward_flops", forward_flops_of, spec, run) == measured.flops[""]
     if spec.kind == "encoder":
         assert measured.cache is None
         return

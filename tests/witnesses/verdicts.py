@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcalc.costs.cache import cache_bits_of
-from llmcalc.costs.flops import forward_of
+from llmcalc.costs.flops import forward_flops_of
 from llmcalc.costs.params import total_params_of
 from llmcalc.model import ModelSpec
 from llmcalc.optional import WITHOUT_FLOPS
@@ -72,7 +72,7 @@ def _architecture(spec: ModelSpec, check: Check) -> Any:
         return spec.tree().total(total_params_of, include=WITHOUT_FLOPS)
     run = run_config(seq=check.seq)
     if check.quantity == "forward_flops":
-        return spec.tree().total(forward_of, run)
+        return spec.tree().total(forward_flops_of, run)
     return bits_to_bytes(spec.tree().total(cache_bits_of("bfloat16"), run))
 
 

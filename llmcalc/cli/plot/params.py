@@ -18,5 +18,7 @@ def command(
     target_options: TargetOptions,
 ) -> None:
     """Where the parameters are: a bar for each model, by component."""
-    include = included_part_names(with_mtp, with_towers)
-    write_picture(params_picture([target_options.load(target, include) for target in targets], include), output)
+    included_parts = included_part_names(with_mtp, with_towers)
+    write_picture(
+        params_picture([target_options.load(target, included_parts) for target in targets], included_parts), output
+    )

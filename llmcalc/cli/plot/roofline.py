@@ -12,7 +12,7 @@ def command(output: Picture, timed_run: TimedRun, columns: PaperColumns = None) 
     """Matrix products of a prompt and of a token under an accelerator's roofline.
     The options of a run are those of llmcalc time; --phase draws one of the two.
     """
-    run_question = timed_run.question()
+    run_question = timed_run.run_question()
     drawn_phases = roofline_phases(not run_question.preset.model.model_without_tokens, run_question.settings.phase)
     picture = roofline_picture(
         lambda phase: timed_run.ask(replace(run_question, settings=run_question.settings.with_(phase=phase))),

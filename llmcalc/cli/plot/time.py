@@ -21,5 +21,5 @@ def command(
     """Where the time of a step, a prompt or a token goes, and what bounds it.
     The options of a run are those of llmcalc time.
     """
-    run_question = timed_run.question()
+    run_question = timed_run.run_question()
     write_picture(time_picture(lambda: timed_run.ask(run_question), by_node), output)

@@ -17,27 +17,31 @@ if TYPE_CHECKING:
 IMAGE_RULES = PartChoice(
     "fixed",
     {
-        "fixed": "inputs.fixed:FixedSize",
+        "fixed": "inputs.fixed_size:FixedSize",
         "smart_resize": "inputs.smart_resize:SmartResize",
         "longest_edge": "inputs.longest_edge:LongestEdge",
         "pinpoints": "inputs.pinpoints:Pinpoints",
-        "crops": "inputs.crops:Crops",
-        "tiles": "inputs.tiles:Tiles",
+        "crops": "inputs.resolution_crops:Crops",
+        "tiles": "inputs.image_tiles:Tiles",
         "native_tiles": "inputs.native_tiles:NativeTiles",
         "dynamic_hd": "inputs.dynamic_hd:DynamicHd",
         "hd_transform": "inputs.hd_transform:HdTransform",
-        "canvas": "inputs.canvas:Canvas",
-        "split": "inputs.split:Split",
-        "padded": "inputs.padded:Padded",
-        "covering": "inputs.covering:Covering",
-        "budget": "inputs.budget:Budget",
-        "slices": "inputs.slices:Slices",
+        "canvas": "inputs.tile_canvas:Canvas",
+        "split": "inputs.split_image:Split",
+        "padded": "inputs.padded_image:Padded",
+        "covering": "inputs.covering_tiles:Covering",
+        "budget": "inputs.token_budget:Budget",
+        "slices": "inputs.image_slices:Slices",
         "patch_grid": "inputs.patch_grid:PatchGrid",
     },
 )
 AUDIO_RULES = PartChoice(
     "clips",
-    {"clips": "inputs.clips:Clips", "recording": "inputs.recording:Recording", "chunks": "inputs.chunks:Chunks"},
+    {
+        "clips": "inputs.audio_clips:Clips",
+        "recording": "inputs.audio_recording:Recording",
+        "chunks": "inputs.audio_chunks:Chunks",
+    },
 )
 
 if TYPE_CHECKING:

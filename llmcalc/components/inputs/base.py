@@ -81,6 +81,9 @@ def check_recording_length(seconds: float, max_seconds: int | None) -> None:
         )
 
 
-def count_frames(seconds: float, rate: int, hop: int) -> int:
-    """Returns the number of audio frames of a recording. rate: samples per second. hop: samples per frame."""
-    return ceil(round(seconds * rate) / hop)
+def count_frames(seconds: float, sample_rate: int, hop_samples: int) -> int:
+    """Returns the number of audio frames of a recording.
+
+    sample_rate: samples per second. hop_samples: samples per frame.
+    """
+    return ceil(round(seconds * sample_rate) / hop_samples)

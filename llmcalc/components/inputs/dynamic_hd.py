@@ -12,7 +12,7 @@ from pydantic import Field
 from ...errors import InputError
 from ..base import Width
 from .base import EncodedInput, ImageRule
-from .tiles import Tiles
+from .image_tiles import Tiles
 
 LEAST_SIDE = 10
 """The least pixels of a side of an image that the processor takes, after it is scaled to its tiles."""
@@ -39,8 +39,8 @@ class DynamicHd(ImageRule):
             columns_of_tiles, rows_of_tiles = Tiles(size=self.size, max_tiles=self.max_tiles, tokens=1).tile_grid(
                 height, width
             )
-        scale = min(columns_of_tiles * self.size / width, rows_of_tiles * self.size / height)
-        if min(int(width * scale), int(height * scale)) < LEAST_SIDE:
+        resize_scale = min(columns_of_tiles * self.size / width, rows_of_tiles * self.size / height)
+        if min(int(width * resize_scale), int(height * resize_scale)) < LEAST_SIDE:
             raise InputError(
                 f"--image {width}x{height}: the processor makes a side of less than {LEAST_SIDE} pixels of it; "
                 "expected another shape"
@@ -48,14 +48,14 @@ class DynamicHd(ImageRule):
         patches_per_side = self.size // patch_size
         token_columns, token_rows = (
             -(
-                -(tile_count * patches_per_side - (tile_count * self.size - int(pixels * scale)) // patch_size)
+                -(tile_count * patches_per_side - (tile_count * self.size - int(pixels * resize_scale)) // patch_size)
                 // self.merge
             )
             for tile_count, pixels in ((columns_of_tiles, width), (rows_of_tiles, height))
         )
-        return self.encoded_lines(columns_of_tiles * rows_of_tiles + 1, patches_per_side, token_rows, token_columns)
+        return self.line_break_input(columns_of_tiles * rows_of_tiles + 1, patches_per_side, token_rows, token_columns)
 
-    def encoded_lines(
+    def line_break_input(
         self, tile_count: int, patches_per_side: int, token_rows: int, token_columns: int
     ) -> EncodedInput:
         """Returns the patches and tokens of the whole image and of its lines; a marker token ends each line."""

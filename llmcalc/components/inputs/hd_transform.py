@@ -35,9 +35,9 @@ class HdTransform(DynamicHd):
             raise InputError(
                 f"--image {width}x{height}: the processor makes a side without pixels of it; expected another shape"
             )
-        tiles = ceil(shorter_pixels / self.size), longer_tiles
+        tile_counts = ceil(shorter_pixels / self.size), longer_tiles
         tokens_per_side = self.size // patch_size // self.merge
         token_rows, token_columns = (
-            tokens_per_side * tile_count for tile_count in (tiles if width >= height else reversed(tiles))
+            tokens_per_side * tile_count for tile_count in (tile_counts if width >= height else reversed(tile_counts))
         )
-        return self.encoded_lines(self.max_tiles + 1, self.size // patch_size, token_rows, token_columns)
+        return self.line_break_input(self.max_tiles + 1, self.size // patch_size, token_rows, token_columns)

@@ -27,9 +27,11 @@ class LongestEdge(ImageRule):
     line_marks: Flag = True
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
-        ratio = max(height / self.size, width / self.size)
-        if ratio > 1:
-            height, width = floor(height / ratio), floor(width / ratio)
+        resize_ratio = max(height / self.size, width / self.size)
+        if resize_ratio > 1:
+            height, width = floor(height / resize_ratio), floor(width / resize_ratio)
         token_size = self.merge * patch_size
-        rows, columns = ((pixel_length - 1) // token_size + 1 for pixel_length in (height, width))
-        return EncodedInput(1, rows * self.merge, columns * self.merge, rows * (columns + self.line_marks))
+        token_rows, token_columns = ((pixel_length - 1) // token_size + 1 for pixel_length in (height, width))
+        return EncodedInput(
+            1, token_rows * self.merge, token_columns * self.merge, token_rows * (token_columns + self.line_marks)
+        )

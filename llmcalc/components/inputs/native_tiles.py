@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ..base import Width
 from .base import EncodedInput
-from .tiles import Tiles
+from .image_tiles import Tiles
 
 LARGE = 2
 """The factor of the most tokens of a whole image above which an image becomes tiles."""
@@ -42,9 +42,9 @@ class NativeTiles(Tiles):
         is_large = prod(max(patch_size, side_pixels) for side_pixels in rounded_sides) > LARGE * most_pixels
         image_sides = [max(token_size, side_pixels) for side_pixels in rounded_sides]
         if prod(image_sides) > most_pixels:
-            shrink = sqrt(height * width / most_pixels)
+            shrink_factor = sqrt(height * width / most_pixels)
             image_sides = [
-                max(token_size, floor(side_pixels / shrink / token_size) * token_size)
+                max(token_size, floor(side_pixels / shrink_factor / token_size) * token_size)
                 for side_pixels in (height, width)
             ]
         elif prod(image_sides) < fewest_pixels:

@@ -36,8 +36,8 @@ class PatchGrid(ImageRule):
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         patch_rows, patch_columns = (round(pixels / patch_size + 0.5) for pixels in (height, width))
-        shrink = min(sqrt(self.max_patches / (patch_rows * patch_columns)), 1.0)
-        patch_rows, patch_columns = floor(shrink * patch_rows), floor(shrink * patch_columns)
+        shrink_factor = min(sqrt(self.max_patches / (patch_rows * patch_columns)), 1.0)
+        patch_rows, patch_columns = floor(shrink_factor * patch_rows), floor(shrink_factor * patch_columns)
         if patch_rows * patch_columns < self.min_patches:
             enlargement = sqrt(self.min_patches / (patch_rows * patch_columns))
             patch_rows, patch_columns = ceil(enlargement * patch_rows), ceil(enlargement * patch_columns)

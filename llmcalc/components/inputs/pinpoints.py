@@ -38,8 +38,8 @@ class Pinpoints(ImageRule):
         """Returns the resolution that keeps the most pixels; in a tie, the least padding."""
 
         def pixels_and_padding(resolution: tuple[int, int]) -> tuple[int, int]:
-            scale = min(resolution[1] / width, resolution[0] / height)
-            pixels = min(int(width * scale) * int(height * scale), width * height)
+            resize_scale = min(resolution[1] / width, resolution[0] / height)
+            pixels = min(int(width * resize_scale) * int(height * resize_scale), width * height)
             return pixels, pixels - resolution[0] * resolution[1]
 
         return max(self.resolutions, key=pixels_and_padding)  # the first of equals
@@ -55,9 +55,9 @@ class Pinpoints(ImageRule):
         else:
             patch_columns -= (patch_columns - int(round(width * (patch_rows / height), 7))) // 2 * 2
         if self.most_tiles is not None:
-            ratio = sqrt(patch_rows * patch_columns / (self.most_tiles * patches_per_side**2))
-            if ratio > 1.1:
-                patch_rows, patch_columns = int(patch_rows // ratio), int(patch_columns // ratio)
+            resize_ratio = sqrt(patch_rows * patch_columns / (self.most_tiles * patches_per_side**2))
+            if resize_ratio > 1.1:
+                patch_rows, patch_columns = int(patch_rows // resize_ratio), int(patch_columns // resize_ratio)
         return EncodedInput(
             1 + tiles_down * tiles_across,
             patches_per_side,

@@ -52,27 +52,31 @@ class SmartResize(ImageRule):
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         token_size = self.merge * patch_size
-        scale = max(token_size / height, token_size / width)
-        if self.enlarge and scale > 1:
-            height, width = int(height * scale), int(width * scale)
+        resize_scale = max(token_size / height, token_size / width)
+        if self.enlarge and resize_scale > 1:
+            height, width = int(height * resize_scale), int(width * resize_scale)
         if self.rounds_sides and height < token_size:
             height, width = token_size, round(width * token_size / height)
         if self.rounds_sides and width < token_size:
             height, width = round(height * token_size / width), token_size
         if max(height, width) > MOST_ASPECT * min(height, width):
             raise aspect_ratio_error(height, width, MOST_ASPECT)
-        sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
-        pixels, area = self.frames * sides[0] * sides[1], self.frames * height * width
+        resized_sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
+        pixels, image_area = self.frames * resized_sides[0] * resized_sides[1], self.frames * height * width
         if pixels > self.max_pixels:
-            shrink = sqrt(area / self.max_pixels)
-            sides = [
-                max(token_size, floor(scaled_sides / shrink / token_size) * token_size)
+            shrink_factor = sqrt(image_area / self.max_pixels)
+            resized_sides = [
+                max(token_size, floor(scaled_sides / shrink_factor / token_size) * token_size)
                 for scaled_sides in (height, width)
             ]
         elif pixels < self.min_pixels:
-            upscale_factor = sqrt(self.min_pixels / area)
-            sides = [ceil(pixel_length * upscale_factor / token_size) * token_size for pixel_length in (height, width)]
-        rows, columns = (pixel_length // patch_size for pixel_length in sides)
-        line_marks = rows // self.merge if self.line_marks else 0
-        tokens = rows * columns // self.merge**2 + line_marks + self.marks
-        return EncodedInput(1, rows, columns, tokens, repeats_frames=self.repeats_frames, line_marks=line_marks)
+            upscale_factor = sqrt(self.min_pixels / image_area)
+            resized_sides = [
+                ceil(pixel_length * upscale_factor / token_size) * token_size for pixel_length in (height, width)
+            ]
+        patch_rows, patch_columns = (pixel_length // patch_size for pixel_length in resized_sides)
+        line_marks = patch_rows // self.merge if self.line_marks else 0
+        tokens = patch_rows * patch_columns // self.merge**2 + line_marks + self.marks
+        return EncodedInput(
+            1, patch_rows, patch_columns, tokens, repeats_frames=self.repeats_frames, line_marks=line_marks
+        )

@@ -18,9 +18,9 @@ from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ..base import BY_TORCH, Component, LaurelRank, LayerParts, ModelProperties, PartWitness
 from ..norm import Norm
-from ..runtime import ForwardPass, vector
-from ..streams import ResidualStreams
-from .block import Sharing
+from ..residual_streams import ResidualStreams
+from ..runtime import ForwardPass, vector_module
+from .block import LayerSharing
 from .per_layer import PerLayerGate
 from .whole_layer import WholeLayer, pre_norm_class
 
@@ -107,7 +107,7 @@ class AltUpLayer(WholeLayer):
         streams = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
         return {**super().required_slots(), "streams": streams, **self.per_layer_input.required_slots()}
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
         streams, hidden = x.axes
         router = Weight("router", (streams,), (hidden,))
@@ -159,12 +159,12 @@ class AltUpLayer(WholeLayer):
             return recorder.add(x, recorder.core("mix", mix_op, mixing_weights, x, axes=x.axes)), normed_stream
 
     def _mixing_weights(
-        self, recorder: Flow, normed: Value, router: Weight, *output_axes: Axis | JoinedShapes
+        self, recorder: Flow, normed_x: Value, router: Weight, *output_axes: Axis | JoinedShapes
     ) -> Value:
         """Returns the stream mixing weights, computed from the norm of one stream."""
-        hidden_axis = normed.axes[-1]
+        hidden_axis = normed_x.axes[-1]
         router_output = recorder.linear(
-            "router", recorder.scale(normed, 1 / hidden_axis.size), output_axes[0], weight=router
+            "router", recorder.scale(normed_x, 1 / hidden_axis.size), output_axes[0], weight=router
         )
         return recorder.linear("coefficients", recorder.act(router_output, "tanh"), *output_axes)
 
@@ -211,26 +211,26 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     def root_mean_square(x: Tensor) -> Tensor:
         return x.float().square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt().to(x.dtype)
 
-    class StreamEnds(nn.Module):
+    class StreamProjections(nn.Module):
         def __init__(self, streams: int, hidden: int) -> None:
             super().__init__()
             self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(streams - 1))
 
-        def _apply_maps(self, first_stream: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        def _apply_maps(self, first_stream: Tensor, stream_inputs: Sequence[Tensor]) -> Tensor:
             """Stacks the first stream and the scaled projections of the other streams as [.., streams, hidden]."""
             first_rms, streams = root_mean_square(first_stream), [first_stream]
-            for projection, x in zip(self.projections, inputs, strict=True):
+            for projection, x in zip(self.projections, stream_inputs, strict=True):
                 projected_x = projection(x)
                 streams.append(projected_x * first_rms / root_mean_square(projected_x))
             return torch.stack(streams, -2)
 
-    class StreamSplit(StreamEnds):
+    class StreamSplit(StreamProjections):
         """Splits one stream into several. [batch, tokens, hidden] → [batch, tokens, streams, hidden]."""
 
         def forward(self, x: Tensor) -> Tensor:
             return self._apply_maps(x, [x] * len(self.projections))
 
-    class StreamMerge(StreamEnds):
+    class StreamMerge(StreamProjections):
         """Merges the streams into one. [batch, tokens, streams, hidden] → [batch, tokens, hidden]."""
 
         def forward(self, x: Tensor) -> Tensor:
@@ -260,11 +260,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.coefficients = nn.Linear(streams, streams * streams, bias=False)
             self.mix = StreamMixing()
 
-        def routed(self, x: Tensor, router: nn.Module) -> Tensor:
+        def router_output(self, x: Tensor, router: nn.Module) -> Tensor:
             return torch.tanh(router(self.router_norm(x) / x.shape[-1]))
 
         def forward(self, x: Tensor) -> Tensor:
-            coefficients = self.coefficients(self.routed(x[:, :, 0], self.router))
+            coefficients = self.coefficients(self.router_output(x[:, :, 0], self.router))
             return x + self.mix(coefficients.unflatten(-1, (self.streams, self.streams)), x)
 
     class StreamCorrection(nn.Module):
@@ -273,13 +273,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.router = nn.Linear(hidden_size, streams, bias=False)
             self.router.weight = router.weight
             self.coefficients = nn.Linear(streams, streams, bias=False)
-            self.scale = vector(torch.ones(hidden_size))
+            self.scale = vector_module(torch.ones(hidden_size))
 
         def forward(
             self, predicted_streams: Tensor, active_stream: Tensor, predict: StreamPrediction
         ) -> tuple[Tensor, Tensor]:
             """Corrects the predicted streams, and returns the streams and the scaled first stream."""
-            corrections = self.coefficients(predict.routed(active_stream, self.router)) + 1
+            corrections = self.coefficients(predict.router_output(active_stream, self.router)) + 1
             corrected_streams = (
                 predicted_streams + corrections[..., None] * (active_stream - predicted_streams[:, :, 0])[:, :, None]
             )

@@ -39,7 +39,7 @@ from ..base import (
     PartWitness,
     StackPosition,
     TokenMixer,
-    Unscalable,
+    UnscalableError,
     Width,
 )
 from ..choices import ChannelMixer, Mixer
@@ -74,7 +74,7 @@ SCALE_SOURCES: Mapping[bool | str, str] = {"residual": "Shi et al. 2024 (Doge)",
 
 
 @frozen(slots=True)
-class Sharing:
+class LayerSharing:
     """The role of a layer among layers with shared parameters.
 
     is_first: whether it is the first of them, which has the parameters.
@@ -133,14 +133,16 @@ class Layer(Component):
     ) -> Self:
         """The layer scaled to another width. hidden_size: the old width. heads, widened: functions of old sizes.
 
-        Raises `Unscalable`, with the reason, where the layer cannot be scaled that way.
+        Raises `UnscalableError`, with the reason, where the layer cannot be scaled that way.
         """
         mixer, network = self.attention, self.feed_forward
         if not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
-            raise Unscalable("expected a decoder whose layers all have attention and a feed-forward network or experts")
+            raise UnscalableError(
+                "expected a decoder whose layers all have attention and a feed-forward network or experts"
+            )
         head_sizes = mixer.head_sizes(hidden_size)
         attention = mixer.with_heads(HeadSizes(1, 1, 1) if head_sizes is None else heads(head_sizes))
-        return self.model_copy(update={"attention": attention, "feed_forward": network.widened(scale_width)})
+        return self.model_copy(update={"attention": attention, "feed_forward": network.with_scaled_widths(scale_width)})
 
     def networks(self) -> list[Any]:
         """The layer's networks, which process each token separately; the feed-forward network is first."""
@@ -150,10 +152,12 @@ class Layer(Component):
         """The token mixers of a layer of this width: (field, mixer, width of the mixer's input)."""
         return [("attention", self.attention, hidden_size)]
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the layer cannot be used at this position of the model."""
         for field, component, width in self.mixers(stack_position.width):
-            component.check_place(replace(stack_position, where=f"{stack_position.where}.{field}", width=width))
+            component.check_stack_position(
+                replace(stack_position, where=f"{stack_position.where}.{field}", width=width)
+            )
 
     def reads_encoder(self) -> bool:
         """Whether the layer attends to an encoder's output."""
@@ -174,10 +178,10 @@ class Layer(Component):
                 return f"{field_name}.{field_of_part}"
         return ""
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer's operations.
 
-        sharing: its position among the layers that share parameters; None without sharing.
+        layer_sharing: its position among the layers that share parameters; None without sharing.
         """
         raise TypeError(f"{type(self).__name__} has no flow")
 
@@ -243,8 +247,8 @@ class Block(Layer):
             *([] if cross_attention is None else [("cross_attention", cross_attention, hidden_size)]),
         ]
 
-    def check_place(self, stack_position: StackPosition) -> None:
-        super().check_place(stack_position)
+    def check_stack_position(self, stack_position: StackPosition) -> None:
+        super().check_stack_position(stack_position)
         has_encoder, is_idle = stack_position.source_width is not None, self.idle_cross_attention
         if is_idle and (has_encoder or stack_position.side == "encoder"):
             raise ValueError(
@@ -286,7 +290,7 @@ class Block(Layer):
             return PARALLEL_SOURCES[self.parallel]
         return SCALE_SOURCES.get(self.residual_scale) or PLACEMENT_SOURCES[self.norm_placement]
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         x = x if self.input_norm is None else recorder.part("input_norm", self.input_norm, x)
         layer_input = x
         recorder.hold(x=x, start=x)
@@ -319,8 +323,8 @@ class Block(Layer):
         """Returns the keyword arguments of a sublayer: for cross-attention the encoder's output, for others none."""
         return {"memory": recorder.memory, "kind": "cross_attention"} if sublayer == "cross_attn" else {}
 
-    def _normalize(self, recorder: Flow, norm_name: str, x: Value, role: Role = "own") -> Value:
-        return x if norm_name in self.without_norms else recorder.part(norm_name, self.norm, x, role=role)
+    def _normalize(self, recorder: Flow, norm_name: str, x: Value, norm_role: Role = "own") -> Value:
+        return x if norm_name in self.without_norms else recorder.part(norm_name, self.norm, x, role=norm_role)
 
     def _residual_sum(self, recorder: Flow, sublayer: str, x: Value, sublayer_output: Value) -> Value:
         """Returns the residual stream after a sublayer with output y."""
@@ -331,11 +335,11 @@ class Block(Layer):
             if self.norm_placement == "pre"
             else self._normalize(recorder, f"{sublayer}_post_norm", sublayer_output)
         )
-        scale = AFFINE if self.residual_scale is True else SCALE
+        scale_kind = AFFINE if self.residual_scale is True else SCALE
         if self.residual_scale in (True, "output"):
-            sublayer_output = recorder.part(f"{sublayer}_out_scale", scale, sublayer_output)
+            sublayer_output = recorder.part(f"{sublayer}_out_scale", scale_kind, sublayer_output)
         if self.residual_scale in (True, "residual"):
-            x = recorder.part(f"{sublayer}_residual_scale", scale, x)
+            x = recorder.part(f"{sublayer}_residual_scale", scale_kind, x)
         return recorder.add(x, sublayer_output)
 
     def _record_idle(self, recorder: Flow, sublayer: str, component: Component, x: Value) -> None:
@@ -389,7 +393,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Scaling(nn.Module):
+    class ResidualScaling(nn.Module):
         """Scales x elementwise: weight · x, plus an optional bias."""
 
         def __init__(self, hidden_size: int, bias: bool) -> None:
@@ -433,9 +437,9 @@ def _reference_class() -> type[nn.Module]:
             for sublayer in self.order if spec.residual_scale else ():
                 hidden_size, scales_both = model_properties.hidden_size, spec.residual_scale is True
                 if scales_both or spec.residual_scale == "output":
-                    self.add_module(f"{sublayer}_out_scale", Scaling(hidden_size, bias=scales_both))
+                    self.add_module(f"{sublayer}_out_scale", ResidualScaling(hidden_size, bias=scales_both))
                 if scales_both or spec.residual_scale == "residual":
-                    self.add_module(f"{sublayer}_residual_scale", Scaling(hidden_size, bias=scales_both))
+                    self.add_module(f"{sublayer}_residual_scale", ResidualScaling(hidden_size, bias=scales_both))
             for sublayer in self.order:
                 norm_positions = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
                 for norm_name in (f"{sublayer}_{position}_norm" for position in norm_positions):

@@ -19,9 +19,9 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Flag, LayerParts, ModelProperties
 from ..norm import Norm
-from ..runtime import ForwardPass, vector
-from ..streams import ResidualStreams
-from .block import Sharing
+from ..residual_streams import ResidualStreams
+from ..runtime import ForwardPass, vector_module
+from .block import LayerSharing
 from .whole_layer import PreNormLayer, small_sublayers
 
 if TYPE_CHECKING:
@@ -100,11 +100,11 @@ class BlockResidualLayer(PreNormLayer):
 
     @model_validator(mode="after")
     def _check_blocks(self) -> Self:
-        expected = self.attention_blocks + self.starts_block
-        if self.feed_forward_blocks != expected:
+        expected_blocks = self.attention_blocks + self.starts_block
+        if self.feed_forward_blocks != expected_blocks:
             raise ValueError(
                 f"feed_forward_blocks: {self.feed_forward_blocks}; expected attention_blocks, and one more in a layer "
-                f"that starts a block ({expected})"
+                f"that starts a block ({expected_blocks})"
             )
         if self.idle_residual and self.attention_blocks:
             raise ValueError(f"idle_residual: attention reads {self.attention_blocks} finished blocks; expected false")
@@ -113,7 +113,7 @@ class BlockResidualLayer(PreNormLayer):
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {**super().required_slots(), "streams": {"type": "block_residual"}}
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         if self.idle_residual:
             with recorder.scope("self_attn_residual", kind="residual", source=SOURCE, role="idle"):
                 recorder.norm("norm", x, self.norm)
@@ -151,8 +151,8 @@ class BlockResiduals(ResidualStreams):
     normed_values: Flag = False
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        required = {"type": self.type}
-        if any(layer.required_slots().get("streams") != required for layer in layers.values()):
+        required_fields = {"type": self.type}
+        if any(layer.required_slots().get("streams") != required_fields for layer in layers.values()):
             raise ValueError("streams: those of type 'block_residual' stand where every layer is of that type")
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
@@ -173,8 +173,8 @@ class BlockResiduals(ResidualStreams):
 
 def block_residual_example(**layer_fields: Any) -> BlockResidualLayer:
     """Returns a small layer for examples, by default a first layer. layer_fields: fields with other values."""
-    defaults = {**small_sublayers(), "attention_blocks": 0, "feed_forward_blocks": 1, "starts_block": True}
-    return BlockResidualLayer(**{**defaults, **layer_fields})
+    default_fields = {**small_sublayers(), "attention_blocks": 0, "feed_forward_blocks": 1, "starts_block": True}
+    return BlockResidualLayer(**{**default_fields, **layer_fields})
 
 
 @cache
@@ -206,7 +206,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
         ) -> None:
             super().__init__()
             query_shape = (model_properties.hidden_size,) if queries == 1 else (queries, model_properties.hidden_size)
-            self.norm, self.proj = norm.reference(model_properties), vector(torch.zeros(query_shape))
+            self.norm, self.proj = norm.reference(model_properties), vector_module(torch.zeros(query_shape))
             self.normed_values, self.scale = normed_values, model_properties.hidden_size**-0.5 if normed_values else 1.0
             self.scores, self.mix = SumScores(), WeightedSum()
 

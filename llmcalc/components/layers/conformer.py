@@ -13,11 +13,11 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ModelProperties, StackPosition
 from ..conformer_convolution import ConformerConvolution
-from ..mixers.relative import RelativeAttention
+from ..mixers.relative_attention import RelativeAttention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass
-from .block import Sharing
+from .block import LayerSharing
 from .whole_layer import PreNormLayer
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ class ConformerLayer(PreNormLayer):
     def networks(self) -> list[Any]:
         return [self.feed_forward, self.feed_forward]
 
-    def check_place(self, stack_position: StackPosition) -> None:
-        super().check_place(stack_position)
+    def check_stack_position(self, stack_position: StackPosition) -> None:
+        super().check_stack_position(stack_position)
         if stack_position.side != "encoder":
             raise ValueError(f"{stack_position.where}.type: 'conformer' reads later frames; expected an encoder")
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         x = self._half_network(recorder, "mlp_1", x)
         recorder.hold(x=x)
         x = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))

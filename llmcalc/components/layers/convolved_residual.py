@@ -19,7 +19,7 @@ from ..mixers.gated_profile import GatedProfileAttention
 from ..norm import Norm
 from ..residual_convolution import add_convolution, residual_convolution_class
 from ..runtime import ForwardPass
-from .block import Sharing
+from .block import LayerSharing
 from .block_residual import BlockResidualLayer, block_residual_classes, record_mix
 from .whole_layer import small_sublayers
 
@@ -51,7 +51,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
             raise ValueError("separate_inputs: needs attention of type 'gated_profile'; expected false")
         return self
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         kernel, attention, network = self.conv_kernel_size, self.attention, self.feed_forward
         query_input, *kv_inputs = self._sublayer_inputs(
             recorder, "self_attn", x, self.attention_blocks, 3 if self.separate_inputs else 1
@@ -60,9 +60,9 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         kv_inputs = [
             recorder.part(f"self_attn_{input_name}_norm", self.norm, kv_input) for input_name, kv_input in named_inputs
         ]
-        inputs: dict[str, Any] = dict(zip(("key_input", "value_input"), kv_inputs, strict=False))
+        extra_inputs: dict[str, Any] = dict(zip(("key_input", "value_input"), kv_inputs, strict=False))
         attn_output = recorder.part(
-            "self_attn", attention, recorder.part("self_attn_pre_norm", self.norm, query_input), **inputs
+            "self_attn", attention, recorder.part("self_attn_pre_norm", self.norm, query_input), **extra_inputs
         )
         attn_output = add_convolution(recorder, "self_attn_conv", attn_output, kernel)
         x = attn_output if self.starts_block else recorder.add(x, attn_output)
@@ -93,7 +93,7 @@ def convolved_residual_example(**layer_fields: Any) -> ConvolvedResidualLayer:
         conv_kernel_size=3,
         dynamic_convolutions=True,
     )
-    defaults = {
+    default_fields = {
         **small_sublayers(),
         "attention": attention,
         "attention_blocks": 0,
@@ -102,7 +102,7 @@ def convolved_residual_example(**layer_fields: Any) -> ConvolvedResidualLayer:
         "conv_kernel_size": 3,
         "separate_inputs": True,
     }
-    return ConvolvedResidualLayer(**{**defaults, **layer_fields})
+    return ConvolvedResidualLayer(**{**default_fields, **layer_fields})
 
 
 @cache
@@ -136,10 +136,10 @@ def _reference_class() -> type[nn.Module]:
         def _attention_output(self, block_sums: list[Tensor], x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the output of attention. block_sums: the residual sums of finished blocks of layers."""
             separate_inputs, component = self.spec.separate_inputs, self.get_submodule
-            inputs = (
+            attention_inputs = (
                 component("self_attn_residual")(block_sums, x) if block_sums else (x,) * (3 if separate_inputs else 1)
             )
-            query, *kv_inputs = inputs
+            query, *kv_inputs = attention_inputs
             kv_inputs = [
                 component(f"self_attn_{input_name}_norm")(kv_input)
                 for input_name, kv_input in zip(("key", "value"), kv_inputs, strict=False)

@@ -14,10 +14,10 @@ from ...flow.value import Value
 from ..base import BY_TORCH, ModelProperties, PartWitness
 from ..choice import component_type
 from ..mixers.shared_entries import SOURCE
+from ..residual_streams import CopiedStreams, copied_streams_class
 from ..runtime import ForwardPass
-from ..streams import CopiedStreams, copied_streams_class
-from .block import Sharing
-from .hyper import READ_WEIGHTS, HyperLayer, hyper_classes
+from .block import LayerSharing
+from .hyper_layer import READ_WEIGHTS, HyperLayer, hyper_classes
 from .whole_layer import small_sublayers
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ class DelayedHyperLayer(HyperLayer):
     type: Literal["delayed_hyper"] = "delayed_hyper"  # type: ignore[assignment]
     ngram_input: NgramInput | None = None
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
         if self.ngram_input is not None:
             x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
             recorder.hold(x=x)
-        return super().flow(recorder, x, sharing)
+        return super().flow(recorder, x, layer_sharing)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["layer"](self, model_properties)
@@ -89,12 +89,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         """The connection of a sublayer that reads the streams with the previous sublayer's weights."""
 
         def read_weights(self, new_weights: Tensor, forward_pass: ForwardPass) -> Tensor:
-            memo, stream_count = forward_pass.memo, new_weights.shape[-1]
-            if "read weights" not in memo:  # the first sublayer reads the first stream
+            pass_memo, stream_count = forward_pass.memo, new_weights.shape[-1]
+            if "read weights" not in pass_memo:  # the first sublayer reads the first stream
                 first_stream = torch.eye(stream_count, dtype=new_weights.dtype, device=new_weights.device)[0]
-                memo["read weights"] = first_stream.expand(*new_weights.shape)
-            stream_weights: Tensor = memo["read weights"]
-            memo["read weights"] = new_weights
+                pass_memo["read weights"] = first_stream.expand(*new_weights.shape)
+            stream_weights: Tensor = pass_memo["read weights"]
+            pass_memo["read weights"] = new_weights
             return stream_weights
 
     class LayerReference(hyper_classes()["layer"]):  # type: ignore[misc]

@@ -14,7 +14,7 @@ from ..base import ModelProperties
 from ..networks.feed_forward import FeedForward
 from ..networks.moe import MoE
 from ..runtime import ForwardPass
-from .block import Sharing
+from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class DenseResidualLayer(PreNormLayer):
     def networks(self) -> list[Any]:
         return [self.feed_forward, self.dense]
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         recorder.hold(x=x)
         attn_output = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x, attended=attn_output)

@@ -24,8 +24,8 @@ from ..mixers.attention import Attention
 from ..mixers.qk_norm import QKNorm
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardPass, vector
-from .block import Sharing
+from ..runtime import ForwardPass, vector_module
+from .block import LayerSharing
 from .whole_layer import PreNormLayer
 
 if TYPE_CHECKING:
@@ -70,18 +70,18 @@ class GatedCrossLayer(PreNormLayer):
         self.attention.check_crossing()
         return self
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         source_axes = x.axes if self.source_size is None else (Axis("source", self.source_size),)
         memory = recorder.absent("image features", *source_axes) if self.runs_on_text else Value(SOURCE, source_axes)
-        gate, role = Gate(per_feature=self.gate_per_feature), self._node_role
+        gate, node_role = Gate(per_feature=self.gate_per_feature), self._node_role
         sublayers: tuple[tuple[str, Norm, Component, str, dict[str, Any]], ...] = (
             ("cross_attn", self.norm, self.attention, "cross_attention", {"memory": memory, "kind": "cross_attention"}),
             ("mlp", self.feed_forward_norm or self.norm, self.feed_forward, "feed_forward", {}),
         )
         for sublayer, norm, component, node_kind, arguments in sublayers:
-            residual_branch = recorder.part(f"{sublayer}_pre_norm", norm, x, role=role)
-            residual_branch = recorder.part(sublayer, component, residual_branch, role=role, **arguments)
-            gate_value = recorder.part(f"{sublayer}_gate", gate, x, role=role, kind=node_kind)
+            residual_branch = recorder.part(f"{sublayer}_pre_norm", norm, x, role=node_role)
+            residual_branch = recorder.part(sublayer, component, residual_branch, role=node_role, **arguments)
+            gate_value = recorder.part(f"{sublayer}_gate", gate, x, role=node_role, kind=node_kind)
             if self.runs_on_text:
                 recorder.hold(x=x, y=residual_branch)
                 x = recorder.add(x, recorder.mul(residual_branch, recorder.act(gate_value, "tanh")))
@@ -142,7 +142,7 @@ def _reference_class() -> type[nn.Module]:
             ):
                 self.add_module(f"{sublayer}_pre_norm", norm.reference(model_properties))
                 self.add_module(sublayer, component.reference(part_context))
-                self.add_module(f"{sublayer}_gate", vector(torch.zeros(gate_size)))
+                self.add_module(f"{sublayer}_gate", vector_module(torch.zeros(gate_size)))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             if not self.runs:

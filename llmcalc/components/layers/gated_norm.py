@@ -13,7 +13,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Flag, ModelProperties, PartWitness, StepRank
 from ..runtime import ForwardPass
-from .block import Sharing
+from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class GatedNormLayer(PreNormLayer):
     gated_norm_rank: StepRank
     feed_forward_gate: Flag = True
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             sublayer_input = recorder.part(f"{sublayer}_pre_norm", self.norm, x)
             recorder.hold(y=sublayer_input)

@@ -21,9 +21,9 @@ from ..mixers.attention import Attention
 from ..mixers.mean_indexer import MeanIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope
+from ..residual_streams import CopiedStreams, copied_streams_class
 from ..runtime import ForwardPass
-from ..streams import CopiedStreams, copied_streams_class
-from .block import Sharing
+from .block import LayerSharing
 from .whole_layer import PreNormLayer, small_sublayers
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class GatedStreamsLayer(PreNormLayer):
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
         if self.ngram_input is not None:
             x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
@@ -117,8 +117,8 @@ def gated_streams_example(**layer_fields: Any) -> GatedStreamsLayer:
     """Returns a small layer for examples. layer_fields: fields with other values than the example's."""
     indexer = MeanIndexer(index_n_heads=3, index_head_dim=8, index_block_size=3, index_topk_blocks=2)
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope(), block_indexer=indexer)
-    defaults = {**small_sublayers(), "attention": attention, "hc_mult": 3, "hc_lowrank": 5}
-    return GatedStreamsLayer(**{**defaults, **layer_fields})
+    default_fields = {**small_sublayers(), "attention": attention, "hc_mult": 3, "hc_lowrank": 5}
+    return GatedStreamsLayer(**{**default_fields, **layer_fields})
 
 
 @cache

@@ -23,7 +23,7 @@ from ..networks.router import LinearRouter
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import ForwardPass
-from .block import Sharing
+from .block import LayerSharing
 from .per_layer import PerLayerGate
 from .whole_layer import WholeLayer
 
@@ -60,7 +60,11 @@ class Gemma4Layer(WholeLayer):
         self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
     ) -> Self:
         layer = super().scaled(hidden_size, heads, scale_width)
-        return layer if self.dense is None else layer.model_copy(update={"dense": self.dense.widened(scale_width)})
+        return (
+            layer
+            if self.dense is None
+            else layer.model_copy(update={"dense": self.dense.with_scaled_widths(scale_width)})
+        )
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {
@@ -71,7 +75,7 @@ class Gemma4Layer(WholeLayer):
     def borrowing_field(self) -> str:
         return super().borrowing_field() if self.per_layer_input is None else "per_layer_input"
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         x = recorder.add(x, self._normed_sublayer(recorder, "self_attn", self.attention, x))
         if self.dense is None:
             x = recorder.add(x, self._normed_sublayer(recorder, "mlp", self.feed_forward, x))

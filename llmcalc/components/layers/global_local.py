@@ -18,13 +18,13 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Joined, Padded
 from ...workload.rows import Fixed
-from ..base import ChunkSize, Flag, Heads, HeadSizes, LayerParts, ModelProperties, StackPosition, Unscalable
-from ..mixers.grouped import EqualHeadsMixer
+from ..base import ChunkSize, Flag, Heads, HeadSizes, LayerParts, ModelProperties, StackPosition, UnscalableError
+from ..mixers.grouped_query import EqualHeadsMixer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
+from ..residual_streams import ResidualStreams
 from ..runtime import ForwardPass, apply_dropout
-from ..streams import ResidualStreams
-from .block import Sharing
+from .block import LayerSharing
 from .whole_layer import PreNormLayer
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class GlobalTokens(ResidualStreams):
                 "num_global_tokens and block_size, and nowhere else"
             )
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.side != "encoder":
             raise ValueError(f"{stack_position.where}: global tokens see later tokens; expected an encoder")
 
@@ -126,7 +126,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
         return {"streams": _required_streams(self)}
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
-        raise Unscalable("attention to global tokens is for encoders; expected a decoder")
+        raise UnscalableError("attention to global tokens is for encoders; expected a decoder")
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
@@ -173,7 +173,7 @@ class GlobalLocalLayer(PreNormLayer):
     attention: GlobalLocalAttention
     feed_forward: FeedForward
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         assert isinstance(x.rows, Joined)
         text_states = recorder.part("self_attn_pre_norm", self.norm, recorder.resized(x, x.rows.second))
         global_tokens = recorder.part("global_pre_norm", self.norm, recorder.resized(x, x.rows.first))
@@ -229,26 +229,26 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.count, self.block = spec.num_global_tokens, spec.block_size
 
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, is_text: Tensor) -> Tensor:
-            scale, global_count = q.shape[-1] ** -0.5, self.count
-            always_visible = is_text.new_ones(global_count)
-            scores = q[:, :, :global_count] @ k.transpose(-1, -2) * scale
-            scores = scores.masked_fill(~torch.cat([always_visible, is_text]), float("-inf"))
-            global_output = self._weights(scores) @ v
-            blocks = [x[:, :, global_count:].unflatten(2, (-1, self.block)) for x in (q, k, v)]
-            global_scores = blocks[0] @ k[:, :, None, :global_count].transpose(-1, -2)
-            block_scores = blocks[0] @ blocks[1].transpose(-1, -2)
-            block_mask = is_text.unflatten(0, (-1, self.block))
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, is_text_token: Tensor) -> Tensor:
+            score_scale, global_count = q.shape[-1] ** -0.5, self.count
+            always_visible = is_text_token.new_ones(global_count)
+            scores = q[:, :, :global_count] @ k.transpose(-1, -2) * score_scale
+            scores = scores.masked_fill(~torch.cat([always_visible, is_text_token]), float("-inf"))
+            global_output = self._softmax_weights(scores) @ v
+            blocked_qkv = [x[:, :, global_count:].unflatten(2, (-1, self.block)) for x in (q, k, v)]
+            global_scores = blocked_qkv[0] @ k[:, :, None, :global_count].transpose(-1, -2)
+            block_scores = blocked_qkv[0] @ blocked_qkv[1].transpose(-1, -2)
+            block_mask = is_text_token.unflatten(0, (-1, self.block))
             mask = torch.cat([always_visible.expand(len(block_mask), -1), block_mask], -1)[:, None]
-            scores = torch.cat([global_scores, block_scores], -1) * scale
-            attn_weights = self._weights(scores.masked_fill(~mask, float("-inf")))
+            scores = torch.cat([global_scores, block_scores], -1) * score_scale
+            attn_weights = self._softmax_weights(scores.masked_fill(~mask, float("-inf")))
             text_output = (
                 attn_weights[..., :global_count] @ v[:, :, None, :global_count]
-                + attn_weights[..., global_count:] @ blocks[2]
+                + attn_weights[..., global_count:] @ blocked_qkv[2]
             )
             return torch.cat([global_output, text_output.flatten(2, 3)], 2)
 
-        def _weights(self, scores: Tensor) -> Tensor:
+        def _softmax_weights(self, scores: Tensor) -> Tensor:
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(scores.dtype))
 
     class GlobalLocalReference(nn.Module):
@@ -263,15 +263,17 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.core = SoftmaxProducts(spec)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            tokens, padding = forward_pass.memo["text tokens"], (self.shift, self.shift)
-            text_states = nn.functional.pad(x[:, self.count :], (0, 0, *padding))
-            is_text = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
+            tokens, padding_widths = forward_pass.memo["text tokens"], (self.shift, self.shift)
+            text_states = nn.functional.pad(x[:, self.count :], (0, 0, *padding_widths))
+            is_text_token = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
             padded_rows = torch.cat([x[:, : self.count], text_states], 1)
             q, k, v = (
                 self.get_submodule(projection)(padded_rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for projection in ("q_proj", "k_proj", "v_proj")
             )
-            attn_output = self.core(q, k, v, nn.functional.pad(is_text, padding)).transpose(1, 2).flatten(2)
+            attn_output = (
+                self.core(q, k, v, nn.functional.pad(is_text_token, padding_widths)).transpose(1, 2).flatten(2)
+            )
             attn_output = self.get_submodule("o_proj")(attn_output)
             text_rows = attn_output[:, self.count + self.shift : self.count + self.shift + x.shape[1] - self.count]
             return torch.cat([attn_output[:, : self.count], text_rows], 1)

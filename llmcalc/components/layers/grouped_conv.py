@@ -17,10 +17,10 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Inner, ModelProperties, StackPosition
-from ..mixers.context import ContextAttention
+from ..mixers.context_attention import ContextAttention
 from ..mixers.latent_context import LatentContextAttention
-from ..runtime import ForwardPass, vector
-from .block import Sharing
+from ..runtime import ForwardPass, vector_module
+from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
@@ -46,20 +46,20 @@ class GroupedConvLayer(PreNormLayer):
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return self.attention.required_slots()
 
-    def check_place(self, stack_position: StackPosition) -> None:
-        super().check_place(stack_position)
+    def check_stack_position(self, stack_position: StackPosition) -> None:
+        super().check_stack_position(stack_position)
         if isinstance(stack_position.width, int) and stack_position.width % self.conv_group_size:
             raise ValueError(
                 f"{stack_position.where}.conv_group_size: {self.conv_group_size} does not divide the width "
                 f"{stack_position.width}; expected a divisor"
             )
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             normed_x = recorder.part(f"{sublayer}_pre_norm", self.norm, x)
-            side_axis, taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
-            groups = Axis("groups", exact_div(x.width, self.conv_group_size))
-            channels = groups, Axis("channels", self.conv_group_size)
+            side_axis, filter_taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
+            group_axis = Axis("groups", exact_div(x.width, self.conv_group_size))
+            channels = group_axis, Axis("channels", self.conv_group_size)
             with recorder.scope(f"{sublayer}_conv", kind="convolution"):
                 base_rows = [
                     [
@@ -69,7 +69,7 @@ class GroupedConvLayer(PreNormLayer):
                     for convolution_side in range(2)
                 ]
                 computed_kernels = recorder.linear(
-                    "kernel_projection", normed_x, side_axis, taps, groups, Axis("one", 1)
+                    "kernel_projection", normed_x, side_axis, filter_taps, group_axis, Axis("one", 1)
                 )
             added_rows = [recorder.take(computed_kernels, *computed_kernels.axes[1:]) for _ in range(2)]
             residual_branch = self._convolve(recorder, normed_x, channels, base_rows[0], added_rows[0])
@@ -77,19 +77,21 @@ class GroupedConvLayer(PreNormLayer):
             x = recorder.add(x, self._convolve(recorder, residual_branch, channels, base_rows[1], added_rows[1]))
         return x
 
-    def _convolve(self, recorder: Flow, x: Value, channels: Shape, base_rows: list[Value], added: Value) -> Value:
+    def _convolve(
+        self, recorder: Flow, x: Value, channels: Shape, base_rows: list[Value], added_kernel: Value
+    ) -> Value:
         """Records a convolution of x over the tokens: a sum of shifted copies, each times a row of the kernel.
 
-        base_rows: the trained rows of the kernel. added: what the sublayer's input adds to them.
+        base_rows: the trained rows of the kernel. added_kernel: what the sublayer's input adds to them.
         """
         grouped_x = x.view(*channels)
-        kernel_terms: list[Value] = []
+        kernel_summands: list[Value] = []
         for base_row in base_rows:
-            kernel_terms.append(recorder.mul(grouped_x, base_row))
-            kernel_terms.append(recorder.mul(grouped_x, recorder.take(added, *added.axes[1:])))
-        kernel_sum = kernel_terms[0]
-        for kernel_term in kernel_terms[1:]:
-            kernel_sum = recorder.add(kernel_sum, kernel_term)
+            kernel_summands.append(recorder.mul(grouped_x, base_row))
+            kernel_summands.append(recorder.mul(grouped_x, recorder.take(added_kernel, *added_kernel.axes[1:])))
+        kernel_sum = kernel_summands[0]
+        for kernel_summand in kernel_summands[1:]:
+            kernel_sum = recorder.add(kernel_sum, kernel_summand)
         return kernel_sum.view(*x.axes)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -111,13 +113,13 @@ def _reference_class() -> type[nn.Module]:
     class SublayerKernels(nn.Module):
         """The kernels before and after a sublayer. x: [batch, tokens, width] → [batch, tokens, 2, taps, width]."""
 
-        def __init__(self, hidden_size: int, taps: int, group_size: int) -> None:
+        def __init__(self, hidden_size: int, filter_taps: int, group_size: int) -> None:
             super().__init__()
-            self.sizes, self.group_size = (2, taps, hidden_size // group_size), group_size
+            self.sizes, self.group_size = (2, filter_taps, hidden_size // group_size), group_size
             for convolution_side in range(2):
-                for tap in range(taps):
-                    self.add_module(f"base_kernel_{convolution_side}_{tap}", vector(torch.rand(hidden_size)))
-            self.kernel_projection = nn.Linear(hidden_size, 2 * taps * (hidden_size // group_size), bias=False)
+                for tap in range(filter_taps):
+                    self.add_module(f"base_kernel_{convolution_side}_{tap}", vector_module(torch.rand(hidden_size)))
+            self.kernel_projection = nn.Linear(hidden_size, 2 * filter_taps * (hidden_size // group_size), bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
             token_kernels = self.kernel_projection(x).unflatten(-1, self.sizes).repeat_interleave(self.group_size, -1)

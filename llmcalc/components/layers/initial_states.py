@@ -14,8 +14,8 @@ from ...flow.value import Value
 from ..base import ModelProperties
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardPass, vector
-from .block import Sharing
+from ..runtime import ForwardPass, vector_module
+from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class InitialStatesLayer(PreNormLayer):
 
     type: Literal["initial_states"] = "initial_states"
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         initial_x: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
         one_channel = (Axis("one", 1),)
         x_share, initial_share = recorder.split(recorder.vector("lambdas", Axis("mixed", 2)), one_channel, one_channel)
@@ -62,7 +62,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: InitialStatesLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            self.lambdas = vector(torch.tensor([1.0, 0.0]))
+            self.lambdas = vector_module(torch.tensor([1.0, 0.0]))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             initial_x = x if forward_pass.embedded is None else forward_pass.embedded

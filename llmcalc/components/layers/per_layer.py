@@ -91,9 +91,9 @@ class PerLayerGate(Part):
         """Returns the term to add to x. norm: the layer's norm of the term."""
         vector_axis = Axis("per_layer", self.hidden_size_per_layer_input)
         gate = recorder.act(recorder.linear("gate", x, vector_axis), self.hidden_act)
-        placeholder = Value(x.rows, (vector_axis,), fixed=True)  # for a gate that is recorded without its stack
+        placeholder_vectors = Value(x.rows, (vector_axis,), fixed=True)  # for a gate that is recorded without its stack
         layer_vectors: Value = recorder.memo.get(
-            "per_layer_embedding", placeholder
+            "per_layer_embedding", placeholder_vectors
         )  # of all layers; each layer reads its own
         gated_vector = recorder.mul(gate, recorder.take(layer_vectors, vector_axis))
         recorder.hold(y=gated_vector)

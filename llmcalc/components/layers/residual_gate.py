@@ -12,8 +12,8 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ModelProperties
 from ..norm import Norm
-from ..runtime import ForwardPass, vector
-from .block import Sharing
+from ..runtime import ForwardPass, vector_module
+from .block import LayerSharing
 from .whole_layer import WholeLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ResidualGateLayer(WholeLayer):
     feed_forward_output_norm: Norm
     norm_placement: Literal["sandwich"] = "sandwich"
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         for sublayer, component, output_norm in (
             ("self_attn", self.attention, self.attention_output_norm),
             ("mlp", self.feed_forward, self.feed_forward_output_norm),
@@ -74,7 +74,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, model_properties)
             for sublayer, norm in (("self_attn", spec.attention_output_norm), ("mlp", spec.feed_forward_output_norm)):
                 self.add_module(f"{sublayer}_post_norm", norm.reference(model_properties))
-                self.add_module(f"{sublayer}_residual_gate", vector(torch.zeros(model_properties.hidden_size)))
+                self.add_module(f"{sublayer}_residual_gate", vector_module(torch.zeros(model_properties.hidden_size)))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for sublayer in ("self_attn", "mlp"):

@@ -32,7 +32,7 @@ from ..base import (
     Part,
     PartWitness,
     TokenMixer,
-    Unscalable,
+    UnscalableError,
 )
 from ..mixers.attention import Adapter, Attention
 from ..mixers.mamba import Mamba
@@ -41,7 +41,7 @@ from ..networks.feed_forward import FeedForward, activate
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import ForwardPass
-from .block import Layer, Sharing
+from .block import Layer, LayerSharing
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -135,12 +135,12 @@ class SharedBlock(Part):
             adapters_scope.per_layer = True
             adapter_output = record_projections()
         if other_adapters is not None:
-            adapter_count, role = other_adapters
+            adapter_count, adapter_role = other_adapters
             adapter_indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
             with recorder.scope(
-                "adapters", repeat=adapter_count, indices=adapter_indices, role=role, **node_fields
+                "adapters", repeat=adapter_count, indices=adapter_indices, role=adapter_role, **node_fields
             ) as adapter_positions:
-                adapter_positions.per_layer = role == "kept"  # the layers that run them create them
+                adapter_positions.per_layer = adapter_role == "kept"  # the layers that run them create them
                 record_projections()
         return adapter_output
 
@@ -182,7 +182,7 @@ class ZambaLayer(Layer):
     def scaled(
         self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
     ) -> Self:
-        raise Unscalable(f"layers that share a block have no rule for its sizes at another width; {SCALABLE}")
+        raise UnscalableError(f"layers that share a block have no rule for its sizes at another width; {SCALABLE}")
 
     def check_shared(self, layer_name: str) -> None:
         if self.transformer.idle_adapters:
@@ -194,13 +194,13 @@ class ZambaLayer(Layer):
     def mixers(self, hidden_size: int) -> list[tuple[str, Any, int]]:
         return [("transformer.attention", self.transformer.attention, 2 * hidden_size), *super().mixers(hidden_size)]
 
-    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         other_adapters: Others | None = None
-        if sharing is not None and sharing.is_first:
-            other_adapters = sharing.other_layers, "kept"
+        if layer_sharing is not None and layer_sharing.is_first:
+            other_adapters = layer_sharing.other_layers, "kept"
         elif self.transformer.idle_adapters:
             other_adapters = self.transformer.idle_adapters, "idle"
-        role: Role = "own" if sharing is None or sharing.is_first else "shared"
+        block_role: Role = "own" if layer_sharing is None or layer_sharing.is_first else "shared"
         embedding: Value = recorder.memo.get("embedded", x)  # x itself in the first layer
         block_input = recorder.cat(x, embedding, axes=(JoinedShapes((x.axes, embedding.axes)),))
         block_output = recorder.part(
@@ -210,7 +210,7 @@ class ZambaLayer(Layer):
             norm=self.norm,
             out=x.axes,
             other_adapters=other_adapters,
-            role=role,
+            role=block_role,
         )
         block_output = recorder.linear("linear", block_output, *x.axes, kind="attention")
         recorder.hold(added=block_output)
@@ -250,7 +250,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Adapter(nn.Module):
+    class LowRankAdapter(nn.Module):
         """A low-rank adapter. x: [..., n_in] → [..., n_out]."""
 
         def __init__(self, n_in: int, rank: int, n_out: int) -> None:
@@ -262,7 +262,7 @@ def _reference_class() -> type[nn.Module]:
 
     def build_adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
         """Builds the running adapter of this layer, and unused adapters of the other layers."""
-        return nn.ModuleList(Adapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
+        return nn.ModuleList(LowRankAdapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
 
     class AdaptedLinear(nn.Linear):
         """A linear layer with the adapter of the running layer, which also stores the adapters of other layers."""
@@ -274,7 +274,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + self.adapters[0](x)
 
-    class Network(nn.Module):
+    class BlockNetwork(nn.Module):
         def __init__(self, spec: SharedBlock, model_properties: ModelProperties) -> None:
             super().__init__()
             self.act = spec.feed_forward.hidden_act
@@ -301,13 +301,18 @@ def _reference_class() -> type[nn.Module]:
             block_context = ModelProperties(2 * hidden_size, output_size=hidden_size)
             self.self_attn_pre_norm = spec.norm.reference(block_context)
             self.mlp_pre_norm = spec.norm.reference(model_properties)
-            self.self_attn, self.mlp = (block.attention.reference(block_context), Network(block, model_properties))
+            self.self_attn, self.mlp = (
+                block.attention.reference(block_context),
+                BlockNetwork(block, model_properties),
+            )
             for projection in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
-                linear: Any = getattr(self.self_attn, projection)
+                linear_module: Any = getattr(self.self_attn, projection)
                 setattr(
                     self.self_attn,
                     projection,
-                    AdaptedLinear(linear.in_features, linear.out_features, block, linear.bias is not None),
+                    AdaptedLinear(
+                        linear_module.in_features, linear_module.out_features, block, linear_module.bias is not None
+                    ),
                 )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -333,7 +338,7 @@ def _reference_class() -> type[nn.Module]:
                     continue
                 run_adapter: Any = module.get_submodule("0")
                 adapter_list: Any = first_layer.transformer.get_submodule(path)
-                stored_adapter = Adapter(
+                stored_adapter = LowRankAdapter(
                     run_adapter.down.in_features, run_adapter.down.out_features, run_adapter.up.out_features
                 )
                 stored_adapter.down.weight, stored_adapter.up.weight = run_adapter.down.weight, run_adapter.up.weight

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 from pydantic import Field, model_validator
 
 from ... import ops
-from ...algebra import Number, exact_div, same
+from ...algebra import Number, are_equal, exact_div
 from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -31,7 +31,7 @@ from ..base import (
     ScoreBias,
     StackPosition,
     TokenMixer,
-    Unscalable,
+    UnscalableError,
     ValueDim,
     Window,
     check_groups,
@@ -40,7 +40,7 @@ from ..choice import component_type
 from ..choices import AnyBlockIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
-from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -171,8 +171,8 @@ class Attention(TokenMixer):
             check_groups(a, k)
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             raise ValueError("sliding_window and attention_chunk_size: a layer has one or the other")
-        by_distance = self.position is not None and self.position.by_distance
-        if self.grid_window is not None and (self.length_limits() or self.sinks or by_distance):
+        is_distance_based = self.position is not None and self.position.by_distance
+        if self.grid_window is not None and (self.length_limits() or self.sinks or is_distance_based):
             raise ValueError("grid_window: limits plain attention to squares; expected no other limit, and no sinks")
         if self.query_rank is not None and self.idle_projections:
             raise ValueError("query_rank: idle projections read the layer's input; expected none")
@@ -195,7 +195,7 @@ class Attention(TokenMixer):
             raise ValueError("fused_qkv: needs queries, keys and values; expected no kv_shared and no attention_k_eq_v")
         if self.v_head_dim is not None and self.attention_k_eq_v:
             raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
-        if self.whole_pass and (self.length_limits() or by_distance):
+        if self.whole_pass and (self.length_limits() or is_distance_based):
             raise ValueError("whole_pass: is for plain attention; expected no window, chunks or blocks")
         idle_names = self.idle_projections
         if len({*idle_names}) < len(idle_names) or RUN_PROJECTIONS & {*idle_names}:
@@ -246,7 +246,7 @@ class Attention(TokenMixer):
     def length_limits(self) -> tuple[int, ...]:
         chosen_blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
         return tuple(
-            limit for limit in (self.sliding_window, self.attention_chunk_size, chosen_blocks) if limit is not None
+            length for length in (self.sliding_window, self.attention_chunk_size, chosen_blocks) if length is not None
         )
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
@@ -261,10 +261,12 @@ class Attention(TokenMixer):
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         if self.block_indexer is not None:
-            raise Unscalable("an indexer chooses for a fixed number of heads; expected attention without block_indexer")
-        changes_head_dim = self.head_dim is not None and not same(head_sizes.head_dim, self.head_dim)
+            raise UnscalableError(
+                "an indexer chooses for a fixed number of heads; expected attention without block_indexer"
+            )
+        changes_head_dim = self.head_dim is not None and not are_equal(head_sizes.head_dim, self.head_dim)
         if changes_head_dim and self.v_head_dim is not None:
-            raise Unscalable("values have a separate size (v_head_dim); expected attention without v_head_dim")
+            raise UnscalableError("values have a separate size (v_head_dim); expected attention without v_head_dim")
         if self.position is not None:
             self.position.check_heads(head_sizes)
         mixer_fields = {
@@ -274,8 +276,8 @@ class Attention(TokenMixer):
         }
         return self.model_copy(update=mixer_fields)
 
-    def check_place(self, stack_position: StackPosition) -> None:
-        super().check_place(stack_position)
+    def check_stack_position(self, stack_position: StackPosition) -> None:
+        super().check_stack_position(stack_position)
         a = self.num_attention_heads
         if self.head_dim is None and stack_position.width % a:
             raise ValueError(
@@ -283,7 +285,7 @@ class Attention(TokenMixer):
                 f"{stack_position.width}; expected a divisor, or a head_dim of its own"
             )
         if self.position is not None:
-            self.position.check_place(
+            self.position.check_stack_position(
                 stack_position, stack_position.width // a if self.head_dim is None else self.head_dim
             )
         if self.whole_pass and stack_position.side != "decoder":
@@ -301,7 +303,7 @@ class Attention(TokenMixer):
                 f"{stack_position.where}.grid_window: is only valid in a vision encoder without a class embedding"
             )
         if self.block_indexer is not None:
-            self.block_indexer.check_place(stack_position)
+            self.block_indexer.check_stack_position(stack_position)
 
     def sizes(self, hidden_size: Number) -> tuple[Number, Number, Number]:
         """Returns (query heads, key/value heads, head size)."""
@@ -330,7 +332,7 @@ class Attention(TokenMixer):
 
     def _can_share_with(self, other_layer: Attention) -> bool:
         """Whether this layer can share keys and values with the other layer."""
-        return all(map(same, self.sharing_key_of(), other_layer.sharing_key_of()))
+        return all(map(are_equal, self.sharing_key_of(), other_layer.sharing_key_of()))
 
     def flow(
         self,
@@ -457,7 +459,7 @@ class Attention(TokenMixer):
         recorder: Flow,
         x: Value,
         heads: Axis,
-        dim: Axis,
+        head_dim: Axis,
         value_axis: Axis,
         is_cross_attention: bool,
         adapter: Adapter | None,
@@ -466,11 +468,11 @@ class Attention(TokenMixer):
         """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
         computed_keys_and_values: list[tuple[Attention, Value, Value]] = recorder.memo.setdefault("keys and values", [])
         if self.kv_shared and "from_target" in recorder.memo:
-            return recorder.received(x, heads, dim), recorder.received(x, heads, value_axis)
+            return recorder.received(x, heads, head_dim), recorder.received(x, heads, value_axis)
         if self.kv_shared:
             empty_keys_and_values = (
                 self,
-                Value(x.rows, (heads, dim), fixed=True),
+                Value(x.rows, (heads, head_dim), fixed=True),
                 Value(x.rows, (heads, value_axis), fixed=True),
             )
             shareable = (
@@ -481,11 +483,13 @@ class Attention(TokenMixer):
             _, keys, values = next(
                 shareable, computed_keys_and_values[-1] if computed_keys_and_values else empty_keys_and_values
             )  # nothing: the layer is recorded alone
-            return keys.view(*recorder.rank_part((heads, dim))), values.view(*recorder.rank_part((heads, value_axis)))
+            return keys.view(*recorder.rank_part((heads, head_dim))), values.view(
+                *recorder.rank_part((heads, value_axis))
+            )
         with recorder.function():
-            raw_keys = self._project_heads(recorder, "k_proj", x, (heads, dim), self.k_bias, adapter)
+            raw_keys = self._project_heads(recorder, "k_proj", x, (heads, head_dim), self.k_bias, adapter)
             recorder.hold(raw=raw_keys)
-            keys = self._normalize_and_rotate(recorder, raw_keys, "k_norm", dim)
+            keys = self._normalize_and_rotate(recorder, raw_keys, "k_norm", head_dim)
             values = raw_keys
             if not self.attention_k_eq_v:
                 values_input = x if value_input is None else value_input
@@ -541,7 +545,7 @@ class Attention(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        from ..distance import Alibi, LayerBias, TransformerXL
+        from ..distance_bias import Alibi, LayerBias, TransformerXL
         from ..networks.router import LinearRouter
         from .block_indexer import BlockIndexer
         from .output_gate import OutputGate
@@ -598,7 +602,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    from ..distance import alibi_bias
+    from ..distance_bias import alibi_bias
     from .output_gate import gate_values
 
     class AttentionReference(nn.Module):
@@ -651,7 +655,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.position is not None and spec.position.type == "transformer_xl":
                 self.relative = spec.position.reference(model_properties, self.heads, self.head_dim)
             self.alibi = spec.position is not None and spec.position.type == "alibi"
-            self.sinks = vector(torch.zeros(self.heads)) if spec.sinks else None
+            self.sinks = vector_module(torch.zeros(self.heads)) if spec.sinks else None
             if (self.causal or self.cross) and not spec.kv_shared:
                 self.cache = cache_class()(None if self.cross else spec.sliding_window or spec.attention_chunk_size)
             if spec.qk_norm is not None:
@@ -683,11 +687,11 @@ def _reference_class() -> type[nn.Module]:
             if norm_order == "before_rope":
                 x = self._normalize(x, getattr(self, norm))
             if isinstance(self.spec.position, Rope):
-                x = self.spec.position.rotated(x, forward_pass, first_position)
+                x = self.spec.position.rotate_heads(x, forward_pass, first_position)
             return self._normalize(x, getattr(self, norm)) if norm_order == "after_rope" else x
 
-        def _split_heads(self, projected: Tensor, head_width: int) -> Tensor:
-            return projected.unflatten(-1, (-1, head_width)).transpose(1, 2)
+        def _split_heads(self, projected_x: Tensor, head_width: int) -> Tensor:
+            return projected_x.unflatten(-1, (-1, head_width)).transpose(1, 2)
 
         def _projected_values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             projected_x = self.v_proj(x) if self.spec.value_experts is None else self.value_experts(x, forward_pass)
@@ -781,19 +785,19 @@ def _reference_class() -> type[nn.Module]:
             self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, logit_cap: float | None
         ) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
-            index_grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
-            squares = [
-                square.flatten()
-                for row_band in index_grid.split(square_side)
-                for square in row_band.split(square_side, 1)
+            patch_index_grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
+            patch_squares = [
+                square_patches.flatten()
+                for row_band in patch_index_grid.split(square_side)
+                for square_patches in row_band.split(square_side, 1)
             ]
             square_outputs = []
-            for patches in squares:
+            for patches in patch_squares:
                 patch_index = patches.to(q.device)
                 square_outputs.append(
                     self.core(q[:, :, patch_index], k[:, :, patch_index], v[:, :, patch_index], logit_cap=logit_cap)
                 )
-            patch_order = torch.cat(squares).argsort().to(q.device)
+            patch_order = torch.cat(patch_squares).argsort().to(q.device)
             return torch.cat(square_outputs, 2)[:, :, patch_order]
 
         def forward(self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None = None) -> Tensor:
@@ -817,12 +821,14 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "indexer"):
                 k, v, mask = self.indexer.selected_keys_and_values(x, k, v, forward_pass)
             sinks = self.sinks.weight if self.sinks is not None else None
-            cap = self.spec.attn_logit_softcapping
+            logit_cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:
                 formats = {"float32_softmax": self.spec.float32_softmax, "float32_scores": self.spec.float32_scores}
-                attn_output = self.core(q, k, v, mask, bias, cap, sinks, **formats)
+                attn_output = self.core(q, k, v, mask, bias, logit_cap, sinks, **formats)
             else:
-                attn_output = self._attention_in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
+                attn_output = self._attention_in_squares(
+                    q, k, v, forward_pass.columns, self.spec.grid_window, logit_cap
+                )
             attn_output = (attn_output if convolved_values is None else attn_output + convolved_values).transpose(1, 2)
             attn_output = self.head_norm(attn_output) if hasattr(self, "head_norm") else attn_output
             if hasattr(self, "gate_proj"):

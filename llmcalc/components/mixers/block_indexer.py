@@ -78,7 +78,7 @@ class BlockIndexer(Part):
                 "block_indexer: its index_n_heads divide num_attention_heads, and its index_head_dim is even"
             )
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if attention with an indexer cannot be used at this position of the model.
 
         stack_position: of the attention.
@@ -174,10 +174,14 @@ def _reference_class() -> type[nn.Module]:
                 forward_pass.positions(0, end_position, x.device),
             )
             scores = self.core(q, k).float().masked_fill(keys[None] > positions[:, None], float("-inf"))
-            blocks = -(-end_position // spec.index_block_size)
-            scores = nn.functional.pad(scores, (0, blocks * spec.index_block_size - end_position), value=float("-inf"))
-            block_scores = scores.unflatten(-1, (blocks, -1)).amax(-1)
-            block_distance = (positions // spec.index_block_size)[:, None] - torch.arange(blocks, device=x.device)[None]
+            block_count = -(-end_position // spec.index_block_size)
+            scores = nn.functional.pad(
+                scores, (0, block_count * spec.index_block_size - end_position), value=float("-inf")
+            )
+            block_scores = scores.unflatten(-1, (block_count, -1)).amax(-1)
+            block_distance = (positions // spec.index_block_size)[:, None] - torch.arange(block_count, device=x.device)[
+                None
+            ]
             block_scores = block_scores.masked_fill(
                 (block_distance >= 0) & (block_distance < spec.index_local_blocks), float("inf")
             ).masked_fill(block_distance < 0, float("-inf"))
@@ -198,8 +202,10 @@ def _reference_class() -> type[nn.Module]:
                 selected_mask = selected_mask.repeat_interleave(group_size, 1)
             if not forward_pass.past or x.shape[1] > 1:
                 return k, v, selected_mask
-            end, block_size = k.shape[-2], self.spec.index_block_size
-            read_tokens = min(end, (self.spec.index_topk_blocks - 1) * block_size + (end - 1) % block_size + 1)
+            end_position, block_size = k.shape[-2], self.spec.index_block_size
+            read_tokens = min(
+                end_position, (self.spec.index_topk_blocks - 1) * block_size + (end_position - 1) % block_size + 1
+            )
             token_indices = (
                 selected_mask[:, :, 0]
                 .to(torch.int8)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ...algebra import exact_div, floor_div, same
+from ...algebra import are_equal, exact_div, floor_div
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -27,14 +27,14 @@ from ..base import (
     KVHeads,
     ModelProperties,
     PartWitness,
-    Unscalable,
+    UnscalableError,
     Window,
     check_groups,
 )
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, state_class, vector
-from .grouped import WindowedMixer, grouped_reference_class
+from ..runtime import ForwardPass, attention_mask, cache_class, recurrent_state_class, softmax_core_class, vector_module
+from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -84,7 +84,7 @@ class CompressedConvAttention(WindowedMixer):
             )
         if self.cca_time0 == self.cca_time1 == 1:
             raise ValueError("cca_time0 and cca_time1: both kernel sizes are 1; expected at least one above 1")
-        self.position.check(self.head_dim)
+        self.position.check_rotary_size(self.head_dim)
         return self
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
@@ -93,8 +93,8 @@ class CompressedConvAttention(WindowedMixer):
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         kv_width = head_sizes.kv_heads * head_sizes.head_dim
-        if not same(2 * floor_div(kv_width, 2), kv_width):
-            raise Unscalable("values are computed in two halves; expected an even head_dim")
+        if not are_equal(2 * floor_div(kv_width, 2), kv_width):
+            raise UnscalableError("values are computed in two halves; expected an even head_dim")
         return super().with_heads(head_sizes)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -120,16 +120,16 @@ class CompressedConvAttention(WindowedMixer):
 
     def _convolve_queries_and_keys(self, recorder: Flow, q: Value, k: Value) -> tuple[Value, Value]:
         """Returns queries and keys after both convolutions, each plus the mean of its head's query and key."""
-        (heads, dim), (kv_heads, _) = q.axes, k.axes
+        (heads, head_dim), (kv_heads, _) = q.axes, k.axes
         joined_axes, head_kernel, group_kernel = (
             JoinedShapes(((heads,), (kv_heads,)), "all_heads"),
             self.cca_time0,
             self.cca_time1,
         )
-        joined_heads = recorder.cat(q, k, axes=(joined_axes, dim))
+        joined_heads = recorder.cat(q, k, axes=(joined_axes, head_dim))
         recorder.hold(q=q, k=k, joined=joined_heads)
         recorder.state(
-            "conv_state", joined_axes, dim, Axis("steps", head_kernel + group_kernel - 2), state_kind="conv_state"
+            "conv_state", joined_axes, head_dim, Axis("steps", head_kernel + group_kernel - 2), state_kind="conv_state"
         )
         padded_rows = recorder.padded(joined_heads, head_kernel + group_kernel - 2, state_name="conv_state")
         recorder.hold(seen=padded_rows)
@@ -138,14 +138,20 @@ class CompressedConvAttention(WindowedMixer):
             "conv_channels",
             padded_rows,
             joined_axes,
-            dim,
+            head_dim,
             kernel=head_kernel,
             groups=joined_heads.width,
             overlap=group_kernel - 1,
             **conv_options,
         )
         joined_heads = recorder.conv(
-            "conv_heads", joined_heads, joined_axes, dim, kernel=group_kernel, groups=joined_axes.size, **conv_options
+            "conv_heads",
+            joined_heads,
+            joined_axes,
+            head_dim,
+            kernel=group_kernel,
+            groups=joined_axes.size,
+            **conv_options,
         )
         recorder.hold(mixed=joined_heads)
         assert isinstance(heads, Axis)
@@ -153,7 +159,7 @@ class CompressedConvAttention(WindowedMixer):
         mean_of_queries = recorder.scale(recorder.add(q, recorder.repeat(k, heads)), 0.5)
         group_axis = Axis("group", exact_div(heads.size, kv_heads.size))
         mean_of_keys = recorder.sum(
-            mean_of_queries.view(kv_heads, group_axis, dim), *k.axes, is_mean=True
+            mean_of_queries.view(kv_heads, group_axis, head_dim), *k.axes, is_mean=True
         )  # over the queries that share a key
         recorder.hold(mean_q=mean_of_queries, mean_k=mean_of_keys)
         convolved_q, convolved_k = recorder.split(joined_heads, q.axes, k.axes)
@@ -231,8 +237,8 @@ def _reference_class() -> type[nn.Module]:
             self.conv_channels = nn.Conv1d(channels, channels, spec.cca_time0, groups=channels)
             self.conv_heads = nn.Conv1d(channels, channels, spec.cca_time1, groups=a + k)
             self.v_proj, self.v_proj_before = nn.Linear(h, k * d // 2, bias=bias), nn.Linear(h, k * d // 2, bias=bias)
-            self.conv_state, self.value_state = state_class()(), state_class()()
-            self.key_scale = vector(torch.ones(k))
+            self.conv_state, self.value_state = recurrent_state_class()(), recurrent_state_class()()
+            self.key_scale = vector_module(torch.ones(k))
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
             self.unit_length = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-12), d)
 
@@ -267,7 +273,7 @@ def _reference_class() -> type[nn.Module]:
 
         def _scale_and_rotate(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Scales vectors to length √d and applies RoPE. [batch, tokens, heads, d] → [.., heads, tokens, d]."""
-            return self.spec.position.rotated(self.unit_length(x).transpose(1, 2), forward_pass, forward_pass.past)
+            return self.spec.position.rotate_heads(self.unit_length(x).transpose(1, 2), forward_pass, forward_pass.past)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             d = self.spec.head_dim

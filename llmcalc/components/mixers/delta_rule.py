@@ -27,14 +27,16 @@ def delta_rule_class() -> type[nn.Module]:
         """Scales x to length 1 along the last axis."""
         return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
-    def strictly_lower_inverse(system: Tensor) -> Tensor:
-        """Computes (1 + L)⁻¹ row by row, where L is the part of the matrix `system` below the diagonal."""
-        row_count = system.shape[-1]
-        identity = torch.eye(row_count, dtype=system.dtype, device=system.device).expand(system.shape)
-        inverse_rows = [identity[..., 0, :]]
+    def strictly_lower_inverse(system_matrix: Tensor) -> Tensor:
+        """Computes (1 + L)⁻¹ row by row, where L is the part of the matrix `system_matrix` below the diagonal."""
+        row_count = system_matrix.shape[-1]
+        identity_matrix = torch.eye(row_count, dtype=system_matrix.dtype, device=system_matrix.device).expand(
+            system_matrix.shape
+        )
+        inverse_rows = [identity_matrix[..., 0, :]]
         for i in range(1, row_count):
             solved_rows = torch.stack(inverse_rows, -2)
-            inverse_rows.append(identity[..., i, :] - (system[..., i, :i, None] * solved_rows).sum(-2))
+            inverse_rows.append(identity_matrix[..., i, :] - (system_matrix[..., i, :i, None] * solved_rows).sum(-2))
         return torch.stack(inverse_rows, -2)
 
     class DeltaRule(nn.Module):
@@ -77,24 +79,25 @@ def delta_rule_class() -> type[nn.Module]:
             self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, recurrent_state: Tensor
         ) -> tuple[Tensor, Tensor]:
             tokens, chunk_size = q.shape[2], self.chunk
-            pad = -tokens % chunk_size
+            padding_tokens = -tokens % chunk_size
             q, k, v, g, beta = (
-                F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, chunk_size)) for x in (q, k, v, g, beta[..., None])
+                F.pad(x, (0, 0, 0, padding_tokens)).unflatten(2, (-1, chunk_size))
+                for x in (q, k, v, g, beta[..., None])
             )
             g = g.cumsum(-2)
             mask = torch.ones(chunk_size, chunk_size, dtype=torch.bool, device=q.device).tril()
             decayed_k, decayed_q = k * beta * g.exp(), q * g.exp()
             if self.by_channel:
                 decay = (g[..., :, None, :] - g[..., None, :, :]).masked_fill(~mask[..., None], float("-inf")).exp()
-                system = ((k * beta)[..., :, None, :] * k[..., None, :, :] * decay).sum(-1)
+                system_matrix = ((k * beta)[..., :, None, :] * k[..., None, :, :] * decay).sum(-1)
                 scores = (q[..., :, None, :] * k[..., None, :, :] * decay).sum(-1)
-                inverse = strictly_lower_inverse(system)
-                values, keys = inverse @ (v * beta), inverse @ decayed_k
+                system_inverse = strictly_lower_inverse(system_matrix)
+                values, keys = system_inverse @ (v * beta), system_inverse @ decayed_k
             else:
                 decay = (g - g.transpose(-1, -2)).masked_fill(~mask, float("-inf")).exp()
-                system, scores = (k * beta) @ k.transpose(-1, -2) * decay, q @ k.transpose(-1, -2) * decay
-                values = torch.linalg.solve_triangular(system, v * beta, upper=False, unitriangular=True)
-                keys = torch.linalg.solve_triangular(system, decayed_k, upper=False, unitriangular=True)
+                system_matrix, scores = (k * beta) @ k.transpose(-1, -2) * decay, q @ k.transpose(-1, -2) * decay
+                values = torch.linalg.solve_triangular(system_matrix, v * beta, upper=False, unitriangular=True)
+                keys = torch.linalg.solve_triangular(system_matrix, decayed_k, upper=False, unitriangular=True)
             chunk_decay = g[..., -1:, :]
             decayed_k_to_end, state_decay = k * (chunk_decay - g).exp(), chunk_decay.exp().transpose(-1, -2)
             chunk_outputs = []

@@ -21,8 +21,8 @@ from ...workload.with_past import WithPast
 from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, vector
-from .grouped import WindowedMixer, grouped_reference_class
+from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, vector_module
+from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,7 +60,7 @@ class DynamicMaskAttention(WindowedMixer):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         check_groups(self.num_attention_heads, self.num_key_value_heads)
-        self.position.check(self.head_dim)
+        self.position.check_rotary_size(self.head_dim)
         return self
 
     def length_limits(self) -> tuple[int, ...]:
@@ -68,11 +68,15 @@ class DynamicMaskAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
-        q = recorder.norm("q_norm", recorder.linear("q_proj", x, heads, dim, bias=has_bias), self.norm, (dim,))
+        head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = recorder.norm(
+            "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=has_bias), self.norm, (head_dim,)
+        )
         q = recorder.rope(q, self.position)
-        k = recorder.norm("k_norm", recorder.linear("k_proj", x, kv_heads, dim, bias=has_bias), self.norm, (dim,))
-        k, v = recorder.rope(k, self.position), recorder.linear("v_proj", x, kv_heads, dim, bias=has_bias)
+        k = recorder.norm(
+            "k_norm", recorder.linear("k_proj", x, kv_heads, head_dim, bias=has_bias), self.norm, (head_dim,)
+        )
+        k, v = recorder.rope(k, self.position), recorder.linear("v_proj", x, kv_heads, head_dim, bias=has_bias)
         k, v = recorder.cache("cache", self.cache_kind, k, v, token_limit=window)
         key_limits: dict[str, Any] = {"window": window, "keep": self.keep_window_size}
         recorder.hold(q=q, k=k, v=v)
@@ -81,9 +85,9 @@ class DynamicMaskAttention(WindowedMixer):
             key_rows = WithPast(of=x.rows, window=window)
             step_sizes = recorder.act(recorder.linear("dt_proj", v, kv_heads, bias=has_bias, rows=key_rows), "softplus")
             recorder.hold(steps=step_sizes)
-            strength = recorder.act(recorder.mul(step_sizes, recorder.vector("A", kv_heads)), "exp")
-            recorder.hold(strength=strength)
-            mask = recorder.strongest(strength, q, k, **key_limits)
+            key_strength = recorder.act(recorder.mul(step_sizes, recorder.vector("A", kv_heads)), "exp")
+            recorder.hold(strength=key_strength)
+            mask = recorder.strongest(key_strength, q, k, **key_limits)
         recorder.hold(mask=mask)
         k, v, mask = (recorder.repeat(tensor, heads) for tensor in (k, v, mask))
         recorder.hold(k=k, v=v, mask=mask)
@@ -133,14 +137,16 @@ def _reference_class() -> type[nn.Module]:
             kv_heads, d = spec.num_key_value_heads, spec.head_dim
             self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
             self.cache, self.core = cache_class()(spec.sliding_window), SoftmaxProducts()
-            self.A = vector(torch.randn(kv_heads) * 0.5)
+            self.A = vector_module(torch.randn(kv_heads) * 0.5)
             self.dt_proj = nn.Linear(kv_heads * d, kv_heads, bias=spec.attention_bias)
 
         def _learned_mask(self, v: Tensor, causal_mask: Tensor) -> Tensor:
             """Computes the mask from values [batch, heads, keys, d]: a selected key's strength, else −∞."""
             step_sizes = nn.functional.softplus(self.dt_proj(v.transpose(1, 2).flatten(2)))
-            strength = (step_sizes * self.A.weight).exp().transpose(1, 2)[:, :, None]
-            mask: Tensor = strength.expand(-1, -1, causal_mask.shape[0], -1).masked_fill(~causal_mask, float("-inf"))
+            key_strength = (step_sizes * self.A.weight).exp().transpose(1, 2)[:, :, None]
+            mask: Tensor = key_strength.expand(-1, -1, causal_mask.shape[0], -1).masked_fill(
+                ~causal_mask, float("-inf")
+            )
             if mask.shape[-1] <= self.spec.keep_window_size:
                 return mask
             rounded_mask = mask.round(
@@ -153,8 +159,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
-            q = spec.position.rotated(self.q_norm(self._split_heads("q", x)), forward_pass, forward_pass.past)
-            k = spec.position.rotated(self.k_norm(self._split_heads("k", x)), forward_pass, forward_pass.past)
+            q = spec.position.rotate_heads(self.q_norm(self._split_heads("q", x)), forward_pass, forward_pass.past)
+            k = spec.position.rotate_heads(self.k_norm(self._split_heads("k", x)), forward_pass, forward_pass.past)
             k, v = self.cache(forward_pass, k, self._split_heads("v", x))
             mask = self._learned_mask(v, attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window))
             k, v, mask = self._for_each_query_head(k, v, mask)

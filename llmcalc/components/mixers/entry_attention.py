@@ -28,14 +28,14 @@ from ..base import (
     RopeDim,
     TokenMixer,
     TopK,
-    Unscalable,
+    UnscalableError,
     Width,
     Window,
 )
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
-from ..runtime import ForwardPass, attention_mask, cache_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -96,7 +96,7 @@ class EntryAttention(TokenMixer):
         if self.qk_rope_head_dim % 2 or self.qk_rope_head_dim > narrowest_head:
             field = "head_dim" if narrowest_head == head_dim else "index_head_dim"
             raise ValueError(f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd, or more than {field} {narrowest_head}")
-        self.position.check_whole("qk_rope_head_dim")
+        self.position.check_full_rotation("qk_rope_head_dim")
         return self
 
     def head_sizes(self, hidden_size: Any) -> HeadSizes:
@@ -120,10 +120,10 @@ class EntryAttention(TokenMixer):
     def length_limits(self) -> tuple[int, ...]:
         compress_rate, max_entries = self.compress_rate, self.selected_entries
         selected_tokens = None if compress_rate is None or max_entries is None else compress_rate * max_entries
-        return tuple(limit for limit in (self.sliding_window, compress_rate, selected_tokens) if limit is not None)
+        return tuple(length for length in (self.sliding_window, compress_rate, selected_tokens) if length is not None)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
-        raise Unscalable(
+        raise UnscalableError(
             f"attention.type '{type(self).model_fields['type'].default}' has ranks beside its heads (q_lora_rank, "
             "o_lora_rank); expected attention whose width depends only on its heads"
         )
@@ -151,7 +151,7 @@ class EntryAttention(TokenMixer):
             with recorder.function():
                 mask, entries = self._mask_and_entries(recorder, x, compressed_query, q, head_dim, rope)
             recorder.hold(entries=entries, entries_seen=mask)
-            limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
+            attention_limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
             scores.append(
                 recorder.scores(
                     "entry_core",
@@ -160,7 +160,7 @@ class EntryAttention(TokenMixer):
                     values=entries,
                     is_cross_attention=True,
                     core=ops.EntryAttentionCore,
-                    **limits,
+                    **attention_limits,
                 )
             )
         attention_weights = recorder.joint_softmax(
@@ -189,12 +189,12 @@ class EntryAttention(TokenMixer):
         raise TypeError(f"{type(self).__name__} computes no entries")
 
     @property
-    def entry_noun(self) -> str:
+    def entries_name(self) -> str:
         """The name of the entries in summaries."""
         return "entries"
 
     def describe(self, hidden_size: int) -> str:
-        entries_text = "" if self.compress_rate is None else f", {self.entry_noun} of {self.compress_rate} tokens"
+        entries_text = "" if self.compress_rate is None else f", {self.entries_name} of {self.compress_rate} tokens"
         selection_text = "" if self.selected_entries is None else f", {self.selected_entries} of them"
         heading = f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}"
         return heading + entries_text + selection_text
@@ -258,7 +258,7 @@ def entry_attention_class() -> Any:
             self.kv_proj = nn.Linear(hidden_size, spec.head_dim, bias=False)
             self.kv_norm = norm_reference(spec.norm, spec.head_dim)
             self.core, self.cache = single_key_core_class()(), cache_class()(spec.sliding_window)
-            self.sinks = vector(torch.zeros(spec.num_attention_heads))
+            self.sinks = vector_module(torch.zeros(spec.num_attention_heads))
             self.o_a_proj = group_map_class()(spec.o_groups, heads_width // spec.o_groups, spec.o_lora_rank)
             self.o_b_proj = nn.Linear(spec.o_groups * spec.o_lora_rank, hidden_size, bias=False)
             if spec.compress_rate is not None:
@@ -307,11 +307,11 @@ def entry_attention_class() -> Any:
 
 
 @cache
-def chooser_class() -> Any:
+def entry_chooser_class() -> Any:
     """Returns the base class of modules that select entries."""
     from torch import nn
 
-    class Chooser(nn.Module):
+    class EntryChooser(nn.Module):
         """Selects the entries that each token attends to, [batch, tokens, index_topk at most]."""
 
         def __init__(self, spec: EntryAttention, hidden_size: int) -> None:
@@ -321,4 +321,4 @@ def chooser_class() -> Any:
             self.q_proj = nn.Linear(spec.q_lora_rank, self.heads * spec.indexer.index_head_dim, bias=False)
             self.weights_proj, self.core = nn.Linear(hidden_size, self.heads, bias=False), single_key_core_class()()
 
-    return Chooser
+    return EntryChooser

@@ -28,20 +28,20 @@ from ..base import (
     ModelProperties,
     PartWitness,
     Real,
-    Symbol,
+    SizeSymbol,
     TokenMixer,
 )
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, causal_conv_class, state_class, vector
+from ..runtime import ForwardPass, causal_conv_class, recurrent_state_class, vector_module
 from .delta_rule import delta_rule_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-LinearKeyHeads: TypeAlias = Annotated[int, Symbol("a_k")]
-LinearValueHeads: TypeAlias = Annotated[int, Symbol("a_v")]
-LinearKeyDim: TypeAlias = Annotated[int, Symbol("d_k")]
-LinearValueDim: TypeAlias = Annotated[int, Symbol("d_v")]
+LinearKeyHeads: TypeAlias = Annotated[int, SizeSymbol("a_k")]
+LinearValueHeads: TypeAlias = Annotated[int, SizeSymbol("a_v")]
+LinearKeyDim: TypeAlias = Annotated[int, SizeSymbol("d_k")]
+LinearValueDim: TypeAlias = Annotated[int, SizeSymbol("d_v")]
 
 CHUNK_TOKENS = 64
 """The number of tokens per chunk in every known implementation."""
@@ -116,11 +116,11 @@ class GatedDeltaNet(TokenMixer):
             decay_rate,
         )
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
-        inputs, node_fields = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
+        scan_inputs, node_fields = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
         delta_rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
         scan_output = recorder.alternatives(
-            chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=value_axes, node_fields=node_fields),
-            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=value_axes, node_fields=node_fields),
+            chunked=lambda: recorder.core("core", delta_rule, *scan_inputs, axes=value_axes, node_fields=node_fields),
+            step=lambda: recorder.core("core", Elementwise(), *scan_inputs, axes=value_axes, node_fields=node_fields),
         )
         recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
         gate = recorder.act(recorder.linear("g_proj", x, *value_axes), "silu")
@@ -179,10 +179,10 @@ def _reference_class() -> type[nn.Module]:
             self.v_proj = nn.Linear(hidden, self.value_width, bias=False)
             self.conv1d = causal_conv_class()(2 * self.key_width + self.value_width, spec.linear_conv_kernel_dim, False)
             self.a_proj, self.b_proj = (nn.Linear(hidden, heads, bias=False), nn.Linear(hidden, heads, bias=False))
-            self.A_log = vector(torch.linspace(0.5, 8.0, heads).log())
-            self.dt_bias = vector(torch.ones(heads))
+            self.A_log = vector_module(torch.linspace(0.5, 8.0, heads).log())
+            self.dt_bias = vector_module(torch.ones(heads))
             self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=False)
-            self.conv_state, self.recurrent_state = state_class()(), state_class()()
+            self.conv_state, self.recurrent_state = recurrent_state_class()(), recurrent_state_class()()
             self.g_proj = nn.Linear(hidden, self.value_width, bias=False)
             self.norm = norm_reference(Norm(type=spec.norm_type, eps=spec.norm_eps), spec.linear_value_head_dim)
             self.o_proj = nn.Linear(self.value_width, hidden, bias=False)

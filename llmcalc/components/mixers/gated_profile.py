@@ -17,8 +17,8 @@ from ...flow.value import Value
 from ..base import Flag, ModelProperties
 from ..norm import Norm, norm_reference
 from ..residual_convolution import add_convolution
-from ..runtime import ForwardPass, attention_mask, state_class, vector
-from .profile import ProfileAttention, profile_attention_class
+from ..runtime import ForwardPass, attention_mask, recurrent_state_class, vector_module
+from .profile_attention import ProfileAttention, profile_attention_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,9 +51,12 @@ class GatedProfileAttention(ProfileAttention):
         q = recorder.linear("q_proj", x, heads, head_dim)
         keys, values = (
             self._convolve_heads(
-                recorder, f"{letter}_conv", recorder.linear(f"{letter}_proj", token, kv_heads, head_dim), token
+                recorder,
+                f"{projection_letter}_conv",
+                recorder.linear(f"{projection_letter}_proj", token, kv_heads, head_dim),
+                token,
             )
-            for letter, token in (
+            for projection_letter, token in (
                 ("k", x if key_input is None else key_input),
                 ("v", x if value_input is None else value_input),
             )
@@ -91,14 +94,18 @@ class GatedProfileAttention(ProfileAttention):
         """
         if not self.dynamic_convolutions:
             return add_convolution(recorder, conv_name, x, self.conv_kernel_size)
-        (heads, dim), taps = x.axes, Axis("kernel", self.conv_kernel_size)
+        (heads, head_dim), kernel_axis = x.axes, Axis("kernel", self.conv_kernel_size)
         with recorder.scope(conv_name):
-            filter_taps = recorder.linear("weight_proj", token, heads, taps)
+            filter_taps = recorder.linear("weight_proj", token, heads, kernel_axis)
             filter_taps = recorder.mul(
-                filter_taps, recorder.vector("static_weight", heads, dim, taps), axes=(heads, dim, taps)
+                filter_taps,
+                recorder.vector("static_weight", heads, head_dim, kernel_axis),
+                axes=(heads, head_dim, kernel_axis),
             )
-            recorder.state("conv_state", heads, dim, taps, state_kind="conv_state")
-            return recorder.add(recorder.sum(recorder.mul(filter_taps, x, axes=(heads, dim, taps)), heads, dim), x)
+            recorder.state("conv_state", heads, head_dim, kernel_axis, state_kind="conv_state")
+            return recorder.add(
+                recorder.sum(recorder.mul(filter_taps, x, axes=(heads, head_dim, kernel_axis)), heads, head_dim), x
+            )
 
     def describe(self, hidden_size: Any) -> str:
         return f"{super().describe(hidden_size)}, gated"
@@ -132,18 +139,20 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, hidden_size: int, heads: int, kv_width: int, kernel: int) -> None:
             super().__init__()
             self.heads, self.kernel, self.size = heads, kernel, kv_width // heads
-            self.static_weight = vector(torch.zeros(kv_width, kernel))
+            self.static_weight = vector_module(torch.zeros(kv_width, kernel))
             self.weight_proj = nn.Linear(hidden_size, heads * kernel, bias=False)
-            self.conv_state: Any = state_class()()
+            self.conv_state: Any = recurrent_state_class()()
 
         def forward(self, x: Tensor, token: Tensor, forward_pass: ForwardPass) -> Tensor:
             stored_rows = self.conv_state.load(forward_pass)
             earlier_rows = x.new_zeros(x.shape[0], self.kernel, x.shape[-1]) if stored_rows is None else stored_rows[0]
-            inputs = torch.cat([earlier_rows, x], 1)
-            self.conv_state.keep(forward_pass, inputs[:, -self.kernel :])
-            windows = inputs[:, 1:].unfold(1, self.kernel, 1)  # [batch, tokens, width, kernel]
-            taps = self.weight_proj(token).unflatten(-1, (self.heads, self.kernel)).repeat_interleave(self.size, -2)
-            conv_output: Tensor = (windows * (self.static_weight.weight + taps)).sum(-1)
+            rows_with_past = torch.cat([earlier_rows, x], 1)
+            self.conv_state.keep(forward_pass, rows_with_past[:, -self.kernel :])
+            windows = rows_with_past[:, 1:].unfold(1, self.kernel, 1)  # [batch, tokens, width, kernel]
+            filter_taps = (
+                self.weight_proj(token).unflatten(-1, (self.heads, self.kernel)).repeat_interleave(self.size, -2)
+            )
+            conv_output: Tensor = (windows * (self.static_weight.weight + filter_taps)).sum(-1)
             return conv_output + x
 
     class SoftmaxProducts(nn.Module):
@@ -171,8 +180,8 @@ def _reference_class() -> type[nn.Module]:
                 )
             self.gate_proj = nn.Linear(hidden_size, heads * head_dim, bias=False)
             self.sink_proj = nn.Linear(hidden_size, heads, bias=False)
-            self.q_scale = vector(torch.ones(heads, head_dim))
-            self.share_scale = vector(torch.ones(heads, spec.relative_rank))
+            self.q_scale = vector_module(torch.ones(heads, head_dim))
+            self.share_scale = vector_module(torch.ones(heads, spec.relative_rank))
             self.v_norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), head_dim)
             self.core = SoftmaxProducts()
 

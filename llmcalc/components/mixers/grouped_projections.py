@@ -17,7 +17,7 @@ from ...flow.value import Value
 from ..base import Heads, ModelProperties, SingleWidthNetwork, StackPosition, Width
 from ..networks.feed_forward import Activation, activate
 from ..runtime import ForwardPass, attention_mask, softmax_core_class
-from .grouped import EqualHeadsMixer
+from .grouped_query import EqualHeadsMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,8 +51,8 @@ class GroupedProjectionAttention(EqualHeadsMixer):
     v_groups: int = _groups_field()
     o_groups: int = _groups_field()
 
-    def check_place(self, stack_position: StackPosition) -> None:
-        super().check_place(stack_position)
+    def check_stack_position(self, stack_position: StackPosition) -> None:
+        super().check_stack_position(stack_position)
         for field_name in ("q_groups", "k_groups", "v_groups", "o_groups"):
             self._check_divisor(stack_position, field_name)
 
@@ -106,10 +106,10 @@ class GroupedFeedForward(SingleWidthNetwork):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         ffn = Axis("ffn", self.intermediate_size)
-        activated = recorder.act(
+        activated_gate = recorder.act(
             recorder.conv("up_proj", x, ffn, kernel=1, groups=self.up_groups, bias=True), self.hidden_act
         )
-        return recorder.conv("down_proj", activated, *x.axes, kernel=1, groups=self.down_groups, bias=True)
+        return recorder.conv("down_proj", activated_gate, *x.axes, kernel=1, groups=self.down_groups, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"{self.hidden_act} {self.intermediate_size} in {self.up_groups} groups"

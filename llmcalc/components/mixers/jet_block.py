@@ -19,7 +19,7 @@ from ...flow.value import Value
 from ...ops import DeltaRule, DynamicConvolution, Elementwise
 from ..base import PUBLISHED, ChunkSize, HeadSizes, Kernel, ModelProperties, PartWitness, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, state_class, vector
+from ..runtime import ForwardPass, recurrent_state_class, vector_module
 from .delta_rule import delta_rule_class
 from .gated_delta_net import CHUNK_TOKENS, LinearKeyDim, LinearValueDim, LinearValueHeads
 
@@ -72,11 +72,11 @@ class JetBlock(TokenMixer):
         step_size = recorder.add(recorder.linear("a_proj", x, heads), recorder.vector("dt_bias", heads))
         decay = recorder.mul(recorder.act(step_size, "softplus"), decay_rate)
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
-        inputs = (q, k, v, decay, beta)
+        scan_inputs = (q, k, v, decay, beta)
         delta_rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
         scan_output = recorder.alternatives(
-            chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=(heads, value_dim)),
-            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=(heads, value_dim)),
+            chunked=lambda: recorder.core("core", delta_rule, *scan_inputs, axes=(heads, value_dim)),
+            step=lambda: recorder.core("core", Elementwise(), *scan_inputs, axes=(heads, value_dim)),
         )
         recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
         gate = recorder.act(recorder.linear("g_proj", x, heads, value_dim), "silu")
@@ -141,10 +141,10 @@ def _reference_class() -> type[nn.Module]:
             self.w2 = nn.Linear(spec.generator_size, value_width * self.kernel)
             self.convolution = CausalFilters()
             self.a_proj, self.b_proj = (nn.Linear(hidden, heads, bias=False), nn.Linear(hidden, heads, bias=False))
-            self.A_log = vector(torch.linspace(0.5, 8.0, heads).log())
-            self.dt_bias = vector(torch.ones(heads))
+            self.A_log = vector_module(torch.linspace(0.5, 8.0, heads).log())
+            self.dt_bias = vector_module(torch.ones(heads))
             self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=False)
-            self.conv_state, self.recurrent_state = state_class()(), state_class()()
+            self.conv_state, self.recurrent_state = recurrent_state_class()(), recurrent_state_class()()
             self.g_proj = nn.Linear(hidden, value_width, bias=False)
             self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), spec.linear_value_head_dim)
             self.o_proj = nn.Linear(value_width, hidden, bias=False)
@@ -159,9 +159,9 @@ def _reference_class() -> type[nn.Module]:
             )
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.b_proj(x).sigmoid().transpose(1, 2)
-            heads_of_v = v.unflatten(-1, (-1, value_dim)).transpose(1, 2)
+            v_heads = v.unflatten(-1, (-1, value_dim)).transpose(1, 2)
             decay = decay.transpose(1, 2)[..., None]
-            scan_output = self.core(q, k, heads_of_v, decay, beta, forward_pass, self.recurrent_state)
+            scan_output = self.core(q, k, v_heads, decay, beta, forward_pass, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, value_dim)))
             return self.o_proj((self.norm(scan_output.transpose(1, 2).to(x.dtype)) * gate).flatten(2))
 

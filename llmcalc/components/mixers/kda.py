@@ -26,20 +26,20 @@ from ..base import (
     ModelProperties,
     PartWitness,
     Real,
-    Symbol,
+    SizeSymbol,
     TokenMixer,
 )
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, causal_conv_class, state_class, vector
+from ..runtime import ForwardPass, causal_conv_class, recurrent_state_class, vector_module
 from .delta_rule import delta_rule_class
 from .gated_delta_net import CHUNK_TOKENS
-from .grouped import check_key_heads
+from .grouped_query import check_key_heads
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-LinearHeads: TypeAlias = Annotated[int, Symbol("a_l")]
-LinearHeadDim: TypeAlias = Annotated[int, Symbol("d_l")]
+LinearHeads: TypeAlias = Annotated[int, SizeSymbol("a_l")]
+LinearHeadDim: TypeAlias = Annotated[int, SizeSymbol("d_l")]
 
 
 class KimiDeltaAttention(TokenMixer):
@@ -102,12 +102,12 @@ class KimiDeltaAttention(TokenMixer):
         recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), state_kind="conv_state")
         q, k, v = recorder.split(recorder.act(qkv, "silu"), *qkv_axes.parts)
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
-        inputs = (q, k, v, self._record_log_decay(recorder, x, head_axes), beta)
+        scan_inputs = (q, k, v, self._record_log_decay(recorder, x, head_axes), beta)
         node_fields = {"source": "Kimi Team 2025, §3.1"}
         delta_rule = DeltaRule(beta.width, head_dim.size, head_dim.size, self.chunk_size, by_channel=True, rows=x.rows)
         scan_output = recorder.alternatives(
-            chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=head_axes, node_fields=node_fields),
-            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=head_axes, node_fields=node_fields),
+            chunked=lambda: recorder.core("core", delta_rule, *scan_inputs, axes=head_axes, node_fields=node_fields),
+            step=lambda: recorder.core("core", Elementwise(), *scan_inputs, axes=head_axes, node_fields=node_fields),
         )
         recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
         scan_output = recorder.norm("norm", scan_output, Norm(type="rmsnorm", eps=self.norm_eps), (head_dim,))
@@ -181,11 +181,11 @@ def _reference_class() -> type[nn.Module]:
                     self.add_module(f"{gate}_b_proj", nn.Linear(head_dim, heads_width, bias=False))
                 else:
                     self.add_module(f"{gate}_proj", nn.Linear(hidden_size, heads_width, bias=False))
-            self.dt_bias = vector(torch.linspace(-6.0, -2.0, heads_width))
-            self.A_log = vector(torch.linspace(1.0, 16.0, self.heads).log())
+            self.dt_bias = vector_module(torch.linspace(-6.0, -2.0, heads_width))
+            self.A_log = vector_module(torch.linspace(1.0, 16.0, self.heads).log())
             self.b_proj = nn.Linear(hidden_size, self.heads, bias=False)
             self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=True)
-            self.conv_state, self.recurrent_state = state_class()(), state_class()()
+            self.conv_state, self.recurrent_state = recurrent_state_class()(), recurrent_state_class()()
             self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), head_dim)
             self.o_proj = nn.Linear(heads_width, hidden_size, bias=False)
 
@@ -193,9 +193,11 @@ def _reference_class() -> type[nn.Module]:
             """Splits heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
             return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-        def _gate_projection(self, letter: str, x: Tensor) -> Tensor:
+        def _gate_projection(self, projection_letter: str, x: Tensor) -> Tensor:
             projections = (
-                (f"{letter}_a_proj", f"{letter}_b_proj") if hasattr(self, f"{letter}_a_proj") else (f"{letter}_proj",)
+                (f"{projection_letter}_a_proj", f"{projection_letter}_b_proj")
+                if hasattr(self, f"{projection_letter}_a_proj")
+                else (f"{projection_letter}_proj",)
             )
             for projection in projections:
                 x = self.get_submodule(projection)(x)

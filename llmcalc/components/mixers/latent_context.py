@@ -79,7 +79,7 @@ class LatentContextAttention(TokenMixer):
     def _check_fields(self) -> Self:
         if self.qk_rope_head_dim < 2 or self.qk_rope_head_dim % 2:
             raise ValueError(f"qk_rope_head_dim: {self.qk_rope_head_dim}; expected an even number, 2 or more")
-        self.position.check_whole("qk_rope_head_dim")
+        self.position.check_full_rotation("qk_rope_head_dim")
         return self
 
     def head_sizes(self, hidden_size: Any) -> HeadSizes:
@@ -193,28 +193,28 @@ def _reference_class() -> type[nn.Module]:
         def _latents_and_keys(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
             """Returns the latents and the rotated keys of x, [batch, tokens, …]."""
             latents, keys = self.kv_a_proj(x).split([self.spec.kv_lora_rank, self.spec.qk_rope_head_dim], -1)
-            return self.kv_a_norm(latents), self.spec.position.rotated(keys, forward_pass, forward_pass.past)
+            return self.kv_a_norm(latents), self.spec.position.rotate_heads(keys, forward_pass, forward_pass.past)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(self.q_a_norm(self.q_a_proj(x)))
             q = q.unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
             q_nope, q_rope = q.split([spec.qk_nope_head_dim, spec.qk_rope_head_dim], -1)
-            q_rope = spec.position.rotated(q_rope, forward_pass, forward_pass.past)
+            q_rope = spec.position.rotate_heads(q_rope, forward_pass, forward_pass.past)
             q = torch.cat([self.kv_b_proj(q_nope, absorbed_form="query"), q_rope], -1)
             latents, keys = self._latents_and_keys(x, forward_pass)
             context_latents, context_keys = self.cache(
                 forward_pass, *self._latents_and_keys(forward_pass.memo["target_states"], forward_pass)
             )
             scores = [
-                core(q, torch.cat([core_latents, k], -1)[:, None].transpose(-1, -2))
-                for core, core_latents, k in (
+                attention_core(q, torch.cat([core_latents, k], -1)[:, None].transpose(-1, -2))
+                for attention_core, core_latents, k in (
                     (self.core, context_latents, context_keys),
                     (self.block_core, latents, keys),
                 )
             ]
-            scale = (spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5
-            attn_weights = torch.softmax((torch.cat(scores, -1) * scale).float(), -1).to(x.dtype)
+            score_scale = (spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5
+            attn_weights = torch.softmax((torch.cat(scores, -1) * score_scale).float(), -1).to(x.dtype)
             context_weights, attn_weights = attn_weights.split((context_latents.shape[1], latents.shape[1]), -1)
             attn_output = self.core(context_weights, context_latents[:, None]) + self.block_core(
                 attn_weights, latents[:, None]

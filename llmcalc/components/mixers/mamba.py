@@ -21,7 +21,7 @@ from ...workload.rows import Routed
 from ..base import PUBLISHED, Flag, Heads, Inner, Kernel, ModelProperties, PartWitness, StateSize, StepRank, TokenMixer
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, causal_conv_class, state_class
+from ..runtime import ForwardPass, causal_conv_class, recurrent_state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -165,7 +165,7 @@ def _reference_class() -> type[nn.Module]:
             head_outputs = head_outputs if self.bias is None else head_outputs + self.bias[:, None]
             return head_outputs.transpose(1, 2).flatten(2)
 
-    class Scan(nn.Module):
+    class SelectiveScanModule(nn.Module):
         """Runs Mamba's selective scan. x, Δ: [batch, tokens, inner] → ([batch, tokens, inner], last state).
 
         B, C: [batch, tokens, inner or 1, state].
@@ -220,8 +220,8 @@ def _reference_class() -> type[nn.Module]:
             self.in_proj = nn.Linear(hidden_size, 2 * inner_width, bias=spec.use_bias)
             conv: Any = causal_conv_class()
             self.conv1d = conv(inner_width, spec.conv_kernel, spec.use_conv_bias)
-            self.conv_state: Any = state_class()()
-            self.ssm_state: Any = state_class()()
+            self.conv_state: Any = recurrent_state_class()()
+            self.ssm_state: Any = recurrent_state_class()()
             projected_width = rank + 2 * spec.state_size
             if spec.num_heads is None:
                 self.x_proj: Any = nn.Linear(inner_width, projected_width, bias=False)
@@ -233,7 +233,7 @@ def _reference_class() -> type[nn.Module]:
                 self.dt_norm = norm_reference(spec.norm, rank)
                 self.b_norm = norm_reference(spec.norm, spec.state_size)
                 self.c_norm = norm_reference(spec.norm, spec.state_size)
-            self.scan = Scan(inner_width, spec.state_size)
+            self.scan = SelectiveScanModule(inner_width, spec.state_size)
             self.out_proj = nn.Linear(inner_width, hidden_size, bias=spec.use_bias)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -242,8 +242,8 @@ def _reference_class() -> type[nn.Module]:
             inner_x = activate(
                 spec.hidden_act, self.conv1d(inner_x.transpose(1, 2), forward_pass, self.conv_state)
             ).transpose(1, 2)
-            widths = [spec.time_step_rank, spec.state_size, spec.state_size]
-            time_step, b, c = self.x_proj(inner_x).unflatten(-1, (heads, -1)).split(widths, -1)
+            split_widths = [spec.time_step_rank, spec.state_size, spec.state_size]
+            time_step, b, c = self.x_proj(inner_x).unflatten(-1, (heads, -1)).split(split_widths, -1)
             if spec.norm is not None:
                 time_step, b, c = self.dt_norm(time_step), self.b_norm(b), self.c_norm(c)
             time_step = nn.functional.softplus(self.dt_proj(time_step.flatten(2)))

@@ -31,7 +31,7 @@ from ..base import (
 )
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, causal_conv_class, state_class
+from ..runtime import ForwardPass, causal_conv_class, recurrent_state_class
 from .mamba import STATE_BITS
 
 if TYPE_CHECKING:
@@ -206,11 +206,11 @@ def scan_class() -> type[nn.Module]:
         def _run_chunks(
             self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
-            tokens, padding = x.shape[1], -x.shape[1] % self.chunk
+            tokens, padding_tokens = x.shape[1], -x.shape[1] % self.chunk
 
-            def split_into_chunks(t: Tensor) -> Tensor:
+            def split_into_chunks(tensor: Tensor) -> Tensor:
                 """Splits tokens into padded chunks: [.., tokens, heads, ...] → [.., heads, chunks, chunk, ...]."""
-                padded_chunks = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, padding))
+                padded_chunks = nn.functional.pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, padding_tokens))
                 return padded_chunks.unflatten(1, (-1, self.chunk)).movedim(3, 1)
 
             x, log_decay, b, c = (
@@ -254,8 +254,8 @@ def _reference_class() -> type[nn.Module]:
             )
             conv: Any = causal_conv_class()
             self.conv1d = conv(inner_width + group_width, spec.conv_kernel, spec.use_conv_bias)
-            self.conv_state: Any = state_class()()
-            self.ssm_state: Any = state_class()()
+            self.conv_state: Any = recurrent_state_class()()
+            self.ssm_state: Any = recurrent_state_class()()
             scan: Any = scan_class()
             self.scan = scan(spec.num_heads, spec.chunk_size)
             if spec.norm is not None:

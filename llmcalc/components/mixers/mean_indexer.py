@@ -115,9 +115,9 @@ def _reference_class() -> type[nn.Module]:
             q = self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1))).transpose(1, 2)
             q = rotate(q, forward_pass, forward_pass.past, head_dim, self.theta).transpose(1, 2)
             (keys,) = self.cache(forward_pass, self.k_proj(x))
-            blocks = keys.shape[1] // block
-            block_means = self.k_norm(keys[:, : blocks * block].unflatten(1, (blocks, block)).mean(2))
-            block_starts = torch.arange(blocks, device=x.device) * block
+            block_count = keys.shape[1] // block
+            block_means = self.k_norm(keys[:, : block_count * block].unflatten(1, (block_count, block)).mean(2))
+            block_starts = torch.arange(block_count, device=x.device) * block
             angles = block_starts[:, None] / self.theta ** (torch.arange(0, head_dim, 2, device=x.device) / head_dim)
             cos, sin = (tensor.to(x.dtype) for tensor in (angles.cos(), angles.sin()))
             first_half, second_half = block_means.chunk(2, -1)
@@ -126,7 +126,7 @@ def _reference_class() -> type[nn.Module]:
             visible_tokens = (
                 forward_pass.positions(forward_pass.past, forward_pass.past + tokens, x.device)[:, None] + 1
             )
-            is_complete = torch.arange(blocks, device=x.device) < visible_tokens // block
+            is_complete = torch.arange(block_count, device=x.device) < visible_tokens // block
             ranked_blocks = scores.masked_fill(~is_complete, float("-inf")).sort(-1, descending=True).indices
             chosen_blocks = ranked_blocks[..., : spec.index_topk_blocks]
             chosen_positions = (chosen_blocks[..., None] * block + torch.arange(block, device=x.device)).flatten(-2)

@@ -43,7 +43,7 @@ from ..choices import AnyIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
-from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector_module
 from .indexer import Indexer
 from .output_gate import OutputGate, gate_values
 from .pooled_indexer import PooledIndexer
@@ -136,7 +136,7 @@ class MLA(TokenMixer):
             )
         if self.qk_rope_head_dim == 0 and (not self.mla_use_nope or self.key_norm):
             raise ValueError("qk_rope_head_dim: 0 leaves nothing to rotate; expected mla_use_nope, and no key_norm")
-        self.position.check_whole("qk_rope_head_dim")
+        self.position.check_full_rotation("qk_rope_head_dim")
         return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
@@ -156,7 +156,7 @@ class MLA(TokenMixer):
 
     def length_limits(self) -> tuple[int, ...]:
         selected_tokens = None if self.indexer is None else self.indexer.index_topk
-        return tuple(limit for limit in (self.sliding_window, selected_tokens) if limit is not None)
+        return tuple(length for length in (self.sliding_window, selected_tokens) if length is not None)
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """The mixer with a latent width equal to the keys and values of `kv_heads` heads."""
@@ -164,12 +164,12 @@ class MLA(TokenMixer):
         return self.model_copy(update={"kv_lora_rank": kv_heads * (nope_dim + rope_dim + v) - rope_dim})
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
-        results = {self._latent_key(): "kv_shared" if self.kv_shared else ""}
+        shared_latents = {self._latent_key(): "kv_shared" if self.kv_shared else ""}
         if self.indexer is not None:
-            results["indexer", *self.indexer.attention_limits().values()] = (
+            shared_latents["indexer", *self.indexer.attention_limits().values()] = (
                 "indexer.shared" if self.indexer.shared else ""
             )
-        return results
+        return shared_latents
 
     def borrowing_field(self) -> str:
         return next(filter(None, self.shared_results().values()), "")
@@ -193,7 +193,7 @@ class MLA(TokenMixer):
         q_nope, q_rope, *gate = recorder.split(
             query, (heads, nope_axis), (heads, rope_axis), *([(heads, head_axis)] if self.query_gate else [])
         )
-        q_rope = self._rotated(recorder, q_rope)
+        q_rope = self._rotate(recorder, q_rope)
         recorder.hold(q_nope=q_nope, q_rope=q_rope)
         latents, k_rope = self._latent_and_key(recorder, x, latent, rope_axis)
         recorder.mask(query, latents, causal=recorder.causal, window=self.sliding_window)
@@ -201,8 +201,10 @@ class MLA(TokenMixer):
             full_rotation = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
             rotation = None if self.mla_use_nope else full_rotation
             recorder.part("indexer", self.indexer, x, query_latent=query_latent, position=rotation, role="no_grad")
-        limits: dict[str, Any] = {"selected": None} if self.indexer is None else dict(self.indexer.attention_limits())
-        limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
+        attention_limits: dict[str, Any] = (
+            {"selected": None} if self.indexer is None else dict(self.indexer.attention_limits())
+        )
+        attention_limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
         if self.indexer is not None:
             is_selection_shared = recorder.memo.get("lends_selection", False)
@@ -212,46 +214,46 @@ class MLA(TokenMixer):
             "causal": recorder.causal,
             "sinks": self.sinks,
             "selection": selection,
-            **limits,
+            **attention_limits,
         }
-        core = ops.AttentionCore if limits.get("pool") is None else ops.PooledAttentionCore
+        attention_op_class = ops.AttentionCore if attention_limits.get("pool") is None else ops.PooledAttentionCore
         head_axes, latent_key = JoinedShapes(((nope_axis,), (rope_axis,))), JoinedShapes(((latent,), (rope_axis,)))
 
-        def expanded() -> Value:
+        def record_expanded() -> Value:
             """Records attention on keys and values expanded per head from all tokens' latents."""
             keys_and_values = recorder.linear(
                 "kv_b_proj",
                 latents,
                 heads,
                 JoinedShapes(((nope_axis,), (head_axis,))),
-                rows=WithPast(of=latents.rows, **limits),
+                rows=WithPast(of=latents.rows, **attention_limits),
             )
             recorder.hold(expanded=keys_and_values)
             k_nope, values = recorder.split(keys_and_values, (heads, nope_axis), (heads, head_axis))
             k = recorder.cat(k_nope, k_rope, axes=(heads, head_axes), rows=latents.rows)
             recorder.hold(k=k)
             q = recorder.cat(q_nope, q_rope, axes=(heads, head_axes))
-            return recorder.attention("core", q, k, values, core=core, **attention_options)
+            return recorder.attention("core", q, k, values, core=attention_op_class, **attention_options)
 
-        def absorbed() -> Value:
+        def record_absorbed() -> Value:
             """Records absorbed attention on the latents, with the expansion's weights applied to query and output."""
             weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope_axis,), (head_axis,)))), (latent,))
             q = recorder.cat(recorder.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
             k = recorder.cat(latents, k_rope, axes=(Axis("one", 1), latent_key))
             recorder.hold(q=q, k=k)
             attn_output = recorder.attention(
-                "core", q, k, latents.view(Axis("one", 1), latent), core=core, **attention_options
+                "core", q, k, latents.view(Axis("one", 1), latent), core=attention_op_class, **attention_options
             )
             return recorder.absorb("", attn_output, weight, head_axis)
 
-        attn_output = recorder.alternatives(expanded=expanded, absorbed=absorbed)
+        attn_output = recorder.alternatives(expanded=record_expanded, absorbed=record_absorbed)
         recorder.hold(out=attn_output)
         if self.sinks:
             recorder.vector("sinks", heads)
         attn_output = attn_output if self.output_gate is None else self.output_gate.flow(recorder, x, attn_output)
-        for gate_part in gate:
+        for head_gate in gate:
             attn_output = recorder.mul(
-                attn_output, recorder.act(gate_part, "sigmoid", in_float32=True), in_float32=True
+                attn_output, recorder.act(head_gate, "sigmoid", in_float32=True), in_float32=True
             )
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *(out or x.axes), bias=self.attention_bias or self.o_bias)
@@ -275,7 +277,7 @@ class MLA(TokenMixer):
         if self.key_norm:
             k_rope = self._normalize(recorder, "k_rope_norm", k_rope)
             recorder.hold(latent=latents, k_rope=k_rope)
-        k_rope = self._rotated(recorder, k_rope)
+        k_rope = self._rotate(recorder, k_rope)
         latents, k_rope = recorder.cache("cache", "latent_attention", latents, k_rope, token_limit=self.sliding_window)
         recorder.hold(latent=latents, k_rope=k_rope)
         computed_latents.append((latent_key, latents, k_rope))
@@ -286,7 +288,7 @@ class MLA(TokenMixer):
     def _normalize(self, recorder: Flow, norm_name: str, x: Value) -> Value:
         return x if self.norm is None else recorder.norm(norm_name, x, self.norm)
 
-    def _rotated(self, recorder: Flow, x: Value) -> Value:
+    def _rotate(self, recorder: Flow, x: Value) -> Value:
         return x if self.mla_use_nope else recorder.rope(x, self.position)
 
     def _query_and_latent(
@@ -350,7 +352,7 @@ class MLA(TokenMixer):
 def expansion_class() -> type[nn.Module]:
     from torch import nn
 
-    class Expansion(nn.Linear):
+    class LatentExpansion(nn.Linear):
         """Expands latents to each head's key and value; if absorbed, applies the weight to the query or output."""
 
         def __init__(self, latent: int, heads: int, nope_dim: int, value_size: int) -> None:
@@ -365,7 +367,7 @@ def expansion_class() -> type[nn.Module]:
                 return x @ head_weights[:, self.nope :].transpose(-1, -2)
             return super().forward(x)
 
-    return Expansion
+    return LatentExpansion
 
 
 @cache
@@ -404,7 +406,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(model_properties, heads, spec.v_head_dim)
                 self.gate = spec.output_gate.gate_func
-            self.sinks = vector(torch.zeros(heads)) if spec.sinks else None
+            self.sinks = vector_module(torch.zeros(heads)) if spec.sinks else None
             self.o_proj = nn.Linear(
                 heads * spec.v_head_dim,
                 model_properties.output_size or hidden,
@@ -467,7 +469,7 @@ def _reference_class() -> type[nn.Module]:
             q_rope = self._rotate(q_rope, forward_pass)
             latent, k_rope = self._latent_and_key(x, forward_pass)
             mask = attention_mask(forward_pass, x, latent, causal=True, window=spec.sliding_window)
-            scale = (nope_dim + rope_dim) ** -0.5
+            score_scale = (nope_dim + rope_dim) ** -0.5
             if hasattr(self, "indexer"):
                 forward_pass.selected = self.indexer(x, compressed_query, mask, forward_pass)
             if spec.indexer is not None:
@@ -490,12 +492,14 @@ def _reference_class() -> type[nn.Module]:
                 q = torch.cat([self.kv_b_proj(q_nope, absorbed_form="query"), q_rope], -1)
                 k, v = torch.cat([latent, k_rope], -1)[:, None], latent[:, None]
                 k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
-                attn_output = self.kv_b_proj(self.core(q, k, v, mask, sinks=sinks, scale=scale), absorbed_form="value")
+                attn_output = self.kv_b_proj(
+                    self.core(q, k, v, mask, sinks=sinks, scale=score_scale), absorbed_form="value"
+                )
             else:
                 keys_and_values = self.kv_b_proj(latent).unflatten(-1, (heads, -1)).transpose(1, 2)
                 k_nope, v = keys_and_values.split([nope_dim, spec.v_head_dim], -1)
                 k = torch.cat([k_nope, k_rope[:, None].expand(-1, heads, -1, -1)], -1)
-                attn_output = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, sinks=sinks, scale=scale)
+                attn_output = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, sinks=sinks, scale=score_scale)
             attn_output = attn_output.transpose(1, 2)
             if hasattr(self, "gate_proj"):
                 attn_output = attn_output * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (heads, -1))

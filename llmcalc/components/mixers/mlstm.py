@@ -26,16 +26,16 @@ from ..base import (
     ModelProperties,
     PartWitness,
     Real,
-    Symbol,
+    SizeSymbol,
     TokenMixer,
 )
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, state_class
+from ..runtime import ForwardPass, recurrent_state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MemoryValueDim: TypeAlias = Annotated[int, Symbol("v")]
+MemoryValueDim: TypeAlias = Annotated[int, SizeSymbol("v")]
 
 
 class MLSTM(TokenMixer):
@@ -123,17 +123,22 @@ def _reference_class() -> type[nn.Module]:
             self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
             log_f, q = F.logsigmoid(forget_gate), q * q.shape[-1] ** -0.5
-            chunk_outputs, start, tokens = [], 0, q.shape[2]
-            while start < tokens:
+            chunk_outputs, chunk_start, tokens = [], 0, q.shape[2]
+            while chunk_start < tokens:
                 run_step, chunk_size = (
-                    (self._run_chunk, self.chunk) if tokens - start >= self.chunk else (self._run_token, 1)
+                    (self._run_chunk, self.chunk) if tokens - chunk_start >= self.chunk else (self._run_token, 1)
                 )
-                chunk = slice(start, start + chunk_size)
+                chunk_slice = slice(chunk_start, chunk_start + chunk_size)
                 memory_output, state = run_step(
-                    q[:, :, chunk], k[:, :, chunk], v[:, :, chunk], input_gate[:, :, chunk], log_f[:, :, chunk], state
+                    q[:, :, chunk_slice],
+                    k[:, :, chunk_slice],
+                    v[:, :, chunk_slice],
+                    input_gate[:, :, chunk_slice],
+                    log_f[:, :, chunk_slice],
+                    state,
                 )
                 chunk_outputs.append(memory_output)
-                start += chunk_size
+                chunk_start += chunk_size
             return torch.cat(chunk_outputs, 2), state
 
         def _run_chunk(
@@ -188,14 +193,19 @@ def _reference_class() -> type[nn.Module]:
             for projection, output_width in (("q", keys), ("k", keys), ("v", value_width), ("ogate", value_width)):
                 self.add_module(projection, nn.Linear(hidden_size, output_width, bias=has_bias))
             self.igate, self.fgate = nn.Linear(hidden_size, heads), nn.Linear(hidden_size, heads)
-            self.core, self.recurrent_state = MatrixMemoryCell(spec.chunk_size), state_class()()
+            self.core, self.recurrent_state = MatrixMemoryCell(spec.chunk_size), recurrent_state_class()()
             self.norm = norm_reference(
                 Norm(type="layernorm", bias=has_bias, eps=spec.norm_eps), value_width, group_count=heads
             )
             self.out_proj = nn.Linear(value_width, hidden_size, bias=has_bias)
 
-        def _split_heads(self, letter: str, x: Tensor) -> Tensor:
-            return self.get_submodule(letter)(x).float().unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)
+        def _split_heads(self, projection_letter: str, x: Tensor) -> Tensor:
+            return (
+                self.get_submodule(projection_letter)(x)
+                .float()
+                .unflatten(-1, (self.spec.num_heads, -1))
+                .transpose(1, 2)
+            )
 
         def _gate(self, gate_name: str, x: Tensor) -> Tensor:
             gate_cap = self.spec.gate_soft_cap

@@ -19,10 +19,10 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Multiple
-from ..base import Heads, HeadSizes, LayerParts, ModelProperties, Positions, StackPosition, Unscalable
+from ..base import Heads, HeadSizes, LayerParts, ModelProperties, Positions, StackPosition, UnscalableError
+from ..residual_streams import ResidualStreams
 from ..runtime import ForwardPass, cache_class, softmax_core_class
-from ..streams import ResidualStreams
-from .grouped import EqualHeadsMixer
+from .grouped_query import EqualHeadsMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -59,7 +59,7 @@ class PredictStreams(ResidualStreams):
                 "their ngram, and nowhere else"
             )
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}: predict streams are those of a decoder; expected none")
 
@@ -100,7 +100,7 @@ class NgramAttention(EqualHeadsMixer):
     relative_max_distance: Positions = 128
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
-        raise Unscalable("attention of predict streams has a table of distances; expected plain attention")
+        raise UnscalableError("attention of predict streams has a table of distances; expected plain attention")
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "predict_streams", "ngram": self.ngram}}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Flag, ModelProperties, Part, PartWitness
-from ..runtime import vector
+from ..runtime import vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,13 +52,13 @@ class OutputGate(Part):
         return nn.Linear(model_properties.hidden_size, heads_width, bias=bool(self.bias))
 
 
-def gate_values(gate_func: str, projected: Tensor) -> Tensor:
-    """Returns the gate's values. projected: the output of the gate's projection."""
+def gate_values(gate_func: str, projected_x: Tensor) -> Tensor:
+    """Returns the gate's values. projected_x: the output of the gate's projection."""
     from torch.nn import functional as F
 
     if gate_func == "softplus":
-        return F.softplus(projected, beta=math.log(2))
-    return F.silu(projected) if gate_func == "silu" else projected.sigmoid()
+        return F.softplus(projected_x, beta=math.log(2))
+    return F.silu(projected_x) if gate_func == "silu" else projected_x.sigmoid()
 
 
 @cache
@@ -71,7 +71,7 @@ def _biased_by_head() -> type[nn.Module]:
 
         def __init__(self, hidden_size: int, gate_width: int, heads: int) -> None:
             super().__init__(hidden_size, gate_width, bias=False)
-            self.head_bias = vector(torch.zeros(heads))
+            self.head_bias = vector_module(torch.zeros(heads))
 
         def forward(self, x: Tensor) -> Tensor:
             gates_of_heads = super().forward(x).unflatten(-1, (self.head_bias.weight.shape[0], -1))

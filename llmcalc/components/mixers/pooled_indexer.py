@@ -19,7 +19,7 @@ from ...flow.value import Value
 from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, Part, PartWitness, TopK, Window
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardPass, cache_class, vector
+from ..runtime import ForwardPass, cache_class, vector_module
 from .indexer import indexer_core_class
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _reference_class() -> type[nn.Module]:
             self.k_proj = nn.Linear(hidden_size, head_dim, bias=False)
             self.gate_proj = nn.Linear(hidden_size, head_dim, bias=False)
             self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), head_dim)
-            self.position_bias = vector(torch.zeros(spec.index_kpool, head_dim))
+            self.position_bias = vector_module(torch.zeros(spec.index_kpool, head_dim))
             self.weights_proj = nn.Linear(hidden_size, spec.index_n_heads, bias=False)
             self.cache, self.core = cache_class()(), indexer_core_class()()
 

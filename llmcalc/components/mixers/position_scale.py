@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..runtime import ForwardPass, vector
+from ..runtime import ForwardPass, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,7 +33,7 @@ def position_scale_class() -> type[nn.Module]:
 
         def __init__(self, heads: int) -> None:
             super().__init__()
-            self.scale, self.bias = vector(torch.zeros(heads)), vector(torch.ones(heads))
+            self.scale, self.bias = vector_module(torch.zeros(heads)), vector_module(torch.ones(heads))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             positions = forward_pass.positions(forward_pass.past, forward_pass.past + x.shape[-2], x.device)

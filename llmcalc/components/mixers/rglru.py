@@ -15,14 +15,14 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, Heads, Kernel, ModelProperties, PartWitness, Symbol, TokenMixer
+from ..base import PUBLISHED, Heads, Kernel, ModelProperties, PartWitness, SizeSymbol, TokenMixer
 from ..networks.feed_forward import Activation, activate
-from ..runtime import ForwardPass, causal_conv_class, state_class, vector
+from ..runtime import ForwardPass, causal_conv_class, recurrent_state_class, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-RecurrentWidth: TypeAlias = Annotated[int, Symbol("r")]
+RecurrentWidth: TypeAlias = Annotated[int, SizeSymbol("r")]
 
 
 class RGLRU(TokenMixer):
@@ -121,11 +121,13 @@ def _reference_class() -> type[nn.Module]:
     def linear_scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Runs h ← a·h + b over all tokens, in ⌈log2(tokens)⌉ parallel steps (Hillis & Steele 1986)."""
         b = torch.cat([b[:, :1] + a[:, :1] * h[:, None], b[:, 1:]], 1)
-        offset = 1
-        while offset < a.shape[1]:
-            b = torch.cat([b[:, :offset], b[:, offset:] + a[:, offset:] * b[:, :-offset]], 1)
-            a = torch.cat([a[:, :offset], a[:, offset:] * a[:, :-offset]], 1)
-            offset *= 2
+        step_distance = 1
+        while step_distance < a.shape[1]:
+            b = torch.cat(
+                [b[:, :step_distance], b[:, step_distance:] + a[:, step_distance:] * b[:, :-step_distance]], 1
+            )
+            a = torch.cat([a[:, :step_distance], a[:, step_distance:] * a[:, :-step_distance]], 1)
+            step_distance *= 2
         return b
 
     class RGLRUReference(nn.Module):
@@ -138,11 +140,11 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             lru_width, self.act = spec.lru_width, spec.hidden_act
             self.linear_y, self.linear_x = nn.Linear(hidden_size, lru_width), nn.Linear(hidden_size, lru_width)
-            self.conv_1d = causal_conv_class()(lru_width, spec.conv1d_width, True, kept_frames=spec.conv1d_width - 1)
+            self.conv_1d = causal_conv_class()(lru_width, spec.conv1d_width, True, stored_frames=spec.conv1d_width - 1)
             self.input_gate = BlockMap(spec.num_attention_heads, lru_width)
             self.recurrent_gate = BlockMap(spec.num_attention_heads, lru_width)
-            self.recurrent_param = vector(torch.linspace(-4.0, 1.0, lru_width))
-            self.conv_state, self.recurrent_state = state_class()(), state_class()()
+            self.recurrent_param = vector_module(torch.linspace(-4.0, 1.0, lru_width))
+            self.conv_state, self.recurrent_state = recurrent_state_class()(), recurrent_state_class()()
             self.linear_out = nn.Linear(lru_width, hidden_size)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

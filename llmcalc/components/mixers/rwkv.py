@@ -21,17 +21,17 @@ from ..base import (
     ModelProperties,
     PartWitness,
     SingleWidthNetwork,
-    Symbol,
+    SizeSymbol,
     TokenMixer,
     Width,
 )
-from ..runtime import ForwardPass, state_class, vector
+from ..runtime import ForwardPass, recurrent_state_class, vector_module
 from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-AttentionWidth: TypeAlias = Annotated[int, Symbol("r")]
+AttentionWidth: TypeAlias = Annotated[int, SizeSymbol("r")]
 
 SOURCE = "Peng et al. 2023, §3"
 
@@ -61,9 +61,9 @@ class RwkvTimeMix(TokenMixer):
         recorder.hold(previous=previous_token, k=key, v=value, r=receptance)
         gate = recorder.act(receptance, "sigmoid")
         bonus, decay = recorder.vector("time_first", channels), recorder.vector("time_decay", channels)
-        average = recorder.scan("wkv", key, value, bonus, decay, axes=(channels,))
+        wkv_output = recorder.scan("wkv", key, value, bonus, decay, axes=(channels,))
         recorder.state("recurrent_state", JoinedShapes(((channels,), (channels,), (channels,))), bits=32)
-        return recorder.linear("output", recorder.mul(gate, average), *x.axes)
+        return recorder.linear("output", recorder.mul(gate, wkv_output), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-4 {self.attention_hidden_size}"
@@ -128,12 +128,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: RwkvTimeMix, hidden_size: int) -> None:
             super().__init__()
             heads_width = spec.attention_hidden_size
-            self.time_decay = vector(torch.linspace(-5.0, 3.0, heads_width))
-            self.time_first = vector(torch.linspace(-1.0, 0.5, heads_width))
+            self.time_decay = vector_module(torch.linspace(-5.0, 3.0, heads_width))
+            self.time_first = vector_module(torch.linspace(-1.0, 0.5, heads_width))
             for projection in ("key", "value", "receptance"):
-                self.add_module(f"time_mix_{projection}", vector(torch.linspace(0.1, 0.9, hidden_size)))
+                self.add_module(f"time_mix_{projection}", vector_module(torch.linspace(0.1, 0.9, hidden_size)))
                 self.add_module(projection, nn.Linear(hidden_size, heads_width, bias=False))
-            self.shift_state, self.recurrent_state = state_class()(), state_class()()
+            self.shift_state, self.recurrent_state = recurrent_state_class()(), recurrent_state_class()()
             self.output = nn.Linear(heads_width, hidden_size, bias=False)
 
         def _weighted_average(self, k: Tensor, v: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -178,9 +178,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: RwkvChannelMix, hidden_size: int) -> None:
             super().__init__()
-            self.time_mix_key = vector(torch.linspace(0.1, 0.9, hidden_size))
-            self.time_mix_receptance = vector(torch.linspace(0.2, 0.8, hidden_size))
-            self.shift_state = state_class()()
+            self.time_mix_key = vector_module(torch.linspace(0.1, 0.9, hidden_size))
+            self.time_mix_receptance = vector_module(torch.linspace(0.2, 0.8, hidden_size))
+            self.shift_state = recurrent_state_class()()
             self.key = nn.Linear(hidden_size, spec.intermediate_size, bias=False)
             self.receptance = nn.Linear(hidden_size, hidden_size, bias=False)
             self.value = nn.Linear(spec.intermediate_size, hidden_size, bias=False)

@@ -18,7 +18,7 @@ from ...flow.value import Value
 from ...ops import TransitionScan
 from ..base import Flag, HeadDim, Heads, ModelProperties, PartWitness, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, state_class, vector
+from ..runtime import ForwardPass, recurrent_state_class, vector_module
 from .rwkv import RwkvChannelMix
 from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
 
@@ -61,23 +61,24 @@ class Rwkv7TimeMix(TokenMixer):
         heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
         head_axes: Shape = (heads, head_dim)
         previous_token = previous_tokens(recorder, x)
-        inputs = {input_name: token_shift(recorder, x, previous_token, input_name) for input_name in INPUT_NAMES}
+        mixed_inputs = {input_name: token_shift(recorder, x, previous_token, input_name) for input_name in INPUT_NAMES}
         recorder.hold(previous=previous_token)
         receptance, key, value = (
-            recorder.linear(f"{input_name}_proj", inputs[input_name], *head_axes) for input_name in ("r", "k", "v")
+            recorder.linear(f"{input_name}_proj", mixed_inputs[input_name], *head_axes)
+            for input_name in ("r", "k", "v")
         )
         decay = recorder.act(
-            self._low_rank(recorder, "w_lora", inputs["w"], self.decay_rank, head_axes, "tanh"), "sigmoid"
+            self._low_rank(recorder, "w_lora", mixed_inputs["w"], self.decay_rank, head_axes, "tanh"), "sigmoid"
         )
         learning_rate = recorder.act(
-            self._low_rank(recorder, "a_lora", inputs["a"], self.rate_rank, head_axes), "sigmoid"
+            self._low_rank(recorder, "a_lora", mixed_inputs["a"], self.rate_rank, head_axes), "sigmoid"
         )
         if not self.first:
             mix_weight = recorder.act(
-                self._low_rank(recorder, "v_lora", inputs["v"], self.value_rank, head_axes), "sigmoid"
+                self._low_rank(recorder, "v_lora", mixed_inputs["v"], self.value_rank, head_axes), "sigmoid"
             )
             value = recorder.mul(value, mix_weight)  # the first layer's values are as large
-        gate = self._low_rank(recorder, "g_lora", inputs["g"], self.gate_rank, head_axes, "sigmoid", bias=False)
+        gate = self._low_rank(recorder, "g_lora", mixed_inputs["g"], self.gate_rank, head_axes, "sigmoid", bias=False)
         removed_key = recorder.mul(key, recorder.vector("k_k", *head_axes))
         key = recorder.mul(key, recorder.mul(learning_rate, recorder.vector("k_a", *head_axes)))
         scan_op = TransitionScan(receptance.axes[0].size, head_dim.size, x.rows)
@@ -142,7 +143,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
     inputs_of_projections = "rwkvag"
 
-    class Recurrence(nn.Module):
+    class WkvRecurrence(nn.Module):
         """Runs S ← S·(diag(w) − κ̂ᵀ(a ⊙ κ̂)) + vᵀk, o = S·r. All: [batch, tokens, heads, d] → (o, last state)."""
 
         def forward(
@@ -183,16 +184,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.spec = spec
             heads_width = spec.num_heads * spec.head_dim
             for input_name in inputs_of_projections:
-                self.add_module(f"time_mix_{input_name}", vector(torch.linspace(0.1, 0.9, hidden_size)))
+                self.add_module(f"time_mix_{input_name}", vector_module(torch.linspace(0.1, 0.9, hidden_size)))
             for input_name in ("r", "k", "v"):
                 self.add_module(f"{input_name}_proj", nn.Linear(hidden_size, heads_width, bias=False))
             for input_name, rank in self._projection_ranks().items():
                 self.add_module(f"{input_name}_lora_a", nn.Linear(hidden_size, rank, bias=False))
                 self.add_module(f"{input_name}_lora_b", nn.Linear(rank, heads_width, bias=input_name != "g"))
-            self.k_k, self.k_a, self.r_k = (vector(torch.full((heads_width,), 0.5)) for _ in range(3))
-            self.wkv = Recurrence()
-            self.shift_state: Any = state_class()()
-            self.recurrent_state: Any = state_class()()
+            self.k_k, self.k_a, self.r_k = (vector_module(torch.full((heads_width,), 0.5)) for _ in range(3))
+            self.wkv = WkvRecurrence()
+            self.shift_state: Any = recurrent_state_class()()
+            self.recurrent_state: Any = recurrent_state_class()()
             self.g_norm = norm_reference(
                 Norm(type="layernorm", eps=spec.norm_eps), heads_width, group_count=spec.num_heads
             )
@@ -221,16 +222,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             mix_weights: dict[str, Any] = {
                 input_name: self.get_submodule(f"time_mix_{input_name}").weight for input_name in inputs_of_projections
             }
-            inputs = {
+            mixed_inputs = {
                 input_name: mix_tokens(x, previous_token, mix_weight) for input_name, mix_weight in mix_weights.items()
             }
             receptance, k, v = (
-                self.get_submodule(f"{input_name}_proj")(inputs[input_name]) for input_name in ("r", "k", "v")
+                self.get_submodule(f"{input_name}_proj")(mixed_inputs[input_name]) for input_name in ("r", "k", "v")
             )
-            decay = torch.exp(-0.6065 * self._low_rank("w", inputs["w"]).float().sigmoid())
-            learning_rate = self._low_rank("a", inputs["a"]).sigmoid()
+            decay = torch.exp(-0.6065 * self._low_rank("w", mixed_inputs["w"]).float().sigmoid())
+            learning_rate = self._low_rank("a", mixed_inputs["a"]).sigmoid()
             if not self.spec.first:
-                v = torch.lerp(v, v, self._low_rank("v", inputs["v"]).sigmoid())
+                v = torch.lerp(v, v, self._low_rank("v", mixed_inputs["v"]).sigmoid())
             removed_key = nn.functional.normalize(self._split_heads(k * self.k_k.weight), dim=-1)
             k = k * (1 + (learning_rate - 1) * self.k_a.weight)
             wkv_output, wkv_state = self.wkv(
@@ -244,7 +245,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 -1, keepdim=True
             ) * self._split_heads(v)
             wkv_output = self.g_norm(wkv_output.flatten(2).to(x.dtype)) + bonus.flatten(2)
-            return self.o_proj(wkv_output * self._low_rank("g", inputs["g"]))
+            return self.o_proj(wkv_output * self._low_rank("g", mixed_inputs["g"]))
 
         def _split_heads(self, x: Tensor) -> Tensor:
             """Splits the last axis into heads."""
@@ -255,8 +256,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: Rwkv7ChannelMix, hidden_size: int) -> None:
             super().__init__()
-            self.time_mix_k = vector(torch.linspace(0.1, 0.9, hidden_size))
-            self.shift_state: Any = state_class()()
+            self.time_mix_k = vector_module(torch.linspace(0.1, 0.9, hidden_size))
+            self.shift_state: Any = recurrent_state_class()()
             self.key = nn.Linear(hidden_size, spec.intermediate_size, bias=False)
             self.value = nn.Linear(spec.intermediate_size, hidden_size, bias=False)
 

@@ -17,7 +17,7 @@ from ...flow.value import Value
 from ...ops import DecayScan
 from ..base import HeadDim, Heads, ModelProperties, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, state_class, vector
+from ..runtime import ForwardPass, recurrent_state_class, vector_module
 from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
 
 if TYPE_CHECKING:
@@ -59,18 +59,18 @@ class RwkvHeadMix(TokenMixer):
         heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
         head_axes: Shape = (heads, head_dim)
         previous_token = previous_tokens(recorder, x)
-        inputs = self._mixed_inputs(recorder, x, previous_token)
+        mixed_inputs = self._mixed_inputs(recorder, x, previous_token)
         recorder.hold(previous=previous_token)
         receptance, key, value = (
-            recorder.linear(projection, inputs[projection[0]], *head_axes)
+            recorder.linear(projection, mixed_inputs[projection[0]], *head_axes)
             for projection in ("receptance", "key", "value")
         )
-        gate = recorder.act(recorder.linear("gate", inputs["g"], *head_axes), "silu")
+        gate = recorder.act(recorder.linear("gate", mixed_inputs["g"], *head_axes), "silu")
         scan_inputs = [receptance, key, value, recorder.vector("time_first", *head_axes)]
         decay = recorder.vector("time_decay", *head_axes)
         if self.decay_rank is not None:
             rank = Axis("decay_rank", self.decay_rank)
-            low_rank_x = recorder.act(recorder.linear("decay_a", inputs["w"], rank), "tanh")
+            low_rank_x = recorder.act(recorder.linear("decay_a", mixed_inputs["w"], rank), "tanh")
             decay = recorder.add(recorder.linear("decay_b", low_rank_x, *head_axes), decay)
         scan_op = DecayScan(receptance.axes[0].size, head_dim.size, x.rows)
         wkv_output = recorder.core("wkv", scan_op, *scan_inputs, recorder.act(decay, "exp"), axes=head_axes)
@@ -87,16 +87,16 @@ class RwkvHeadMix(TokenMixer):
             recorder.linear("shift_a", token_shift(recorder, x, previous_token, "x"), JoinedShapes(tuple(ranks))),
             "tanh",
         )
-        inputs = {}
+        mixed_inputs = {}
         for input_name, low_rank_part in zip(INPUT_NAMES, recorder.split(low_rank_x, *ranks), strict=True):
             mix_weight = recorder.add(
                 recorder.linear(f"shift_b_{input_name}", low_rank_part, *x.axes),
                 recorder.vector(f"time_mix_{input_name}", *x.axes),
             )
-            inputs[input_name] = recorder.add(
+            mixed_inputs[input_name] = recorder.add(
                 recorder.mul(x, mix_weight), recorder.mul(previous_token, recorder.complement(mix_weight))
             )
-        return inputs
+        return mixed_inputs
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-{5 if self.shift_rank is None else 6} {self.num_heads} × {self.head_dim}"
@@ -119,7 +119,7 @@ def _reference_class() -> type[nn.Module]:
 
     inputs_of_projections = "wkvrg"
 
-    class Recurrence(nn.Module):
+    class WkvRecurrence(nn.Module):
         """S ← w·S + kᵀv, o = r·(S + u·kᵀv). u: [heads · d], others: [batch, tokens, heads, d] → (o, the last state)."""
 
         def forward(
@@ -146,9 +146,9 @@ def _reference_class() -> type[nn.Module]:
             heads_width = spec.num_heads * spec.head_dim
             has_low_ranks = spec.shift_rank is not None and spec.decay_rank is not None
             for input_name in inputs_of_projections if has_low_ranks else inputs_of_projections[1:]:
-                self.add_module(f"time_mix_{input_name}", vector(torch.linspace(0.1, 0.9, hidden_size)))
+                self.add_module(f"time_mix_{input_name}", vector_module(torch.linspace(0.1, 0.9, hidden_size)))
             if spec.shift_rank is not None and spec.decay_rank is not None:
-                self.time_mix_x = vector(torch.linspace(0.1, 0.9, hidden_size))
+                self.time_mix_x = vector_module(torch.linspace(0.1, 0.9, hidden_size))
                 self.shift_a = nn.Linear(hidden_size, len(inputs_of_projections) * spec.shift_rank, bias=False)
                 for input_name in inputs_of_projections:
                     self.add_module(f"shift_b_{input_name}", nn.Linear(spec.shift_rank, hidden_size, bias=False))
@@ -157,12 +157,12 @@ def _reference_class() -> type[nn.Module]:
             for input_name in ("receptance", "key", "value", "gate"):
                 self.add_module(input_name, nn.Linear(hidden_size, heads_width, bias=False))
             self.time_decay, self.time_first = (
-                vector(torch.linspace(-5, 1, heads_width)),
-                vector(torch.zeros(heads_width)),
+                vector_module(torch.linspace(-5, 1, heads_width)),
+                vector_module(torch.zeros(heads_width)),
             )
-            self.wkv = Recurrence()
-            self.shift_state: Any = state_class()()
-            self.recurrent_state: Any = state_class()()
+            self.wkv = WkvRecurrence()
+            self.shift_state: Any = recurrent_state_class()()
+            self.recurrent_state: Any = recurrent_state_class()()
             self.ln_x = norm_reference(
                 Norm(type="layernorm", eps=spec.norm_eps), heads_width, group_count=spec.num_heads
             )
@@ -189,20 +189,20 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
-            inputs = self._mixed_inputs(x, forward_pass)
+            mixed_inputs = self._mixed_inputs(x, forward_pass)
             receptance, k, v = (
-                self.get_submodule(projection)(inputs[projection[0]]).unflatten(-1, (spec.num_heads, -1)).float()
+                self.get_submodule(projection)(mixed_inputs[projection[0]]).unflatten(-1, (spec.num_heads, -1)).float()
                 for projection in ("receptance", "key", "value")
             )
             decay = self.time_decay.weight.expand(*x.shape[:2], -1)
             if spec.decay_rank is not None:
-                decay = decay + self.decay_b(self.decay_a(inputs["w"]).tanh())
+                decay = decay + self.decay_b(self.decay_a(mixed_inputs["w"]).tanh())
             decay = torch.exp(-torch.exp(decay.float())).unflatten(-1, (spec.num_heads, -1))
             wkv_output, wkv_state = self.wkv(
                 receptance, k, v, decay, self.time_first.weight, self.recurrent_state.load(forward_pass)
             )
             self.recurrent_state.keep(forward_pass, wkv_state)
             wkv_output = self.ln_x(wkv_output.flatten(2).to(x.dtype))
-            return self.output(wkv_output * nn.functional.silu(self.get_submodule("gate")(inputs["g"])))
+            return self.output(wkv_output * nn.functional.silu(self.get_submodule("gate")(mixed_inputs["g"])))
 
     return HeadMixReference

@@ -15,7 +15,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ChunkSize, Flag, Heads, ModelProperties, Window
 from ..runtime import ForwardPass
-from .grouped import EqualHeadsMixer
+from .grouped_query import EqualHeadsMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,8 +52,14 @@ class SampledBlockAttention(EqualHeadsMixer):
             recorder.linear(projection, x, heads, head_dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
         )
         recorder.hold(q=q, k=k, v=v)
-        limits: dict[str, Any] = {"block": self.block_size, "blocks": self.blocks, "approximated": self.approximated}
-        attn_output = recorder.attention("core", q, k, v, causal=False, core=ops.SampledBlockAttentionCore, **limits)
+        block_limits: dict[str, Any] = {
+            "block": self.block_size,
+            "blocks": self.blocks,
+            "approximated": self.approximated,
+        }
+        attn_output = recorder.attention(
+            "core", q, k, v, causal=False, core=ops.SampledBlockAttentionCore, **block_limits
+        )
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
 
@@ -90,13 +96,15 @@ def _reference_class() -> type[nn.Module]:
             return padded_tokens.unflatten(2, (-1, self.block))
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            tokens, scale = q.shape[2], q.shape[-1] ** -0.5
+            tokens, score_scale = q.shape[2], q.shape[-1] ** -0.5
             queries, keys, values = (self._split_into_blocks(x) for x in (q, k, v))
             token_counts = self._split_into_blocks(torch.ones_like(q[..., :1])).sum(
                 3
             )  # tokens of each block: [batch, heads, blocks, 1]
             with torch.set_grad_enabled(self.approximated and torch.is_grad_enabled()):
-                mean_scores = (queries.sum(3) / token_counts) @ (keys.sum(3) / token_counts).transpose(-1, -2) * scale
+                mean_scores = (
+                    (queries.sum(3) / token_counts) @ (keys.sum(3) / token_counts).transpose(-1, -2) * score_scale
+                )
             block_count = mean_scores.shape[-1]
             selected_index = mean_scores.flatten(2).topk(min(self.blocks, block_count * block_count), -1).indices
             block_rows, columns = selected_index // block_count, selected_index % block_count
@@ -104,7 +112,7 @@ def _reference_class() -> type[nn.Module]:
                 self._select_blocks(x, block_indices)
                 for x, block_indices in ((queries, block_rows), (keys, columns), (values, columns))
             )
-            pair_weights = torch.exp(sampled_queries @ sampled_keys.transpose(-1, -2) * scale)
+            pair_weights = torch.exp(sampled_queries @ sampled_keys.transpose(-1, -2) * score_scale)
             real_keys = self._select_blocks(self._split_into_blocks(torch.ones_like(k[..., :1])), columns).transpose(
                 -1, -2
             )

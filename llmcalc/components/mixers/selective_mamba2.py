@@ -26,7 +26,7 @@ from ..base import (
     TokenMixer,
 )
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, causal_conv_class, state_class
+from ..runtime import ForwardPass, causal_conv_class, recurrent_state_class
 from .mamba import STATE_BITS
 from .mamba2 import scan_class
 
@@ -99,8 +99,11 @@ class SelectiveMamba2(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        fields: dict[str, Any] = {"num_heads": 4, "head_dim": 6, "state_size": 5, "time_step_rank": 7}
-        return [cls(**fields, chunk_size=4), cls(**fields, conv_kernel=3, norm=Norm(type="rmsnorm", weight=False))]
+        spec_fields: dict[str, Any] = {"num_heads": 4, "head_dim": 6, "state_size": 5, "time_step_rank": 7}
+        return [
+            cls(**spec_fields, chunk_size=4),
+            cls(**spec_fields, conv_kernel=3, norm=Norm(type="rmsnorm", weight=False)),
+        ]
 
 
 @cache
@@ -117,8 +120,8 @@ def _reference_class() -> type[nn.Module]:
             self.in_proj = nn.Linear(model_properties.hidden_size, 2 * heads_width, bias=False)
             conv: Any = causal_conv_class()
             self.conv1d = conv(heads_width, spec.conv_kernel, False)
-            self.conv_state: Any = state_class()()
-            self.ssm_state: Any = state_class()()
+            self.conv_state: Any = recurrent_state_class()()
+            self.ssm_state: Any = recurrent_state_class()()
             self.bcdt_proj = nn.Linear(heads_width, 2 * state_size + rank, bias=False)
             self.dt_proj = nn.Linear(rank, spec.num_heads, bias=False)
             self.dt_norm = norm_reference(spec.norm, rank)

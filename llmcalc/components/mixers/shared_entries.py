@@ -30,8 +30,8 @@ from ..base import (
 from ..norm import norm_reference
 from ..position import Rope
 from ..rotation import rotate, rotate_at
-from ..runtime import ForwardPass, state_class
-from .entry_attention import EntryAttention, EntryIndexer, chooser_class, entry_attention_class
+from ..runtime import ForwardPass, recurrent_state_class
+from .entry_attention import EntryAttention, EntryIndexer, entry_attention_class, entry_chooser_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -100,7 +100,7 @@ class SharedEntryAttention(EntryAttention):
         return self
 
     @property
-    def entry_noun(self) -> str:
+    def entries_name(self) -> str:
         return "shared entries" if self.entries_shared else "entries"
 
     @property
@@ -108,8 +108,12 @@ class SharedEntryAttention(EntryAttention):
         return self.index_topk if self.indexer is None else self.indexer.index_topk
 
     def length_limits(self) -> tuple[int, ...]:
-        blocks = None if self.indexer is None else self.indexer.candidates
-        candidates = () if blocks is None else (blocks.candidate_topk_blocks * blocks.candidate_block_size,)
+        candidate_spec = None if self.indexer is None else self.indexer.candidates
+        candidates = (
+            ()
+            if candidate_spec is None
+            else (candidate_spec.candidate_topk_blocks * candidate_spec.candidate_block_size,)
+        )
         return (*super().length_limits(), *candidates)
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
@@ -126,8 +130,10 @@ class SharedEntryAttention(EntryAttention):
         if indexer is not None:
             field_by_result["entry keys", compress_rate, indexer.index_head_dim] = field_name
             if indexer.finds is not None or indexer.candidates is not None:
-                blocks = indexer.finds or indexer.candidates
-                field_by_result["candidates", blocks] = "" if indexer.finds is not None else "indexer.candidates"
+                candidate_spec = indexer.finds or indexer.candidates
+                field_by_result["candidates", candidate_spec] = (
+                    "" if indexer.finds is not None else "indexer.candidates"
+                )
         return field_by_result
 
     def borrowing_field(self) -> str:
@@ -232,8 +238,12 @@ class SharedEntryAttention(EntryAttention):
             "relu",
         )
         head_weights = recorder.linear("weights_proj", x, heads)
-        finds = indexer.finds
-        block_counts = None if finds is None else (finds.candidate_topk_blocks, finds.candidate_block_size)
+        candidate_spec = indexer.finds
+        block_counts = (
+            None
+            if candidate_spec is None
+            else (candidate_spec.candidate_topk_blocks, candidate_spec.candidate_block_size)
+        )
         return recorder.choose_entries(
             scores, head_weights, visible_entries, indexer.index_topk, block_count_and_size=block_counts
         )
@@ -250,7 +260,7 @@ class SharedEntryAttention(EntryAttention):
 
 def shared_entry_examples() -> dict[str, SharedEntryAttention]:
     """Returns a small mixer of each kind. Two of them read the cache entries that the third one selects."""
-    local = SharedEntryAttention(
+    local_example = SharedEntryAttention(
         num_attention_heads=4,
         head_dim=8,
         qk_rope_head_dim=4,
@@ -270,7 +280,9 @@ def shared_entry_examples() -> dict[str, SharedEntryAttention]:
         "scoring": {**shared_fields, "indexer": indexer.model_copy(update={"candidates": block_config})},
         "reusing": {**shared_fields, "index_topk": 2},
     }
-    return {example_name: local.model_copy(update=fields) for example_name, fields in changes_by_example.items()}
+    return {
+        example_name: local_example.model_copy(update=changes) for example_name, changes in changes_by_example.items()
+    }
 
 
 @cache
@@ -278,7 +290,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Compressor(nn.Module):
+    class EntryCompressor(nn.Module):
         """Compresses tokens into cache entries.
 
         x: [batch, tokens, hidden] → the new entries without RoPE, and all entries with RoPE.
@@ -292,7 +304,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.weighted_entries:
                 self.gate_proj = nn.Linear(hidden_size, entry_width, bias=False)
             self.spec, self.norm = spec, norm_reference(spec.norm, entry_width)
-            self.cache: Any = state_class()()
+            self.cache: Any = recurrent_state_class()()
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor | None, Tensor]:
             kv, gate = self.kv_proj(x), self.gate_proj(x) if self.spec.weighted_entries else None
@@ -322,7 +334,7 @@ def _reference_class() -> type[nn.Module]:
             self.cache.keep(forward_pass, entries, *pending_rows)
             return latent, entries
 
-    class Chooser(chooser_class()):  # type: ignore[misc]
+    class EntryChooser(entry_chooser_class()):  # type: ignore[misc]
         """Selects the entries that each token attends to, by scores against one key per entry."""
 
         def __init__(self, spec: SharedEntryAttention, hidden_size: int) -> None:
@@ -334,7 +346,7 @@ def _reference_class() -> type[nn.Module]:
                     nn.Linear(spec.head_dim, index_head_dim, bias=False),
                     norm_reference(spec.norm, index_head_dim),
                 )
-                self.cache: Any = state_class()()
+                self.cache: Any = recurrent_state_class()()
 
         def _candidate_keys(
             self, keys: Tensor, visible_entries: Tensor, forward_pass: ForwardPass
@@ -347,8 +359,8 @@ def _reference_class() -> type[nn.Module]:
             chosen_blocks: Tensor = forward_pass.memo["candidate blocks"]
             block_size = block_config.candidate_block_size
             if forward_pass.past and visible_entries.shape[0] == 1:  # decoding one token scores only the candidates
-                offsets = torch.arange(block_size, device=keys.device)
-                positions = (chosen_blocks[:, 0, :, None] * block_size + offsets).flatten(1)
+                token_offsets = torch.arange(block_size, device=keys.device)
+                positions = (chosen_blocks[:, 0, :, None] * block_size + token_offsets).flatten(1)
                 own_block = (keys.shape[1] - 1) // block_size * block_size
                 index_in_own_block = keys.shape[1] - own_block
                 positions = torch.cat(
@@ -357,8 +369,10 @@ def _reference_class() -> type[nn.Module]:
                 positions = positions.sort().values  # equal scores are ranked by position, as in a full pass
                 candidate_keys = keys.gather(1, positions[..., None].expand(-1, -1, keys.shape[-1]))
                 return candidate_keys, visible_entries[:, :1].expand(1, positions.shape[1]), positions
-            padded = -(-keys.shape[1] // block_size)
-            is_in_chosen_block = torch.zeros(*chosen_blocks.shape[:2], padded, dtype=torch.bool, device=keys.device)
+            padded_length = -(-keys.shape[1] // block_size)
+            is_in_chosen_block = torch.zeros(
+                *chosen_blocks.shape[:2], padded_length, dtype=torch.bool, device=keys.device
+            )
             is_in_chosen_block = is_in_chosen_block.scatter(-1, chosen_blocks, True).repeat_interleave(block_size, -1)[
                 ..., : keys.shape[1]
             ]
@@ -371,9 +385,11 @@ def _reference_class() -> type[nn.Module]:
             if block_config is None:
                 return
             block_size, tokens = block_config.candidate_block_size, scores.shape[1]
-            padding = -scores.shape[-1] % block_size
+            padding_columns = -scores.shape[-1] % block_size
             block_scores = (
-                nn.functional.pad(scores, (0, padding), value=float("-inf")).unflatten(-1, (-1, block_size)).amax(-1)
+                nn.functional.pad(scores, (0, padding_columns), value=float("-inf"))
+                .unflatten(-1, (-1, block_size))
+                .amax(-1)
             )
             blocks_of_tokens = (
                 forward_pass.positions(forward_pass.past, forward_pass.past + tokens, scores.device) // block_size
@@ -429,28 +445,28 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SharedEntryAttention, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
             if spec.compress_rate is not None and not spec.entries_shared:
-                self.compressor = Compressor(spec, model_properties.hidden_size)
+                self.compressor = EntryCompressor(spec, model_properties.hidden_size)
             if spec.indexer is not None:
-                self.indexer = Chooser(spec, model_properties.hidden_size)
+                self.indexer = EntryChooser(spec, model_properties.hidden_size)
 
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass
         ) -> tuple[Tensor, Tensor]:
-            spec, end_position, memo, latent = self.spec, forward_pass.past + x.shape[1], forward_pass.memo, None
+            spec, end_position, pass_memo, latent = self.spec, forward_pass.past + x.shape[1], forward_pass.memo, None
             if not spec.entries_shared:
-                latent, memo["entries"] = self.compressor(x, forward_pass)
-            entries: Tensor = memo["entries"]
+                latent, pass_memo["entries"] = self.compressor(x, forward_pass)
+            entries: Tensor = pass_memo["entries"]
             visible_entries = (
                 forward_pass.positions(forward_pass.past, end_position, x.device) + 1
             ) // spec.compress_rate
-            visible = torch.arange(entries.shape[1], device=x.device)[None] < visible_entries[:, None]
+            is_visible = torch.arange(entries.shape[1], device=x.device)[None] < visible_entries[:, None]
             if spec.indexer is not None:
-                memo["selected entries"] = self.indexer(x, compressed_query, latent, visible, forward_pass)
-            selected_entries = memo["selected entries"]
+                pass_memo["selected entries"] = self.indexer(x, compressed_query, latent, is_visible, forward_pass)
+            selected_entries = pass_memo["selected entries"]
             if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
                 selected_index = selected_entries[:, 0, :, None].expand(-1, -1, entries.shape[-1])
-                return entries.gather(1, selected_index), visible[:, : selected_entries.shape[-1]]
-            selected_mask = torch.zeros_like(visible).expand(x.shape[0], -1, -1).scatter(-1, selected_entries, True)
-            return entries, (visible & selected_mask)[:, None]
+                return entries.gather(1, selected_index), is_visible[:, : selected_entries.shape[-1]]
+            selected_mask = torch.zeros_like(is_visible).expand(x.shape[0], -1, -1).scatter(-1, selected_entries, True)
+            return entries, (is_visible & selected_mask)[:, None]
 
     return SharedEntryReference

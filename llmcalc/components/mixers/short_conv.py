@@ -19,7 +19,7 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Flag, Kernel, ModelProperties, PartWitness, StackPosition, TokenMixer
-from ..runtime import ForwardPass, causal_conv_class, state_class
+from ..runtime import ForwardPass, causal_conv_class, recurrent_state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -53,9 +53,9 @@ class ShortConv(TokenMixer):
             )
         return self
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         if not self.grid:
-            super().check_place(stack_position)
+            super().check_stack_position(stack_position)
         elif not stack_position.grid:
             raise ValueError(
                 f"{stack_position.where}.grid: tokens stand in no grid; expected false, but in a tower of images"
@@ -121,7 +121,7 @@ def _reference_class() -> type[nn.Module]:
                 )
             else:
                 self.conv = causal_conv_class()(hidden_size, kernel, spec.conv_bias)
-                self.conv_state = state_class()()
+                self.conv_state = recurrent_state_class()()
             self.out_proj = nn.Linear(hidden_size, hidden_size, bias=spec.conv_bias)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

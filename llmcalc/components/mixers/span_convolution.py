@@ -16,7 +16,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Heads, HeadSizes, ModelProperties, OddKernel, StackPosition, TokenMixer
 from ..runtime import ForwardPass, softmax_core_class
-from .grouped import check_key_heads
+from .grouped_query import check_key_heads
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,8 +47,8 @@ class SpanConvolution(TokenMixer):
         check_key_heads(self, head_sizes)
         return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
-    def check_place(self, stack_position: StackPosition) -> None:
-        super().check_place(stack_position)
+    def check_stack_position(self, stack_position: StackPosition) -> None:
+        super().check_stack_position(stack_position)
         heads = self.num_attention_heads
         if stack_position.width % (2 * heads):
             raise ValueError(
@@ -58,25 +58,27 @@ class SpanConvolution(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes, kernel = self.head_sizes(x.width), self.conv_kernel_size
-        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
-        k = recorder.linear("k_proj", x, heads, dim, bias=True)
-        v = recorder.linear("v_proj", x, heads, dim, bias=True)
+        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        k = recorder.linear("k_proj", x, heads, head_dim, bias=True)
+        v = recorder.linear("v_proj", x, heads, head_dim, bias=True)
         span_features = recorder.conv("span_conv", x, *x.axes, kernel=kernel, groups=x.width)
-        span_keys = recorder.conv("span_proj", span_features, heads, dim, kernel=1, bias=True)
-        q = recorder.linear("q_proj", x, heads, dim, bias=True)
+        span_keys = recorder.conv("span_proj", span_features, heads, head_dim, kernel=1, bias=True)
+        q = recorder.linear("q_proj", x, heads, head_dim, bias=True)
         recorder.hold(k=k, v=v, spans=span_keys, q=q)
         filters = recorder.linear("filter_proj", recorder.mul(span_keys, q), heads, Axis("kernel", kernel), bias=True)
         filters = recorder.act(filters, "softmax")
-        conv_values = recorder.linear("conv_v_proj", x, heads, dim, bias=True)
+        conv_values = recorder.linear("conv_v_proj", x, heads, head_dim, bias=True)
         recorder.hold(filters=filters, values=conv_values)
         convolution = ops.DynamicConvolution(head_sizes.heads, head_sizes.head_dim, kernel, x.rows)
-        conv_output = recorder.core("convolution", convolution, conv_values, filters, axes=(heads, dim))
+        conv_output = recorder.core("convolution", convolution, conv_values, filters, axes=(heads, head_dim))
         recorder.hold(convolved=conv_output)
         recorder.mask(q, k, causal=False)
         attn_output = recorder.attention("core", q, k, v, causal=False)
         recorder.hold(out=attn_output)
         joined_heads = recorder.cat(
-            recorder.flat(attn_output), recorder.flat(conv_output), axes=(JoinedShapes(((heads, dim), (heads, dim))),)
+            recorder.flat(attn_output),
+            recorder.flat(conv_output),
+            axes=(JoinedShapes(((heads, head_dim), (heads, head_dim))),),
         )
         return recorder.linear("o_proj", joined_heads, *x.axes, bias=True)
 
@@ -96,7 +98,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Convolution(nn.Module):
+    class TokenFilterConvolution(nn.Module):
         """A convolution with filters per token. x: [batch, tokens, heads, d], filters: [batch, tokens, heads, kernel].
 
         Returns the shape of x.
@@ -104,8 +106,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, filters: Tensor) -> Tensor:
             tokens_per_side = filters.shape[-1] // 2
-            padded = nn.functional.pad(x, (0, 0, 0, 0, tokens_per_side, tokens_per_side))
-            windows = padded.unfold(1, filters.shape[-1], 1)  # [batch, tokens, heads, d, kernel]
+            padded_values = nn.functional.pad(x, (0, 0, 0, 0, tokens_per_side, tokens_per_side))
+            windows = padded_values.unfold(1, filters.shape[-1], 1)  # [batch, tokens, heads, d, kernel]
             return (windows @ filters[..., None]).squeeze(-1)
 
     class SpanConvolutionReference(nn.Module):
@@ -120,7 +122,7 @@ def _reference_class() -> type[nn.Module]:
             self.span_conv = nn.Conv1d(hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=False)
             self.span_proj = nn.Conv1d(hidden, half_width, 1)
             self.filter_proj = nn.Linear(half_width, self.heads * kernel)
-            self.core, self.convolution = softmax_core_class()(), Convolution()
+            self.core, self.convolution = softmax_core_class()(), TokenFilterConvolution()
             self.o_proj = nn.Linear(hidden, hidden)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

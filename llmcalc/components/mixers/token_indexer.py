@@ -41,9 +41,9 @@ class TokenIndexer(Part):
     def check_attention(self, attention: AttentionFields) -> None:
         """Raises `ValueError` if the indexer is incompatible with the attention's fields."""
         require_all_earlier_tokens(attention)
-        Rope(rotary_dim=self.rotary_dim).check(self.index_head_dim, "block_indexer.index_head_dim")
+        Rope(rotary_dim=self.rotary_dim).check_rotary_size(self.index_head_dim, "block_indexer.index_head_dim")
 
-    def check_place(self, stack_position: StackPosition) -> None:
+    def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if attention with an indexer cannot be used at this position of the model.
 
         stack_position: of the attention.

@@ -55,7 +55,7 @@ class ValueExperts(Part):
         experts, top_k = Axis("value_experts", self.num_experts), self.num_experts_per_tok
         expert_weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
         recorder.hold(weights=expert_weights, chosen=top_experts)
-        routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
+        routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.expert_groups)
         recorder.hold(rows=routed_rows)
         expert_values = recorder.act(
             recorder.experts("v_experts", routed_rows, experts, top_k, heads, head_axis), self.hidden_act
@@ -86,11 +86,11 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             expert_weights, top_experts = self.routing(x, forward_pass)
-            dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts, self.routing.float32_weights)
-            routed_rows = dispatch.copy_rows(x)
-            group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
-            expert_values = activate(self.spec.hidden_act, self.v_experts(routed_rows, dispatch.expert, group_ends))
+            dispatcher = dispatch_class()(top_experts, forward_pass.grouped_experts, self.routing.float32_weights)
+            routed_rows = dispatcher.copy_rows(x)
+            group_ends = ends_of_groups(dispatcher.expert, self.spec.num_experts) if dispatcher.is_grouped else None
+            expert_values = activate(self.spec.hidden_act, self.v_experts(routed_rows, dispatcher.expert, group_ends))
             del routed_rows
-            return dispatch.combine_outputs(expert_values, expert_weights)
+            return dispatcher.combine_outputs(expert_values, expert_weights)
 
     return ValueExpertsReference

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @cache
 def dispatch_class() -> type[Any]:
-    class Dispatch:
+    class ExpertDispatch:
         """The vectors that tokens send to their experts, one row per token and expert.
 
         expert_indices: the experts of each token, [batch, tokens, top_k].
@@ -23,7 +23,7 @@ def dispatch_class() -> type[Any]:
         """
 
         def __init__(self, expert_indices: Tensor, is_grouped: bool, float32_weights: bool = False) -> None:
-            self.top_k, self.grouped, self.float32_weights = expert_indices.shape[-1], is_grouped, float32_weights
+            self.top_k, self.is_grouped, self.float32_weights = expert_indices.shape[-1], is_grouped, float32_weights
             self.expert = expert_indices.flatten()
             if is_grouped:
                 self.expert, self.order = self.expert.sort(stable=True)
@@ -32,26 +32,26 @@ def dispatch_class() -> type[Any]:
         def copy_rows(self, x: Tensor) -> Tensor:
             """Copies each token's vector once per selected expert. [batch, tokens, width] → [rows, width]."""
             x = x.flatten(0, 1)
-            return x.index_select(0, self.token) if self.grouped else x.repeat_interleave(self.top_k, 0)
+            return x.index_select(0, self.token) if self.is_grouped else x.repeat_interleave(self.top_k, 0)
 
         def sort_by_expert(self, x: Tensor) -> Tensor:
             """Sorts rows from token order to expert order. [rows, width] → same shape."""
-            return x.index_select(0, self.order) if self.grouped else x
+            return x.index_select(0, self.order) if self.is_grouped else x
 
         def sort_by_token(self, x: Tensor) -> Tensor:
             """Sorts rows from expert order to token order. [rows, width] → same shape."""
-            return x.new_zeros(x.shape).index_add(0, self.order, x) if self.grouped else x
+            return x.new_zeros(x.shape).index_add(0, self.order, x) if self.is_grouped else x
 
         def combine_outputs(self, x: Tensor, weights: Tensor) -> Tensor:
             """Sums the weighted expert outputs of each token. [rows, width] → [batch, tokens, width]."""
             dtype, tokens = x.dtype, weights.shape[:2]
             weight_dtype = weights.dtype if self.float32_weights else dtype
-            if not self.grouped:
+            if not self.is_grouped:
                 return (x.view(*weights.shape, -1) * weights.to(weight_dtype)[..., None]).sum(2).to(dtype)
             x = x * weights.to(weight_dtype).flatten().index_select(0, self.order)[:, None]
             return x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens).to(dtype)
 
-    return Dispatch
+    return ExpertDispatch
 
 
 @cache
@@ -63,13 +63,13 @@ def capacity_dispatch_class() -> type[Any]:
         indices of each token's experts, [batch, tokens, top_k]. factor: the capacity over an even share of all rows.
         """
 
-        grouped, expert = False, None
+        is_grouped, expert = False, None
 
-        def __init__(self, weights: Tensor, expert_indices: Tensor, experts: int, factor: Fraction) -> None:
+        def __init__(self, weights: Tensor, expert_indices: Tensor, experts: int, capacity_factor: Fraction) -> None:
             weights, expert_indices = weights.flatten(0, 1), expert_indices.flatten(0, 1)
             expert_weights = weights.new_zeros(len(weights), experts).scatter(1, expert_indices, weights)
-            capacity = min(math.ceil(expert_indices.numel() * factor / experts), len(weights))
-            top_weights, tokens = expert_weights.topk(capacity, 0)
+            expert_capacity = min(math.ceil(expert_indices.numel() * capacity_factor / experts), len(weights))
+            top_weights, tokens = expert_weights.topk(expert_capacity, 0)
             self.weight, self.token = top_weights.t(), tokens.t().flatten()
 
         def copy_rows(self, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Flag, ModelProperties, PartWitness, SingleWidthNetwork, Width
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, apply_dropout, vector
+from ..runtime import ForwardPass, apply_dropout, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -138,15 +138,19 @@ class FeedForward(SingleWidthNetwork):
     def flow(self, recorder: Flow, x: Value) -> Value:
         ffn = Axis("ffn", self.intermediate_size)
         projection, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
-        features = recorder.linear(projection, x, ffn, bias=bias, is_fused=self.fused_gate)
-        features = self._activate(recorder, features)
+        projected_x = recorder.linear(projection, x, ffn, bias=bias, is_fused=self.fused_gate)
+        projected_x = self._activate(recorder, projected_x)
         if self.gated:
             up_projection = recorder.linear("up_proj", x, ffn, bias=self.up_bias, is_fused=self.fused_gate)
-            features = recorder.mul(features, record_up_activation(recorder, self.up_act, up_projection))
-        features = features if self.sub_norm is None else recorder.part("sub_norm", self.sub_norm, features)
-        features = recorder.linear("down_proj", recorder.dropout(features, "activation"), *x.axes, bias=self.down_bias)
+            projected_x = recorder.mul(projected_x, record_up_activation(recorder, self.up_act, up_projection))
+        projected_x = projected_x if self.sub_norm is None else recorder.part("sub_norm", self.sub_norm, projected_x)
+        projected_x = recorder.linear(
+            "down_proj", recorder.dropout(projected_x, "activation"), *x.axes, bias=self.down_bias
+        )
         return (
-            recorder.mul(features, recorder.vector("output_scale", Axis("one", 1))) if self.output_scale else features
+            recorder.mul(projected_x, recorder.vector("output_scale", Axis("one", 1)))
+            if self.output_scale
+            else projected_x
         )
 
     def _activate(self, recorder: Flow, x: Value) -> Value:
@@ -207,8 +211,8 @@ def activate(function_name: str, x: Tensor) -> Tensor:
     if function_name == "clamped_silu":
         return F.silu(x.clamp(max=7.0))
     if function_name == "clamped_swish":
-        clamped = x.clamp(max=7.0)
-        return clamped * torch.sigmoid(clamped * 1.702)
+        clamped_x = x.clamp(max=7.0)
+        return clamped_x * torch.sigmoid(clamped_x * 1.702)
     if function_name == "relu2":
         return F.relu(x).square()
     if function_name == "gelu_tanh":
@@ -223,7 +227,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Constants(nn.Module):
+    class XIELUConstants(nn.Module):
         values: Tensor
 
         def __init__(self) -> None:
@@ -235,7 +239,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self) -> None:
             super().__init__()
-            self.alpha, self.constants = vector(torch.tensor([0.8, 0.3]).expm1().log()), Constants()
+            self.alpha, self.constants = vector_module(torch.tensor([0.8, 0.3]).expm1().log()), XIELUConstants()
 
         def forward(self, x: Tensor) -> Tensor:
             beta, eps = self.constants.values
@@ -262,7 +266,7 @@ def _reference_class() -> type[nn.Module]:
                 self.sub_norm = norm_reference(spec.sub_norm, spec.intermediate_size)
             self.down_proj = nn.Linear(spec.intermediate_size, hidden_size, bias=spec.down_bias)
             if spec.output_scale:
-                self.output_scale = vector(torch.ones(1))
+                self.output_scale = vector_module(torch.ones(1))
 
         def _activate(self, x: Tensor) -> Tensor:
             return self.xielu(x) if self.act == "xielu" else activate(self.act, x)
@@ -275,15 +279,15 @@ def _reference_class() -> type[nn.Module]:
             part_factors: factors that multiply equal parts of the hidden units, [..., parts]; none by default.
             """
             has_gate = hasattr(self, "gate_proj")
-            activated = self._activate((self.gate_proj if has_gate else self.up_proj)(x))
-            activated = activated * activate(self.up_act, self.up_proj(x)) if has_gate else activated
-            activated = self.sub_norm(activated) if hasattr(self, "sub_norm") else activated
-            activated = (
-                activated
+            hidden = self._activate((self.gate_proj if has_gate else self.up_proj)(x))
+            hidden = hidden * activate(self.up_act, self.up_proj(x)) if has_gate else hidden
+            hidden = self.sub_norm(hidden) if hasattr(self, "sub_norm") else hidden
+            hidden = (
+                hidden
                 if part_factors is None
-                else (activated.unflatten(-1, (part_factors.shape[-1], -1)) * part_factors[..., None]).flatten(-2)
+                else (hidden.unflatten(-1, (part_factors.shape[-1], -1)) * part_factors[..., None]).flatten(-2)
             )
-            network_output: Tensor = self.down_proj(apply_dropout(self, "activation", activated))
+            network_output: Tensor = self.down_proj(apply_dropout(self, "activation", hidden))
             return network_output * self.output_scale.weight if hasattr(self, "output_scale") else network_output
 
     return FeedForwardReference

@@ -18,17 +18,17 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Experts, ModelProperties, Network, Symbol, TopK, check_top_k
+from ..base import Experts, ModelProperties, Network, SizeSymbol, TopK, check_top_k
 from ..runtime import ForwardPass
 from .expert_dispatch import dispatch_class
 from .feed_forward import FeedForward
-from .moe import check_expert, expert_networks, routed_class
+from .moe import check_expert, expert_networks, routed_experts_class
 from .router import LinearRouter
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-GroupSize: TypeAlias = Annotated[int, Symbol("g")]
+GroupSize: TypeAlias = Annotated[int, SizeSymbol("g")]
 
 
 class GroveMoE(Network):
@@ -74,10 +74,10 @@ class GroveMoE(Network):
     def active_width(self) -> int:
         return self.num_experts_per_tok * (self.expert.intermediate_size + self.adjugate_expert.intermediate_size)
 
-    def widened(self, scale_width: Callable[[int], Number]) -> Self:
+    def with_scaled_widths(self, scale_width: Callable[[int], Number]) -> Self:
         networks = {"expert": self.expert, "adjugate_expert": self.adjugate_expert}
         return self.model_copy(
-            update={network_name: network.widened(scale_width) for network_name, network in networks.items()}
+            update={network_name: network.with_scaled_widths(scale_width) for network_name, network in networks.items()}
         )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -89,7 +89,7 @@ class GroveMoE(Network):
             ("experts", self.expert, experts),
             ("chunk_experts", self.adjugate_expert, expert_groups),
         ):
-            routed_rows = recorder.dispatch(x, top_experts, axis, top_k, self.router.groups)
+            routed_rows = recorder.dispatch(x, top_experts, axis, top_k, self.router.expert_groups)
             with recorder.scope(network_name, kind="experts", source=self.formula_source):
                 expert_outputs = expert_networks(recorder, network, routed_rows, axis, top_k, x.axes)
             group_outputs.append(
@@ -122,16 +122,18 @@ class GroveMoE(Network):
 
 @cache
 def _reference_class() -> type[nn.Module]:
-    Routed = routed_class()
+    RoutedExperts = routed_experts_class()
 
-    class GroveMoEReference(Routed):  # type: ignore[misc,valid-type]
+    class GroveMoEReference(RoutedExperts):  # type: ignore[misc,valid-type]
         """Routed experts and the adjugate experts of the groups. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GroveMoE, model_properties: ModelProperties) -> None:
             hidden, expert_count, self.group = (model_properties.hidden_size, spec.num_experts, spec.experts_per_group)
-            routing = spec.router.reference(model_properties, expert_count, spec.num_experts_per_tok, expert_count)
-            super().__init__(routing, spec.expert, expert_count, hidden)
-            adjugate_experts = Routed(routing, spec.adjugate_expert, expert_count // self.group, hidden)
+            router_module = spec.router.reference(
+                model_properties, expert_count, spec.num_experts_per_tok, expert_count
+            )
+            super().__init__(router_module, spec.expert, expert_count, hidden)
+            adjugate_experts = RoutedExperts(router_module, spec.adjugate_expert, expert_count // self.group, hidden)
             self.chunk_experts: Any = adjugate_experts.experts
 
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
@@ -142,9 +144,9 @@ def _reference_class() -> type[nn.Module]:
                 (self.experts, top_experts),
                 (self.chunk_experts, top_experts // self.group),
             ):
-                dispatch = dispatch_class()(expert_indices, is_grouped, self.routing.float32_weights)
-                routed_rows = networks(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped)
-                expert_sums.append(dispatch.combine_outputs(routed_rows, expert_weights))
+                dispatcher = dispatch_class()(expert_indices, is_grouped, self.routing.float32_weights)
+                routed_rows = networks(dispatcher.copy_rows(x), dispatcher.expert, dispatcher.is_grouped)
+                expert_sums.append(dispatcher.combine_outputs(routed_rows, expert_weights))
             return expert_sums[0] + 0.05 * expert_sums[1]
 
     return GroveMoEReference

@@ -28,13 +28,13 @@ from ..base import (
     PartWitness,
     Real,
     TopK,
-    Unscalable,
+    UnscalableError,
     Width,
     ZeroExperts,
     check_top_k,
 )
 from ..norm import Norm
-from ..runtime import ForwardPass, apply_dropout, vector
+from ..runtime import ForwardPass, apply_dropout, vector_module
 from .expert_dispatch import capacity_dispatch_class, dispatch_class, ends_of_groups, expert_map_class
 from .feed_forward import FeedForward, activate, record_up_activation
 from .router import AnyRouter, LinearRouter, RouterMLP, TokenTableRouter
@@ -62,10 +62,10 @@ class IdentityExperts(Part):
             for recorded_step in recorder.here.steps()
             if isinstance(recorded_step.op, ops.ExpertLinear)
         )
-        identity = ops.IdentityExperts(self.zero_expert_num, expert_ops)
+        identity_op = ops.IdentityExperts(self.zero_expert_num, expert_ops)
         return recorder.core(
             "zero_experts",
-            identity,
+            identity_op,
             x,
             expert_sum,
             axes=expert_sum.axes,
@@ -159,16 +159,16 @@ class VisionExperts(Part):
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number) -> Value:
         expert_weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
-        routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
+        routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.expert_groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
             expert_outputs = expert_networks(recorder, self.expert, routed_rows, experts, top_k, x.axes)
         return recorder.combine(expert_outputs, expert_weights, experts, top_k, in_float32=self.router.float32_weights)
 
-    def widened(self, scale_width: Callable[[int], Number]) -> Self:
-        return self.model_copy(update={"expert": self.expert.widened(scale_width)})
+    def with_scaled_widths(self, scale_width: Callable[[int], Number]) -> Self:
+        return self.model_copy(update={"expert": self.expert.with_scaled_widths(scale_width)})
 
     def reference(self, model_properties: ModelProperties, experts: int, top_k: int) -> nn.Module:
-        return _vision_class()(self, model_properties, experts, top_k)
+        return _vision_experts_class()(self, model_properties, experts, top_k)
 
 
 class MoE(Network):
@@ -277,12 +277,20 @@ class MoE(Network):
         shared_width = 0 if self.shared_expert is None else self.shared_expert.intermediate_size
         return self.num_experts_per_tok * self.expert.intermediate_size + shared_width
 
-    def widened(self, scale_width: Callable[[int], Number]) -> Self:
+    def with_scaled_widths(self, scale_width: Callable[[int], Number]) -> Self:
         if self.latent is not None:
-            raise Unscalable("experts of a latent width do not scale with hidden_size alone; expected no latent")
-        slots = {"expert": self.expert, "shared_expert": self.shared_expert, "vision_experts": self.vision_experts}
+            raise UnscalableError("experts of a latent width do not scale with hidden_size alone; expected no latent")
+        networks_by_field = {
+            "expert": self.expert,
+            "shared_expert": self.shared_expert,
+            "vision_experts": self.vision_experts,
+        }
         return self.model_copy(
-            update={slot_name: part.widened(scale_width) for slot_name, part in slots.items() if part is not None}
+            update={
+                network_field: part.with_scaled_widths(scale_width)
+                for network_field, part in networks_by_field.items()
+                if part is not None
+            }
         )
 
     def borrowing_field(self) -> str:
@@ -300,7 +308,7 @@ class MoE(Network):
             recorder.part("vision_experts", self.vision_experts, x, role="idle", experts=experts, top_k=top_k)
         expert_input = x if self.latent is None else self.latent.flow(recorder, x)
         recorder.hold(weights=expert_weights, chosen=top_experts, y=expert_input)
-        routed_rows = recorder.dispatch(expert_input, top_experts, experts, top_k, self.router.groups)
+        routed_rows = recorder.dispatch(expert_input, top_experts, experts, top_k, self.router.expert_groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
             recorder.hold(x=routed_rows)
             has_identities = self.identity_experts is not None
@@ -380,7 +388,7 @@ class MoE(Network):
         skipping_router = RouterMLP(router_hidden_size=7, adds_below=True, skip=True, score_correction="buffer")
         corrected_router = LinearRouter(score_correction="buffer", scoring_func="sigmoid")
         learned_router = LinearRouter(score_correction="parameter", scoring_func="sigmoid")
-        vision = VisionExperts(expert=ungated_network, router=LinearRouter(score_correction="parameter"))
+        vision_experts = VisionExperts(expert=ungated_network, router=LinearRouter(score_correction="parameter"))
         expert_counts = {"num_experts": 4, "num_experts_per_tok": 2}
 
         def small_mixture(**moe_fields: Any) -> Any:
@@ -403,7 +411,9 @@ class MoE(Network):
             small_mixture(num_experts_per_tok=1, router=skipping_router),
             small_mixture(router=RouterMLP(router_hidden_size=6, hidden_act="silu")),
             small_mixture(
-                shared_expert=shared_network, vision_experts=vision, router=LinearRouter(score_correction="parameter")
+                shared_expert=shared_network,
+                vision_experts=vision_experts,
+                router=LinearRouter(score_correction="parameter"),
             ),
             small_mixture(
                 num_experts=3,
@@ -443,7 +453,7 @@ def check_expert(expert: FeedForward) -> None:
 def expert_networks(
     recorder: Flow,
     expert: FeedForward,
-    rows: Value,
+    routed_rows: Value,
     experts: Axis,
     top_k: Number,
     output_axes: Shape,
@@ -459,23 +469,25 @@ def expert_networks(
         )
 
     if expert.gated:
-        activated = recorder.act(expert_linear("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)
-        recorder.hold(y=activated)
-        activated = recorder.mul(
-            activated,
-            record_up_activation(recorder, expert.up_act, expert_linear("up_proj", rows, ffn, bias=expert.up_bias)),
+        hidden = recorder.act(expert_linear("gate_proj", routed_rows, ffn, bias=expert.gate_bias), expert.hidden_act)
+        recorder.hold(y=hidden)
+        hidden = recorder.mul(
+            hidden,
+            record_up_activation(
+                recorder, expert.up_act, expert_linear("up_proj", routed_rows, ffn, bias=expert.up_bias)
+            ),
         )
     else:
-        activated = recorder.act(expert_linear("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
-    activated = recorder.dropout(activated, "activation")
-    recorder.hold(y=activated)
-    activated = expert_linear("down_proj", activated, *output_axes, bias=expert.down_bias)
-    recorder.hold(y=activated)
-    return activated
+        hidden = recorder.act(expert_linear("up_proj", routed_rows, ffn, bias=expert.up_bias), expert.hidden_act)
+    hidden = recorder.dropout(hidden, "activation")
+    recorder.hold(y=hidden)
+    hidden = expert_linear("down_proj", hidden, *output_axes, bias=expert.down_bias)
+    recorder.hold(y=hidden)
+    return hidden
 
 
 @cache
-def routed_class() -> type[nn.Module]:
+def routed_experts_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -503,36 +515,34 @@ def routed_class() -> type[nn.Module]:
                 self.zero_experts = identities.reference()
 
         def forward(self, x: Tensor, expert: Tensor | None, is_grouped: bool) -> Tensor:
-            has_gate, identity = hasattr(self, "gate_proj"), None
+            has_gate, is_identity = hasattr(self, "gate_proj"), None
             if hasattr(self, "zero_experts"):
                 assert expert is not None, "identity experts have no capacity"
                 # rows of identity experts run the last real expert too, so that the computation does not depend on data
-                identity = expert >= self.count
-                expert = expert.masked_fill(identity, self.count - 1)
+                is_identity = expert >= self.count
+                expert = expert.masked_fill(is_identity, self.count - 1)
             group_ends = ends_of_groups(expert, self.count) if is_grouped and expert is not None else None
-            activated = activate(self.act, (self.gate_proj if has_gate else self.up_proj)(x, expert, group_ends))
-            activated = (
-                activated * activate(self.up_act, self.up_proj(x, expert, group_ends)) if has_gate else activated
-            )
-            activated = apply_dropout(self, "activation", activated)
-            activated = self.down_proj(activated, expert, group_ends)
-            return activated if identity is None else torch.where(identity[:, None], self.zero_experts(x), activated)
+            hidden = activate(self.act, (self.gate_proj if has_gate else self.up_proj)(x, expert, group_ends))
+            hidden = hidden * activate(self.up_act, self.up_proj(x, expert, group_ends)) if has_gate else hidden
+            hidden = apply_dropout(self, "activation", hidden)
+            hidden = self.down_proj(hidden, expert, group_ends)
+            return hidden if is_identity is None else torch.where(is_identity[:, None], self.zero_experts(x), hidden)
 
-    class Routed(nn.Module):
+    class RoutedExperts(nn.Module):
         """A router and its experts; the router's modules are submodules beside the experts."""
 
         def __init__(
             self,
-            routing: Any,
+            router_module: Any,
             expert: FeedForward,
             expert_count: int,
             input_width: int,
             identities: IdentityExperts | None = None,
         ) -> None:
             super().__init__()
-            self.routing = routing
+            self.routing = router_module
             self.experts = ExpertsReference(expert, expert_count, input_width, identities)
-            for module_name, module in routing.modules.items():
+            for module_name, module in router_module.modules.items():
                 self.add_module(module_name, module)
 
         def dispatch(self, weights: Tensor, top_experts: Tensor, forward_pass: ForwardPass | None) -> Any:
@@ -542,12 +552,12 @@ def routed_class() -> type[nn.Module]:
             is_grouped = forward_pass is not None and forward_pass.grouped_experts
             return dispatch_class()(top_experts, is_grouped, self.routing.float32_weights)
 
-    return Routed
+    return RoutedExperts
 
 
 @cache
-def _vision_class() -> type[nn.Module]:
-    class VisionReference(routed_class()):  # type: ignore[misc]
+def _vision_experts_class() -> type[nn.Module]:
+    class VisionReference(routed_experts_class()):  # type: ignore[misc]
         """Routes image tokens to the vision experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: VisionExperts, model_properties: ModelProperties, experts: int, top_k: int) -> None:
@@ -560,9 +570,10 @@ def _vision_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
             expert_weights, top_experts = self.routing(x, forward_pass)
-            dispatch = self.dispatch(expert_weights, top_experts, forward_pass)
-            return dispatch.combine_outputs(
-                self.experts(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped), expert_weights
+            dispatcher = self.dispatch(expert_weights, top_experts, forward_pass)
+            return dispatcher.combine_outputs(
+                self.experts(dispatcher.copy_rows(x), dispatcher.expert, dispatcher.is_grouped),
+                expert_weights,
             )
 
     return VisionReference
@@ -573,7 +584,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class MoEReference(routed_class()):  # type: ignore[misc]
+    class MoEReference(routed_experts_class()):  # type: ignore[misc]
         """Routes each token to experts, and sums their outputs. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MoE, model_properties: ModelProperties) -> None:
@@ -603,7 +614,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.shared_expert_mix:
                 self.shared_expert_mix = nn.Linear(hidden_size, 2)
             if spec.output_bias:
-                self.output_bias = vector(torch.zeros(hidden_size))
+                self.output_bias = vector_module(torch.zeros(hidden_size))
 
         def forward(
             self, x: Tensor, forward_pass: ForwardPass | None = None, router_input: Tensor | None = None
@@ -612,10 +623,12 @@ def _reference_class() -> type[nn.Module]:
             weights, top_experts = self.routing(x if router_input is None else router_input, forward_pass)
             routed_features = self.latent_in(x) if hasattr(self, "latent_in") else x
             routed_features = self.latent_norm(routed_features) if hasattr(self, "latent_norm") else routed_features
-            dispatch = self.dispatch(weights, top_experts, forward_pass)
+            dispatcher = self.dispatch(weights, top_experts, forward_pass)
             norm_output = getattr(self, "expert_norm", lambda outputs: outputs)  # no name may keep the outputs alive
-            routed_features = dispatch.combine_outputs(
-                norm_output(self.experts(dispatch.copy_rows(routed_features), dispatch.expert, dispatch.grouped)),
+            routed_features = dispatcher.combine_outputs(
+                norm_output(
+                    self.experts(dispatcher.copy_rows(routed_features), dispatcher.expert, dispatcher.is_grouped)
+                ),
                 weights,
             )
             routed_features = (

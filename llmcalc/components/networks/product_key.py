@@ -19,7 +19,7 @@ from ... import ops
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Experts, ModelProperties, Network, PartWitness, TopK, Unscalable
+from ..base import BY_TORCH, Experts, ModelProperties, Network, PartWitness, TopK, UnscalableError
 from ..runtime import ForwardPass
 from .feed_forward import Activation, FeedForward, activate
 
@@ -69,8 +69,8 @@ class ProductKeyMoE(Network):
     def activation(self) -> str:
         return self.shared_expert.activation()
 
-    def widened(self, scale_width: Callable[[Any], Any]) -> Self:
-        raise Unscalable(
+    def with_scaled_widths(self, scale_width: Callable[[Any], Any]) -> Self:
+        raise UnscalableError(
             "experts of one unit each are a number and no width; expected a dense network or other experts"
         )
 
@@ -82,11 +82,11 @@ class ProductKeyMoE(Network):
         expert_rows = ops.ExpertRows(self.num_experts, top_k, x.width, x.rows)
         recorder.hold(weights=expert_weights, chosen=top_units)
         with recorder.scope("experts", kind="experts", source="He 2024, §2"):
-            units = recorder.act(
+            hidden_units = recorder.act(
                 recorder.core("down_embed", expert_rows, x, top_units, axes=expert_weights.axes), self.hidden_act
             )
             expert_outputs = recorder.core(
-                "up_embed", expert_rows, recorder.mul(units, expert_weights), top_units, axes=x.axes
+                "up_embed", expert_rows, recorder.mul(hidden_units, expert_weights), top_units, axes=x.axes
             )
         recorder.hold(y=expert_outputs)
         return recorder.add(expert_outputs, recorder.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
@@ -115,22 +115,22 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Rows(nn.Module):
+    class ExpertVectors(nn.Module):
         def __init__(self, experts: int, hidden_size: int) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.randn(experts, hidden_size) * hidden_size**-0.5)
 
-    class InputProducts(Rows):
+    class InputProducts(ExpertVectors):
         """Multiplies tokens by the input vectors of their experts. x: [batch, tokens, hidden] → [batch, tokens, k]."""
 
         def forward(self, x: Tensor, top_units: Tensor) -> Tensor:
             return (nn.functional.embedding(top_units, self.weight) @ x[..., None])[..., 0]
 
-    class OutputSums(Rows):
+    class OutputSums(ExpertVectors):
         """Sums the experts' output vectors, weighted by units [batch, tokens, k] → [batch, tokens, hidden]."""
 
-        def forward(self, units: Tensor, top_units: Tensor) -> Tensor:
-            return (units[..., None, :] @ nn.functional.embedding(top_units, self.weight))[..., 0, :]
+        def forward(self, hidden_units: Tensor, top_units: Tensor) -> Tensor:
+            return (hidden_units[..., None, :] @ nn.functional.embedding(top_units, self.weight))[..., 0, :]
 
     class ExpertsReference(nn.Module):
         def __init__(self, spec: ProductKeyMoE, hidden_size: int) -> None:

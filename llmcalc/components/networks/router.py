@@ -23,7 +23,7 @@ from ...workload.rows import ONE_GROUP, ExpertGroups
 from ..base import BY_TORCH, Flag, ModelProperties, Part, PartWitness, Size, Vocab, Width
 from ..choice import PartChoice
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, vector
+from ..runtime import ForwardPass, vector_module
 from .feed_forward import Activation, activate
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Router(Part):
         def type(self) -> str: ...
 
     @property
-    def groups(self) -> ExpertGroups:
+    def expert_groups(self) -> ExpertGroups:
         """The groups of experts from which a token's experts are selected."""
         return ONE_GROUP
 
@@ -122,14 +122,14 @@ class LinearRouter(Router):
     topk_group: Size | None = None
 
     @property
-    def groups(self) -> ExpertGroups:
+    def expert_groups(self) -> ExpertGroups:
         return ExpertGroups(self.n_group or 1, self.topk_group or 1)
 
     def check_groups(self, num_experts: int, num_experts_per_tok: int) -> None:
         if (self.n_group is None) != (self.topk_group is None):
             field_name = "n_group" if self.n_group is None else "topk_group"
             raise ValueError(f"router.{field_name}: missing; expected both n_group and topk_group, or neither")
-        all_groups, top_groups = self.groups
+        all_groups, top_groups = self.expert_groups
         if num_experts % all_groups:
             raise ValueError(
                 f"router.n_group: {all_groups} does not divide num_experts {num_experts}; expected a divisor of "
@@ -146,11 +146,11 @@ class LinearRouter(Router):
         axis = Axis("classes", classes)
         x = x if self.norm is None else recorder.part("router_norm", self.norm, x, kind="router")
         logits = recorder.linear("router", x, axis, bias=self.bias, in_float32=self.float32_product, kind="router")
-        scale = recorder.vector("expert_scale", experts, kind="router") if self.expert_scale else None
+        expert_scale = recorder.vector("expert_scale", experts, kind="router") if self.expert_scale else None
         correction = _record_correction(recorder, self.score_correction, axis)
         if self.image_correction:
             recorder.vector("image_correction", axis, kind="router", is_frozen=True)
-        return recorder.route(logits, top_k, self.scoring_func, correction, scale)
+        return recorder.route(logits, top_k, self.scoring_func, correction, expert_scale)
 
 
 class RouterMLP(Router):
@@ -176,18 +176,21 @@ class RouterMLP(Router):
     score_correction: Correction | None = None
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
-        axis, features = Axis("classes", classes + 1 if self.skip else classes), Axis("router", self.router_hidden_size)
+        axis, feature_axis = (
+            Axis("classes", classes + 1 if self.skip else classes),
+            Axis("router", self.router_hidden_size),
+        )
         with recorder.scope("router", kind="router", source="Zyphra 2025, §2"):
-            router_features = recorder.linear("down_proj", x, features, bias=True)
+            router_features = recorder.linear("down_proj", x, feature_axis, bias=True)
             router_features = recorder.carry(
-                "routed", router_features, recorder.vector("below_scale", features) if self.adds_below else None
+                "routed", router_features, recorder.vector("below_scale", feature_axis) if self.adds_below else None
             )
             router_features = recorder.part("norm", self.norm, router_features)
             router_features = recorder.act(
-                recorder.linear("fc1", router_features, features, bias=True), self.hidden_act
+                recorder.linear("fc1", router_features, feature_axis, bias=True), self.hidden_act
             )
             router_features = recorder.act(
-                recorder.linear("fc2", router_features, features, bias=True), self.hidden_act
+                recorder.linear("fc2", router_features, feature_axis, bias=True), self.hidden_act
             )
             logits = recorder.linear("out_proj", router_features, axis)
         correction = _record_correction(recorder, self.score_correction, axis)
@@ -209,8 +212,8 @@ class TokenTableRouter(Router):
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
         logits = recorder.linear("router", x, Axis("classes", classes), kind="router")
         table_axes = Axis("vocab", self.vocab_size), Axis("top_k", top_k)
-        table = recorder.buffer("token_table", *table_axes, indices=True, kind="router")
-        return recorder.route(logits, top_k, self.scoring_func, table=table)
+        token_table = recorder.buffer("token_table", *table_axes, indices=True, kind="router")
+        return recorder.route(logits, top_k, self.scoring_func, table=token_table)
 
 
 ROUTERS = PartChoice(
@@ -249,7 +252,7 @@ def _reference_classes() -> dict[str, type[Any]]:
             experts_of_tokens = [torch.randperm(experts, device="cpu")[:top_k] for _ in range(tokens)]
             self.register_buffer("chosen", torch.stack(experts_of_tokens).to(torch.empty(0).device))
 
-    class MLP(nn.Module):
+    class RouterNetwork(nn.Module):
         """The router's MLP. x: [batch, tokens, hidden] → logits, [batch, tokens, classes]."""
 
         def __init__(self, spec: RouterMLP, hidden_size: int, classes: int) -> None:
@@ -257,20 +260,20 @@ def _reference_classes() -> dict[str, type[Any]]:
             router_width, self.act = spec.router_hidden_size, spec.hidden_act
             self.down_proj = nn.Linear(hidden_size, router_width)
             if spec.adds_below:
-                self.below_scale = vector(torch.ones(router_width))
+                self.below_scale = vector_module(torch.ones(router_width))
             self.norm = norm_reference(spec.norm, router_width)
             self.fc1, self.fc2 = nn.Linear(router_width, router_width), nn.Linear(router_width, router_width)
             self.out_proj = nn.Linear(router_width, classes, bias=False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            features = self.down_proj(x)
+            router_features = self.down_proj(x)
             if hasattr(self, "below_scale") and forward_pass.routed is not None:
-                features = features + forward_pass.routed * self.below_scale.weight
-            forward_pass.routed = features
-            hidden_states = activate(self.act, self.fc2(activate(self.act, self.fc1(self.norm(features)))))
+                router_features = router_features + forward_pass.routed * self.below_scale.weight
+            forward_pass.routed = router_features
+            hidden_states = activate(self.act, self.fc2(activate(self.act, self.fc1(self.norm(router_features)))))
             return self.out_proj(hidden_states)
 
-    class Routing:
+    class RouterModules:
         """Selects experts. x: [batch, tokens, hidden] → their weights and indices, each [batch, tokens, top_k].
 
         modules: its modules. It is not an nn.Module itself: a mixture registers these under their own names.
@@ -302,7 +305,7 @@ def _reference_classes() -> dict[str, type[Any]]:
             bias = None if self.bias is None else self.bias.float()
             return nn.functional.linear(x.float(), self.weight.float(), bias)
 
-    class Linear(Routing):
+    class LinearRouterModules(RouterModules):
         def __init__(
             self, spec: LinearRouter, model_properties: ModelProperties, experts: int, top_k: int, classes: int
         ) -> None:
@@ -316,24 +319,26 @@ def _reference_classes() -> dict[str, type[Any]]:
             if spec.norm is not None:
                 self.modules["router_norm"] = spec.norm.reference(model_properties)
             if spec.expert_scale:
-                self.modules["expert_scale"] = vector(torch.ones(experts))
+                self.modules["expert_scale"] = vector_module(torch.ones(experts))
 
         def __call__(self, x: Tensor, forward_pass: ForwardPass | None) -> tuple[Tensor, Tensor]:
             x = self.modules["router_norm"](x) if "router_norm" in self.modules else x
             scores = self.score_logits(self.modules["router"](x))
             top_experts = self.top_experts(scores)
             expert_weights = self.weights(scores, top_experts)
-            scale: Any = self.modules.get("expert_scale")
-            return (expert_weights if scale is None else expert_weights * scale.weight[top_experts]), top_experts
+            expert_scale: Any = self.modules.get("expert_scale")
+            return (
+                expert_weights if expert_scale is None else expert_weights * expert_scale.weight[top_experts]
+            ), top_experts
 
-    class MLPRouting(Routing):
+    class MLPRouterModules(RouterModules):
         def __init__(
             self, spec: RouterMLP, model_properties: ModelProperties, experts: int, top_k: int, classes: int
         ) -> None:
             super().__init__(spec, top_k)
             self.none_of_them = classes if spec.skip else None
             class_count = classes + int(spec.skip)
-            self.modules["router"] = MLP(spec, model_properties.hidden_size, class_count)
+            self.modules["router"] = RouterNetwork(spec, model_properties.hidden_size, class_count)
             if spec.score_correction is not None:
                 self.modules["score_correction"] = ScoreCorrection(class_count, spec.score_correction == "parameter")
 
@@ -349,7 +354,7 @@ def _reference_classes() -> dict[str, type[Any]]:
                 )
             return expert_weights, top_experts
 
-    class TableRouting(Routing):
+    class TableRouterModules(RouterModules):
         def __init__(
             self, spec: TokenTableRouter, model_properties: ModelProperties, experts: int, top_k: int, classes: int
         ) -> None:
@@ -365,4 +370,4 @@ def _reference_classes() -> dict[str, type[Any]]:
             top_experts = expert_table.chosen[forward_pass.ids]
             return self.weights(scores, top_experts), top_experts
 
-    return {"linear": Linear, "mlp": MLPRouting, "token_table": TableRouting}
+    return {"linear": LinearRouterModules, "mlp": MLPRouterModules, "token_table": TableRouterModules}

@@ -13,7 +13,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Experts, ModelProperties, Part, PartWitness
-from ..runtime import vector
+from ..runtime import vector_module
 from .feed_forward import FeedForward
 
 if TYPE_CHECKING:
@@ -51,4 +51,4 @@ class SharedScores(Part):
         from torch import nn
 
         router = nn.Linear(model_properties.hidden_size, self.shared_experts, bias=False)
-        return {"shared_router": router, "shared_scale": vector(torch.ones(1))}
+        return {"shared_router": router, "shared_scale": vector_module(torch.ones(1))}

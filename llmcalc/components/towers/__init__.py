@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from pydantic import Field
 
-from ...algebra import same
+from ...algebra import are_equal
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Part
@@ -91,28 +91,28 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
 
     It may be the output width of the encoder before it, or of the projector just before it.
     """
-    for own_name, tower, readable_towers in towers_before(towers):
+    for reader_name, tower, readable_towers in towers_before(towers):
         input_widths = {tower_name: towers[tower_name].output_width for tower_name in readable_towers}
         if tower.type == "projector" and tower.encoders > 1:
             if len(input_widths) < tower.encoders or sum(input_widths.values()) != tower.input_size:
                 raise ValueError(
-                    f"towers.{own_name}.input_size: {tower.input_size}; "
+                    f"towers.{reader_name}.input_size: {tower.input_size}; "
                     f"expected {sum(input_widths.values())}, the widths "
                     f"of the {tower.encoders} encoders before it together"
                 )
         elif tower.type == "projector" and input_widths:
-            widths = {
+            candidate_widths = {
                 tower_name: tower.encoder_layers * input_width for tower_name, input_width in input_widths.items()
             }
-            if tower.input_size in widths.values():
+            if tower.input_size in candidate_widths.values():
                 continue
             expected_widths = " or ".join(
-                f"{input_width}, which {tower_name} gives" for tower_name, input_width in widths.items()
+                f"{input_width}, which {tower_name} gives" for tower_name, input_width in candidate_widths.items()
             )
-            raise ValueError(f"towers.{own_name}.input_size: {tower.input_size}; expected {expected_widths}")
+            raise ValueError(f"towers.{reader_name}.input_size: {tower.input_size}; expected {expected_widths}")
 
 
-def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
+def record_towers(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
     """Records every tower and returns the output of each tower by name."""
     outputs_by_tower: dict[str, Value] = {}
     frames_of_model = recorder.frames
@@ -122,7 +122,7 @@ def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
         tower_input = (
             None
             if is_joined
-            else _tower_input(own_input, [outputs_by_tower[read_name] for read_name in readable_towers])
+            else _tower_input(own_input, [outputs_by_tower[read_tower] for read_tower in readable_towers])
         )
         outputs_by_tower[tower_name] = recorder.part(
             tower_name, tower, own_input if tower_input is None else tower_input.view(*own_input.axes)
@@ -133,7 +133,9 @@ def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
 
 def _tower_input(own_input: Value, tower_outputs: list[Value]) -> Value | None:
     """Returns the first output whose width equals the input's, or the first output if no width is known to be equal."""
-    values_of_width = (candidate for candidate in tower_outputs if same(candidate.width, own_input.width))
+    values_of_width = (
+        candidate_value for candidate_value in tower_outputs if are_equal(candidate_value.width, own_input.width)
+    )
     return next(values_of_width, tower_outputs[0] if tower_outputs else None)
 
 

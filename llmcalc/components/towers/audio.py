@@ -50,7 +50,7 @@ class AudioTower(TowerPart):
     def _check_fields(self) -> Self:
         if self.stack.stem is None:
             raise ValueError("stack.stem: missing; an audio encoder requires one")
-        self.stack.check_place(StackPosition("stack", self.hidden_size, "encoder", grid=True))
+        self.stack.check_stack_position(StackPosition("stack", self.hidden_size, "encoder", grid=True))
         return self
 
     @property
@@ -87,15 +87,20 @@ class AudioTower(TowerPart):
             position=Learned(max_position_embeddings=9),
             final_norm=layernorm,
         )
-        windows = block.model_copy(update={"attention": mixer.model_copy(update={"grid_window": 3})})
+        windowed_block = block.model_copy(update={"attention": mixer.model_copy(update={"grid_window": 3})})
         tower_fields: dict[str, Any] = {"num_hidden_layers": 2, "position": Sinusoidal(), "final_norm": layernorm}
-        chunks = Stack(block=windows, stem=ConvStem(num_mel_bins=5, max_source_positions=9, chunk=4), **tower_fields)
+        chunked_stack = Stack(
+            block=windowed_block, stem=ConvStem(num_mel_bins=5, max_source_positions=9, chunk=4), **tower_fields
+        )
         convolution = SpectrumConv(channels=4, bias=True)
         subsampling = Subsampling(num_mel_bins=9, convolutions=(convolution,) * 2, hidden_act="gelu", chunk=6)
-        spectrum = Stack(block=windows, stem=SpectrumStem(subsampling=subsampling), **tower_fields)
+        spectrum_stack = Stack(block=windowed_block, stem=SpectrumStem(subsampling=subsampling), **tower_fields)
         whole_stem = SpectrumStem(subsampling=subsampling.model_copy(update={"chunk": None}))
-        conformer = Stack(num_hidden_layers=2, block=ConformerLayer.examples()[0], stem=whole_stem)
-        return [cls(hidden_size=12, stack=tower_stack) for tower_stack in (stack, chunks, spectrum, conformer)]
+        conformer_stack = Stack(num_hidden_layers=2, block=ConformerLayer.examples()[0], stem=whole_stem)
+        return [
+            cls(hidden_size=12, stack=tower_stack)
+            for tower_stack in (stack, chunked_stack, spectrum_stack, conformer_stack)
+        ]
 
 
 @cache

@@ -28,7 +28,7 @@ from ..conformer_convolution import ConformerConvolution
 from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardPass, vector
+from ..runtime import ForwardPass, vector_module
 from .base import TowerPart
 from .subsampling import Subsampling
 
@@ -71,7 +71,9 @@ class ConformerAttention(Part):
         """
         head_dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
         head_axes = (Axis("heads", self.num_attention_heads), head_dim)
-        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.bias) for letter in "qkv")
+        q, k, v = (
+            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=self.bias) for projection_letter in "qkv"
+        )
         chunks: dict[str, Any] = {} if segment is None else {"core": ops.ConformerAttentionCore, "chunk": segment}
         if self.context_left is not None:
             context = self.context_left - 1 + self.context_right
@@ -205,9 +207,13 @@ class Conformer(TowerPart):
     def examples(cls) -> list[Self]:
         from .subsampling import SpectrumConv
 
-        rms, layernorm, scale = Norm(type="rmsnorm"), Norm(type="layernorm"), Norm(type="layernorm", bias=False)
+        rms, layernorm, unbiased_layernorm = (
+            Norm(type="rmsnorm"),
+            Norm(type="layernorm"),
+            Norm(type="layernorm", bias=False),
+        )
         two_convolutions = Subsampling(
-            num_mel_bins=12, convolutions=(SpectrumConv(channels=6), SpectrumConv(channels=4)), norm=scale
+            num_mel_bins=12, convolutions=(SpectrumConv(channels=6), SpectrumConv(channels=4)), norm=unbiased_layernorm
         )
         separable_conv = SpectrumConv(channels=4, separable=True, bias=True)
         nemo = Subsampling(
@@ -274,7 +280,7 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(f"{projection_letter}_proj", nn.Linear(hidden_size, hidden_size, bias=attention.bias))
             if attention.relative_keys:
                 self.r_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-                self.q_scale = vector(torch.zeros(hidden_size // attention.num_attention_heads))
+                self.q_scale = vector_module(torch.zeros(hidden_size // attention.num_attention_heads))
 
         def _distance_keys(self, x: Tensor) -> Tensor:
             """Projects the sinusoids of the distances in a window, the largest first: [heads, head_dim, distances]."""
@@ -289,25 +295,27 @@ def _reference_class() -> type[nn.Module]:
 
         def _attention_in_chunks(self, q: Tensor, k: Tensor, v: Tensor, distance_keys: Tensor | None) -> Tensor:
             """Computes chunks of queries with the keys of their windows. q, k, v: [clips, heads, frames, head_dim]."""
-            frame_count, chunk = q.shape[2], self.chunk_size
-            key_count = chunk + self.left - 1 + self.right
-            padded_queries = nn.functional.pad(q, (0, 0, 0, -frame_count % chunk))
-            q = padded_queries.unflatten(2, (-1, chunk))
-            padding = (0, 0, self.left - 1, self.right + chunk - 1)
-            k, v = (nn.functional.pad(x, padding).unfold(2, key_count, chunk) for x in (k, v))
+            frame_count, chunk_size = q.shape[2], self.chunk_size
+            key_count = chunk_size + self.left - 1 + self.right
+            padded_queries = nn.functional.pad(q, (0, 0, 0, -frame_count % chunk_size))
+            q = padded_queries.unflatten(2, (-1, chunk_size))
+            padding_widths = (0, 0, self.left - 1, self.right + chunk_size - 1)
+            k, v = (nn.functional.pad(x, padding_widths).unfold(2, key_count, chunk_size) for x in (k, v))
             scores = q @ k
             query_indices, key_indices = (
-                torch.arange(chunk, device=q.device),
+                torch.arange(chunk_size, device=q.device),
                 torch.arange(key_count, device=q.device),
             )
-            offsets = key_indices - query_indices[:, None]
+            key_distances = key_indices - query_indices[:, None]
             if distance_keys is not None:
-                by_distance = (padded_queries @ distance_keys).unflatten(2, (-1, chunk))
-                distance_indices = offsets.clamp(0, distance_keys.shape[-1] - 1).expand(*scores.shape)
-                scores = scores + by_distance.gather(-1, distance_indices)
+                distance_scores = (padded_queries @ distance_keys).unflatten(2, (-1, chunk_size))
+                distance_indices = key_distances.clamp(0, distance_keys.shape[-1] - 1).expand(*scores.shape)
+                scores = scores + distance_scores.gather(-1, distance_indices)
             scores = scores * q.shape[-1] ** -0.5
-            key_positions = torch.arange(q.shape[2], device=q.device)[:, None] * chunk + key_indices - self.left + 1
-            is_outside = (offsets < 0) | (offsets >= self.left + self.right)
+            key_positions = (
+                torch.arange(q.shape[2], device=q.device)[:, None] * chunk_size + key_indices - self.left + 1
+            )
+            is_outside = (key_distances < 0) | (key_distances >= self.left + self.right)
             is_padding = (key_positions < 0) | (key_positions >= frame_count)
             scores = scores.masked_fill(is_outside | is_padding[:, None], torch.finfo(scores.dtype).min)
             chunk_outputs = torch.softmax(scores.float(), -1).to(v.dtype) @ v.transpose(-1, -2)
@@ -330,7 +338,7 @@ def _reference_class() -> type[nn.Module]:
                 attn_output = torch.softmax(scores.float(), -1).to(v.dtype) @ v
             return self.get_submodule("o_proj")(attn_output.transpose(1, 2).flatten(2))
 
-    class Layer(nn.Module):
+    class ConformerTowerLayer(nn.Module):
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
             model_properties = ModelProperties(spec.hidden_size, causal=False)
@@ -382,7 +390,7 @@ def _reference_class() -> type[nn.Module]:
             self.buckets, self.segment, self.reduction = spec.relative_buckets, spec.segment, spec.reduction
             if spec.relative_buckets is not None:
                 self.relative_bias = nn.Embedding(spec.relative_buckets, spec.attention.num_attention_heads)
-            self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_hidden_layers))
+            self.layers = nn.ModuleList(ConformerTowerLayer(spec) for _ in range(spec.num_hidden_layers))
             if spec.clamps:
                 self.clamps = LayerBuffers(spec.clamps * spec.num_hidden_layers)
             if spec.output_size is not None:
@@ -392,9 +400,11 @@ def _reference_class() -> type[nn.Module]:
             """Computes the bias per distance, [heads, frames, frames], with half of the table for earlier keys."""
             if self.buckets is None:
                 return None
-            positions, half_table = torch.arange(frames, device=reference_tensor.device), self.buckets // 2
-            offset = (positions[None, :] - positions[:, None]).clamp(-half_table, max(self.buckets - half_table - 1, 0))
-            bias_table: Tensor = self.relative_bias(offset + half_table)
+            positions, half_buckets = torch.arange(frames, device=reference_tensor.device), self.buckets // 2
+            clamped_distance = (positions[None, :] - positions[:, None]).clamp(
+                -half_buckets, max(self.buckets - half_buckets - 1, 0)
+            )
+            bias_table: Tensor = self.relative_bias(clamped_distance + half_buckets)
             return bias_table.permute(2, 0, 1)
 
         def forward(self, frames: Tensor) -> Tensor:

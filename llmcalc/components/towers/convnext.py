@@ -19,7 +19,7 @@ from ..base import Flag, Kernel, ModelProperties, Width
 from ..inputs import AudioInput
 from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
-from ..runtime import vector
+from ..runtime import vector_module
 from .base import TowerPart
 from .diffusion_head import DiffusionHead
 
@@ -166,9 +166,14 @@ class ConvNextEncoder(TowerPart):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        fields: dict[str, Any] = {"num_filters": 4, "kernel_size": 3, "ffn_expansion": 2, "norm": Norm(type="rmsnorm")}
+        tower_fields: dict[str, Any] = {
+            "num_filters": 4,
+            "kernel_size": 3,
+            "ffn_expansion": 2,
+            "norm": Norm(type="rmsnorm"),
+        }
         return [
-            cls(downsampling_ratios=(2, 3), depths=(1, 2, 1), output_size=10, **fields),
+            cls(downsampling_ratios=(2, 3), depths=(1, 2, 1), output_size=10, **tower_fields),
             cls(
                 downsampling_ratios=(2, 3),
                 depths=(2, 0, 1),
@@ -183,9 +188,9 @@ class ConvNextEncoder(TowerPart):
                     feed_forward=FeedForward(intermediate_size=20, hidden_act="silu", gated=True),
                     norm=Norm(type="rmsnorm"),
                 ),
-                **fields,
+                **tower_fields,
             ),
-            cls(downsampling_ratios=(), depths=(1,), channels=2, output_size=6, hidden_act="relu", **fields),
+            cls(downsampling_ratios=(), depths=(1,), channels=2, output_size=6, hidden_act="relu", **tower_fields),
         ]
 
 
@@ -201,7 +206,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(functional.pad(x, (self.kernel_size[0] - self.stride[0], 0)))
 
-    class Network(nn.Module):
+    class ConvNextNetwork(nn.Module):
         """Runs two linear layers with an activation between them. x: [clips, positions, channels] → same shape."""
 
         def __init__(self, channels: int, inner_width: int, hidden_act: Activation) -> None:
@@ -213,7 +218,7 @@ def _reference_class() -> type[nn.Module]:
             network_output: Tensor = self.down_proj(activate(self.hidden_act, self.up_proj(x)))
             return network_output
 
-    class Block(nn.Module):
+    class ConvNextBlock(nn.Module):
         """A ConvNeXt block. x: [clips, channels, positions] → same shape."""
 
         def __init__(self, spec: ConvNextEncoder, stage_index: int) -> None:
@@ -221,8 +226,8 @@ def _reference_class() -> type[nn.Module]:
             channels = spec.num_filters * 2**stage_index
             self.conv_pre_norm, self.mlp_pre_norm = (spec.norm.reference(ModelProperties(channels)) for _ in range(2))
             self.conv = CausalConvolution(channels, channels, spec.kernel_size, groups=channels)
-            self.mlp = Network(channels, spec.ffn_expansion * channels, spec.hidden_act)
-            self.conv_out_scale, self.mlp_out_scale = (vector(torch.ones(channels)) for _ in range(2))
+            self.mlp = ConvNextNetwork(channels, spec.ffn_expansion * channels, spec.hidden_act)
+            self.conv_out_scale, self.mlp_out_scale = (vector_module(torch.ones(channels)) for _ in range(2))
 
         def forward(self, x: Tensor) -> Tensor:
             conv_output = self.conv(self.conv_pre_norm(x.transpose(1, 2)).transpose(1, 2))
@@ -233,8 +238,8 @@ def _reference_class() -> type[nn.Module]:
         """A causal transposed convolution. input: [clips, channels, positions]."""
 
         def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-            upsampled: Tensor = super().forward(input, output_size)
-            return upsampled[..., : input.shape[2] * self.stride[0]]
+            upsampled_x: Tensor = super().forward(input, output_size)
+            return upsampled_x[..., : input.shape[2] * self.stride[0]]
 
     def add_stage(
         parent_module: nn.Module, stage_number: int, convolution: nn.Module, spec: ConvNextEncoder, stage_index: int
@@ -242,7 +247,7 @@ def _reference_class() -> type[nn.Module]:
         stage_module = nn.Module()
         stage_module.add_module("conv", convolution)
         stage_module.add_module(
-            "layers", nn.ModuleList(Block(spec, stage_index) for _ in range(spec.depths[stage_index]))
+            "layers", nn.ModuleList(ConvNextBlock(spec, stage_index) for _ in range(spec.depths[stage_index]))
         )
         parent_module.add_module(f"stage_{stage_number}", stage_module)
 
@@ -253,7 +258,7 @@ def _reference_class() -> type[nn.Module]:
                 x = stage_module(x)
         return x
 
-    class Decoder(nn.Module):
+    class ConvNextDecoder(nn.Module):
         """Decodes latents to audio samples. x: [clips, output_size, positions] → [clips, channels, samples]."""
 
         def __init__(self, spec: ConvNextEncoder) -> None:
@@ -288,9 +293,9 @@ def _reference_class() -> type[nn.Module]:
                 width = channels
             self.conv_out = CausalConvolution(width, spec.output_size, spec.kernel_size)
             if spec.rescaled:
-                self.latent_bias, self.latent_scale = vector(torch.zeros(1)), vector(torch.ones(1))
+                self.latent_bias, self.latent_scale = vector_module(torch.zeros(1)), vector_module(torch.ones(1))
             if spec.decoder:
-                self.decoder = Decoder(spec)
+                self.decoder = ConvNextDecoder(spec)
             if spec.diffusion_head is not None:
                 self.diffusion_head = spec.diffusion_head.reference(ModelProperties(spec.output_size))
 

@@ -81,7 +81,7 @@ class CtcConformer(TowerPart):
         """Records the encoder and returns its output for the projector."""
         hidden = Axis("hidden", self.hidden_size)
         x = recorder.linear("input_proj", x, hidden, bias=True)
-        for half_label, layer_indices in self._layer_halves():
+        for half_label, layer_indices in self._halves_of_layers():
             x = recorder.layers(
                 x,
                 lambda v: self._record_layer(recorder, v),
@@ -102,7 +102,7 @@ class CtcConformer(TowerPart):
                 recorder.linear(projection, input_value, Axis("hidden", output_width), bias=True, role="idle")
         return x
 
-    def _layer_halves(self) -> Iterator[tuple[str, list[int]]]:
+    def _halves_of_layers(self) -> Iterator[tuple[str, list[int]]]:
         """Yields the name and the layer indices of both halves of the layers, between which labels are predicted."""
         layers, middle_layer = [*range(self.num_hidden_layers)], self.num_hidden_layers // 2
         if middle_layer:
@@ -147,10 +147,10 @@ class CtcConformer(TowerPart):
         channels = (Axis("channels", self.expansion * self.hidden_size),)
         joined_halves = recorder.conv("in_proj", x, JoinedShapes((channels, channels)), kernel=1, bias=True)
         gated_half, gate = recorder.split(joined_halves, channels, channels)
-        features = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
-        features = recorder.conv("conv", features, *channels, kernel=self.kernel_size, groups=features.width)
-        features = record_batch_norm(recorder, "norm", features, channels)
-        return recorder.conv("out_proj", recorder.act(features, "silu"), *x.axes, kernel=1, bias=True)
+        gated_x = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
+        gated_x = recorder.conv("conv", gated_x, *channels, kernel=self.kernel_size, groups=gated_x.width)
+        gated_x = record_batch_norm(recorder, "norm", gated_x, channels)
+        return recorder.conv("out_proj", recorder.act(gated_x, "silu"), *x.axes, kernel=1, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"conformer {self.num_hidden_layers} × {self.hidden_size}"
@@ -161,7 +161,7 @@ class CtcConformer(TowerPart):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="silu", up_bias=True, down_bias=True)
-        example = cls(
+        default_spec = cls(
             input_size=8,
             hidden_size=12,
             num_hidden_layers=3,
@@ -175,7 +175,7 @@ class CtcConformer(TowerPart):
             norm=Norm(type="layernorm"),
             labels=7,
         )
-        return [example, example.model_copy(update={"num_hidden_layers": 1, "kernel_size": 4})]
+        return [default_spec, default_spec.model_copy(update={"num_hidden_layers": 1, "kernel_size": 4})]
 
 
 @cache
@@ -186,7 +186,7 @@ def _reference_class() -> type[nn.Module]:
 
     BatchNorm = batch_norm_class()
 
-    class Attention(nn.Module):
+    class CtcAttention(nn.Module):
         """Attends within blocks of frames. x: [clips, frames, hidden] → same shape."""
 
         def __init__(self, spec: CtcConformer) -> None:
@@ -221,7 +221,7 @@ def _reference_class() -> type[nn.Module]:
             )
             return attn_output
 
-    class Convolution(nn.Module):
+    class CtcConvolution(nn.Module):
         """Applies a gated convolution over the frames. x: [clips, frames, hidden] → same shape."""
 
         def __init__(self, spec: CtcConformer) -> None:
@@ -239,17 +239,17 @@ def _reference_class() -> type[nn.Module]:
             conv_output: Tensor = self.out_proj(gated_x).transpose(1, 2)
             return conv_output
 
-    class Layer(nn.Module):
+    class CtcLayer(nn.Module):
         """Runs half a network, attention, a convolution, half a network. x: [clips, frames, hidden] → same shape."""
 
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
-            properties = ModelProperties(spec.hidden_size)
+            model_properties = ModelProperties(spec.hidden_size)
             for sublayer in ("mlp_1", "mlp_2"):
-                self.add_module(sublayer, spec.feed_forward.reference(properties))
-            self.self_attn, self.convolution = Attention(spec), Convolution(spec)
+                self.add_module(sublayer, spec.feed_forward.reference(model_properties))
+            self.self_attn, self.convolution = CtcAttention(spec), CtcConvolution(spec)
             for sublayer in ("mlp_1_pre_norm", "self_attn_pre_norm", "convolution_pre_norm", "mlp_2_pre_norm", "norm"):
-                self.add_module(sublayer, spec.norm.reference(properties))
+                self.add_module(sublayer, spec.norm.reference(model_properties))
 
         def _half_network(self, network_name: str, x: Tensor) -> Tensor:
             return x + 0.5 * self.get_submodule(network_name)(
@@ -268,7 +268,7 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
             self.input_proj = nn.Linear(spec.input_size, spec.hidden_size)
-            self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_hidden_layers))
+            self.layers = nn.ModuleList(CtcLayer(spec) for _ in range(spec.num_hidden_layers))
             self.label_head = nn.Linear(spec.hidden_size, spec.labels)
             self.label_proj = nn.Linear(spec.labels, spec.hidden_size)
 

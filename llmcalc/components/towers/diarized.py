@@ -88,12 +88,12 @@ class WordTimestamps(Part):
     def flow(self, recorder: Flow, x: Value) -> None:
         """Records the head. x: the hidden states of speech recognition."""
         timestamp_rows = Multiple("timestamps", of=x.rows, by=self.upsampling_factor)
-        upsampled = recorder.conv(
+        upsampled_frames = recorder.conv(
             "upsampler", x, *x.axes, kernel=self.upsampling_factor, bias=True, rows=timestamp_rows
         )
         with recorder.apart(causal=False):
-            upsampled = self.stack.flow(recorder, upsampled)
-        recorder.linear("classifier", upsampled, Axis("classes", self.classes), bias=True)
+            upsampled_frames = self.stack.flow(recorder, upsampled_frames)
+        recorder.linear("classifier", upsampled_frames, Axis("classes", self.classes), bias=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["timestamps"](self, model_properties.hidden_size)
@@ -133,7 +133,7 @@ class DiarizedEncoder(TowerPart):
         for stack_name, (stack, width) in stacks.items():
             if stack.stem is not None:
                 raise ValueError(f"{stack_name}.stem: the frames have a linear layer of their own; expected none")
-            stack.check_place(StackPosition(stack_name, width, "encoder"))
+            stack.check_stack_position(StackPosition(stack_name, width, "encoder"))
         return self
 
     @property
@@ -156,8 +156,8 @@ class DiarizedEncoder(TowerPart):
         activity = recorder.part("speaker_norm", self.norm, activity)
         hidden_axis = Axis("hidden", self.hidden_size)
         sinusoids = Value(stack_output.rows, (*activity.axes, hidden_axis), fixed=True)
-        product = ops.Product(1, self.speakers.num_speakers, self.hidden_size, stack_output.rows)
-        speaker_states = recorder.core("speaker_embedding", product, activity, sinusoids, axes=(hidden_axis,))
+        product_op = ops.Product(1, self.speakers.num_speakers, self.hidden_size, stack_output.rows)
+        speaker_states = recorder.core("speaker_embedding", product_op, activity, sinusoids, axes=(hidden_axis,))
         return recorder.add(recorder.part("out_norm", self.norm, stack_output), speaker_states)
 
     def describe(self, hidden_size: int) -> str:
@@ -196,9 +196,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
     from torch.nn import functional
 
-    from ..runtime import vector
+    from ..runtime import vector_module
 
-    class Layers(nn.Module):
+    class EncoderLayers(nn.Module):
         """Runs the layers of a stack, which are direct submodules here. x: [clips, positions, width] → same shape."""
 
         def __init__(self, stack: Stack, hidden_size: int) -> None:
@@ -208,23 +208,23 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.add_module(child_name, child_module)
             self._layers = (layers,)  # as a tuple: the stack's children are registered as this module's own
 
-        def through_layers(self, x: Tensor) -> Tensor:
+        def run_layers(self, x: Tensor) -> Tensor:
             return self._layers[0].forward(x, ForwardPass(columns=1))
 
-    class SpeakerReference(Layers):
+    class SpeakerReference(EncoderLayers):
         """Detects the speakers. frames: [clips, positions, frames · bins] → [clips, positions, speakers]."""
 
         def __init__(self, spec: SpeakerEncoder, input_width: int, frame_count: int = 1) -> None:
             super().__init__(spec.stack, spec.hidden_size)
             head_size, self.frame_count = spec.head_size, frame_count
             self.patch_embedding = nn.Linear(input_width, spec.hidden_size, bias=False)
-            self.silence = vector(torch.zeros(spec.hidden_size))
+            self.silence = vector_module(torch.zeros(spec.hidden_size))
             self.proj = nn.Linear(spec.hidden_size, head_size)
             self.upsampler = nn.Conv1d(head_size, frame_count * head_size, 3, padding=1)
             self.dense, self.classifier = nn.Linear(head_size, head_size), nn.Linear(head_size, spec.num_speakers)
 
         def forward(self, frames: Tensor) -> Tensor:
-            speaker_features = self.proj(self.through_layers(self.patch_embedding(frames)))
+            speaker_features = self.proj(self.run_layers(self.patch_embedding(frames)))
             speaker_features = (
                 self.upsampler(speaker_features.transpose(1, 2))
                 .transpose(1, 2)
@@ -234,7 +234,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             speaker_features = self.classifier(functional.relu(self.dense(functional.relu(speaker_features))))
             return speaker_features.sigmoid().unflatten(1, (-1, self.frame_count)).mean(2)
 
-    class TimestampReference(Layers):
+    class TimestampReference(EncoderLayers):
         """Predicts the time of each word. x: [clips, positions, width] → [clips, more positions, classes]."""
 
         def __init__(self, spec: WordTimestamps, hidden: int) -> None:
@@ -244,7 +244,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor) -> Tensor:
             timestamp_logits: Tensor = self.classifier(
-                self.through_layers(self.upsampler(x.transpose(1, 2)).transpose(1, 2))
+                self.run_layers(self.upsampler(x.transpose(1, 2)).transpose(1, 2))
             )
             return timestamp_logits
 
@@ -258,7 +258,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, activity: Tensor) -> Tensor:
             return activity @ self.get_buffer("table")
 
-    class DiarizedReference(Layers):
+    class DiarizedReference(EncoderLayers):
         """Encodes speech and speakers. frames: [clips, frames, bins] → [clips, frames / frames per position, width]."""
 
         def __init__(self, spec: DiarizedEncoder) -> None:
@@ -274,7 +274,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, frames: Tensor) -> Tensor:
             stacked_frames = frames.unflatten(1, (-1, self.frames)).flatten(2)
-            x = self.through_layers(self.patch_embedding(stacked_frames))
+            x = self.run_layers(self.patch_embedding(stacked_frames))
             activity = self.speaker_norm((self.speakers(stacked_frames) > 0.5).to(x.dtype))
             encoder_output: Tensor = self.out_norm(x) + self.speaker_embedding(activity)
             return encoder_output

@@ -62,22 +62,23 @@ class DiffusionHead(Part):
         record_layer = partial(self._record_layer, recorder, condition=condition)
         x = recorder.layers(x, record_layer, self.num_hidden_layers, range(self.num_hidden_layers), kind="layer")
         with recorder.scope("output"):
-            shift, scale = self._modulation(recorder, condition, 2)
-            x = _modulate(recorder, recorder.part("norm", self.output_norm, x), scale, shift)
+            modulation_shift, modulation_scale = self._modulation(recorder, condition, 2)
+            x = _modulate(recorder, recorder.part("norm", self.output_norm, x), modulation_scale, modulation_shift)
             recorder.linear("proj", x, *latents.axes)
 
     def _record_layer(self, recorder: Flow, x: Value, condition: Value) -> Value:
         """Records a layer; the condition scales and shifts the output of its norm."""
-        shift, scale, gate = self._modulation(recorder, condition, 3)
-        modulated = _modulate(recorder, recorder.part("norm", self.norm, x), scale, shift)
-        return recorder.add(x, recorder.mul(gate, recorder.part("mlp", self.feed_forward, modulated)))
+        modulation_shift, modulation_scale, modulation_gate = self._modulation(recorder, condition, 3)
+        modulated_x = _modulate(recorder, recorder.part("norm", self.norm, x), modulation_scale, modulation_shift)
+        return recorder.add(x, recorder.mul(modulation_gate, recorder.part("mlp", self.feed_forward, modulated_x)))
 
     def _modulation(self, recorder: Flow, condition: Value, part_count: int) -> tuple[Value, ...]:
         """Records a linear layer of the activated condition and returns its output in `part_count` equal parts."""
         shape = (Axis("hidden", self.hidden_size),)
-        activated = recorder.act(condition, self.hidden_act)
+        activated_condition = recorder.act(condition, self.hidden_act)
         return recorder.split(
-            recorder.linear("modulation", activated, JoinedShapes((shape,) * part_count)), *(shape,) * part_count
+            recorder.linear("modulation", activated_condition, JoinedShapes((shape,) * part_count)),
+            *(shape,) * part_count,
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -85,16 +86,16 @@ class DiffusionHead(Part):
         return _reference_class()(self, model_properties.hidden_size)
 
 
-def _modulate(recorder: Flow, x: Value, scale: Value, shift: Value) -> Value:
+def _modulate(recorder: Flow, x: Value, modulation_scale: Value, modulation_shift: Value) -> Value:
     """Records x · (1 + scale) + shift."""
-    return recorder.add(recorder.mul(x, recorder.plus(scale, 1)), shift)
+    return recorder.add(recorder.mul(x, recorder.plus(modulation_scale, 1)), modulation_shift)
 
 
 @cache
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    class Layer(nn.Module):
+    class DiffusionLayer(nn.Module):
         """Adds a feed-forward network; the condition shifts and scales its input and gates its output."""
 
         def __init__(self, spec: DiffusionHead) -> None:
@@ -106,11 +107,15 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-            shift, scale, gate = self.modulation(activate(self.spec.hidden_act, condition)).chunk(3, -1)
-            layer_output: Tensor = x + gate * self.mlp(self.norm(x) * (1 + scale) + shift)
+            modulation_shift, modulation_scale, modulation_gate = self.modulation(
+                activate(self.spec.hidden_act, condition)
+            ).chunk(3, -1)
+            layer_output: Tensor = x + modulation_gate * self.mlp(
+                self.norm(x) * (1 + modulation_scale) + modulation_shift
+            )
             return layer_output
 
-    class Output(nn.Module):
+    class DiffusionOutput(nn.Module):
         """Projects hidden states to latents, after a norm that the condition scales and shifts."""
 
         def __init__(self, spec: DiffusionHead, latent_size: int) -> None:
@@ -121,8 +126,8 @@ def _reference_class() -> type[nn.Module]:
             self.proj = nn.Linear(hidden_size, latent_size, bias=False)
 
         def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-            shift, scale = self.modulation(activate(self.spec.hidden_act, condition)).chunk(2, -1)
-            projected_x: Tensor = self.proj(self.norm(x) * (1 + scale) + shift)
+            modulation_shift, modulation_scale = self.modulation(activate(self.spec.hidden_act, condition)).chunk(2, -1)
+            projected_x: Tensor = self.proj(self.norm(x) * (1 + modulation_scale) + modulation_shift)
             return projected_x
 
     class DiffusionHeadReference(nn.Module):
@@ -134,8 +139,8 @@ def _reference_class() -> type[nn.Module]:
             self.latent_proj = nn.Linear(latent_size, hidden_size, bias=False)
             self.step_proj_1 = nn.Linear(spec.frequency_size, hidden_size, bias=False)
             self.condition_proj, self.step_proj_2 = (nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(2))
-            self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_hidden_layers))
-            self.output = Output(spec, latent_size)
+            self.layers = nn.ModuleList(DiffusionLayer(spec) for _ in range(spec.num_hidden_layers))
+            self.output = DiffusionOutput(spec, latent_size)
 
         def forward(self, latents: Tensor, sinusoids: Tensor, text_output: Tensor) -> Tensor:
             step_embedding = self.step_proj_2(activate(self.spec.hidden_act, self.step_proj_1(sinusoids)))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ...algebra import Number, same
+from ...algebra import Number, are_equal
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -158,21 +158,23 @@ class ImageTokenizer(TowerPart):
 
     def _encode(self, recorder: Flow, pixels: Value) -> Value:
         """Records the encoder."""
-        positions, levels = pixels.rows, len(self.channel_multiplier)
-        x = pixels.view(Axis("channels", self.in_channels), new_rows=_positions(positions, levels - 1))
+        positions, level_count = pixels.rows, len(self.channel_multiplier)
+        x = pixels.view(Axis("channels", self.in_channels), new_rows=_upsampled_positions(positions, level_count - 1))
         x = self._convolve(recorder, "conv_in", x, self.base_channels)
         for i, multiplier in enumerate(self.channel_multiplier):
             with recorder.scope(f"level_{i}"):
                 x = self._record_level(recorder, x, i, self.base_channels * multiplier, self.num_res_blocks)
-                if i < levels - 1:
-                    position_rows = _positions(positions, levels - 2 - i)
-                    x = self._convolve(recorder, "downsample", x, x.width, rows=position_rows)
+                if i < level_count - 1:
+                    position_rows = _upsampled_positions(positions, level_count - 2 - i)
+                    x = self._convolve(recorder, "downsample", x, x.width, conv_rows=position_rows)
         x = self._record_middle(recorder, x)
         x = recorder.act(self._normalize(recorder, "norm_out", x), "silu")
         x = self._convolve(recorder, "conv_out", x, self.latent_channels)
         for i in range(1, self.temporal_levels + 1):
             position_rows = Merged(of=positions, frames=2**i)
-            x = self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=4 * 9, rows=position_rows)
+            x = self._convolve(
+                recorder, f"time_conv_{i}", x, self.latent_channels, kernel=4 * 9, conv_rows=position_rows
+            )
             x = recorder.act(x, "silu")
         return self._record_frame_blocks(recorder, x) if self.over_frames else x
 
@@ -193,12 +195,12 @@ class ImageTokenizer(TowerPart):
         self._convolve(recorder, "conv_out", x, self.out_channels)
 
     def _record_level(
-        self, recorder: Flow, x: Value, level: int, channels: Number, block_count: int, codes: Value | None = None
+        self, recorder: Flow, x: Value, level_index: int, channels: Number, block_count: int, codes: Value | None = None
     ) -> Value:
         """Records the residual blocks of a level, and the level's attention, if any."""
         for block_index in range(1, block_count + 1):
             x = self._record_block(recorder, f"block_{block_index}", x, channels, codes)
-            if level in self.attn_resolutions:
+            if level_index in self.attn_resolutions:
                 x = self._attend(recorder, f"attn_{block_index}", x, codes)
         return x
 
@@ -221,7 +223,7 @@ class ImageTokenizer(TowerPart):
             features = self._convolve(recorder, "conv_1", features, channels)
             features = recorder.act(self._normalize(recorder, "norm_2", features, codes), "silu")
             features = self._convolve(recorder, "conv_2", features, channels)
-            x = x if same(x.width, channels) else self._convolve(recorder, "shortcut", x, channels, kernel=1)
+            x = x if are_equal(x.width, channels) else self._convolve(recorder, "shortcut", x, channels, kernel=1)
             return recorder.add(x, features)
 
     def _record_frame_blocks(self, recorder: Flow, x: Value) -> Value:
@@ -243,17 +245,23 @@ class ImageTokenizer(TowerPart):
             return recorder.part(norm_name, self.norm, x)
         with recorder.scope(norm_name):
             normed_x, resized_codes = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
-            scale, shift = (
+            code_scale, code_shift = (
                 recorder.conv(projection, resized_codes, *x.axes, kernel=1, bias=True)
                 for projection in ("scale", "shift")
             )
-            return recorder.add(recorder.mul(normed_x, scale), shift)
+            return recorder.add(recorder.mul(normed_x, code_scale), code_shift)
 
     def _convolve(
-        self, recorder: Flow, conv_name: str, x: Value, channels: Number, kernel: Number = 9, rows: Rows | None = None
+        self,
+        recorder: Flow,
+        conv_name: str,
+        x: Value,
+        channels: Number,
+        kernel: Number = 9,
+        conv_rows: Rows | None = None,
     ) -> Value:
         """Records a convolution with a bias. kernel: the number of positions under its kernel."""
-        return recorder.conv(conv_name, x, Axis("channels", channels), kernel=kernel, bias=True, rows=rows)
+        return recorder.conv(conv_name, x, Axis("channels", channels), kernel=kernel, bias=True, rows=conv_rows)
 
     def describe(self, hidden_size: int) -> str:
         return f"VQ-VAE, {self.codebook_size} codes of {self.embed_dim}"
@@ -310,9 +318,9 @@ class ImageTokenizer(TowerPart):
         ]
 
 
-def _positions(grid_rows: Rows, doublings: int) -> Rows:
-    """Returns the positions of a grid after its sides were doubled `doublings` times."""
-    return Multiple("positions", of=grid_rows, by=4**doublings)
+def _upsampled_positions(grid_rows: Rows, doubling_count: int) -> Rows:
+    """Returns the positions of a grid after its sides were doubled `doubling_count` times."""
+    return Multiple("positions", of=grid_rows, by=4**doubling_count)
 
 
 @cache
@@ -441,7 +449,7 @@ def _reference_class() -> type[nn.Module]:
                 x = self.get_submodule(f"frame_block_{block_index}")(x)
             return x
 
-    class Encoder(TokenizerHalf):
+    class ImageEncoder(TokenizerHalf):
         """Encodes frames: [images, channels, frames, height, width] → [images, latents, fewer frames, …]."""
 
         def __init__(self, spec: ImageTokenizer) -> None:
@@ -471,7 +479,7 @@ def _reference_class() -> type[nn.Module]:
                 x = functional.silu(self.get_submodule(f"time_conv_{i}")(x))
             return self.run_frame_blocks(x)
 
-    class Decoder(TokenizerHalf):
+    class ImageDecoder(TokenizerHalf):
         """Decodes codes: [images, embed_dim, frames, rows, columns] → pixels of every frame."""
 
         def __init__(self, spec: ImageTokenizer) -> None:
@@ -527,7 +535,7 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ImageTokenizer) -> None:
             super().__init__()
             self.frames = 2**spec.temporal_levels
-            self.encoder, self.decoder = Encoder(spec), Decoder(spec)
+            self.encoder, self.decoder = ImageEncoder(spec), ImageDecoder(spec)
             kernel = (3 if spec.over_frames else 1, 1, 1)
             self.quant_conv = FrameConv(spec.latent_channels, spec.embed_dim, kernel)
             if spec.generation is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 
 from pydantic import Field, model_validator
 
-from ...algebra import Number, same
+from ...algebra import Number, are_equal
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -23,7 +23,7 @@ from ..choice import PartChoice
 from ..inputs import ImageInput
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
-from ..runtime import softmax_core_class, vector
+from ..runtime import softmax_core_class, vector_module
 from .base import TowerPart
 from .vision import Patches
 
@@ -219,7 +219,7 @@ class MobileNet(TowerPart):
                     block_input = self._record_block(recorder, block_input, block)
             return block_input
 
-        if same(block_group.repeat, 1):
+        if are_equal(block_group.repeat, 1):
             with recorder.scope(group_name, kind="layer"):
                 return record_blocks(x)
         repeat_indices = range(block_group.repeat) if isinstance(block_group.repeat, int) else None
@@ -240,7 +240,7 @@ class MobileNet(TowerPart):
             block_output = recorder.mul(block_output, recorder.vector("layer_scale", *block_output.axes))
         return (
             recorder.add(x, block_output)
-            if block_output.rows == x.rows and same(x.width, block_output.width)
+            if block_output.rows == x.rows and are_equal(x.width, block_output.width)
             else block_output
         )
 
@@ -258,11 +258,15 @@ class MobileNet(TowerPart):
         """Records attention with one head of keys and values, which may come from a smaller grid."""
         head_dim, keys_and_values = Axis("head_dim", block.head_dim), list[Value]()
         query = recorder.conv("q_proj", x, Axis("heads", block.num_attention_heads), head_dim, kernel=1)
-        for letter in "kv":
+        for projection_letter in "kv":
             kv_input = x
             if block.kv_stride > 1:
-                kv_input = self._record_conv(recorder, f"{letter}_down", x, None, block.kernel, block.kv_stride)
-            keys_and_values.append(recorder.conv(f"{letter}_proj", kv_input, Axis("heads", 1), head_dim, kernel=1))
+                kv_input = self._record_conv(
+                    recorder, f"{projection_letter}_down", x, None, block.kernel, block.kv_stride
+                )
+            keys_and_values.append(
+                recorder.conv(f"{projection_letter}_proj", kv_input, Axis("heads", 1), head_dim, kernel=1)
+            )
         attn_output = recorder.attention("core", query, *keys_and_values, causal=False, masked=False)
         return recorder.conv("o_proj", attn_output, *x.axes, kernel=1)
 
@@ -273,12 +277,12 @@ class MobileNet(TowerPart):
             stage_output if stage_output.rows == largest else recorder.resampled(stage_output, largest)
             for stage_output in stage_outputs
         ]
-        joined = resized_outputs[0]
+        joined_output = resized_outputs[0]
         if len(resized_outputs) > 1:
-            joined = recorder.cat(
+            joined_output = recorder.cat(
                 *resized_outputs, axes=(JoinedShapes(tuple(stage_output.axes for stage_output in resized_outputs)),)
             )
-        x = self._record_conv(recorder, "pw_exp", joined, self.intermediate_size, is_activated=True)
+        x = self._record_conv(recorder, "pw_exp", joined_output, self.intermediate_size, is_activated=True)
         x = self._record_conv(recorder, "pw_proj", x, self.hidden_size)
         x = recorder.resampled(x, Fixed("positions", length=self.output_side**2))
         return recorder.part("norm", self.norm, x.view(Axis("hidden", self.hidden_size)))
@@ -299,9 +303,15 @@ class MobileNet(TowerPart):
         channels: the number of output channels; None for a depthwise convolution.
         """
         axes = x.axes if channels is None else (Axis("channels", channels),)
-        groups = x.width if channels is None else 1
+        conv_groups = x.width if channels is None else 1
         x = recorder.conv(
-            conv_name, x, *axes, kernel=kernel * kernel, groups=groups, bias=bias, rows=_strided_rows(x.rows, stride)
+            conv_name,
+            x,
+            *axes,
+            kernel=kernel * kernel,
+            groups=conv_groups,
+            bias=bias,
+            rows=_strided_rows(x.rows, stride),
         )
         x = recorder.part(f"{conv_name}_norm", self.norm, x)
         return recorder.act(x, self.hidden_act) if is_activated else x
@@ -320,7 +330,7 @@ class MobileNet(TowerPart):
             EdgeResidual(channels=6, intermediate_size=14, stride=2),
             EdgeResidual(channels=6, intermediate_size=10, kernel=5),
         )
-        inverted = (
+        inverted_blocks = (
             InvertedResidual(channels=8, intermediate_size=20, start_kernel=3, mid_kernel=5, stride=2),
             InvertedResidual(channels=8, intermediate_size=12, start_kernel=5),
         )
@@ -334,7 +344,7 @@ class MobileNet(TowerPart):
         )
         stages = (
             GridStage(groups=(BlockGroup(blocks=edge_blocks),)),
-            GridStage(groups=(BlockGroup(blocks=inverted), BlockGroup(blocks=grid_attention, repeat=3))),
+            GridStage(groups=(BlockGroup(blocks=inverted_blocks), BlockGroup(blocks=grid_attention, repeat=3))),
             GridStage(groups=(BlockGroup(blocks=last_stage),)),
         )
         return [
@@ -383,13 +393,13 @@ def _reference_class() -> type[nn.Module]:
         """A convolution with zero padding, so that stride s leaves ⌈side / s⌉ positions per side."""
 
         def forward(self, x: Tensor) -> Tensor:
-            padding: list[int] = []
+            padding_widths: list[int] = []
             for grid_side, kernel, stride in zip(
                 x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True
             ):
                 total_padding = max((-(-grid_side // stride) - 1) * stride + kernel - grid_side, 0)
-                padding += [total_padding // 2, total_padding - total_padding // 2]
-            return super().forward(nn.functional.pad(x, padding))
+                padding_widths += [total_padding // 2, total_padding - total_padding // 2]
+            return super().forward(nn.functional.pad(x, padding_widths))
 
     class GridModule(nn.Module):
         """The base of modules that have convolutions with norms. x: [images, channels, rows, columns]."""
@@ -402,11 +412,13 @@ def _reference_class() -> type[nn.Module]:
             self.add_module(norm_name, self.norm_spec.reference(ModelProperties(channels)))
 
         def add_conv(
-            self, conv_name: str, in_channels: int, channels: int, kernel: int = 1, stride: int = 1, **fields: Any
+            self, conv_name: str, in_channels: int, channels: int, kernel: int = 1, stride: int = 1, **conv_fields: Any
         ) -> int:
             self.add_module(
                 conv_name,
-                SamePaddingConv(in_channels, channels, kernel, stride, bias=fields.pop("bias", False), **fields),
+                SamePaddingConv(
+                    in_channels, channels, kernel, stride, bias=conv_fields.pop("bias", False), **conv_fields
+                ),
             )
             self.add_norm(f"{conv_name}_norm", channels)
             return channels
@@ -419,7 +431,7 @@ def _reference_class() -> type[nn.Module]:
             x = self.normalize(f"{conv_name}_norm", self.get_submodule(conv_name)(x))
             return activate(self.hidden_act, x) if is_activated else x
 
-    class EdgeReference(GridModule):
+    class EdgeResidualReference(GridModule):
         """Runs an edge residual block: a convolution, an activation and a pointwise convolution."""
 
         def __init__(self, spec: EdgeResidual, in_channels: int, norm: Norm, hidden_act: Activation) -> None:
@@ -432,7 +444,7 @@ def _reference_class() -> type[nn.Module]:
             conv_output = self.convolve("conv_proj", self.convolve("conv_exp", x, is_activated=True))
             return x + conv_output if self.has_skip else conv_output
 
-    class InvertedReference(GridModule):
+    class InvertedResidualReference(GridModule):
         """Runs a universal inverted residual block of pointwise and depthwise convolutions."""
 
         def __init__(self, spec: InvertedResidual, in_channels: int, norm: Norm, hidden_act: Activation) -> None:
@@ -445,7 +457,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.mid_kernel is not None:
                 self.add_conv("dw_mid", inner_width, inner_width, spec.mid_kernel, spec.stride, groups=inner_width)
             self.width = self.add_conv("pw_proj", inner_width, spec.channels)
-            self.layer_scale = vector(torch.ones(spec.channels))
+            self.layer_scale = vector_module(torch.ones(spec.channels))
 
         def forward(self, x: Tensor) -> Tensor:
             features = self.convolve("dw_start", x) if hasattr(self, "dw_start") else x
@@ -469,13 +481,18 @@ def _reference_class() -> type[nn.Module]:
                 SamePaddingConv(in_channels, inner_width, 1, bias=False),
                 SamePaddingConv(inner_width, in_channels, 1, bias=False),
             )
-            for letter in "kv":
+            for projection_letter in "kv":
                 if spec.kv_stride > 1:
                     self.add_conv(
-                        f"{letter}_down", in_channels, in_channels, spec.kernel, spec.kv_stride, groups=in_channels
+                        f"{projection_letter}_down",
+                        in_channels,
+                        in_channels,
+                        spec.kernel,
+                        spec.kv_stride,
+                        groups=in_channels,
                     )
-                self.add_module(f"{letter}_proj", SamePaddingConv(in_channels, spec.head_dim, 1, bias=False))
-            self.core, self.layer_scale = softmax_core_class()(), vector(torch.ones(in_channels))
+                self.add_module(f"{projection_letter}_proj", SamePaddingConv(in_channels, spec.head_dim, 1, bias=False))
+            self.core, self.layer_scale = softmax_core_class()(), vector_module(torch.ones(in_channels))
 
         def _project(self, projection_letter: str, x: Tensor) -> Tensor:
             """Computes the keys or the values: [images, 1, positions, head_dim]."""
@@ -501,20 +518,22 @@ def _reference_class() -> type[nn.Module]:
             self.add_norm("norm", hidden_size)
 
         def forward(self, stage_outputs: list[Tensor]) -> Tensor:
-            grid = stage_outputs[0].shape[2:]
+            grid_shape = stage_outputs[0].shape[2:]
             resized_outputs = [
-                stage_output if stage_output.shape[2:] == grid else nn.functional.interpolate(stage_output, size=grid)
+                stage_output
+                if stage_output.shape[2:] == grid_shape
+                else nn.functional.interpolate(stage_output, size=grid_shape)
                 for stage_output in stage_outputs
             ]
             x = self.convolve("pw_proj", self.convolve("pw_exp", torch.cat(resized_outputs, 1), is_activated=True))
-            if grid[0] % self.side or grid[1] % self.side:
+            if grid_shape[0] % self.side or grid_shape[1] % self.side:
                 x = nn.functional.interpolate(x, size=(self.side, self.side), mode="bilinear")
             else:
-                kernel = (grid[0] // self.side, grid[1] // self.side)
+                kernel = (grid_shape[0] // self.side, grid_shape[1] // self.side)
                 x = nn.functional.avg_pool2d(x, kernel, kernel)
             return self.normalize("norm", x).flatten(2).transpose(1, 2)
 
-    BLOCKS = {"edge": EdgeReference, "inverted": InvertedReference, "attention": AttentionReference}
+    BLOCKS = {"edge": EdgeResidualReference, "inverted": InvertedResidualReference, "attention": AttentionReference}
 
     class MobileNetReference(GridModule):
         """Encodes pixels: [images, channels, frames, height, width] → [images, positions, hidden]."""
@@ -522,7 +541,7 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: MobileNet) -> None:
             super().__init__(spec.norm, spec.hidden_act)
             in_channels = self.add_conv("stem", spec.num_channels, spec.stem_channels, 3, 2, bias=True)
-            self.fused_stages, self.stage_count, widths = spec.fused_stages, len(spec.stages), list[int]()
+            self.fused_stages, self.stage_count, stage_widths = spec.fused_stages, len(spec.stages), list[int]()
             for stage_index, stage in enumerate(spec.stages, 1):
                 group_modules = nn.Module()
                 for group_index, block_group in enumerate(stage.groups, 1):
@@ -538,8 +557,8 @@ def _reference_class() -> type[nn.Module]:
                         f"group_{group_index}", repeats[0] if block_group.repeat == 1 else nn.Sequential(*repeats)
                     )
                 self.add_module(f"stage_{stage_index}", group_modules)
-                widths.append(in_channels)
-            self.fusion = FusionReference(spec, sum(widths[-spec.fused_stages :]))
+                stage_widths.append(in_channels)
+            self.fusion = FusionReference(spec, sum(stage_widths[-spec.fused_stages :]))
 
         def forward(self, pixels: Tensor) -> Tensor:
             x, stage_outputs = self.convolve("stem", pixels[:, :, 0], is_activated=True), list[torch.Tensor]()

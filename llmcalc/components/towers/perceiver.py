@@ -42,7 +42,7 @@ class Perceiver(LearnedQueries):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        self.attention.check_place(StackPosition("resampler.attention", self.hidden_size, "encoder"))
+        self.attention.check_stack_position(StackPosition("resampler.attention", self.hidden_size, "encoder"))
         self.attention.check_crossing()
         return self
 
@@ -87,12 +87,12 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Latents(nn.Module):
+    class LearnedLatents(nn.Module):
         def __init__(self, latent_count: int, hidden_size: int) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.randn(latent_count, hidden_size) * 0.02)
 
-    class Layer(nn.Module):
+    class PerceiverLayer(nn.Module):
         """Runs attention to patches and latents, then a network. latents: [images, latents, hidden] → same shape."""
 
         def __init__(self, spec: Perceiver) -> None:
@@ -114,8 +114,8 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Perceiver) -> None:
             super().__init__()
-            self.query = Latents(spec.queries, spec.hidden_size)
-            self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_hidden_layers))
+            self.query = LearnedLatents(spec.queries, spec.hidden_size)
+            self.layers = nn.ModuleList(PerceiverLayer(spec) for _ in range(spec.num_hidden_layers))
             self.norm = spec.norm.reference(ModelProperties(spec.hidden_size))
 
         def forward(self, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from ...algebra import exact_div, same
+from ...algebra import are_equal, exact_div
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -81,7 +81,7 @@ class Resampler(LearnedQueries):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        self.attention.check_place(StackPosition("resampler.attention", self.hidden_size, "encoder"))
+        self.attention.check_stack_position(StackPosition("resampler.attention", self.hidden_size, "encoder"))
         self.attention.check_crossing()
         return self
 
@@ -211,7 +211,7 @@ class Projector(TowerPart):
         elif not self.maps:
             raise ValueError("maps: is empty; expected a linear layer, or a resampler")
         if self.stack is not None:
-            self.stack.check_place(StackPosition("stack", self.output_width, "encoder"))
+            self.stack.check_stack_position(StackPosition("stack", self.output_width, "encoder"))
         if self.audio is not None and not self.raw:
             raise ValueError("audio: only a projector of raw frames cuts audio; expected raw = true")
         if self.vocab_size is not None and self.norm is None:
@@ -258,7 +258,7 @@ class Projector(TowerPart):
 
     def _merge_patches(self, recorder: Flow, x: Value) -> Value:
         """Merges square blocks of patches, also over consecutive frames, into one vector each."""
-        if same(self.merge, 1) and same(self.frames, 1):
+        if are_equal(self.merge, 1) and are_equal(self.frames, 1):
             return x
         merged_axes = (Axis("rows", self.merge), Axis("columns", self.merge))
         merged_rows = Merged(of=x.rows, side=self.merge, frames=self.frames)

@@ -81,16 +81,16 @@ class QFormer(LearnedQueries):
         queries = recorder.part("query_norm", self.norm, queries.view(hidden_axis, new_rows=single_rows))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             queries = self._record_layer(recorder, queries, patches, query_rows)
-        for layer_label, reads_patches, layer_indices in self._kinds_of_later_layers():
+        for layer_label, reads_patches, layer_indices in self._later_layer_kinds():
             record_layer = partial(
-                self._record_layer, recorder, patches=patches if reads_patches else None, rows=query_rows
+                self._record_layer, recorder, patches=patches if reads_patches else None, window_rows=query_rows
             )
             queries = recorder.layers(
                 queries, record_layer, len(layer_indices), layer_indices, kind="layer", label=layer_label
             )
         return queries
 
-    def _kinds_of_later_layers(self) -> Iterator[tuple[str, bool, list[int]]]:
+    def _later_layer_kinds(self) -> Iterator[tuple[str, bool, list[int]]]:
         """Yields each kind of layer above the first: its label, whether it attends to the patches, and its indices."""
         layers = range(1, self.num_hidden_layers)
         for layer_label, reads_patches in (("reading", True), ("", False)):
@@ -98,9 +98,9 @@ class QFormer(LearnedQueries):
             if layer_indices:
                 yield layer_label, reads_patches, layer_indices
 
-    def _record_layer(self, recorder: Flow, x: Value, patches: Value | None, rows: Rows) -> Value:
-        """Records a layer. patches: the input of cross-attention, if any. rows: the queries of all windows."""
-        for attention_name, memory, query_rows in (("self_attn", x, x.rows), ("cross_attn", patches, rows)):
+    def _record_layer(self, recorder: Flow, x: Value, patches: Value | None, window_rows: Rows) -> Value:
+        """Records a layer. patches: the input of cross-attention, if any. window_rows: the queries of all windows."""
+        for attention_name, memory, query_rows in (("self_attn", x, x.rows), ("cross_attn", patches, window_rows)):
             if memory is not None:
                 with recorder.scope(attention_name, kind="attention"):
                     sublayer_output = self._record_attention(recorder, x, memory, query_rows)
@@ -113,10 +113,10 @@ class QFormer(LearnedQueries):
         """Records the attention of queries. query_rows: the queries of all windows, to which the queries are copied."""
         head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
         head_axes = Axis("heads", self.num_attention_heads), head_dim
-        inputs = {"q": x, "k": memory, "v": memory}
+        projection_inputs = {"q": x, "k": memory, "v": memory}
         q, k, v = (
             recorder.linear(f"{projection_letter}_proj", projection_input, *head_axes, bias=True)
-            for projection_letter, projection_input in inputs.items()
+            for projection_letter, projection_input in projection_inputs.items()
         )
         if isinstance(query_rows, Table):
             shared_query_core = ops.DistanceScores(q.axes[0].size, 2 * head_dim.size, query_rows, query_rows)
@@ -158,7 +158,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.weight = nn.Parameter(torch.randn(query_count, hidden_size) * 0.02)
 
-    class Attention(nn.Module):
+    class QFormerAttention(nn.Module):
         """Attention of queries. x: [windows, queries, hidden], memory: [windows, positions, width] → x's shape."""
 
         def __init__(self, spec: QFormer, memory_width: int) -> None:
@@ -176,17 +176,17 @@ def _reference_class() -> type[nn.Module]:
             attn_output: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
             return attn_output
 
-    class Layer(nn.Module):
+    class QFormerLayer(nn.Module):
         """Runs attention of queries, some to patches, and a network. x: [windows, queries, hidden] → same shape."""
 
         def __init__(self, spec: QFormer, reads_patches: bool) -> None:
             super().__init__()
-            properties = ModelProperties(spec.hidden_size)
-            self.self_attn = Attention(spec, spec.hidden_size)
-            self.cross_attn = Attention(spec, spec.input_size) if reads_patches else None
-            self.mlp = spec.feed_forward.reference(properties)
+            model_properties = ModelProperties(spec.hidden_size)
+            self.self_attn = QFormerAttention(spec, spec.hidden_size)
+            self.cross_attn = QFormerAttention(spec, spec.input_size) if reads_patches else None
+            self.mlp = spec.feed_forward.reference(model_properties)
             for sublayer in ("self_attn", *(("cross_attn",) if reads_patches else ()), "mlp"):
-                self.add_module(f"{sublayer}_post_norm", spec.norm.reference(properties))
+                self.add_module(f"{sublayer}_post_norm", spec.norm.reference(model_properties))
 
         def forward(self, x: Tensor, patches: Tensor) -> Tensor:
             x = self.get_submodule("self_attn_post_norm")(x + self.self_attn(x, x))
@@ -202,7 +202,9 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.window, self.query = spec.window, LearnedQueryTable(spec.queries, spec.hidden_size)
             self.query_norm = spec.norm.reference(ModelProperties(spec.hidden_size))
-            self.layers = nn.ModuleList(Layer(spec, i in spec.reading_layers) for i in range(spec.num_hidden_layers))
+            self.layers = nn.ModuleList(
+                QFormerLayer(spec, i in spec.reading_layers) for i in range(spec.num_hidden_layers)
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             images = len(x)

@@ -22,7 +22,7 @@ from ..base import Flag, Heads, Layers, ModelProperties, Width
 from ..inputs import ImageInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardPass, vector
+from ..runtime import ForwardPass, vector_module
 from .base import TowerPart
 from .vision import Patches, PatchPositions
 
@@ -106,7 +106,7 @@ class SamEncoder(TowerPart):
             for position in self.positions.flow(recorder, x):
                 x = recorder.add(x, position)
         patches = x.rows
-        for layer_label, window, repeat, layer_indices in self._kinds_of_layers():
+        for layer_label, window, repeat, layer_indices in self._layer_kinds():
             record_layer = partial(self._record_layer, recorder, window=window)
             x = recorder.layers(x, record_layer, repeat, layer_indices, kind="layer", label=layer_label)
         if self.second_neck:
@@ -120,7 +120,7 @@ class SamEncoder(TowerPart):
             x = recorder.conv(f"halving_{halving_index}", x, Axis("channels", channels), kernel=9, rows=merged_rows)
         return x
 
-    def _kinds_of_layers(self) -> Iterator[tuple[str, int | None, Number, list[int] | None]]:
+    def _layer_kinds(self) -> Iterator[tuple[str, int | None, Number, list[int] | None]]:
         """Yields the label, the window, the number and the indices of each kind of layer."""
         layer_count: Number = self.num_hidden_layers
         global_indices = sorted({*self.global_layers})
@@ -142,16 +142,21 @@ class SamEncoder(TowerPart):
 
     def _record_attention(self, recorder: Flow, x: Value, window: int | None) -> Value:
         window_side, patches = self.grid if window is None else window, x.rows
-        dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
-        head_axes = Axis("heads", self.num_attention_heads), dim
+        head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
+        head_axes = Axis("heads", self.num_attention_heads), head_dim
         x = x if window is None else x.view(*x.axes, new_rows=PaddedSquares(side=window))
-        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.qkv_bias) for letter in "qkv")
+        q, k, v = (
+            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=self.qkv_bias)
+            for projection_letter in "qkv"
+        )
         scored_distances = 0
         if self.relative_positions:
             scored_distances = 2 * window_side
             distances = Table(name="distances", length=window_side * window_side)
             for table_name in ("row_distances", "column_distances"):
-                recorder.table(table_name, Axis("distances", 2 * window_side - 1), dim, of=distances, by="positions")
+                recorder.table(
+                    table_name, Axis("distances", 2 * window_side - 1), head_dim, of=distances, by="positions"
+                )
         key_limits: dict[str, Any] = {
             "core": ops.ConformerAttentionCore,
             "chunk": window_side * window_side,
@@ -214,7 +219,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
     from torch.nn import functional
 
-    class Attention(nn.Module):
+    class SamAttention(nn.Module):
         """Attention in windows or to the whole image. x: [images, rows, columns, hidden] → same shape."""
 
         def __init__(self, spec: SamEncoder, window: int | None) -> None:
@@ -244,35 +249,37 @@ def _reference_class() -> type[nn.Module]:
         def _attend(self, x: Tensor) -> Tensor:
             """Computes attention to a whole square. x: [squares, rows, columns, hidden] → same shape."""
             q, k, v = (
-                self.get_submodule(f"{letter}_proj")(x).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4)
-                for letter in "qkv"
+                self.get_submodule(f"{projection_letter}_proj")(x)
+                .unflatten(-1, (self.heads, -1))
+                .permute(0, 3, 1, 2, 4)
+                for projection_letter in "qkv"
             )
             scores = q.flatten(2, 3) @ k.flatten(2, 3).transpose(-1, -2) * q.shape[-1] ** -0.5
             if hasattr(self, "row_distances"):
                 positions = torch.arange(x.shape[1], device=x.device)
                 distance_index = positions[:, None] - positions + x.shape[1] - 1
-                flat_rows = torch.einsum("bhrcd,rkd->bhrck", q, self.row_distances(distance_index))
-                by_column = torch.einsum("bhrcd,ckd->bhrck", q, self.column_distances(distance_index))
-                bias = flat_rows[..., :, None] + by_column[..., None, :]
+                row_scores = torch.einsum("bhrcd,rkd->bhrck", q, self.row_distances(distance_index))
+                column_scores = torch.einsum("bhrcd,ckd->bhrck", q, self.column_distances(distance_index))
+                bias = row_scores[..., :, None] + column_scores[..., None, :]
                 scores = scores + bias.flatten(-2).flatten(2, 3)
             heads = (scores.softmax(-1) @ v.flatten(2, 3)).unflatten(2, x.shape[1:3])
             attn_output: Tensor = self.o_proj(heads.permute(0, 2, 3, 1, 4).flatten(3))
             return attn_output
 
-    class Layer(nn.Module):
+    class SamLayer(nn.Module):
         """Runs pre-norm attention and a network. x: [images, rows, columns, hidden] → same shape."""
 
         def __init__(self, spec: SamEncoder, window: int | None) -> None:
             super().__init__()
-            properties = ModelProperties(spec.hidden_size, causal=False)
-            self.self_attn_pre_norm, self.mlp_pre_norm = (spec.norm.reference(properties) for _ in range(2))
-            self.self_attn, self.mlp = Attention(spec, window), spec.feed_forward.reference(properties)
+            model_properties = ModelProperties(spec.hidden_size, causal=False)
+            self.self_attn_pre_norm, self.mlp_pre_norm = (spec.norm.reference(model_properties) for _ in range(2))
+            self.self_attn, self.mlp = SamAttention(spec, window), spec.feed_forward.reference(model_properties)
 
         def forward(self, x: Tensor) -> Tensor:
             x = x + self.self_attn(self.self_attn_pre_norm(x))
             return x + self.mlp(self.mlp_pre_norm(x), ForwardPass())
 
-    class Neck(nn.Module):
+    class SamNeck(nn.Module):
         """Applies two convolutions with norms. x: [images, hidden, rows, columns] → [images, channels, …]."""
 
         def __init__(self, spec: SamEncoder) -> None:
@@ -288,12 +295,12 @@ def _reference_class() -> type[nn.Module]:
                 x = norm(conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
             return x
 
-    class SecondNeck(Neck):
+    class SamSecondNeck(SamNeck):
         """A neck for the output of a global layer, with a learned factor for the neck's output."""
 
         def __init__(self, spec: SamEncoder) -> None:
             super().__init__(spec)
-            self.factor = vector(torch.zeros(1))
+            self.factor = vector_module(torch.zeros(1))
 
     class SamReference(nn.Module):
         """Encodes pixels: [images, channels, 1, height, width] → [images, positions, output_width]."""
@@ -308,10 +315,10 @@ def _reference_class() -> type[nn.Module]:
             window_sizes = (
                 None if i in spec.global_layers else spec.window_size for i in range(spec.num_hidden_layers)
             )
-            self.layers = nn.ModuleList(Layer(spec, window) for window in window_sizes)
-            self.neck = Neck(spec)
+            self.layers = nn.ModuleList(SamLayer(spec, window) for window in window_sizes)
+            self.neck = SamNeck(spec)
             if spec.second_neck:
-                self.second_neck = SecondNeck(spec)
+                self.second_neck = SamSecondNeck(spec)
             channels = spec.output_channels
             for i, halved_channels in enumerate(spec.halvings, 1):
                 halving_convolution = nn.Conv2d(channels, halved_channels, 3, 2, 1, bias=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ...algebra import exact_div, same
+from ...algebra import are_equal, exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -77,12 +77,12 @@ class SanMEncoder(TowerPart):
         x = recorder.add(x, Value(x.rows, x.axes, fixed=True))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             x = self._record_layer(recorder, x, 0 in self.normed_layers)
-        for layer_label, has_norm, layer_indices in self._kinds_of_later_layers():
+        for layer_label, has_norm, layer_indices in self._later_layer_kinds():
             record_layer = partial(self._record_layer, recorder, has_norm=has_norm)
             x = recorder.layers(x, record_layer, len(layer_indices), layer_indices, kind="layer", label=layer_label)
         return x
 
-    def _kinds_of_later_layers(self) -> Iterator[tuple[str, bool, list[int]]]:
+    def _later_layer_kinds(self) -> Iterator[tuple[str, bool, list[int]]]:
         """Yields each kind of layer above the first: its label, whether it ends in a norm, and its indices."""
         layers = range(1, self.num_hidden_layers)
         for layer_label, has_norm in (("", False), ("normed", True)):
@@ -95,7 +95,7 @@ class SanMEncoder(TowerPart):
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
             residual_branch = self._record_attention(recorder, residual_branch)
-        x = recorder.add(x, residual_branch) if same(x.width, residual_branch.width) else residual_branch
+        x = recorder.add(x, residual_branch) if are_equal(x.width, residual_branch.width) else residual_branch
         x = recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
         return recorder.part("norm", self.norm, x) if has_norm else x
 
@@ -103,7 +103,9 @@ class SanMEncoder(TowerPart):
         """Records attention and the convolution of the values, whose sum is the output."""
         heads = self.num_attention_heads
         head_axes = Axis("heads", heads), Axis("head_dim", exact_div(self.hidden_size, heads))
-        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=True) for letter in "qkv")
+        q, k, v = (
+            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=True) for projection_letter in "qkv"
+        )
         hidden_axis = Axis("hidden", self.hidden_size)
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False)
         attn_output = recorder.linear("o_proj", attn_output, hidden_axis, bias=True)
@@ -120,9 +122,18 @@ class SanMEncoder(TowerPart):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="relu", up_bias=True, down_bias=True)
-        fields: dict[str, Any] = {"num_attention_heads": 3, "feed_forward": network, "norm": Norm(type="layernorm")}
-        example = cls(input_size=14, hidden_size=12, num_hidden_layers=4, kernel_size=5, normed_layers=(1, 3), **fields)
-        return [example, example.model_copy(update={"input_size": 12, "num_hidden_layers": 1, "normed_layers": (0,)})]
+        tower_fields: dict[str, Any] = {
+            "num_attention_heads": 3,
+            "feed_forward": network,
+            "norm": Norm(type="layernorm"),
+        }
+        default_spec = cls(
+            input_size=14, hidden_size=12, num_hidden_layers=4, kernel_size=5, normed_layers=(1, 3), **tower_fields
+        )
+        return [
+            default_spec,
+            default_spec.model_copy(update={"input_size": 12, "num_hidden_layers": 1, "normed_layers": (0,)}),
+        ]
 
 
 @cache
@@ -131,7 +142,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
     from torch.nn import functional
 
-    class Attention(nn.Module):
+    class SanMAttention(nn.Module):
         """Attention and a convolution of the values. x: [clips, frames, width] → [clips, frames, hidden]."""
 
         def __init__(self, spec: SanMEncoder, input_width: int) -> None:
@@ -154,14 +165,14 @@ def _reference_class() -> type[nn.Module]:
             memory_output = self.memory(functional.pad(values.transpose(1, 2), self.padding)).transpose(1, 2)
             return attn_output + memory_output + values
 
-    class Layer(nn.Module):
+    class SanMLayer(nn.Module):
         """Runs pre-norm attention and a network. x: [clips, frames, width] → [clips, frames, hidden]."""
 
         def __init__(self, spec: SanMEncoder, input_width: int, has_norm: bool) -> None:
             super().__init__()
             model_properties = ModelProperties(spec.hidden_size)
             self.self_attn_pre_norm = spec.norm.reference(ModelProperties(input_width))
-            self.self_attn, self.mlp = Attention(spec, input_width), spec.feed_forward.reference(model_properties)
+            self.self_attn, self.mlp = SanMAttention(spec, input_width), spec.feed_forward.reference(model_properties)
             self.mlp_pre_norm = spec.norm.reference(model_properties)
             if has_norm:
                 self.norm = spec.norm.reference(model_properties)
@@ -178,8 +189,10 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SanMEncoder) -> None:
             super().__init__()
             self.hidden_size = spec.hidden_size
-            widths = [spec.input_size, *[spec.hidden_size] * (spec.num_hidden_layers - 1)]
-            self.layers = nn.ModuleList(Layer(spec, width, i in spec.normed_layers) for i, width in enumerate(widths))
+            input_widths = [spec.input_size, *[spec.hidden_size] * (spec.num_hidden_layers - 1)]
+            self.layers = nn.ModuleList(
+                SanMLayer(spec, width, i in spec.normed_layers) for i, width in enumerate(input_widths)
+            )
 
         def forward(self, frames: Tensor) -> Tensor:
             rate_count = frames.shape[-1] // 2

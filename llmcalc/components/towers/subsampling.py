@@ -81,7 +81,7 @@ class Subsampling(Component):
 
     def input_value(self) -> Value:
         """The audio frames, with one value per mel bin."""
-        return Value(self._rows(PATCHES, 0), (Axis("mel", self.num_mel_bins),), fixed=True)
+        return Value(self._convolved_rows(PATCHES, 0), (Axis("mel", self.num_mel_bins),), fixed=True)
 
     @property
     def positions(self) -> Rows:
@@ -89,7 +89,7 @@ class Subsampling(Component):
         strides = tuple(convolution.stride[0] for convolution in self.convolutions)
         return InChunks(chunk=self.chunk, strides=strides, padded=False)
 
-    def _rows(self, frames: Rows, conv_count: int) -> Rows:
+    def _convolved_rows(self, frames: Rows, conv_count: int) -> Rows:
         """Returns the rows after `conv_count` convolutions. frames: the rows before the last convolution."""
         if self.chunk is not None:
             strides = tuple(convolution.stride[0] for convolution in self.convolutions[:conv_count])
@@ -107,15 +107,15 @@ class Subsampling(Component):
         A convolution runs over each mel bin of each frame: these pairs are its rows, the channels its width.
         """
         if self.standardize:
-            channel_mean, scale = recorder.split(
+            channel_mean, channel_scale = recorder.split(
                 recorder.buffer("standardize", Axis("statistics", 2), *x.axes), x.axes, x.axes
             )
-            x = recorder.mul(recorder.add(x, channel_mean), scale)
+            x = recorder.mul(recorder.add(x, channel_mean), channel_scale)
         output_axes, frames, pitches = width or x.axes, x.rows, self.num_mel_bins
         conv_output = x.view(Axis("channels", 1), new_rows=Multiple("spectrum", of=frames, by=pitches))
         for conv_index, conv in enumerate(self.convolutions, 1):
             (time, pitch), channels = conv.kernel, Axis("channels", conv.channels)
-            frames = self._rows(frames, conv_index)
+            frames = self._convolved_rows(frames, conv_index)
             pitches = floor_div(pitches + 2 - pitch, conv.stride[1]) + 1
             spectrum_rows = Multiple("spectrum", of=frames, by=pitches)
             if conv.separable:
@@ -153,11 +153,11 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Standardize(nn.Module):
-        def __init__(self, bins: int) -> None:
+    class FrameStandardization(nn.Module):
+        def __init__(self, mel_bins: int) -> None:
             super().__init__()
-            self.register_buffer("mean", torch.zeros(bins))
-            self.register_buffer("scale", torch.ones(bins))
+            self.register_buffer("mean", torch.zeros(mel_bins))
+            self.register_buffer("scale", torch.ones(mel_bins))
 
         def forward(self, frames: Tensor) -> Tensor:
             return (frames - self.get_buffer("mean")) * self.get_buffer("scale")
@@ -172,21 +172,21 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, channels, mel_bins = spec, 1, spec.num_mel_bins
             if spec.standardize:
-                self.standardize = Standardize(spec.num_mel_bins)
+                self.standardize = FrameStandardization(spec.num_mel_bins)
             for conv_index, conv in enumerate(spec.convolutions, 1):
-                padding = (conv.kernel[0] // 2, 1)
+                conv_padding = (conv.kernel[0] // 2, 1)
                 if conv.separable:
                     self.add_module(
                         f"depthwise_{conv_index}",
                         nn.Conv2d(
-                            channels, channels, conv.kernel, conv.stride, padding, groups=channels, bias=conv.bias
+                            channels, channels, conv.kernel, conv.stride, conv_padding, groups=channels, bias=conv.bias
                         ),
                     )
                     self.add_module(f"pointwise_{conv_index}", nn.Linear(channels, conv.channels, bias=conv.bias))
                 else:
                     self.add_module(
                         f"conv_{conv_index}",
-                        nn.Conv2d(channels, conv.channels, conv.kernel, conv.stride, padding, bias=conv.bias),
+                        nn.Conv2d(channels, conv.channels, conv.kernel, conv.stride, conv_padding, bias=conv.bias),
                     )
                 if spec.norm is not None:
                     self.add_module(f"norm_{conv_index}", spec.norm.reference(ModelProperties(conv.channels)))
@@ -194,16 +194,20 @@ def _reference_class() -> type[nn.Module]:
             self.proj = nn.Linear(channels * mel_bins, hidden_size, bias=spec.bias)
 
         def forward(self, frames: Tensor) -> Tensor:
-            chunk, (clips, frame_count) = self.spec.chunk, frames.shape[:2]
-            if chunk is None or (frame_count < chunk and not self.spec.whole_chunks):
+            chunk_frames, (clips, frame_count) = self.spec.chunk, frames.shape[:2]
+            if chunk_frames is None or (frame_count < chunk_frames and not self.spec.whole_chunks):
                 return self._convolve(frames)
-            chunks = nn.functional.pad(frames, (0, 0, 0, -frame_count % chunk)).unflatten(1, (-1, chunk)).flatten(0, 1)
+            chunks = (
+                nn.functional.pad(frames, (0, 0, 0, -frame_count % chunk_frames))
+                .unflatten(1, (-1, chunk_frames))
+                .flatten(0, 1)
+            )
             x = self._convolve(chunks)
-            last_frames = frame_count % chunk
+            last_chunk_frames = frame_count % chunk_frames
             for conv in self.spec.convolutions:
-                last_frames = -(-last_frames // conv.stride[0])
+                last_chunk_frames = -(-last_chunk_frames // conv.stride[0])
             positions = x.unflatten(0, (clips, -1)).flatten(1, 2)
-            return positions[:, : frame_count // chunk * x.shape[1] + last_frames]
+            return positions[:, : frame_count // chunk_frames * x.shape[1] + last_chunk_frames]
 
         def _convolve(self, frames: Tensor) -> Tensor:
             if hasattr(self, "standardize"):

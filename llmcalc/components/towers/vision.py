@@ -25,7 +25,7 @@ from ..mixers.short_conv import ShortConv
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardPass, vector
+from ..runtime import ForwardPass, vector_module
 from ..stack import Stack
 from .base import TowerPart
 from .window_merger import WindowMerger
@@ -86,8 +86,8 @@ class AttentionPooling(Part):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the pooling head and returns one vector per image. x: the patches."""
-        probe = recorder.vector("probe", *x.axes).view(*x.axes, new_rows=IMAGES)
-        pooled_vector = recorder.part("attention", self.attention, probe, memory=x)
+        pooling_query = recorder.vector("probe", *x.axes).view(*x.axes, new_rows=IMAGES)
+        pooled_vector = recorder.part("attention", self.attention, pooling_query, memory=x)
         return recorder.add(
             pooled_vector, recorder.part("mlp", self.feed_forward, recorder.part("norm", self.norm, pooled_vector))
         )
@@ -140,15 +140,15 @@ class VisionTower(TowerPart):
         position_in_model = StackPosition(
             "stack", self.hidden_size, "encoder", grid=True, before_grid=self.vector_count > 0
         )
-        self.stack.check_place(position_in_model)
+        self.stack.check_stack_position(position_in_model)
         if (self.merger is None) != (self.upper_stack is None):
             raise ValueError("upper_stack: the layers after a merger; expected both or neither")
         if self.merger is not None and (self.vector_count or self.pooling is not None):
             raise ValueError("merger: reads patches alone; expected no class_embedding, registers or pooling")
         if self.upper_stack is not None:
-            self.upper_stack.check_place(StackPosition("upper_stack", self.hidden_size, "encoder"))
+            self.upper_stack.check_stack_position(StackPosition("upper_stack", self.hidden_size, "encoder"))
         if self.pooling is not None:
-            self.pooling.attention.check_place(StackPosition("pooling.attention", self.hidden_size, "encoder"))
+            self.pooling.attention.check_stack_position(StackPosition("pooling.attention", self.hidden_size, "encoder"))
         stacks = [stack for stack in (self.stack, self.upper_stack) if stack is not None]
         if any(stack.position or stack.stem or stack.token_types for stack in stacks):
             raise ValueError(
@@ -173,8 +173,8 @@ class VisionTower(TowerPart):
         """Records the encoder and returns the patches for the projector."""
         hidden, patches = Axis("hidden", self.hidden_size), x.rows
         if self.video_frames is not None:
-            frames_read = x.view(*x.axes, Axis("video_frames", self.video_frames))
-            recorder.linear("video_patch_embedding", frames_read, hidden, bias=self.patches.bias, role="idle")
+            input_frames = x.view(*x.axes, Axis("video_frames", self.video_frames))
+            recorder.linear("video_patch_embedding", input_frames, hidden, bias=self.patches.bias, role="idle")
         if self.summary_vectors:
             recorder.buffer("summary_indices", Axis("indices", self.summary_vectors), indices=True)
         x = recorder.linear("patch_embedding", x, hidden, bias=self.patches.bias)
@@ -200,10 +200,10 @@ class VisionTower(TowerPart):
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", self.stack.num_hidden_layers), Axis("bounds", self.clamps))
         if self.standardize:
-            channel_mean, scale = recorder.split(
+            channel_mean, channel_scale = recorder.split(
                 recorder.buffer("standardize", Axis("statistics", 2), hidden), x.axes, x.axes
             )
-            x = recorder.mul(recorder.add(x, channel_mean), scale)
+            x = recorder.mul(recorder.add(x, channel_mean), channel_scale)
         if self.pooling is not None:
             with recorder.scope("pooling"), recorder.apart(causal=False):
                 self.pooling.flow(recorder, x)
@@ -213,9 +213,9 @@ class VisionTower(TowerPart):
         """Records the sum of the patches and their positions; returns x unchanged without positions."""
         if self.positions is None:
             return x
-        positions, *other_terms = self.positions.flow(recorder, x)
-        for other_term in other_terms:
-            positions = recorder.add(positions, other_term)
+        positions, *other_positions = self.positions.flow(recorder, x)
+        for other_position in other_positions:
+            positions = recorder.add(positions, other_position)
         return recorder.add(x, positions)
 
     def describe(self, hidden_size: int) -> str:
@@ -236,49 +236,66 @@ class VisionTower(TowerPart):
         rotary = Attention(num_attention_heads=2, num_key_value_heads=1, head_dim=8, position=Rope(rope_theta=100.0))
         pixtral = Block(attention=rotary, feed_forward=gated_network, norm=rms, norm_placement="sandwich")
         pooling = AttentionPooling(attention=biased_attention, feed_forward=ungated_network, norm=layernorm)
-        image, video = Patches(patch_size=2, bias=True), Patches(patch_size=2, num_channels=2, temporal_patch_size=2)
+        image_patches, video_patches = (
+            Patches(patch_size=2, bias=True),
+            Patches(patch_size=2, num_channels=2, temporal_patch_size=2),
+        )
         scaled_block = siglip.model_copy(update={"residual_scale": "output"})
         convolution_block = Block(
             attention=ShortConv(grid=True), feed_forward=gated_network, norm=rms, norm_placement="pre"
         )
-        mixed_stack = Stack(
+        mixed_layers_stack = Stack(
             num_hidden_layers=3,
             block=convolution_block,
             variants={"full": convolution_block.model_copy(update={"attention": biased_attention})},
             pattern=("block", "full"),
         )
-        squares = pixtral.model_copy(update={"attention": rotary.model_copy(update={"grid_window": 3})})
+        windowed_block = pixtral.model_copy(update={"attention": rotary.model_copy(update={"grid_window": 3})})
         windowed_stack = Stack(
-            num_hidden_layers=3, block=squares, variants={"full": pixtral}, pattern=("block", "full")
+            num_hidden_layers=3, block=windowed_block, variants={"full": pixtral}, pattern=("block", "full")
         )
         stacks = [
             Stack(num_hidden_layers=2, block=siglip, final_norm=layernorm),
             Stack(num_hidden_layers=3, block=pixtral, embedding_norm=rms),
-            mixed_stack,
+            mixed_layers_stack,
             Stack(num_hidden_layers=2, block=scaled_block),
         ]
         grid_window_attention = biased_attention.model_copy(update={"grid_window": 2})
         merger = WindowMerger(side=2, attention=grid_window_attention, intermediate_size=30, norm=layernorm)
         return [
-            cls(hidden_size=12, patches=image, stack=stacks[3], merger=merger, upper_stack=stacks[0]),
-            cls(hidden_size=12, patches=image, stack=stacks[0], positions=PatchPositions(rows=16), pooling=pooling),
+            cls(hidden_size=12, patches=image_patches, stack=stacks[3], merger=merger, upper_stack=stacks[0]),
             cls(
-                hidden_size=12, patches=image, stack=stacks[0], positions=PatchPositions(rows=17), class_embedding=True
+                hidden_size=12,
+                patches=image_patches,
+                stack=stacks[0],
+                positions=PatchPositions(rows=16),
+                pooling=pooling,
             ),
-            cls(hidden_size=10, patches=video, stack=stacks[1], frees_first_input=True),
-            cls(hidden_size=12, patches=image, stack=stacks[2]),
+            cls(
+                hidden_size=12,
+                patches=image_patches,
+                stack=stacks[0],
+                positions=PatchPositions(rows=17),
+                class_embedding=True,
+            ),
+            cls(hidden_size=10, patches=video_patches, stack=stacks[1], frees_first_input=True),
+            cls(hidden_size=12, patches=image_patches, stack=stacks[2]),
             cls(
                 hidden_size=10,
-                patches=video,
+                patches=video_patches,
                 stack=windowed_stack,
                 image=SmartResize(merge=1, min_pixels=1, max_pixels=99),
             ),
             cls(
-                hidden_size=12, patches=image, stack=stacks[3], positions=PatchPositions(rows=17), class_embedding=True
+                hidden_size=12,
+                patches=image_patches,
+                stack=stacks[3],
+                positions=PatchPositions(rows=17),
+                class_embedding=True,
             ),
             cls(
                 hidden_size=12,
-                patches=image,
+                patches=image_patches,
                 stack=stacks[3],
                 positions=PatchPositions(rows=16),
                 class_embedding=True,
@@ -288,7 +305,7 @@ class VisionTower(TowerPart):
             ),
             cls(
                 hidden_size=10,
-                patches=video,
+                patches=video_patches,
                 stack=stacks[1],
                 positions=PatchPositions(rows=9, axes=2),
                 standardize=True,
@@ -302,19 +319,19 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Buffers(nn.Module):
+    class NamedBuffers(nn.Module):
         def __init__(self, *named_buffers: tuple[str, Tensor]) -> None:
             super().__init__()
             for buffer_name, buffer in named_buffers:
                 self.register_buffer(buffer_name, buffer)
 
-    class Pooling(nn.Module):
+    class PoolingAttention(nn.Module):
         """Pools patches by a learned query. x: [images, patches, hidden] → [images, 1, hidden]."""
 
         def __init__(self, spec: AttentionPooling, hidden_size: int) -> None:
             super().__init__()
             model_properties = ModelProperties(hidden_size, causal=False, cross=True)
-            self.probe = vector(torch.randn(hidden_size) * 0.02)
+            self.probe = vector_module(torch.randn(hidden_size) * 0.02)
             self.attention = spec.attention.reference(model_properties)
             self.norm, self.mlp = spec.norm.reference(model_properties), spec.feed_forward.reference(model_properties)
 
@@ -342,11 +359,11 @@ def _reference_class() -> type[nn.Module]:
                 video_width = spec.video_frames * self.patch_embedding.in_features
                 self.video_patch_embedding = nn.Linear(video_width, hidden, bias=patches.bias)
             if spec.summary_vectors:
-                self.summary_indices = Buffers(("indices", torch.zeros(spec.summary_vectors, dtype=torch.int64)))
+                self.summary_indices = NamedBuffers(("indices", torch.zeros(spec.summary_vectors, dtype=torch.int64)))
             if spec.class_embedding:
-                self.class_embedding = vector(torch.randn(hidden) * 0.02)
+                self.class_embedding = vector_module(torch.randn(hidden) * 0.02)
             if spec.registers:
-                self.registers = vector(torch.randn(spec.registers, hidden) * 0.02)
+                self.registers = vector_module(torch.randn(spec.registers, hidden) * 0.02)
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
             stack = spec.stack.reference(ModelProperties(hidden, causal=False))
@@ -358,11 +375,11 @@ def _reference_class() -> type[nn.Module]:
                 self.upper = spec.upper_stack.reference(ModelProperties(hidden, causal=False))
             if spec.clamps:
                 num_clamps = spec.clamps * spec.stack.num_hidden_layers
-                self.clamps = Buffers(("bounds", torch.full((num_clamps,), float("inf"))))
+                self.clamps = NamedBuffers(("bounds", torch.full((num_clamps,), float("inf"))))
             if spec.standardize:
-                self.standardize = Buffers(("mean", torch.zeros(hidden)), ("scale", torch.ones(hidden)))
+                self.standardize = NamedBuffers(("mean", torch.zeros(hidden)), ("scale", torch.ones(hidden)))
             if spec.pooling is not None:
-                self.pooling = Pooling(spec.pooling, hidden)
+                self.pooling = PoolingAttention(spec.pooling, hidden)
 
         def _add_position_embeddings(self, x: Tensor, patch_rows: int, patch_columns: int) -> Tensor:
             """Returns the patches plus position embeddings."""
@@ -370,10 +387,10 @@ def _reference_class() -> type[nn.Module]:
             if self.spec.positions.axes == 1:
                 positions: Tensor = self.position_embedding(torch.arange(x.shape[1], device=x.device))
                 return x + positions
-            columns_of_patches = torch.arange(patch_columns, device=x.device).repeat(patch_rows)
-            rows_of_patches = torch.arange(patch_rows, device=x.device).repeat_interleave(patch_columns)
-            position_sum: Tensor = self.position_embedding(columns_of_patches) + self.position_embedding(
-                self.spec.positions.rows + rows_of_patches
+            patch_column_indices = torch.arange(patch_columns, device=x.device).repeat(patch_rows)
+            patch_row_indices = torch.arange(patch_rows, device=x.device).repeat_interleave(patch_columns)
+            position_sum: Tensor = self.position_embedding(patch_column_indices) + self.position_embedding(
+                self.spec.positions.rows + patch_row_indices
             )
             return x + position_sum
 
@@ -396,10 +413,10 @@ def _reference_class() -> type[nn.Module]:
                 x = self._add_position_embeddings(x, patch_rows, patch_columns)
             x = self._stack[0].forward(x, ForwardPass(columns=patch_columns))
             if self.spec.merger is not None:
-                merged: Tensor = self.upper(
+                merged_patches: Tensor = self.upper(
                     self.merger(x, patch_columns), ForwardPass(columns=patch_columns // self.spec.merger.side)
                 )
-                return merged
+                return merged_patches
             vector_count = int(self.spec.class_embedding) + self.spec.registers
             x = x[:, : x.shape[1] - vector_count]
             if hasattr(self, "standardize"):

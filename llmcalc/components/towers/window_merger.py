@@ -52,12 +52,12 @@ class WindowMerger(Part):
             attn_output = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
         x = recorder.add(x, attn_output)
         neighbours = Axis("frames", 1), Axis("rows", self.side), Axis("columns", self.side)
-        square_mean = recorder.merge(x, merged_rows, *neighbours, is_mean=True)
-        merged = recorder.part("merged_norm", self.norm, recorder.merge(x, merged_rows, *neighbours))
-        merged = recorder.act(
-            recorder.linear("up_proj", merged, Axis("ffn", self.intermediate_size), bias=True), "gelu_tanh"
+        mean_of_square = recorder.merge(x, merged_rows, *neighbours, is_mean=True)
+        merged_patches = recorder.part("merged_norm", self.norm, recorder.merge(x, merged_rows, *neighbours))
+        merged_patches = recorder.act(
+            recorder.linear("up_proj", merged_patches, Axis("ffn", self.intermediate_size), bias=True), "gelu_tanh"
         )
-        return recorder.add(square_mean, recorder.linear("down_proj", merged, *hidden_axes, bias=True))
+        return recorder.add(mean_of_square, recorder.linear("down_proj", merged_patches, *hidden_axes, bias=True))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -89,8 +89,8 @@ def _reference_class() -> type[nn.Module]:
                 .flatten(3, 4)
                 .flatten(1, 2)
             )
-            activated = functional.gelu(self.up_proj(self.merged_norm(patch_squares.flatten(2))), approximate="tanh")
-            merged: Tensor = patch_squares.mean(2) + self.down_proj(activated)
-            return merged
+            hidden = functional.gelu(self.up_proj(self.merged_norm(patch_squares.flatten(2))), approximate="tanh")
+            merged_patches: Tensor = patch_squares.mean(2) + self.down_proj(hidden)
+            return merged_patches
 
     return WindowMergerReference

@@ -3,10 +3,11 @@
 `base` walks the model. `linear` and `formats` have the schemes that convert linear layers, `gguf` has llama.cpp's mixes
 and `mlx` has mlx-lm's formats. `config` reads a Hugging Face `quantization_config`, `named` the names of `--quantize`.
 
-A scheme may be changed or added without reading the others: all that the rest asks of it is `Scheme` of `base`.
+A scheme may be changed or added without reading the others: all that the rest asks of it is
+`QuantizationScheme` of `base`.
 """
 
-from .base import PARTS, QuantizedSize, Scheme, StoredBytes, quantized_size
+from .base import PARTS, QuantizationScheme, QuantizedSize, StoredBytes, quantized_size
 from .config import scheme_of_config
 from .named import COMMON, GROUPS, scheme_named, with_published_experts
 
@@ -14,8 +15,8 @@ __all__ = [
     "COMMON",
     "GROUPS",
     "PARTS",
+    "QuantizationScheme",
     "QuantizedSize",
-    "Scheme",
     "StoredBytes",
     "quantized_size",
     "scheme_named",

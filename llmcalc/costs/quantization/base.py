@@ -82,7 +82,7 @@ PARTS = tuple(field.name for field in fields(StoredBytes))
 NOTHING = StoredBytes()
 
 
-def unquantized_parts(elements: Number, dtype: str) -> StoredBytes:
+def unquantized_bytes(elements: Number, dtype: str) -> StoredBytes:
     """Returns the bytes of elements in an unquantized number format."""
     return StoredBytes(unconverted=packed_bytes(elements, dtype))
 
@@ -117,50 +117,62 @@ class WeightTensor:
 
 
 def weight_tensors_of(
-    tree: Node, extra_parts: frozenset[str] = frozenset(), first_copies: bool = False
+    node_tree: Node, extra_parts: frozenset[str] = frozenset(), first_copies: bool = False
 ) -> Iterator[WeightTensor]:
     """Yields every trainable tensor in tree order; a tied tensor once.
 
     first_copies: whether of modules that repeat, such as layers of one kind, only the first is walked; default False.
     """
-    root_site = WeightTensor("", "", ParamTensor((), "vector"), 1, None, tree)
-    yield from _tensors_below(tree.place(), root_site, extra_parts, first_copies)
+    root_tensor = WeightTensor("", "", ParamTensor((), "vector"), 1, None, node_tree)
+    yield from _tensors_below(node_tree.place(), root_tensor, extra_parts, first_copies)
 
 
 def _tensors_below(
-    node_position: Place, param: WeightTensor, extra_parts: frozenset[str], first_copies: bool
+    node_position: Place, node_tensor: WeightTensor, extra_parts: frozenset[str], first_copies: bool
 ) -> Iterator[WeightTensor]:
     """Yields the tensors below a node of the model.
 
-    param: the site of the node itself, whose tensor is ignored.
+    node_tensor: the site of the node itself, whose tensor is ignored.
     """
-    for child_place in node_position.children():
-        child_node = child_place.node
+    for child_position in node_position.children():
+        child_node = child_position.node
         if child_node.optional and child_node.optional not in extra_parts:
             continue
-        child_path = f"{param.path}.{child_node.name}" if param.path else child_node.name
+        child_path = f"{node_tensor.path}.{child_node.name}" if node_tensor.path else child_node.name
         if child_node.indices is None:
             tensor_copies: Iterable[tuple[str, Number, int | None]] = [
-                (child_path, times(param.times, child_node.repeat), param.layer)
+                (child_path, times(node_tensor.times, child_node.repeat), node_tensor.layer)
             ]
         else:
-            indices = child_node.indices[:1] if first_copies else child_node.indices
-            tensor_copies = [(f"{child_path}.{i}", param.times, i) for i in indices]
-        op_use, parent = child_place.use, node_position.node
+            layer_indices = child_node.indices[:1] if first_copies else child_node.indices
+            tensor_copies = [(f"{child_path}.{i}", node_tensor.times, i) for i in layer_indices]
+        op_use, parent_node = child_position.use, node_position.node
         tensors = () if op_use is None else op_use.tensors()
         for tensor_path, copy_count, layer_index in tensor_copies:
             for tensor in tensors:  # `replace` takes three times as long
                 yield WeightTensor(
-                    tensor_path, child_place.kind, tensor, copy_count, layer_index, parent, child_place.optional
+                    tensor_path,
+                    child_position.kind,
+                    tensor,
+                    copy_count,
+                    layer_index,
+                    parent_node,
+                    child_position.optional,
                 )
-            child_site = WeightTensor(
-                tensor_path, child_place.kind, param.tensor, copy_count, layer_index, parent, child_place.optional
+            child_tensor = WeightTensor(
+                tensor_path,
+                child_position.kind,
+                node_tensor.tensor,
+                copy_count,
+                layer_index,
+                parent_node,
+                child_position.optional,
             )
-            yield from _tensors_below(child_place, child_site, extra_parts, first_copies)
+            yield from _tensors_below(child_position, child_tensor, extra_parts, first_copies)
 
 
 @frozen
-class Scheme:
+class QuantizationScheme:
     """A scheme for the quantization of weights.
 
     label: its short name.
@@ -220,7 +232,7 @@ class Scheme:
 class QuantizedSize:
     """Bytes of a model's weights under a scheme. dtype: number format of the unconverted tensors."""
 
-    scheme: Scheme
+    scheme: QuantizationScheme
     dtype: str
     by_part: StoredBytes
     by_component: dict[str, StoredBytes]
@@ -232,7 +244,7 @@ class QuantizedSize:
 
 def quantized_size(
     spec: ModelSpec,
-    scheme: Scheme,
+    scheme: QuantizationScheme,
     dtype: str = "bfloat16",
     extra_parts: frozenset[str] = frozenset(),
     module_names: ModuleNames | None = None,
@@ -246,30 +258,36 @@ def quantized_size(
     Raises `InputError` for a tensor that the scheme's format cannot store.
     """
     parts_by_component: dict[str, StoredBytes] = {}
-    most_layers = max(stack.num_hidden_layers for _, stack in spec.stacks())
-    if isinstance(most_layers, int) and most_layers > MOST_LAYERS:
+    largest_depth = max(stack.num_hidden_layers for _, stack in spec.stacks())
+    if isinstance(largest_depth, int) and largest_depth > MOST_LAYERS:
         raise InputError(
-            f"num_hidden_layers: {most_layers} layers are too many for --quantize; expected at most {MOST_LAYERS}"
+            f"num_hidden_layers: {largest_depth} layers are too many for --quantize; expected at most {MOST_LAYERS}"
         )
-    tree = spec.tree()
-    params = list(weight_tensors_of(tree, extra_parts))
+    node_tree = spec.tree()
+    params = list(weight_tensors_of(node_tree, extra_parts))
     if scheme.reads_names:
-        module_names = module_names or ModuleNames(tree, spec.kind, {})
-        params = [replace(param, names=module_names(param.path)) for param in params]
-        included_paths = {param.path for param in params}
+        module_names = module_names or ModuleNames(node_tree, spec.kind, {})
+        params = [replace(weight_tensor, names=module_names(weight_tensor.path)) for weight_tensor in params]
+        included_paths = {weight_tensor.path for weight_tensor in params}
         for tensor_path in (
-            param.path for param in weight_tensors_of(tree, frozenset({MTP.name})) if param.path not in included_paths
+            weight_tensor.path
+            for weight_tensor in weight_tensors_of(node_tree, frozenset({MTP.name}))
+            if weight_tensor.path not in included_paths
         ):
             scheme.look_up(module_names(tensor_path))
-    text_tensors = [weight_site for weight_site in params if weight_site.optional != TOWERS.name]
-    encoder_tensors = [weight_site for weight_site in params if weight_site.optional == TOWERS.name]
+    text_tensors = [weight_tensor for weight_tensor in params if weight_tensor.optional != TOWERS.name]
+    encoder_tensors = [weight_tensor for weight_tensor in params if weight_tensor.optional == TOWERS.name]
     if encoder_tensors and scheme.unconverted_dtype(dtype) != dtype:
         raise InputError(
             f"{TOWERS.option}: {scheme.label} files do not include vision and audio encoders, which are in a separate "
             f"file; remove {TOWERS.option}"
         )
-    encoder_parts = ((param, unquantized_parts(param.tensor.size, dtype)) for param in encoder_tensors)
-    for param, stored_parts in chain(scheme.store(spec, text_tensors, dtype), encoder_parts):
-        parts_by_component[param.kind] = parts_by_component.get(param.kind, NOTHING) + stored_parts * param.times
+    encoder_parts = (
+        (weight_tensor, unquantized_bytes(weight_tensor.tensor.size, dtype)) for weight_tensor in encoder_tensors
+    )
+    for weight_tensor, stored_parts in chain(scheme.store(spec, text_tensors, dtype), encoder_parts):
+        parts_by_component[weight_tensor.kind] = (
+            parts_by_component.get(weight_tensor.kind, NOTHING) + stored_parts * weight_tensor.times
+        )
     total_parts = sum(parts_by_component.values(), NOTHING)
     return QuantizedSize(scheme, scheme.unconverted_dtype(dtype), total_parts, parts_by_component)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .base import Scheme
+from .base import QuantizationScheme
 from .fields import ConfigFields
 from .formats import FP4, FP8, ActivationScales, LinearFormat, PackedInt, Whole, WholeInt
 from .linear import LayerGroup, LinearScheme
@@ -30,7 +30,7 @@ ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype"
 """Fields that every scheme has for weights or activations; some of them are checked below."""
 
 
-def read_compressed_tensors(config: ConfigFields) -> Scheme:
+def read_compressed_tensors(config: ConfigFields) -> QuantizationScheme:
     """Reads a compressed-tensors config with the groups of `config_groups`.
 
     A module has the format of the group with its name, else of one with a pattern for it, else of that of `Linear`,
@@ -103,20 +103,20 @@ def _static_scales(input_fields: ConfigFields | None) -> ActivationScales:
     if input_fields is None:
         return ActivationScales()
     input_fields.ignore("num_bits", "type", "group_size", "block_structure", *ARGUMENTS)
-    dynamic, strategy, symmetric = (
+    dynamic_mode, scale_strategy, is_symmetric = (
         input_fields.get("dynamic", False),
         input_fields.get("strategy"),
         input_fields.get("symmetric", True),
     )
     input_fields.check_all_read()
-    input_fields.check_choice("dynamic", dynamic, True, False, "local")
-    input_fields.check_choice("symmetric", symmetric, True, False)
-    if dynamic is False:
-        input_fields.check_choice("strategy", strategy, "tensor", None)
-    return ActivationScales() if dynamic is True else ActivationScales(1, 0 if symmetric else 1)
+    input_fields.check_choice("dynamic", dynamic_mode, True, False, "local")
+    input_fields.check_choice("symmetric", is_symmetric, True, False)
+    if dynamic_mode is False:
+        input_fields.check_choice("strategy", scale_strategy, "tensor", None)
+    return ActivationScales() if dynamic_mode is True else ActivationScales(1, 0 if is_symmetric else 1)
 
 
-class _Weights(NamedTuple):
+class _WeightFields(NamedTuple):
     """The checked fields of `weights` in a config group.
 
     fields: the table, for errors.
@@ -136,7 +136,7 @@ class _Weights(NamedTuple):
     symmetric: bool
 
 
-def _read_weights(weight_fields: ConfigFields, layout: Any) -> _Weights:
+def _read_weight_fields(weight_fields: ConfigFields, layout: Any) -> _WeightFields:
     """Reads and checks the fields of `weights` that all formats share."""
     weight_fields.ignore(*ARGUMENTS)
     weight_fields.check_field("dynamic", False, None)
@@ -154,20 +154,22 @@ def _read_weights(weight_fields: ConfigFields, layout: Any) -> _Weights:
         raise weight_fields.value_error("group_size", group_size, "a positive whole number for that strategy")
     if not isinstance(layout, str) or layout not in FORMATS:
         raise weight_fields.value_error("format", layout, "one of " + ", ".join(FORMATS))
-    return _Weights(weight_fields, layout, element_type, bits, group_size, block_shape, strategy, is_symmetric)
+    return _WeightFields(weight_fields, layout, element_type, bits, group_size, block_shape, strategy, is_symmetric)
 
 
 def _storage_format(
     group_table: ConfigFields, layout: Any, static_scales: ActivationScales
 ) -> tuple[LinearFormat, str]:
     """Returns the storage format of a module group, and the format's label."""
-    weights = _read_weights(group_table, layout)
+    weights = _read_weight_fields(group_table, layout)
     if weights.kind == "float":
         return _fp4_format(weights, static_scales) if weights.bits == 4 else _fp8_format(weights, static_scales)
-    return _packed_int(weights) if weights.layout == "pack-quantized" else _whole_int(weights, static_scales)
+    return (
+        _packed_int_format(weights) if weights.layout == "pack-quantized" else _whole_int_format(weights, static_scales)
+    )
 
 
-def _fp4_format(weights: _Weights, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
+def _fp4_format(weights: _WeightFields, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
     weights.fields.check_choice("symmetric", weights.symmetric, True)
     match weights.strategy, weights.layout:
         case "tensor_group", "nvfp4-pack-quantized":
@@ -178,7 +180,7 @@ def _fp4_format(weights: _Weights, static_scales: ActivationScales) -> tuple[Lin
     raise weights.fields.value_error("format", weights.layout, expected_formats)
 
 
-def _fp8_format(weights: _Weights, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
+def _fp8_format(weights: _WeightFields, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
     """Returns the format of fp8 weights, and the element type's name."""
     weight_fields, strategy, is_microscaling = weights.fields, weights.strategy, weights.layout == "mxfp8-quantized"
     weight_fields.check_choice("num_bits", weights.bits, 8)
@@ -196,7 +198,7 @@ def _fp8_format(weights: _Weights, static_scales: ActivationScales) -> tuple[Lin
     return FP8(scale_extent, 1 if is_microscaling else None, static_scales.scales, static_scales.zeros), "fp8"
 
 
-def _packed_int(weights: _Weights) -> tuple[LinearFormat, str]:
+def _packed_int_format(weights: _WeightFields) -> tuple[LinearFormat, str]:
     weight_fields, bits, strategy = weights.fields, weights.bits, weights.strategy
     weight_fields.check_choice("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
     weight_fields.check_choice("strategy", strategy, "tensor", "channel", "group")
@@ -206,7 +208,7 @@ def _packed_int(weights: _Weights) -> tuple[LinearFormat, str]:
     return packed_format, f"w{bits}a16" + ("" if group_size is None else f"-g{group_size}")
 
 
-def _whole_int(weights: _Weights, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
+def _whole_int_format(weights: _WeightFields, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
     """Returns the integer format with one byte per code."""
     bits, strategy = weights.bits, weights.strategy
     weights.fields.check_choice("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)

@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import InputError, shown, suggest
 from ...record import TEXT_SECTIONS
 from . import libraries, named
-from .base import WITHOUT, Scheme
+from .base import WITHOUT, QuantizationScheme
 from .compressed import read_compressed_tensors
 from .fields import NO_FIELDS, ConfigFields
 from .formats import AWQ, FP4, FP8, GPTQ, Bnb8, TernaryCodes, WholeInt
@@ -31,7 +31,7 @@ CALIBRATION = (
 """Fields of AutoGPTQ, GPTQModel and AutoAWQ on how codes were found and which kernels run them."""
 
 
-def scheme_of_config(model_config: Mapping[str, Any] | None) -> Scheme | None:
+def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationScheme | None:
     """Returns the scheme of a parsed `config.json`; None for plain weights.
 
     Raises `InputError` for an unknown method or field, and for a value that the method does not support.
@@ -85,7 +85,7 @@ def _method_without_name(quantization_table: Mapping[str, Any]) -> str | None:
     return "mlx" if "group_size" in quantization_table and "bits" in quantization_table else None
 
 
-def _read_fp8(config: ConfigFields) -> Scheme:
+def _read_fp8(config: ConfigFields) -> QuantizationScheme:
     """Reads an FP8 config: DeepSeek-V3's blocks, or AutoFP8 with one scale per tensor.
 
     Modules that ModelOpt converted further are listed in `quantized_layers` (DeepSeek-V4 in NVFP4). `ignored_layers` is
@@ -136,7 +136,7 @@ def _read_fp8(config: ConfigFields) -> Scheme:
     return replace(linear_scheme, head=config.get("modules_to_not_convert") is not None)
 
 
-def _read_fbgemm(config: ConfigFields) -> Scheme:
+def _read_fbgemm(config: ConfigFields) -> QuantizationScheme:
     config.ignore("activation_scale_ub")
     return every_linear(config, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (LayerGroup(FP8("row")),)))
 
@@ -148,7 +148,7 @@ def _ignore_exporter(config: ConfigFields) -> None:
         config.check_field("data_type", "int", default_value="int")
 
 
-def _read_awq(config: ConfigFields) -> Scheme:
+def _read_awq(config: ConfigFields) -> QuantizationScheme:
     """Reads a config of AWQ, in the layout `gemm`."""
     config.ignore(*CALIBRATION, "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
     _ignore_exporter(config)
@@ -168,7 +168,7 @@ def _read_awq(config: ConfigFields) -> Scheme:
     )
 
 
-def _read_gptq(config: ConfigFields) -> Scheme:
+def _read_gptq(config: ConfigFields) -> QuantizationScheme:
     """Reads a config of GPTQ for the layers in `modules_in_block_to_quantize`; by default for every linear layer."""
     config.ignore(
         *CALIBRATION, "static_groups", "use_cuda_fp16", "use_exllama", "disable_exllama", "max_input_len",
@@ -239,7 +239,7 @@ def _read_dynamic(config: ConfigFields, bits: int, group_size: int | None) -> It
         yield LayerGroup(GPTQ(module_bits, group_columns), modules)
 
 
-def _read_bitsandbytes(config: ConfigFields) -> Scheme:
+def _read_bitsandbytes(config: ConfigFields) -> QuantizationScheme:
     """Reads a bitsandbytes config: int8, nf4 or fp4, optionally with quantized scales."""
     config.ignore(
         "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage"
@@ -272,12 +272,12 @@ def _read_bitsandbytes(config: ConfigFields) -> Scheme:
     )
 
 
-def _read_mxfp4(config: ConfigFields) -> Scheme:
+def _read_mxfp4(config: ConfigFields) -> QuantizationScheme:
     config.ignore("dequantize")
     return replace(named.mxfp4_scheme("mxfp4"), excluded=listed_modules(config))
 
 
-def _read_bitnet(config: ConfigFields) -> Scheme | None:
+def _read_bitnet(config: ConfigFields) -> QuantizationScheme | None:
     """Reads a BitNet config; None for online quantization, whose checkpoint stores plain weights."""
     config.ignore("rms_norm_eps", "quantization_mode")
     quant_mode, linear_class = config.get("quantization_mode", "offline"), config.get("linear_class", "bitlinear")
@@ -288,7 +288,7 @@ def _read_bitnet(config: ConfigFields) -> Scheme | None:
     return None if quant_mode == "online" and linear_class == "autobitlinear" else scheme
 
 
-def _read_eetq(config: ConfigFields) -> Scheme:
+def _read_eetq(config: ConfigFields) -> QuantizationScheme:
     config.check_field("weights", "int8", default_value="int8")
     return every_linear(config, LinearScheme("eetq", named.EETQ_SOURCE, (), (LayerGroup(WholeInt(scale_bytes=2)),)))
 
@@ -297,7 +297,7 @@ def _group_suffix(group_size: int | None) -> str:
     return "" if group_size is None else f"-g{group_size}"
 
 
-METHODS: dict[str, Callable[[ConfigFields], Scheme | None]] = {
+METHODS: dict[str, Callable[[ConfigFields], QuantizationScheme | None]] = {
     "fp8": _read_fp8,
     "fbgemm_fp8": _read_fbgemm,
     "awq": _read_awq,

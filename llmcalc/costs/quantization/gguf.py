@@ -22,7 +22,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import AttentionCore
 from ...optional import OPTIONAL_PARTS
-from .base import Scheme, StoredBytes, WeightTensor, unquantized_parts, weight_tensors_of
+from .base import QuantizationScheme, StoredBytes, WeightTensor, unquantized_bytes, weight_tensors_of
 from .blocks import BLOCKS
 
 MIXES = {
@@ -53,7 +53,7 @@ MORE_FOR_EIGHT_EXPERTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_
 
 
 @frozen
-class GGUFMix(Scheme):
+class GGUFMix(QuantizationScheme):
     """A quantization mix of llama.cpp, such as Q4_K_M.
 
     mix: its name in llama-quantize.
@@ -143,7 +143,7 @@ class _ModelRules:
     def __init__(self, quantization_mix: GGUFMix, spec: ModelSpec, params: list[WeightTensor]) -> None:
         self.mix, self.layer_count = quantization_mix, spec.main.num_hidden_layers
         self.fuses_qkv = quantization_mix.fused or any(
-            getattr(layer.attention, "fused_qkv", False) for layer in spec.main.kinds().values()
+            getattr(layer.attention, "fused_qkv", False) for layer in spec.main.layers_by_kind().values()
         )
         ordered_params = sorted(
             params, key=lambda param: -1 if param.layer is None else param.layer
@@ -385,6 +385,6 @@ PLAIN = {"F32": "float32", "F16": "float16"}
 def _type_bytes(elements: int, ggml_type: str) -> StoredBytes:
     """Returns the bytes of a number of elements, which is a multiple of the ggml type's block."""
     if ggml_type in PLAIN:
-        return unquantized_parts(elements, PLAIN[ggml_type])
+        return unquantized_bytes(elements, PLAIN[ggml_type])
     block_elements, code_bytes, scale_bytes, minimum_bytes = BLOCKS[ggml_type]
     return StoredBytes(code_bytes, scale_bytes, minimum_bytes) * (elements // block_elements)

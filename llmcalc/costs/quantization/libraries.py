@@ -14,7 +14,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Literal
 
-from .base import Scheme
+from .base import QuantizationScheme
 from .fields import NO_FIELDS, ConfigFields
 from .formats import (
     AQLM,
@@ -66,7 +66,7 @@ def ignore_settings_of_auto_round(config: ConfigFields) -> None:
     config.check_field("provider", "auto-round", default_value="auto-round")
 
 
-def read_auto_round(scheme_fields: ConfigFields) -> Scheme:
+def read_auto_round(scheme_fields: ConfigFields) -> QuantizationScheme:
     """Reads an auto-round config: GPTQ's layout without indices, AWQ's, or the 4- and 8-bit floats of llm-compressor.
 
     `extra_config` has the format of single layers.
@@ -126,7 +126,7 @@ def read_auto_round(scheme_fields: ConfigFields) -> Scheme:
     )
 
 
-def read_hqq(config: ConfigFields) -> Scheme:
+def read_hqq(config: ConfigFields) -> QuantizationScheme:
     """Reads an HQQ config: one format for all layers except skipped layers."""
     quant_table = config.get_table("quant_config")
     weights = config if quant_table is None else quant_table.get_table("weight_quant_params") or quant_table
@@ -152,7 +152,7 @@ QUARK_SCALE_BYTES = {"float": None, "float32": 4, "float16": 2, "bfloat16": 2}
 """The `scale_type` of Quark's FP8 → bytes of a scale; None for the model's number format."""
 
 
-def read_quark(scheme_fields: ConfigFields) -> Scheme:
+def read_quark(scheme_fields: ConfigFields) -> QuantizationScheme:
     """Reads a config of AMD's Quark: FP8 or MXFP4, by module in `layer_quant_config`."""
     scheme_fields.ignore(
         "algo_config",
@@ -213,7 +213,7 @@ def _quark_format(config: ConfigFields) -> tuple[LinearFormat | None, str]:
     return FP8("tensor" if scheme_name == "per_tensor" else "row", scale_bytes, static_scales), "fp8"
 
 
-def read_torchao(config: ConfigFields) -> Scheme:
+def read_torchao(config: ConfigFields) -> QuantizationScheme:
     """Reads a torchao config: weights in int4, int8 or FP8."""
     format_name, type_arguments = config.get("quant_type"), config.get_table("quant_type_kwargs")
     config.ignore("include_input_output_embeddings", "untie_embedding_weights")
@@ -248,7 +248,7 @@ def read_torchao(config: ConfigFields) -> Scheme:
     return replace(scheme, excluded=listed_modules(config))
 
 
-def read_quanto(config: ConfigFields) -> Scheme:
+def read_quanto(config: ConfigFields) -> QuantizationScheme:
     """Reads a quanto config. Each layer also stores two activation scales."""
     config.check_field("activations", None, "int8", "float8")
     format_name = config.get("weights", "int8")
@@ -261,7 +261,7 @@ def read_quanto(config: ConfigFields) -> Scheme:
     return replace(scheme, excluded=listed_modules(config))
 
 
-def read_aqlm(config: ConfigFields) -> Scheme:
+def read_aqlm(config: ConfigFields) -> QuantizationScheme:
     """Reads an AQLM config: codes of groups of weights in code books."""
     column_group, row_group = (
         config.get_group_size("in_group_size", 8) or 8,
@@ -286,7 +286,7 @@ def read_aqlm(config: ConfigFields) -> Scheme:
     )
 
 
-def read_metal(config: ConfigFields) -> Scheme:
+def read_metal(config: ConfigFields) -> QuantizationScheme:
     """Reads a config of `transformers`' kernels for Apple's GPUs."""
     config.ignore("dequantize")
     bits, group_size = config.get("bits", 4), config.get_group_size("group_size", 64) or 64
@@ -297,7 +297,7 @@ def read_metal(config: ConfigFields) -> Scheme:
     )
 
 
-def read_higgs(config: ConfigFields) -> Scheme:
+def read_higgs(config: ConfigFields) -> QuantizationScheme:
     """Reads a HIGGS config."""
     config.ignore("hadamard_size", "p", "tune_metadata")
     bits, group_size = config.get("bits", 4), config.get_group_size("group_size", 256) or 256
@@ -315,7 +315,7 @@ BLOCK_SCALES = (
 )
 
 
-def read_gemma(scheme_fields: ConfigFields) -> Scheme:
+def read_gemma(scheme_fields: ConfigFields) -> QuantizationScheme:
     """Reads a config of Google's quantized Gemma; `module_quant_configs` sets the bits of single modules."""
     quantizes_tables = scheme_fields.get("quantize_embeddings", False)
     scheme_fields.check_choice("quantize_embeddings", quantizes_tables, False, True)
@@ -339,7 +339,7 @@ def read_gemma(scheme_fields: ConfigFields) -> Scheme:
     )
 
 
-def read_exllama(library_name: Literal["exl2", "exl3"], config: ConfigFields) -> Scheme:
+def read_exllama(library_name: Literal["exl2", "exl3"], config: ConfigFields) -> QuantizationScheme:
     """Reads a config of ExLlama; an EXL3 layer with a codebook other than the first (`3inst`) stores its multiplier."""
     codebook = config.get("codebook", "3inst")
     config.check_choice("codebook", codebook, "3inst", "mcg", "mul1")

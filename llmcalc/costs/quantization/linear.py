@@ -23,7 +23,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ExpertLinear
 from ...units import DTYPE_BITS
-from .base import WITHOUT, Scheme, StoredBytes, WeightTensor, unquantized_parts
+from .base import WITHOUT, QuantizationScheme, StoredBytes, WeightTensor, unquantized_bytes
 from .fields import ConfigFields
 from .formats import IndivisibleMatrix, LinearFormat
 from .patterns import ModuleList
@@ -55,7 +55,7 @@ class LayerGroup:
 
 
 @frozen
-class LinearScheme(Scheme):
+class LinearScheme(QuantizationScheme):
     """A quantization scheme that converts linear layers.
 
     groups: the first group that names a layer gives its format.
@@ -100,7 +100,7 @@ class LinearScheme(Scheme):
         for param in params:
             linear_format = self._format_of_tensor(param)
             if linear_format is None:
-                yield param, unquantized_parts(param.tensor.size, dtype)
+                yield param, unquantized_bytes(param.tensor.size, dtype)
                 continue
             has_converted = True
             matrix_count, n_out, n_in = _matrix_shapes(param)

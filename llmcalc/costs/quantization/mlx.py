@@ -17,7 +17,7 @@ from ...errors import InputError
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...units import DTYPE_BITS
-from .base import Scheme, StoredBytes, WeightTensor, unquantized_parts
+from .base import QuantizationScheme, StoredBytes, WeightTensor, unquantized_bytes
 from .fields import ConfigFields
 from .formats import FP4, FP8, INT32, LinearFormat
 from .patterns import ModuleList
@@ -69,7 +69,7 @@ class ModuleFormat:
 
 
 @frozen
-class MLXScheme(Scheme):
+class MLXScheme(QuantizationScheme):
     """The quantization scheme of an mlx-lm config.
 
     usual: format of all modules that `others` does not list.
@@ -93,7 +93,7 @@ class MLXScheme(Scheme):
         for param in params:
             module_format = self._module_format(param)
             if module_format is None:
-                yield param, unquantized_parts(param.tensor.size, dtype)
+                yield param, unquantized_bytes(param.tensor.size, dtype)
                 continue
             if param.kind == "router" and module_format is self.usual:
                 self.assumed.add(ROUTERS)
@@ -153,7 +153,7 @@ class MLXScheme(Scheme):
         ]
 
 
-def read_mlx(config: ConfigFields) -> Scheme:
+def read_mlx(config: ConfigFields) -> QuantizationScheme:
     """Reads an mlx-lm table: the default format, and formats of single modules."""
     module_names = [
         module_name for module_name in config.data if module_name not in ("group_size", "bits", "mode", "quant_method")

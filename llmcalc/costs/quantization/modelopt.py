@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from ...errors import InputError, shown
-from .base import Scheme
+from .base import QuantizationScheme
 from .fields import ConfigFields
 from .formats import FP4, FP8, ActivationScales, AWQInt4, LinearFormat, WholeInt
 from .linear import LayerGroup, LinearScheme
@@ -54,7 +54,7 @@ EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.|$)")
 DETAILS = ("has_zero_point", "pre_quant_scale", "kv_cache_quant_algo")
 
 
-def read_modelopt(config: ConfigFields) -> Scheme:
+def read_modelopt(config: ConfigFields) -> QuantizationScheme:
     """Reads a ModelOpt config. Raises `InputError` for an unknown algorithm."""
     config.ignore("config_groups", "version", "moe_quant_algo", *DETAILS)
     algorithm, group_size = config.get("quant_algo"), config.get_group_size("group_size")

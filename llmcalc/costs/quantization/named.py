@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError, suggest
-from .base import Scheme
+from .base import QuantizationScheme
 from .formats import AWQ, FP4, FP8, GPTQ, Bnb4, Bnb8, LinearFormat, PackedInt, WholeInt
 from .gguf import MIXES, GGUFMix
 from .linear import LayerGroup, LinearScheme
@@ -62,7 +62,7 @@ def mxfp4_scheme(scheme_label: str) -> LinearScheme:
     return LinearScheme(scheme_label, MX_SOURCE, (), (LayerGroup(FP4(32)),), scope="experts")
 
 
-_FIXED: dict[str, Callable[[str], Scheme]] = {
+_FIXED: dict[str, Callable[[str], QuantizationScheme]] = {
     "fp8": lambda label: scheme_of_linears(label, TRANSFORMERS_FP8, FP8("tensor")),
     "fp8-channel": lambda label: scheme_of_linears(label, FBGEMM_SOURCE, FP8("row")),
     "fp8-dynamic": lambda label: scheme_of_layers(label, COMPRESSED, FP8("row", None)),
@@ -75,7 +75,7 @@ _FIXED: dict[str, Callable[[str], Scheme]] = {
     "nvfp4": lambda label: scheme_of_layers(label, NV_SOURCE, FP4(16, tensor_scales=1)),
 }
 
-_SIZED: tuple[tuple[str, str, Callable[[str, int, int | None], Scheme]], ...] = (
+_SIZED: tuple[tuple[str, str, Callable[[str, int, int | None], QuantizationScheme]], ...] = (
     (
         "fp8-blockN",
         r"fp8-block(?P<group>\d+)",
@@ -113,7 +113,7 @@ GROUPS = {
 """Tool → its scheme names, with N for a size and B for bits."""
 
 
-def scheme_named(scheme_name: str, option: str = "--quantize") -> Scheme:
+def scheme_named(scheme_name: str, option: str = "--quantize") -> QuantizationScheme:
     """Returns the quantization scheme with this name.
 
     A llama.cpp mix may have the suffix `-imatrix` (made with an importance matrix) or `-qkv` (q, k and v are one
@@ -147,7 +147,9 @@ def scheme_named(scheme_name: str, option: str = "--quantize") -> Scheme:
     )
 
 
-def with_published_experts(scheme: Scheme, quantization_config: Mapping[str, Any] | None) -> Scheme:
+def with_published_experts(
+    scheme: QuantizationScheme, quantization_config: Mapping[str, Any] | None
+) -> QuantizationScheme:
     """Returns the scheme; a llama.cpp mix leaves experts in MXFP4 if the checkpoint publishes them in MXFP4.
 
     quantization_config: how the published weights are stored, the table of that name in their config; None for none.

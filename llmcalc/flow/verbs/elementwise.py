@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ... import ops
-from ...algebra import Number, same
+from ...algebra import Number, are_equal
 from ...workload.rows import Fixed, Rows
 from ..axis import Axis, JoinedShapes, Shape
 from ..recorder import Recorder
@@ -165,7 +165,7 @@ class ElementwiseVerbs(Recorder):
         tiled: whether all heads follow one another before the first comes again; by default, the copies of a head lie
             side by side.
         """
-        if same(x.axes[0].size, heads.size):
+        if are_equal(x.axes[0].size, heads.size):
             return x
         output_value = Value(x.rows, (heads, *x.axes[1:]), cache=x.cache)
         output_value.once = x

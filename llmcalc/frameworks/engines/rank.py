@@ -10,12 +10,12 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...algebra import Number
-from ...components.mixers.compressed import CompressedAttention
+from ...components.mixers.compressed_attention import CompressedAttention
 from ...components.mixers.mla import MLA
 from ...components.position import Rope
 from ...costs.cache import CacheGroup, kv
 from ...costs.context_length import longest_sequence
-from ...costs.quantization.base import Scheme, weight_tensors_of
+from ...costs.quantization.base import QuantizationScheme, weight_tensors_of
 from ...costs.quantization.formats import IndivisibleMatrix
 from ...costs.trained_tensors import packed_bytes
 from ...device_memory.settings import Settings
@@ -159,7 +159,7 @@ class EngineRank:
         return frozenset() if self._quantization is None else self._quantization.kernels
 
     @property
-    def _quantization(self) -> Scheme | None:
+    def _quantization(self) -> QuantizationScheme | None:
         """The weights' quantization scheme, by name or from the checkpoint; None for plain weights."""
         return quantization_scheme(self._settings(self.scheme), self.preset.checkpoint)
 
@@ -403,7 +403,7 @@ def compressed_key_bytes(mixer: CompressedAttention) -> int:
 def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
     """Yields each attention or recurrence module of the decoder, with its number of layers."""
     for _, layer_stack in spec.stacks():
-        for _, layer, layer_count, _ in layer_stack.groups():
+        for _, layer, layer_count, _ in layer_stack.layer_groups():
             for mixer in _walk_components(layer):
                 yield mixer, layer_count
 

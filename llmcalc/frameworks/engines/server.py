@@ -59,7 +59,9 @@ class EngineServer:
             raise InputError(
                 f"--engine {self.name}: the model has an encoder, which is not modelled; expected a decoder"
             )
-        layers = [layer for _, layer_stack in self.preset.model.stacks() for layer in layer_stack.kinds().values()]
+        layers = [
+            layer for _, layer_stack in self.preset.model.stacks() for layer in layer_stack.layers_by_kind().values()
+        ]
         if any(isinstance(layer.attention, SharedEntryAttention) for layer in layers):
             raise InputError(
                 f"--engine {self.name}: the cache of entries that layers share (DeepSeek-V4.1) is not modelled; "

@@ -303,7 +303,7 @@ def _shape_arguments(spec: ModelSpec) -> dict[str, Any]:
     program_steps = list(spec.shared_program.root.steps(includes_idle=False))
     rope_steps = [program_step for program_step in program_steps if program_step.verb == "rope"]
     linear_steps = [program_step for program_step in program_steps if program_step.verb == "linear"]
-    mixers = [layer.attention for layer in main_stack.kinds().values() if hasattr(layer, "attention")]
+    mixers = [layer.attention for layer in main_stack.layers_by_kind().values() if hasattr(layer, "attention")]
     mixers.sort(key=lambda mixer: isinstance(mixer, GatedDeltaNet))  # its heads are those of no attention
     arguments: dict[str, Any] = {
         "num_layers": main_stack.num_hidden_layers,

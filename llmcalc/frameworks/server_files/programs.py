@@ -228,13 +228,13 @@ def server_start_of(command_words: Sequence[str], image: str = "") -> ServerStar
     if (
         server_program is not None
         and server_program.entry
-        and (not command_words or command_words[0].startswith("-") or _is_model(command_words[0]))
+        and (not command_words or command_words[0].startswith("-") or _is_model_name(command_words[0]))
     ):
         return _server_start_at_word([*server_program.entry.split(), *command_words], 0, image)
     return None
 
 
-def _is_model(command_word: str) -> bool:
+def _is_model_name(command_word: str) -> bool:
     """Whether a word may name a model: on Hugging Face, in a folder of models, or in a variable of the script."""
     if is_unresolved(command_word):
         return True

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ...components.inputs.base import EncodedInput, ImageRule
-from ...components.inputs.budget import Budget
 from ...components.inputs.smart_resize import SmartResize
+from ...components.inputs.token_budget import Budget
 from ...components.towers.vision import VisionTower
 from ...errors import InputError, shown
 from ...model import ModelSpec

@@ -7,7 +7,7 @@ prompts (models/deepseek_v4/nvidia/flashmla.py, `_prefill_workspace_reservation_
 
 from __future__ import annotations
 
-from ...components.mixers.compressed import CompressedAttention
+from ...components.mixers.compressed_attention import CompressedAttention
 from ...components.mixers.indexer import Indexer
 from ..engines.rank import EngineRank, float8_bytes, mixers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from ...algebra import Number, same
+from ...algebra import Number, are_equal
 from ..autograd import record
 from ..strides import Shape, Strides, broadcast_shape, count, is_size_one
 from ..tensor import FLOAT32, Gradient, Needs, Tensor
@@ -128,7 +128,7 @@ class ProductOperations(ElementwiseOperations):
             return True
         leading_axes = range(len(x.shape) - 2)
         return all(
-            same(x.strides[axis_index], x.strides[axis_index + 1] * x.shape[axis_index + 1])
+            are_equal(x.strides[axis_index], x.strides[axis_index + 1] * x.shape[axis_index + 1])
             for axis_index in leading_axes
         )
 
@@ -196,5 +196,5 @@ class ProductOperations(ElementwiseOperations):
 
 def _gradient_layout(x: Tensor) -> Layout:
     """Returns shape and strides of the gradient of x, in the order of x's axes (`mm_mat1_backward`)."""
-    is_column_major = is_size_one(x.strides[0]) and same(x.strides[1], x.shape[0])
+    is_column_major = is_size_one(x.strides[0]) and are_equal(x.strides[1], x.shape[0])
     return x.shape, (1, x.shape[0]) if is_column_major else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...algebra import Number, ceil_div, exact_div, minimum, same
+from ...algebra import Number, are_equal, ceil_div, exact_div, minimum
 from ..aten import Aten
 from ..tensor import FLOAT32, Gradient, Tensor
 from .function import H100, Accelerator, Optional, next_power_of_two, record_function
@@ -210,7 +210,7 @@ def _dqkwg(aten: Aten, q: Tensor, k: Tensor, g: Tensor, w: Tensor, accelerator: 
     dq, dk = aten.new_tensor(w.shape, q.dtype), aten.new_tensor(w.shape, k.dtype)
     dg = aten.new_tensor((ceil_div(head_size, tile_width(head_size, accelerator)), *g.shape), FLOAT32)
     dw = aten.like(w)
-    if not same(heads, w.shape[2]):
+    if not are_equal(heads, w.shape[2]):
         dq = _sum_value_heads(aten, dq, heads)
         dk = _sum_value_heads(aten, dk, heads)
     dg = aten.sum(dg, 0)
@@ -222,7 +222,7 @@ def _wy_bwd(aten: Aten, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[
     batch, tokens, heads, head_size = k.shape
     dk, dv = aten.new_tensor((batch, tokens, v.shape[2], head_size), k.dtype), aten.like(v)
     dg, db = aten.like(g), aten.like(beta)
-    if not same(heads, v.shape[2]):
+    if not are_equal(heads, v.shape[2]):
         dk = _sum_value_heads(aten, dk, heads)
     return dk, dv, db, dg
 
@@ -366,7 +366,7 @@ def _kda_bwd(
     _dh, dv = _bwd_dhu(aten, q, dv, value_heads, head_size)
     dq, dk, dv, db, dg, _dakk = _kda_fused(aten, v, g_sum, beta, akk)
     dq, dk, db, dg = _kda_intra_bwd(aten, dq, dk, beta, dg)
-    if not same(heads, value_heads):
+    if not are_equal(heads, value_heads):
         dq = _sum_value_heads(aten, dq, heads)
         dk = _sum_value_heads(aten, dk, heads)
     dg = aten.like(dg)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...algebra import Number, ceil_div, exact_div, same
+from ...algebra import Number, are_equal, ceil_div, exact_div
 from ..aten import Aten
 from ..tensor import FLOAT32, Gradient, Tensor
 from .function import next_power_of_two, record_function
@@ -54,7 +54,7 @@ def mlstm_chunkwise(
     tokens = q.shape[2]
     padded_tokens = pad_to_chunks(tokens, chunk)
     chunk = chunk if padded_tokens >= WHOLE else padded_tokens
-    if same(padded_tokens, tokens):
+    if are_equal(padded_tokens, tokens):
         return _run_chunkwise(aten, (q, k, v, input_gate, forget_gate), chunk)[0]
     padded = [
         aten.new_tensor((*x.shape[:2], padded_tokens, *x.shape[3:]), x.dtype)

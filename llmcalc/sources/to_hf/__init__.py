@@ -174,7 +174,7 @@ def _group_fields(model_type: str, family: Family, config_values: ConfigValues) 
     """Returns the groups of experts, for a class that selects a token's experts from some of them."""
     if not has_grouped_router(model_type, family) or not config_values.expert_layers():
         return {}
-    router_groups = config_values.moe.router.groups
+    router_groups = config_values.moe.router.expert_groups
     method_field = (
         {"topk_method": "group_limited_greedy"}
         if router_groups.n_group > 1 and "topk_method" in family.defaults

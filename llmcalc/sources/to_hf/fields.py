@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from ...components.classifier import Classifier
-from ...components.distance import RelativeBias
+from ...components.distance_bias import RelativeBias
 from ...components.mixers.attention import Attention
 from ...components.networks.moe import MoE
 from ...components.networks.router import LinearRouter

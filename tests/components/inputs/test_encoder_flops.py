@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from llmcalc.components.inputs.base import EncodedInput
 from llmcalc.costs.encoders import encoded_inputs
-from llmcalc.costs.flops import forward_of
+from llmcalc.costs.flops import forward_flops_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.witnesses.transformers import fields_of, load_class, witness_of
@@ -142,7 +142,7 @@ def test_flops_of_an_image_are_those_of_the_class(kind: str, shape: dict[str, An
     config = wrapped(kind, shape)
     spec, model = spec_of(config), build(config)
     for height, width in SIZES:
-        closed = encoded_inputs(spec, Inputs(image=f"{width}x{height}")).total(forward_of)
+        closed = encoded_inputs(spec, Inputs(image=f"{width}x{height}")).total(forward_flops_of)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             with_encoder = model if hasattr(model, "get_image_features") else getattr(model, "encoder", None)
             if kind == "phi4_multimodal":
@@ -193,7 +193,7 @@ def test_flops_of_audio_are_those_of_the_class(kind: str, shape: dict[str, Any])
     rule = rule_of(spec, "audio")
     lengths = [rule.frames / 100] if rule.type == "clips" else [0.31, 1.9, 4.73]  # a clip has the frames of the encoder
     for seconds in lengths:
-        closed = encoded_inputs(spec, Inputs(audio=seconds)).total(forward_of)
+        closed = encoded_inputs(spec, Inputs(audio=seconds)).total(forward_flops_of)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             run_audio(kind, model, spec, rule.encode(seconds))
         assert closed == counter.get_total_flops(), seconds
@@ -215,7 +215,7 @@ def test_flops_of_audio_of_gemma3n_are_those_of_its_encoder_and_embedder() -> No
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             output = encoder(torch.ones(1, frames, 21), torch.zeros(1, frames).bool())
             embedder(inputs_embeds=output.last_hidden_state)
-        assert encoded_inputs(spec, Inputs(audio=seconds)).total(forward_of) == counter.get_total_flops(), seconds
+        assert encoded_inputs(spec, Inputs(audio=seconds)).total(forward_flops_of) == counter.get_total_flops(), seconds
 
 
 def test_flops_of_audio_of_ultravox_are_those_of_whisper_and_its_projector() -> None:
@@ -235,7 +235,7 @@ def test_flops_of_audio_of_ultravox_are_those_of_whisper_and_its_projector() -> 
                 positions = layer(positions, None)
             whole_tokens = torch.nn.functional.pad(positions, (0, 0, 0, -positions.shape[1] % 8))
             last(gated(whole_tokens.reshape(1, -1, 8 * 24))[..., :28])
-        assert encoded_inputs(spec, Inputs(audio=seconds)).total(forward_of) == counter.get_total_flops(), seconds
+        assert encoded_inputs(spec, Inputs(audio=seconds)).total(forward_flops_of) == counter.get_total_flops(), seconds
 
 
 def run_audio(kind: str, model: Any, spec: ModelSpec, encoded: EncodedInput) -> None:
@@ -306,7 +306,7 @@ def test_flops_of_a_grid_of_patches_are_those_of_the_class(kind: str) -> None:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         getattr(model, "get_image_features", getattr(model, "get_audio_features", None))(**inputs)
     nodes = (node for name, node in towers_of(spec_of(config)).items() if name not in GENERATED.get(kind, ()))
-    assert sum(node.total(forward_of, RunConfig(encoder_pass)) for node in nodes) == counter.get_total_flops()
+    assert sum(node.total(forward_flops_of, RunConfig(encoder_pass)) for node in nodes) == counter.get_total_flops()
 
 
 def test_an_image_with_too_few_patches_is_refused() -> None:

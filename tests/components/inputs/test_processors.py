@@ -23,10 +23,10 @@ import transformers
 from pydantic import TypeAdapter
 
 from llmcalc.components.inputs import IMAGE_RULES, ImageInput
+from llmcalc.components.inputs.audio_chunks import Chunks
+from llmcalc.components.inputs.audio_clips import Clips
+from llmcalc.components.inputs.audio_recording import Recording
 from llmcalc.components.inputs.base import EncodedInput
-from llmcalc.components.inputs.chunks import Chunks
-from llmcalc.components.inputs.clips import Clips
-from llmcalc.components.inputs.recording import Recording
 from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.towers.emu import IMAGE_RULE
 from llmcalc.sources.huggingface.towers.gemma import GEMMA3N_FRAMES, GEMMA4_FRAMES

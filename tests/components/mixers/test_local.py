@@ -9,10 +9,10 @@ import pytest
 import sympy
 import torch
 
-from llmcalc.components.distance import RelativeBias
+from llmcalc.components.distance_bias import RelativeBias
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.components.mixers.local import LocalAttention
+from llmcalc.components.mixers.local_attention import LocalAttention
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack

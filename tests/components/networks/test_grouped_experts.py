@@ -10,8 +10,8 @@ import torch
 
 from llmcalc.components.base import Component
 from llmcalc.components.layers.gemma4 import Gemma4Layer
-from llmcalc.components.layers.shortcut import ShortcutLayer
-from llmcalc.components.mixers.moa import MixtureOfAttention
+from llmcalc.components.layers.shortcut_layer import ShortcutLayer
+from llmcalc.components.mixers.mixture_of_attention import MixtureOfAttention
 from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.expert_dispatch import capacity_dispatch_class, dispatch_class, ends_of_groups
 from llmcalc.components.networks.moe import MoE

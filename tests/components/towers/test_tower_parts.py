@@ -22,7 +22,7 @@ from llmcalc.components.towers.patches import PatchEmbedder
 from llmcalc.components.towers.projector import Map, Projector
 from llmcalc.components.towers.sam import SamEncoder
 from llmcalc.components.towers.vision import VisionTower
-from llmcalc.costs.flops import forward_of
+from llmcalc.costs.flops import forward_flops_of
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.sources.huggingface.registry import read_config
@@ -111,7 +111,7 @@ def test_flops_of_a_vision_encoder_are_those_of_its_reference(
     (towers,) = (child for child in beside(vision_tower=example).tree().children if child.name == "towers")
     (node,) = towers.children
     run_config = RunConfig(EncoderPass(batch=2, rows=rows, columns=columns))
-    assert node.total(forward_of, run_config) == counter.get_total_flops()
+    assert node.total(forward_flops_of, run_config) == counter.get_total_flops()
 
 
 def test_attention_in_squares_sees_its_square_alone() -> None:

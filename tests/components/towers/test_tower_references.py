@@ -16,7 +16,7 @@ from llmcalc.components.towers.image_tokenizer import ImageTokenizer
 from llmcalc.components.towers.patches import PatchEmbedder
 from llmcalc.components.towers.projector import Map, Projector
 from llmcalc.components.towers.vision import Patches, PatchPositions
-from llmcalc.costs.flops import forward_of
+from llmcalc.costs.flops import forward_flops_of
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.workload.inputs import EncoderPass
 from llmcalc.workload.run_config import RunConfig
@@ -163,7 +163,7 @@ def test_flops_of_an_image_tokenizer_are_those_of_emu3(shape: dict[str, Any]) ->
         tokens = Emu3VQVAE(fields).eval().encode(pixels, sizes).image_tokens
     run = RunConfig(EncoderPass(batch=2 * frames, rows=16 // side, columns=24 // side))
     assert tower.frames_per_image == frames
-    assert towers_of(spec)["image_tokenizer"].total(forward_of, run) == counter.get_total_flops()
+    assert towers_of(spec)["image_tokenizer"].total(forward_flops_of, run) == counter.get_total_flops()
     assert tuple(tokens[0].shape) == (16 // side, 24 // side)
 
 

@@ -15,8 +15,8 @@ import torch
 
 from llmcalc import load, params
 from llmcalc.costs.encoders import encoded_inputs
-from llmcalc.costs.flops import forward_of
-from llmcalc.costs.params import buffers_of, total_params_of
+from llmcalc.costs.flops import forward_flops_of
+from llmcalc.costs.params import buffer_elements_of, total_params_of
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
@@ -155,7 +155,7 @@ def test_towers_hold_what_their_class_holds(kind: str, shape: dict[str, Any]) ->
         assert sum(nodes[name].total(total_params_of) for name in names) == held(model, place), place
     assert params(spec, with_towers=True).total == counted[""] == params(spec).total + params(spec).left_out["towers"]
     elements = sum(count for path, count in buffers(model).items() if path.removeprefix("model.") in known)
-    assert sum(node.total(buffers_of) for node in nodes.values()) == elements
+    assert sum(node.total(buffer_elements_of) for node in nodes.values()) == elements
 
 
 def wrappers() -> dict[str, ModelSpec]:
@@ -414,13 +414,13 @@ def test_gemma3n_has_the_modules_of_its_classes_and_of_timm() -> None:
 def test_every_block_of_gemma3n_has_the_parameters_and_flops_of_timms() -> None:
     spec = ModelSpec.model_validate(read_config(wrapped("gemma3n", {"vision_config": {}, "audio_config": {}}))[0])
     encoder, run = towers_of(spec)["vision_tower"], encoded_inputs(spec, Inputs(image="1024x300")).runs[0]
-    assert (encoder.total(total_params_of), run.total(forward_of)) == (TIMM["parameters"], TIMM["flops"])
+    assert (encoder.total(total_params_of), run.total(forward_flops_of)) == (TIMM["parameters"], TIMM["flops"])
     sizes, flop_counts = dict[str, int](), dict[str, int]()
     for stage in (node for node in encoder.children if node.name.startswith("stage_")):
         blocks = [block for group in stage.children for block in group.children * group.repeat]
         for i, block in enumerate(blocks):
             name = f"blocks.{int(stage.name.removeprefix('stage_')) - 1}.{i}"
-            sizes[name], flop_counts[name] = block.total(total_params_of), block.total(forward_of, run.run_config)
+            sizes[name], flop_counts[name] = block.total(total_params_of), block.total(forward_flops_of, run.run_config)
     blocks_of_timm = {name: counts for name, counts in TIMM["modules"].items() if name.startswith("blocks.")}
     assert sizes == {name: counts["parameters"] for name, counts in blocks_of_timm.items()}
     assert flop_counts == {name: counts["flops"] for name, counts in blocks_of_timm.items()}

@@ -14,7 +14,7 @@ from llmcalc.components.base import ModelProperties, TokenMixer
 from llmcalc.components.mixers.gated_delta_net import GatedDeltaNet
 from llmcalc.components.mixers.jet_block import JetBlock
 from llmcalc.components.mixers.kda import KimiDeltaAttention
-from llmcalc.components.mixers.lightning import LightningAttention
+from llmcalc.components.mixers.lightning_attention import LightningAttention
 from llmcalc.components.mixers.mamba import Mamba
 from llmcalc.components.mixers.mamba2 import Mamba2
 from llmcalc.components.mixers.mlstm import MLSTM

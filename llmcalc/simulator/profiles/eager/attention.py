@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ....algebra import exact_div, same
+from ....algebra import are_equal, exact_div
 from ....components.base import BY_TORCH
 from ....evidence import kernels_compared
 from ....flow.axis import element_count
@@ -42,7 +42,7 @@ class AttentionKernels(Lowering):
                 aten.like(aten.new_tensor((x.shape[-2],), INT64))
             )
             cos, sin = self._cos_sin(position_ids, rotary_dim, x)
-        rotates_whole_head = same(rotary_dim, x.shape[-1]) and not spec.concatenated
+        rotates_whole_head = are_equal(rotary_dim, x.shape[-1]) and not spec.concatenated
         if operation.options["back"]:
             sin = aten.scale(sin, "neg")
         if self.choices.joined_rope:
@@ -101,7 +101,7 @@ class AttentionKernels(Lowering):
 
         x: [batch, key heads, rows, size].
         """
-        if same(x.shape[1], 1):
+        if are_equal(x.shape[1], 1):
             return self.t.expand(x, (x.shape[0], heads, *x.shape[2:]))
         return self.t.repeat_interleave(x, heads // x.shape[1], 1)
 

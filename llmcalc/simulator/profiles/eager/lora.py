@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ....algebra import Number, ceil_div, same
+from ....algebra import Number, are_equal, ceil_div
 from ....components.base import BY_TORCH
 from ....evidence import compared
 from ....flow.axis import element_count
@@ -148,7 +148,7 @@ class LoraKernels(FakeQuantizationKernels):
         """Whether a transformers class fuses a projection with others into one product, without adapters."""
         return self.choices.like_classes and self.adapters is None and bool(operation.options.get("fused"))
 
-    def _joined_layer(self, operation: Step) -> str:
+    def _joined_layer_name(self, operation: Step) -> str:
         """Returns the class's layer that computes a projection with others; empty if adapters treat it separately."""
         if self.adapters is None or operation.verb != "linear":
             return ""
@@ -156,10 +156,10 @@ class LoraKernels(FakeQuantizationKernels):
 
     def _fused_projections(self, operation: Step) -> list[Step]:
         """Returns the projections fused with this projection into one product, in order; none if it runs alone."""
-        joined_layer = self._joined_layer(operation)
+        joined_layer = self._joined_layer_name(operation)
         if joined_layer:
             joined_steps = self._linear_layers_of_input(
-                operation, lambda step: self._joined_layer(step) == joined_layer
+                operation, lambda step: self._joined_layer_name(step) == joined_layer
             )
             return joined_steps if len(joined_steps) > 1 else []
         is_litgpt = self.adapters is not None and self.adapters.library == "litgpt"
@@ -186,7 +186,7 @@ class LoraKernels(FakeQuantizationKernels):
     def _run_as_one_product(self, operations: list[Step]) -> None:
         """Runs projections of one input as one product and splits the result."""
         x, output_widths = self.flat_tensor(operations[0].ins[0]), [operation.outs[0].width for operation in operations]
-        total_width, layer_name = sum(output_widths), self._joined_layer(operations[0]) or TOGETHER
+        total_width, layer_name = sum(output_widths), self._joined_layer_name(operations[0]) or TOGETHER
         biased_steps = [operation for operation in operations if operation.options["bias"]]
         if len(biased_steps) not in (0, len(operations)):
             raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
@@ -266,7 +266,7 @@ class LoraKernels(FakeQuantizationKernels):
             raise self.unsupported(
                 f"one product has one adapter; expected all of {layer_names} in --lora-targets, or none"
             )
-        return self._add_adapter(self._joined_layer(operations[0]) or TOGETHER, x, joint_product, weight, bias)
+        return self._add_adapter(self._joined_layer_name(operations[0]) or TOGETHER, x, joint_product, weight, bias)
 
     def _run_grouped_adapter(self, x: Tensor, pretrained_output: Tensor, output_widths: list[Any]) -> Tensor:
         """Runs one adapter for several fused projections (lit_gpt/lora.py, `LoRAQKVLinear.forward`, `zero_pad`)."""
@@ -283,7 +283,7 @@ class LoraKernels(FakeQuantizationKernels):
         output_width = pretrained_output.shape[-1]
         scaled_adapter_output = aten.scale(
             adapter_output
-            if same(total_width, output_width)
+            if are_equal(total_width, output_width)
             else self._pad_adapter_output(adapter_output, output_width)
         )
         return aten.add(pretrained_output, scaled_adapter_output)

@@ -104,7 +104,7 @@ def _layers_by_block(config_values: ConfigValues) -> list[list[tuple[str, Any]]]
     """Returns the layers of each block with their names, without the decoder's layers."""
     layers_by_block: list[list[tuple[str, Any]]] = [[]]
     layer_kinds = config_values.first_stack.layer_names()
-    layers_by_kind: dict[str, Any] = {**config_values.first_stack.kinds()}
+    layers_by_kind: dict[str, Any] = {**config_values.first_stack.layers_by_kind()}
     for layer_index, layer_kind in enumerate(layer_kinds):
         if layers_by_kind[layer_kind].lengthens:
             break
@@ -134,7 +134,9 @@ WRITES: Writes = {
     "d_head": lambda s: s.first_stack.block.attention.head_dim,
     "separate_cls": lambda s: s.first_stack.block.separate_cls,
     "truncate_seq": lambda s: s.first_stack.block.truncate_seq,
-    "pool_q_only": lambda s: not any(getattr(layer, "halves_keys", False) for layer in s.first_stack.kinds().values()),
+    "pool_q_only": lambda s: (
+        not any(getattr(layer, "halves_keys", False) for layer in s.first_stack.layers_by_kind().values())
+    ),
 }
 
 DROPOUT = {

@@ -39,7 +39,9 @@ WRITES: Writes = {
     **SIDES_WRITES,
     "num_global_tokens": lambda s: require_present(s.first_stack.streams).num_global_tokens,
     "block_size": lambda s: require_present(s.first_stack.streams).block_size,
-    "stagger_local_blocks": lambda s: any(layer.attention.staggered for layer in s.first_stack.kinds().values()),
+    "stagger_local_blocks": lambda s: any(
+        layer.attention.staggered for layer in s.first_stack.layers_by_kind().values()
+    ),
 }
 
 

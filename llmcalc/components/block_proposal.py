@@ -1,0 +1,248 @@
+"""Additional outputs of a draft model: a bias on logits, the probability of acceptance, and the next input.
+
+DSpark adds a bias of low rank that the previous token selects; Domino runs a GRU over the tokens proposed so far.
+DFlash 2 scores pairs of the best tokens of neighbouring positions. Sources: specforge/modeling/draft/dspark.py,
+domino.py and dflash2.py of sgl-project/SpecForge; vllm/model_executor/models/qwen3_dflash2.py of vLLM.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from .. import ops
+from ..flow.axis import Axis, JoinedShapes
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..workload.derived_rows import FromZeros, Multiple
+from ..workload.rows import LOGITS
+from .base import ONE_TOKEN, Flag, Inner, ModelProperties, Vocab
+from .head import LMHead
+from .output_part import ModelOutput, OutputPart
+from .runtime import product_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Proposal(OutputPart):
+    """A draft model's bias on its logits, over the vocabulary of the draft's head.
+
+    markov_rank: the rank of a bias that depends on the previous token (DSpark); none by default.
+    markov: how the bias depends on the hidden state: not at all (`vanilla`, the default), by a gate (`gated`) or by the
+        state of a recurrence (`rnn`).
+    gru_size: the width of a GRU over the tokens of the block (Domino); none by default.
+    gru_rank: the rank of the projection of its output and the hidden state to the vocabulary.
+    confidence: whether a score says how likely a proposed token is accepted, false by default.
+    confidence_reads_token: whether the score reads the previous token's row of the bias too, false by default.
+    selector_rank: the rank of the scores of pairs of neighbouring tokens (DFlash 2); none by default.
+    selector_top_k: the number of best tokens of a position whose pairs are scored.
+    state_size: the width of a projection of the hidden states, which the draft's next pass reads in the place of the
+        target's (Gemma 4); none by default.
+    """
+
+    kind: ClassVar[str] = "lm_head"
+
+    markov_rank: Inner | None = None
+    markov: Literal["vanilla", "gated", "rnn"] = "vanilla"
+    gru_size: Inner | None = None
+    gru_rank: Inner | None = None
+    confidence: Flag = False
+    confidence_reads_token: Flag = False
+    selector_rank: Inner | None = None
+    selector_top_k: Vocab | None = None
+    state_size: Inner | None = None
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if (self.gru_size is None) != (self.gru_rank is None):
+            raise ValueError("gru_size and gru_rank: a GRU has both; expected both or none")
+        if (self.selector_rank is None) != (self.selector_top_k is None):
+            raise ValueError("selector_rank and selector_top_k: a selector has both; expected both or none")
+        if self.markov_rank is None and (self.markov != "vanilla" or self.confidence_reads_token):
+            raise ValueError("markov_rank: missing; markov and confidence_reads_token are about its bias")
+        return self
+
+    def check_output(self, model_output: ModelOutput) -> None:
+        if model_output.kind != "decoder" or not isinstance(model_output.head, LMHead):
+            raise ValueError("proposal: stands on a decoder with a language-model head")
+
+    @property
+    def formula_source(self) -> str:
+        return "SpecForge 2026" if self.state_size is None else "Gemma 4 2026"
+
+    def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE_TOKEN, proposed_tokens: Axis = ONE_TOKEN) -> Value:
+        """Records the proposal head's logit bias. x: the hidden states.
+
+        vocab, proposed_tokens: the axes of the vocabulary read and of the proposed tokens.
+        """
+        x = x.view(*x.axes, new_rows=LOGITS)
+        token: Value | None = None
+        if self.markov_rank is not None:
+            token = self._previous_token_bias(recorder, x, Axis("rank", self.markov_rank), vocab, proposed_tokens)
+        if self.gru_size is not None:
+            state_axis, rank = Axis("gru", self.gru_size), Axis("rank", self.gru_rank)
+            gates = JoinedShapes(((state_axis,), (state_axis,), (state_axis,)))
+            recorder.linear("gru_input", x, gates)
+            recorder.linear("gru_state", Value(FromZeros(of=LOGITS), (state_axis,)), gates)
+            gru_state = Value(LOGITS, (state_axis,))
+            joined_input = recorder.cat(x, gru_state, axes=(JoinedShapes((x.axes, (state_axis,))),))
+            recorder.linear(
+                "gru_up", recorder.act(recorder.linear("gru_down", joined_input, rank), "silu"), proposed_tokens
+            )
+        if self.selector_rank is not None:
+            self._pair_scores(recorder, x, vocab, proposed_tokens)
+        if self.confidence:
+            bias_input = x
+            if self.confidence_reads_token and token is not None:
+                bias_input = recorder.cat(x, token, axes=(JoinedShapes((x.axes, token.axes)),))
+            recorder.linear("confidence", bias_input, Axis("score", 1), bias=True)
+        if self.state_size is not None:
+            recorder.linear("state_proj", x, Axis("state", self.state_size))
+        return x
+
+    def _pair_scores(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> None:
+        """Records the scores of all pairs of a position's best tokens and the previous position's best tokens."""
+        rank, candidates = Axis("rank", self.selector_rank), Axis("chosen", self.selector_top_k)
+        candidate_rows = Multiple(of=LOGITS, by=self.selector_top_k)
+        predecessor_vector, _ = recorder.table("predecessor_codebook", vocab, rank, of=candidate_rows, by="chosen")
+        successor_vector, _ = recorder.table(
+            "successor_codebook", proposed_tokens, rank, of=candidate_rows, by="chosen"
+        )
+        context = recorder.mul(predecessor_vector, recorder.linear("hidden_projection", x, rank))
+        recorder.core(
+            "pairs",
+            ops.Product(1, rank.size, candidates.size, candidate_rows),
+            context,
+            successor_vector.view(candidates, rank, new_rows=LOGITS),
+            axes=(candidates,),
+        )
+
+    def _previous_token_bias(self, recorder: Flow, x: Value, rank: Axis, vocab: Axis, proposed_tokens: Axis) -> Value:
+        """Records the bias table by previous token, and returns the previous token's bias."""
+        token, _ = recorder.table("markov_w1", vocab, rank, of=LOGITS)
+        bias_input = token
+        if self.markov == "gated":
+            joined_input = recorder.cat(x, token, axes=(JoinedShapes((x.axes, token.axes)),))
+            bias_input = recorder.mul(
+                recorder.act(recorder.linear("gate_proj", joined_input, rank, bias=True), "sigmoid"), token
+            )
+        elif self.markov == "rnn":
+            joined_input = recorder.cat(token, token, x, axes=(JoinedShapes(((rank,), (rank,), x.axes)),))
+            recorder.linear("joint_proj", joined_input, JoinedShapes(((rank,), (rank,), (rank,))), bias=True)
+        recorder.linear("markov_w2", bias_input, proposed_tokens)
+        return token
+
+    def reference(self, model_properties: ModelProperties, vocab_size: int = 1, proposed_tokens: int = 1) -> nn.Module:
+        """Builds the PyTorch module: hidden states [batch, tokens, hidden], ids → the logit bias."""
+        return _reference_class()(self, model_properties.hidden_size, vocab_size, proposed_tokens)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(markov_rank=3),
+            cls(markov_rank=3, markov="gated", confidence=True),
+            cls(markov_rank=4, markov="rnn", confidence=True, confidence_reads_token=True),
+            cls(gru_size=6, gru_rank=5),
+            cls(selector_rank=3, selector_top_k=4),
+            cls(state_size=7),
+        ]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class ProposalReference(nn.Module):
+        def __init__(self, spec: Proposal, hidden_size: int, vocab_size: int, proposed_tokens: int) -> None:
+            super().__init__()
+            self.spec = spec
+            if spec.markov_rank is not None:
+                rank = spec.markov_rank
+                self.markov_w1 = nn.Embedding(vocab_size, rank)
+                self.markov_w2 = nn.Linear(rank, proposed_tokens, bias=False)
+                if spec.markov == "gated":
+                    self.gate_proj = nn.Linear(hidden_size + rank, rank)
+                elif spec.markov == "rnn":
+                    self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank)
+            if spec.gru_size is not None and spec.gru_rank is not None:
+                gru_size = spec.gru_size
+                self.gru_input = nn.Linear(hidden_size, 3 * gru_size, bias=False)
+                self.gru_state = nn.Linear(gru_size, 3 * gru_size, bias=False)
+                self.gru_down = nn.Linear(hidden_size + gru_size, spec.gru_rank, bias=False)
+                self.gru_up = nn.Linear(spec.gru_rank, proposed_tokens, bias=False)
+            if spec.selector_rank is not None:
+                self.predecessor_codebook = nn.Embedding(vocab_size, spec.selector_rank)
+                self.successor_codebook = nn.Embedding(proposed_tokens, spec.selector_rank)
+                self.hidden_projection = nn.Linear(hidden_size, spec.selector_rank, bias=False)
+                self.pairs = product_class()()
+            if spec.confidence:
+                score_width = hidden_size + (spec.markov_rank or 0) * spec.confidence_reads_token
+                self.confidence = nn.Linear(score_width, 1)
+            if spec.state_size is not None:
+                self.state_proj = nn.Linear(hidden_size, spec.state_size, bias=False)
+
+        def _gate_token_row(self, x: Tensor, token: Tensor) -> Tensor:
+            """Returns the input of the bias projection, from the token's embedding through a gate or a recurrence."""
+            if self.spec.markov == "gated":
+                gate: Tensor = self.gate_proj(torch.cat([x, token], -1)).sigmoid()
+                return gate * token
+            if self.spec.markov == "vanilla":
+                return token
+            gru_state, token_outputs = torch.zeros_like(token[:, :1]), []
+            for i in range(x.shape[1]):
+                joint_input = torch.cat([gru_state, token[:, i : i + 1], x[:, i : i + 1]], -1)
+                gate, candidate_state, output_gate = self.joint_proj(joint_input).chunk(3, -1)
+                gru_state = gate.sigmoid() * gru_state + (1 - gate.sigmoid()) * torch.tanh(candidate_state)
+                token_outputs.append(torch.tanh(output_gate))
+            return torch.cat(token_outputs, 1)
+
+        def _pair_scores(self, x: Tensor) -> Tensor:
+            """Returns the scores of pairs of the vocabulary's first tokens, instead of each position's best tokens."""
+            tokens = torch.arange(self.spec.selector_top_k or 0, device=x.device).expand(*x.shape[:-1], -1)
+            context = self.predecessor_codebook(tokens) * self.hidden_projection(x)[..., None, :]
+            scores: Tensor = self.pairs(context, self.successor_codebook(tokens).transpose(-1, -2))
+            return scores
+
+        def _run_gru(self, x: Tensor) -> Tensor:
+            """Returns the states of a GRU (Cho 2014) over the rows."""
+            gru_state, gru_states = x.new_zeros(x.shape[0], 1, self.spec.gru_size or 0), []
+            for token_index in range(x.shape[1]):
+                reset_input, update_input, candidate_input = self.gru_input(x[:, token_index : token_index + 1]).chunk(
+                    3, -1
+                )
+                state_reset, state_update, candidate_state_part = self.gru_state(gru_state).chunk(3, -1)
+                update_gate = (update_input + state_update).sigmoid()
+                candidate_state = torch.tanh(
+                    candidate_input + (reset_input + state_reset).sigmoid() * candidate_state_part
+                )
+                gru_state = update_gate * gru_state + (1 - update_gate) * candidate_state
+                gru_states.append(gru_state)
+            return torch.cat(gru_states, 1)
+
+        def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+            """Returns the logit bias, and a list of the next states, the pair scores and the acceptance score."""
+            logit_bias: Any = 0
+            extra_outputs: list[Tensor] = []
+            if hasattr(self, "state_proj"):
+                extra_outputs.append(self.state_proj(x))
+            if hasattr(self, "pairs"):
+                extra_outputs.append(self._pair_scores(x))
+            token: Tensor | None = None
+            if hasattr(self, "markov_w1"):
+                token = self.markov_w1(ids)
+                logit_bias = self.markov_w2(self._gate_token_row(x, token))
+            if hasattr(self, "gru_input"):
+                gru_states = self._run_gru(x)
+                up_projection: Tensor = self.gru_up(nn.functional.silu(self.gru_down(torch.cat([x, gru_states], -1))))
+                logit_bias = logit_bias + up_projection
+            if not hasattr(self, "confidence"):
+                return logit_bias, extra_outputs
+            if self.spec.confidence_reads_token and token is not None:
+                x = torch.cat([x, token], -1)
+            return logit_bias, [*extra_outputs, self.confidence(x)]
+
+    return ProposalReference

@@ -1,0 +1,58 @@
+"""The rule that reads a recording whole, in a number of frames that depends on its length.
+
+transformers: models/gemma3n, gemma4, gemma4_unified, phi4_multimodal, parakeet and granite_speech
+(feature_extraction and processing files).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ...errors import InputError
+from ..base import Width
+from .audio_clips import HOP, RATE
+from .base import AudioRule, EncodedInput, check_recording_length
+
+
+class Recording(AudioRule):
+    """The rule for recordings of 16,000 samples per second, cut into frames that overlap.
+
+    window: the samples of a frame.
+    hop: the samples from one frame to the next, 160 by default.
+    lead: the samples of silence that the processor adds in front, 0 by default.
+    multiple: the number of samples to a multiple of which the processor pads, 1 by default. The encoder reads the
+        padding too, which becomes no token.
+    frames_per_token: the frames that become one token, 1 by default.
+    tokens_at_once: the tokens that so many frames become together, of which the last may be padded (Granite Speech), 1
+        by default.
+    tokens: the tokens of every recording, however short; by default they follow its frames.
+    max_seconds: the longest recording, whose rest the processor drops; by default there is no limit.
+    marks: the further tokens that the processor writes around a recording, 0 by default.
+    """
+
+    type: Literal["recording"] = "recording"
+    window: Width
+    hop: Width = HOP
+    lead: int = Field(default=0, ge=0, le=2**40, strict=True)
+    multiple: Width = 1
+    frames_per_token: Width = 1
+    tokens_at_once: Width = 1
+    tokens: Width | None = None
+    max_seconds: Width | None = None
+    marks: int = Field(default=0, ge=0, le=1000, strict=True)
+
+    def encode(self, seconds: float) -> EncodedInput:
+        check_recording_length(seconds, self.max_seconds)
+        sample_count = round(seconds * RATE)
+        frame_count = self._frames_of(sample_count)
+        if frame_count < 1:
+            raise InputError(f"--audio {seconds:g}: shorter than a frame of {self.window} samples; expected more")
+        frame_groups = -(-frame_count // self.frames_per_token)
+        tokens = frame_groups * self.tokens_at_once if self.tokens is None else self.tokens
+        padded_samples = -(-sample_count // self.multiple) * self.multiple
+        return EncodedInput(1, self._frames_of(padded_samples), 1, tokens + self.marks)
+
+    def _frames_of(self, samples: int) -> int:
+        return (samples + self.lead - self.window) // self.hop + 1

@@ -1,0 +1,78 @@
+"""The rule that cuts an image at full resolution into the fewest tiles, and adds a tile of the whole image.
+
+Ovis (Lu 2024, arXiv:2405.20797). transformers: models/ovis2/image_processing_ovis2.py and processing_ovis2.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ..base import Width
+from .base import EncodedInput, ImageRule
+
+COVERED_SHARE = 0.9
+"""The share of an image's area that its tiles keep at least, where so many tiles are allowed."""
+
+
+class Covering(ImageRule):
+    """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile if there are several.
+
+    size: the side of a tile in pixels.
+    max_tiles: the most tiles, without the whole image.
+    merge: the side of the square of patches of a token; rows and columns of patches are padded to a multiple of it.
+
+    The processor writes a mark before and after the whole image, one between the tiles, and one at the end.
+    """
+
+    type: Literal["covering"] = "covering"
+    size: Width
+    max_tiles: int = Field(ge=1, le=1000, strict=True)
+    merge: Width
+
+    def _covered_share(self, height: int, width: int, columns: int, tile_rows: int) -> float:
+        """Returns the share of an image's area that remains after each piece is shrunk to the side of a tile."""
+        row_heights = [height // columns] * (columns - 1) + [height - height // columns * (columns - 1)]
+        column_widths = [width // tile_rows] * (tile_rows - 1) + [width - width // tile_rows * (tile_rows - 1)]
+        covered_area = 0.0
+        for row_height in row_heights:
+            for column_width in column_widths:
+                longer_side, shorter_side = max(row_height, column_width), min(row_height, column_width)
+                covered_area += (
+                    shorter_side / longer_side * self.size * self.size
+                    if longer_side > self.size
+                    else longer_side * shorter_side
+                )
+        return covered_area / (width * height)
+
+    def _fewest_tiles(self, height: int, width: int) -> int:
+        """Returns the fewest tiles that keep most of the image's area."""
+        tile_grids = [
+            (tile_columns, tile_rows)
+            for tile_columns in range(1, self.max_tiles + 1)
+            for tile_rows in range(1, self.max_tiles // tile_columns + 1)
+        ]
+        share_by_grid = {tile_grid: self._covered_share(height, width, *tile_grid) for tile_grid in tile_grids}
+        tile_counts = [
+            tile_columns * tile_rows
+            for (tile_columns, tile_rows), covered_share in share_by_grid.items()
+            if covered_share > COVERED_SHARE
+        ]
+        if tile_counts:
+            return min(tile_counts)
+        most_covered = max(share_by_grid.values())
+        return min(
+            tile_columns * tile_rows
+            for (tile_columns, tile_rows), covered_share in share_by_grid.items()
+            if covered_share == most_covered
+        )
+
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+        tile_count = self._fewest_tiles(height, width)
+        images, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
+        tokens = (-(-patches_per_side // self.merge)) ** 2
+        padded_patches = None if patches_per_side % self.merge == 0 else tokens * self.merge**2
+        return EncodedInput(
+            images, patches_per_side, patches_per_side, images * tokens + tile_count + 2, padded_patches
+        )

@@ -1,0 +1,84 @@
+"""The rule that reads an image whole and, if it is large, also in slices of about `size`² pixels.
+
+MiniCPM-V (Yao 2024, arXiv:2408.01800, §3.2). transformers: models/minicpmv4_6/image_processing_minicpmv4_6.py, with
+fewer patches per token than the processors of versions 2.6, 4.0 and 4.5 in their own code.
+"""
+
+from __future__ import annotations
+
+from math import ceil, log, sqrt
+from typing import Literal
+
+from pydantic import Field
+
+from ..base import Width
+from .base import EncodedInput, ImageRule
+
+
+class Slices(ImageRule):
+    """The rule for slices of about `size`² pixels, beside the whole image at about the same number of pixels.
+
+    size: the side in pixels of a square with as many pixels as a slice.
+    max_slices: the most slices, without the whole image.
+    tokens: the embeddings of a slice.
+    merge: the side of the square of patches that sides are multiples of, 1 by default.
+    slice_marks: the further tokens that the processor writes for each slice, 2 by default.
+    marks: those that it writes before an image, 3 by default.
+
+    A mark ends each line of slices but the last one. The encoder pads slices and the whole image to equal patches.
+    """
+
+    type: Literal["slices"] = "slices"
+    size: Width
+    max_slices: int = Field(ge=1, le=1000, strict=True)
+    tokens: Width
+    merge: Width = 1
+    slice_marks: int = Field(default=2, ge=0, le=1000, strict=True)
+    marks: int = Field(default=3, ge=0, le=1000, strict=True)
+
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+        token_size = self.merge * patch_size
+        slices_down, slices_across = self._slice_grid(height, width)
+        total_slices = slices_down * slices_across
+        if total_slices == 1:
+            sides_of_parts = [self._scaled_sides(height, width, token_size, True)]
+        else:
+            slice_height, slice_width = (
+                _nearest_multiple(pixels, slice_count) / slice_count
+                for pixels, slice_count in ((height, slices_down), (width, slices_across))
+            )
+            whole_image = self._scaled_sides(height, width, token_size, False)
+            sides_of_parts = [
+                whole_image,
+                *[self._scaled_sides(slice_height, slice_width, token_size, True)] * total_slices,
+            ]
+        patches = max(part_height * part_width for part_height, part_width in sides_of_parts) // patch_size**2
+        tokens = len(sides_of_parts) * (self.tokens + self.slice_marks) + self.marks + slices_down - 1
+        return EncodedInput(len(sides_of_parts), patches, 1, tokens)
+
+    def _slice_grid(self, height: int, width: int) -> tuple[int, int]:
+        """Returns the numbers of slices down and across, in the grid nearest to the image's aspect ratio."""
+        slice_count = min(ceil(width * height / self.size**2), self.max_slices)
+        if slice_count <= 1:
+            return 1, 1
+        log_ratio = log(width / height)
+        tile_grids = [
+            (slices_down, part_count // slices_down)
+            for part_count in (slice_count - 1, slice_count, slice_count + 1)
+            if 1 < part_count <= self.max_slices
+            for slices_down in range(part_count, 0, -1)
+            if part_count % slices_down == 0
+        ]
+        return min(tile_grids, key=lambda tile_grid: abs(log_ratio - log(tile_grid[1] / tile_grid[0])))
+
+    def _scaled_sides(self, height: float, width: float, token_size: int, enlarges: bool) -> tuple[int, int]:
+        """Returns an image's sides after scaling to `size`² pixels. enlarges: whether small images are enlarged."""
+        if height * width > self.size**2 or enlarges:
+            aspect_ratio = width / height
+            height = int(self.size / sqrt(aspect_ratio))
+            width = int(height * aspect_ratio)
+        return _nearest_multiple(height, token_size), _nearest_multiple(width, token_size)
+
+
+def _nearest_multiple(pixels: float, divisor: int) -> int:
+    return max(round(pixels / divisor) * divisor, divisor)

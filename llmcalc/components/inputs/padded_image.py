@@ -1,0 +1,44 @@
+"""The rule that shrinks an image if it is too large, and pads it to whole squares of merged patches.
+
+Kimi K2.5 (MoonViT: 2025, arXiv:2504.07491, §2.1). transformers: models/kimi_k25/image_processing_kimi_k25.py.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Literal
+
+from ...errors import InputError
+from ..base import Flag, Width
+from .base import EncodedInput, ImageRule
+
+
+class Padded(ImageRule):
+    """The rule for sides that are padded to multiples of merge · patch_size.
+
+    merge: the side of the square of patches of a token.
+    max_patches: the most patches of an image, before it is padded.
+    max_side: the most patches along one side.
+    refuses_long: whether the processor refuses an image with a longer side, after it is shrunk to max_patches and
+        padded, in the place of shrinking it further; false by default (true in Kimi-VL).
+    """
+
+    type: Literal["padded"] = "padded"
+    merge: Width
+    max_patches: Width
+    max_side: Width
+    refuses_long: Flag = False
+
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+        longest_side = max(height, width) if self.refuses_long else self.max_side * patch_size
+        patches = max(1, height // patch_size) * max(1, width // patch_size)
+        resize_scale = min(1.0, sqrt(self.max_patches / patches), longest_side / height, longest_side / width)
+        scaled_sides = (min(max(1, int(pixels * resize_scale)), longest_side) for pixels in (height, width))
+        token_size = self.merge * patch_size
+        token_rows, token_columns = (-(-pixels // token_size) for pixels in scaled_sides)
+        if self.refuses_long and max(token_rows, token_columns) * self.merge > self.max_side:
+            raise InputError(
+                f"--image {width}x{height}: the processor refuses more than {self.max_side} patches along a side; "
+                "expected another shape"
+            )
+        return EncodedInput(1, token_rows * self.merge, token_columns * self.merge, token_rows * token_columns)

@@ -1,0 +1,33 @@
+"""The rule that fits an image into the best of several resolutions and cuts it into crops.
+
+Aria with `split_image` (Li 2024, arXiv:2410.05993). transformers: models/aria/image_processing_aria.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..base import Width
+from .base import EncodedInput
+from .pinpoints import Pinpoints
+
+
+class Crops(Pinpoints):
+    """The rule for crops of at most `size` × `size` pixels, each padded to that size.
+
+    size: the side of a padded crop in pixels.
+    resolutions: [height, width] of each, in pixels.
+    tokens: the tokens of a crop.
+    """
+
+    type: Literal["crops"] = "crops"  # type: ignore[assignment]
+    most_tiles: None = None
+    several_whole: Literal[False] = False
+    tokens: Width
+
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+        tile_rows, tile_columns = (-(-pixels // self.size) for pixels in self.best_resolution(height, width))
+        patches_per_side = self.size // patch_size
+        return EncodedInput(
+            tile_rows * tile_columns, patches_per_side, patches_per_side, tile_rows * tile_columns * self.tokens
+        )

@@ -1,0 +1,309 @@
+"""Funnel Transformer's layers; in later blocks, the first layer has half as many queries as tokens.
+
+Dai et al. 2020 (arXiv:2006.03236): post-norm layers with Transformer-XL's positions and segments. The queries of a
+block's first layer are averages of neighbouring tokens, so all further layers have half as many tokens; the first layer
+of the decoder repeats every token to the full length and adds the output of the first block. transformers:
+models/funnel, with `attention_type` relative_shift.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ... import ops
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import Halved, RelativeDistances
+from ...workload.rows import Fixed
+from ..base import Flag, HeadDim, Heads, ModelProperties
+from ..mixers.grouped_query import MultiHeadMixer
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..rotation import angles_of
+from ..runtime import ForwardPass, apply_dropout, share_tensors, vector_module
+from .block import LayerSharing
+from .whole_layer import WholeLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+FIRST_BLOCK = "output of the first block"
+
+MOST_HALVINGS = 16
+
+
+class FunnelAttention(MultiHeadMixer):
+    """Encoder attention by content, distance and segment; keys and values have biases, queries have none.
+
+    num_attention_heads: the number of heads.
+    head_dim: the size of a head.
+    """
+
+    formula_source: ClassVar[str] = "Dai et al. 2020, §A.2.1"
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+
+    type: Literal["funnel"] = "funnel"
+    num_attention_heads: Heads
+    head_dim: HeadDim
+
+    def flow(self, recorder: Flow, x: Value, memory: Value | None = None) -> Value:
+        """Records attention. x: the queries' input. memory: the input of keys and values, by default x."""
+        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        kv_input = x if memory is None else memory
+        q = recorder.linear("q_proj", x, heads, head_dim)
+        k, v = (
+            recorder.linear(projection, kv_input, heads, head_dim, bias=True) for projection in ("k_proj", "v_proj")
+        )
+        distances = RelativeDistances(queries=x.rows, keys=None if memory is None else memory.rows)
+        distance_keys = recorder.linear(
+            "r_proj", recorder.sinusoids(x, distances, *x.axes, is_stored=True), heads, head_dim
+        )
+        num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, head_dim))
+        position_q, segment_q = (
+            recorder.add(q, recorder.vector(f"{projection}_bias", heads, head_dim))
+            for projection in ("position", "segment")
+        )
+        distance_scores = recorder.core(
+            "distances",
+            ops.SharedTableScores(num_heads, head_dim.size, x.rows, distances),
+            position_q,
+            distance_keys,
+            axes=(heads,),
+        )
+        segment_rows = Fixed("segments", length=2, source=False)
+        segment_keys = recorder.vector("segments", Axis("segments", 2), heads, head_dim)
+        segment_scores = recorder.core(
+            "segment_scores",
+            ops.SharedTableScores(num_heads, head_dim.size, x.rows, segment_rows),
+            segment_q,
+            segment_keys,
+            axes=(heads,),
+        )
+        bias = recorder.add(recorder.relative_shift(distance_scores, k.rows), segment_scores)
+        recorder.hold(q=content_q, k=k, v=v, bias=bias)
+        attn_output = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"MHA {self.num_attention_heads} × {self.head_dim}, Transformer-XL relative"
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_classes()["attention"](self, model_properties.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(num_attention_heads=4, head_dim=6)]
+
+
+class FunnelLayer(WholeLayer):
+    """A post-norm layer of Funnel Transformer.
+
+    attention: its attention.
+    feed_forward: its feed-forward network.
+    halvings: the number of times that the tokens of its input have been halved, 0 by default.
+    halves: whether its queries are averages of two tokens; false by default. Of the layers that share its parameters,
+        only the first one does.
+    halves_keys: whether its keys and values are averages too, false by default.
+    separate_cls: whether the first token is not averaged with others, true by default.
+    truncate_seq: whether the last token is left out where the first one is kept apart, true by default.
+    ends_first_block: whether the decoder adds its output, false by default.
+    lengthens: whether its input is repeated to the full length before the first block's output is added to it, which
+        the first layer of the decoder does; false by default.
+    """
+
+    formula_source: ClassVar[str] = "Dai et al. 2020, §2.2"
+    plain: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
+
+    type: Literal["funnel"] = "funnel"
+    attention: FunnelAttention
+    feed_forward: FeedForward
+    norm_placement: Literal["post"] = "post"
+    halvings: int = Field(default=0, ge=0, le=MOST_HALVINGS, strict=True)
+    halves: Flag = False
+    halves_keys: Flag = False
+    separate_cls: Flag = True
+    truncate_seq: Flag = True
+    ends_first_block: Flag = False
+    lengthens: Flag = False
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.halves and self.lengthens:
+            raise ValueError("halves: the first layer of the decoder has all tokens; expected false")
+        if self.halves_keys and not self.halves:
+            raise ValueError("halves_keys: needs halves = true; expected false")
+        return self
+
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
+        if self.lengthens:
+            first_block = recorder.memo.get(FIRST_BLOCK, x)
+            x = recorder.add(recorder.resampled(x, first_block.rows), first_block)
+        queries, memory = x, None
+        if self.halves and (layer_sharing is None or layer_sharing.is_first):
+            halved_rows = Halved(of=x.rows, separate_cls=self.separate_cls, truncate_seq=self.truncate_seq)
+            queries = recorder.resampled(x, halved_rows)
+            memory = None if self.halves_keys else x
+        recorder.hold(x=x, queries=queries)
+        attn_output = recorder.part("self_attn", self.attention, queries, memory=memory)
+        attn_output = recorder.add(queries, recorder.dropout(attn_output, "attention_output", ends_sublayer=True))
+        attn_output = recorder.part("self_attn_post_norm", self.norm, attn_output)
+        recorder.hold(x=attn_output)
+        network_output = recorder.dropout(
+            recorder.part("mlp", self.feed_forward, attn_output), "feed_forward", ends_sublayer=True
+        )
+        x = recorder.part("mlp_post_norm", self.norm, recorder.add(attn_output, network_output))
+        if self.ends_first_block:
+            recorder.memo[FIRST_BLOCK] = x
+            recorder.keep(first_block=x)
+        return x
+
+    def describe(self, hidden_size: int) -> str:
+        halving_text = f", {2**self.halvings} tokens in one" if self.halvings else ""
+        return f"{self.attention.describe(hidden_size)}{halving_text}"
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_classes()["layer"](self, model_properties)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
+        layer = cls(attention=FunnelAttention.examples()[0], feed_forward=network, norm=Norm(type="layernorm"))
+        return [layer]
+
+
+@cache
+def _reference_classes() -> dict[str, type[nn.Module]]:
+    import torch
+    from torch import nn
+
+    class SoftmaxProducts(nn.Module):
+        """Computes biased softmax attention. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d]."""
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+            scores = (q @ k.transpose(-1, -2) + bias) * q.shape[-1] ** -0.5
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+
+    class TableScoreProduct(nn.Module):
+        """The scores of each query with each table row. q: [batch, heads, queries, d], rows: [rows, heads, d]."""
+
+        def forward(self, q: Tensor, table_rows: Tensor) -> Tensor:
+            scores = q.transpose(0, 1).flatten(1, 2) @ table_rows.permute(1, 2, 0)
+            return scores.unflatten(1, (q.shape[0], -1)).transpose(0, 1)
+
+    class FunnelAttentionReference(nn.Module):
+        """Attention of queries [batch, queries, hidden] to a source [batch, keys, hidden] → shape of the queries."""
+
+        def __init__(self, spec: FunnelAttention, hidden_size: int) -> None:
+            super().__init__()
+            self.heads, self.hidden, heads_width = (
+                spec.num_attention_heads,
+                hidden_size,
+                spec.num_attention_heads * spec.head_dim,
+            )
+            self.q_proj = nn.Linear(hidden_size, heads_width, bias=False)
+            self.k_proj, self.v_proj = nn.Linear(hidden_size, heads_width), nn.Linear(hidden_size, heads_width)
+            self.r_proj = nn.Linear(hidden_size, heads_width, bias=False)
+            for bias_name in ("content_bias", "position_bias", "segment_bias"):
+                self.add_module(bias_name, vector_module(torch.randn(self.heads, spec.head_dim) * 0.02))
+            self.segments = vector_module(torch.randn(2, self.heads, spec.head_dim) * 0.02)
+            self.distances, self.segment_scores, self.core = TableScoreProduct(), TableScoreProduct(), SoftmaxProducts()
+            self.o_proj = nn.Linear(heads_width, hidden_size)
+
+        def _split_heads(self, x: Tensor) -> Tensor:
+            return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+
+        def forward(
+            self, x: Tensor, forward_pass: ForwardPass, kv_source: Tensor | None = None, key_stride: int = 1
+        ) -> Tensor:
+            """Runs attention. key_stride: the distance in tokens between neighbouring keys."""
+            key_source = x if kv_source is None else kv_source
+            q, k, v = (
+                self._split_heads(head_vectors)
+                for head_vectors in (self.q_proj(x), self.k_proj(key_source), self.v_proj(key_source))
+            )
+            queries, keys, is_halved = x.shape[1], key_source.shape[1], kv_source is not None
+            largest_distance = 2 * queries if is_halved else queries  # in steps
+            distances = torch.arange(
+                largest_distance, largest_distance - 2 * queries - (keys if is_halved else 0), -1, device=x.device
+            )
+            angles = angles_of(distances * key_stride, self.hidden, 10000.0)
+            sinusoids = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden].to(x.dtype)
+            distance_keys = self.r_proj(sinusoids).unflatten(-1, (self.heads, -1))
+            biases = (
+                getattr(self, f"{bias_name}_bias").weight[:, None] for bias_name in ("content", "position", "segment")
+            )
+            content_q, position_q, segment_q = (q + bias for bias in biases)
+            stride = 2 if is_halved else 1
+            distance_index = largest_distance - stride * torch.arange(queries, device=x.device)[:, None]
+            distance_index = (distance_index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
+            distance_scores = self.distances(position_q, distance_keys).gather(-1, distance_index)
+            segment_scores = self.segment_scores(segment_q, self.segments.weight)
+            attn_output = self.core(
+                content_q, k, v, distance_scores + segment_scores[..., 1:]
+            )  # all tokens are in one segment
+            return self.o_proj(attn_output.transpose(1, 2).flatten(2))
+
+    class FunnelReference(nn.Module):
+        """Runs attention and a network. x: [batch, tokens, hidden] → [batch, tokens or half as many, hidden]."""
+
+        has_equal_repeats = False
+
+        def __init__(self, spec: FunnelLayer, model_properties: ModelProperties) -> None:
+            super().__init__()
+            self.spec, self.halves = spec, spec.halves
+            self.self_attn = spec.attention.reference(model_properties)
+            self.mlp = spec.feed_forward.reference(model_properties)
+            self.self_attn_post_norm = spec.norm.reference(model_properties)
+            self.mlp_post_norm = spec.norm.reference(model_properties)
+
+        def share_parameters(self, first_layer: FunnelReference) -> None:
+            """Shares the first layer's weights with this layer; only the first layer of a block halves the tokens."""
+            if first_layer is self:
+                return
+            self.halves = False
+            share_tensors(first_layer, self)
+
+        def _halve_tokens(self, x: Tensor) -> Tensor:
+            """Returns averages of pairs of tokens. A separate first token is paired with a copy of itself."""
+            if x.shape[1] <= (2 if self.spec.separate_cls else 1):
+                return x
+            if self.spec.separate_cls:
+                x = torch.cat([x[:, :1], x[:, :-1] if self.spec.truncate_seq else x], 1)
+            return nn.functional.avg_pool1d(x.transpose(1, 2), 2, 2, ceil_mode=True).transpose(1, 2)
+
+        def _lengthen_tokens(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            """Repeats tokens to the length of the first block's output, and adds that output."""
+            first_block = forward_pass.memo["first block"]
+            tokens, repeats = first_block.shape[1], 2**self.spec.halvings
+            if self.spec.separate_cls and repeats > 1:
+                tokens_after_first = x[:, 1:].repeat_interleave(repeats, 1)
+                tokens_after_first = nn.functional.pad(
+                    tokens_after_first, (0, 0, 0, max(tokens - 1 - tokens_after_first.shape[1], 0))
+                )
+                x = torch.cat([x[:, :1], tokens_after_first[:, : tokens - 1]], 1)
+            else:
+                x = x.repeat_interleave(repeats, 1)[:, :tokens]
+            return x + first_block
+
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            x = self._lengthen_tokens(x, forward_pass) if self.spec.lengthens else x
+            queries = self._halve_tokens(x) if self.halves else x
+            kv_source = x if queries.shape[1] < x.shape[1] and not self.spec.halves_keys else None
+            key_stride = 1 if self.spec.lengthens else 2**self.spec.halvings
+            attn_output = self.self_attn(queries, forward_pass, kv_source, key_stride)
+            attn_output = self.self_attn_post_norm(queries + apply_dropout(self, "attention_output", attn_output))
+            network_output = apply_dropout(self, "feed_forward", self.mlp(attn_output, forward_pass))
+            layer_output: Tensor = self.mlp_post_norm(attn_output + network_output)
+            if self.spec.ends_first_block:
+                forward_pass.memo["first block"] = layer_output
+            return layer_output
+
+    return {"attention": FunnelAttentionReference, "layer": FunnelReference}

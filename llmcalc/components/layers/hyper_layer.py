@@ -1,0 +1,275 @@
+"""Hyper-connections: several residual streams that each sublayer reads, mixes and writes with learned weights.
+
+Zhu 2024 (arXiv:2409.19606). Xie 2025 (arXiv:2512.24880, §4) constrain the mixing matrix to be doubly stochastic, as
+DeepSeek-V4 does; Hy 4 has no mixing. transformers: models/deepseek_v4 (`DeepseekV4HyperConnection`,
+`DeepseekV4HyperHead`), models/hy_v4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from ... import ops
+from ...flow.axis import Axis, JoinedShapes
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import BY_TORCH, ModelProperties, PartWitness, Real, Streams
+from ..norm import Norm, norm_reference
+from ..residual_streams import CopiedStreams, copied_streams_class
+from ..runtime import ForwardPass
+from .block import LayerSharing
+from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+STREAM_NORM = Norm(type="rmsnorm", weight=False, eps=1e-6)
+"""The norm on all streams of a token together, before the projection that computes the weights."""
+
+
+READ_WEIGHTS = "read_weights"
+"""The name under which a sublayer keeps the weights that the next one reads the streams with."""
+
+
+class HyperLayer(PreNormLayer):
+    """A layer whose sublayers read a weighted sum of several residual streams and write to all of them.
+
+    A norm follows the weighted sum. The streams are mixed with each other before a sublayer's output is added to them.
+    One projection of all streams of a token computes all weights.
+
+    hc_mult: the number of streams.
+    hc_sinkhorn_iters: the number of steps that make the mixing matrix doubly stochastic, 20 by default; None where the
+        streams are not mixed.
+    hc_magnitude: the largest factor on a sublayer's output, 2 by default.
+    hc_eps: added to the weights, 1e-6 by default.
+    delayed: whether a sublayer reads the streams with the weights of the sublayer before (class attribute).
+    """
+
+    formula_source: ClassVar[str] = "Xie et al. 2025, §4"
+    witness: ClassVar[PartWitness] = BY_TORCH
+    plain: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
+    delayed: ClassVar[bool] = False
+
+    type: Literal["hyper"] = "hyper"
+    hc_mult: Streams
+    hc_sinkhorn_iters: int | None = Field(default=20, ge=1, le=1000, strict=True)
+    hc_magnitude: Real = Field(default=2.0, gt=0)
+    hc_eps: Real = Field(default=1e-6, ge=0)
+
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
+
+    def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
+        """Records the layer. x: all residual streams."""
+        for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            sublayer_input, output_weights, mixed_streams = self._connect_sublayer(
+                recorder, f"{sublayer}_connection", x
+            )
+            recorder.hold(read=sublayer_input, written=output_weights, mixed=mixed_streams)
+            sublayer_output = self._record_sublayer(recorder, sublayer, component, sublayer_input)
+            recorder.hold(y=sublayer_output)
+            x = recorder.add(recorder.mul(output_weights, sublayer_output, axes=x.axes), mixed_streams)
+            recorder.hold(x=x)
+        return x
+
+    def _connect_sublayer(self, recorder: Flow, sublayer: str, x: Value) -> tuple[Value, Value, Value]:
+        """Returns the sublayer's input, the weights that add the output to the streams, and the mixed streams."""
+        streams, hidden = x.axes
+        mixing_axes = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
+        with recorder.scope(sublayer, kind="residual"):
+            read_logits, write_logits, *matrix = _connection_weights(
+                recorder, x, JoinedShapes(((streams,), (streams,), *mixing_axes))
+            )
+            recorder.hold(read=read_logits, written=write_logits)
+            read_weights = recorder.plus(recorder.act(read_logits, "sigmoid"), self.hc_eps)
+            if self.delayed:
+                read_weights = recorder.delayed_weights(READ_WEIGHTS, read_weights, streams, keeps_state=True)
+            weighted_sum = recorder.sum(recorder.mul(read_weights, x, axes=x.axes), hidden)
+            output_weights = recorder.scale(recorder.act(write_logits, "sigmoid"), self.hc_magnitude)
+            recorder.hold(summed=weighted_sum, strength=output_weights)
+            if self.hc_sinkhorn_iters is None:
+                return weighted_sum, recorder.plus(output_weights, self.hc_eps), x
+            recorder.hold(raw=matrix[0])
+            softmax_rows = recorder.plus(recorder.act(matrix[0], "softmax"), self.hc_eps)
+            softmax_rows = recorder.sinkhorn(softmax_rows, self.hc_sinkhorn_iters, self.hc_eps)
+            x = recorder.core(
+                "mix", ops.ResidualStreamMix(streams.size, hidden.size, x.rows), softmax_rows, x, axes=x.axes
+            )
+            return weighted_sum, output_weights, x
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return hyper_classes()["layer"](self, model_properties)
+
+
+class HyperStreams(CopiedStreams):
+    """The streams of hyper-connections: copies of the embedding, summed after the last layer.
+
+    hc_mult: the number of streams.
+    merge: `weighted` for a sum with learned weights, the default; `mean` for the mean of all streams (GLM-5.3).
+    """
+
+    witness: ClassVar[PartWitness] = BY_TORCH
+    kind: ClassVar[str] = "residual"
+
+    type: Literal["hyper"] = "hyper"
+    merge: Literal["weighted", "mean"] = "weighted"
+
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
+        return (
+            recorder.sum(x, x.axes[-1], is_mean=True)
+            if self.merge == "mean"
+            else recorder.part("hyper_streams", self, x)
+        )
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Returns the weighted sum of the streams. x: all streams."""
+        streams, hidden_axis = x.axes
+        (raw_weights,) = _connection_weights(recorder, x, JoinedShapes(((streams,),)))
+        recorder.hold(raw=raw_weights)
+        stream_weights = recorder.plus(recorder.act(raw_weights, "sigmoid"), STREAM_NORM.eps)
+        recorder.hold(weights=stream_weights)
+        return recorder.sum(recorder.mul(stream_weights, x, axes=x.axes), hidden_axis)
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return hyper_classes()["streams"](self.hc_mult, model_properties.hidden_size, self.merge)
+
+
+def _connection_weights(recorder: Flow, x: Value, output_axes: JoinedShapes) -> tuple[Value, ...]:
+    """Records one projection of all streams and splits the result; each part has a scale and offsets."""
+    raw_weights = recorder.linear("map", recorder.normalized(x, STREAM_NORM), output_axes)
+    weight_parts = tuple(Value(x.rows, component) for component in output_axes.parts)
+    recorder.record(
+        "core",
+        "offsets",
+        (raw_weights,),
+        weight_parts,
+        ops.ResidualStreamOffsets(output_axes.size, len(output_axes.parts)),
+    )
+    return weight_parts
+
+
+def hyper_example(**layer_fields: Any) -> HyperLayer:
+    """Returns a small layer for examples. layer_fields: fields with other values than the example's."""
+    return HyperLayer(**{**small_sublayers(), "hc_mult": 3, **layer_fields})
+
+
+@cache
+def hyper_classes() -> dict[str, type[nn.Module]]:
+    """Returns the reference classes of the layer, the streams, and a sublayer's connection."""
+    import torch
+    from torch import nn
+
+    class WeightOffsets(nn.Module):
+        """Scales and offsets the mixing weights of a token; each kind of weight has a separate scale and offset."""
+
+        def __init__(self, *part_sizes: int) -> None:
+            super().__init__()
+            self.parts = part_sizes
+            self.base = nn.Parameter(torch.zeros(sum(part_sizes)))
+            self.scale = nn.Parameter(torch.ones(len(part_sizes)))
+
+        def forward(self, raw_weights: Tensor) -> tuple[Tensor, ...]:
+            weight_parts, weight_offsets = raw_weights.split(self.parts, -1), self.base.split(self.parts)
+            return tuple(
+                weight * weight_scale + weight_offset
+                for weight, weight_scale, weight_offset in zip(
+                    weight_parts, self.scale.unbind(), weight_offsets, strict=True
+                )
+            )
+
+    def weightless_norm(streams_width: int) -> nn.Module:
+        """Builds the norm, without learned weights, over all streams of a token together."""
+        return norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), streams_width)
+
+    class StreamMixing(nn.Module):
+        """Mixes streams. matrix: [.., in, out], streams: [.., in, hidden] → [.., out, hidden]."""
+
+        def forward(self, matrix: Tensor, streams: Tensor) -> Tensor:
+            return matrix.transpose(-1, -2) @ streams
+
+    class HyperConnection(nn.Module):
+        """Computes a sublayer's stream weights. streams → (sublayer input, output weights, mixed streams)."""
+
+        def __init__(self, spec: HyperLayer, hidden_size: int) -> None:
+            super().__init__()
+            self.spec, stream_count = spec, spec.hc_mult
+            part_sizes = (
+                [stream_count, stream_count]
+                if spec.hc_sinkhorn_iters is None
+                else [stream_count, stream_count, stream_count * stream_count]
+            )
+            self.stream_norm, self.map = (
+                weightless_norm(stream_count * hidden_size),
+                nn.Linear(stream_count * hidden_size, sum(part_sizes), bias=False),
+            )
+            self.offsets = WeightOffsets(*part_sizes)
+            self.mix = None if spec.hc_sinkhorn_iters is None else StreamMixing()
+
+        def read_weights(self, new_weights: Tensor, forward_pass: ForwardPass) -> Tensor:
+            """Returns the weights with which a sublayer reads the streams."""
+            return new_weights
+
+        def forward(self, streams: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
+            stream_count, eps = self.spec.hc_mult, self.spec.hc_eps
+            read_logits, write_logits, *mix_logits = self.offsets(self.map(self.stream_norm(streams.flatten(2))))
+            weighted_sum = (self.read_weights(read_logits.sigmoid() + eps, forward_pass)[..., None] * streams).sum(2)
+            write_weights = self.spec.hc_magnitude * write_logits.sigmoid()
+            if self.mix is None or self.spec.hc_sinkhorn_iters is None:
+                return weighted_sum, write_weights + eps, streams
+            matrix = mix_logits[0].unflatten(-1, (stream_count, stream_count)).softmax(-1) + eps
+            matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
+            for _ in range(self.spec.hc_sinkhorn_iters - 1):
+                matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
+                matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
+            return weighted_sum, write_weights, self.mix(matrix, streams)
+
+    class HyperLayerReference(pre_norm_class()):  # type: ignore[misc]
+        """Runs sublayers on weighted sums of streams. x: [batch, tokens, streams, hidden] → same shape."""
+
+        connection = HyperConnection
+
+        def __init__(self, spec: HyperLayer, model_properties: ModelProperties) -> None:
+            super().__init__(spec, model_properties)
+            for sublayer in ("self_attn", "mlp"):
+                self.add_module(f"{sublayer}_connection", self.connection(spec, model_properties.hidden_size))
+
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            for sublayer in ("self_attn", "mlp"):
+                sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{sublayer}_connection")(
+                    x, forward_pass
+                )
+                sublayer_output = self._sublayer_output(sublayer, sublayer_input, forward_pass)
+                x = output_weights[..., None] * sublayer_output[:, :, None] + mixed_streams
+            return x
+
+    class HeadReference(nn.Module):
+        def __init__(self, stream_count: int, hidden_size: int) -> None:
+            super().__init__()
+            self.stream_norm, self.map = (
+                weightless_norm(stream_count * hidden_size),
+                nn.Linear(stream_count * hidden_size, stream_count, bias=False),
+            )
+            self.offsets = WeightOffsets(stream_count)
+
+        def forward(self, streams: Tensor) -> Tensor:
+            (raw_weights,) = self.offsets(self.map(self.stream_norm(streams.flatten(2))))
+            stream_weights = raw_weights.sigmoid() + 1e-6
+            return (stream_weights[..., None] * streams).sum(2)
+
+    class StreamsReference(copied_streams_class()):  # type: ignore[misc]
+        """Copies one residual stream into n streams, and sums the n streams into one after the layers."""
+
+        def __init__(self, stream_count: int, hidden_size: int, merge_kind: str) -> None:
+            super().__init__(stream_count)
+            self.hyper_streams = None if merge_kind == "mean" else HeadReference(stream_count, hidden_size)
+
+        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            return x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)
+
+    return {"layer": HyperLayerReference, "streams": StreamsReference, "connection": HyperConnection}

@@ -1,0 +1,308 @@
+"""DeepSeek-V4's attention: a window of single tokens, and compressed entries for the tokens before it.
+
+DeepSeek-V4 (2026), §2.3: one key head whose keys are also the values, a low-rank query, sinks, and an output projection
+in groups. An entry is a weighted mean of compress_rate tokens, channel by channel. With overlapping windows (CSA) an
+entry also covers the window before its own, and an indexer with entries of its own selects the entries that a token
+attends to. Heavily compressed entries (HCA) are all attended to. transformers: models/deepseek_v4.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ... import ops
+from ...flow.axis import Axis, JoinedShapes, Shape
+from ...flow.record import Flow
+from ...flow.value import Value, Weight
+from ...workload.rows import Rows
+from ..base import (
+    BY_TORCH,
+    Flag,
+    ModelProperties,
+    PartWitness,
+)
+from ..norm import Norm, norm_reference
+from ..position import Rope
+from ..rotation import rotate, rotate_at
+from ..runtime import ForwardPass, recurrent_state_class, vector_module
+from .entry_attention import EntryAttention, EntryIndexer, entry_attention_class, entry_chooser_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class CompressedAttention(EntryAttention):
+    """Attention to a window of tokens, and to entries that each summarize several earlier tokens.
+
+    overlap: whether an entry also covers the window before its own, false by default.
+    indexer: the part that selects the entries to attend to; by default all are attended to.
+    """
+
+    formula_source: ClassVar[str] = "DeepSeek-V4 2026, §2.3"
+    witness: ClassVar[PartWitness] = BY_TORCH
+
+    type: Literal["compressed"] = "compressed"
+    overlap: Flag = False
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.compress_rate is None and (self.overlap or self.indexer is not None):
+            raise ValueError("compress_rate: missing; overlap and indexer require one")
+        return self
+
+    def _normed_query(self, recorder: Flow, q: Value, head_dim: Axis) -> Value:
+        return recorder.normalized(q, Norm(type="rmsnorm", weight=False, scales_x=True, eps=self.norm.eps), (head_dim,))
+
+    def _mask_and_entries(
+        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
+    ) -> tuple[Value, Value]:
+        assert self.compress_rate is not None
+        entries = self._all_entries(recorder, "compressor", x, head_dim, rope)
+        recorder.hold(entries=entries)
+        mask = recorder.whole_entries(q, entries, self.compress_rate)
+        recorder.hold(seen=mask)
+        if self.indexer is None:
+            return mask, entries
+        selection = self._selected_entries(recorder, self.indexer, x, compressed_query, mask, rope)
+        recorder.hold(chosen=selection)
+        return recorder.among(mask, selection, entries)
+
+    def _selected_entries(
+        self, recorder: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
+    ) -> Value:
+        """Selects the entries for each token's attention. mask: the visible entries."""
+        heads, index_dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
+        with recorder.scope("indexer", role="no_grad"):
+            entries = self._all_entries(recorder, "compressor", x, index_dim, rope)
+            q = recorder.linear("q_proj", compressed_query, heads, index_dim)
+            recorder.hold(entries=entries, q=q)
+            q = recorder.rope(q, rope)
+            recorder.hold(q=q)
+            entry_options: dict[str, Any] = {
+                "is_cross_attention": True,
+                "core": ops.EntryAttentionCore,
+                "rate": self.compress_rate,
+            }
+            scores = recorder.act(
+                recorder.scale(recorder.scores("core", q, entries, **entry_options), indexer.index_head_dim**-0.5),
+                "relu",
+            )
+            return recorder.choose_entries(scores, recorder.linear("weights_proj", x, heads), mask, indexer.index_topk)
+
+    def _all_entries(self, recorder: Flow, compressor_name: str, x: Value, head_dim: Axis, rope: Rope) -> Value:
+        """Returns the compressed entries of all tokens up to now, of width `head_dim`."""
+        assert self.compress_rate is not None
+        rate_axis = Axis("rate", self.compress_rate)
+        series_axes: Shape = (JoinedShapes(((head_dim,), (head_dim,))),) if self.overlap else (head_dim,)
+        with recorder.scope(compressor_name):
+            projections = (
+                self._entry_projection(recorder, "kv_proj", x, series_axes),
+                self._entry_projection(recorder, "gate_proj", x, series_axes),
+            )
+            recorder.hold(rest_kv=projections[0], rest_gate=projections[1])
+            unpooled_rows = recorder.with_rest(*projections)
+            recorder.hold(rest_kv=unpooled_rows[0], rest_gate=unpooled_rows[1])
+            kv, gate = (recorder.windows(series_rows, rate_axis) for series_rows in unpooled_rows)
+            gate = recorder.add(
+                gate, recorder.vector("position_bias", rate_axis, *series_axes, row_count=rate_axis.size)
+            )
+            recorder.hold(kv=kv, gate=gate)
+            if self.overlap:
+                kv, gate = self._join_previous_window(recorder, kv, gate, rate_axis, head_dim, x.rows)
+                recorder.hold(kv=kv, gate=gate)
+            entries = recorder.norm("norm", recorder.weighted_mean(kv, gate), self.norm)
+            recorder.hold(new=entries)
+            entries = recorder.rope(entries, rope, row_stride=rate_axis.size)
+            recorder.hold(new=entries)
+            op = ops.EntryCache(head_dim.size, rate_axis.size, 2 * unpooled_rows[0].width, rows=x.rows)
+            return recorder.keep_entries(op, entries, *unpooled_rows)
+
+    def _join_previous_window(
+        self, recorder: Flow, kv: Value, gate: Value, rate_axis: Axis, head_dim: Axis, tokens: Rows
+    ) -> tuple[Value, Value]:
+        """Joins the second feature half of each window with the first feature half of the previous window."""
+        window_rows = JoinedShapes(((rate_axis,), (rate_axis,)))
+        with recorder.function():
+            (delayed_series, current_series), (gate_delayed_series, current_gate) = (
+                recorder.split(series_value, (rate_axis, head_dim), (rate_axis, head_dim))
+                for series_value in (kv, gate)
+            )
+            zero_windows = (
+                recorder.zeros(delayed_series, state_name="last_window"),
+                recorder.zeros(gate_delayed_series, state_name="last_window"),
+            )
+            first_window, first_gate = (
+                recorder.resumed(zero_window, "last_window", window_index)
+                for window_index, zero_window in enumerate(zero_windows)
+            )
+            recorder.hold(first=first_window, gate_first=first_gate)
+            op = ops.PendingEntryCache(head_dim.size, rate_axis.size, rows=tokens)
+            recorder.record("state", "last_window", (delayed_series, gate_delayed_series), op=op)
+            delayed_window = recorder.delayed(delayed_series, first_window)
+            delayed_gate = recorder.delayed(gate_delayed_series, first_gate)
+            recorder.hold(late=delayed_window, gate_late=delayed_gate)
+            return recorder.cat(delayed_window, current_series, axes=(window_rows, head_dim)), recorder.cat(
+                delayed_gate, current_gate, axes=(window_rows, head_dim)
+            )
+
+    def _entry_projection(self, recorder: Flow, projection: str, x: Value, output_axes: Shape) -> Value:
+        """Records a projection for the computation of compressed entries."""
+        assert self.compress_rate is not None
+        op = ops.CompressedEntryLinear(
+            x.width, recorder.element_count(output_axes), rows=x.rows, rate=self.compress_rate
+        )
+        weight = Weight(projection, output_axes, x.axes)
+        return recorder.step("linear", projection, (x,), Value(x.rows, output_axes), op=op, weight=weight, bias=False)
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self, model_properties)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        default_spec = cls(
+            num_attention_heads=4,
+            head_dim=8,
+            qk_rope_head_dim=4,
+            q_lora_rank=10,
+            o_groups=2,
+            o_lora_rank=6,
+            sliding_window=5,
+        )
+        indexer = EntryIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
+        return [
+            default_spec,
+            default_spec.model_copy(update={"compress_rate": 4, "o_groups": 4}),
+            default_spec.model_copy(update={"compress_rate": 2, "overlap": True, "indexer": indexer}),
+        ]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class EntryCompressor(nn.Module):
+        """Compresses tokens into entries. x: [batch, tokens, hidden] → all entries, [batch, entries, width]."""
+
+        def __init__(self, spec: CompressedAttention, hidden_size: int, entry_width: int) -> None:
+            super().__init__()
+            assert spec.compress_rate is not None
+            self.rate = spec.compress_rate
+            self.width = entry_width
+            self.rope = spec.qk_rope_head_dim
+            self.theta = spec.position.rope_theta
+            series_width = 2 * entry_width if spec.overlap else entry_width
+            self.kv_proj, self.gate_proj = (
+                nn.Linear(hidden_size, series_width, bias=False),
+                nn.Linear(hidden_size, series_width, bias=False),
+            )
+            self.position_bias = vector_module(torch.zeros(self.rate, series_width))
+            self.norm = norm_reference(spec.norm, entry_width)
+            self.cache: Any = recurrent_state_class()()
+            self.last_window: Any = recurrent_state_class()() if spec.overlap else None
+
+        def _join_previous_window(self, kv: Tensor, gate: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
+            """Joins the second feature half of each window of x with the first feature half of the previous window.
+
+            [batch, windows, rate, 2·width] → [batch, windows, 2·rate, width].
+            """
+            assert self.last_window is not None
+            (delayed_series, current_series), (gate_delayed_series, current_gate) = kv.chunk(2, -1), gate.chunk(2, -1)
+            stored_window = self.last_window.load(forward_pass)
+            first_window = (
+                (torch.zeros_like(delayed_series[:, :1]), torch.full_like(gate_delayed_series[:, :1], float("-inf")))
+                if stored_window is None
+                else tuple(tensor[:, None] for tensor in stored_window)
+            )
+            self.last_window.keep(forward_pass, delayed_series[:, -1], gate_delayed_series[:, -1])
+            delayed_window = (
+                torch.cat([first_window[0], delayed_series[:, :-1]], 1),
+                torch.cat([first_window[1], gate_delayed_series[:, :-1]], 1),
+            )
+            return torch.cat([delayed_window[0], current_series], 2), torch.cat([delayed_window[1], current_gate], 2)
+
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            kv, gate, stored_rows = self.kv_proj(x), self.gate_proj(x), self.cache.load(forward_pass)
+            entries: Tensor | None = None
+            if stored_rows is not None:
+                entries, kv, gate = (
+                    stored_rows[0],
+                    torch.cat([stored_rows[1], kv], 1),
+                    torch.cat([stored_rows[2], gate], 1),
+                )
+            window_count = kv.shape[1] // self.rate
+            window_tokens = window_count * self.rate
+            unpooled_rows = kv[:, window_tokens:], gate[:, window_tokens:]
+            if window_count:
+                kv, gate = (tensor[:, :window_tokens].unflatten(1, (window_count, self.rate)) for tensor in (kv, gate))
+                gate = gate + self.position_bias.weight
+                if self.last_window is not None:
+                    kv, gate = self._join_previous_window(kv, gate, forward_pass)
+                new_entries = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
+                first_entry = 0 if entries is None else entries.shape[1]
+                positions = (torch.arange(window_count, device=x.device) + first_entry) * self.rate
+                new_entries = rotate_at(new_entries, positions, self.rope, self.theta)
+                entries = new_entries if entries is None else torch.cat([entries, new_entries], 1)
+            if entries is None:
+                entries = kv.new_zeros(kv.shape[0], 0, self.width)
+            self.cache.keep(forward_pass, entries, *unpooled_rows)
+            return entries
+
+    class EntryChooser(entry_chooser_class()):  # type: ignore[misc]
+        """Selects compressed entries for each token, by scores against a second set of compressed keys."""
+
+        def __init__(self, spec: CompressedAttention, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size)
+            assert spec.indexer is not None
+            self.compressor = EntryCompressor(spec, hidden_size, spec.indexer.index_head_dim)
+
+        @torch.no_grad()
+        def forward(
+            self, x: Tensor, compressed_query: Tensor, allowed_entries: Tensor, forward_pass: ForwardPass
+        ) -> Tensor:
+            entries = self.compressor(x, forward_pass)
+            q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            q = rotate(q, forward_pass, forward_pass.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
+            scores = torch.relu(self.core(q, entries) * q.shape[-1] ** -0.5)
+            scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
+            ranked_entries = (
+                scores.masked_fill(~allowed_entries, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
+            )
+            return ranked_entries[..., : self.topk]
+
+    class CompressedAttentionReference(entry_attention_class()):  # type: ignore[misc]
+        """Attends to nearby tokens and to compressed entries. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: CompressedAttention, model_properties: ModelProperties) -> None:
+            super().__init__(spec, model_properties)
+            self.unit = norm_reference(
+                Norm(type="rmsnorm", weight=False, scales_x=True, eps=spec.norm.eps), spec.head_dim
+            )
+            if spec.compress_rate is not None:
+                self.compressor = EntryCompressor(spec, model_properties.hidden_size, spec.head_dim)
+            if spec.indexer is not None:
+                self.indexer = EntryChooser(spec, model_properties.hidden_size)
+
+        def _entries_and_mask(
+            self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass
+        ) -> tuple[Tensor, Tensor]:
+            spec, end_position = self.spec, forward_pass.past + x.shape[1]
+            entries = self.compressor(x, forward_pass)
+            complete_entries = (
+                forward_pass.positions(forward_pass.past, end_position, x.device) + 1
+            ) // spec.compress_rate
+            allowed_entries = torch.arange(entries.shape[1], device=x.device)[None] < complete_entries[:, None]
+            if spec.indexer is None:
+                return entries, allowed_entries
+            selected_entries = self.indexer(x, compressed_query, allowed_entries, forward_pass)
+            if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
+                selected_index = selected_entries[:, 0, :, None].expand(-1, -1, entries.shape[-1])
+                return entries.gather(1, selected_index), allowed_entries[:, : selected_entries.shape[-1]]
+            selected_mask = torch.zeros_like(allowed_entries).expand(x.shape[0], -1, -1)
+            selected_mask = selected_mask.scatter(-1, selected_entries, True)
+            return entries, (allowed_entries & selected_mask)[:, None]
+
+    return CompressedAttentionReference

@@ -1,0 +1,140 @@
+"""Attention of a block of draft tokens to the target model's hidden states and, bidirectionally, to one another.
+
+DFlash (Chen 2026, arXiv:2602.06036): queries are of the block; keys and values, by the same projections, of the context
+and of the block. Only those of the context are cached. Source: `Qwen3DFlashAttention` in
+specforge/modeling/draft/dflash.py of sgl-project/SpecForge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from ... import ops
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import Joined, OfThisPass
+from ..base import Flag, HeadDim, Heads, KVHeads, ModelProperties, Window
+from ..norm import Norm
+from ..position import Rope
+from ..runtime import ForwardPass, product_class
+from ..target_states import DFLASH
+from .two_key_sets import TwoKeySetsMixer, two_key_sets_reference
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ContextAttention(TwoKeySetsMixer):
+    """Attention to the projected hidden states of a target model, and to all tokens of the current pass.
+
+    num_attention_heads: the number of query heads.
+    num_key_value_heads: the number of key and value heads.
+    head_dim: the size of a head.
+    sliding_window: the number of last context tokens that a token attends to; all by default.
+    attention_bias: whether all projections have a bias, false by default.
+    norm: the norm on each query and key head, before RoPE.
+    position: RoPE on queries and keys.
+    """
+
+    formula_source: ClassVar[str] = DFLASH
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+    sees_whole_pass: ClassVar[bool] = True
+
+    type: Literal["context"] = "context"
+    num_attention_heads: Heads
+    num_key_value_heads: KVHeads
+    head_dim: HeadDim
+    sliding_window: Window | None = None
+    attention_bias: Flag = False
+    norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
+    position: Rope = Rope()
+
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return {"streams": {"type": "target_states", "start": "embedding"}}
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Records attention to the target's states and to the current pass: two attention cores, one softmax."""
+        target_states: Value = recorder.memo.get("target_states", x)  # x itself where the part is recorded alone
+        heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
+        head_dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
+        q = recorder.rope(
+            self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=bias), head_dim),
+            self.position,
+        )
+        joint_rows = Joined(first=x.rows, second=target_states.rows)
+        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=bias, counted_rows=joint_rows)
+        normed_keys = self._normalize(recorder, "k_norm", keys, head_dim)
+        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=bias, counted_rows=joint_rows)
+        context_keys = recorder.apply_again(target_states, keys, bias)
+        if self.norm is not None:
+            context_keys = recorder.normalized(context_keys, self.norm, (head_dim,), weight_owner=normed_keys)
+        context_keys, context_values = recorder.cache(
+            "cache",
+            self.cache_kind,
+            recorder.rope(context_keys, self.position),
+            recorder.apply_again(target_states, values, bias),
+            token_limit=self.sliding_window,
+        )
+        core_sizes = heads.size, head_dim.size, head_dim.size
+        context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
+        block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
+        attn_output = recorder.core("core", context_core, q, context_keys, context_values, axes=(heads, head_dim))
+        own_keys = recorder.rope(normed_keys, self.position)
+        attn_output = recorder.add(
+            attn_output, recorder.core("block_core", block_core, q, own_keys, values, axes=(heads, head_dim))
+        )
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=bias)
+
+    def describe(self, hidden_size: int) -> str:
+        return self._heading_with_keys("of a block")
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8),
+            cls(num_attention_heads=4, num_key_value_heads=4, head_dim=6, norm=None, attention_bias=True),
+            cls(num_attention_heads=4, num_key_value_heads=1, head_dim=8, sliding_window=5),
+        ]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+
+    class ContextReference(two_key_sets_reference()):  # type: ignore[misc]
+        """Attends to a target's states and to the draft block. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: ContextAttention, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size)
+            self.block_core = product_class()()
+
+        def _project_heads(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            """Returns the projected heads of x, with RoPE for queries and keys."""
+            heads: Tensor = self._split_heads(projection, x)
+            return (
+                heads if projection == "v" else self.spec.position.rotate_heads(heads, forward_pass, forward_pass.past)
+            )
+
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            spec, target_states = self.spec, forward_pass.memo["target_states"]
+            q, k, v = (self._project_heads(projection, x, forward_pass) for projection in "qkv")
+            context_k, context_v = self.cache(
+                forward_pass,
+                self._project_heads("k", target_states, forward_pass),
+                self._project_heads("v", target_states, forward_pass),
+            )
+            k, v, context_k, context_v = self._for_each_query_head(k, v, context_k, context_v)
+            scores = [self.core(q, context_k.transpose(-1, -2)), self.block_core(q, k.transpose(-1, -2))]
+            attn_weights = torch.softmax((torch.cat(scores, -1) * spec.head_dim**-0.5).float(), -1).to(v.dtype)
+            context_weights, attn_weights = attn_weights.split((context_k.shape[-2], k.shape[-2]), -1)
+            attn_output = self.core(context_weights, context_v) + self.block_core(attn_weights, v)
+            return self.o_proj(attn_output.transpose(1, 2).flatten(2))
+
+    return ContextReference

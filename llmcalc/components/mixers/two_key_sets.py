@@ -1,0 +1,68 @@
+"""The base of attention to two sets of keys: the layer's tokens and another sequence."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import model_validator
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import check_groups
+from ..norm import Norm, norm_reference
+from ..runtime import cache_class, product_class
+from .grouped_query import WindowedMixer, grouped_reference_class
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..position import Rope
+
+
+class TwoKeySetsMixer(WindowedMixer):
+    """Grouped-query attention to the layer's tokens and to another sequence, with the same key and value projections.
+
+    A subclass also declares attention_bias and norm, the norm on each query and key head.
+    """
+
+    if TYPE_CHECKING:
+        attention_bias: bool
+        norm: Norm | None
+        position: Rope
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        check_groups(self.num_attention_heads, self.num_key_value_heads)
+        self.position.check_rotary_size(self.head_dim)
+        return self
+
+    def _normalize(self, recorder: Flow, norm_name: str, x: Value, head_dim: Axis) -> Value:
+        return x if self.norm is None else recorder.norm(norm_name, x, self.norm, (head_dim,))
+
+    def _heading_with_keys(self, key_text: str) -> str:
+        """Describes the heads and the window. key_text: the attended tokens, in words."""
+        a, k = self.num_attention_heads, self.num_key_value_heads
+        window_text = "" if self.sliding_window is None else f", window {self.sliding_window}"
+        return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, {key_text}{window_text}"
+
+
+@cache
+def two_key_sets_reference() -> Any:
+    """Returns the base class of the references, with projections, norms and the cache of the layer's tokens."""
+
+    class TwoKeySetsReference(grouped_reference_class()):  # type: ignore[misc]
+        def __init__(self, spec: TwoKeySetsMixer, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size, spec.attention_bias)
+            if spec.norm is not None:
+                self.q_norm, self.k_norm = (norm_reference(spec.norm, spec.head_dim) for _ in "qk")
+            self.core, self.cache = product_class()(), cache_class()(spec.sliding_window)
+
+        def _split_heads(self, projection: str, x: Tensor) -> Tensor:
+            """Splits queries, keys and values into heads; queries and keys are normalized."""
+            heads = super()._split_heads(projection, x)
+            is_normed = projection != "v" and self.spec.norm is not None
+            return self.get_submodule(f"{projection}_norm")(heads) if is_normed else heads
+
+    return TwoKeySetsReference

@@ -1,0 +1,98 @@
+"""The interface of components that split the residual stream into several streams and merge them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar
+
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import LayerParts, StackPart, Streams
+from .runtime import ForwardPass
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ResidualStreams(StackPart):
+    """A component that turns the token embeddings into several residual streams and merges them after the last layer.
+
+    Its reference has two methods for tensors, `split_streams` and `merge_streams`, which match `record_split` and
+    `record_merge`. Its children are registered as the stack's own.
+    """
+
+    noun: ClassVar[str] = "streams"
+
+    @property
+    def from_target(self) -> bool:
+        """Whether the layers read only a target model's embedding, hidden states, keys and values."""
+        return False
+
+    @property
+    def starts_without_embedding(self) -> bool:
+        """Whether the model has no token embedding, because no layer reads an embedding."""
+        return False
+
+    @property
+    def one_pass_model_name(self) -> str:
+        """The name, in messages, of a model whose streams need the sequence in one pass; empty for others."""
+        return ""
+
+    def embedding_width(self) -> int | None:
+        """The width of the embeddings and of the output if the split and the merge change it; None otherwise."""
+        return None
+
+    def _check_every_layer(self, layers: Mapping[str, LayerParts], stream_type: str, **stream_counts: int) -> None:
+        """Raises `ValueError` unless all layers require streams of this type.
+
+        stream_counts: the field of their number.
+        """
+        if any(
+            layer.required_slots().get("streams") != {"type": stream_type, **stream_counts} for layer in layers.values()
+        ):
+            raise ValueError(
+                f"streams: those of type '{stream_type}' stand where every layer is of type '{stream_type}' with their "
+                f"{', '.join(stream_counts)}, and nowhere else"
+            )
+
+    def record_split(self, recorder: Flow, x: Value) -> Value:
+        """Records the split of one residual stream into several streams. x: the input of the first layer."""
+        raise TypeError(f"{type(self).__name__} has no streams to split into")
+
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
+        """Records the merge of all streams into one residual stream. x: the output of the last layer."""
+        return x
+
+
+class CopiedStreams(ResidualStreams):
+    """Residual streams that start as copies of the embedding.
+
+    hc_mult: the number of streams.
+    """
+
+    hc_mult: Streams
+
+    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+        self._check_every_layer(layers, type(self).model_fields["type"].default, hc_mult=self.hc_mult)
+
+    def record_split(self, recorder: Flow, x: Value) -> Value:
+        return recorder.copies(x, Axis("streams", self.hc_mult))
+
+
+@cache
+def copied_streams_class() -> type[nn.Module]:
+    from torch import nn
+
+    class CopiedStreamsReference(nn.Module):
+        """Copies one residual stream into [batch, tokens, streams, hidden]. A subclass merges the streams."""
+
+        def __init__(self, streams: int) -> None:
+            super().__init__()
+            self.streams = streams
+
+        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            return x[:, :, None].expand(-1, -1, self.streams, -1)
+
+    return CopiedStreamsReference
