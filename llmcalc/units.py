@@ -138,20 +138,20 @@ def decimal_scale(number: float, unit_name: str) -> UnitScale:
 
     For a column, pass its total or its smallest value.
     """
-    return _largest_scale(number, 1000, SI_PREFIXES, unit_name, lambda small_value: amount(small_value, unit_name))
+    return _largest_unit_scale(number, 1000, SI_PREFIXES, unit_name, lambda small_value: amount(small_value, unit_name))
 
 
 def memory_scale(byte_count: float) -> UnitScale:
     """Returns the largest binary unit in which the value is at least 1: `GiB`."""
-    return _largest_scale(byte_count, 1024, BINARY_PREFIXES, "B", memory)
+    return _largest_unit_scale(byte_count, 1024, BINARY_PREFIXES, "B", memory)
 
 
 def count_scale(number: float) -> UnitScale:
     """Returns the largest unit of counts in which the value is at least 1: `B`."""
-    return _largest_scale(number, 1000, COUNT_SUFFIXES, "", count)
+    return _largest_unit_scale(number, 1000, COUNT_SUFFIXES, "", count)
 
 
-def _largest_scale(
+def _largest_unit_scale(
     number: float, unit_base: int, prefixes: tuple[str, ...], unit_name: str, write_small: Callable[[Any], str]
 ) -> UnitScale:
     _, unit_prefix = _in_largest_unit(number, unit_base, prefixes)

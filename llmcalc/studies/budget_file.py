@@ -193,14 +193,14 @@ def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
             if setting_name not in ("max", "min")
         }
         _check_settings(bound_key, bound_settings, ("max", "min"))
-        for setting_name, comparison in (("max", "<="), ("min", ">=")):
+        for setting_name, comparison_operator in (("max", "<="), ("min", ">=")):
             if setting_name in bound_value:
                 limits.append(
                     _parse_limit(
                         f"{bound_key}.{setting_name}",
                         bound_value[setting_name],
                         quantity_kind,
-                        comparison,
+                        comparison_operator,
                         operator_fixed=True,
                     )
                 )
@@ -263,19 +263,19 @@ def _parse_limit(
         )
     if isinstance(limit_value, int) and abs(limit_value) >= 10**LONGEST_NUMBER:
         raise ValueError(f"{location}: {shown(limit_value)}; expected a number of at most {LONGEST_NUMBER} digits")
-    bound_match = _BOUND.fullmatch(str(limit_value))
-    if bound_match is None:
+    limit_match = _BOUND.fullmatch(str(limit_value))
+    if limit_match is None:
         raise ValueError(
             f"{location}: {shown(limit_value)} is no bound; expected a number with a unit, such as {example_text}"
         )
-    if operator_fixed and bound_match[1]:
+    if operator_fixed and limit_match[1]:
         raise ValueError(
-            f"{location}: '{limit_value}'; expected a number without {bound_match[1]}, since the key says which side"
+            f"{location}: '{limit_value}'; expected a number without {limit_match[1]}, since the key says which side"
         )
-    unit_factor = UNITS[quantity_kind].get(bound_match[3].lower())
+    unit_factor = UNITS[quantity_kind].get(limit_match[3].lower())
     if unit_factor is None:
-        raise ValueError(f"{location}: '{bound_match[3]}' is no unit of it; expected a number such as {example_text}")
+        raise ValueError(f"{location}: '{limit_match[3]}' is no unit of it; expected a number such as {example_text}")
     return {
-        "operator": bound_match[1] or default_operator,
-        "value": exact_number(bound_match[2], location) * unit_factor,
+        "operator": limit_match[1] or default_operator,
+        "value": exact_number(limit_match[2], location) * unit_factor,
     }

@@ -426,9 +426,9 @@ def _training_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[di
     if run_settings.lora_rank is None:
         if run_settings.optimizer in (None, "adamw") and hardware.has_8bit_optimizers:
             costly_changes.append({"optimizer": "adamw-8bit", "optimizer_impl": None})
-        pure_precisions = {None: "bf16", "fp16-master": "fp16"}
-        if run_settings.precision in pure_precisions and run_settings.dtype is None:
-            costly_changes.append({"precision": pure_precisions[run_settings.precision]})
+        precision_without_master_weights = {None: "bf16", "fp16-master": "fp16"}
+        if run_settings.precision in precision_without_master_weights and run_settings.dtype is None:
+            costly_changes.append({"precision": precision_without_master_weights[run_settings.precision]})
         adapters = {"lora_rank": RANK, "lora_targets": (ALL_LINEAR,), "master_weights": None}
         costly_changes += [adapters, *([{**adapters, "base": "nf4"}] if hardware.stores_nf4 else [])]
     elif run_settings.base is None and hardware.stores_nf4:
@@ -445,27 +445,27 @@ LEAST_CAPABILITY_OF_AWQ = 7.5
 def _inference_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns changes that keep the results, and changes to narrower cache and weight formats of the usual stack."""
     run_settings, memory_use = model_memory.settings, model_memory.states
-    only_llama_cpp = usual_stack(hardware, model_memory) == LLAMA_CPP_STACK
+    is_llama_cpp = usual_stack(hardware, model_memory) == LLAMA_CPP_STACK
     cheap_changes: list[dict[str, Any]] = []
     if model_memory.attention != "flash":
         cheap_changes.append({"attn_implementation": "flash"})
     if run_settings.phase == "prefill" and run_settings.chunk is None and memory_use.workload.seq > CHUNK:
         cheap_changes.append({"chunk": CHUNK})
     costly_changes: list[dict[str, Any]] = []
-    if memory_use.kv_dtype in ("bfloat16", "float16", "float32") and (only_llama_cpp or hardware.runs_fp8_weights):
-        costly_changes.append({"kv_dtype": "q8_0" if only_llama_cpp else "fp8"})
+    if memory_use.kv_dtype in ("bfloat16", "float16", "float32") and (is_llama_cpp or hardware.runs_fp8_weights):
+        costly_changes.append({"kv_dtype": "q8_0" if is_llama_cpp else "fp8"})
     if run_settings.dtype is None:
-        has_kernels = {
-            "fp8": not only_llama_cpp and hardware.runs_fp8_weights,
+        has_kernels_by_scheme = {
+            "fp8": not is_llama_cpp and hardware.runs_fp8_weights,
             "q8_0": runs_llama_cpp(hardware),
             "q4_k_m": runs_llama_cpp(hardware),
-            "awq-int4-g128": not only_llama_cpp
+            "awq-int4-g128": not is_llama_cpp
             and float(hardware.compute_capability or LEAST_CAPABILITY_OF_AWQ) >= LEAST_CAPABILITY_OF_AWQ,
         }
         narrower_schemes = (
             scheme_name
-            for scheme_name, is_run in has_kernels.items()
-            if is_run and _is_narrower(model_memory, scheme_name)
+            for scheme_name, has_kernels in has_kernels_by_scheme.items()
+            if has_kernels and _is_narrower(model_memory, scheme_name)
         )
         costly_changes += [{"quantize": scheme_name} for scheme_name in narrower_schemes]
     return cheap_changes, costly_changes

@@ -255,8 +255,10 @@ def _hardware_option(
         return hardware_option
 
     for run_index, divided_run in enumerate(divided_runs):
-        lower_bounds = divided_run.lower_bounds(hardware, default_runtime)
-        too_many_bytes = next((byte_count for byte_count in lower_bounds if byte_count > hardware.capacity_bytes), None)
+        byte_lower_bounds = divided_run.lower_bounds(hardware, default_runtime)
+        too_many_bytes = next(
+            (byte_count for byte_count in byte_lower_bounds if byte_count > hardware.capacity_bytes), None
+        )
         if too_many_bytes is not None:
             too_large.append((too_many_bytes, run_index, divided_run))
         elif (hardware_option := try_run(run_index, divided_run)) is not None and hardware_option.fit.verdict == "fits":

@@ -247,7 +247,7 @@ def plan_of(
     global_batch: sequences per step; None for one micro-batch per accelerator, of at most a usual step (`step_size`).
     row_limit: number of layouts to replay on the allocator.
     layout_estimates: peak estimates of the model under that framework; default new ones.
-    suggests_nearest: see `LayoutOrder.plan`.
+    suggests_nearest: see `LayoutOrder.layout_order`.
     order_name: order of the layouts, by memory (default) or by time; None for time where it can be estimated.
     time_settings: (framework) → settings of time; None for those of its own stack.
     may_recompute: whether a plan by time tries more recomputation than the run's own; true by default.
@@ -322,7 +322,7 @@ def plan_of(
         memory_estimate = layout_estimates.with_recompute(recompute).estimates_as_configured
         return memory_estimate.exceeds(layout, micro_batch_count, is_too_large)
 
-    plan = LayoutOrder(
+    layout_order = LayoutOrder(
         layouts,
         hardware.capacity_bytes,
         lambda *layout_run: largest_rank(*layout_run)[0],
@@ -342,14 +342,14 @@ def plan_of(
         hardware,
         layout_request.devices,
         global_batch,
-        plan,
+        layout_order,
         layouts,
         row_limit,
         layout_times,
         untimed_reason,
         is_batch_assumed=is_batch_assumed,
     )
-    if plan.ended_early and not plan.feasible and not plan.unreplayed:
+    if layout_order.ended_early and not layout_order.feasible and not layout_order.unreplayed:
         raise ended_search_error(layout_plan)
     return layout_plan
 
@@ -502,7 +502,7 @@ class LayoutOrder:
         plan.refused = dict(layouts.refused)
         plan.ended_early |= UNTRIED in plan.refused
         if not (plan.feasible or plan.unreplayed or refused_candidates or too_large):
-            self._raise_commonest_reason(plan.refused)
+            self._raise_most_frequent_error(plan.refused)
         if refused_candidates or too_large:
             plan.refused[TOO_MUCH] = len(refused_candidates) + len(too_large)
         return plan
@@ -544,14 +544,14 @@ class LayoutOrder:
         except InputError as error:
             return error
 
-    def _raise_commonest_reason(self, counts_by_reason: Mapping[str, int]) -> None:
+    def _raise_most_frequent_error(self, counts_by_reason: Mapping[str, int]) -> None:
         """Raises the most frequent error against layouts, if all were tried and the error is not about group sizes."""
         if not counts_by_reason or UNTRIED in counts_by_reason:
             return
-        counted_reasons = {
+        counts_without_replicas = {
             reason: layout_count for reason, layout_count in counts_by_reason.items() if reason != NO_REPLICAS
         } or counts_by_reason
-        layout_error = self.layouts.errors.get(max(counted_reasons, key=counted_reasons.__getitem__))
+        layout_error = self.layouts.errors.get(max(counts_without_replicas, key=counts_without_replicas.__getitem__))
         if layout_error is not None and not isinstance(layout_error, ImpossibleLayout):
             raise layout_error
 

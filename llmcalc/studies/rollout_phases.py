@@ -83,14 +83,14 @@ class _Phases:
         self.engine = None if rollout.shares_weights else self._engine_memory(hardware)
         self.shared_budget = self._shared_budget(hardware.capacity_bytes) if rollout.shares_weights else 0
 
-    def _shared_budget(self, capacity_bytes: int) -> int:
+    def _shared_budget(self, device_capacity: int) -> int:
         """Returns the memory budget of an engine that shares its weights with training: a share of the device."""
         memory_shares = (
             memory_share
             for least_gib, memory_share in self.rollout.shares_by_capacity
-            if capacity_bytes >= least_gib << 30
+            if device_capacity >= least_gib << 30
         )
-        return int(next(memory_shares, self.rollout.flags["gpu_memory_utilization"]) * capacity_bytes)
+        return int(next(memory_shares, self.rollout.flags["gpu_memory_utilization"]) * device_capacity)
 
     def _engine_memory(self, hardware: Hardware) -> EngineMemory | None:
         """Returns the inference engine's memory on the device.
@@ -218,12 +218,14 @@ class _Phases:
         yield from self._trained_states(("weights",))
         yield from self._other_models()
         if "weights" not in rollout.offloaded:
-            frozen_terms = (
+            frozen_weight_terms = (
                 self._frozen_term(model_name, model)
                 for model_name, model in self._frozen_models()
                 if model.place == "host"
             )
-            yield from sorted(frozen_terms, key=lambda memory_term: -memory_term.bytes)[:1]  # one after the other
+            yield from sorted(frozen_weight_terms, key=lambda memory_term: -memory_term.bytes)[
+                :1
+            ]  # one after the other
         gathered_bytes = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]
         yield PhaseTerm("gathered_weights", max(0, gathered_bytes), "estimate", "the training's forward pass")
         row_count = rollout.sequences * rollout.logit_tokens

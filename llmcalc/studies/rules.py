@@ -93,7 +93,7 @@ def sizes(spec: ModelSpec) -> ModelSizes:
 
     Raises `ArithmeticError` for any model that is not a plain transformer.
     """
-    heads = keys = ffn_width = 0
+    heads = key_width = ffn_width = 0
     for _, layer, layer_count, _ in spec.main.groups():
         layer_widths = _layer_widths(layer, spec.hidden_size)
         if layer_widths is None:
@@ -102,8 +102,12 @@ def sizes(spec: ModelSpec) -> ModelSizes:
                 "in every layer"
             )
         a, d, f = layer_widths
-        heads, keys, ffn_width = heads + layer_count * a, keys + layer_count * a * d, ffn_width + layer_count * f
-    return ModelSizes(spec.hidden_size, spec.main.num_hidden_layers, heads, keys, ffn_width, spec.vocab_size)
+        heads, key_width, ffn_width = (
+            heads + layer_count * a,
+            key_width + layer_count * a * d,
+            ffn_width + layer_count * f,
+        )
+    return ModelSizes(spec.hidden_size, spec.main.num_hidden_layers, heads, key_width, ffn_width, spec.vocab_size)
 
 
 def kaplan_table_1(parameters: int, key_width: int, context_tokens: int) -> int:
@@ -117,7 +121,7 @@ def chinchilla_appendix_f(model_sizes: ModelSizes, seq: int) -> int:
     The terms are those of its text. The ratios to 6ND in its table A4 result without the embedding and the logits.
     """
     h, v, s = model_sizes.width, model_sizes.vocab, seq
-    embeddings = 2 * s * v * h
+    embedding_flops = 2 * s * v * h
     qkv_flops = 2 * 3 * s * h * model_sizes.keys  # key, query and value projections
     qkv_flops += 2 * s * s * model_sizes.keys  # key @ query logits
     qkv_flops += 3 * model_sizes.heads * s * s  # softmax
@@ -125,7 +129,7 @@ def chinchilla_appendix_f(model_sizes: ModelSizes, seq: int) -> int:
     qkv_flops += 2 * s * model_sizes.keys * h  # final linear
     dense_block = 2 * s * (h * model_sizes.feed_forward + h * model_sizes.feed_forward)
     logits = 2 * s * h * v
-    return embeddings + qkv_flops + dense_block + logits
+    return embedding_flops + qkv_flops + dense_block + logits
 
 
 def palm_appendix_b(parameters: int, key_width: int, seq: int) -> int:
@@ -173,10 +177,10 @@ RuleFields: TypeAlias = tuple[str, str, str, str, int, str]
 
 def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
     count_of_params = params(flop_count.spec, flop_count.include)
-    train, tokens = flop_count.workload.phase == "training", flop_count.tokens
-    flops_per_parameter = 6 if train else 2
-    for rule_key, rule_name, suffix, rule_source, parameters in _definitions_of_n(count_of_params):
-        formula, remark = f"{flops_per_parameter}N{suffix}", f"N = {parameters:,}"
+    is_training, tokens = flop_count.workload.phase == "training", flop_count.tokens
+    flops_per_parameter = 6 if is_training else 2
+    for rule_key, rule_name, name_suffix, rule_source, parameters in _definitions_of_n(count_of_params):
+        formula, remark = f"{flops_per_parameter}N{name_suffix}", f"N = {parameters:,}"
         yield (
             f"{rule_key}_{flops_per_parameter}n",
             rule_name,
@@ -187,7 +191,7 @@ def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
         )
     if _is_plain_transformer(flop_count.spec):
         context_tokens = flop_count.workload.context + flop_count.workload.seq
-        yield from _rules_with_attention(sizes(flop_count.spec), count_of_params, context_tokens, tokens, train)
+        yield from _rules_with_attention(sizes(flop_count.spec), count_of_params, context_tokens, tokens, is_training)
 
 
 KAPLAN, CHINCHILLA, PALM = "Kaplan 2020, Table 1", "Hoffmann 2022, appendix F", "Chowdhery 2022, appendix B"

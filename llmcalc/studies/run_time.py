@@ -198,7 +198,7 @@ class TimedRun:
         With low-rank adapters, the frozen weights have no gradients, so that a step has about 4ND in place of 6ND.
         """
         if self.plan is not None and self.plan.adapters is not None:
-            full_pass = RankPass(
+            whole_model_pass = RankPass(
                 self.sequences,
                 self.seq,
                 phase="training",
@@ -206,7 +206,7 @@ class TimedRun:
                 include=self.include,
                 adapters=self.plan.adapters,
             )
-            pass_work = rank_work(self.spec, full_pass)
+            pass_work = rank_work(self.spec, whole_model_pass)
             return int(pass_work.forward_flops + pass_work.backward_flops)
         workload = Workload(self.sequences, self.seq, self.context, phase=self.phase)
         run_config = RunConfig(workload, Counting(pairs), Execution())
@@ -481,8 +481,8 @@ class TrainingTimes:
         for layer in range(len(timed_pass.work.layer_kinds)):
             for is_backward, run_count in ((False, 1 + step_plan.recompute), (True, 1.0)):
                 kernels = timed_pass.layer_seconds(layer, backward=is_backward)
-                wait = host_wait(timed_pass, self.stack, layer, is_backward, kernels)
-                seconds += float(timed_pass.work.count(layer) * run_count * wait)
+                wait_seconds = host_wait(timed_pass, self.stack, layer, is_backward, kernels)
+                seconds += float(timed_pass.work.count(layer) * run_count * wait_seconds)
         return seconds
 
     def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
@@ -562,10 +562,12 @@ def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
         names.append("optimizer_impl")
     uncounted_work = "" if memory.states.optimizer is None else optimizer(memory.states.optimizer.name).uncounted_work
     work_of_optimizer = [f"{uncounted_work} (--optimizer {settings.optimizer})"] if uncounted_work else []
-    stated = [(name, getattr(settings, name)) for name in names if getattr(settings, name) != getattr(defaults, name)]
+    changed_settings = [
+        (name, getattr(settings, name)) for name in names if getattr(settings, name) != getattr(defaults, name)
+    ]
     return [
         option(name) if value is True else f"{option(name)} {value}"
-        for name, value in stated
+        for name, value in changed_settings
         if value and value != "eager"
     ] + work_of_optimizer
 

@@ -233,7 +233,7 @@ class ServeStudy:
             tuple(curves),
             tuple(points_at_limits),
             _pareto_front(curves),
-            _cheapest_index(points_at_limits, keeps_limits, traces),
+            _cheapest_server_index(points_at_limits, keeps_limits, traces),
             dict(reasons_against),
             tuple(keeps_limits),
             tuple(traces),
@@ -395,8 +395,8 @@ class ServeStudy:
     def _sized_by_rate(
         self, server: Server, replicas: int | None, concurrency_within_limits: int, rate: float
     ) -> tuple[Server, LoadPoint | None, str]:
-        most_requests_per_second = server.load(concurrency_within_limits).requests_per_second
-        sized_server = replace(server, replicas=replicas or math.ceil(rate / most_requests_per_second))
+        highest_request_rate = server.load(concurrency_within_limits).requests_per_second
+        sized_server = replace(server, replicas=replicas or math.ceil(rate / highest_request_rate))
         if sized_server.devices > MOST_DEVICES and replicas is None:
             return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
         load_point = sized_server.point_at_rate(rate)
@@ -405,8 +405,8 @@ class ServeStudy:
         return sized_server, load_point, self.limits.violated_limits(load_point.load)
 
 
-def _cheapest_index(
-    load_points: Sequence[LoadPoint | None], keeps_limits: Sequence[bool], traces: Sequence[TraceTimes]
+def _cheapest_server_index(
+    load_points: Sequence[LoadPoint | None], limit_flags: Sequence[bool], traces: Sequence[TraceTimes]
 ) -> ChosenServer | None:
     """Returns the server with the most output tokens per second and device, which is the cheapest at any price.
 
@@ -415,8 +415,8 @@ def _cheapest_index(
     """
     candidates = [
         (server_index, load_point)
-        for server_index, (load_point, keeps_limit) in enumerate(zip(load_points, keeps_limits, strict=True))
-        if load_point is not None and keeps_limit
+        for server_index, (load_point, is_within_limits) in enumerate(zip(load_points, limit_flags, strict=True))
+        if load_point is not None and is_within_limits
     ]
     if not candidates:
         return None
@@ -445,11 +445,13 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
     """
     option_name = engine.flags_by_option["--kv-dtype"]
     format_flag = next(format_flag for format_flag in engine.known_flags() if option_name in format_flag.names)
-    prefixes = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(kv_dtype, (kv_dtype,))
+    dtype_prefixes = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(
+        kv_dtype, (kv_dtype,)
+    )
     flag_word = next(
         (
             flag_text
-            for format_prefix in prefixes
+            for format_prefix in dtype_prefixes
             for flag_text in format_flag.words
             if flag_text.startswith(format_prefix)
         ),

@@ -519,8 +519,8 @@ def _spaced_widths(widths: range, limit: int) -> list[int]:
     if len(widths) <= limit:
         return list(widths)
     smallest_width, width_step = widths[0], widths.step
-    log_step = math.log(widths[-1] / smallest_width) / (limit - 1)
-    indices = (round(smallest_width * (math.exp(log_step * i) - 1) / width_step) for i in range(limit))
+    log_width_step = math.log(widths[-1] / smallest_width) / (limit - 1)
+    indices = (round(smallest_width * (math.exp(log_width_step * i) - 1) / width_step) for i in range(limit))
     return [widths[i] for i in dict.fromkeys(indices)]
 
 
@@ -533,9 +533,9 @@ def spread_evenly(
         return sorted_sizes
     log_ratios = [math.log(hidden_size / layers) for hidden_size, layers in sorted_sizes]
     selected_indices = {sorted_sizes.index(kept_size)} if kept_size in sorted_sizes else set()
-    log_span = log_ratios[-1] - log_ratios[0]
+    log_ratio_span = log_ratios[-1] - log_ratios[0]
     for i in range(row_count):
-        target_log = log_ratios[0] + log_span * i / max(row_count - 1, 1)
+        target_log = log_ratios[0] + log_ratio_span * i / max(row_count - 1, 1)
         nearest_index = min(range(len(sorted_sizes)), key=lambda size_index: abs(log_ratios[size_index] - target_log))
         if len(selected_indices) < row_count:
             selected_indices.add(nearest_index)

@@ -137,8 +137,8 @@ class MeasuredRun:
         from ..sources.hardware import find_hardware
 
         hardware = find_hardware(str(self.hardware))
-        rate = units.parse_count(str(self.tokens_per_second), "--tokens-per-second")
+        token_rate = units.parse_count(str(self.tokens_per_second), "--tokens-per-second")
         dtype = "bfloat16" if self.dtype is None else units.dtype(self.dtype)
         if self.dtype is None and dtype not in hardware.peak_flops and "float16" in hardware.peak_flops:
             dtype = "float16"
-        return utilization(model_count, kernel_count, hardware, self.devices or 1, dtype, rate)
+        return utilization(model_count, kernel_count, hardware, self.devices or 1, dtype, token_rate)

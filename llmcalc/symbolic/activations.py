@@ -253,9 +253,7 @@ class SavedSums:
                 self.layers.add(location)
             total_sum += self.by_location[location] * (node.repeat if is_layer else 1)
         total_sum += sum(
-            inner_width.pop(unclaimed_path)
-            for unclaimed_path in list(inner_width)
-            if unclaimed_path[: len(node_path)] == node_path
+            inner_width.pop(path_below) for path_below in list(inner_width) if path_below[: len(node_path)] == node_path
         )
         path_names = tuple(name for name, _ in node_path)
         return total_sum + sum(
@@ -267,17 +265,20 @@ def group_by_token(expression: Any) -> Any:
     """Gathers the terms that grow with tokens in one bracket: B·S·(…)."""
     import sympy
 
-    token = sequences_symbol() * keys_symbol()
+    token_factor = sequences_symbol() * keys_symbol()
     token_terms: list[Any] = []
-    other_terms: list[Any] = []
+    terms_without_tokens: list[Any] = []
     for summand in sympy.Add.make_args(sympy.expand(expression)):
-        per_token_term = summand / token
+        per_token_term = summand / token_factor
         (
-            other_terms if per_token_term.as_numer_denom()[1].has(sequences_symbol(), keys_symbol()) else token_terms
+            terms_without_tokens
+            if per_token_term.as_numer_denom()[1].has(sequences_symbol(), keys_symbol())
+            else token_terms
         ).append(per_token_term)
     token_sum = sympy.Add(*token_terms)
     return sympy.Add(
-        sequences_symbol() * keys_symbol() * token_sum, *(per_token_term * token for per_token_term in other_terms)
+        sequences_symbol() * keys_symbol() * token_sum,
+        *(per_token_term * token_factor for per_token_term in terms_without_tokens),
     )
 
 

@@ -79,9 +79,11 @@ def explain(
         sections = [replace(unfiltered, formulas=_nonzero_formulas(unfiltered.formulas)) for unfiltered in sections]
         sections.append(_section_of_node(formulas, formulas.root, quantity))
         return Explanation([unfiltered for unfiltered in sections if unfiltered.formulas], formulas, None)
-    found_sections = (_section_of_node(formulas, formula_node, quantity) for formula_node in formulas.find_nodes(query))
+    sections_of_nodes = (
+        _section_of_node(formulas, formula_node, quantity) for formula_node in formulas.find_nodes(query)
+    )
     sections = merge_sections(
-        replace(section, formulas=_remove_equal_forms(section.formulas)) for section in found_sections
+        replace(section, formulas=_remove_equal_forms(section.formulas)) for section in sections_of_nodes
     )
     if not sections and any(formula_node.optional in WITHOUT_FLOPS for formula_node in formulas.find_nodes(query)):
         raise InputError(f"--quantity {quantity}: of towers, parameters alone are counted; expected params")

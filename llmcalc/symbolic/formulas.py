@@ -171,11 +171,11 @@ class Formulas:
         self.include: frozenset[str] = include
         self.meanings: dict[Any, SymbolMeaning] = {}
         if self.has_symbols:
-            element_text = f"bytes of a cached element ({setting.dtype})"
+            cached_element_text = f"bytes of a cached element ({setting.dtype})"
             self.meanings = {
                 **self.symbolic.meanings,
                 keys_symbol(): SymbolMeaning(KEYS, "number of keys (= sequence length)", setting.seq),
-                bytes_symbol(): SymbolMeaning(ELEMENT_BYTES, element_text, Fraction(self._element_bits) / 8),
+                bytes_symbol(): SymbolMeaning(ELEMENT_BYTES, cached_element_text, Fraction(self._element_bits) / 8),
             }
 
         self._walks: dict[tuple[int, RunConfig | None], list[Place]] = {}
@@ -214,8 +214,8 @@ class Formulas:
             for node in formula_nodes[1:]:
                 if node.numeric_node.children:
                     components.setdefault(node.numeric_node.kind, node.path_names[-1][0])
-            known_names = components | {path_end: path_end for path_end in sorted(path_ends)}
-            suggestion = suggest(query, known_names) or f" Expected one of {', '.join(component_names)}."
+            known_node_names = components | {path_end: path_end for path_end in sorted(path_ends)}
+            suggestion = suggest(query, known_node_names) or f" Expected one of {', '.join(component_names)}."
             raise InputError(f"NODE: the model has no node '{query}'.{suggestion}")
         return exact_matches
 

@@ -133,13 +133,13 @@ class NodeTrackingEager(Eager):
         )
 
     def step(self, step: Step) -> None:
-        meter = self.graph.meter
-        outer_place, step_place = meter.place, self.location(self.frames[1:])
-        meter.place = (
+        memory_meter = self.graph.meter
+        outer_place, step_place = memory_meter.place, self.location(self.frames[1:])
+        memory_meter.place = (
             step_place._replace(path=(*step_place.path, _node_name_and_label(step))) if step.name else step_place
         )
         super().step(step)
-        meter.place = outer_place
+        memory_meter.place = outer_place
 
     def layer(self, frame: ModuleFrame, x: Tensor) -> Tensor:
         meter = self.graph.meter

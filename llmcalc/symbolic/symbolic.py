@@ -144,13 +144,13 @@ def symbolic(spec: ModelSpec) -> Symbolic:
     has_several_stacks = len(spec.stacks()) > 1
     for occurrence in _depth_size_occurrences(spec):
         stack = getattr(spec, occurrence.side)
-        layer_labels, layer_counts, suffix = (
+        layer_labels, layer_counts, label_suffix = (
             _layer_labels(stack),
             _layer_counts(stack, rank_model),
             _rank_suffix(rank_model),
         )
         labels_by_kind = {layer_name: layer_labels[layer_name] for layer_name in layer_counts}
-        depth_symbol = symbol(symbol_names[occurrence], occurrence.field + suffix, sum(layer_counts.values()))
+        depth_symbol = symbol(symbol_names[occurrence], occurrence.field + label_suffix, sum(layer_counts.values()))
         if len(labels_by_kind) == 1:
             groups[occurrence.side, next(iter(labels_by_kind))] = (depth_symbol, next(iter(labels_by_kind.values())))
             continue
@@ -161,7 +161,7 @@ def symbolic(spec: ModelSpec) -> Symbolic:
             groups[occurrence.side, layer_name] = (
                 symbol(
                     f"{base_name}_{labels_by_kind[layer_name]}",
-                    f"{DEPTH} ({labels_by_kind[layer_name]}){suffix}",
+                    f"{DEPTH} ({labels_by_kind[layer_name]}){label_suffix}",
                     layer_count,
                 ),
                 labels_by_kind[layer_name],
@@ -186,7 +186,9 @@ def _rank_suffix(rank: RankModel | None) -> str:
     return "" if rank is None or rank.layout.pp == 1 else " of this rank"
 
 
-def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Callable[[str, str, Number], Any]) -> Node:
+def _rank_in_symbols(
+    rank: RankModel, size_replacer: SizeReplacer, create_symbol: Callable[[str, str, Number], Any]
+) -> Node:
     """Returns the tree of one rank in symbols, computed with integers that remember their formulas."""
 
     def traced_size(occurrence: SizeOccurrence) -> Any:
@@ -198,7 +200,7 @@ def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Calla
     if layout.expert_tp == layout.tp:
         del layout_sizes["etp"]
     degrees: dict[str, Any] = {
-        size_name: SymbolicInt(n, symbol(size_name, GROUPS[size_name], n))
+        size_name: SymbolicInt(n, create_symbol(size_name, GROUPS[size_name], n))
         for size_name, n in layout_sizes.items()
         if n > 1
     }

@@ -248,10 +248,10 @@ class Replica:
 
     def _partial_load(self, concurrency: float) -> ServedLoad:
         """Returns the latencies at a concurrency below saturation, where some steps only decode."""
-        other_requests, further_steps = concurrency - 1, self.steps_after_first_token
+        concurrent_requests, further_steps = concurrency - 1, self.steps_after_first_token
         token_pass = self.decoding_pass(concurrency)
         step_seconds = float(token_pass.seconds)
-        if not other_requests:
+        if not concurrent_requests:
             tpot = step_seconds / self.tokens_per_step
             return ServedLoad(concurrency, self.requests.output, self.prompt_seconds, tpot, self.prompt_seconds)
         token_seconds_beside_prompts = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
@@ -267,12 +267,14 @@ class Replica:
         added_seconds, steps_per_prompt = extra_seconds(prompts_per_step), len(self.prompts_pass(1).timed_passes)
         prompt_seconds = self.prompt_seconds + steps_per_prompt * token_seconds_beside_prompts
         prompt_wait = max(
-            other_requests * added_seconds * prompt_seconds / (prompt_seconds + further_steps * step_seconds),
+            concurrent_requests * added_seconds * prompt_seconds / (prompt_seconds + further_steps * step_seconds),
             (prompts_per_step - 1) * added_seconds,
         )
-        tpot = (step_seconds + (other_requests * added_seconds - prompt_wait) / further_steps) / self.tokens_per_step
+        tpot = (
+            step_seconds + (concurrent_requests * added_seconds - prompt_wait) / further_steps
+        ) / self.tokens_per_step
         prompts_in_step = min(self.most_prompts, concurrency)
-        burst_wait = max(prompt_wait, (other_requests + prompts_in_step - 1) / 2 * extra_seconds(prompts_in_step))
+        burst_wait = max(prompt_wait, (concurrent_requests + prompts_in_step - 1) / 2 * extra_seconds(prompts_in_step))
         ttft, ttft_of_burst = prompt_seconds + prompt_wait, prompt_seconds + burst_wait
         return ServedLoad(concurrency, self.requests.output, ttft, tpot, ttft_of_burst)
 

@@ -115,10 +115,12 @@ class LinearizedRuns:
 
     def errors(self, factors: Iterable[float]) -> list[float]:
         """Returns the logarithm of estimated over measured seconds for each run."""
-        all_factors = tuple(factors)
+        factor_values = tuple(factors)
         return [
             math.log(
-                sum(factor * part_seconds for factor, part_seconds in zip(all_factors, seconds_by_factor, strict=True))
+                sum(
+                    factor * part_seconds for factor, part_seconds in zip(factor_values, seconds_by_factor, strict=True)
+                )
                 / seconds
             )
             for seconds_by_factor, seconds in zip(self.parts, self.measured, strict=True)
@@ -259,9 +261,9 @@ LEAST_LAYOUTS = 3
 """Measured layouts of one run from which its regret is known."""
 
 
-def _regret(layout_group: Sequence[tuple[float, float]], first_index: int) -> float:
-    chosen_indices = sorted(layout_group)[:first_index]
-    return min(seconds for _, seconds in chosen_indices) / min(seconds for _, seconds in layout_group) - 1
+def _regret(layout_group: Sequence[tuple[float, float]], choice_count: int) -> float:
+    fastest_estimates = sorted(layout_group)[:choice_count]
+    return min(seconds for _, seconds in fastest_estimates) / min(seconds for _, seconds in layout_group) - 1
 
 
 LEAST_RUNS = 3

@@ -194,8 +194,8 @@ class Device:
             network_time = 2 * (1 - ranks_in_domain / ranks) * bytes / (ranks_in_domain * network_rate)
         else:
             link_time = (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
-            ring_time = (1 - 1 / ranks) * maximum(bytes / link_rate, bytes / (ranks_in_domain * network_rate))
-            seconds = messages * self.latency + self._ring_seconds(ring_time, messages, ranks, domain_count)
+            ring_seconds = (1 - 1 / ranks) * maximum(bytes / link_rate, bytes / (ranks_in_domain * network_rate))
+            seconds = messages * self.latency + self._ring_seconds(ring_seconds, messages, ranks, domain_count)
             return choose(ranks <= 1, 0.0, choose(domain_count > 1, seconds, latency_in_domain + link_time))
         seconds = choose(
             domain_count > 1, messages * tree_latency + maximum(link_time, network_time), latency_in_domain + link_time
@@ -278,8 +278,10 @@ def accelerator_generation(hardware: Hardware) -> AcceleratorGeneration:
         for generation in known_generations
         if any(capability.startswith(f"{known_capability}.") for known_capability in generation.capabilities)
     )
-    with_this_vendor = (generation for generation in known_generations if hardware.vendor in generation.vendors)
-    return next(chain(with_this_name, with_this_capability, with_this_vendor), accelerator_generations()["default"])
+    generations_of_vendor = (generation for generation in known_generations if hardware.vendor in generation.vendors)
+    return next(
+        chain(with_this_name, with_this_capability, generations_of_vendor), accelerator_generations()["default"]
+    )
 
 
 def _evidence(hardware: Hardware, generation: AcceleratorGeneration) -> DeviceEvidence:

@@ -614,6 +614,6 @@ def _binomial(total_count: Number, selected_count: int) -> Number:
     return prod((total_count - factor_index) / (factor_index + 1) for factor_index in range(selected_count))
 
 
-def time_pass(work: RankWork, device: Device, time_stack: TimeStack, formats: NumberFormats) -> TimedPass:
+def time_pass(rank_work: RankWork, device: Device, time_stack: TimeStack, formats: NumberFormats) -> TimedPass:
     """Estimates the seconds of the kernels and messages of a rank's pass."""
-    return TimeEstimator(device, time_stack, formats, work.rank_pass).timed_pass(work)
+    return TimeEstimator(device, time_stack, formats, rank_work.rank_pass).timed_pass(rank_work)

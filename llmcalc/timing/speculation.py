@@ -48,7 +48,7 @@ class Speculation:
 
     def draft_seconds(
         self, spec: ModelSpec, device: Device, time_stack: TimeStack, batch: Number, cached_tokens: Number,
-        layout: Layout, formats: NumberFormats,
+        layout: Layout, number_formats: NumberFormats,
     ) -> float:  # fmt: skip
         """Returns the seconds in which a step's tokens are drafted. spec, formats: of the target model."""
         if self.draft is not None:
@@ -60,7 +60,7 @@ class Speculation:
 
         def kernel_seconds(extra_parts: frozenset[str]) -> float:
             decoding = rank_pass(time_stack, layout, batch, 1, cached_tokens, "decode", extra_parts)
-            return float(forward_pass(spec, device, time_stack, decoding, formats).parts["kernels"])
+            return float(forward_pass(spec, device, time_stack, decoding, number_formats).parts["kernels"])
 
         return self.tokens * (kernel_seconds(frozenset({"mtp"})) - kernel_seconds(frozenset()))
 

@@ -480,12 +480,14 @@ def _group_messages(
     weights = WEIGHT_BYTES * (parameters if step_plan.zero == 3 else trained_params)
     weight_seconds = device.message_seconds("all_gather", shard_ranks, weights, rank_stride, messages=bucket_count)
     reduction_kind: CollectiveKind = "all_reduce" if time_stack.reduces_all and step_plan.zero < 3 else "reduce_scatter"
-    shard_seconds = device.message_seconds(reduction_kind, shard_ranks, gradients, rank_stride, messages=bucket_count)
-    replica_seconds = device.message_seconds(
+    shard_reduction_seconds = device.message_seconds(
+        reduction_kind, shard_ranks, gradients, rank_stride, messages=bucket_count
+    )
+    replica_reduction_seconds = device.message_seconds(
         "all_reduce", step_plan.replicas, gradients / shard_ranks, shard_ranks * rank_stride, messages=bucket_count
     )
     gather_count = step_plan.micro_batches * (2 if step_plan.reshard else 1) if step_plan.zero == 3 else 1
-    reduction_seconds = reduce_count * (shard_seconds + replica_seconds)
+    reduction_seconds = reduce_count * (shard_reduction_seconds + replica_reduction_seconds)
     return gather_count * weight_seconds, reduction_seconds, trained_params / shard_ranks
 
 
@@ -534,11 +536,13 @@ def training_steps(
     for tp in numpy.unique(plan_columns["tp"]):
         is_this_size = plan_columns["tp"] == tp
         sizes_of_runs = {
-            name: column[is_this_size].astype(float) for name, column in plan_columns.items() if name != "tp"
+            size_name: column[is_this_size].astype(float)
+            for size_name, column in plan_columns.items()
+            if size_name != "tp"
         }
         plans_of_tp = replace(step_plan, tp=int(tp), **sizes_of_runs)
-        size_names = [name for name in ("ep", "cp", "micro_batch") if name in sizes_of_runs]
-        distinct_sizes, size_index = _distinct_rows([sizes_of_runs[name] for name in size_names])
+        size_names = [size_name for size_name in ("ep", "cp", "micro_batch") if size_name in sizes_of_runs]
+        distinct_sizes, size_index = _distinct_rows([sizes_of_runs[size_name] for size_name in size_names])
         plan_of_sizes = replace(step_plan, tp=int(tp), **dict(zip(size_names, distinct_sizes, strict=True)))
         timed_pass = time_pass(
             rank_work(spec, plan_of_sizes.rank_pass(time_stack)), device, time_stack, NumberFormats(step_plan.dtype)

@@ -96,8 +96,8 @@ class StepSeconds:
 
         sequences: most sequences of a batch. longest_request: its tokens. mean_input: tokens of a usual prompt.
         """
-        usual_prompt = max(1, mean_input)
-        context_lengths = sorted({0, usual_prompt, max(usual_prompt + 1, longest_request)})
+        mean_prompt = max(1, mean_input)
+        context_lengths = sorted({0, mean_prompt, max(mean_prompt + 1, longest_request)})
         most_tokens = min(replica.step_tokens or longest_request, max(longest_request, mean_input), MOST_PROMPT_SIZES)
         time_batch = cache(replica.batch_pass)
 

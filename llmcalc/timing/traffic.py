@@ -37,7 +37,7 @@ class Traffic:
         return self.flops / self.seconds
 
 
-def kernel_traffic(work: RankWork, time_estimator: TimeEstimator) -> Iterator[tuple[str, Traffic]]:
+def kernel_traffic(rank_work: RankWork, time_estimator: TimeEstimator) -> Iterator[tuple[str, Traffic]]:
     """Yields the kernels of an inference pass that compute products, each with the node's path.
 
     Bytes are those that the estimate prices, without the losses of the device and of its software.
@@ -47,8 +47,8 @@ def kernel_traffic(work: RankWork, time_estimator: TimeEstimator) -> Iterator[tu
     lossless_link = replace(
         time_estimator, device=device, stack=time_estimator.stack.model_copy(update={"expert_weights": 1.0})
     )
-    for kernel in work.kernels:
-        run_count = float(kernel.times * work.count(kernel.layer))
+    for kernel in rank_work.kernels:
+        run_count = float(kernel.times * rank_work.count(kernel.layer))
         flops = run_count * float(kernel.flops[0])
         if not flops:
             continue

@@ -245,13 +245,13 @@ class WorkRecorder(Placements):
                 self._record_elementwise_group()
                 self._add_kernel("elementwise", "dropout", moved_elements=(2 * self._elements(operation.outs[0]),) * 2)
             return
-        lowering = getattr(self, f"_lower_{operation.verb}", None)
-        if lowering is None and (operation.op is None or "forward_flops" not in operation.op.effects):
+        lowering_method = getattr(self, f"_lower_{operation.verb}", None)
+        if lowering_method is None and (operation.op is None or "forward_flops" not in operation.op.effects):
             if operation.outs and not operation.outs[0].fixed and not self._is_inside_attention(operation):
                 self._add_elementwise_step(operation)  # masks and angles are computed once per pass, or inside kernels
             return
         self._record_elementwise_group()
-        (lowering or self._add_operation)(operation)
+        (lowering_method or self._add_operation)(operation)
 
     def _runs_step(self, operation: Step) -> bool:
         """Whether the pass runs a step; for example, decoding does not run the encoder again."""

@@ -127,10 +127,10 @@ def _match_fused_group(
         )
     position = {id(expected_tensor): tensor_index for tensor_index, expected_tensor in enumerate(unmatched_tensors)}
     for tensor, shape in remaining_tensors:
-        name_words = set(tensor.name.split("."))
+        words_of_name = set(tensor.name.split("."))
         tensors_with_last_word = (
             expected_tensor
-            for name_word in name_words
+            for name_word in words_of_name
             for expected_tensor in tensors_by_last_word.get((name_word, len(shape)), ())[:1]
         )
         closest_tensor = min(

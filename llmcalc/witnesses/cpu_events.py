@@ -142,7 +142,9 @@ class CpuEvents:
 
 def outermost_kernel(operations: list[Any]) -> Any | None:
     """Returns the outermost of nested operations that is a kernel; None without a kernel."""
-    return next((operation for operation in operations if _is_kernel(operation.name)), None)
+    return next(
+        (enclosing_operation for enclosing_operation in operations if _is_kernel(enclosing_operation.name)), None
+    )
 
 
 def read_events(profile: Any, kernel_of: Callable[[list[Any]], Any | None] = outermost_kernel) -> CpuEvents:

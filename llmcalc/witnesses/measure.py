@@ -114,16 +114,18 @@ def copy_to_repeats(measured_values: dict[str, int], repeats: dict[str, str]) ->
 
     repeats: their paths by skipped path.
     """
-    completed_values = dict(measured_values)
+    values_of_all_repeats = dict(measured_values)
     for module_path, measured_path in repeats.items():
         for name, measured_count in measured_values.items():
             if name == measured_path or name.startswith(measured_path + "."):
-                completed_values[module_path + name[len(measured_path) :]] = measured_count
+                values_of_all_repeats[module_path + name[len(measured_path) :]] = measured_count
         parent_path = module_path
         while parent_path:
             parent_path = parent_path.rpartition(".")[0]
-            completed_values[parent_path] = completed_values.get(parent_path, 0) + measured_values.get(measured_path, 0)
-    return completed_values
+            values_of_all_repeats[parent_path] = values_of_all_repeats.get(parent_path, 0) + measured_values.get(
+                measured_path, 0
+            )
+    return values_of_all_repeats
 
 
 def module_names(module: nn.Module) -> frozenset[str]:

@@ -361,24 +361,26 @@ class InferenceBytes(NamedTuple):
 
 def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = STEPS) -> TrainingBytes:
     """Simulates training steps, counted like a torch dispatch mode. step_count: 2, or 1 for the first step only."""
-    meter = Meter()
-    steps_run = TrainingRun(spec, training, memory_meter=meter)
+    memory_meter = Meter()
+    steps_run = TrainingRun(spec, training, memory_meter=memory_meter)
     steps_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     steps_run.set_up()
-    set_up, bytes_of_steps = meter.now, []
+    set_up, bytes_of_steps = memory_meter.now, []
     for _ in range(step_count):
-        meter.peaks = {}
+        memory_meter.peaks = {}
         live_bytes, saved_bytes = 0, None
         for _ in range(training.microbatches):
             steps_run.next_batch()
             loss = steps_run.forward()
-            live_bytes = meter.now
+            live_bytes = memory_meter.now
             saved_bytes = _saved_bytes(steps_run, loss)
             steps_run.backward(loss)
             del loss
         steps_run.update()
         steps_run.zero_grad()
-        bytes_of_steps.append(StepBytes(**peaks_by_phase(meter), after=meter.now, live=live_bytes, saved=saved_bytes))
+        bytes_of_steps.append(
+            StepBytes(**peaks_by_phase(memory_meter), after=memory_meter.now, live=live_bytes, saved=saved_bytes)
+        )
     return TrainingBytes(set_up, bytes_of_steps[0], bytes_of_steps[-1])
 
 
@@ -390,9 +392,9 @@ def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str
     meter, gradient_sums = Meter(), GradientSums()
     training_run = TrainingRun(spec, training, memory_meter=meter)
 
-    def add_sum(byte_count: Number, in_place: bool) -> None:
+    def add_sum(byte_count: Number, is_in_place: bool) -> None:
         nonlocal gradient_sums
-        gradient_sums = gradient_sums.plus_sum(byte_count, in_place)
+        gradient_sums = gradient_sums.plus_sum(byte_count, is_in_place)
 
     training_run.set_up()
     weight_bytes = meter.by_kind["weights"]

@@ -239,13 +239,15 @@ class _Search:
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Finds the modules of a node's repeats by index in a module list, or in several lists of one length."""
         member_lists = [self._members_of_list(list_path) for list_path in list_paths]
-        has_equal_lists = len({len(members) for members in member_lists}) == 1
+        has_equal_lists = len({len(repeat_modules) for repeat_modules in member_lists}) == 1
         for i in indices:
-            members = tuple(
-                members[i] for members in member_lists[: None if has_equal_lists else 1] if i < len(members)
+            repeat_modules = tuple(
+                repeat_modules[i]
+                for repeat_modules in member_lists[: None if has_equal_lists else 1]
+                if i < len(repeat_modules)
             )
-            if members:
-                yield f"{module_path}.{i}", members
+            if repeat_modules:
+                yield f"{module_path}.{i}", repeat_modules
 
     def _members_of_list(self, list_path: str) -> list[str]:
         """Returns the modules of a module list, without placeholders that have no modules (Zamba 2)."""

@@ -107,10 +107,12 @@ def _result_description(call_result: Any) -> Any:
     return [None if tensor is None else _result_description(tensor) for tensor in call_result]
 
 
-def _new_tensors(description: Any) -> Any:
-    if isinstance(description, list):
-        return tuple(None if nested_element is None else _new_tensors(nested_element) for nested_element in description)
-    shape, strides, dtype = description
+def _new_tensors(result_description: Any) -> Any:
+    if isinstance(result_description, list):
+        return tuple(
+            None if nested_element is None else _new_tensors(nested_element) for nested_element in result_description
+        )
+    shape, strides, dtype = result_description
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 

@@ -187,7 +187,7 @@ def _checks(
 ) -> Iterator[Check]:
     tree, model_type, witness = spec.tree(), text_model_of(config)[2], f"transformers/{config['model_type']}"
     params = tensors(model, [module_path for node_modules in modules.values() for module_path in node_modules.modules])
-    towers = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
+    towers_without_flops = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
 
     def compare_with_class(
         quantity: str,
@@ -217,7 +217,7 @@ def _checks(
     yield Check(
         "model",
         "parameters",
-        class_total(model_type, "parameters", total_params_of, spec, include=towers),
+        class_total(model_type, "parameters", total_params_of, spec, include=towers_without_flops),
         params.get("", 0) - uncounted_params,
         witness,
     )

@@ -122,17 +122,17 @@ def replace_attention(module: nn.Module, kernel_choices: KernelChoices) -> None:
     for module_name, submodule in module.named_modules():
         parent_name = module_name.rpartition(".")[0]
         if is_attention_core(module_name):
-            owner: Any = module.get_submodule(parent_name)
-            causal = getattr(owner, "causal", True) and not getattr(owner, "cross", False)
+            parent_module: Any = module.get_submodule(parent_name)
+            causal = getattr(parent_module, "causal", True) and not getattr(parent_module, "cross", False)
             kernels: dict[str, Callable[..., Any]] = {
                 "flash": flash_attention,
                 "sdpa": partial(scaled_dot_product, kernel_choices.capability),
             }
             submodule.forward = partial(kernels.get(kernel_choices.attention, sdpa_math), causal)
-            if getattr(getattr(owner, "spec", None), "indexer", None) is not None:
-                keep_attention_masks(owner)
-            if hasattr(owner, "_mask_and_bias"):
-                owner._mask_and_bias = lambda *_: (None, None)
+            if getattr(getattr(parent_module, "spec", None), "indexer", None) is not None:
+                keep_attention_masks(parent_module)
+            if hasattr(parent_module, "_mask_and_bias"):
+                parent_module._mask_and_bias = lambda *_: (None, None)
 
 
 def is_attention_core(name: str) -> bool:

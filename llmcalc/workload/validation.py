@@ -41,15 +41,15 @@ SPELLED = {"train": "training"}
 """Other spellings of words that options take."""
 
 
-def one_of(option_name: str, option_value: Any, accepted_values: Any) -> Any:
+def one_of(option_name: str, option_value: Any, literal_type: Any) -> Any:
     """Returns the word of a `Literal` type that a value spells.
 
     Raises `InputError`, naming the option, for any other value.
     """
-    accepted_words: Sequence[str] = get_args(accepted_values)
-    spelled_value = SPELLED.get(option_value, option_value) if isinstance(option_value, str) else option_value
-    if spelled_value not in accepted_words:
+    accepted_words: Sequence[str] = get_args(literal_type)
+    usual_word = SPELLED.get(option_value, option_value) if isinstance(option_value, str) else option_value
+    if usual_word not in accepted_words:
         suggestion = suggest(option_value, list(accepted_words)) if isinstance(option_value, str) else ""
         expected_text = f"expected one of {', '.join(accepted_words)}.{suggestion}".rstrip(".")
         raise InputError(f"{option_name}: {shown(option_value)} is not known; {expected_text}")
-    return spelled_value
+    return usual_word

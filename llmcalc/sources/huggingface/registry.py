@@ -481,8 +481,8 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     if family.is_decoder:
         text_fields["architectures"] = [causal_class(text_type, f"{section_name}.", config_data)]
     if text_type in FILE_OF and isinstance(text_section.get(family_of(text_type).text_section), dict):
-        path, fields_below, text_type = text_model_of({**text_fields, "model_type": text_type})
-        return f"{section_name}.{path}", fields_below, text_type
+        path, inner_fields, text_type = text_model_of({**text_fields, "model_type": text_type})
+        return f"{section_name}.{path}", inner_fields, text_type
     return f"{section_name}.", text_fields, text_type
 
 

@@ -201,8 +201,8 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
 
 def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, field_names: list[str]) -> None:
     """Sets each config field with a value in the model, except nulls that equal the class's default."""
-    other_names = {} if family.has_older_aliases else family.aliases
-    for field in (other_names.get(field, field) for field in field_names):
+    field_aliases = {} if family.has_older_aliases else family.aliases
+    for field in (field_aliases.get(field, field) for field in field_names):
         try:
             field_value = _value_of_field(family, field, config_values)
         except NOT_THERE:

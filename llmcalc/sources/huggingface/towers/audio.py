@@ -166,11 +166,11 @@ def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Ta
     config.require("depthwise_separable_out_channel", hidden)
     if reduction % 2:
         raise config.error("time_reduction", reduction, "an even number")
-    pitch_count = config.size("input_size")
+    mel_bin_count = config.size("input_size")
     for _ in range(reduction.bit_length() - 1):
-        pitch_count = (pitch_count - 1) // 2 + 1
+        mel_bin_count = (mel_bin_count - 1) // 2 + 1
     if config.has("nemo_final_size"):
-        config.require("nemo_final_size", pitch_count)
+        config.require("nemo_final_size", mel_bin_count)
     first_conv = {"channels": config.size("nemo_conv_channels"), "bias": True}
     halving_convolutions = [first_conv, *({**first_conv, "separable": True} for _ in range(reduction.bit_length() - 2))]
     subsampling = {

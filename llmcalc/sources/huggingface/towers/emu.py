@@ -38,16 +38,20 @@ def _read_emu3(root_config: Config, config: Config, text_width: int) -> Table:
     base_channels, channel_multipliers = _read_channels(config)
     attended_levels = _read_numbers(config, "attn_resolutions", minimum=0)
     hidden = config.size("hidden_size")
-    for level in {
-        *(level for level in attended_levels if level < len(channel_multipliers)),
+    for channel_level in {
+        *(channel_level for channel_level in attended_levels if channel_level < len(channel_multipliers)),
         len(channel_multipliers) - 1,
     }:
-        if base_channels * channel_multipliers[level] != hidden:
+        if base_channels * channel_multipliers[channel_level] != hidden:
             raise config.error(
-                "hidden_size", hidden, f"{base_channels * channel_multipliers[level]}, the channels of level {level}"
+                "hidden_size",
+                hidden,
+                f"{base_channels * channel_multipliers[channel_level]}, the channels of level {channel_level}",
             )
     tokenizer = _tokenizer(config, base_channels, channel_multipliers) | {
-        "attn_resolutions": [level for level in attended_levels if level < len(channel_multipliers)],
+        "attn_resolutions": [
+            channel_level for channel_level in attended_levels if channel_level < len(channel_multipliers)
+        ],
         "attention": self_attention(config, **biases(True, *QKVO)),
         "codebook_size": config.size("codebook_size"),
         "temporal_levels": int(log2(config.size("temporal_downsample_factor"))),
@@ -60,11 +64,14 @@ def _read_emu3(root_config: Config, config: Config, text_width: int) -> Table:
 def _read_channels(config: Config) -> tuple[int, list[int]]:
     """Reads the channels of the first level and their multiples in all levels."""
     config.require("double_latent", False)
-    base_channels, multiples = config.size("base_channels"), _read_numbers(config, "channel_multiplier", minimum=1)
-    for multiplier in multiples:
+    base_channels, channel_multiples = (
+        config.size("base_channels"),
+        _read_numbers(config, "channel_multiplier", minimum=1),
+    )
+    for multiplier in channel_multiples:
         if base_channels * multiplier % GROUPS:
             raise config.error("channel_multiplier", multiplier, f"a number that makes a multiple of {GROUPS} channels")
-    return base_channels, multiples
+    return base_channels, channel_multiples
 
 
 def _tokenizer(config: Config, base_channels: int, channel_multipliers: list[int]) -> Table:

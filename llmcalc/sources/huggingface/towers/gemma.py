@@ -114,9 +114,9 @@ def _read_gemma4_audio(root_config: Config, config: Config, text_width: int) -> 
     }
     output_width, activation = config.size("output_proj_dims"), config.choice(ACTIVATIONS, "hidden_act")
     clamp_count = 4 * 10 if config.flag("use_clipped_linears") else 0
-    audio = {"type": "recording", **GEMMA4_FRAMES}
+    audio_input = {"type": "recording", **GEMMA4_FRAMES}
     tower = _conformer_encoder(
-        config, "", activation, subsampling, output_size=output_width, clamps=clamp_count, audio=audio
+        config, "", activation, subsampling, output_size=output_width, clamps=clamp_count, audio=audio_input
     )
     unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     return {

@@ -16,7 +16,7 @@ WINDOW, HOP = 160, 320
 
 def _read_granite_speech(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Granite Speech, whose Q-Former may read the outputs of further layers beside the last one's."""
-    joined_layers = 1 + _count_of_joined_layers(config)
+    concatenated_layers = 1 + _count_of_concatenated_layers(config)
     hidden_size, heads, window = config.size("hidden_dim"), config.size("num_heads"), root_config.size("window_size")
     query_count = root_config.quotient("downsample_rate", window, root_config.size("downsample_rate"))
     head_dim = config.optional_size("dim_head") or config.quotient("num_heads", hidden_size, heads)
@@ -37,15 +37,15 @@ def _read_granite_speech(root_config: Config, config: Config, text_width: int) -
         "labels": config.size("output_dim"),
         "audio": {**audio_rule, "tokens_at_once": query_count},
     }
-    feature_width = joined_layers * hidden_size
+    feature_width = concatenated_layers * hidden_size
     qformer = _qformer(root_config.section("projector_config", QFORMER), feature_width, query_count, window, config)
     linear_layer = projector(
-        feature_width, (text_width, True, "identity"), resampler=qformer, encoder_layers=joined_layers
+        feature_width, (text_width, True, "identity"), resampler=qformer, encoder_layers=concatenated_layers
     )
     return {"audio_encoder": tower, "projector": linear_layer}
 
 
-def _count_of_joined_layers(config: Config) -> int:
+def _count_of_concatenated_layers(config: Config) -> int:
     """Returns the number of encoder layers whose outputs are concatenated to the last layer's output."""
     if not config.has("cat_hidden_layers"):
         return 0

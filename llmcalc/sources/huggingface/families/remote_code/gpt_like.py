@@ -38,10 +38,10 @@ from ...parts import (
 from ..gpt.gpt import full_width_heads, plain_ffn
 
 
-def _gpt_decoder(config: Config, mixer: Table, ffn: Table, head: Table | None = None, **block: Any) -> Table:
+def _gpt_decoder(config: Config, mixer: Table, ffn: Table, head: Table | None = None, **block_fields: Any) -> Table:
     """Returns a decoder of layers with LayerNorm before each sublayer."""
     norm = layernorm(config.number("layer_norm_epsilon"))
-    layer = {"attention": mixer, "feed_forward": ffn, "norm": norm, "norm_placement": "pre", **block}
+    layer = {"attention": mixer, "feed_forward": ffn, "norm": norm, "norm_placement": "pre", **block_fields}
     return decoder(config, layer, norm, head)
 
 

@@ -95,13 +95,13 @@ def _attention_mixers(config: Config, depth: int) -> _Mixers:
     """Returns Kimi delta attention, latent attention, and each layer's kind of attention."""
     linear_config = linear_attention_config(config, {"gate_lower_bound": None, "use_full_rank_gate": False})
     stated_bound = linear_config.get("gate_lower_bound")
-    bound_fields: Table = {}
+    lower_bound_fields: Table = {}
     if stated_bound is not None:
-        bound_fields = {"kda_lower_bound": linear_config.number("gate_lower_bound", minimum=-1000.0)}
-        if bound_fields["kda_lower_bound"] >= 0:
+        lower_bound_fields = {"kda_lower_bound": linear_config.number("gate_lower_bound", minimum=-1000.0)}
+        if lower_bound_fields["kda_lower_bound"] >= 0:
             raise linear_config.error("gate_lower_bound", stated_bound, "a number below 0")
     linear_attention = kda(
-        config, linear_config, full_rank_output_gate=linear_config.flag("use_full_rank_gate"), **bound_fields
+        config, linear_config, full_rank_output_gate=linear_config.flag("use_full_rank_gate"), **lower_bound_fields
     )
     output_gate: Table = {"output_gate": {"per": "element"}} if config.flag("mla_use_output_gate") else {}
     full_attention = latent_attention(config, mla_use_nope=config.flag("mla_use_nope"), **output_gate)
