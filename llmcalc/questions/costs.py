@@ -8,7 +8,7 @@ from typing import Any
 from ..costs.context_length import learned_positions, longest_sequence
 from ..errors import InputError
 from ..reports.answer import ReportedAnswer
-from ..studies.cost import Cost, RunCost, with_lost_time
+from ..studies.cost import Cost, RunCost, add_lost_time
 from ..studies.step_size import default_batch, is_pretraining, usual_batch
 from ..timing.spread import RangedAmount
 from ..workload.setting import declared, option
@@ -81,7 +81,7 @@ def _training_cost(run: RunQuestion, options: CostOptions, watts: float | None, 
         assert layout_plan.times is not None
         step_seconds = seconds.amount
         time_estimate = {"range": seconds, "stack_title": layout_plan.times.stack.title, "plan": layout_plan}
-        run_seconds = with_lost_time(step_seconds.scaled_by(step_count), devices)
+        run_seconds = add_lost_time(step_seconds.scaled_by(step_count), devices)
     return RunCost(
         Cost(run_seconds, devices, watts, hourly_price),
         options.tokens,

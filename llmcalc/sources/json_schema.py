@@ -104,17 +104,20 @@ def _with_references(schema: Any) -> Any:
         return schema
     if schema.get("type") == "null":
         return {"const": NONE}
-    referenced = {
+    schema_with_references = {
         schema_key: _with_references(schema_value)
         for schema_key, schema_value in schema.items()
         if schema_key not in (PARTS, "default")
     }
     if PARTS in schema:
         class_references = [{"$ref": f"#/$defs/{class_name}"} for class_name in schema[PARTS]]
-        return {**referenced, **(class_references[0] if len(class_references) == 1 else {"anyOf": class_references})}
+        return {
+            **schema_with_references,
+            **(class_references[0] if len(class_references) == 1 else {"anyOf": class_references}),
+        }
     if isinstance(default := schema.get("default"), str | int | float | bool):
-        referenced["default"] = default
-    return referenced
+        schema_with_references["default"] = default
+    return schema_with_references
 
 
 def _partial_schema(schema: Any) -> Any:

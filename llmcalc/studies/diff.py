@@ -151,14 +151,14 @@ def _changed_fields(earlier_preset: Preset | None, later_preset: Preset | None) 
     """Yields the changed fields by their path in a native description; None for a field that is not set."""
     if earlier_preset is None or later_preset is None:
         return
-    descriptions = [
+    fields_of_presets = [
         dict(_flatten_fields(preset_description(preset)["model"])) for preset in (earlier_preset, later_preset)
     ]
     old_fields, new_fields = (
         _with_default_head_sizes(dict(_flatten_fields(preset.model.model_dump())) | set_fields)
-        for preset, set_fields in zip((earlier_preset, later_preset), descriptions, strict=True)
+        for preset, set_fields in zip((earlier_preset, later_preset), fields_of_presets, strict=True)
     )  # with defaults too, which a description leaves out
-    for field_path in dict.fromkeys([*descriptions[0], *descriptions[1]]):
+    for field_path in dict.fromkeys([*fields_of_presets[0], *fields_of_presets[1]]):
         if old_fields.get(field_path) != new_fields.get(field_path):
             yield FieldChange(field_path, old_fields.get(field_path), new_fields.get(field_path))
     if earlier_preset.dtype != later_preset.dtype:

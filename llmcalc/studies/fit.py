@@ -189,7 +189,7 @@ def largest_fitting_number(
                 stored_bytes, stored_bytes(known_fitting) - excess_bytes(known_fitting), first_number, maximum
             )
         high_number = max(low_number + 1, min(first_number // size_step * size_step, maximum))
-        tries_next = is_predicted
+        is_next_number_tried = is_predicted
         while excess_bytes(high_number) <= 0:
             low_number = high_number
             if low_number == maximum:
@@ -198,7 +198,10 @@ def largest_fitting_number(
             next_high = (
                 max(low_number + size_step if is_predicted else 2 * low_number, next_high) // size_step * size_step
             )
-            high_number, tries_next = min(maximum, low_number + 1 if tries_next else next_high), False
+            high_number, is_next_number_tried = (
+                min(maximum, low_number + 1 if is_next_number_tried else next_high),
+                False,
+            )
     first_fitting, guess_count = low_number, 0
     while high_number - low_number > 1:
         if high_number > NEAR * low_number and not is_predicted:
@@ -206,7 +209,7 @@ def largest_fitting_number(
         else:
             candidate_number = max(
                 low_number + 1,
-                min(high_number - 1, _next_number(excess_by_value, low_number, high_number, guess_count)),
+                min(high_number - 1, _next_trial_number(excess_by_value, low_number, high_number, guess_count)),
             )
         if high_number - low_number > size_step:
             candidate_number = max(low_number + 1, candidate_number // size_step * size_step)
@@ -226,7 +229,7 @@ NEAR = 4
 """Largest ratio of a bracket's ends at which it is searched by linear interpolation."""
 
 
-def _next_number(
+def _next_trial_number(
     excess_by_value: Mapping[int, int], highest_fitting: int, lowest_too_large: int, trial_number: int
 ) -> int:
     """Returns the next number to try, between the largest fitting and the smallest failing number.

@@ -236,7 +236,7 @@ def _largest_number(
     interpolated between two of these numbers. If an interpolated number does not fit, its missing bytes are kept free
     in the next attempt, and twice as many after another failure.
     """
-    model_memory, framework, capacity = (
+    model_memory, framework, capacity_bytes = (
         devices_question.estimates.memory,
         devices_question.estimates.framework,
         devices_question.hardware.capacity_bytes,
@@ -249,7 +249,7 @@ def _largest_number(
             best_candidate.layout, micro_batches
         )[0]
 
-    fitting_point, too_large, margin = (
+    fitting_point, too_large_point, margin_bytes = (
         (start_size, best_candidate.device_bytes - tensor_bytes(start_size)),
         (start_size, 0),
         0,
@@ -257,31 +257,36 @@ def _largest_number(
 
     def needed_bytes(candidate_size: int) -> int:
         allocator_overhead, size_distance = fitting_point[1], max(0, candidate_size - fitting_point[0])
-        if too_large[0] > fitting_point[0]:
+        if too_large_point[0] > fitting_point[0]:
             allocator_overhead += (
-                (too_large[1] - allocator_overhead) * size_distance // (too_large[0] - fitting_point[0])
+                (too_large_point[1] - allocator_overhead) * size_distance // (too_large_point[0] - fitting_point[0])
             )
-        return tensor_bytes(candidate_size) + allocator_overhead + margin
+        return tensor_bytes(candidate_size) + allocator_overhead + margin_bytes
 
-    replays = 0
-    while (replays < REPLAYS and not devices_question.budget.is_spent()) or fitting_point[0] == start_size:
+    replay_count = 0
+    while (replay_count < REPLAYS and not devices_question.budget.is_spent()) or fitting_point[0] == start_size:
         largest_size = size_unit * largest_fitting_number(
             lambda number: needed_bytes(size_unit * number),
-            capacity,
+            capacity_bytes,
             max(1, start_size // size_unit),
             maximum // size_unit,
         )
         if largest_size <= fitting_point[0]:
             break
-        tensors = tensor_bytes(largest_size)
+        largest_tensor_bytes = tensor_bytes(largest_size)
         candidate_run = model_memory.with_(num_microbatches=micro_batches, **{setting_name: largest_size})
-        device_bytes, replays = replayed_bytes(candidate_run, framework, version, best_candidate.layout), replays + 1
-        if device_bytes > capacity:
-            margin = max(2 * margin, device_bytes - capacity) if too_large[0] > fitting_point[0] else 0
-            too_large = largest_size, device_bytes - tensors
+        device_bytes, replay_count = (
+            replayed_bytes(candidate_run, framework, version, best_candidate.layout),
+            replay_count + 1,
+        )
+        if device_bytes > capacity_bytes:
+            margin_bytes = (
+                max(2 * margin_bytes, device_bytes - capacity_bytes) if too_large_point[0] > fitting_point[0] else 0
+            )
+            too_large_point = largest_size, device_bytes - largest_tensor_bytes
             continue
-        fitting_point, margin = (largest_size, device_bytes - tensors), 0
-        if too_large[0] <= fitting_point[0] or too_large[0] - fitting_point[0] <= max(
+        fitting_point, margin_bytes = (largest_size, device_bytes - largest_tensor_bytes), 0
+        if too_large_point[0] <= fitting_point[0] or too_large_point[0] - fitting_point[0] <= max(
             size_unit, CLOSE * fitting_point[0]
         ):
             break

@@ -172,7 +172,7 @@ def hardware_options(
     accelerators: Iterable[Hardware],
     layout_request: LayoutRequest,
     runtime_of: RuntimeOf,
-    engine_fit: Callable[[Hardware], Fit | None] = lambda hardware: None,
+    fit_with_engine: Callable[[Hardware], Fit | None] = lambda hardware: None,
 ) -> tuple[HardwareOption, ...]:
     """Returns the fewest accelerators of each kind on which a run fits, sorted by fit and then by total memory.
 
@@ -181,8 +181,8 @@ def hardware_options(
     Of chips that are whole computers at most `MOST_COMPUTERS` are tried, unless the user states a number.
     layout_request: parallelism options; its group sizes apply to every number; `devices`, if given, is the only number.
     runtime_of: the runtime of the run on an accelerator.
-    engine_fit: accelerator → the verdict on one of them by an engine's buffers, which decides where the run fits; None
-        (default) for torch's kernels.
+    fit_with_engine: accelerator → the verdict on one of them by an engine's buffers, which decides where the run fits;
+        None (default) for torch's kernels.
     Raises `InputError` if no layout is possible at all, and for training under a framework that shards no weights.
     """
     is_training, framework_name = model_memory.settings.phase == "training", layout_request.framework
@@ -199,9 +199,9 @@ def hardware_options(
     needs_bfloat16 = model_memory.states.dtype == "bfloat16" and model_memory.states.quantized is None
     is_undivided = replace(layout_request, devices=1).is_undivided and layout_request.devices is None
     for hardware in accelerators:
-        fit_of_one = engine_fit(hardware) if is_undivided else None
-        if fit_of_one is not None and fit_of_one.verdict == "fits":
-            options.append(HardwareOption(1, None, fit_of_one))
+        fit_of_single_device = fit_with_engine(hardware) if is_undivided else None
+        if fit_of_single_device is not None and fit_of_single_device.verdict == "fits":
+            options.append(HardwareOption(1, None, fit_of_single_device))
             continue
         # runs are made as far as an accelerator needs them, and once for all
         divided_runs, candidate_runs = tee(divided_runs)

@@ -483,7 +483,7 @@ class LayoutOrder:
         layouts = self.layouts
         plan = Plan(layouts.tried)
         tried_candidates = self._candidates_of(layouts.possible)
-        too_large = [
+        too_large_candidates = [
             layout_and_micro_batches
             for layout_and_micro_batches, candidate in zip(layouts.possible, tried_candidates, strict=True)
             if candidate is None
@@ -496,15 +496,15 @@ class LayoutOrder:
         sorted_candidates = self._sort_candidates([candidate for candidate in candidates if candidate.may_fit])
         refused_candidates += self._replay_in_order(plan, rows, sorted_candidates)
         if suggests_nearest == "always" or (suggests_nearest == "if none fits" and not plan.feasible):
-            refused_candidates = self._all_unfit_candidates(refused_candidates, too_large)
-            too_large = []
+            refused_candidates = self._all_unfit_candidates(refused_candidates, too_large_candidates)
+            too_large_candidates = []
             plan.nearest = self._smallest_replay(refused_candidates)
         plan.refused = dict(layouts.refused)
         plan.ended_early |= UNTRIED in plan.refused
-        if not (plan.feasible or plan.unreplayed or refused_candidates or too_large):
+        if not (plan.feasible or plan.unreplayed or refused_candidates or too_large_candidates):
             self._raise_most_frequent_error(plan.refused)
-        if refused_candidates or too_large:
-            plan.refused[TOO_MUCH] = len(refused_candidates) + len(too_large)
+        if refused_candidates or too_large_candidates:
+            plan.refused[TOO_MUCH] = len(refused_candidates) + len(too_large_candidates)
         return plan
 
     def _sort_candidates(self, candidates: list[Candidate]) -> list[Candidate]:

@@ -73,9 +73,9 @@ class _Phases:
         self.context = device.device_bytes - device.reserved_bytes
         update_moments = device.moments.get("step", {})
         self.states = {memory_kind: update_moments.get(memory_kind, 0) for memory_kind in TRAINED}
-        other_terms = ("weights", "optimizer", "overhead")
+        other_memory_terms = ("weights", "optimizer", "overhead")
         self.states["gradients"] = max(
-            0, device.after_step_bytes - sum(update_moments.get(memory_kind, 0) for memory_kind in other_terms)
+            0, device.after_step_bytes - sum(update_moments.get(memory_kind, 0) for memory_kind in other_memory_terms)
         )
         tp = cluster.layout.tp
         self.vocab = -(-preset.model.vocab_size // tp)

@@ -215,34 +215,39 @@ def _rules_with_attention(
     """
 
     def rule(
-        rule_key: str, rule_name: str, formulas: tuple[str, str], source: str, flops: int, remarks: tuple[str, str]
+        rule_key: str,
+        rule_name: str,
+        formulas: tuple[str, str],
+        source: str,
+        flops: int,
+        phase_remarks: tuple[str, str],
     ) -> RuleFields:
-        return rule_key, rule_name, formulas[train], source, tokens * flops, remarks[train]
+        return rule_key, rule_name, formulas[train], source, tokens * flops, phase_remarks[train]
 
     pass_count = 3 if train else 1
-    kaplan = pass_count * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.keys, context_tokens)
+    kaplan_flops = pass_count * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.keys, context_tokens)
     formulas = "2N + 2·n_layer·n_ctx·d_attn", "6N + 6·n_layer·n_ctx·d_attn"
-    yield rule("kaplan_table_1", "Kaplan Table 1", formulas, KAPLAN, kaplan, (HALF, f"{HALF}; 3 × its forward"))
-    chinchilla = exact_div(pass_count * chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
+    yield rule("kaplan_table_1", "Kaplan Table 1", formulas, KAPLAN, kaplan_flops, (HALF, f"{HALF}; 3 × its forward"))
+    chinchilla_flops = exact_div(pass_count * chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
     formulas = "embed+ℓ(attn+dense)+logits", "embed+ℓ(attn+dense)+logits"
     yield rule(
         "chinchilla_f",
         "Chinchilla app. F",
         formulas,
         CHINCHILLA,
-        chinchilla,
+        chinchilla_flops,
         (DENSE, f"{DENSE}; 3 × its forward"),
     )
-    palm = exact_div(pass_count * palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens), 3)
-    remarks = f"{EVERY}; a third of its training count", EVERY
-    yield rule("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM, palm, remarks)
+    palm_flops = exact_div(pass_count * palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens), 3)
+    phase_remarks = f"{EVERY}; a third of its training count", EVERY
+    yield rule("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM, palm_flops, phase_remarks)
     flops_without_recompute, flops_with_recompute = (
         megatron_flops(model_sizes, 1, context_tokens, recompute=recompute) for recompute in (False, True)
     )
     formulas = "24Bsℓh²(1+s/6h+V/12ℓh)", "72Bsℓh²(1+s/6h+V/12ℓh)"
-    remarks = f"{MHA}; a third of its training count", f"{MHA}; nothing recomputed"
+    phase_remarks = f"{MHA}; a third of its training count", f"{MHA}; nothing recomputed"
     flops = exact_div(pass_count * flops_without_recompute, 3 * context_tokens)
-    yield rule("megatron", "Megatron", formulas, MEGATRON, flops, remarks)
+    yield rule("megatron", "Megatron", formulas, MEGATRON, flops, phase_remarks)
     if train:
         formula, remark = "96Bsℓh²(1+s/6h+V/16ℓh)", f"{MHA}; every layer recomputed"
         flops = exact_div(flops_with_recompute, context_tokens)

@@ -376,7 +376,7 @@ class TrainingTimes:
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the step plan of a layout."""
-        workload, extra_parts = self.memory.states.workload, self.memory.states.count.include
+        workload, included_parts = self.memory.states.workload, self.memory.states.count.include
         return StepPlan.from_layout(
             layout,
             int(workload.batch),
@@ -386,7 +386,7 @@ class TrainingTimes:
             recompute=recomputed_share(self.recompute),
             recompute_core=self.recompute.core,
             recompute_nodes=self.recompute.nodes,
-            include=extra_parts,
+            include=included_parts,
             adapters=self.adapters,
         )
 
@@ -686,12 +686,12 @@ def time_inference(
     layout: Layout,
     time_settings: TimeSettings,
     context: int = 0,
-    on_server: bool = False,
+    has_server_delay: bool = False,
 ) -> TimedRun:
     """Returns the timed run of a prompt batch, or of decoding one token per sequence.
 
     context: in prefill, tokens of each sequence that are cached before the prompt.
-    on_server: whether the time of a server before the first token is added.
+    has_server_delay: whether the time of a server before the first token is added.
     Raises `InputError` for a phase without a time.
     """
     phase, spec = model_memory.settings.phase, model_memory.spec
@@ -709,7 +709,7 @@ def time_inference(
     def pass_on(device: Device, time_stack: TimeStack) -> InferencePass:
         if phase == "decode":
             return decode(spec, device, time_stack, batch, seq, replica, formats)
-        return prefill(spec, device, time_stack, batch, seq, context, chunk, replica, formats, on_server)
+        return prefill(spec, device, time_stack, batch, seq, context, chunk, replica, formats, has_server_delay)
 
     time_stack = _with_class_attention(supporting_stack, model_memory)
     inference_pass = pass_on(device, time_stack)

@@ -31,7 +31,7 @@ from ..timing.spread import TIE
 from ..timing.trace import StepBudget
 from .fit_serving import NODE
 from .run_time import inference_formats
-from .serve_trace import Trace, TraceTimes, sized_for_trace
+from .serve_trace import Trace, TraceTimes, size_server_for_trace
 from .server import LatencyLimits, LayoutSizes, LoadPoint, Server, largest_number
 
 MOST_REPLICA = 32
@@ -206,14 +206,14 @@ class ServeStudy:
             raise ImpossibleLayout("--devices: no layout of so many is possible; expected another number or layout")
         tried_servers: list[Server] = []
         points_at_limits: list[LoadPoint | None] = []
-        keeps_limits: list[bool] = []
+        limit_flags: list[bool] = []
         traces: list[TraceTimes] = []
         budget = StepBudget()
         for server in fitting_servers:
             if self.trace is None:
                 sized_server, load_point, refusal_reason = self._sized_server(server)
             else:
-                sized_server, trace_times, refusal_reason = sized_for_trace(
+                sized_server, trace_times, refusal_reason = size_server_for_trace(
                     server, self.sizes.replicas(server.sizes), self.trace, self.limits, budget
                 )
                 load_point = sized_server.point(
@@ -222,7 +222,7 @@ class ServeStudy:
                 traces.append(trace_times)
             tried_servers.append(sized_server)
             points_at_limits.append(load_point)
-            keeps_limits.append(load_point is not None and not refusal_reason)
+            limit_flags.append(load_point is not None and not refusal_reason)
             if refusal_reason:
                 reasons_against[refusal_reason] += 1
         curves = [
@@ -233,9 +233,9 @@ class ServeStudy:
             tuple(curves),
             tuple(points_at_limits),
             _pareto_front(curves),
-            _cheapest_server_index(points_at_limits, keeps_limits, traces),
+            _cheapest_server_index(points_at_limits, limit_flags, traces),
             dict(reasons_against),
-            tuple(keeps_limits),
+            tuple(limit_flags),
             tuple(traces),
         )
 
@@ -306,12 +306,12 @@ class ServeStudy:
             if model_memory.most_sequences:
                 used_flags |= {engine.step_sequences: model_memory.most_sequences}
                 model_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
-            capacity = int(model_memory.kv_tokens // request_tokens)
+            request_capacity = int(model_memory.kv_tokens // request_tokens)
             if not model_memory.starts or model_memory.kv_tokens < self.longest_request:
                 raise DoesNotFit("weights and the cache of one request do not fit")
-            format_run = self.runs[quantize, kv_dtype]
-            formats = inference_formats(format_run, self.requests.mean_context)
-            step_tokens = model_memory.settings.get(engine.step_tokens)
+            run_with_formats = self.runs[quantize, kv_dtype]
+            formats = inference_formats(run_with_formats, self.requests.mean_context)
+            most_step_tokens = model_memory.settings.get(engine.step_tokens)
             replica = Replica(
                 self.preset.model,
                 self.device,
@@ -319,7 +319,7 @@ class ServeStudy:
                 self.requests,
                 layout,
                 formats,
-                step_tokens,
+                most_step_tokens,
                 self.speculation,
             )
             replica.decoding_pass(1)  # sizes that the layout does not divide raise here
@@ -333,8 +333,8 @@ class ServeStudy:
             if "divide" not in str(error) and not isinstance(error, ImpossibleLayout):
                 raise
             raise ImpossibleLayout(str(error)) from None
-        step_sequences = int(model_memory.settings.get(engine.step_sequences) or capacity)
-        most_requests = max(1, min(capacity, step_sequences)) * layout_sizes.dp
+        step_sequences = int(model_memory.settings.get(engine.step_sequences) or request_capacity)
+        most_requests = max(1, min(request_capacity, step_sequences)) * layout_sizes.dp
         engine_flags = {
             flag_name: flag_value for flag_name, flag_value in used_flags.items() if flag_name != "quantize"
         }

@@ -463,32 +463,35 @@ def allowed_widths(model_family: ShapeFamily, budget: CostBudget, tolerance: flo
     return range(least_multiple * width_step, too_wide * width_step, width_step)
 
 
-def nearest_depth(cost_of_depth: Callable[[int], int], target_cost: int, least_depth: int, most_depth: int) -> int:
-    """Finds the depth from `least_depth` to `most_depth` with the cost nearest to a value; the smaller depth in a tie.
+def nearest_depth(cost_of_depth: Callable[[int], int], target_cost: int, lower_depth: int, upper_depth: int) -> int:
+    """Finds the depth from `lower_depth` to `upper_depth` with the cost nearest to a value; the smaller depth in a tie.
 
     cost_of_depth: an exact count that grows with depth. The search interpolates linearly: most are linear in depth,
     and bisects where that does not halve the bracket.
     """
-    low_cost, high_cost = cost_of_depth(least_depth), cost_of_depth(most_depth)
-    if low_cost >= target_cost:
-        return least_depth
-    if high_cost <= target_cost:
-        return most_depth
-    is_linear = True
-    while most_depth - least_depth > 1:
-        guess = (
-            least_depth + (target_cost - low_cost) * (most_depth - least_depth) // (high_cost - low_cost)
-            if is_linear
-            else (least_depth + most_depth) // 2
+    lower_cost, upper_cost = cost_of_depth(lower_depth), cost_of_depth(upper_depth)
+    if lower_cost >= target_cost:
+        return lower_depth
+    if upper_cost <= target_cost:
+        return upper_depth
+    interpolates_linearly = True
+    while upper_depth - lower_depth > 1:
+        unbounded_guess = (
+            lower_depth + (target_cost - lower_cost) * (upper_depth - lower_depth) // (upper_cost - lower_cost)
+            if interpolates_linearly
+            else (lower_depth + upper_depth) // 2
         )
-        guessed_depth, previous_span = min(max(guess, least_depth + 1), most_depth - 1), most_depth - least_depth
+        guessed_depth, previous_span = (
+            min(max(unbounded_guess, lower_depth + 1), upper_depth - 1),
+            upper_depth - lower_depth,
+        )
         guessed_cost = cost_of_depth(guessed_depth)
         if guessed_cost <= target_cost:
-            least_depth, low_cost = guessed_depth, guessed_cost
+            lower_depth, lower_cost = guessed_depth, guessed_cost
         else:
-            most_depth, high_cost = guessed_depth, guessed_cost
-        is_linear = not is_linear or 2 * (most_depth - least_depth) <= previous_span
-    return least_depth if target_cost - low_cost <= high_cost - target_cost else most_depth
+            upper_depth, upper_cost = guessed_depth, guessed_cost
+        interpolates_linearly = not interpolates_linearly or 2 * (upper_depth - lower_depth) <= previous_span
+    return lower_depth if target_cost - lower_cost <= upper_cost - target_cost else upper_depth
 
 
 def search_shapes(

@@ -143,8 +143,8 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat_count
         wait_term = NO_TERM
         if operation.wait:
             launches = kernel.launches[operation.backward]
-            wait_term = _Term("l · t", f"{launches} · {_number_text(time_estimator.kernel_wait)}")
-            if other_wait := operation.wait - launches * time_estimator.kernel_wait:
+            wait_term = _Term("l · t", f"{launches} · {_number_text(time_estimator.seconds_before_kernel)}")
+            if other_wait := operation.wait - launches * time_estimator.seconds_before_kernel:
                 wait_term = _Term(f"{wait_term.symbolic} + s", f"{wait_term.substituted} + {_number_text(other_wait)}")
         formula_terms = [formula_term for formula_term in (slower_term, wait_term) if formula_term]
         yield TimeFormula(
@@ -198,10 +198,10 @@ def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: Ti
     if kernel.kind == "attention" and time_estimator.rank_pass.phase == "decode":
         cache_bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
         bandwidth_share = seconds * device.bandwidth * efficiency / cache_bytes if cache_bytes else 1.0
-        half_rate_units = 1 / (bandwidth_share - 1)
+        unit_ratio = 1 / (bandwidth_share - 1)
         return _Term(
             "B / (W · w) · (1 + 1 / b)",
-            f"{_number_text(cache_bytes)} / {rate_text} · (1 + 1 / {_number_text(half_rate_units)})",
+            f"{_number_text(cache_bytes)} / {rate_text} · (1 + 1 / {_number_text(unit_ratio)})",
         )
     return _Term("B / (W · w)", f"{_number_text(seconds * device.bandwidth * efficiency)} / {rate_text}")
 

@@ -109,12 +109,12 @@ class Activations:
         byte_count, symbolic_sum = self.numbers.saved_bytes_of(node), self.letters.saved_bytes_of(node)
         formula = self.formulas.formula_of_value("activations", symbolic_sum, int(byte_count), node, group_by_token)
         repeat_count = self.numbers.times.get(node.walk_indices[0]) if node.walk_indices else None
-        node_letters = (
+        node_in_symbols = (
             node.symbolic_node
             if self.numbers.layers.issuperset(node.walk_indices)
             else replace(node.symbolic_node, repeat=1)
         )
-        return Section((replace(node, symbolic_node=node_letters, times=repeat_count or 1),), (formula,), depth)
+        return Section((replace(node, symbolic_node=node_in_symbols, times=repeat_count or 1),), (formula,), depth)
 
     def components(self) -> list[tuple[int, FormulaNode]]:
         """Returns the parts of the model and of layers, storages shared by layers, and the loss."""
@@ -232,14 +232,14 @@ class SavedSums:
         return common_size
 
     def _subtree_bytes(
-        self, formula_node: FormulaNode, node_path: Path, inner_width: dict[Path, Any], repeat_count: Any = None
+        self, formula_node: FormulaNode, node_path: Path, unclaimed_bytes: dict[Path, Any], repeat_count: Any = None
     ) -> Any:
         """Returns the saved bytes of a node with all nodes below, and stores the bytes of each node.
 
-        inner_width: per path what no node has claimed yet; a step that is no node belongs to the module around it.
+        unclaimed_bytes: per path what no node has claimed yet; a step that is no node belongs to the module around it.
         repeat_count: the number of equal layers that it stands in; None outside the layers.
         """
-        total_sum = inner_width.pop(node_path, 0)
+        subtree_sum = unclaimed_bytes.pop(node_path, 0)
         for child_node in formula_node.children:
             node, location = (
                 child_node.numeric_node if self.notation == "numbers" else child_node.symbolic_node,
@@ -248,15 +248,19 @@ class SavedSums:
             child_path = (*node_path, (child_node.numeric_node.name, child_node.numeric_node.label))
             is_layer = repeat_count is None and child_path in self._paths
             self.times[location] = node.repeat if is_layer else repeat_count
-            self.by_location[location] = self._subtree_bytes(child_node, child_path, inner_width, self.times[location])
+            self.by_location[location] = self._subtree_bytes(
+                child_node, child_path, unclaimed_bytes, self.times[location]
+            )
             if is_layer:
                 self.layers.add(location)
-            total_sum += self.by_location[location] * (node.repeat if is_layer else 1)
-        total_sum += sum(
-            inner_width.pop(path_below) for path_below in list(inner_width) if path_below[: len(node_path)] == node_path
+            subtree_sum += self.by_location[location] * (node.repeat if is_layer else 1)
+        subtree_sum += sum(
+            unclaimed_bytes.pop(path_below)
+            for path_below in list(unclaimed_bytes)
+            if path_below[: len(node_path)] == node_path
         )
         path_names = tuple(name for name, _ in node_path)
-        return total_sum + sum(
+        return subtree_sum + sum(
             byte_count for stack_path, byte_count in self.shared.items() if stack_path[:-1] == path_names
         )
 

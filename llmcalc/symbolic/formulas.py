@@ -540,13 +540,13 @@ def merge_nodes(parent_node: FormulaNode, node_name: str, merged_nodes: Sequence
         Node(node_name, children=tuple(getattr(formula_node, node_field) for formula_node in merged_nodes))
         for node_field in ("numeric_node", "symbolic_node")
     )
-    positions = tuple(position for merged_node in merged_nodes for position in merged_node.walk_indices)
+    walk_indices = tuple(position for merged_node in merged_nodes for position in merged_node.walk_indices)
     node_path = f"{parent_node.path}.{node_name}" if parent_node.path else node_name
     return replace(
         parent_node,
         path_names=(*parent_node.path_names, (node_name, "", ())),
         path=node_path,
-        walk_indices=positions,
+        walk_indices=walk_indices,
         numeric_node=numeric_node,
         symbolic_node=symbolic_node,
         children=(),
@@ -563,22 +563,22 @@ def _matches_path_end(query_names: list[str], path_names: Steps, allows_gaps: bo
     """Whether a path ends in these names; a name may include the layer's label or number."""
     if not query_names or not path_names:
         return False
-    (node_name, layer_label, indices), outer_steps = path_names[-1], path_names[:-1]
+    (node_name, layer_label, layer_numbers), outer_path_names = path_names[-1], path_names[:-1]
     last_name, remaining_names = query_names[-1], []
     if last_name == node_name:
         remaining_names.append(query_names[:-1])
     if (
         last_name
-        and (last_name == layer_label or (last_name.isdecimal() and int(last_name) in indices))
+        and (last_name == layer_label or (last_name.isdecimal() and int(last_name) in layer_numbers))
         and (len(query_names) == 1 or query_names[-2] == node_name)
     ):
         remaining_names.append(query_names[:-2])
-    outer_lengths = range(len(outer_steps), 0 if allows_gaps else len(outer_steps) - 1, -1)
+    outer_path_lengths = range(len(outer_path_names), 0 if allows_gaps else len(outer_path_names) - 1, -1)
     return any(
         not unmatched_names
         or any(
-            _matches_path_end(unmatched_names, outer_steps[:outer_length], allows_gaps)
-            for outer_length in outer_lengths
+            _matches_path_end(unmatched_names, outer_path_names[:outer_path_length], allows_gaps)
+            for outer_path_length in outer_path_lengths
         )
         for unmatched_names in remaining_names
     )

@@ -292,14 +292,14 @@ def _replace_sizes_by_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> M
     changed_fields: dict[str, Any] = {
         stack_name: _stack_in_symbols(stack, stack_name, size_replacer) for stack_name, stack in spec.stacks()
     }
-    model_changes = _symbol_changes(spec, "", "", "", size_replacer, kept_fields=frozenset(changed_fields))
+    model_changes = _symbol_changes(spec, "", "", "", size_replacer, unchanged_fields=frozenset(changed_fields))
     return spec.model_copy(update={**model_changes, **changed_fields})
 
 
 def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer) -> Stack:
     layer_labels = _layer_labels(stack)
     changed_fields = _symbol_changes(
-        stack, stack_name, "", "", size_replacer, kept_fields=frozenset({"block", "variants", DEPTH})
+        stack, stack_name, "", "", size_replacer, unchanged_fields=frozenset({"block", "variants", DEPTH})
     )
 
     def with_symbols(layer_name: str, layer: Layer) -> Part:
@@ -326,13 +326,13 @@ def _symbol_changes(
     layer: str,
     part_name: str,
     size_replacer: SizeReplacer,
-    kept_fields: frozenset[str] = frozenset(),
+    unchanged_fields: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
     """Returns the fields of a part that get symbols, each with its new value."""
     new_values: dict[str, Any] = {}
     for field_name, field_info in type(part).model_fields.items():
         field_value, symbol_letter = getattr(part, field_name), letter_of_field(field_info)
-        if field_name in kept_fields:
+        if field_name in unchanged_fields:
             continue
         if isinstance(field_value, Part):
             new_values[field_name] = _part_in_symbols(field_value, stack_name, layer, field_name, size_replacer)

@@ -264,14 +264,14 @@ class Replica:
             return max(0.0, seconds) / prompt_count / self.batch_count
 
         prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batch_count / further_steps))
-        added_seconds, steps_per_prompt = extra_seconds(prompts_per_step), len(self.prompts_pass(1).timed_passes)
+        seconds_per_prompt, steps_per_prompt = extra_seconds(prompts_per_step), len(self.prompts_pass(1).timed_passes)
         prompt_seconds = self.prompt_seconds + steps_per_prompt * token_seconds_beside_prompts
         prompt_wait = max(
-            concurrent_requests * added_seconds * prompt_seconds / (prompt_seconds + further_steps * step_seconds),
-            (prompts_per_step - 1) * added_seconds,
+            concurrent_requests * seconds_per_prompt * prompt_seconds / (prompt_seconds + further_steps * step_seconds),
+            (prompts_per_step - 1) * seconds_per_prompt,
         )
         tpot = (
-            step_seconds + (concurrent_requests * added_seconds - prompt_wait) / further_steps
+            step_seconds + (concurrent_requests * seconds_per_prompt - prompt_wait) / further_steps
         ) / self.tokens_per_step
         prompts_in_step = min(self.most_prompts, concurrency)
         burst_wait = max(prompt_wait, (concurrent_requests + prompts_in_step - 1) / 2 * extra_seconds(prompts_in_step))

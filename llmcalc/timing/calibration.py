@@ -102,14 +102,14 @@ class LinearizedRuns:
             tuple(_factor_shares(measured_run.pricer, base_factors)) for measured_run in measured_runs
         ]
 
-    def without(self, left_out: Container[int]) -> LinearizedRuns:
+    def without(self, run_indices: Container[int]) -> LinearizedRuns:
         """Returns the linearized estimates without the runs of these indices."""
         remaining_runs = LinearizedRuns([])
         remaining_runs.measured = [
-            seconds for run_index, seconds in enumerate(self.measured) if run_index not in left_out
+            seconds for run_index, seconds in enumerate(self.measured) if run_index not in run_indices
         ]
         remaining_runs.parts = [
-            seconds_by_factor for run_index, seconds_by_factor in enumerate(self.parts) if run_index not in left_out
+            seconds_by_factor for run_index, seconds_by_factor in enumerate(self.parts) if run_index not in run_indices
         ]
         return remaining_runs
 
@@ -137,16 +137,17 @@ RANGE = (1 / 8, 8.0)
 def _factor_shares(pricer: Pricer, base_factors: CalibrationFactors) -> Iterator[float]:
     """Yields for each calibration factor the seconds of an estimate that the factor multiplies."""
     base_seconds = pricer(base_factors)
-    slopes = []
+    seconds_by_factor = []
     for factor_name in NAMES:
         factor = getattr(base_factors, factor_name)
         changed_estimate = pricer(replace(base_factors, **{factor_name: factor * STEP}))
-        slopes.append(max(0.0, (changed_estimate - base_seconds) / (factor * (STEP - 1))))
+        seconds_by_factor.append(max(0.0, (changed_estimate - base_seconds) / (factor * (STEP - 1))))
     total_seconds = sum(
-        slope * getattr(base_factors, factor_name) for slope, factor_name in zip(slopes, NAMES, strict=True)
+        factor_seconds * getattr(base_factors, factor_name)
+        for factor_seconds, factor_name in zip(seconds_by_factor, NAMES, strict=True)
     )
-    for slope in slopes:
-        yield slope * base_seconds / total_seconds if total_seconds else base_seconds / len(NAMES)
+    for factor_seconds in seconds_by_factor:
+        yield factor_seconds * base_seconds / total_seconds if total_seconds else base_seconds / len(NAMES)
 
 
 COMMON_SPREAD = 0.05
@@ -316,57 +317,58 @@ def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
     linear_fit = LinearizedRuns(measured_runs)
     estimates = [measured_run.pricer(UNCHANGED) for measured_run in measured_runs]
     log_errors = [math.log(estimate / run.seconds) for run, estimate in zip(measured_runs, estimates, strict=True)]
-    errors_of_fits = _left_out_errors(linear_fit)
-    is_proved = _is_clearly_better(log_errors, errors_of_fits)
+    left_out_fit_errors = _left_out_errors(linear_fit)
+    is_proved = _is_clearly_better(log_errors, left_out_fit_errors)
     factors = fit_factors(linear_fit)
     if is_proved:
-        taken_share = 1 - _mean_ratio(errors_of_fits, log_errors) ** 2
+        applied_share = 1 - _mean_ratio(left_out_fit_errors, log_errors) ** 2
     else:
         largest_change = max(map(abs, map(operator.sub, linear_fit.errors(astuple(factors)), log_errors)))
-        taken_share = min(1.0, CAUTIOUS * median(map(abs, log_errors)) / max(largest_change, 1e-12))
-    factors = CalibrationFactors(*(factor**taken_share for factor in astuple(factors)))
-    left_out_errors = [
-        taken_share * error_of_fit + (1 - taken_share) * log_error
-        for error_of_fit, log_error in zip(errors_of_fits, log_errors, strict=True)
+        applied_share = min(1.0, CAUTIOUS * median(map(abs, log_errors)) / max(largest_change, 1e-12))
+    factors = CalibrationFactors(*(factor**applied_share for factor in astuple(factors)))
+    damped_errors = [
+        applied_share * left_out_fit_error + (1 - applied_share) * log_error
+        for left_out_fit_error, log_error in zip(left_out_fit_errors, log_errors, strict=True)
     ]
-    errors_without_fit, errors_with_fit, left_out = (
+    errors_without_fit, errors_with_fit, errors_of_left_out = (
         ErrorStatistics.from_runs(measured_runs, seconds)
         for seconds in (
             estimates,
             [run.pricer(factors) for run in measured_runs],
-            [run.seconds * math.exp(log_error) for run, log_error in zip(measured_runs, left_out_errors, strict=True)],
+            [run.seconds * math.exp(log_error) for run, log_error in zip(measured_runs, damped_errors, strict=True)],
         )
     )
     return Calibration(
         len(measured_runs),
         errors_without_fit,
         errors_with_fit,
-        left_out,
+        errors_of_left_out,
         factors,
         _rejection_reason(errors_without_fit, errors_with_fit),
         is_proved,
     )
 
 
-def _mean_size(log_errors: Sequence[float]) -> float:
+def _mean_absolute_error(log_errors: Sequence[float]) -> float:
     return mean(map(abs, log_errors))
 
 
-def _mean_ratio(errors_after: Sequence[float], errors_before: Sequence[float]) -> float:
+def _mean_ratio(errors_with_fit: Sequence[float], errors_without_fit: Sequence[float]) -> float:
     """Returns the mean absolute error with a fit, divided by the error without."""
-    return _mean_size(errors_after) / max(_mean_size(errors_before), 1e-12)
+    return _mean_absolute_error(errors_with_fit) / max(_mean_absolute_error(errors_without_fit), 1e-12)
 
 
-def _is_clearly_better(log_errors: Sequence[float], errors_of_fits: Sequence[float]) -> bool:
+def _is_clearly_better(log_errors: Sequence[float], left_out_fit_errors: Sequence[float]) -> bool:
     """Whether factors fitted to the other runs estimate a left-out run clearly better than no factors.
 
     log_errors, errors_of_fits: logs of estimated over measured seconds, of each run without a fit, and by a fit to
         the others.
     """
     gains = [
-        abs(log_error) - abs(error_of_fit) for log_error, error_of_fit in zip(log_errors, errors_of_fits, strict=True)
+        abs(log_error) - abs(left_out_fit_error)
+        for log_error, left_out_fit_error in zip(log_errors, left_out_fit_errors, strict=True)
     ]
-    median_ratio = median(map(abs, errors_of_fits)) / max(median(map(abs, log_errors)), 1e-12)
+    median_ratio = median(map(abs, left_out_fit_errors)) / max(median(map(abs, log_errors)), 1e-12)
     return median_ratio <= GAIN and mean(gain > 0 for gain in gains) >= BETTER and _score(gains) >= SURE
 
 
@@ -375,12 +377,16 @@ def _score(gains: Sequence[float]) -> float:
 
     Student's t, as a normal value by Wallace's approximation (Annals of Mathematical Statistics 30, 1959).
     """
-    dof = len(gains) - 1
-    mean_value = mean(gains)
-    t_value = mean_value * math.sqrt(len(gains)) / max(stdev(gains), 1e-12)
-    if mean_value <= 0:
+    degrees_of_freedom = len(gains) - 1
+    mean_gain = mean(gains)
+    t_statistic = mean_gain * math.sqrt(len(gains)) / max(stdev(gains), 1e-12)
+    if mean_gain <= 0:
         return 0.0
-    return (8 * dof + 1) / (8 * dof + 3) * math.sqrt(dof * math.log1p(t_value**2 / dof))
+    return (
+        (8 * degrees_of_freedom + 1)
+        / (8 * degrees_of_freedom + 3)
+        * math.sqrt(degrees_of_freedom * math.log1p(t_statistic**2 / degrees_of_freedom))
+    )
 
 
 def _rejection_reason(errors_without_fit: ErrorStatistics, errors_with_fit: ErrorStatistics) -> str:

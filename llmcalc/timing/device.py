@@ -109,8 +109,8 @@ class Device:
 
         row_count, column_count: sizes of its output. Units compute tiles in waves; of the tiles the best one is taken.
         """
-        tiles = self.generation.tiles
-        if not tiles or not self.units:
+        tile_shapes = self.generation.tiles
+        if not tile_shapes or not self.units:
             return 1.0
         busy_shares = [
             efficiency
@@ -118,7 +118,7 @@ class Device:
             * column_count
             / (tile_height * tile_width * self.units)
             / ceil_div(ceil_div(row_count, tile_height) * ceil_div(column_count, tile_width), self.units)
-            for tile_height, tile_width, efficiency in tiles
+            for tile_height, tile_width, efficiency in tile_shapes
         ]
         return self.generation.filled / reduce(maximum, busy_shares)
 

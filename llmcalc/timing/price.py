@@ -197,7 +197,7 @@ class TimeEstimator:
         return self.rank_pass.phase == "training"
 
     @property
-    def kernel_wait(self) -> float:
+    def seconds_before_kernel(self) -> float:
         """The seconds before a kernel starts."""
         generation = self.device.generation
         launch_gap = generation.kernel_start if self.is_training else generation.launch_gap * self.stack.launch
@@ -261,7 +261,7 @@ class TimeEstimator:
         for backward, compute_seconds, memory_seconds in pass_parts:
             if backward and not self.is_training:
                 continue
-            launch_seconds = 0.0 if backward in launched_directions else launches[backward] * self.kernel_wait
+            launch_seconds = 0.0 if backward in launched_directions else launches[backward] * self.seconds_before_kernel
             launched_directions.add(backward)
             if is_in_graph and launch_seconds:
                 launch_seconds += self.product_wait(kernel)
@@ -564,14 +564,14 @@ class TimeEstimator:
         products. Where a stack sends copies, each goes to its rank by itself, as in NCCL's all-to-all.
         """
         ranks, copies_per_token = layer_message.collective.ranks, layer_message.copies
-        format_share = (
+        share_of_16_bits = (
             0.5 if layer_message.is_dispatch and self.formats.dtype == "fp8" and not self.is_training else 1.0
         )
         if self.rank_pass.phase == "decode" or self.stack.sends_copies:
-            return format_share
+            return share_of_16_bits
         domains = maximum(1.0, ranks / self.device.domain)
         copies_of_domains = _copies_per_domain(domains, copies_per_token, layer_message.groups)
-        return format_share * choose(ranks > self.device.domain, copies_of_domains, 1.0)
+        return share_of_16_bits * choose(ranks > self.device.domain, copies_of_domains, 1.0)
 
 
 def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGroups = ONE_GROUP) -> Number:
@@ -582,16 +582,16 @@ def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGrou
     """
     n_group, topk_group = expert_groups
     reachable_domains = maximum(1.0, domains * topk_group / n_group)
-    domain_copies = reachable_domains * (1 - (1 - 1 / reachable_domains) ** top_k)
+    copies_per_token = reachable_domains * (1 - (1 - 1 / reachable_domains) ** top_k)
     if n_group > 1:
         least_groups = n_group // domains
-        larger_share = n_group / domains - least_groups
-        chances_of_copy = [
+        share_of_larger_domains = n_group / domains - least_groups
+        copy_chances = [
             _chance_of_copy(group_count, top_k, expert_groups) for group_count in (least_groups, least_groups + 1)
         ]
-        chance_of_copy = (1 - larger_share) * chances_of_copy[0] + larger_share * chances_of_copy[1]
-        domain_copies = choose(domains < n_group, domains * chance_of_copy, domain_copies)
-    return minimum(1.0, domain_copies / top_k)
+        mean_copy_chance = (1 - share_of_larger_domains) * copy_chances[0] + share_of_larger_domains * copy_chances[1]
+        copies_per_token = choose(domains < n_group, domains * mean_copy_chance, copies_per_token)
+    return minimum(1.0, copies_per_token / top_k)
 
 
 def _chance_of_copy(groups_in_domain: Number, top_k: Number, expert_groups: ExpertGroups) -> Number:
@@ -600,13 +600,13 @@ def _chance_of_copy(groups_in_domain: Number, top_k: Number, expert_groups: Expe
     The number of these groups among the token's groups is hypergeometric.
     """
     n_group, topk_group = expert_groups
-    chances = (
+    weighted_chances = (
         _binomial(groups_in_domain, group_count)
         * _binomial(n_group - groups_in_domain, topk_group - group_count)
         * (1 - (1 - group_count / topk_group) ** top_k)
         for group_count in range(1, topk_group + 1)
     )
-    return sum(chances) / comb(n_group, topk_group)
+    return sum(weighted_chances) / comb(n_group, topk_group)
 
 
 def _binomial(total_count: Number, selected_count: int) -> Number:

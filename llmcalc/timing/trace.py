@@ -126,17 +126,19 @@ def _tabulated_seconds(
         *(2**i for i in range(max(1, largest_batch).bit_length()) if 2**i < largest_batch),
         max(1, largest_batch),
     ]
-    seconds_table = [[exact_seconds(size, cached_tokens) for cached_tokens in context_lengths] for size in batch_sizes]
+    seconds_table = [
+        [exact_seconds(table_batch, cached_tokens) for cached_tokens in context_lengths] for table_batch in batch_sizes
+    ]
 
     def seconds(batch_size: float, cached_tokens: float) -> float:
         row, row_fraction = _index_and_fraction(batch_sizes, batch_size)
         column_index, column_fraction = _index_and_fraction(context_lengths, cached_tokens)
         upper_row, lower_row = seconds_table[row], seconds_table[min(row + 1, len(seconds_table) - 1)]
-        values_of_rows = [
+        seconds_of_rows = [
             row_values[column_index] + (row_values[column_index + 1] - row_values[column_index]) * column_fraction
             for row_values in (upper_row, lower_row)
         ]
-        return values_of_rows[0] + (values_of_rows[1] - values_of_rows[0]) * row_fraction
+        return seconds_of_rows[0] + (seconds_of_rows[1] - seconds_of_rows[0]) * row_fraction
 
     return seconds
 
@@ -145,9 +147,9 @@ def _index_and_fraction(sorted_values: Sequence[int], coordinate: float) -> tupl
     """Returns the index of the next lower value, and the fraction to the next higher; extrapolates at the ends."""
     if len(sorted_values) == 1:
         return 0, 0.0
-    prompt_request = min(max(0, bisect_right(sorted_values, coordinate) - 1), len(sorted_values) - 2)
-    return prompt_request, (coordinate - sorted_values[prompt_request]) / (
-        sorted_values[prompt_request + 1] - sorted_values[prompt_request]
+    lower_index = min(max(0, bisect_right(sorted_values, coordinate) - 1), len(sorted_values) - 2)
+    return lower_index, (coordinate - sorted_values[lower_index]) / (
+        sorted_values[lower_index + 1] - sorted_values[lower_index]
     )
 
 

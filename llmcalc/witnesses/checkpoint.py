@@ -197,20 +197,24 @@ def _match_expert_stacks(
     tensor_shapes = {
         shape for expert_stack in expert_stacks for shape in (expert_stack.shape[1:], expert_stack.shape[:0:-1])
     }
-    by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
+    words_by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
     for i, (tensor, shape) in enumerate(remaining_tensors):
         if shape in tensor_shapes:
-            by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
+            words_by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
     used_indices: set[int] = set()
     for expert_stack in expert_stacks:
-        same_shape = [
-            by_shape[shape] for shape in {expert_stack.shape[1:], expert_stack.shape[:0:-1]} if shape in by_shape
+        words_of_same_shape = [
+            words_by_shape[shape]
+            for shape in {expert_stack.shape[1:], expert_stack.shape[:0:-1]}
+            if shape in words_by_shape
         ]
-        word_counts = Counter({name_word: 0 for name_words in same_shape for name_word in name_words})
-        for name_words in same_shape:
-            word_counts.update({name_word: len(indices) for name_word, indices in name_words.items()})
+        word_counts = Counter(
+            {name_word: 0 for indices_by_word in words_of_same_shape for name_word in indices_by_word}
+        )
+        for indices_by_word in words_of_same_shape:
+            word_counts.update({name_word: len(indices) for name_word, indices in indices_by_word.items()})
         matching_words = {
-            name_word: [i for name_words in same_shape for i in name_words.get(name_word, ())]
+            name_word: [i for indices_by_word in words_of_same_shape for i in indices_by_word.get(name_word, ())]
             for name_word, tensor_count in word_counts.items()
             if tensor_count == expert_stack.shape[0]
         }
@@ -220,8 +224,8 @@ def _match_expert_stacks(
                 key=lambda name_word: (name_word not in expert_stack.node, min(matching_words[name_word])),
             )
             used_indices.update(matching_words[name_word])
-            for name_words in same_shape:
-                name_words.pop(name_word, None)
+            for indices_by_word in words_of_same_shape:
+                indices_by_word.pop(name_word, None)
             unmatched_tensors.remove(expert_stack)
             tensor_match.matched += 1
     return [stored_tensor for i, stored_tensor in enumerate(remaining_tensors) if i not in used_indices]

@@ -126,15 +126,15 @@ class CpuEvents:
         return largest_bytes
 
     def pass_bytes(
-        self, counts_block: Callable[[Block], bool] = lambda memory_block: memory_block.is_counted
+        self, is_counted: Callable[[Block], bool] = lambda memory_block: memory_block.is_counted
     ) -> PassBytes:
         """Returns the bytes of the forward and of the backward pass.
 
-        counts_block: whether a block counts; default blocks that the simulator counts.
+        is_counted: whether a block counts; default blocks that the simulator counts.
         """
         live_now, bytes_after_forward, peaks = 0, 0, {FORWARD: 0, BACKWARD: 0}
         for event_sign, memory_block, phase in self.moments:
-            live_now += event_sign * memory_block.size * counts_block(memory_block)
+            live_now += event_sign * memory_block.size * is_counted(memory_block)
             peaks[phase] = max(peaks[phase], live_now)
             bytes_after_forward = live_now if phase == FORWARD else bytes_after_forward
         return PassBytes(bytes_after_forward, peaks[FORWARD], max(peaks[BACKWARD], bytes_after_forward))
@@ -182,8 +182,8 @@ def _memory_events(profile: Any) -> Iterator[tuple[Any, list[Any]]]:
     pending_events = [(event, list[Any]()) for event in profile.profiler.kineto_results.experimental_event_tree()]
     while pending_events:
         event, enclosing_events = pending_events.pop()
-        is_sum = event.name in SUMS and bool(enclosing_events) and enclosing_events[-1].name.startswith(ENGINE)
-        if is_sum or event.tag == torch._C._profiler._EventType.Allocation:
+        is_gradient_sum = event.name in SUMS and bool(enclosing_events) and enclosing_events[-1].name.startswith(ENGINE)
+        if is_gradient_sum or event.tag == torch._C._profiler._EventType.Allocation:
             yield event, enclosing_events
         pending_events += [(child_event, [*enclosing_events, event]) for child_event in event.children]
 

@@ -214,7 +214,7 @@ def compare_on_gpu(
             "device": (gpu_facts := device_facts()),
             "environment": (allocator_settings := allocator_variables()),
         }
-        statistics, runtime = Cuda(), runtime_of_facts(gpu_facts, allocator_settings)
+        statistics, runtime = Cuda(), cuda_runtime_of_gpu(gpu_facts, allocator_settings)
     runtime = CudaRuntime() if runtime is None else runtime
     for run_settings in map(reference_settings, settings):
         reason = unsupported_reason(spec, run_settings, "cuda")
@@ -274,7 +274,7 @@ def device_facts() -> dict[str, Any]:
     }
 
 
-def runtime_of_facts(gpu_facts: Mapping[str, Any], allocator_settings: Mapping[str, str]) -> CudaRuntime:
+def cuda_runtime_of_gpu(gpu_facts: Mapping[str, Any], allocator_settings: Mapping[str, str]) -> CudaRuntime:
     """Returns the CUDA runtime of a measured GPU.
 
     gpu_facts, allocator_settings: from `device_facts` and `allocator_variables`.

@@ -83,13 +83,13 @@ def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, 
         return position_by_path.get(tensor_name, len(position_by_path))
 
     names_by_tensor: dict[int, list[str]] = {}
-    elements_by_id: dict[int, int] = {}
+    element_counts: dict[int, int] = {}
     for tensor_name, parameter in module.named_parameters(remove_duplicate=False):
         names_by_tensor.setdefault(id(parameter), []).append(tensor_name)
-        elements_by_id[id(parameter)] = parameter.numel()
+        element_counts[id(parameter)] = parameter.numel()
     return _sum_over_submodules(
-        (min(aliases, key=list_position), elements_by_id[path_and_name])
-        for path_and_name, aliases in names_by_tensor.items()
+        (min(aliases, key=list_position), element_counts[parameter_id])
+        for parameter_id, aliases in names_by_tensor.items()
     )
 
 
@@ -105,8 +105,8 @@ def buffers(module: nn.Module) -> dict[str, int]:
 
 def skip_modules(module: nn.Module, paths: Iterable[str]) -> None:
     """Makes the modules at these paths return their first input unchanged."""
-    for jobs_path in paths:
-        module.get_submodule(jobs_path).forward = lambda x, *_: x
+    for module_path in paths:
+        module.get_submodule(module_path).forward = lambda x, *_: x
 
 
 def copy_to_repeats(measured_values: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
@@ -163,13 +163,13 @@ def count_flops(
     from .counter import flop_counter
 
     root_name = type(module).__name__
-    owners = BackwardOwners(module) if train else None
+    backward_owners = BackwardOwners(module) if train else None
     with flop_counter() as counter, torch.set_grad_enabled(train):
         model_outputs = run()
         forward_flops = flops_by_path(counter, root_name)
-        if owners is None:
+        if backward_owners is None:
             return forward_flops, {}
-        backward = owners.backward(model_outputs, counter.get_total_flops)
+        backward = backward_owners.backward(model_outputs, counter.get_total_flops)
     for parameter in module.parameters():
         parameter.grad = None
     forward_and_backward = {

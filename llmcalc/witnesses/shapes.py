@@ -41,10 +41,10 @@ class ShapeCache(TorchDispatchMode):
         if _is_composed(function):
             return function(*args, **kwargs)  # counted by the counter, because its parts may have FLOPs
         with torch._C._DisableTorchDispatch():  # bypasses the counter
-            results = self._empty_result(function, args, kwargs)
+            empty_results = self._empty_result(function, args, kwargs)
         if self.counter is not None and function._overloadpacket in self.counter.flop_registry:
-            self.counter._count_flops(function._overloadpacket, results, args, kwargs)
-        return results
+            self.counter._count_flops(function._overloadpacket, empty_results, args, kwargs)
+        return empty_results
 
     def _empty_result(self, function: Any, args: Any, kwargs: Any) -> Any:
         shape_key = shape_cache_key((*args, *kwargs.items())) if _only_creates_tensors(function) else None

@@ -380,11 +380,11 @@ class PaddedBeyond(Rows):
 
     def new_rows(self, workload: Workload) -> Number:
         row_count = self.of.new_rows(workload)
-        return row_count if is_zero(row_count) else _padded_beyond(row_count, self.block, self.least)
+        return row_count if is_zero(row_count) else _padded_rows_beyond(row_count, self.block, self.least)
 
 
-def _padded_beyond(row_count: Number, block_rows: Number, threshold: Number) -> Number:
-    return row_count + is_beyond(row_count, threshold) * (ceil_div(row_count, block_rows) * block_rows - row_count)
+def _padded_rows_beyond(row_count: Number, block_rows: Number, least_rows: Number) -> Number:
+    return row_count + is_beyond(row_count, least_rows) * (ceil_div(row_count, block_rows) * block_rows - row_count)
 
 
 def is_beyond(row_count: Number, threshold: Number) -> Number:

@@ -116,7 +116,7 @@ class Declared:
         if self.kind is int:
             return whole(option_name, length_of(option_name, raw_value), self.setting.least, self.setting.most)
         if self.kind is float:
-            raw_value = number_of(option_name, raw_value)
+            raw_value = parse_number(option_name, raw_value)
             return raw_value if self.setting.check is None else self.setting.check(option_name, raw_value)
         if self.kind is bool:
             if not isinstance(raw_value, bool):
@@ -149,7 +149,7 @@ def length_of(option_name: str, option_value: Any) -> Any:
         raise InputError(f"{option_name}: {error}") from None
 
 
-def number_of(option_name: str, option_value: Any) -> float:
+def parse_number(option_name: str, option_value: Any) -> float:
     """Parses a number or its text. option_name: the option's name in errors. Raises `InputError` for other values."""
     try:
         parsed_number = float("nan" if isinstance(option_value, bool) else option_value)

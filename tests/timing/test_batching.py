@@ -45,14 +45,14 @@ def test_one_request_takes_the_time_of_a_prompt_and_of_tokens(name: str) -> None
     load = server.load(1)
     context = 1024 + 512
     assert load.tpot == decode(server.spec, H100, VLLM, 1, context, server.layout).seconds
-    assert load.ttft == prefill(server.spec, H100, VLLM, 1, 1024, 0, None, server.layout, on_server=True).seconds
+    assert load.ttft == prefill(server.spec, H100, VLLM, 1, 1024, 0, None, server.layout, has_server_delay=True).seconds
     assert load.end_to_end == pytest.approx(load.ttft + 1023 * load.tpot, rel=1e-12)
     assert load.output_tokens_per_second == pytest.approx(requests.output / load.end_to_end, rel=1e-12)
 
 
 def test_long_prompts_run_in_chunks() -> None:
     server = replica(requests=REQUESTS["documents"])
-    expected = prefill(server.spec, H100, VLLM, 1, 16384, 0, 8192, on_server=True).seconds
+    expected = prefill(server.spec, H100, VLLM, 1, 16384, 0, 8192, has_server_delay=True).seconds
     assert server.load(1).ttft == expected
     assert len(server.prompts_pass(1).timed_passes) == 2
 

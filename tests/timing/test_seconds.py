@@ -157,7 +157,7 @@ def test_parts_and_lines_add_up() -> None:
     assert step.timed_pass.seconds * 8 == pytest.approx(step.parts["work"], rel=1e-12)
     for answer in (
         decode(llama(), h100(), VLLM, 8, 1000),
-        prefill(llama(), h100(), VLLM, 1, 1000, chunk=300, on_server=True),
+        prefill(llama(), h100(), VLLM, 1, 1000, chunk=300, has_server_delay=True),
     ):
         assert sum(answer.parts.values()) == pytest.approx(answer.seconds, rel=1e-12)
 

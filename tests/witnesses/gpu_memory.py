@@ -131,7 +131,7 @@ def settings_in(run: Configuration) -> Settings:
 
 def answer(run: Configuration, facts: Mapping[str, Any]) -> DeviceMemory:
     """What `llmcalc memory` answers for a run on that GPU."""
-    return memory(spec_of(run), settings_in(run), cuda_runtime=gpu.runtime_of_facts(facts, run.environment)).device
+    return memory(spec_of(run), settings_in(run), cuda_runtime=gpu.cuda_runtime_of_gpu(facts, run.environment)).device
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

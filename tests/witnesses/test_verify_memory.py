@@ -347,11 +347,11 @@ def test_counts_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_runtime_is_that_of_the_measured_gpu() -> None:
-    assert gpu.runtime_of_facts({"compute_capability": "9.0"}, {}) == CudaRuntime(LARGE_WORKSPACE)
+    assert gpu.cuda_runtime_of_gpu({"compute_capability": "9.0"}, {}) == CudaRuntime(LARGE_WORKSPACE)
     older = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    assert gpu.runtime_of_facts({"compute_capability": "8.0"}, older) == CudaRuntime(WORKSPACE, expandable=True)
+    assert gpu.cuda_runtime_of_gpu({"compute_capability": "8.0"}, older) == CudaRuntime(WORKSPACE, expandable=True)
     set_to = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
-    assert gpu.runtime_of_facts({"compute_capability": "8.0"}, set_to) == CudaRuntime(128 << 10)
+    assert gpu.cuda_runtime_of_gpu({"compute_capability": "8.0"}, set_to) == CudaRuntime(128 << 10)
 
 
 @pytest.mark.parametrize(("closed_form", "ok"), [(1000, True), (1001, True), (999, True), (1002, False), (998, False)])
@@ -409,7 +409,7 @@ def test_the_runner_writes_what_it_measures(
     statistics = Modelled(extra)
     monkeypatch.setattr(gpu, "Cuda", lambda: statistics)
     monkeypatch.setattr(gpu, "device_facts", lambda: facts)
-    monkeypatch.setattr(gpu, "runtime_of_facts", lambda *_: CudaRuntime(0, 0))
+    monkeypatch.setattr(gpu, "cuda_runtime_of_gpu", lambda *_: CudaRuntime(0, 0))
     monkeypatch.setattr(gpu, "free_bytes", lambda _: 2 << 30)
     monkeypatch.setattr(gpu_memory, "in_another_process", gpu_memory.measured)
     runs = {"small": gpu_memory.passing(SMALL, "prefill", 1, 24), "large": gpu_memory.training("llama3-8b", 1, 24)}

@@ -207,23 +207,23 @@ def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], lis
         for field_name, field in multiplier_fields.items()
         if model_args.get(field) is not None
     }
-    layer_kind_names = {
+    signs_of_types = {
         "qwen2": has_bias,
         "qwen3": has_norms,
         "granite": stated_multipliers,
         "smollm3": model_args.get("no_rope_layer_interval"),
     }
-    named_types = [model_type for model_type, is_stated in layer_kind_names.items() if is_stated]
-    if len(named_types) > 1:
+    matching_types = [model_type for model_type, sign_of_type in signs_of_types.items() if sign_of_type]
+    if len(matching_types) > 1:
         raise InputError(
             "attention_qkv_bias, use_qk_norm, no_rope_layer_interval, multipliers: those of "
-            f"{', '.join(named_types)} together; expected those of one"
+            f"{', '.join(matching_types)} together; expected those of one"
         )
-    if named_types:
-        config["model_type"] = named_types[0]
-    if named_types == ["qwen2"]:
+    if matching_types:
+        config["model_type"] = matching_types[0]
+    if matching_types == ["qwen2"]:
         config.pop("attention_bias")
-    if named_types == ["smollm3"]:
+    if matching_types == ["smollm3"]:
         config["no_rope_layer_interval"] = _positive_size(model_args, "no_rope_layer_interval")
     return config | stated_multipliers, [
         f"arguments of ExecuTorch's Llama: read as '{config['model_type']}' with an output head of its own"

@@ -327,12 +327,14 @@ REWARD_HEADS: dict[str, Table] = {
 """Class of a reward model → its head, which scores every token (qwen2_rm.py and internlm2.py of vLLM)."""
 
 
-def head_table(config: Config, head: Table | None = None, score_head: Table | None = None, answers: int = 2) -> Table:
+def head_table(
+    config: Config, head: Table | None = None, score_head: Table | None = None, answer_scores: int = 2
+) -> Table:
     """Returns the output head that the config's architecture names.
 
     score_head: a sequence classifier; default that of decoders, a score of every token without a bias. A head for token
         classification or question answering is one linear layer with a bias in every family.
-    answers: scores per token of a question-answering head; default 2.
+    answer_scores: scores per token of a question-answering head; default 2.
     Raises `InputError` for a multiple-choice head in a family without a class for it.
     """
     class_name = architecture(config)
@@ -348,7 +350,7 @@ def head_table(config: Config, head: Table | None = None, score_head: Table | No
     if config.head == "classification" and not scores_sequences(config):
         return {
             "type": "classification",
-            "num_labels": answers if class_name.endswith(OF_ANSWERS) else class_count(config),
+            "num_labels": answer_scores if class_name.endswith(OF_ANSWERS) else class_count(config),
             "over": "token",
         }
     if config.head == "classification":
@@ -529,7 +531,7 @@ def bidirectional_stack(stack: Table, distance_of: Callable[[int], int]) -> Tabl
 DENSE_OR_MOE = {"dense": "dense", "sparse": "moe"}
 
 
-def dense_or_moe(config: Config, depth: int, first_dense: int) -> list[str]:
+def dense_or_moe_kinds(config: Config, depth: int, first_dense: int) -> list[str]:
     """Returns `dense` for the first layers, then `moe`, or the kinds in `mlp_layer_types`."""
     default_kinds = ["dense" if layer < first_dense else "moe" for layer in range(depth)]
     return (
@@ -562,7 +564,9 @@ def combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
     kind_axes: each is (the kind of each layer, kind → the fields that it changes). An axis with one kind that
         changes nothing is omitted. No two axes may change the same field.
     """
-    varying_axes = [(kinds, changes) for kinds, changes in kind_axes if any(changes[kind] for kind in kinds)]
+    varying_axes = [
+        (kinds, fields_by_kind) for kinds, fields_by_kind in kind_axes if any(fields_by_kind[kind] for kind in kinds)
+    ]
     if not varying_axes:
         return {}
     layer_kinds = ["-".join(axis_kinds) for axis_kinds in zip(*(kinds for kinds, _ in varying_axes), strict=True)]
@@ -571,9 +575,9 @@ def combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
         layer_variants.setdefault(
             layer_kind,
             {
-                field: field_change
-                for kinds, changes in varying_axes
-                for field, field_change in changes[kinds[layer]].items()
+                field: changed_value
+                for kinds, fields_by_kind in varying_axes
+                for field, changed_value in fields_by_kind[kinds[layer]].items()
             },
         )
     return {"variants": layer_variants, **layer_pattern(layer_kinds)}

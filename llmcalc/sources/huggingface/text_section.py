@@ -42,11 +42,11 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
         if isinstance(config[section_name].get(family.text_section), dict)
     ]
     if len(nested_sections) == 1:  # `thinker_config` of Qwen3-ASR in its own form
-        lifted_config = {
+        unwrapped_config = {
             **config[nested_sections[0]],
             **{section_name: value for section_name, value in config.items() if section_name != nested_sections[0]},
         }
-        return lifted_config, [f"{nested_sections[0]}: its sections are read as those of the config"]
+        return unwrapped_config, [f"{nested_sections[0]}: its sections are read as those of the config"]
     other_sections = [section_name for section_name in OTHER_TEXT_SECTIONS if section_name in section_names]
     if len(other_sections) == 1:
         renamed_config = {

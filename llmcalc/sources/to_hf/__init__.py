@@ -26,7 +26,7 @@ from ..huggingface.heads import head_of
 from ..huggingface.parts import ACTIVATIONS
 from ..huggingface.registry import FILE_OF, LOGIT_CAPS, family_of, has_grouped_router, read_config
 from .classes import class_names, wrapper_names
-from .compare import Difference, canonical_values, count_of_values, differences
+from .compare import Difference, canonical_values, count_changed_values, differences
 from .config_values import ConfigValues
 from .fields import ALSO, FIELDS, USUAL
 from .wrappers import wrapped_config
@@ -111,8 +111,8 @@ def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, d
 
 def _difference_counts(mismatches: list[Difference]) -> tuple[int, int]:
     """Returns the numbers of different values in the text model, and in vision and audio encoders."""
-    tower_differences = sum(count_of_values(difference) for difference in mismatches if _is_in_tower(difference))
-    return sum(map(count_of_values, mismatches)) - tower_differences, tower_differences
+    tower_differences = sum(count_changed_values(difference) for difference in mismatches if _is_in_tower(difference))
+    return sum(map(count_changed_values, mismatches)) - tower_differences, tower_differences
 
 
 def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Family]]:

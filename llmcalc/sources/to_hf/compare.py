@@ -93,7 +93,7 @@ def differences(left_value: Any, right_value: Any, path: str = "") -> Iterator[D
         yield path, left_value, right_value
 
 
-def count_of_values(difference: Difference) -> int:
+def count_changed_values(difference: Difference) -> int:
     """Returns the number of different values. A part that only one spec has counts with all fields."""
     return max(_field_values(difference[1]), _field_values(difference[2]))
 

@@ -98,9 +98,9 @@ def job_from_json(job_json: str) -> Job:
 def peaks_by_phase(meter: Meter) -> dict[str, int]:
     """Returns the bytes at the peak of the forward passes, of the backward passes and of the optimizer's step."""
     peaks = {"forward": 0, "backward": 0, "step": 0}
-    for module_place, peak in meter.peaks.items():
-        if module_place.phase in peaks:
-            peaks[module_place.phase] = max(peaks[module_place.phase], peak.bytes)
+    for module_and_phase, peak in meter.peaks.items():
+        if module_and_phase.phase in peaks:
+            peaks[module_and_phase.phase] = max(peaks[module_and_phase.phase], peak.bytes)
     return peaks
 
 
@@ -108,15 +108,15 @@ def simulate_rank(job: Job, rank: int) -> dict[str, int]:
     """Returns the simulated bytes of one rank by quantity, as a torch dispatch mode counts them."""
     meter = Meter()
     rank_run: RankRun | FsdpRun
-    fsdp = replace(FSDP, prefetch=job.layout.prefetch)
+    fsdp_settings = replace(FSDP, prefetch=job.layout.prefetch)
     if job.layout.zero == 3 and job.layout.pp > 1:
-        rank_run = ShardedRank(ShardedSetup(job.spec, job.training, job.layout, rank, fsdp=fsdp), meter)
+        rank_run = ShardedRank(ShardedSetup(job.spec, job.training, job.layout, rank, fsdp=fsdp_settings), meter)
     elif job.layout.zero == 3:
         layout = job.layout
-        weight_sharding = sharding(job.training, replace(layout, tp=1), layout.coordinates(rank).dp, fsdp)
+        weight_sharding = sharding(job.training, replace(layout, tp=1), layout.coordinates(rank).dp, fsdp_settings)
         program = rank_program(job.spec, layout, rank) if layout.tp > 1 else None
         rank_run = FsdpRun(
-            job.spec, job.training, weight_sharding, fsdp, layout.reshard, memory_meter=meter, program=program
+            job.spec, job.training, weight_sharding, fsdp_settings, layout.reshard, memory_meter=meter, program=program
         )
         rank_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     else:

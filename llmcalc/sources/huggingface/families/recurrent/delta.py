@@ -21,7 +21,7 @@ from ...parts import (
     attention,
     biases,
     decoder,
-    dense_or_moe,
+    dense_or_moe_kinds,
     float32_rmsnorm,
     glu,
     layer_table,
@@ -240,7 +240,7 @@ def latent_decoder(config: Config, linear_attention: Table, full_attention: Tabl
         shared_expert,
         **SIGMOID,
     )
-    layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    layer_kinds = dense_or_moe_kinds(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     ffns_by_kind: Table = {
         "moe": experts,
         **({"dense": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}),

@@ -12,7 +12,7 @@ from .....algebra import ceil_div
 from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
-from ...parts import Table, decoder, dense_or_moe, glu, layer_table, moe, rmsnorm, stack_of_layers
+from ...parts import Table, decoder, dense_or_moe_kinds, glu, layer_table, moe, rmsnorm, stack_of_layers
 from ..deepseek.deepseek import SIGMOID, latent_attention
 from ..recurrent.delta import KDA_MODULES, KIMI_LINEAR, KIMI_NAMES, ROUTING, kda, kimi_mixers, linear_attention_config
 
@@ -30,7 +30,7 @@ def _read_kimi_k3(config: Config) -> Table:
         "moe": {},
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}},
     }
-    ffn_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
+    ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     layers = [
         (f"{mixer}_{ffn_kind}", {**layer_changes[mixer], **layer_changes[ffn_kind]})
         for mixer, ffn_kind in zip(mixers.kinds, ffn_kinds, strict=True)

@@ -146,12 +146,12 @@ def bart_model(
     position: Table,
     embedding_norm: bool = False,
     bias: bool = True,
-    **sides: Table,
+    **fields_by_stack: Table,
 ) -> Table:
     """Returns the encoder's and the decoder's stack, with biases everywhere. Pre-norm stacks end in a norm.
 
     bias: whether the projections of attention have biases.
-    sides: further fields of `encoder` or `decoder`.
+    fields_by_stack: further fields of `encoder` or `decoder`.
     Without tying each stack has its own embedding, and the classes also keep the shared one. The decoder alone
     (`BartForCausalLM`) keeps its cross-attention, which never runs.
     """
@@ -183,7 +183,7 @@ def bart_model(
             "num_hidden_layers": depth,
             "block": bart_block(config, stack_name, norm_placement, bias),
             **stack_fields,
-            **sides.get(stack_name, {}),
+            **fields_by_stack.get(stack_name, {}),
         }
     if decoder_only:
         del model_fields["encoder"]
