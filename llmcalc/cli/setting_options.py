@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 import typer
 
 from ..workload.inputs import Inputs
-from ..workload.setting import Declared, declared
+from ..workload.setting import DeclaredSetting, declared
 from .options import shell_completion_of, typed_name
 from .signatures import with_signature
 
@@ -34,7 +34,7 @@ def optional_parameter(value_type: Any, option: Any) -> OptionOfCommand:
     return OptionOfCommand(annotated_type[value_type | None, option], None)
 
 
-def option_of(declaration: Declared, default_value: Any = None, **changed_fields: Any) -> OptionOfCommand:
+def option_of(declaration: DeclaredSetting, default_value: Any = None, **changed_fields: Any) -> OptionOfCommand:
     """Returns the command-line option for a setting.
 
     default_value: default of the parameter.

@@ -21,7 +21,7 @@ from ..workload.recompute import MODES, Recompute, recompute_of
 from ..workload.setting import (
     TRAINING,
     WITHOUT_GRADIENTS,
-    Declared,
+    DeclaredSetting,
     Setting,
     check_phase,
     checked_values,
@@ -689,9 +689,9 @@ def _check_model(run_settings: Settings, spec: ModelSpec) -> None:
         raise InputError("--moe: the model has no experts; expected no --moe")
 
 
-CHECKPOINTING = Declared("gradient_checkpointing", bool, Setting("The same as --recompute full.", "Training"))
+CHECKPOINTING = DeclaredSetting("gradient_checkpointing", bool, Setting("The same as --recompute full.", "Training"))
 
-SHORTHANDS: Mapping[str, Declared] = {declaration.name: declaration for declaration in (USERS, CHECKPOINTING)}
+SHORTHANDS: Mapping[str, DeclaredSetting] = {declaration.name: declaration for declaration in (USERS, CHECKPOINTING)}
 """Names that stand for a setting, beside its own."""
 
 

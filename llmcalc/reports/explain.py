@@ -10,7 +10,7 @@ from .. import units
 from ..characters import printable
 from ..sources.preset import Preset
 from ..symbolic.bibliography import papers
-from ..symbolic.explain import Explanation, Section
+from ..symbolic.explain import Explanation, FormulaSection
 from ..symbolic.formulas import QUANTITIES, Formula, FormulaNode, Quantity
 from ..symbolic.symbolic import KEYS, missing_sympy_error
 from .document import Column, Report, Row, Table, with_notes_below, without_repetitions
@@ -250,7 +250,7 @@ def _component_rows(
     A layer whose formulas are those of an earlier kind of layer takes one row, which names that kind.
     """
     lacks_symbols = not explanation.formulas.has_symbols
-    component_blocks: list[list[tuple[Section, str, list[str]]]] = []
+    component_blocks: list[list[tuple[FormulaSection, str, list[str]]]] = []
     for section, section_name in zip(explanation.sections[:-1], section_names, strict=False):
         is_layer = section.formula_nodes[0].numeric_node.kind == "layer"
         if is_layer or not component_blocks or section.depth <= component_blocks[-1][0][0].depth:
@@ -286,7 +286,7 @@ def _component_rows(
     return table_rows
 
 
-def _component_text(formula_section: Section) -> str:
+def _component_text(formula_section: FormulaSection) -> str:
     """Writes a component's name with the symbol of its repeats: `layers (moe) × L_moe`."""
     node_position = formula_section.formula_nodes[0]
     if not node_position.path_names:
@@ -378,7 +378,7 @@ def _split_terms(formula_text: str, short_length: int) -> list[str]:
     ]
 
 
-def _section_heading(formula_section: Section) -> str:
+def _section_heading(formula_section: FormulaSection) -> str:
     """Writes the common end of equal nodes' paths: `layers.self_attn (one of 32)`."""
     repeat_count = sum(node_path.times for node_path in formula_section.formula_nodes if not node_path.optional)
     shared_names: list[str] = []
@@ -393,7 +393,7 @@ def _section_heading(formula_section: Section) -> str:
     )
 
 
-def _paths_text(formula_section: Section) -> str:
+def _paths_text(formula_section: FormulaSection) -> str:
     """Writes every path at which a node occurs, and the node's total over the model."""
     counted_paths = [node_path for node_path in formula_section.formula_nodes if not node_path.optional]
     repeat_count = sum(node_path.times for node_path in counted_paths)

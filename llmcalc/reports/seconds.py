@@ -12,7 +12,7 @@ from ..sources.preset import Preset
 from ..studies.run_time import BOUNDS, NOT_COUNTED, TimedNode, TimedRun
 from ..timing.price import QUANTIZED
 from ..timing.records import TimeStack
-from ..timing.spread import TimeRange, rounded
+from ..timing.spread import TimeRange, round_to_digits
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import float16_notes, plural, several, too_long_notes, warnings_of_notes
 from .share import layout_cell
@@ -113,7 +113,7 @@ def decoding_data(timed_run: TimedRun | None) -> dict[str, Any]:
     """Returns the seconds per token of every user and the tokens/s as plain data, null without an estimate."""
     return {
         "tpot": None if timed_run is None else timed_run.range.amount.as_data(),
-        "tokens_per_second": None if timed_run is None else rounded(timed_run.tokens_per_second),
+        "tokens_per_second": None if timed_run is None else round_to_digits(timed_run.tokens_per_second),
     }
 
 

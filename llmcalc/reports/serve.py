@@ -12,7 +12,7 @@ from ..studies.server import LoadPoint, Server
 from ..studies.serving import Servers, ServeStudy
 from ..timing.disaggregation import DisaggregatedServer
 from ..timing.speculation import Speculation
-from ..timing.spread import TIE, RangedAmount, TimeRange, rounded
+from ..timing.spread import TIE, RangedAmount, TimeRange, round_to_digits
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import plural, several, too_long_notes, warnings_of_notes
 from .seconds import class_text, duration_text, exchange_notes, range_unit
@@ -202,7 +202,7 @@ def _server_order(servers: Servers, server_index: int) -> tuple[bool, bool, floa
 
 def _rate_of_device(server_point: LoadPoint | None) -> float:
     """Returns the tokens per second and device, rounded so that equal rates compare as equal; 0 without a point."""
-    return 0.0 if server_point is None else rounded(server_point.per_device)
+    return 0.0 if server_point is None else round_to_digits(server_point.per_device)
 
 
 def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
@@ -349,7 +349,7 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
         ),
         key=lambda candidate: candidate[0],
     )
-    if rounded(cheapest_rate) <= rounded(chosen_server.point.per_device):
+    if round_to_digits(cheapest_rate) <= round_to_digits(chosen_server.point.per_device):
         return []
     return [
         f"{layout_text(cheapest_server)} on {several(cheapest_server.devices, serve_study.hardware.title)} has "
@@ -384,13 +384,13 @@ def _speculation_data(serve_study: ServeStudy) -> dict[str, Any] | None:
     return {
         "tokens": speculation.tokens,
         "acceptance": speculation.acceptance,
-        "tokens_per_step": rounded(speculation.tokens_per_step),
+        "tokens_per_step": round_to_digits(speculation.tokens_per_step),
     }
 
 
 def _users_data(users: float) -> float:
     """Returns the number of concurrent requests as plain data."""
-    return users if users == int(users) else rounded(users)
+    return users if users == int(users) else round_to_digits(users)
 
 
 def point_data(server_point: LoadPoint) -> dict[str, Any]:
@@ -400,9 +400,11 @@ def point_data(server_point: LoadPoint) -> dict[str, Any]:
         "ttft": server_point.ttft.amount.as_data(),
         "tpot": server_point.tpot.amount.as_data(),
         "end_to_end": server_point.end_to_end.as_data(),
-        "output_tokens_per_second": rounded(server_point.output_tokens_per_second),
-        "per_device": rounded(server_point.per_device),
-        "cost_per_million": None if server_point.cost_per_million is None else rounded(server_point.cost_per_million),
+        "output_tokens_per_second": round_to_digits(server_point.output_tokens_per_second),
+        "per_device": round_to_digits(server_point.per_device),
+        "cost_per_million": None
+        if server_point.cost_per_million is None
+        else round_to_digits(server_point.cost_per_million),
     }
 
 
@@ -472,10 +474,10 @@ def _times_data(serve_study: ServeStudy, server: Server, trace_times: TraceTimes
             }
             for latency_name in ("ttft", "tpot")
         },
-        "seconds": rounded(trace_times.seconds),
-        "output_tokens_per_second": rounded(trace_times.output_tokens_per_second),
-        "mean_concurrency": rounded(trace_times.mean_concurrency),
-        "cost_per_million": None if token_cost is None else rounded(token_cost),
+        "seconds": round_to_digits(trace_times.seconds),
+        "output_tokens_per_second": round_to_digits(trace_times.output_tokens_per_second),
+        "mean_concurrency": round_to_digits(trace_times.mean_concurrency),
+        "cost_per_million": None if token_cost is None else round_to_digits(token_cost),
     }
 
 

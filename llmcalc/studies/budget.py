@@ -22,7 +22,7 @@ from ..errors import InputError
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.target import load
-from .budget_file import SETTINGS, Bound, Budget, Fits, Limit, ModelBudget
+from .budget_file import SETTINGS, Bound, Budget, BudgetLimit, FitsBound, ModelBudget
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class BudgetCheck:
     key: str
     settings: dict[str, Any]
     measured: Fraction
-    limits: tuple[Limit, ...]
+    limits: tuple[BudgetLimit, ...]
     accelerator: str = ""
     warning: str = ""
 
@@ -52,7 +52,7 @@ class BudgetCheck:
         return all(bound_limit.holds(self.measured) for bound_limit in self.limits)
 
     @property
-    def violated_limit(self) -> Limit | None:
+    def violated_limit(self) -> BudgetLimit | None:
         """The first limit that the value violates; None if the value is within the limits."""
         return next((bound_limit for bound_limit in self.limits if not bound_limit.holds(self.measured)), None)
 
@@ -89,13 +89,13 @@ def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[],
         with _errors_naming_model(f"{model.target}: {bound_key}"):
             bound_settings = _setting_values(bound_key, bound)
             accelerators = (
-                [find_hardware(hardware_name) for hardware_name in bound.on] if isinstance(bound, Fits) else [None]
+                [find_hardware(hardware_name) for hardware_name in bound.on] if isinstance(bound, FitsBound) else [None]
             )
         for hardware in accelerators:
             yield partial(_check_bound, model.target, preset, bound_key, bound, bound_settings, hardware)
 
 
-def _setting_values(bound_key: str, bound: Bound | Fits) -> dict[str, Any]:
+def _setting_values(bound_key: str, bound: Bound | FitsBound) -> dict[str, Any]:
     """Returns the values of a bound's settings. Raises `InputError` for an invalid value."""
     declared_settings = SETTINGS[bound_key]
     return {
@@ -108,7 +108,7 @@ def _check_bound(
     target: str,
     preset: Preset,
     bound_key: str,
-    bound: Bound | Fits,
+    bound: Bound | FitsBound,
     bound_settings: dict[str, Any],
     hardware: Hardware | None,
 ) -> BudgetCheck:
@@ -119,7 +119,7 @@ def _check_bound(
     if isinstance(bound, Bound):
         return BudgetCheck(target, bound_key, bound.settings, measured_value, bound.limits, warning=length_note)
     assert hardware is not None
-    capacity_limit = Limit(operator="<=", value=Fraction(hardware.capacity_bytes))
+    capacity_limit = BudgetLimit(operator="<=", value=Fraction(hardware.capacity_bytes))
     return BudgetCheck(target, bound_key, bound.settings, measured_value, (capacity_limit,), hardware.name, length_note)
 
 

@@ -24,7 +24,7 @@ from ..errors import InputError, shown, suggest
 from ..record import Record
 from ..sources.files import parse_toml, read_text, validate
 from ..units import LONGEST_NUMBER, NUMBER, exact_number
-from ..workload.setting import Declared, Setting, declared
+from ..workload.setting import DeclaredSetting, Setting, declared
 from ..workload.workload import Phase
 
 Kind: TypeAlias = Literal["count", "FLOPs", "bytes"]
@@ -42,9 +42,9 @@ RUN = {**declared(RunSettings), **SHORTHANDS}
 """Name → setting of a run on one device."""
 
 CACHE_FORMAT = RUN["kv_dtype"]
-PASS = Declared("phase", Phase, Setting("The pass that is counted.", "What runs"))
+PASS = DeclaredSetting("phase", Phase, Setting("The pass that is counted.", "What runs"))
 
-SETTINGS: Mapping[str, Mapping[str, Declared]] = {
+SETTINGS: Mapping[str, Mapping[str, DeclaredSetting]] = {
     "params": {},
     "active": {},
     "kv_per_token": {"kv_dtype": CACHE_FORMAT, "dtype": CACHE_FORMAT},
@@ -82,7 +82,7 @@ COMPARISONS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": ope
 _BOUND = re.compile(rf"\s*(<=|>=|==|<|>)?\s*({NUMBER})\s*([A-Za-z]*)\s*")
 
 
-class Limit(Record):
+class BudgetLimit(Record):
     """The upper or the lower limit of a bound. value: exact number of parameters, FLOPs or bytes."""
 
     operator: Operator
@@ -96,11 +96,11 @@ class Limit(Record):
 class Bound(Record):
     """A bound on one value: an upper limit, a lower limit or both. settings: the file's settings for the value."""
 
-    limits: tuple[Limit, ...]
+    limits: tuple[BudgetLimit, ...]
     settings: dict[str, Any] = {}
 
 
-class Fits(Record):
+class FitsBound(Record):
     """The accelerators on which a run must fit. on: names. settings: the file's settings."""
 
     on: tuple[str, ...]
@@ -116,7 +116,7 @@ class ModelBudget(Record):
     kv_per_token: Bound | None = None
     flops_per_token: Bound | None = None
     memory: Bound | None = None
-    fits: Fits | None = None
+    fits: FitsBound | None = None
 
     keys: ClassVar[tuple[str, ...]] = tuple(SETTINGS)
 
@@ -139,7 +139,7 @@ class ModelBudget(Record):
         return bounds_by_key
 
     @property
-    def bounds(self) -> dict[str, Bound | Fits]:
+    def bounds(self) -> dict[str, Bound | FitsBound]:
         """The bounds of the model, by key, in the order of the keys."""
         return {bound_key: bound for bound_key in self.keys if (bound := getattr(self, bound_key)) is not None}
 
@@ -201,7 +201,7 @@ def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
                         bound_value[setting_name],
                         quantity_kind,
                         comparison_operator,
-                        operator_fixed=True,
+                        is_operator_fixed=True,
                     )
                 )
         if not limits:
@@ -249,12 +249,12 @@ def _check_settings(bound_key: str, bound_settings: Mapping[str, Any], other_key
 
 
 def _parse_limit(
-    location: str, limit_value: Any, quantity_kind: Kind, default_operator: str, operator_fixed: bool = False
+    location: str, limit_value: Any, quantity_kind: Kind, default_operator: str, is_operator_fixed: bool = False
 ) -> dict[str, Any]:
     """Parses a limit from text or a whole number.
 
     default_operator: the operator of text without one.
-    operator_fixed: whether the text must not have one.
+    is_operator_fixed: whether the text must not have one.
     """
     example_text = EXAMPLES[quantity_kind]
     if isinstance(limit_value, bool) or not isinstance(limit_value, str | int):
@@ -268,7 +268,7 @@ def _parse_limit(
         raise ValueError(
             f"{location}: {shown(limit_value)} is no bound; expected a number with a unit, such as {example_text}"
         )
-    if operator_fixed and limit_match[1]:
+    if is_operator_fixed and limit_match[1]:
         raise ValueError(
             f"{location}: '{limit_value}'; expected a number without {limit_match[1]}, since the key says which side"
         )

@@ -94,7 +94,7 @@ class StackShape:
 
 
 @frozen
-class Quantities:
+class ModelQuantities:
     """The compared sizes and costs of one model.
 
     shape: shape of the stack that computes the output.
@@ -135,7 +135,7 @@ class Quantities:
         return (self.shape,) if self.encoder is None else (self.encoder, self.shape)
 
 
-SORT_KEYS: dict[str, Callable[[Quantities], float | None]] = {
+SORT_KEYS: dict[str, Callable[[ModelQuantities], float | None]] = {
     "params": lambda q: q.parameters,
     "active": lambda q: q.active,
     "h": lambda q: q.shape.hidden_size,
@@ -157,7 +157,7 @@ SORT_KEYS: dict[str, Callable[[Quantities], float | None]] = {
 
 def quantities(
     spec: ModelSpec, seq: int = 2048, dtype: str = "bfloat16", parameter_count: ParameterCount | None = None
-) -> Quantities:
+) -> ModelQuantities:
     """Computes all compared quantities of one model.
 
     seq: tokens per sequence for the FLOPs; default 2048.
@@ -168,7 +168,7 @@ def quantities(
     parameter_count, workload = params(spec) if parameter_count is None else parameter_count, Workload(batch=1, seq=seq)
     cache_size = None if spec.one_pass_model else kv(spec, seq=seq, format_name=dtype)
     encoder = spec.encoder if spec.kind == "encoder-decoder" else None
-    return Quantities(
+    return ModelQuantities(
         spec=spec,
         seq=seq,
         dtype=dtype,
@@ -234,7 +234,7 @@ def _head_sizes(layer: Layer, input_width: int) -> HeadSizes | None:
     return layer.attention.head_sizes(input_width) if isinstance(layer.attention, TokenMixer) else None
 
 
-def sort_order(compared_models: list[Quantities], sort_key: str | None) -> list[int]:
+def sort_order(compared_models: list[ModelQuantities], sort_key: str | None) -> list[int]:
     """Returns the indices of models sorted by a quantity, smallest first; models without the quantity come last.
 
     Without a key the order is unchanged. Raises `InputError` for an unknown key.

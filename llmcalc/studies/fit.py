@@ -194,7 +194,7 @@ def largest_fitting_number(
             low_number = high_number
             if low_number == maximum:
                 return maximum
-            next_high = min(WIDEN * low_number, _linear_crossing(excess_by_value, low_number) * 51 // 50)
+            next_high = min(WIDEN * low_number, _number_at_capacity(excess_by_value, low_number) * 51 // 50)
             next_high = (
                 max(low_number + size_step if is_predicted else 2 * low_number, next_high) // size_step * size_step
             )
@@ -202,7 +202,7 @@ def largest_fitting_number(
                 min(maximum, low_number + 1 if is_next_number_tried else next_high),
                 False,
             )
-    first_fitting, guess_count = low_number, 0
+    first_fitting_number, guess_count = low_number, 0
     while high_number - low_number > 1:
         if high_number > NEAR * low_number and not is_predicted:
             candidate_number = math.isqrt(low_number * high_number)
@@ -214,7 +214,7 @@ def largest_fitting_number(
         if high_number - low_number > size_step:
             candidate_number = max(low_number + 1, candidate_number // size_step * size_step)
         guess_count += (
-            low_number > first_fitting or not is_predicted
+            low_number > first_fitting_number or not is_predicted
         )  # a prediction that is too large leaves one number
         low_number, high_number = (
             (candidate_number, high_number) if excess_bytes(candidate_number) <= 0 else (low_number, candidate_number)
@@ -242,13 +242,13 @@ def _next_trial_number(
             excess_by_value[lowest_too_large] - excess_by_value[highest_fitting]
         )
     return (
-        _linear_crossing(excess_by_value, highest_fitting) + 1
+        _number_at_capacity(excess_by_value, highest_fitting) + 1
         if trial_number % 3 == 1
         else (highest_fitting + lowest_too_large) // 2
     )
 
 
-def _linear_crossing(excess_by_value: Mapping[int, int], highest_fitting: int) -> int:
+def _number_at_capacity(excess_by_value: Mapping[int, int], highest_fitting: int) -> int:
     """Returns the number at which a line through the two largest fitting numbers reaches the capacity."""
     lower_number = max(
         (candidate_number for candidate_number in excess_by_value if candidate_number < highest_fitting),
@@ -270,7 +270,9 @@ def _memory_saving_changes(model_memory: Memory, current_fit: Fit, batch: int, s
     cheap_changes, costly_changes = single_changes(model_memory, current_fit.hardware, batch, seq)
     insufficient_bytes: list[int] = []
     most_changes = FEW_CHANGES if has_many_layers(model_memory) else None
-    evaluate = partial(_evaluate_changes, model_memory, current_fit, insufficient_bytes, most_changes=most_changes)
+    evaluate_changes = partial(
+        _evaluate_changes, model_memory, current_fit, insufficient_bytes, most_changes=most_changes
+    )
     combined_changes = _combine_changes(cheap_changes)
     change_pairs = [
         {**first_change, **second_change}
@@ -286,7 +288,7 @@ def _memory_saving_changes(model_memory: Memory, current_fit: Fit, batch: int, s
         change_groups = [[setting_changes for change_group in change_groups for setting_changes in change_group]]
     candidates: list[SettingChange] = []
     for change_group in change_groups:
-        candidates += evaluate(change_group)
+        candidates += evaluate_changes(change_group)
         if any(change.fit.verdict != "no" for change in candidates):
             break
     fitting_changes = [change for change in candidates if change.fit.verdict != "no"]

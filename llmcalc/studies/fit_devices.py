@@ -197,17 +197,19 @@ def _fewest_devices_by_halving(
     With one micro-batch per accelerator, a layout that fits also fits with twice the replicas. So the halves are
     searched by bisection. With a fixed batch they are tried in order.
     """
-    halvings, too_many_halvings = 0, (devices & -devices).bit_length()
-    while halvings + 1 < too_many_halvings and not devices_question.budget.is_spent():
-        next_halvings = (
-            halvings + 1 if devices_question.global_batch is not None else (halvings + too_many_halvings) // 2
+    halving_count, excessive_halving_count = 0, (devices & -devices).bit_length()
+    while halving_count + 1 < excessive_halving_count and not devices_question.budget.is_spent():
+        next_halving_count = (
+            halving_count + 1
+            if devices_question.global_batch is not None
+            else (halving_count + excessive_halving_count) // 2
         )
-        half_candidate = devices_question.best_fitting_layout(devices >> next_halvings)
+        half_candidate = devices_question.best_fitting_layout(devices >> next_halving_count)
         if half_candidate is None:
-            too_many_halvings = next_halvings
+            excessive_halving_count = next_halving_count
         else:
-            halvings, best_candidate = next_halvings, half_candidate
-    return devices >> halvings, best_candidate
+            halving_count, best_candidate = next_halving_count, half_candidate
+    return devices >> halving_count, best_candidate
 
 
 def _length_multiple(layout: Layout) -> int:

@@ -391,15 +391,15 @@ def _possible_runs(model_memory: Memory, layout_request: LayoutRequest, version:
         )
     except InputError:
         return
-    refusals: list[InputError] = []
+    refusal_errors: list[InputError] = []
 
     def memory_on(cuda_runtime: CudaRuntime) -> DeviceMemory:
-        if refusals:
-            raise refusals[0]
+        if refusal_errors:
+            raise refusal_errors[0]
         try:
             return divided_run.memory_on(cuda_runtime)
         except InputError as error:
-            refusals.append(error)
+            refusal_errors.append(error)
             raise
 
     yield divided_run._replace(memory_on=memory_on)

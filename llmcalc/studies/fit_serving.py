@@ -157,8 +157,8 @@ def serving_layouts(model_memory: Memory, layout_request: LayoutRequest, devices
             continue
         pp_layout = layout_request.pp_layout or (None if layers % pp == 0 else even_stage_sizes(layers, pp))
         try:
-            request = replace(layout_request, devices=devices, tp=tp, pp=pp, dp=dp, pp_layout=pp_layout)
-            layout = layout_of(request)
+            replica_request = replace(layout_request, devices=devices, tp=tp, pp=pp, dp=dp, pp_layout=pp_layout)
+            layout = layout_of(replica_request)
             check_serving(layout, framework_of(layout_request))
         except ImpossibleLayout:
             continue

@@ -191,11 +191,11 @@ class LayoutPlan:
             for candidate in layout_plan.plan.feasible
         ]
         if self.other_plans and all(layout_plan.times is not None for layout_plan, _ in layouts_and_plans):
-            place = {
+            rank_by_candidate_id = {
                 id(candidate): i
                 for i, candidate in enumerate(sorted_by_time([candidate for _, candidate in layouts_and_plans]))
             }
-            layouts_and_plans.sort(key=lambda layout_and_plan: place[id(layout_and_plan[1])])
+            layouts_and_plans.sort(key=lambda layout_and_plan: rank_by_candidate_id[id(layout_and_plan[1])])
         return layouts_and_plans[: self.rows]
 
     def range(self, candidate: Candidate) -> TimeRange | None:
@@ -511,29 +511,29 @@ class LayoutOrder:
         """Returns candidates in the order of the plan: by time where it is estimated, otherwise by memory."""
         return (sorted_by_memory if self.step_seconds is None else sorted_by_time)(candidates)
 
-    def _replay_in_order(self, plan: Plan, row_limit: int, waiting: list[Candidate]) -> list[Candidate]:
+    def _replay_in_order(self, plan: Plan, row_limit: int, waiting_candidates: list[Candidate]) -> list[Candidate]:
         """Replays the candidates of a plan in their order until enough of them fit; returns those that do not fit.
 
         A candidate that does not fit, or has no replay, is tried again with more recomputation, at the place where that
         stands in order.
         """
         too_large: list[Candidate] = []
-        while len(plan.feasible) < row_limit and waiting and plan.replays < row_limit + FURTHER_REPLAYS:
+        while len(plan.feasible) < row_limit and waiting_candidates and plan.replays < row_limit + FURTHER_REPLAYS:
             if plan.replays and self.budget.is_spent():
                 plan.ended_early = True
                 break
-            candidate = waiting.pop(0)
+            candidate = waiting_candidates.pop(0)
             result = self._replay_with_messages(candidate)
             plan.replays += isinstance(result, Candidate)
             if isinstance(result, Candidate) and result.headroom >= 0:
                 plan.feasible.append(result)
             elif (recomputing_candidate := self._with_more_recomputation(candidate)) is not None:
-                waiting = self._sort_candidates([*waiting, recomputing_candidate])
+                waiting_candidates = self._sort_candidates([*waiting_candidates, recomputing_candidate])
             elif isinstance(result, Candidate):
                 too_large.append(result)
             else:
                 self.layouts.refuse(result)
-        plan.unreplayed = waiting
+        plan.unreplayed = waiting_candidates
         return too_large
 
     def _replay_with_messages(self, candidate: Candidate) -> Candidate | InputError:

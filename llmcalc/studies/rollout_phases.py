@@ -119,14 +119,14 @@ class _Phases:
             "log_probabilities": self._log_probabilities,
             "update": self._update_phase,
         }
-        left_out: tuple[str, ...] = () if self.engine is not None else ("rollout", "weight_transfer")
-        left_out = ("weight_transfer",) if self.rollout.shares_weights else left_out
+        omitted_phases: tuple[str, ...] = () if self.engine is not None else ("rollout", "weight_transfer")
+        omitted_phases = ("weight_transfer",) if self.rollout.shares_weights else omitted_phases
         if not self.rollout.has_log_probabilities:
-            left_out = (*left_out, "log_probabilities")
+            omitted_phases = (*omitted_phases, "log_probabilities")
         return [
             RolloutPhase(phase_name, tuple(_nonzero_terms(phase_terms())))
             for phase_name, phase_terms in terms_by_phase.items()
-            if phase_name not in left_out
+            if phase_name not in omitted_phases
         ]
 
     def _bytes_between_passes(self) -> list[PhaseTerm]:

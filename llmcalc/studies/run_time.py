@@ -69,9 +69,10 @@ DTYPE_FORMATS = {"float32": "fp32", "float8": "fp8", "int8": "int8", "float4": "
 
 def missing_units_error(precision: str, dtype: str, hardware: Hardware) -> InputError:
     """Returns the error for training in a precision whose products an accelerator has no units for."""
-    sixteen_bits = "no --precision, which is fp16 there," if hardware.lacks_bfloat16 else "bf16-master"
+    sixteen_bit_option = "no --precision, which is fp16 there," if hardware.lacks_bfloat16 else "bf16-master"
     return InputError(
-        f"--precision {precision}: {hardware.name} has no {dtype} units; expected {sixteen_bits} or another --hardware"
+        f"--precision {precision}: {hardware.name} has no {dtype} units; expected {sixteen_bit_option} or another "
+        "--hardware"
     )
 
 
@@ -251,12 +252,12 @@ class TimedRun:
             seconds_by_bound["wait"] += run_count * operation.wait
         for part_name, bound, seconds in self._parts_of_the_run():
             seconds_by_node.setdefault((part_name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
-        nodes = []
+        timed_nodes = []
         for (path, component_name), by_bound in seconds_by_node.items():
             seconds, bound = sum(by_bound.values()), max(BOUNDS, key=by_bound.__getitem__)
             if seconds:
-                nodes.append(TimedNode(path, component_name, seconds, bound, by_bound[bound] / seconds, by_bound))
-        return sorted(nodes, key=lambda node: -node.seconds)
+                timed_nodes.append(TimedNode(path, component_name, seconds, bound, by_bound[bound] / seconds, by_bound))
+        return sorted(timed_nodes, key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, Traffic]:
         """Returns the matrix products of an inference pass by module path, summed over equal layers.
@@ -428,12 +429,14 @@ class TrainingTimes:
         repeated_operations = [
             (self._run_count(timed_pass, step_plan, operation), operation) for operation in timed_pass.operations
         ]
-        wait_seconds, host = (
+        wait_seconds, host_wait_seconds = (
             self._layer_wait_seconds(timed_pass, step_plan),
             self._host_wait_seconds(timed_pass, step_plan),
         )
         seconds_scale = part_seconds["work"] / (
-            sum(run_count * operation.seconds for run_count, operation in repeated_operations) + wait_seconds + host
+            sum(run_count * operation.seconds for run_count, operation in repeated_operations)
+            + wait_seconds
+            + host_wait_seconds
         )
         parts_of_run = part_seconds | ({"layer waits": wait_seconds * seconds_scale} if wait_seconds else {})
         return TimedRun(
@@ -451,7 +454,7 @@ class TrainingTimes:
             self.range(float(timed_step.seconds), layout, micro_batches),
             parts_of_run,
             tuple((float(run_count * seconds_scale), operation) for run_count, operation in repeated_operations),
-            hidden_host=host * seconds_scale,
+            hidden_host=host_wait_seconds * seconds_scale,
             include=step_plan.include,
             unpriced=tuple(self.unpriced),
             alternatives=dict(self._slower_settings(layout, micro_batches)),
@@ -529,12 +532,14 @@ def _optimizer_costs(memory: Memory) -> tuple[float, float]:
     """Returns the bytes of the optimizer's states and the FLOPs of its matrix products, per trained parameter."""
     memory_use = memory.states
     assert memory_use.optimizer is not None
-    product_flops, count = optimizer(memory_use.optimizer.name).product_flops, memory_use.count
+    product_flops, parameter_count = optimizer(memory_use.optimizer.name).product_flops, memory_use.count
     flops: Number = 0
     if product_flops is not None and memory_use.adapters is None:
-        flops = product_flops(list(trained_tensors(count.tree, count.include)))
+        flops = product_flops(list(trained_tensors(parameter_count.tree, parameter_count.include)))
     state_sizes = memory_use.optimizer.states.items()
-    state_bytes = sum(size for name, size in state_sizes if name != "step")  # step: one number per tensor
+    state_bytes = sum(
+        state_size for state_name, state_size in state_sizes if state_name != "step"
+    )  # step: one number per tensor
     return float(state_bytes / memory_use.trained), float(flops / memory_use.trained)
 
 
@@ -550,24 +555,26 @@ def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
 
     stack: the software that the run is timed with.
     """
-    settings, defaults = memory.settings, Settings("training")
-    names = list(UNPRICED_SETTINGS)
+    settings, default_settings = memory.settings, Settings("training")
+    setting_names = list(UNPRICED_SETTINGS)
     if not stack.fused:
-        names += UNPRICED_OF_EAGER_KERNELS
+        setting_names += UNPRICED_OF_EAGER_KERNELS
     if not (stack.fused and settings.cross_entropy == "fused"):
-        names.append("cross_entropy")
+        setting_names.append("cross_entropy")
     if settings.moe not in (None, "dropless", "capacity:1"):
-        names.append("moe")
+        setting_names.append("moe")
     if settings.optimizer_impl in ("foreach", "loop"):
-        names.append("optimizer_impl")
+        setting_names.append("optimizer_impl")
     uncounted_work = "" if memory.states.optimizer is None else optimizer(memory.states.optimizer.name).uncounted_work
     work_of_optimizer = [f"{uncounted_work} (--optimizer {settings.optimizer})"] if uncounted_work else []
     changed_settings = [
-        (name, getattr(settings, name)) for name in names if getattr(settings, name) != getattr(defaults, name)
+        (setting_name, getattr(settings, setting_name))
+        for setting_name in setting_names
+        if getattr(settings, setting_name) != getattr(default_settings, setting_name)
     ]
     return [
-        option(name) if value is True else f"{option(name)} {value}"
-        for name, value in changed_settings
+        option(setting_name) if value is True else f"{option(setting_name)} {value}"
+        for setting_name, value in changed_settings
         if value and value != "eager"
     ] + work_of_optimizer
 
@@ -702,14 +709,14 @@ def time_inference(
     model_memory = in_format_of_stack(model_memory, supporting_stack)
     device, workload = time_settings.device(hardware), model_memory.states.workload
     batch, seq = int(workload.batch), int(workload.seq)
-    replica = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout
+    replica_layout = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout
     tokens = seq if phase == "decode" else seq + context
     formats, chunk = inference_formats(model_memory, tokens), model_memory.settings.chunk
 
     def pass_on(device: Device, time_stack: TimeStack) -> InferencePass:
         if phase == "decode":
-            return decode(spec, device, time_stack, batch, seq, replica, formats)
-        return prefill(spec, device, time_stack, batch, seq, context, chunk, replica, formats, has_server_delay)
+            return decode(spec, device, time_stack, batch, seq, replica_layout, formats)
+        return prefill(spec, device, time_stack, batch, seq, context, chunk, replica_layout, formats, has_server_delay)
 
     time_stack = _with_class_attention(supporting_stack, model_memory)
     inference_pass = pass_on(device, time_stack)
@@ -765,10 +772,10 @@ def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
         }[timed_run.phase]
         return [f"{timed_run.seconds / seconds:.1f} times as fast as the estimate: compare {compared_seconds}"]
     explanations = [f"{seconds / timed_run.seconds:.1f} times the estimate; the whole range is faster"]
-    alternatives = sorted(timed_run.alternatives.items(), key=lambda alternative: abs(alternative[1] - seconds))
+    slower_alternatives = sorted(timed_run.alternatives.items(), key=lambda alternative: abs(alternative[1] - seconds))
     explanations += [
         f"{settings_text}: {slower_seconds:.2g} s"
-        for settings_text, slower_seconds in alternatives
+        for settings_text, slower_seconds in slower_alternatives
         if slower_seconds > 1.03 * timed_run.seconds
     ]
     if timed_run.phase != "training":

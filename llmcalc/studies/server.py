@@ -15,7 +15,7 @@ from ..algebra import Number
 from ..frameworks.engines.engine import EngineMemory
 from ..frozen import frozen
 from ..parallel.layout import Layout
-from ..timing.batching import Replica, ServedLoad
+from ..timing.batching import LoadLatencies, Replica
 from ..timing.disaggregation import DisaggregatedServer
 from ..timing.spread import RangedAmount, TimeRange, expected_range, untested_ranks
 
@@ -40,7 +40,7 @@ class LatencyLimits:
     ttft: float | None = None
     tpot: float | None = None
 
-    def violated_limits(self, load: ServedLoad) -> str:
+    def violated_limits(self, load: LoadLatencies) -> str:
         """Returns the reason why the latencies of a replica exceed the limits; empty if within the limits.
 
         A first token is compared where all requests arrive at once: the estimate for spread arrivals is too short.
@@ -88,7 +88,7 @@ class LoadPoint:
 
     concurrency: float
     devices: int
-    load: ServedLoad
+    load: LoadLatencies
     replicas: int
     ttft: TimeRange
     tpot: TimeRange
@@ -138,7 +138,7 @@ class Server:
     def devices(self) -> int:
         return self.sizes.devices * self.replicas * (1 if self.group is None else self.group.replicas)
 
-    def load(self, concurrency: float) -> ServedLoad:
+    def load(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies of one replica, or of one group of replicas, at a concurrency."""
         return (self.replica if self.group is None else self.group).load(concurrency)
 
@@ -185,13 +185,13 @@ class Server:
         replica_load = replace(replica_load, concurrency=rate_of_replica * replica_load.end_to_end)
         return self._point_of_load(replica_load.concurrency * self.replicas, replica_load)
 
-    def _point_of_load(self, concurrency: float, load: ServedLoad) -> LoadPoint:
+    def _point_of_load(self, concurrency: float, load: LoadLatencies) -> LoadPoint:
         """Returns the point of a concurrency with the load of one replica."""
         rate = self.replicas * load.output_tokens_per_second
         cost_per_million = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
         return LoadPoint(concurrency, self.devices, load, self.replicas, *self._latency_ranges(load), cost_per_million)
 
-    def _latency_ranges(self, load: ServedLoad) -> tuple[TimeRange, TimeRange]:
+    def _latency_ranges(self, load: LoadLatencies) -> tuple[TimeRange, TimeRange]:
         """Returns the ranges of a load's TTFT and TPOT.
 
         A first token beside other requests takes as long as a request alone at least, although other measured rows
@@ -220,10 +220,10 @@ class Server:
         """The maximum number of concurrent requests in all replicas."""
         return self.most_sequences * self.replicas
 
-    def curve(self, asked_point: LoadPoint | None = None) -> list[LoadPoint]:
+    def curve(self, requested_point: LoadPoint | None = None) -> list[LoadPoint]:
         """Returns the server's latencies at 1, 2, 4, … concurrent requests and at the server's maximum.
 
-        asked_point: the point of the load that is asked for; default none.
+        requested_point: the point of the load that is asked for; default none.
         """
         concurrencies = {2**i for i in range(self.most_requests.bit_length())} | {self.most_requests}
         load_points = {
@@ -231,7 +231,7 @@ class Server:
             for request_count in concurrencies
             if request_count >= self.replicas
         }
-        load_points |= {} if asked_point is None else {asked_point.concurrency: asked_point}
+        load_points |= {} if requested_point is None else {requested_point.concurrency: requested_point}
         return [load_points[request_count] for request_count in sorted(load_points)]
 
     def most_requests_within_limits(self, limits: LatencyLimits) -> int:

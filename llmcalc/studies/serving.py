@@ -239,11 +239,11 @@ class ServeStudy:
             tuple(traces),
         )
 
-    def _fitting_servers(self, why_not: Counter[str]) -> Iterator[Server]:
+    def _fitting_servers(self, rejection_counts: Counter[str]) -> Iterator[Server]:
         """Yields a replica of every fitting layout, and counts the reasons against the other layouts."""
         for sizes_to_try in self.sizes.candidates(routed_experts(self.preset.model)):
             has_fitting_server = False
-            for server in self._replicas_of(sizes_to_try, why_not):
+            for server in self._replicas_of(sizes_to_try, rejection_counts):
                 has_fitting_server = True
                 yield server
             if has_fitting_server:

@@ -127,8 +127,10 @@ class ShapeFamily:
             (self.head_dim or head_sizes.head_dim) // self.head_divisor for head_sizes in self._head_sizes_of_layers()
         ]
         can_halve = all(head_width % 2 == 0 and head_width // 2 >= LEAST_HEAD_DIM for head_width in head_widths)
-        for divisor in (1,) if keep_heads or not can_halve else (2, 1):
-            finer_family = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
+        for head_factor in (1,) if keep_heads or not can_halve else (2, 1):
+            finer_family = replace(
+                self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=head_factor * self.head_divisor
+            )
             try:
                 finer_family.scaled_to(finer_family.step, finer_family.least_depth)
             except Unscalable:  # for example, the rotary dimensions may require heads of the model's own size
@@ -372,21 +374,21 @@ def find_shapes(
     Raises `InputError` if no shape matches the budget.
     """
     tolerance = percent / 100
-    target_size = None if target_spec is None else (target_spec.hidden_size, target_spec.main.num_hidden_layers)
-    target_fits = target_size is not None and _cost_matches(model_family, target_size, budget, tolerance)
+    target_shape = None if target_spec is None else (target_spec.hidden_size, target_spec.main.num_hidden_layers)
+    target_fits = target_shape is not None and _cost_matches(model_family, target_shape, budget, tolerance)
     model_family = refine_step(
         model_family, budget, tolerance, keep_heads=target_fits or model_family.head_dim is not None
     )
     shape_sizes, search_stats = search_shapes(
         model_family, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * row_count))
     )
-    if target_size is not None and target_fits:
-        shape_sizes = [shape_size for shape_size in shape_sizes if shape_size[0] != target_size[0]] + [target_size]
+    if target_shape is not None and target_fits:
+        shape_sizes = [shape_size for shape_size in shape_sizes if shape_size[0] != target_shape[0]] + [target_shape]
     if not shape_sizes:
         raise InputError(_no_shapes_error(model_family, budget, percent))
-    spread_sizes = spread_evenly(shape_sizes, row_count, target_size)
+    spread_sizes = spread_evenly(shape_sizes, row_count, target_shape)
     shapes = tuple(
-        _shape_of_size(model_family, shape_size, budget, shape_size == target_size, seq, dtype)
+        _shape_of_size(model_family, shape_size, budget, shape_size == target_shape, seq, dtype)
         for shape_size in sorted(spread_sizes, key=lambda s: s[0] / s[1])
     )
     return ShapeStudy(
@@ -523,8 +525,8 @@ def _spaced_widths(widths: range, limit: int) -> list[int]:
         return list(widths)
     smallest_width, width_step = widths[0], widths.step
     log_width_step = math.log(widths[-1] / smallest_width) / (limit - 1)
-    indices = (round(smallest_width * (math.exp(log_width_step * i) - 1) / width_step) for i in range(limit))
-    return [widths[i] for i in dict.fromkeys(indices)]
+    width_indices = (round(smallest_width * (math.exp(log_width_step * i) - 1) / width_step) for i in range(limit))
+    return [widths[i] for i in dict.fromkeys(width_indices)]
 
 
 def spread_evenly(
@@ -538,8 +540,10 @@ def spread_evenly(
     selected_indices = {sorted_sizes.index(kept_size)} if kept_size in sorted_sizes else set()
     log_ratio_span = log_ratios[-1] - log_ratios[0]
     for i in range(row_count):
-        target_log = log_ratios[0] + log_ratio_span * i / max(row_count - 1, 1)
-        nearest_index = min(range(len(sorted_sizes)), key=lambda size_index: abs(log_ratios[size_index] - target_log))
+        target_log_ratio = log_ratios[0] + log_ratio_span * i / max(row_count - 1, 1)
+        nearest_index = min(
+            range(len(sorted_sizes)), key=lambda size_index: abs(log_ratios[size_index] - target_log_ratio)
+        )
         if len(selected_indices) < row_count:
             selected_indices.add(nearest_index)
     return [sorted_sizes[i] for i in sorted(selected_indices)]

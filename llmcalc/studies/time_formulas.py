@@ -86,10 +86,12 @@ def time_formulas(
     Raises `InputError` for a node without kernels, and for an accelerator without a bandwidth or a peak.
     """
     tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, 0)
-    software = find_stack(time_stack, "training" if phase == "training" else "inference")
-    rank_pass = RankPass(batch, tokens, cached_tokens, phase, fused=software.fused, reduces_late=software.reduces_late)
+    software_stack = find_stack(time_stack, "training" if phase == "training" else "inference")
+    rank_pass = RankPass(
+        batch, tokens, cached_tokens, phase, fused=software_stack.fused, reduces_late=software_stack.reduces_late
+    )
     pass_work = rank_work(spec, rank_pass)
-    time_estimator = TimeEstimator(device_of(hardware), software, NumberFormats(), rank_pass)
+    time_estimator = TimeEstimator(device_of(hardware), software_stack, NumberFormats(), rank_pass)
     kernels = [kernel for kernel in pass_work.kernels if _belongs_to_node(kernel, node, pass_work)]
     if not kernels:
         kernel_paths = sorted({kernel.path for kernel in pass_work.kernels})
@@ -142,9 +144,9 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat_count
             )
         wait_term = NO_TERM
         if operation.wait:
-            launches = kernel.launches[operation.backward]
-            wait_term = _Term("l · t", f"{launches} · {_number_text(time_estimator.seconds_before_kernel)}")
-            if other_wait := operation.wait - launches * time_estimator.seconds_before_kernel:
+            launch_count = kernel.launches[operation.backward]
+            wait_term = _Term("l · t", f"{launch_count} · {_number_text(time_estimator.seconds_before_kernel)}")
+            if other_wait := operation.wait - launch_count * time_estimator.seconds_before_kernel:
                 wait_term = _Term(f"{wait_term.symbolic} + s", f"{wait_term.substituted} + {_number_text(other_wait)}")
         formula_terms = [formula_term for formula_term in (slower_term, wait_term) if formula_term]
         yield TimeFormula(

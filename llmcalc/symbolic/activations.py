@@ -21,9 +21,9 @@ from ..simulator.layer_loops import SHORT_RUN_REPEATS, layer_stacks
 from ..simulator.strides import clear_caches
 from ..simulator.tensor import DTYPES
 from ..workload.recompute import MODES
-from .explain import Explanation, Section, check_layer_kinds, components, merge_sections
-from .formulas import DEFAULT, DEFAULT_TRAINING, FormulaNode, Formulas, Setting, TrainingSetting
-from .saved_bytes import LOSS, Block, NodeTrackingEager, Pass, Path, PathNames, saved_blocks
+from .explain import Explanation, FormulaSection, check_layer_kinds, components, merge_sections
+from .formulas import DEFAULT, DEFAULT_TRAINING, FormulaNode, Formulas, FormulaSetting, TrainingSetting
+from .saved_bytes import LOSS, NodeTrackingEager, Pass, Path, PathNames, SavedBlock, saved_blocks
 from .symbolic import SEQUENCES, SymbolMeaning, keys_symbol, sequences_symbol, spec_with_formulas
 from .symbolic_int import SymbolicInt, formula_of
 
@@ -35,7 +35,7 @@ Notation: TypeAlias = Literal["numbers", "letters"]
 def explain_activations(
     spec: ModelSpec,
     query: str | None = None,
-    setting: Setting = DEFAULT,
+    setting: FormulaSetting = DEFAULT,
     training: TrainingSetting = DEFAULT_TRAINING,
     include: frozenset[str] = frozenset(),
 ) -> Explanation:
@@ -46,7 +46,7 @@ def explain_activations(
     """
     check_layer_kinds(spec)
     formulas = Formulas(spec, setting, include)
-    activations = Activations(formulas, training)
+    activations = ActivationFormulas(formulas, training)
     if query is None or query.lower() == "model":
         sections = [activations.section(matching_node, depth) for depth, matching_node in activations.components()]
         sections = [section for section in sections if section.formulas[0].value]
@@ -57,7 +57,7 @@ def explain_activations(
     return Explanation(sections, formulas, query, training, activations.notes())
 
 
-class Activations:
+class ActivationFormulas:
     """The saved activations of one model's training pass in bytes, as numbers and as formulas.
 
     formulas: the formulas of the model.
@@ -71,15 +71,15 @@ class Activations:
         self.formulas: Formulas = formulas
         self.training: TrainingSetting = training
         self.kernels: type[NodeTrackingEager] = kernels
-        self.numbers: SavedSums = self.saved_sums("numbers", training.batch)
-        self.letters: SavedSums = self.numbers
+        self.numbers: SavedByteSums = self.saved_sums("numbers", training.batch)
+        self.letters: SavedByteSums = self.numbers
         if formulas.has_symbols:
             meanings = formulas.meanings
             meanings[keys_symbol()] = replace(meanings[keys_symbol()], field="tokens of a sequence")
             meanings[sequences_symbol()] = SymbolMeaning(SEQUENCES, "sequences at once", training.batch)
             self.letters = self.saved_sums("letters", training.batch)
 
-    def saved_sums(self, notation: Notation, batch: int) -> SavedSums:
+    def saved_sums(self, notation: Notation, batch: int) -> SavedByteSums:
         """Returns the saved bytes of every node, for a number of sequences."""
         spec, seq = self.formulas.symbolic.spec, self.formulas.setting.seq
         repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(layer_stacks(spec)) if stack.is_extrapolated}
@@ -99,12 +99,12 @@ class Activations:
             layers=repeats,
         )
         try:
-            return SavedSums(self.formulas.root, saved_blocks(spec, training_pass, self.kernels), notation)
+            return SavedByteSums(self.formulas.root, saved_blocks(spec, training_pass, self.kernels), notation)
         finally:
             if notation == "letters":
                 clear_caches()
 
-    def section(self, node: FormulaNode, depth: int = 0) -> Section:
+    def section(self, node: FormulaNode, depth: int = 0) -> FormulaSection:
         """Returns the formula of a layer or of a part of the layer, including all repeats of the part in the layer."""
         byte_count, symbolic_sum = self.numbers.saved_bytes_of(node), self.letters.saved_bytes_of(node)
         formula = self.formulas.formula_of_value("activations", symbolic_sum, int(byte_count), node, group_by_token)
@@ -114,7 +114,9 @@ class Activations:
             if self.numbers.layers.issuperset(node.walk_indices)
             else replace(node.symbolic_node, repeat=1)
         )
-        return Section((replace(node, symbolic_node=node_in_symbols, times=repeat_count or 1),), (formula,), depth)
+        return FormulaSection(
+            (replace(node, symbolic_node=node_in_symbols, times=repeat_count or 1),), (formula,), depth
+        )
 
     def components(self) -> list[tuple[int, FormulaNode]]:
         """Returns the parts of the model and of layers, storages shared by layers, and the loss."""
@@ -166,7 +168,7 @@ class Activations:
         return ("one sequence at a time keeps other copies than several; --batch 2 gives the formula of several",)
 
 
-class SavedSums:
+class SavedByteSums:
     """The saved bytes of every node, summed over tensor storages.
 
     root: the whole model.
@@ -179,7 +181,7 @@ class SavedSums:
     loss: sum of the loss.
     """
 
-    def __init__(self, root: FormulaNode, memory_blocks: Iterable[Block], notation: Notation) -> None:
+    def __init__(self, root: FormulaNode, memory_blocks: Iterable[SavedBlock], notation: Notation) -> None:
         self.notation: Notation = notation
         self.by_location: dict[int, Any] = {}
         self.times: dict[int, Any] = {}

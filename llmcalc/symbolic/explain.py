@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from ..errors import InputError
 from ..model import ModelSpec
 from ..optional import WITHOUT_FLOPS
-from .formulas import DEFAULT, Formula, FormulaNode, Formulas, Quantity, Setting, TrainingSetting, merge_nodes
+from .formulas import DEFAULT, Formula, FormulaNode, Formulas, FormulaSetting, Quantity, TrainingSetting, merge_nodes
 
 QuantityOrAll: TypeAlias = Literal["params", "flops", "kv", "all"]
 ANSWERS: dict[QuantityOrAll, tuple[Quantity, ...]] = {
@@ -25,7 +25,7 @@ MOST_KINDS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class FormulaSection:
     """The formulas of one node, for one of its repeats.
 
     formula_nodes: every place in the tree where they apply.
@@ -49,7 +49,7 @@ class Explanation:
     notes: exceptions from the formulas.
     """
 
-    sections: Sequence[Section]
+    sections: Sequence[FormulaSection]
     formulas: Formulas
     node: str | None
     training: TrainingSetting | None = None
@@ -60,7 +60,7 @@ def explain(
     spec: ModelSpec,
     query: str | None = None,
     quantity: QuantityOrAll = "all",
-    setting: Setting = DEFAULT,
+    setting: FormulaSetting = DEFAULT,
     include: frozenset[str] = frozenset(),
 ) -> Explanation:
     """Explains `query` (any suffix of a path in the tree) or the whole model by formulas with values.
@@ -92,9 +92,9 @@ def explain(
     return Explanation(sections, formulas, query)
 
 
-def merge_sections(sections: Iterable[Section]) -> list[Section]:
+def merge_sections(sections: Iterable[FormulaSection]) -> list[FormulaSection]:
     """Returns the sections with formulas; nodes with the same name and equal formulas share a section."""
-    merged_sections: dict[tuple[object, ...], Section] = {}
+    merged_sections: dict[tuple[object, ...], FormulaSection] = {}
     for section in sections:
         formula_keys = ((formula.quantity, formula.expression) for formula in section.formulas)
         section_key = (section.formula_nodes[0].path_names[-1][0], *formula_keys)
@@ -127,19 +127,23 @@ def _remove_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
     )
 
 
-def _section_of_node(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, depth: int = 0) -> Section:
+def _section_of_node(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, depth: int = 0) -> FormulaSection:
     formulas_of_quantities = [
-        kind for kind in ANSWERS[quantity] if node.optional not in WITHOUT_FLOPS or kind in ANSWERS["params"]
+        shown_quantity
+        for shown_quantity in ANSWERS[quantity]
+        if node.optional not in WITHOUT_FLOPS or shown_quantity in ANSWERS["params"]
     ]  # their FLOPs are not counted
     formulas_by_quantity = {
-        kind: formula for kind in formulas_of_quantities if (formula := formulas.formula(node, kind)) is not None
+        shown_quantity: formula
+        for shown_quantity in formulas_of_quantities
+        if (formula := formulas.formula(node, shown_quantity)) is not None
     }
     if (
         "active" in formulas_by_quantity
         and formulas_by_quantity["active"].value == formulas_by_quantity["params"].value
     ):
         del formulas_by_quantity["active"]
-    return Section((node,), tuple(formulas_by_quantity.values()), depth)
+    return FormulaSection((node,), tuple(formulas_by_quantity.values()), depth)
 
 
 def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:

@@ -26,7 +26,7 @@ from ..workload.workload import Workload
 from .symbolic import (
     ELEMENT_BYTES,
     KEYS,
-    Symbolic,
+    SymbolicModel,
     SymbolMeaning,
     bytes_symbol,
     cached_symbolic,
@@ -67,7 +67,7 @@ SumStyle: TypeAlias = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class FormulaSetting:
     """The sequence length, counting convention and cache format at which formulas are evaluated.
 
     seq: the number of tokens per sequence, which with full pairs is the number of keys S per token; 2048 by default.
@@ -80,7 +80,7 @@ class Setting:
     dtype: str = "bfloat16"
 
 
-DEFAULT = Setting()
+DEFAULT = FormulaSetting()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,9 @@ class FormulaNode:
     def name(self) -> str:
         """The node's name, with a label of the layer's kind if layers differ: `layers.self_attn`, `layers.moe.mlp`."""
         return (
-            ".".join(name_part for segment, label, _ in self.path_names for name_part in (segment, label) if name_part)
+            ".".join(
+                name_part for node_name, label, _ in self.path_names for name_part in (node_name, label) if name_part
+            )
             or "model"
         )
 
@@ -161,12 +163,14 @@ class FormulaNode:
 class Formulas:
     """The formulas of one model in one setting; without sympy, each formula is only a number."""
 
-    def __init__(self, spec: ModelSpec, setting: Setting = DEFAULT, include: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, spec: ModelSpec, setting: FormulaSetting = DEFAULT, include: frozenset[str] = frozenset()
+    ) -> None:
         self.has_symbols: bool = has_sympy()
         self._stored_format: CacheFormat = cache_format(setting.dtype)
         self._element_bits: Number = self._stored_format.keys.element_bits
-        self.symbolic: Symbolic = cached_symbolic(spec) if self.has_symbols else numeric_tree(spec)
-        self.setting: Setting = setting
+        self.symbolic: SymbolicModel = cached_symbolic(spec) if self.has_symbols else numeric_tree(spec)
+        self.setting: FormulaSetting = setting
         self.one_pass_model: str = spec.one_pass_model
         self.include: frozenset[str] = include
         self.meanings: dict[Any, SymbolMeaning] = {}

@@ -35,7 +35,7 @@ LOSS: Path = (("loss", ""),)
 """The loss, which is not a node of the model."""
 
 
-class Location(NamedTuple):
+class StorageLocation(NamedTuple):
     """The node of the model that is running when a pass allocates, saves or frees a tensor.
 
     path: path of the node.
@@ -58,7 +58,7 @@ class Location(NamedTuple):
         return tuple(stack_name for stack_name, _ in self.layer)
 
 
-class Block:
+class SavedBlock:
     """The memory block of one tensor storage.
 
     kind: its kind when it was created.
@@ -69,15 +69,15 @@ class Block:
 
     __slots__ = ("bytes", "creator", "ends", "keepers", "kind")
 
-    def __init__(self, byte_count: Number, tensor_kind: str, creator: Location) -> None:
+    def __init__(self, byte_count: Number, tensor_kind: str, creator_location: StorageLocation) -> None:
         self.bytes: Number = byte_count
         self.kind: str = tensor_kind
-        self.creator: Location = creator
-        self.keepers: list[Location] = []
+        self.creator: StorageLocation = creator_location
+        self.keepers: list[StorageLocation] = []
         self.ends: int = 0
 
     @property
-    def location(self) -> Location:
+    def location(self) -> StorageLocation:
         """The first node that saves the block, or else the node that created the block."""
         return self.keepers[0] if self.keepers else self.creator
 
@@ -90,25 +90,25 @@ class Block:
         return len(layers) > 1
 
 
-class Storages:
+class SavedStorages:
     """A meter that lists all tensor storages of a pass."""
 
     def __init__(self) -> None:
         self.kind: str = "temporary"
-        self.place: Location = Location()
+        self.place: StorageLocation = StorageLocation()
         self.parameter_path: None = None
         self.stream: int = 0
-        self.alive: dict[int, Block] = {}
+        self.alive: dict[int, SavedBlock] = {}
 
-    def allocate(self, byte_count: Number) -> Block:
-        memory_block = Block(byte_count, self.kind, self.place)
+    def allocate(self, byte_count: Number) -> SavedBlock:
+        memory_block = SavedBlock(byte_count, self.kind, self.place)
         self.alive[id(memory_block)] = memory_block
         return memory_block
 
-    def free(self, block: Block) -> None:
+    def free(self, block: SavedBlock) -> None:
         del self.alive[id(block)]
 
-    def reclassify(self, block: Block, tensor_kind: str) -> None:
+    def reclassify(self, block: SavedBlock, tensor_kind: str) -> None:
         block.keepers.append(self.place)
 
 
@@ -119,14 +119,14 @@ class NodeTrackingEager(Eager):
     def place(self) -> Any:
         return self.location(self.frames[1:])
 
-    def location(self, frames: Sequence[ModuleFrame]) -> Location:
+    def location(self, frames: Sequence[ModuleFrame]) -> StorageLocation:
         """Returns the location of the module that the innermost of these frames runs."""
         named_frames = [frame for frame in frames if frame.scope.name]
         layers = [
             (i + 1, frame.layer_index) for i, frame in enumerate(named_frames) if frame.scope.first_input is not None
         ]
         depth, layer_index = layers[0] if layers else (0, -1)
-        return Location(
+        return StorageLocation(
             tuple(_node_name_and_label(frame.scope) for frame in named_frames),
             depth,
             -1 if layer_index is None else layer_index,
@@ -134,12 +134,14 @@ class NodeTrackingEager(Eager):
 
     def step(self, step: Step) -> None:
         memory_meter = self.graph.meter
-        outer_place, step_place = memory_meter.place, self.location(self.frames[1:])
+        outer_location, step_location = memory_meter.place, self.location(self.frames[1:])
         memory_meter.place = (
-            step_place._replace(path=(*step_place.path, _node_name_and_label(step))) if step.name else step_place
+            step_location._replace(path=(*step_location.path, _node_name_and_label(step)))
+            if step.name
+            else step_location
         )
         super().step(step)
-        memory_meter.place = outer_place
+        memory_meter.place = outer_location
 
     def layer(self, frame: ModuleFrame, x: Tensor) -> Tensor:
         meter = self.graph.meter
@@ -193,12 +195,12 @@ class Pass:
 
 def saved_blocks(
     spec: ModelSpec, training_pass: Pass, kernels: type[NodeTrackingEager] = NodeTrackingEager
-) -> list[Block]:
+) -> list[SavedBlock]:
     """Returns every storage that is saved for the backward pass, without weights and inputs.
 
     Raises `Unsupported` for a step of the model without kernels.
     """
-    meter = Storages()
+    meter = SavedStorages()
     program = spec.program()
     run_config = RunConfig(Workload(training_pass.batch, training_pass.seq, source=training_pass.seq, phase="training"))
     recorded_kernels = kernels(
@@ -218,7 +220,7 @@ def saved_blocks(
         labels = recorded_kernels.t.flatten(token_ids)
     model_output = recorded_kernels.run(program)
     if spec.head.type == "lm":
-        meter.place = Location(LOSS)
+        meter.place = StorageLocation(LOSS)
         model_output = recorded_kernels.cap_logits(model_output)
         model_output = recorded_kernels.losses(model_output, labels)
     output_node = model_output.node

@@ -62,7 +62,7 @@ SizeReplacer: TypeAlias = Callable[[SizeOccurrence], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Symbolic:
+class SymbolicModel:
     """The tree of a model with sizes as numbers, and the same tree with sizes as symbols.
 
     meanings: symbol → its meaning.
@@ -86,43 +86,43 @@ def missing_sympy_error(feature: str) -> MissingExtra:
     return MissingExtra(feature, "sympy", "explain")
 
 
-def numeric_tree(spec: ModelSpec) -> Symbolic:
+def numeric_tree(spec: ModelSpec) -> SymbolicModel:
     """Returns the formulas' tree with numbers instead of symbols, without importing sympy."""
     tree = spec.tree()
-    return Symbolic(spec, tree, tree, {}, {})
+    return SymbolicModel(spec, tree, tree, {}, {})
 
 
 GROUPS = {"tp": "ranks of a tensor group", "ep": "ranks that divide the experts", "etp": "ranks that divide an expert"}
 """Size of a layout in the formulas of a rank → its meaning."""
 
 
-_latest: dict[int, tuple[ModelSpec, Symbolic]] = {}
+_latest: dict[int, tuple[ModelSpec, SymbolicModel]] = {}
 """The latest model, by its identity, with its tree in symbols."""
 
 
-def cached_symbolic(spec: ModelSpec) -> Symbolic:
-    """Returns the result of `symbolic`, cached for the last model.
+def cached_symbolic(spec: ModelSpec) -> SymbolicModel:
+    """Returns the result of `model_in_symbols`, cached for the last model.
 
     Who asks for the formulas of one part after another, as the page does, has the tree made once.
     """
     cache_entry = _latest.get(id(spec))
     if cache_entry is None:
         _latest.clear()
-        cache_entry = _latest[id(spec)] = spec, symbolic(spec)
+        cache_entry = _latest[id(spec)] = spec, model_in_symbols(spec)
     return cache_entry[1]
 
 
-def symbolic(spec: ModelSpec) -> Symbolic:
+def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
     """Returns the tree of a model, or of one rank of a layout, in symbols. Imports sympy."""
     rank_model = spec if isinstance(spec, RankModel) else None
     used_occurrences = _occurrences_in_ops(spec if rank_model is None else rank_model.full_model)
     symbol_names = _symbol_names(used_occurrences + _depth_size_occurrences(spec))
-    meanings: dict[Any, SymbolMeaning] = {}
+    symbol_meanings: dict[Any, SymbolMeaning] = {}
 
     def symbol(layer_name: str, field: str, size: Number) -> Any:
         layer_name = _remove_hyphens(layer_name)
         new_symbol = _symbol(layer_name)
-        meaning = meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field, size))
+        meaning = symbol_meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field, size))
         if meaning.value != size:
             raise ArithmeticError(f"{layer_name} stands for {meaning.field} = {meaning.value} and for {field} = {size}")
         return new_symbol
@@ -168,7 +168,9 @@ def symbolic(spec: ModelSpec) -> Symbolic:
             )
         depths[depth_symbol] = frozenset(groups[occurrence.side, layer_name][0] for layer_name in labels_by_kind)
     main_stack = "decoder" if spec.decoder is not None else "encoder"
-    return Symbolic(spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack, groups), meanings, depths)
+    return SymbolicModel(
+        spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack, groups), symbol_meanings, depths
+    )
 
 
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
@@ -274,16 +276,16 @@ def sequences_symbol() -> Any:
 
 def letter_of_field(field_info: FieldInfo) -> str | None:
     """Returns the letter of a field's type, or of the type inside `| None`."""
-    return _letter(field_info.metadata) or _letter_inside(field_info.annotation)
+    return _letter_of_metadata(field_info.metadata) or _letter_inside(field_info.annotation)
 
 
-def _letter(metadata: Iterable[Any]) -> str | None:
+def _letter_of_metadata(metadata: Iterable[Any]) -> str | None:
     return next((annotation.letter for annotation in metadata if isinstance(annotation, Symbol)), None)
 
 
 def _letter_inside(annotation: Any) -> str | None:
     if get_origin(annotation) is Annotated:
-        return _letter(annotation.__metadata__)
+        return _letter_of_metadata(annotation.__metadata__)
     return next((letter for argument in get_args(annotation) if (letter := _letter_inside(argument))), None)
 
 
@@ -401,11 +403,14 @@ def _layer_traits(layer: Layer) -> tuple[str, str]:
 
 
 def _add_depth_symbols(
-    node: Node, stack_name: str, groups: dict[tuple[str, str], tuple[Any, str]], sharing: frozenset[str] = frozenset()
+    node: Node,
+    stack_name: str,
+    groups: dict[tuple[str, str], tuple[Any, str]],
+    shared_kinds: frozenset[str] = frozenset(),
 ) -> Node:
     """Adds labels, and symbols for the repeats of each kind of layer.
 
-    sharing: the kinds of which one layer has the parameters; the other layers, a node of their own, share them.
+    shared_kinds: the kinds of which one layer has the parameters; the other layers, a node of their own, share them.
     """
     stack_name = node.name if node.name in SIDE_NAMES and node.is_stack else stack_name
     shared_labels = frozenset(
@@ -416,7 +421,7 @@ def _add_depth_symbols(
         return replace(node, children=children)
     layer_kind = node.label.removesuffix(SHARED) or BASE
     layer_count, layer_label = groups[stack_name, layer_kind]
-    repeat = layer_count - 1 if node.label.endswith(SHARED) else 1 if layer_kind in sharing else layer_count
+    repeat = layer_count - 1 if node.label.endswith(SHARED) else 1 if layer_kind in shared_kinds else layer_count
     return replace(node, repeat=repeat, label=node.label or layer_label, children=children)
 
 
@@ -466,7 +471,7 @@ def _subscripts(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
             for occurrence in occurrences
         }
         if all(described_symbols.values()) and len(
-            {(description, occurrence.value) for occurrence, description in described_symbols.items()}
+            {(symbol_description, occurrence.value) for occurrence, symbol_description in described_symbols.items()}
         ) == len(set(described_symbols.values())):
             return described_symbols
     size_values = list(dict.fromkeys(occurrence.value for occurrence in occurrences))

@@ -73,7 +73,7 @@ class RequestSizes:
 
 
 @frozen
-class ServedLoad:
+class LoadLatencies:
     """The latencies of a replica in seconds, at a constant number of concurrent requests.
 
     concurrency: number of requests. output: tokens of an answer.
@@ -234,7 +234,7 @@ class Replica:
         step_count = len(self.prompts_pass(1).timed_passes)
         return 1 + self.steps_after_first_token * self.most_prompts * self.batch_count / step_count
 
-    def load(self, concurrency: float) -> ServedLoad:
+    def load(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at a concurrency. Raises `InputError` for less than one request."""
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
@@ -242,18 +242,18 @@ class Replica:
         waiting = (concurrency - load.concurrency) / load.requests_per_second
         if not waiting:
             return load
-        return ServedLoad(
+        return LoadLatencies(
             concurrency, load.output, load.ttft + waiting, load.tpot, max(load.ttft + waiting, load.ttft_of_burst)
         )
 
-    def _partial_load(self, concurrency: float) -> ServedLoad:
+    def _partial_load(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at a concurrency below saturation, where some steps only decode."""
         concurrent_requests, further_steps = concurrency - 1, self.steps_after_first_token
         token_pass = self.decoding_pass(concurrency)
         step_seconds = float(token_pass.seconds)
         if not concurrent_requests:
             tpot = step_seconds / self.tokens_per_step
-            return ServedLoad(concurrency, self.requests.output, self.prompt_seconds, tpot, self.prompt_seconds)
+            return LoadLatencies(concurrency, self.requests.output, self.prompt_seconds, tpot, self.prompt_seconds)
         token_seconds_beside_prompts = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
         saved_seconds = step_seconds - token_seconds_beside_prompts if self.stack.mixed_steps else 0.0
 
@@ -276,7 +276,7 @@ class Replica:
         prompts_in_step = min(self.most_prompts, concurrency)
         burst_wait = max(prompt_wait, (concurrent_requests + prompts_in_step - 1) / 2 * extra_seconds(prompts_in_step))
         ttft, ttft_of_burst = prompt_seconds + prompt_wait, prompt_seconds + burst_wait
-        return ServedLoad(concurrency, self.requests.output, ttft, tpot, ttft_of_burst)
+        return LoadLatencies(concurrency, self.requests.output, ttft, tpot, ttft_of_burst)
 
 
 def seconds_beside_prompts(token_pass: InferencePass) -> float:

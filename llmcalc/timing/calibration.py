@@ -364,12 +364,16 @@ def _is_clearly_better(log_errors: Sequence[float], left_out_fit_errors: Sequenc
     log_errors, errors_of_fits: logs of estimated over measured seconds, of each run without a fit, and by a fit to
         the others.
     """
-    gains = [
+    error_gains = [
         abs(log_error) - abs(left_out_fit_error)
         for log_error, left_out_fit_error in zip(log_errors, left_out_fit_errors, strict=True)
     ]
     median_ratio = median(map(abs, left_out_fit_errors)) / max(median(map(abs, log_errors)), 1e-12)
-    return median_ratio <= GAIN and mean(gain > 0 for gain in gains) >= BETTER and _score(gains) >= SURE
+    return (
+        median_ratio <= GAIN
+        and mean(error_gain > 0 for error_gain in error_gains) >= BETTER
+        and _score(error_gains) >= SURE
+    )
 
 
 def _score(gains: Sequence[float]) -> float:

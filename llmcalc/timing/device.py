@@ -127,11 +127,11 @@ class Device:
 
         axis_lengths: of the contiguous axes; a size is unaligned if it is no multiple of 8 elements.
         """
-        whole_sizes = [axis_length for axis_length in axis_lengths if isinstance(axis_length, int)]
+        integer_lengths = [axis_length for axis_length in axis_lengths if isinstance(axis_length, int)]
         share_if_odd, share_if_even = self.generation.unaligned
-        if any(axis_length % 2 for axis_length in whole_sizes):
+        if any(axis_length % 2 for axis_length in integer_lengths):
             return share_if_odd
-        return share_if_even if any(axis_length % 8 for axis_length in whole_sizes) else 1.0
+        return share_if_even if any(axis_length % 8 for axis_length in integer_lengths) else 1.0
 
     def sustained_share(self, dtype: str = "bf16") -> float:
         """Returns the fraction of benchmark FLOP/s that a device sustains under long load."""

@@ -18,7 +18,7 @@ from typing import Self
 
 from ..errors import InputError
 from ..frozen import frozen
-from .batching import Replica, ServedLoad
+from .batching import LoadLatencies, Replica
 from .inference import rank_pass
 from .work import rank_work
 
@@ -48,13 +48,14 @@ class DisaggregatedServer:
         within a tenth of the most requests per second and replica.
         """
         single_pair = cls(replica, 1, 1)
-        prompts_per_decoder = single_pair._decoded_per_second(sequences) * single_pair.busy_seconds
+        prompts_per_decoder = single_pair._decoded_requests_per_second(sequences) * single_pair.busy_seconds
         if replicas is not None:
             candidate_groups = [cls(replica, prefill, replicas - prefill) for prefill in range(1, replicas)]
         else:
             replica_counts = range(1, MOST_DECODING + 1)
             candidate_groups = [
-                cls(replica, max(1, ceil(prompts_per_decoder * decode)), decode) for decode in replica_counts
+                cls(replica, max(1, ceil(prompts_per_decoder * decoding_count)), decoding_count)
+                for decoding_count in replica_counts
             ]
             candidate_groups += [cls(replica, prefill, 1) for prefill in range(1, ceil(prompts_per_decoder))]
         rates_per_replica = [
@@ -105,14 +106,14 @@ class DisaggregatedServer:
         """Returns the seconds per decoded token on a replica that decodes this many sequences."""
         return float(self.replica.decoding_pass(sequences).seconds) / self.replica.tokens_per_step
 
-    def _decoded_per_second(self, sequences: float) -> float:
+    def _decoded_requests_per_second(self, sequences: float) -> float:
         """Returns the completed requests per second of one decoding replica."""
         return sequences / ((self.replica.requests.output - 1) * self.token_seconds(sequences))
 
     def _most_requests_per_second(self, sequences: float) -> float:
-        return min(self.prefill / self.busy_seconds, self.decode * self._decoded_per_second(sequences))
+        return min(self.prefill / self.busy_seconds, self.decode * self._decoded_requests_per_second(sequences))
 
-    def load(self, concurrency: float) -> ServedLoad:
+    def load(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at the whole group's concurrency. Raises `InputError` for less than one request."""
         output_tokens, first_token_seconds = self.replica.requests.output, self.first_token_seconds
         if concurrency < 1:
@@ -127,4 +128,4 @@ class DisaggregatedServer:
         burst_seconds = first_token_seconds + max(
             waiting_seconds, (concurrency / self.prefill - 1) / 2 * self.busy_seconds
         )
-        return ServedLoad(concurrency, output_tokens, first_token_seconds + waiting_seconds, tpot, burst_seconds)
+        return LoadLatencies(concurrency, output_tokens, first_token_seconds + waiting_seconds, tpot, burst_seconds)

@@ -233,13 +233,13 @@ class TimeEstimator:
         for layer_message in work.messages:
             layer, message = layer_message.layer, layer_message.collective
             seconds, wait_seconds = self._message_seconds(layer_message), self._exchange_wait(message)
-            message_times = message.times
+            message_count = message.times
             timed_operations.append(
                 TimedOperation(
                     message.node,
                     message.kind,
                     layer,
-                    message_times,
+                    message_count,
                     message.backward,
                     True,
                     0.0,
@@ -257,11 +257,13 @@ class TimeEstimator:
         )
         launched_directions: set[bool] = set()
         is_in_graph = not (self.is_training or self.stack.host_kernel)
-        launches = self.stack.kernels.get(kernel.verb, kernel.launches) if is_in_graph else kernel.launches
+        launch_counts = self.stack.kernels.get(kernel.verb, kernel.launches) if is_in_graph else kernel.launches
         for backward, compute_seconds, memory_seconds in pass_parts:
             if backward and not self.is_training:
                 continue
-            launch_seconds = 0.0 if backward in launched_directions else launches[backward] * self.seconds_before_kernel
+            launch_seconds = (
+                0.0 if backward in launched_directions else launch_counts[backward] * self.seconds_before_kernel
+            )
             launched_directions.add(backward)
             if is_in_graph and launch_seconds:
                 launch_seconds += self.product_wait(kernel)
@@ -319,7 +321,7 @@ class TimeEstimator:
         yield from self._time_with_weights(
             kernel, False, forward_seconds, bytes_per_element * weight, bytes_per_element * m * k + output_bytes * m * n
         )
-        casts_input, casts_gradient = self._separate_casts(kernel)
+        casts_input, casts_gradient = self._needs_separate_casts(kernel)
         if cast_bytes and casts_input:
             yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
@@ -356,7 +358,7 @@ class TimeEstimator:
 
     _experts_seconds = _product_seconds
 
-    def _separate_casts(self, kernel: Kernel) -> tuple[bool, bool]:
+    def _needs_separate_casts(self, kernel: Kernel) -> tuple[bool, bool]:
         """Returns whether separate kernels cast a training product's input and its output's gradient.
 
         Products with the same input cast it once. Fused experts cast what enters and leaves their activation.

@@ -74,7 +74,7 @@ class TestedClass(RatioBounds):
         )
 
 
-class _Classes(Record):
+class _TestedClasses(Record):
     classes: tuple[TestedClass, ...]
 
     def widest_bounds(self, phase: str) -> RatioBounds:
@@ -97,12 +97,12 @@ def untested_ranks(time_stack: TimeStack, layout: Layout) -> str:
 
 
 @cache
-def _tested_classes() -> _Classes:
+def _tested_classes() -> _TestedClasses:
     preset_path = presets_dir() / "timing" / "classes.toml"
-    return _Classes(**parse_toml(read_text(preset_path), preset_path.name))
+    return _TestedClasses(**parse_toml(read_text(preset_path), preset_path.name))
 
 
-def rounded(number: Number) -> float:
+def round_to_digits(number: Number) -> float:
     """Rounds a number to digits that do not depend on the platform's floating-point library."""
     return float(f"{number:.{DIGITS}g}")
 
@@ -124,7 +124,7 @@ class RangedAmount(NamedTuple):
 
     def as_data(self) -> dict[str, float]:
         """The amount and range as plain data."""
-        return {bound_name: rounded(bound_value) for bound_name, bound_value in self._asdict().items()}
+        return {bound_name: round_to_digits(bound_value) for bound_name, bound_value in self._asdict().items()}
 
 
 @frozen

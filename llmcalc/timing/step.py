@@ -19,7 +19,7 @@ from ..parallel.layout import Layout, Schedule
 from ..parallel.placements import CollectiveKind
 from ..parallel.schedules import pipeline, timetable
 from ..parallel.search import even_stage_sizes
-from ..workload.recompute import check_nodes
+from ..workload.recompute import check_node_names
 from .device import Device
 from .kernels import AFTER, BEFORE, Adapters, LayerKind, RankPass, rank_share
 from .price import NumberFormats, TimedPass, time_pass
@@ -201,7 +201,7 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
     seconds_of_both = [forward_passes[layer] + seconds(layer, backward=True) for layer in layers]
     recomputed_modules = step_plan.recompute_core, step_plan.recompute_nodes
     if any(recomputed_modules):
-        check_nodes(step_plan.recompute_nodes, _modules_of_layers(timed_pass))
+        check_node_names(step_plan.recompute_nodes, _modules_of_layers(timed_pass))
         seconds_of_both = [
             seconds_of_both[layer] + timed_pass.recomputed_seconds(layer, *recomputed_modules) for layer in layers
         ]
@@ -230,8 +230,8 @@ def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, backward
 
     kernels: seconds of the kernels and messages of that direction.
     """
-    launches = timed_pass.layer_launches(layer, backward, time_stack.kernels)
-    return maximum(0.0, launches * time_stack.host_kernel - kernels)
+    launch_count = timed_pass.layer_launches(layer, backward, time_stack.kernels)
+    return maximum(0.0, launch_count * time_stack.host_kernel - kernels)
 
 
 @cache
@@ -293,8 +293,8 @@ def pipeline_ranks(
     ranks[0] = ranks[0] + costs.start_seconds
     ranks[-1] = ranks[-1] + costs.head_seconds
 
-    def most_on_a_rank(numbers: Sequence[Number]) -> Number:
-        return reduce(maximum, (_weighted_sum(layer_counts, numbers) for layer_counts in layers))
+    def most_on_a_rank(values_per_layer: Sequence[Number]) -> Number:
+        return reduce(maximum, (_weighted_sum(layer_counts, values_per_layer) for layer_counts in layers))
 
     return PipelineRanks(
         reduce(maximum, ranks),
@@ -306,8 +306,8 @@ def pipeline_ranks(
     )
 
 
-def _weighted_sum(layer_counts: Sequence[int], numbers: Sequence[Number]) -> Number:
-    return sum(layer_count * layer_seconds for layer_count, layer_seconds in zip(layer_counts, numbers, strict=True))
+def _weighted_sum(layer_counts: Sequence[int], layer_values: Sequence[Number]) -> Number:
+    return sum(layer_count * layer_value for layer_count, layer_value in zip(layer_counts, layer_values, strict=True))
 
 
 @cache
@@ -359,7 +359,7 @@ def _step_seconds(
         idle_seconds = (step_plan.pp - 1) / step_plan.vpp * ranks.mean_seconds
     bubble = idle_seconds + 2 * stage_hop_seconds * (step_plan.pp - 1 + _exposed_hops(step_plan, time_stack))
     pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
-    message_seconds, updated_params = _data_parallel(step_plan, device, time_stack, ranks)
+    message_seconds, updated_params = _data_parallel_seconds(step_plan, device, time_stack, ranks)
     parameters = sum(ranks.trained_params(step_plan.ep))
     update_seconds = (
         time_stack.host_update * updated_params
@@ -398,7 +398,7 @@ def _exposed_hops(step_plan: StepPlan, time_stack: TimeStack) -> Number:
     return choose(step_plan.pp > 1, step_plan.micro_batches * chunks, 0)
 
 
-def _data_parallel(
+def _data_parallel_seconds(
     step_plan: StepPlan, device: Device, time_stack: TimeStack, ranks: PipelineRanks
 ) -> tuple[Number, Number]:
     """Returns the exposed seconds of gradient and weight messages, and the parameters updated per rank.

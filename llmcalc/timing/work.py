@@ -276,9 +276,9 @@ class WorkRecorder(Placements):
         if "params" in operation.op.effects and not self.shares_parameters and operation.about.get("role") != "shared":
             self._count_parameters(operation.op.params(), self._runs_per_layer(), operation.verb == "experts")
         if "cache_bits" in operation.op.effects:
-            elements = operation.op.cache_bits(self.full_run, 1)  # type: ignore[attr-defined]
-            self.work.cache[self.layer] = self.work.cache.get(self.layer, 0) + elements * self._runs_per_layer()
-            self.cache_reads[operation.name] = self.cache_reads[self.where] = elements
+            element_count = operation.op.cache_bits(self.full_run, 1)  # type: ignore[attr-defined]
+            self.work.cache[self.layer] = self.work.cache.get(self.layer, 0) + element_count * self._runs_per_layer()
+            self.cache_reads[operation.name] = self.cache_reads[self.where] = element_count
 
     def _count_parameters(self, parameters: Number, repeat_count: Number, experts: bool = False) -> None:
         parameter_key = self.layer, experts

@@ -118,14 +118,16 @@ def _match_fused_group(
 ) -> None:
     unmatched_tensors = list(expected_tensors)
     remaining_tensors = [(tensor, _remove_unit_axes(tensor.shape)) for tensor in stored_tensors]
-    for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused):
+    for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused_tensors):
         remaining_tensors = match_tensors(unmatched_tensors, remaining_tensors, tensor_match)
     tensors_by_last_word: dict[tuple[str, int], list[ExpectedTensor]] = defaultdict(list)  # last word of the node, axes
     for expected_tensor in unmatched_tensors:
         tensors_by_last_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(
             expected_tensor
         )
-    position = {id(expected_tensor): tensor_index for tensor_index, expected_tensor in enumerate(unmatched_tensors)}
+    index_by_tensor_id = {
+        id(expected_tensor): tensor_index for tensor_index, expected_tensor in enumerate(unmatched_tensors)
+    }
     for tensor, shape in remaining_tensors:
         words_of_name = set(tensor.name.split("."))
         tensors_with_last_word = (
@@ -134,7 +136,7 @@ def _match_fused_group(
             for expected_tensor in tensors_by_last_word.get((name_word, len(shape)), ())[:1]
         )
         closest_tensor = min(
-            tensors_with_last_word, key=lambda expected_tensor: position[id(expected_tensor)], default=None
+            tensors_with_last_word, key=lambda expected_tensor: index_by_tensor_id[id(expected_tensor)], default=None
         )
         if closest_tensor is not None:
             unmatched_tensors.remove(closest_tensor)
@@ -167,7 +169,7 @@ def _match_equal_shapes(
                         (
                             expected_tensor
                             for expected_tensor in candidates
-                            if not requires_equal_name or _same_name(expected_tensor.node, tensor.name)
+                            if not requires_equal_name or _has_same_name(expected_tensor.node, tensor.name)
                         ),
                         None,
                     )
@@ -231,7 +233,7 @@ def _match_expert_stacks(
     return [stored_tensor for i, stored_tensor in enumerate(remaining_tensors) if i not in used_indices]
 
 
-def _match_fused(
+def _match_fused_tensors(
     expected_tensors: list[ExpectedTensor], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
     """Matches two or three tensors of one parent module with one stored tensor that concatenates them."""
@@ -294,7 +296,7 @@ def _last_word(tensor_name: str) -> str:
     )
 
 
-def _same_name(node_name: str, tensor_name: str) -> bool:
+def _has_same_name(node_name: str, tensor_name: str) -> bool:
     return node_name.rpartition(".")[2] in tensor_name.split(".")
 
 

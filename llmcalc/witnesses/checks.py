@@ -95,7 +95,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Coverage:
+class ModuleCoverage:
     """The paths of the leaf nodes with parameters: compared alone, in a sum, or only in totals.
 
     alone: the leaves that were compared individually.
@@ -131,7 +131,7 @@ class Verdict:
     seconds: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
     sizes: Sizes = ()
-    coverage: Coverage | None = None
+    coverage: ModuleCoverage | None = None
     untested: tuple[Evidence, ...] = ()
 
     @property

@@ -34,7 +34,7 @@ SUMS = {"aten::add": False, "aten::add_": True}
 
 
 @dataclass(eq=False)
-class Block:
+class MemoryBlock:
     """A block of memory that a pass allocates.
 
     size: bytes.
@@ -61,7 +61,7 @@ class MemoryEvent(NamedTuple):
     """An allocation (sign 1) or a release (sign -1) of a block. phase: the pass."""
 
     sign: int
-    block: Block
+    block: MemoryBlock
     phase: str
 
 
@@ -87,13 +87,15 @@ class GradientSums(NamedTuple):
     in_place: int = 0
     out_of_place: int = 0
 
-    def plus_sum(self, byte_count: int, in_place: bool) -> GradientSums:
+    def plus_sum(self, byte_count: int, is_in_place: bool) -> GradientSums:
         """Returns the totals after another addition of gradients of `byte_count` bytes."""
-        return GradientSums(self.in_place + byte_count * in_place, self.out_of_place + byte_count * (not in_place))
+        return GradientSums(
+            self.in_place + byte_count * is_in_place, self.out_of_place + byte_count * (not is_in_place)
+        )
 
 
 @contextmanager
-def discarded_log() -> Iterator[None]:
+def discard_profiler_log() -> Iterator[None]:
     """Discards the standard error output of torch's profiler, which no setting of torch silences."""
     saved_descriptor, null_descriptor = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -126,7 +128,7 @@ class CpuEvents:
         return largest_bytes
 
     def pass_bytes(
-        self, is_counted: Callable[[Block], bool] = lambda memory_block: memory_block.is_counted
+        self, is_counted: Callable[[MemoryBlock], bool] = lambda memory_block: memory_block.is_counted
     ) -> PassBytes:
         """Returns the bytes of the forward and of the backward pass.
 
@@ -153,7 +155,7 @@ def read_events(profile: Any, kernel_of: Callable[[list[Any]], Any | None] = out
     profile: a `torch.profiler.profile` with `profile_memory` and `record_shapes`.
     kernel_of: the operation that allocates, among the operations around an allocation, outermost first.
     """
-    events, blocks_by_pointer, phase = CpuEvents(), dict[int, tuple[Block, Any]](), FORWARD
+    events, blocks_by_pointer, phase = CpuEvents(), dict[int, tuple[MemoryBlock, Any]](), FORWARD
     for event, operations in sorted(
         _memory_events(profile), key=lambda event_and_operations: event_and_operations[0].start_time_ns
     ):
@@ -165,7 +167,7 @@ def read_events(profile: Any, kernel_of: Callable[[list[Any]], Any | None] = out
         kernel_event = kernel_of(operations)
         byte_count, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
         if byte_count > 0:
-            memory_block = Block(byte_count, "" if kernel_event is None else kernel_event.name)
+            memory_block = MemoryBlock(byte_count, "" if kernel_event is None else kernel_event.name)
             blocks_by_pointer[pointer] = memory_block, kernel_event
             events.moments.append(MemoryEvent(1, memory_block, phase))
         elif pointer in blocks_by_pointer:

@@ -44,7 +44,7 @@ def explain_difference(difference: int, model_sizes: Sizes) -> str:
     absolute_difference = abs(difference)
     names_of_equal_sizes = [size_name for size_name, size in model_sizes if size == absolute_difference]
     large_sizes = [(size_name, size) for size_name, size in model_sizes if size >= LEAST]
-    multiples = [
+    size_multiples = [
         f"{factor} × {size_name}"
         for size_name, size in large_sizes
         for factor in range(2, MOST_MULTIPLE + 1)
@@ -55,7 +55,7 @@ def explain_difference(difference: int, model_sizes: Sizes) -> str:
         for (first_name, first_size), (second_name, second_size) in combinations_with_replacement(large_sizes, 2)
         if first_size * second_size == absolute_difference
     ]
-    explanations = list(dict.fromkeys(names_of_equal_sizes or multiples or size_products))
+    explanations = list(dict.fromkeys(names_of_equal_sizes or size_multiples or size_products))
     if not explanations or len(explanations) > MOST_NAMES:
         return ""
     return f"= {' or '.join(explanations)}"

@@ -52,7 +52,7 @@ class AllocatorStatistics(NamedTuple):
     peak_reserved: int
 
 
-class Statistics(Protocol):
+class DeviceStatistics(Protocol):
     """The interface of a device's allocator statistics. device: torch's name of the device."""
 
     device: str
@@ -70,7 +70,7 @@ class Statistics(Protocol):
         """Returns the device's used bytes outside of the allocator."""
 
 
-class Cuda:
+class CudaStatistics:
     """The statistics of torch's CUDA allocator."""
 
     device = "cuda"
@@ -135,7 +135,7 @@ class MeasuredMemory:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> MeasuredMemory:
+def measure_gpu(spec: ModelSpec, settings: Settings, statistics: DeviceStatistics) -> MeasuredMemory:
     """Measures a run of the PyTorch reference. Raises torch's `OutOfMemoryError` on a too small device."""
     training_run = configured_run(spec, settings)
     measured_run = MeasuredMemory()
@@ -200,7 +200,7 @@ def memory_checks(
 def compare_on_gpu(
     spec: ModelSpec,
     settings: Sequence[Settings],
-    statistics: Statistics | None = None,
+    statistics: DeviceStatistics | None = None,
     runtime: CudaRuntime | None = None,
 ) -> MemoryComparison:
     """Compares runs with a GPU. Runs that do not fit, or that the reference does not support, are left out.
@@ -214,7 +214,7 @@ def compare_on_gpu(
             "device": (gpu_facts := device_facts()),
             "environment": (allocator_settings := allocator_variables()),
         }
-        statistics, runtime = Cuda(), cuda_runtime_of_gpu(gpu_facts, allocator_settings)
+        statistics, runtime = CudaStatistics(), cuda_runtime_of_gpu(gpu_facts, allocator_settings)
     runtime = CudaRuntime() if runtime is None else runtime
     for run_settings in map(reference_settings, settings):
         reason = unsupported_reason(spec, run_settings, "cuda")
@@ -243,7 +243,7 @@ def compare_on_gpu(
 # --- the GPU ----------------------------------------------------------------------------------------------------------
 
 
-def free_bytes(statistics: Statistics) -> int | None:
+def free_bytes(statistics: DeviceStatistics) -> int | None:
     """Returns the GPU's free bytes with an empty allocator; None for other devices."""
     if statistics.device != "cuda":
         return None
@@ -284,7 +284,7 @@ def cuda_runtime_of_gpu(gpu_facts: Mapping[str, Any], allocator_settings: Mappin
     workspace = (
         (LARGE_WORKSPACE if major_version in LARGE else WORKSPACE) if config is None else workspace_bytes(config)
     )
-    expandable = any(
+    has_expandable_segments = any(
         "expandable_segments:True" in allocator_settings.get(variable_name, "") for variable_name in VARIABLES[1:]
     )
-    return CudaRuntime(workspace, expandable=expandable)
+    return CudaRuntime(workspace, expandable=has_expandable_segments)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ..flow.tree import Cost, Node, Place
 from ..workload.run_config import RunConfig
-from .checks import Check, Coverage, check_repeats, module_paths
+from .checks import Check, ModuleCoverage, check_repeats, module_paths
 from .modules import ModulesByNode, NodeModules
 
 
@@ -33,7 +33,9 @@ def compare_modules(
         )
 
 
-def coverage_of_leaves(tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include: frozenset[str]) -> Coverage:
+def coverage_of_leaves(
+    tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include: frozenset[str]
+) -> ModuleCoverage:
     """Returns how each leaf node with parameters was compared.
 
     params: the parameters of one op in the class. include: the optional parts that the class has.
@@ -48,7 +50,7 @@ def coverage_of_leaves(tree: Node, modules_of_nodes: ModulesByNode, params: Cost
         for node_position in tree.walk()
         if node_position.own_cost(params) and node_position.optional in {"", *include}
     ]
-    return Coverage(
+    return ModuleCoverage(
         tuple(node_path for node_path in leaves if group_sizes.get(node_path) == 1),
         tuple(node_path for node_path in leaves if group_sizes.get(node_path, 1) > 1),
         tuple(node_path for node_path in leaves if node_path not in group_sizes),

@@ -53,10 +53,10 @@ def encoder_input(
     return torch.zeros(spec.encoder.stem.frames(batch, tokens), dtype=getattr(torch, dtype), device=device)
 
 
-def _sum_over_submodules(own_counts: Iterable[tuple[str, int]]) -> dict[str, int]:
+def _sum_over_submodules(direct_counts: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Adds the values of submodules to each module's value. The keys are module paths, empty for the root."""
     summed_counts = {"": 0}
-    for module_path, own_count in own_counts:
+    for module_path, own_count in direct_counts:
         summed_counts[""] += own_count
         while module_path:
             summed_counts[module_path] = summed_counts.get(module_path, 0) + own_count
@@ -229,13 +229,13 @@ class BackwardOwners:
         self._assign_owner(model_outputs, "")
         loss: Any = sum(module_output.float().sum() for module_output in model_outputs)
         flops_by_owner: dict[str, int] = {}
-        running_path, bytes_before = "", count_so_far()
+        running_path, flops_before = "", count_so_far()
 
         def count_for_owner(next_path: str) -> None:
-            nonlocal running_path, bytes_before
-            current_bytes = count_so_far()
-            flops_by_owner[running_path] = flops_by_owner.get(running_path, 0) + current_bytes - bytes_before
-            running_path, bytes_before = next_path, current_bytes
+            nonlocal running_path, flops_before
+            current_flops = count_so_far()
+            flops_by_owner[running_path] = flops_by_owner.get(running_path, 0) + current_flops - flops_before
+            running_path, flops_before = next_path, current_flops
 
         for autograd_node, module_path in self.owner.items():
             autograd_node.register_prehook(lambda _, module_path=module_path: count_for_owner(module_path))

@@ -35,7 +35,7 @@ from ..simulator.meter import Meter
 from ..workload.recompute import NONE
 from . import variants
 from .checks import MEMORY, Check, Verdict
-from .cpu_events import BACKWARD, FORWARD, GradientSums, PassBytes, discarded_log, read_events
+from .cpu_events import BACKWARD, FORWARD, GradientSums, PassBytes, discard_profiler_log, read_events
 from .distributed.job import peaks_by_phase
 from .loop import InferencePasses, TrainingLoop, cache_shapes, without_initial_values
 from .reference import LARGEST_REAL, Device
@@ -103,9 +103,9 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
     """
     comparison = MemoryComparison()
     for run_settings in settings:
-        reason = unsupported_reason(spec, run_settings, device)
-        if reason:
-            comparison.left_out[run_settings.phase] = reason
+        reason_to_skip = unsupported_reason(spec, run_settings, device)
+        if reason_to_skip:
+            comparison.left_out[run_settings.phase] = reason_to_skip
             continue
         if device == "cpu":
             _check_size(spec, run_settings)
@@ -203,11 +203,13 @@ def configured_run(spec: ModelSpec, settings: Settings) -> TrainingConfig | Infe
 def run_text(spec: ModelSpec, settings: Settings) -> str:
     """Describes the run of these settings in words."""
     memory_use = memory(spec, settings).states
-    run_size = f"{memory_use.workload.batch} × {memory_use.workload.seq:,} tokens"
+    tokens_text = f"{memory_use.workload.batch} × {memory_use.workload.seq:,} tokens"
     if settings.phase == "training":
         assert memory_use.optimizer is not None
-        return f"training with {memory_use.optimizer.name} in {memory_use.precision or memory_use.dtype} on {run_size}"
-    return f"prefill of {run_size}" if settings.phase == "prefill" else f"decoding one token after {run_size}"
+        return (
+            f"training with {memory_use.optimizer.name} in {memory_use.precision or memory_use.dtype} on {tokens_text}"
+        )
+    return f"prefill of {tokens_text}" if settings.phase == "prefill" else f"decoding one token after {tokens_text}"
 
 
 def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> str:
@@ -421,11 +423,11 @@ def _input_tensors(training_run: TrainingRun) -> list[Any]:
     return list(tensors_by_storage.values())
 
 
-def _event_quantities(passes: PassBytes, gradient_sums: GradientSums) -> dict[str, int]:
+def _event_quantities(pass_bytes: PassBytes, gradient_sums: GradientSums) -> dict[str, int]:
     return {
-        f"{EVENTS}live_bytes": passes.live,
-        f"{EVENTS}forward_peak_bytes": passes.forward,
-        f"{EVENTS}backward_peak_bytes": passes.backward,
+        f"{EVENTS}live_bytes": pass_bytes.live,
+        f"{EVENTS}forward_peak_bytes": pass_bytes.forward,
+        f"{EVENTS}backward_peak_bytes": pass_bytes.backward,
         f"{EVENTS}sums_in_place_bytes": gradient_sums.in_place,
         f"{EVENTS}sums_out_of_place_bytes": gradient_sums.out_of_place,
     }
@@ -462,13 +464,13 @@ class CpuStorageTracker(StorageTracker):
 
     set_up = False
 
-    def _follow(self, tensor: Tensor, function: Any) -> None:
+    def _track_tensor(self, tensor: Tensor, function: Any) -> None:
         if self.set_up and function is torch.ops.aten.lift_fresh.default and not tensor.dim():
             storage = tensor.untyped_storage()
             self.tracked.add(storage._cdata)
             weakref.finalize(storage, self.tracked.discard, storage._cdata)
         else:
-            super()._follow(tensor, function)
+            super()._track_tensor(tensor, function)
 
 
 def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_count: int = STEPS) -> TrainingBytes:
@@ -512,7 +514,7 @@ def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str,
     with torch.no_grad(), variants.kernel_context(training.choices):
         training_loop.loss()  # creates objects that are created once
     with (
-        discarded_log(),
+        discard_profiler_log(),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as profiler,
         ExitStack() as phase_context,
     ):

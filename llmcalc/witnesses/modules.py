@@ -72,7 +72,7 @@ def find_modules_of_nodes(
     }
     tower_modules = _Search(paths, {**TOWER_MODULES, **towers}, towers).find_tower_modules(tree, base_path)
     return {
-        **dict(_Search(paths, {**USUAL, **names}, names).all_nodes(tree, model_kind, base_path)),
+        **dict(_Search(paths, {**USUAL, **names}, names).find_modules_outside_towers(tree, model_kind, base_path)),
         **dict(tower_modules),
     }
 
@@ -84,7 +84,9 @@ class _Search:
     family_names: Modules
     """Of the family: they come before the usual ones."""
 
-    def all_nodes(self, tree: Node, model_kind: str, base_path: str) -> Iterator[tuple[str, NodeModules]]:
+    def find_modules_outside_towers(
+        self, tree: Node, model_kind: str, base_path: str
+    ) -> Iterator[tuple[str, NodeModules]]:
         text_model = self._first_existing_modules(self.names[""], (base_path,)) or NodeModules((base_path,))
         root_modules = tuple(dict.fromkeys((*text_model.modules, base_path, "")))
         stacks_by_name = {
@@ -259,11 +261,11 @@ class _Search:
         ] or list_members
 
     def _first_existing_modules(
-        self, alternatives: str, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...] = ()
+        self, name_alternatives: str, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...] = ()
     ) -> NodeModules | None:
         """Returns the first alternative whose modules all exist in the class."""
-        for alternative in alternatives.split(" | ") if alternatives else ():
-            module_names, _, share_text = alternative.partition("/")
+        for name_alternative in name_alternatives.split(" | ") if name_alternatives else ():
+            module_names, _, share_text = name_alternative.partition("/")
             modules: list[str] = []
             subtracted_names: list[str] = []
             for module_name in module_names.replace(" - ", " + -").split(" + "):
@@ -335,13 +337,13 @@ def remove_shared_parameters(modules_of_nodes: ModulesByNode, params: Mapping[st
         for path, modules in modules_of_nodes.items()
         if re.fullmatch(r"(\w+\.)?layers\.\d+", path)
     )
-    other_paths = {
+    paths_outside_layers = {
         tensor
         for path, node_modules in modules_of_nodes.items()
         if "layers." not in path
         for tensor in node_modules.modules
     }
-    for module_path in other_paths:
+    for module_path in paths_outside_layers:
         parent_path = module_path.rpartition(".")[0] if module_path.startswith(layers) else ""
         while parent_path:
             remaining_params[parent_path] -= params.get(module_path, 0)

@@ -263,20 +263,23 @@ def _checks(
     if spec.one_pass_model:
         return
 
-    store: dict[nn.Module, tuple[torch.Tensor, ...]] = {}
+    cache_store: dict[nn.Module, tuple[torch.Tensor, ...]] = {}
     has_head = spec.head.type in ("lm", "classification")
-    prefill, _ = count_flops(module, lambda: [module(ids, source_input, store=store, last_only=has_head)])
+    prefill_flops, _ = count_flops(module, lambda: [module(ids, source_input, store=cache_store, last_only=has_head)])
     yield from compare_with_model(
-        "prefill_flops", forward_of, copy_to_repeats(prefill, repeats), Workload(batch=batch, seq=seq, phase="prefill")
+        "prefill_flops",
+        forward_of,
+        copy_to_repeats(prefill_flops, repeats),
+        Workload(batch=batch, seq=seq, phase="prefill"),
     )
     next_ids = token_ids(spec, batch, 1, device, has_values)
-    decode, _ = count_flops(module, lambda: [module(next_ids, store=store, past=seq)])
+    decode_flops, _ = count_flops(module, lambda: [module(next_ids, store=cache_store, past=seq)])
     decode_workload = Workload(batch=batch, seq=1, context=seq, source=seq, phase="decode")
-    yield from compare_with_model("decode_flops", forward_of, copy_to_repeats(decode, repeats), decode_workload)
+    yield from compare_with_model("decode_flops", forward_of, copy_to_repeats(decode_flops, repeats), decode_workload)
     cache_bits = DTYPE_BITS[device_dtype(device)]
     yield from compare_with_model(
         "cache_bytes",
         lambda op_use: bits_to_bytes(op_use.cache_bits(cache_bits)),
-        copy_to_repeats(cache_bytes_by_path(store, module), repeats),
+        copy_to_repeats(cache_bytes_by_path(cache_store, module), repeats),
         decode_workload,
     )

@@ -45,15 +45,15 @@ class StorageTracker(TorchDispatchMode):
         results = function(*args, **(kwargs or {}))
         for tensor in [results] if isinstance(results, torch.Tensor) else tree_leaves(results):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device:
-                self._follow(tensor, function)
+                self._track_tensor(tensor, function)
         return results
 
     def follow(self, tensors: Iterable[torch.Tensor]) -> None:
         """Tracks the storages of tensors that this mode did not see created, such as those of `torch.tensor`."""
         for tensor in tensors:
-            self._follow(tensor, "created before")
+            self._track_tensor(tensor, "created before")
 
-    def _follow(self, tensor: torch.Tensor, function: Any) -> None:
+    def _track_tensor(self, tensor: torch.Tensor, function: Any) -> None:
         storage = tensor.untyped_storage()
         storage_key, byte_count = storage._cdata, storage.nbytes()
         if storage_key in self.tracked:
@@ -89,12 +89,14 @@ _SAVED: dict[Any, list[str]] = {}
 """Class of a graph node → attributes with saved tensors."""
 
 
-def _tensors_saved_by(node_type: Any) -> list[str]:
-    if node_type not in _SAVED:
-        _SAVED[node_type] = [
-            attribute for attribute in dir(node_type) if attribute.startswith("_saved_") or attribute == "saved_tensors"
+def _tensors_saved_by(autograd_node_type: Any) -> list[str]:
+    if autograd_node_type not in _SAVED:
+        _SAVED[autograd_node_type] = [
+            attribute
+            for attribute in dir(autograd_node_type)
+            if attribute.startswith("_saved_") or attribute == "saved_tensors"
         ]
-    return _SAVED[node_type]
+    return _SAVED[autograd_node_type]
 
 
 def saved_tensors(outputs: torch.Tensor) -> list[torch.Tensor]:

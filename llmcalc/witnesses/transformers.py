@@ -147,10 +147,10 @@ def class_settings_of(config: Mapping[str, Any]) -> Quirks:
 
 def _disable_warnings(model: nn.Module) -> None:
     """Disables a padding warning that reads token ids, which have no values on the meta device."""
-    warning = "warn_if_padding_and_no_attention_mask"
+    warning_name = "warn_if_padding_and_no_attention_mask"
     for module in model.modules():
-        if hasattr(module, warning):
-            setattr(module, warning, lambda *_: None)
+        if hasattr(module, warning_name):
+            setattr(module, warning_name, lambda *_: None)
 
 
 def _avoid_identity_experts(model: nn.Module) -> None:
@@ -158,12 +158,12 @@ def _avoid_identity_experts(model: nn.Module) -> None:
     import torch
 
     for module in model.modules():
-        correction, identity_count = (
+        correction, identity_expert_count = (
             getattr(module, "e_score_correction_bias", None),
             getattr(model.config, "zero_expert_num", 0),
         )
-        if isinstance(correction, torch.Tensor) and identity_count:
-            correction[-identity_count:] = float("-inf")
+        if isinstance(correction, torch.Tensor) and identity_expert_count:
+            correction[-identity_expert_count:] = float("-inf")
 
 
 def _raise_expert_capacity(model: nn.Module) -> None:
@@ -171,10 +171,10 @@ def _raise_expert_capacity(model: nn.Module) -> None:
 
     Otherwise FLOPs would depend on the random weights: tokens beyond `expert_capacity` are dropped.
     """
-    capacity = "expert_capacity"
+    capacity_field = "expert_capacity"
     for module in model.modules():
-        if isinstance(getattr(module, capacity, None), int):
-            setattr(module, capacity, sys.maxsize)
+        if isinstance(getattr(module, capacity_field, None), int):
+            setattr(module, capacity_field, sys.maxsize)
 
 
 def _checks(

@@ -242,12 +242,12 @@ class FlashCrossEntropy(torch.autograd.Function):
     """flash-attn's cross-entropy (ops/triton/cross_entropy.py), whose backward pass may overwrite the logits."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Any, labels: Any, in_place: bool) -> Any:
+    def forward(ctx: Any, logits: Any, labels: Any, is_in_place: bool) -> Any:
         losses = logits.new_empty(logits.shape[0], dtype=torch.float)
         log_sums, squares = torch.empty_like(losses), torch.empty_like(losses)
         ctx.save_for_backward(logits, log_sums, labels)
         ctx.mark_non_differentiable(squares)
-        ctx.in_place = in_place
+        ctx.in_place = is_in_place
         return losses, squares
 
     @staticmethod
@@ -395,8 +395,8 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
         loss_sum = torch.zeros((), dtype=torch.float32, device=x.device)
         is_trained = [tensor is not None and tensor.requires_grad for tensor in (weight, bias)]
         loss_sums = [
-            torch.zeros_like(tensor) if trained else None
-            for tensor, trained in zip((weight, bias), is_trained, strict=True)
+            torch.zeros_like(tensor) if is_tensor_trained else None
+            for tensor, is_tensor_trained in zip((weight, bias), is_trained, strict=True)
         ]
         gradients_of_x = []
         for sequence, sequence_labels in zip(torch.chunk(x, x.shape[0]), torch.chunk(labels, x.shape[0]), strict=True):
@@ -558,11 +558,11 @@ def selective_checkpoint(saved_operations: frozenset[str], alternate_operations:
     )
 
     def create_contexts() -> Any:
-        calls = Counter[Any]()
+        call_counts = Counter[Any]()
 
         def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-            calls[context.is_recompute, op] += 1
-            is_skipped = op in alternating_operations and calls[context.is_recompute, op] % 2 == 0
+            call_counts[context.is_recompute, op] += 1
+            is_skipped = op in alternating_operations and call_counts[context.is_recompute, op] % 2 == 0
             return (
                 CheckpointPolicy.MUST_SAVE if op in operations and not is_skipped else CheckpointPolicy.PREFER_RECOMPUTE
             )

@@ -118,7 +118,7 @@ def recompute_of(option_text: str) -> Recompute:
     raise InputError(f"--recompute {option_text}: not known; expected {EXPECTED}")
 
 
-def check_nodes(node_names: Iterable[str], model_node_names: Iterable[str]) -> None:
+def check_node_names(node_names: Iterable[str], model_node_names: Iterable[str]) -> None:
     """Raises `InputError` for the path of a module that no layer has. model_node_names: the existing paths."""
     existing_names = list(dict.fromkeys(model_node_names))
     for node_name in sorted(node_names):

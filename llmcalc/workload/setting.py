@@ -81,7 +81,7 @@ class Setting:
 
 
 @frozen(slots=True)
-class Declared:
+class DeclaredSetting:
     """A setting's declaration with name and type. kind: the value's type without None."""
 
     name: str
@@ -165,21 +165,21 @@ def names_of(list_text: str) -> tuple[str, ...]:
     return tuple(setting_name.strip() for setting_name in list_text.split(",") if setting_name.strip())
 
 
-def declared(settings_class: type) -> dict[str, Declared]:
+def declared(settings_class: type) -> dict[str, DeclaredSetting]:
     """Returns the declared settings of a class, in order: annotations `Annotated[type | None, Setting(…)]`."""
     if settings_class not in _DECLARED:
-        declared_settings: dict[str, Declared] = {}
+        declared_settings: dict[str, DeclaredSetting] = {}
         for setting_name, type_hint in get_type_hints(settings_class, include_extras=True).items():
             if get_origin(type_hint) is Annotated:
                 value_type, *notes = get_args(type_hint)
                 setting = next((type_note for type_note in notes if isinstance(type_note, Setting)), None)
                 if setting is not None:
-                    declared_settings[setting_name] = Declared(setting_name, _without_none(value_type), setting)
+                    declared_settings[setting_name] = DeclaredSetting(setting_name, _without_none(value_type), setting)
         _DECLARED[settings_class] = declared_settings
     return _DECLARED[settings_class]
 
 
-_DECLARED: dict[type, dict[str, Declared]] = {}
+_DECLARED: dict[type, dict[str, DeclaredSetting]] = {}
 
 
 def _without_none(union_type: Any) -> Any:
@@ -191,7 +191,7 @@ def _without_none(union_type: Any) -> Any:
     return other_type
 
 
-def checked_values(declared_settings: Mapping[str, Declared], raw_values: Mapping[str, Any]) -> dict[str, Any]:
+def checked_values(declared_settings: Mapping[str, DeclaredSetting], raw_values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the checked values of settings by name. declared_settings: all declared settings, by name.
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.

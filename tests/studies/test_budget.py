@@ -13,7 +13,7 @@ import pytest
 import llmcalc
 from llmcalc.device_memory.settings import SHORTHANDS, Settings
 from llmcalc.studies.budget import check_budget
-from llmcalc.studies.budget_file import SETTINGS, Limit, read_budget
+from llmcalc.studies.budget_file import SETTINGS, BudgetLimit, read_budget
 from llmcalc.workload.setting import declared
 
 WHOLE = """
@@ -113,7 +113,7 @@ def test_a_path_starts_at_the_budgets_folder(tmp_path: Path, run: Any, monkeypat
     ("operator", "holds"), [("<=", (1, 1, 0)), (">=", (0, 1, 1)), ("==", (0, 1, 0)), ("<", (1, 0, 0)), (">", (0, 0, 1))]
 )
 def test_operators(operator: Any, holds: tuple[int, int, int]) -> None:
-    limit = Limit(operator=operator, value=Fraction(5))
+    limit = BudgetLimit(operator=operator, value=Fraction(5))
     assert tuple(int(limit.holds(Fraction(value))) for value in (4, 5, 6)) == holds
 
 

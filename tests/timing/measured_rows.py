@@ -25,7 +25,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import load_hardware, read_hardware
 from llmcalc.sources.preset import Preset
 from llmcalc.studies.serving import cache_flag
-from llmcalc.timing.batching import Replica, RequestSizes, ServedLoad
+from llmcalc.timing.batching import LoadLatencies, Replica, RequestSizes
 from llmcalc.timing.calibration import UNCHANGED, CalibrationFactors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
@@ -378,7 +378,7 @@ def replica_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> Replica:
     return _replica(*_key(row, factors))
 
 
-def load_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> ServedLoad:
+def load_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> LoadLatencies:
     """The load of a row's replica by its requests."""
     return _load(row.whole("batch"), *_key(row, factors))
 
@@ -411,7 +411,7 @@ def _replica(
 
 
 @cache
-def _load(concurrency: int, *key: Any) -> ServedLoad:
+def _load(concurrency: int, *key: Any) -> LoadLatencies:
     return _replica(*key).load(concurrency)
 
 

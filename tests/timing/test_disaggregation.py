@@ -64,7 +64,7 @@ def test_prompts_wait_for_their_replicas_and_do_not_slow_tokens() -> None:
 def test_the_ratio_leaves_neither_side_waiting() -> None:
     replica, sequences = group_of(output=2048).replica, 32
     group = DisaggregatedServer.balanced_group(replica, sequences)
-    prompts, tokens = group.prefill / group.busy_seconds, group.decode * group._decoded_per_second(sequences)
+    prompts, tokens = group.prefill / group.busy_seconds, group.decode * group._decoded_requests_per_second(sequences)
     assert 0.7 < prompts / tokens < 1.5
     longer = replace(replica, requests=RequestSizes(8192, 8192))
     needed = DisaggregatedServer.balanced_group(longer, sequences)

@@ -412,12 +412,12 @@ class Named(AllReal):
     made: dict[int, str] = {}
     modules: list[str] = []
 
-    def _follow(self, tensor: torch.Tensor, func: Any) -> None:
+    def _track_tensor(self, tensor: torch.Tensor, func: Any) -> None:
         key = tensor.untyped_storage()._cdata
         if key not in self.tracked:
             module = re.sub(r"\.\d+(?=\.|$)", "", self.modules[-1]) if self.modules else ""
             self.made[key] = f"{module} {func} {list(tensor.shape)} {tensor.dtype}"
-        super()._follow(tensor, func)
+        super()._track_tensor(tensor, func)
 
 
 def saved_by_class(config: dict[str, Any], batch: int, seq: int) -> list[tuple[int, str]]:

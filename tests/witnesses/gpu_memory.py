@@ -158,7 +158,7 @@ def checks(document: Mapping[str, Any]) -> Iterator[tuple[str, Check]]:
 
 def measured(name: str) -> dict[str, Any]:
     """Runs a configuration in this process: what its row has. Left out if the GPU has no room for it."""
-    run, statistics = CONFIGURATIONS[name], gpu.Cuda()
+    run, statistics = CONFIGURATIONS[name], gpu.CudaStatistics()
     spec, settings = spec_of(run), settings_in(run)
     facts = gpu.device_facts()
     why = unsupported_reason(spec, settings, "cuda")

@@ -254,7 +254,7 @@ class Modelled(StorageTracker):
         self.allocator, self.extra = WitnessAllocator(), extra
         self.begun: list[Any] = []
 
-    def _follow(self, tensor: torch.Tensor, func: Any) -> None:
+    def _track_tensor(self, tensor: torch.Tensor, func: Any) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self.tracked:
@@ -343,7 +343,7 @@ def test_counts_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: counts)
-    assert gpu.Cuda().read_bytes() == (1, 2, 3, 4)
+    assert gpu.CudaStatistics().read_bytes() == (1, 2, 3, 4)
 
 
 def test_the_runtime_is_that_of_the_measured_gpu() -> None:

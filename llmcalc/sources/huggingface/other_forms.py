@@ -315,8 +315,8 @@ def _read_simumax(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
         latent_fields |= {"qk_rope_head_dim": "qk_pos_emb_head_dim"}
         config |= {field_name: _positive_size(model_args, field) for field_name, field in latent_fields.items()}
         config |= {"n_group": 1, "topk_group": 1}
-        is_low_rank = model_args.get("q_lora_rank") is not None
-        config["q_lora_rank"] = _positive_size(model_args, "q_lora_rank") if is_low_rank else None
+        has_low_rank_queries = model_args.get("q_lora_rank") is not None
+        config["q_lora_rank"] = _positive_size(model_args, "q_lora_rank") if has_low_rank_queries else None
     else:
         config["head_dim"] = _positive_size(model_args, "head_size")
     if _positive_size(model_args, "expert_num", 1) > 1:

@@ -246,9 +246,9 @@ def _add_idle_cross_attention(config: Config, block: Table) -> None:
     config.notes.append(IDLE_CROSS_ATTENTION)
 
 
-def token_types(segment_types: int, task_types: int | None = None) -> Table:
+def token_types(segment_type_count: int, task_type_count: int | None = None) -> Table:
     """Returns the segment and task embeddings, as a stack's field `token_types`, if there are any."""
-    embedding_sizes = {"type_vocab_size": segment_types or None, "task_type_vocab_size": task_types}
+    embedding_sizes = {"type_vocab_size": segment_type_count or None, "task_type_vocab_size": task_type_count}
     vocab_sizes = {field: vocab_size for field, vocab_size in embedding_sizes.items() if vocab_size is not None}
     return {"token_types": vocab_sizes} if vocab_sizes else {}
 

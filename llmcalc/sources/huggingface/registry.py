@@ -18,7 +18,7 @@ from .drafts import CLASSES, with_draft_type
 from .dropout import dropout_of
 from .family import Family
 from .heads import architecture_of, head_of
-from .unknown import Unknown, remark_on_ignored_fields
+from .unknown import UnknownField, remark_on_ignored_fields
 
 FILES: dict[str, tuple[str, ...]] = {
     file: tuple(kinds) for file, kinds in json.loads(Path(__file__).with_name("families.json").read_text()).items()
@@ -635,7 +635,7 @@ class ConfigDescription(NamedTuple):
     model: dict[str, Any]
     notes: list[str]
     model_type: str
-    unknown: list[Unknown]
+    unknown: list[UnknownField]
     from_defaults: dict[str, int]
 
 
@@ -644,8 +644,11 @@ def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) ->
 
     Raises `InputError`, which names the field, its value and the expected value.
     """
-    reading = read(config_data, head)
-    return reading.model, [*reading.notes, *remark_on_ignored_fields([field.path for field in reading.unknown])]
+    config_description = read(config_data, head)
+    return config_description.model, [
+        *config_description.notes,
+        *remark_on_ignored_fields([field.path for field in config_description.unknown]),
+    ]
 
 
 def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> ConfigDescription:

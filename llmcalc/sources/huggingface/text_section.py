@@ -44,14 +44,18 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
     if len(nested_sections) == 1:  # `thinker_config` of Qwen3-ASR in its own form
         unwrapped_config = {
             **config[nested_sections[0]],
-            **{section_name: value for section_name, value in config.items() if section_name != nested_sections[0]},
+            **{
+                section_name: section_value
+                for section_name, section_value in config.items()
+                if section_name != nested_sections[0]
+            },
         }
         return unwrapped_config, [f"{nested_sections[0]}: its sections are read as those of the config"]
     other_sections = [section_name for section_name in OTHER_TEXT_SECTIONS if section_name in section_names]
     if len(other_sections) == 1:
         renamed_config = {
-            family.text_section if section_name == other_sections[0] else section_name: value
-            for section_name, value in config.items()
+            family.text_section if section_name == other_sections[0] else section_name: section_value
+            for section_name, section_value in config.items()
         }
         return renamed_config, [f"{other_sections[0]}: read as {family.text_section}"]
     known_sections = {*family.uncounted_encoders, "vision_config", "audio_config", "quantization_config"}

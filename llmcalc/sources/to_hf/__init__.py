@@ -195,8 +195,14 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     """Returns the dropout probabilities that differ from the class's defaults; nothing for a spec without dropout."""
     if spec.dropout is None:
         return {}
-    dropout_fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout_fields.items()}
-    return {field: value for field, value in dropout_fields.items() if value != family.defaults.get(field, 0.0)}
+    dropout_fields = {
+        field: getattr(spec.dropout, dropout_point) or 0.0 for dropout_point, field in family.dropout_fields.items()
+    }
+    return {
+        field: probability
+        for field, probability in dropout_fields.items()
+        if probability != family.defaults.get(field, 0.0)
+    }
 
 
 def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, field_names: list[str]) -> None:

@@ -16,7 +16,7 @@ from ..checks import LOSS, MEMORY, Check, Verdict
 from ..difference import list_sizes
 from ..reference import LARGEST_REAL, default_seq, longest_pass, require_torch
 from ..untested import untested_parts
-from .job import DTYPE, Job, simulate_rank
+from .job import DTYPE, TrainingJob, simulate_rank
 from .launch import is_started_by_torchrun, run_processes
 
 WITHIN = 1e-5
@@ -32,7 +32,7 @@ NOT_COUNTED = (
 
 def build_job(
     spec: ModelSpec, layout: Layout, batch: int = 1, seq: int | None = None, microbatches: int | None = None
-) -> Job:
+) -> TrainingJob:
     """Returns the distributed training job of a model in a layout. microbatches: default 2 per pipeline stage.
 
     Raises `InputError` for an unsupported layout, and for a model that is too large for the CPU.
@@ -40,7 +40,7 @@ def build_job(
     require_torch("verify --distributed")
     microbatch_count = 2 * layout.pp if microbatches is None else microbatches
     spec = spec if spec.dropout is None else spec.with_dropout(0)  # the reference has no dropout
-    job = Job(spec, layout, batch, default_seq(spec) if seq is None else seq, microbatch_count)
+    job = TrainingJob(spec, layout, batch, default_seq(spec) if seq is None else seq, microbatch_count)
     longest_tokens = longest_pass(spec)
     if longest_tokens is not None and job.seq > longest_tokens:
         raise InputError(f"--seq: {job.seq} tokens do not fit the learned positions; expected at most {longest_tokens}")
@@ -59,7 +59,7 @@ def build_job(
     return job
 
 
-def verify_distributed(job: Job, target: str = "model") -> Verdict:
+def verify_distributed(job: TrainingJob, target: str = "model") -> Verdict:
     """Runs a job on local processes, or on processes that torchrun has started, and compares the results.
 
     Raises `InputError` if a process fails or does not answer.
@@ -67,7 +67,7 @@ def verify_distributed(job: Job, target: str = "model") -> Verdict:
     return verify_all([job], target)[0]
 
 
-def verify_all(jobs: Sequence[Job], target: str = "model") -> list[Verdict]:
+def verify_all(jobs: Sequence[TrainingJob], target: str = "model") -> list[Verdict]:
     """Runs jobs with the same number of processes in sequence."""
     started_at = time.perf_counter()
     if is_started_by_torchrun():
@@ -87,7 +87,7 @@ def verify_all(jobs: Sequence[Job], target: str = "model") -> list[Verdict]:
     ]
 
 
-def verdict_of(job: Job, job_results: dict[str, Any], target: str = "model", seconds: float = 0.0) -> Verdict:
+def verdict_of(job: TrainingJob, job_results: dict[str, Any], target: str = "model", seconds: float = 0.0) -> Verdict:
     """Returns the checks of a job: each rank's memory, and the loss."""
     witness = f"gloo, {job.layout.world} processes"
     checks = [

@@ -27,7 +27,7 @@ FSDP = FsdpSettings(DTYPE, DTYPE)
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A training run of a model on several processes.
 
     spec: the model.
@@ -86,13 +86,13 @@ class Job:
         return json.dumps({"spec": self.spec.model_dump(mode="json"), "layout": asdict(self.layout), **job_fields})
 
 
-def job_from_json(job_json: str) -> Job:
-    """Reads a job that `Job.to_json` wrote."""
+def job_from_json(job_json: str) -> TrainingJob:
+    """Reads a job that `TrainingJob.to_json` wrote."""
     job_fields: dict[str, Any] = json.loads(job_json)
     layout = job_fields.pop("layout")
     if layout["pp_layout"] is not None:
         layout["pp_layout"] = tuple(layout["pp_layout"])
-    return Job(ModelSpec.model_validate(job_fields.pop("spec")), Layout(**layout), **job_fields)
+    return TrainingJob(ModelSpec.model_validate(job_fields.pop("spec")), Layout(**layout), **job_fields)
 
 
 def peaks_by_phase(meter: Meter) -> dict[str, int]:
@@ -104,7 +104,7 @@ def peaks_by_phase(meter: Meter) -> dict[str, int]:
     return peaks
 
 
-def simulate_rank(job: Job, rank: int) -> dict[str, int]:
+def simulate_rank(job: TrainingJob, rank: int) -> dict[str, int]:
     """Returns the simulated bytes of one rank by quantity, as a torch dispatch mode counts them."""
     meter = Meter()
     rank_run: RankRun | FsdpRun

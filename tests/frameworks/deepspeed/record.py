@@ -214,9 +214,9 @@ def work(rank: int, name: str, port: int, folder: str, log: bool = False) -> Non
     class OfModel(CpuStorageTracker):
         """Does not follow the copy of its input that gloo makes to scatter a sum, which it then splits."""
 
-        def _follow(self, tensor: torch.Tensor, func: Any) -> None:
+        def _track_tensor(self, tensor: torch.Tensor, func: Any) -> None:
             if func is not torch.ops.aten.split.Tensor:
-                super()._follow(tensor, func)
+                super()._track_tensor(tensor, func)
 
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)

@@ -166,7 +166,7 @@ class Followed(Alive):
         self.follow(one.to_local() for one in model.parameters())  # type: ignore[attr-defined]
         self.follow(model.buffers())
 
-    def _follow(self, tensor: torch.Tensor, func: Any) -> None:
+    def _track_tensor(self, tensor: torch.Tensor, func: Any) -> None:
         if hasattr(tensor, "to_local"):
             tensor = tensor.to_local()
         storage = tensor.untyped_storage()

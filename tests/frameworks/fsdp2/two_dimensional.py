@@ -80,9 +80,9 @@ class Parts(Followed):
             return NotImplemented
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _follow(self, tensor: torch.Tensor, func: Any) -> None:
+    def _track_tensor(self, tensor: torch.Tensor, func: Any) -> None:
         if not isinstance(tensor, (AsyncCollectiveTensor, FakeTensor)):  # shapes are found on fake tensors
-            super()._follow(tensor, func)
+            super()._track_tensor(tensor, func)
 
 
 ROWS = ("o_proj", "down_proj")

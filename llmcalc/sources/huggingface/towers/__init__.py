@@ -20,7 +20,7 @@ from ..config import Config
 from ..family import Family
 from ..parts import Table
 from ..unknown import remark_on_ignored_fields
-from .section import IGNORED, Section
+from .section import IGNORED, TowerSection
 
 SETTINGS = ("aligner", "compression", "freeze", "generation", "projector", "quantization", "transformers.js")
 """Sections of a wrapper's config, without `_config`, that describe no further part of the model."""
@@ -28,11 +28,11 @@ SETTINGS = ("aligner", "compression", "freeze", "generation", "projector", "quan
 SECTIONS = ("vision_config", "audio_config", "vq_config", "discrete_vision_config", "discrete_audio_config")
 
 
-def sections_of(root_type: str, reader_file: str) -> Mapping[str, Section]:
+def sections_of(root_type: str, reader_file: str) -> Mapping[str, TowerSection]:
     """Returns the supported sections of a wrapper's config by name. reader_file: the family's `tower_file`."""
     if not reader_file:
         return {}
-    sections_by_type: dict[str, dict[str, Section]] = import_module(f".{reader_file}", __package__).WRAPPERS
+    sections_by_type: dict[str, dict[str, TowerSection]] = import_module(f".{reader_file}", __package__).WRAPPERS
     return sections_by_type[root_type]
 
 
@@ -100,7 +100,7 @@ def _unread_sections(family: Family, root_config: Mapping[str, Any], read_names:
 
 
 def _read_section(
-    root_type: str, root_config: Mapping[str, Any], section_name: str, section: Section, text_width: int
+    root_type: str, root_config: Mapping[str, Any], section_name: str, section: TowerSection, text_width: int
 ) -> tuple[Table, list[str]]:
     """Reads one section. Raises `InputError` if it is not supported."""
     section_fields = section.default_section if root_config.get(section_name) is None else root_config[section_name]

@@ -13,7 +13,7 @@ from typing import Any
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm, rope
-from .section import Section, patches_per_side, projector, self_attention, two_linear_layers
+from .section import TowerSection, patches_per_side, projector, self_attention, two_linear_layers
 from .siglip import siglip_of_rows
 
 
@@ -306,7 +306,7 @@ WHISPER_NAMES = {
     "intermediate_size": "encoder_ffn_dim",
 }
 
-FLAMINGO = Section(
+FLAMINGO = TowerSection(
     _read_audio_flamingo,
     {"audioflamingo3_encoder": VOXTRAL, "musicflamingo_encoder": VOXTRAL},
     {"projector_hidden_act": "gelu", "projector_bias": True},
@@ -316,10 +316,12 @@ FLAMINGO = Section(
 
 WRAPPERS = {
     "qwen2_audio": {
-        "audio_config": Section(_read_qwen2_audio, {"qwen2_audio_encoder": QWEN2_AUDIO}, ignored_fields=AUDIO_FIELDS)
+        "audio_config": TowerSection(
+            _read_qwen2_audio, {"qwen2_audio_encoder": QWEN2_AUDIO}, ignored_fields=AUDIO_FIELDS
+        )
     },
     "voxtral": {
-        "audio_config": Section(
+        "audio_config": TowerSection(
             _read_voxtral,
             {"voxtral_encoder": VOXTRAL},
             {"projector_hidden_act": "gelu"},
@@ -329,7 +331,7 @@ WRAPPERS = {
     "audioflamingo3": {"audio_config": FLAMINGO},
     "musicflamingo": {"audio_config": replace(FLAMINGO, read_tower=_read_music_flamingo)},
     "moss_transcribe_diarize": {
-        "audio_config": Section(
+        "audio_config": TowerSection(
             _read_moss,
             {
                 "moss_transcribe_diarize_audio": {
@@ -347,7 +349,7 @@ WRAPPERS = {
         )
     },
     "glmasr": {
-        "audio_config": Section(
+        "audio_config": TowerSection(
             _read_glmasr,
             {"glmasr_encoder": GLMASR},
             {"projector_hidden_act": "gelu"},
@@ -355,16 +357,18 @@ WRAPPERS = {
         )
     },
     "ultravox": {
-        "audio_config": Section(
+        "audio_config": TowerSection(
             _read_ultravox, {"whisper": WHISPER}, ULTRAVOX, None, AUDIO_FIELDS | WHISPER_DECODER, WHISPER_NAMES
         )
     },
     "phi4_multimodal": {
-        "vision_config": Section(
+        "vision_config": TowerSection(
             _read_phi4_vision,
             {"phi4_multimodal_vision": PHI4_VISION},
             ignored_fields=frozenset({"crop_size", "feature_layer", "image_token_id"}),
         ),
-        "audio_config": Section(_read_phi4_audio, {"phi4_multimodal_audio": PHI4_AUDIO}, ignored_fields=AUDIO_FIELDS),
+        "audio_config": TowerSection(
+            _read_phi4_audio, {"phi4_multimodal_audio": PHI4_AUDIO}, ignored_fields=AUDIO_FIELDS
+        ),
     },
 }

@@ -10,7 +10,7 @@ from math import log2
 from ....components.base import LARGEST
 from ..config import Config
 from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, layer_table, layernorm, mlp
-from .section import Section, patches_per_side, projector, self_attention, vision_transformer
+from .section import TowerSection, patches_per_side, projector, self_attention, vision_transformer
 
 GROUPS = 32
 """The groups of channels of a norm in Emu 3's class."""
@@ -199,14 +199,16 @@ JANUS_TOKENIZER: Table = {
 
 WRAPPERS = {
     "janus": {
-        "vision_config": Section(
+        "vision_config": TowerSection(
             _read_janus,
             {"janus_vision_model": JANUS_VISION},
             ignored_fields=frozenset({"hidden_dropout_rate", "projection_dropout"}),
         ),
-        "vq_config": Section(
+        "vq_config": TowerSection(
             _read_janus_tokenizer, {"janus_vqgan": JANUS_TOKENIZER}, ignored_fields=frozenset({"num_patches"})
         ),
     },
-    "emu3": {"vq_config": Section(_read_emu3, {"emu3_vqgan": EMU3}, ignored_fields=frozenset({"attention_dropout"}))},
+    "emu3": {
+        "vq_config": TowerSection(_read_emu3, {"emu3_vqgan": EMU3}, ignored_fields=frozenset({"attention_dropout"}))
+    },
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, layernorm, mlp
-from .section import Section, projector
+from .section import TowerSection, projector
 
 WINDOW, HOP = 160, 320
 """The samples from the start of a recording to its first frame's end, and those of a frame, in the processor."""
@@ -119,10 +119,12 @@ ALIASES = {
 
 WRAPPERS = {
     "granite_speech": {
-        "encoder_config": Section(_read_granite_speech, {"granite_speech_encoder": GRANITE}, SIZES, aliases=ALIASES)
+        "encoder_config": TowerSection(
+            _read_granite_speech, {"granite_speech_encoder": GRANITE}, SIZES, aliases=ALIASES
+        )
     },
     "granite_speech_plus": {
-        "encoder_config": Section(
+        "encoder_config": TowerSection(
             _read_granite_speech,
             {"granite_speech_plus_encoder": {**GRANITE, "cat_hidden_layers": None}},
             SIZES,

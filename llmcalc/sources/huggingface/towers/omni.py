@@ -12,7 +12,7 @@ from ..config import Config
 from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, layernorm, mlp
 from .audio import AUDIO_FIELDS, QWEN2_AUDIO, WHISPER_NAMES
 from .qwen import IGNORED, QWEN2_5, QWEN3, read_qwen2_5, read_qwen3
-from .section import Section, projector, self_attention, two_linear_layers
+from .section import TowerSection, projector, self_attention, two_linear_layers
 
 
 def _chunked_encoder(config: Config, stem: Table, window: int, audio_rule: Table, **attention: Any) -> Table:
@@ -110,7 +110,7 @@ QWEN3_ASR: Table = {
     "encoder_ffn_dim": 4096,
     "d_model": 1024,
 }
-QWEN3_AUDIO_SECTION = Section(
+QWEN3_AUDIO_SECTION = TowerSection(
     _read_qwen3_audio,
     {"qwen3_omni_moe_audio_encoder": QWEN3_AUDIO},
     ignored_fields=AUDIO_FIELDS | {"conv_chunksize", "max_source_positions", "max_position_embeddings"},
@@ -119,15 +119,15 @@ QWEN3_AUDIO_SECTION = Section(
 
 WRAPPERS = {
     "qwen2_5_omni_thinker": {
-        "vision_config": Section(
+        "vision_config": TowerSection(
             read_qwen2_5, {"qwen2_5_omni_vision_encoder": QWEN2_5}, ignored_fields=IGNORED | {"embed_dim"}
         ),
-        "audio_config": Section(
+        "audio_config": TowerSection(
             _read_qwen2_5_audio, {"qwen2_5_omni_audio_encoder": QWEN2_5_AUDIO}, ignored_fields=AUDIO_FIELDS
         ),
     },
     "qwen3_omni_moe_thinker": {
-        "vision_config": Section(read_qwen3, {"qwen3_omni_moe_vision_encoder": QWEN3}, ignored_fields=IGNORED),
+        "vision_config": TowerSection(read_qwen3, {"qwen3_omni_moe_vision_encoder": QWEN3}, ignored_fields=IGNORED),
         "audio_config": QWEN3_AUDIO_SECTION,
     },
     "qwen3_asr": {

@@ -13,7 +13,7 @@ from ..parts import QKVO, Table, biases, glu, layer_table, layernorm, rmsnorm
 from .section import (
     IGNORED,
     ROTARY,
-    Section,
+    TowerSection,
     patches_per_side,
     projector,
     self_attention,
@@ -169,7 +169,7 @@ TOKENIZER_FIELDS = frozenset({"backbone_kwargs", "sepsilon", "tau", "tokenize_fu
 
 WRAPPERS = {
     "ovis": {
-        "visual_tokenizer_config": Section(
+        "visual_tokenizer_config": TowerSection(
             _read_ovis,
             {"siglip_visual_tokenizer": OVIS, "aimv2_visual_tokenizer": OVIS},
             default_section=None,
@@ -177,7 +177,7 @@ WRAPPERS = {
         )
     },
     "ovis2_5": {
-        "vit_config": Section(
+        "vit_config": TowerSection(
             _read_ovis2_5,
             {"siglip2_navit": NAVIT},
             {"visual_vocab_size": 65536},

@@ -125,8 +125,11 @@ def _read_lfm3(root_config: Config, config: Config, text_width: int) -> Table:
     block = layer_table(mixers[layer_kinds[0]], ffn, norm)
     layer_changes = {layer_kind: {"attention": mixers[layer_kind]} for layer_kind in dict.fromkeys(layer_kinds)}
     layers: Table = {"variants": layer_changes, **layer_pattern(layer_kinds)} if len(layer_changes) > 1 else {}
-    patches = {"num_channels": config.size("in_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
-    tower = vision_transformer(config, block, stack={"embedding_norm": norm, **layers}, patches=patches)
+    patch_fields = {
+        "num_channels": config.size("in_channels"),
+        "temporal_patch_size": config.size("temporal_patch_size"),
+    }
+    tower = vision_transformer(config, block, stack={"embedding_norm": norm, **layers}, patches=patch_fields)
     bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
     linear_layers, merge_size = (
         two_linear_layers(text_width, activation, bias, root_config.size("projector_hidden_size")),

@@ -20,7 +20,7 @@ from .qwen import KIMI_SIDE, moonvit
 from .section import (
     ROTARY,
     LinearLayer,
-    Section,
+    TowerSection,
     biased_layer,
     merged_square_side,
     patches_per_side,
@@ -383,8 +383,8 @@ def _read_minicpmv(root_config: Config, config: Config, text_width: int) -> Tabl
     if str(root_config.get("version")) in MINICPM_SLICED:
         stated_sizes = root_config.table("slice_config") if root_config.has("slice_config") else {}
         slice_config = Config({**MINICPM_SLICES, **stated_sizes}, {}, "slice_config", location="slice_config.")
-        limits = {"size": slice_config.size("scale_resolution"), "max_slices": slice_config.size("max_slice_nums")}
-        tower["image"] = {"type": "slices", **limits, "tokens": query_count}
+        slice_rule = {"size": slice_config.size("scale_resolution"), "max_slices": slice_config.size("max_slice_nums")}
+        tower["image"] = {"type": "slices", **slice_rule, "tokens": query_count}
     return {
         "vision": tower,
         "resampler": _query_projector(config, config.size("hidden_size"), text_width, query_count, is_first_version),
@@ -584,7 +584,7 @@ INTERNVIT_SECTION = {"intern_vit_6b": INTERNVIT}
 
 ISAAC: Table = {**SIGLIP, "num_patches": 256, "pixel_shuffle_scale_factor": 1}
 MOONDREAM_SECTION = {
-    "config": Section(
+    "config": TowerSection(
         _read_moondream,
         {"config": {}},
         {"text_config": None},
@@ -652,7 +652,7 @@ WRAPPERS = {
     "minicpmv": MINICPM,
     "minicpmo": MINICPM,
     "qwen": {
-        "visual": Section(
+        "visual": TowerSection(
             _read_qwen_vl, {"visual": QWEN_VL}, default_section=None, ignored_fields=frozenset({"image_start_id"})
         )
     },
@@ -660,7 +660,7 @@ WRAPPERS = {
     "moondream2": MOONDREAM_SECTION,
     "moondream3": MOONDREAM_SECTION,
     "phi3_v": {
-        "img_processor": Section(
+        "img_processor": TowerSection(
             _read_phi3v,
             {"img_processor": {"name": "clip_vision_model", "image_dim_out": 1024}},
             {"num_crops": 16},

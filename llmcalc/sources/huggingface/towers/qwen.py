@@ -55,10 +55,10 @@ def _merging_encoder(
 
     Without learned positions the class has no vectors besides those of the layers; else it holds the positions.
     """
-    image, frees_first_input = _resizing_rule(config), "positions" not in encoder_fields
+    image_rule, frees_first_input = _resizing_rule(config), "positions" not in encoder_fields
     return {
         "visual": vision_transformer(
-            config, block, depth="depth", image=image, frees_first_input=frees_first_input, **encoder_fields
+            config, block, depth="depth", image=image_rule, frees_first_input=frees_first_input, **encoder_fields
         ),
         "visual_merger": _patch_merger(config, config.size("hidden_size"), output_width, merger_norm),
     }

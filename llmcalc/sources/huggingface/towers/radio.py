@@ -9,7 +9,7 @@ from ..config import Config
 from ..families.seq2seq.fast_conformer import NO_COUNT, PARAKEET, PARAKEET_FIELDS, parakeet_encoder
 from ..family import field_names
 from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, layernorm, mlp, rmsnorm
-from .section import Section, merged_square_side, projector, self_attention, vision_transformer
+from .section import TowerSection, merged_square_side, projector, self_attention, vision_transformer
 
 LEAST_PATCHES, MOST_PATCHES = 1024, 13312
 """The least and the most patches of an image in the processor of Nemotron Omni."""
@@ -102,7 +102,7 @@ FIELDS = field_names("""
 
 WRAPPERS = {
     "nemotron_h_omni": {
-        "vision_config": Section(
+        "vision_config": TowerSection(
             _read_nemotron,
             {"radio": RADIO},
             {
@@ -114,7 +114,7 @@ WRAPPERS = {
             {"video_temporal_patch_size": 2},
             FIELDS,
         ),
-        "audio_config": Section(
+        "audio_config": TowerSection(
             _read_nemotron_audio,
             {"parakeet_encoder": PARAKEET, "parakeet": PARAKEET},
             default_section=None,

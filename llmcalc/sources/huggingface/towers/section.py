@@ -15,7 +15,7 @@ Reader: TypeAlias = Callable[[Config, Config, int], Table]
 
 
 @dataclass(frozen=True)
-class Section:
+class TowerSection:
     """A section of a wrapper's config, such as `vision_config`.
 
     defaults_by_type: supported model types of the section → defaults of their configuration classes; the first is the
@@ -38,9 +38,9 @@ class Section:
 
 def vision_section(
     read_tower: Reader, defaults_by_type: Mapping[str, Table], *section_fields: Any, **named_fields: Any
-) -> dict[str, Section]:
-    """Returns the sections of a wrapper that has only `vision_config`. The arguments are those of `Section`."""
-    return {"vision_config": Section(read_tower, defaults_by_type, *section_fields, **named_fields)}
+) -> dict[str, TowerSection]:
+    """Returns the sections of a wrapper that has only `vision_config`. The arguments are those of `TowerSection`."""
+    return {"vision_config": TowerSection(read_tower, defaults_by_type, *section_fields, **named_fields)}
 
 
 def vision_transformer(

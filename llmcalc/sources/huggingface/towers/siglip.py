@@ -12,7 +12,7 @@ from ..config import Config
 from ..parts import ACTIVATIONS, Table, layernorm, rmsnorm
 from .section import (
     ROTARY,
-    Section,
+    TowerSection,
     biased_layer,
     patches_per_side,
     projector,
@@ -52,8 +52,8 @@ def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False
             "feed_forward": block["feed_forward"],
             "norm": norm,
         }
-    patches = {"num_channels": config.size("num_channels"), "bias": True}
-    return vision_transformer(config, block, stack={"final_norm": norm}, patches=patches, **encoder_fields)
+    patch_fields = {"num_channels": config.size("num_channels"), "bias": True}
+    return vision_transformer(config, block, stack={"final_norm": norm}, patches=patch_fields, **encoder_fields)
 
 
 def _read_video_llama(root_config: Config, config: Config, text_width: int) -> Table:
@@ -294,7 +294,7 @@ WRAPPERS = {
         _read_video_llama, {"video_llama_3_vision": VIDEO_LLAMA}, ignored_fields=frozenset({"rope_parameters"})
     ),
     "videollama3_qwen2": {
-        "vision_encoder_config": Section(
+        "vision_encoder_config": TowerSection(
             _read_video_llama, {"videollama3_vision_encoder": VIDEO_LLAMA}, default_section=None
         )
     },

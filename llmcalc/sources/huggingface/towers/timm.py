@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import Config
 from ..parts import Table, layernorm
-from .section import LinearLayer, Section, biased_layer, projector, two_linear_layers, vision_transformer
+from .section import LinearLayer, TowerSection, biased_layer, projector, two_linear_layers, vision_transformer
 
 DINOV2_L: Table = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 SO400M: Table = {"hidden_size": 1152, "num_hidden_layers": 27, "num_attention_heads": 16, "intermediate_size": 4304}
@@ -79,7 +79,7 @@ def _read_openvla(root_config: Config, config: Config, text_width: int) -> Table
 
 WRAPPERS = {
     "openvla": {
-        "vision_backbone": Section(
+        "vision_backbone": TowerSection(
             _read_openvla,
             {"vision_backbone": {}},
             {"use_fused_vision_backbone": True, "timm_model_ids": None, "image_sizes": None},

@@ -46,8 +46,8 @@ def _read_deepseek_v41_text(config: Config) -> Table:
     }
     ngram_inputs = _ngram_inputs(config, depth, stream_count, norm)
     layers: list[tuple[str, Table]] = []
-    for layer, (layer_kind, changes) in enumerate(_layers_with_changes(config, depth)):
-        layer_changes: Table = {"attention": changes} if changes else {}
+    for layer, (layer_kind, changed_fields) in enumerate(_layers_with_changes(config, depth)):
+        layer_changes: Table = {"attention": changed_fields} if changed_fields else {}
         layers.append(
             (layer_kind + ("_ngrams" if layer in ngram_inputs else ""), layer_changes | ngram_inputs.get(layer, {}))
         )
