@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 import typer
 
 from ..workload.inputs import Inputs
-from ..workload.setting import DeclaredSetting, declared
+from ..workload.setting import DeclaredSetting, declarations_of
 from .options import shell_completion_of, typed_name
 from .signatures import with_signature
 
@@ -75,7 +75,7 @@ def option_of(declaration: DeclaredSetting, default_value: Any = None, **changed
 
 def options_of(settings: type, field_names: Iterable[str] = ()) -> dict[str, OptionOfCommand]:
     """Returns the options for the settings of a class. field_names: the settings' names, empty for all."""
-    declarations = declared(settings)
+    declarations = declarations_of(settings)
     return {field: option_of(declarations[field], getattr(settings, field)) for field in field_names or declarations}
 
 

@@ -25,7 +25,7 @@ from ..workload.setting import (
     Setting,
     check_phase,
     checked_values,
-    declared,
+    declarations_of,
     option,
     training_option,
 )
@@ -644,7 +644,7 @@ class Settings:
 
     def check(self, spec: ModelSpec) -> None:
         """Raises `InputError`, which names the option, for an invalid, contradictory or inapplicable setting."""
-        for setting_name, declaration in declared(Settings).items():
+        for setting_name, declaration in declarations_of(Settings).items():
             declaration.checked(getattr(self, setting_name))
         if self.quantize is not None and self.phase == "training":
             raise InputError("--quantize: a quantised weight takes no gradient; expected --base nf4 --lora-rank")
@@ -740,4 +740,4 @@ def settings_of(**setting_values: Any) -> Settings:
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.
     """
-    return settings_with_shorthands(checked_values({**declared(Settings), **SHORTHANDS}, setting_values))
+    return settings_with_shorthands(checked_values({**declarations_of(Settings), **SHORTHANDS}, setting_values))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..workload.setting import DeclaredSetting, Setting, declared
+from ..workload.setting import DeclaredSetting, Setting, declarations_of
 from .layout_request import LayoutRequest
 
 if TYPE_CHECKING:
@@ -76,4 +76,4 @@ NO_RANK_OPTIONS = RankRequest()
 
 def rank_settings() -> dict[str, DeclaredSetting]:
     """Returns the settings that request one rank's counts, by name."""
-    return {**{option_name: declared(LayoutRequest)[option_name] for option_name in SIZES}, RANK.name: RANK}
+    return {**{option_name: declarations_of(LayoutRequest)[option_name] for option_name in SIZES}, RANK.name: RANK}

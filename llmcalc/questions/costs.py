@@ -11,7 +11,7 @@ from ..reports.answer import ReportedAnswer
 from ..studies.cost import Cost, RunCost, add_lost_time
 from ..studies.step_size import default_batch, is_pretraining, usual_batch
 from ..timing.spread import RangedAmount
-from ..workload.setting import declared, option
+from ..workload.setting import declarations_of, option
 from .options import CostOptions, ServeOptions, TimeOptions
 from .runs import RunQuestion
 from .serving import serve_study
@@ -108,7 +108,7 @@ def _with_usual_step(run: RunQuestion, options: CostOptions) -> tuple[RunQuestio
 
 def _refuse_training_options(command_options: Any, training_options: tuple[str, ...]) -> None:
     """Raises `InputError` for an option that does not apply to a server under load."""
-    for field in declared(type(command_options)):
+    for field in declarations_of(type(command_options)):
         if field not in training_options and getattr(command_options, field) is not None:
             raise InputError(f"{option(field)}: does not change servers of --requests; remove it")
 

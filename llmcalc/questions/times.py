@@ -15,7 +15,7 @@ from ..sources.preset import Preset
 from ..sources.target import load
 from ..timing.calibration import UNCHANGED, Calibration
 from ..workload.lora import PARALLEL_LIBRARIES
-from ..workload.setting import declared, option
+from ..workload.setting import declarations_of, option
 from .options import OPTIONS_OF_AN_ORDER, TimeOptions
 from .runs import RunQuestion
 
@@ -234,7 +234,7 @@ def _without_adapters(run: RunQuestion) -> RunQuestion:
     Frameworks whose memory of adapters is not modelled are checked with it: their time is that of two small products.
     """
     defaults = Settings(run.settings.phase)
-    adapters = [name for name, field in declared(Settings).items() if "lora_rank" in (name, field.setting.needs)]
+    adapters = [name for name, field in declarations_of(Settings).items() if "lora_rank" in (name, field.setting.needs)]
     return replace(run, settings=run.settings.with_(**{name: getattr(defaults, name) for name in adapters}))
 
 
@@ -324,7 +324,7 @@ def ask_timed_plan(
 def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
     from ..parallel.nearest import suggest_nearest_layouts
     from ..studies.decoding import usual_stack
-    from ..studies.run_time import TimeSettings, in_format_of_stack, time_inference
+    from ..studies.run_time import TimeSettings, time_inference, with_format_of_stack
 
     if options.global_batch is not None:
         raise InputError("--global-batch: is of training; expected --users, the sequences of a batch")
@@ -353,7 +353,7 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
             options.nic,
             factors=options.factors or UNCHANGED,
         )
-        run_memory = in_format_of_stack(run_memory, settings.supporting_stack("decode"))
+        run_memory = with_format_of_stack(run_memory, settings.supporting_stack("decode"))
         layout = serving_layout(run_memory, hardware, layout_request)
         return time_inference(run_memory, hardware, layout, settings, cached_tokens, options.server)
 

@@ -22,7 +22,7 @@ from ..errors import InputError
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.target import load
-from .budget_file import SETTINGS, Bound, Budget, BudgetLimit, FitsBound, ModelBudget
+from .budget_file import SETTINGS, Budget, BudgetLimit, FitsBound, ModelBudget, QuantityBound
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[],
             yield partial(_check_bound, model.target, preset, bound_key, bound, bound_settings, hardware)
 
 
-def _setting_values(bound_key: str, bound: Bound | FitsBound) -> dict[str, Any]:
+def _setting_values(bound_key: str, bound: QuantityBound | FitsBound) -> dict[str, Any]:
     """Returns the values of a bound's settings. Raises `InputError` for an invalid value."""
     declared_settings = SETTINGS[bound_key]
     return {
@@ -108,7 +108,7 @@ def _check_bound(
     target: str,
     preset: Preset,
     bound_key: str,
-    bound: Bound | FitsBound,
+    bound: QuantityBound | FitsBound,
     bound_settings: dict[str, Any],
     hardware: Hardware | None,
 ) -> BudgetCheck:
@@ -116,7 +116,7 @@ def _check_bound(
     with _errors_naming_model(f"{target}: {bound_key}"):
         measured_value = _measure_value(preset, bound_key, bound_settings, hardware)
     length_note = too_long_note(preset.model, bound_settings.get("seq") or 0)
-    if isinstance(bound, Bound):
+    if isinstance(bound, QuantityBound):
         return BudgetCheck(target, bound_key, bound.settings, measured_value, bound.limits, warning=length_note)
     assert hardware is not None
     capacity_limit = BudgetLimit(operator="<=", value=Fraction(hardware.capacity_bytes))

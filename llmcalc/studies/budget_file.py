@@ -24,7 +24,7 @@ from ..errors import InputError, shown, suggest
 from ..record import Record
 from ..sources.files import parse_toml, read_text, validate
 from ..units import LONGEST_NUMBER, NUMBER, exact_number
-from ..workload.setting import DeclaredSetting, Setting, declared
+from ..workload.setting import DeclaredSetting, Setting, declarations_of
 from ..workload.workload import Phase
 
 Kind: TypeAlias = Literal["count", "FLOPs", "bytes"]
@@ -38,7 +38,7 @@ KINDS: Mapping[str, Kind] = {
 }
 """Key of a bound → the kind of its value."""
 
-RUN = {**declared(RunSettings), **SHORTHANDS}
+RUN = {**declarations_of(RunSettings), **SHORTHANDS}
 """Name → setting of a run on one device."""
 
 CACHE_FORMAT = RUN["kv_dtype"]
@@ -93,7 +93,7 @@ class BudgetLimit(Record):
         return bool(COMPARISONS[self.operator](measured_value, self.value))
 
 
-class Bound(Record):
+class QuantityBound(Record):
     """A bound on one value: an upper limit, a lower limit or both. settings: the file's settings for the value."""
 
     limits: tuple[BudgetLimit, ...]
@@ -111,11 +111,11 @@ class ModelBudget(Record):
     """The bounds of one model. Each field is a bound or None, except `fits`, which names accelerators."""
 
     target: str
-    params: Bound | None = None
-    active: Bound | None = None
-    kv_per_token: Bound | None = None
-    flops_per_token: Bound | None = None
-    memory: Bound | None = None
+    params: QuantityBound | None = None
+    active: QuantityBound | None = None
+    kv_per_token: QuantityBound | None = None
+    flops_per_token: QuantityBound | None = None
+    memory: QuantityBound | None = None
     fits: FitsBound | None = None
 
     keys: ClassVar[tuple[str, ...]] = tuple(SETTINGS)
@@ -139,7 +139,7 @@ class ModelBudget(Record):
         return bounds_by_key
 
     @property
-    def bounds(self) -> dict[str, Bound | FitsBound]:
+    def bounds(self) -> dict[str, QuantityBound | FitsBound]:
         """The bounds of the model, by key, in the order of the keys."""
         return {bound_key: bound for bound_key in self.keys if (bound := getattr(self, bound_key)) is not None}
 

@@ -36,7 +36,7 @@ VOCABULARY_PATHS = ("embed_tokens", "lm_head", "lm_head.decoder")
 """Paths of the weights with one row per token of the vocabulary."""
 
 
-def in_dense_band(hidden_size: int, num_hidden_layers: int) -> bool:
+def is_in_dense_band(hidden_size: int, num_hidden_layers: int) -> bool:
     """Whether h/L, rounded to an integer, is in the range of large dense decoders, `DENSE_BAND`."""
     lower_bound, upper_bound = DENSE_BAND
     return lower_bound <= round(hidden_size / num_hidden_layers) <= upper_bound
@@ -71,7 +71,7 @@ class StackShape:
 
     @property
     def in_dense_band(self) -> bool:
-        return in_dense_band(self.hidden_size, self.num_hidden_layers)
+        return is_in_dense_band(self.hidden_size, self.num_hidden_layers)
 
     @property
     def feed_forward_ratio(self) -> float | None:

@@ -86,7 +86,7 @@ def diff(earlier_preset: Preset | None, later_preset: Preset | None, seq: int, d
     quantities: list[Quantity] = []
     for quantity_name, (_, unit) in {**new_figures, **old_figures}.items():
         (old_value, _), (new_value, _) = (
-            figures.get(quantity_name, (None, unit)) for figures in (old_figures, new_figures)
+            model_figures.get(quantity_name, (None, unit)) for model_figures in (old_figures, new_figures)
         )
         quantities.append(Quantity(quantity_name, old_value, new_value, unit))
     return Difference(

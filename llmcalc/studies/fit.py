@@ -182,11 +182,14 @@ def largest_fitting_number(
             return 0
     elif low_number < maximum:
         if stored_bytes is not None and is_predicted:
-            known_fitting = (
+            known_fitting_number = (
                 first_number if low_number < first_number <= maximum and excess_bytes(first_number) <= 0 else low_number
             )
             first_number = largest_fitting_number(
-                stored_bytes, stored_bytes(known_fitting) - excess_bytes(known_fitting), first_number, maximum
+                stored_bytes,
+                stored_bytes(known_fitting_number) - excess_bytes(known_fitting_number),
+                first_number,
+                maximum,
             )
         high_number = max(low_number + 1, min(first_number // size_step * size_step, maximum))
         is_next_number_tried = is_predicted

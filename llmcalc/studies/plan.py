@@ -219,8 +219,8 @@ class LayoutPlan:
             or len(self.plan.feasible) >= self.rows
         ):
             return None
-        peak_estimate, capacity = self.estimates.recomputed.estimates_as_configured, self.hardware.capacity_bytes
-        return len([layout for layout in self.tried.possible if tensors_fit(peak_estimate, *layout, capacity)])
+        peak_estimate, capacity_bytes = self.estimates.recomputed.estimates_as_configured, self.hardware.capacity_bytes
+        return len([layout for layout in self.tried.possible if tensors_fit(peak_estimate, *layout, capacity_bytes)])
 
 
 MOST_LAYERS = 256
@@ -285,7 +285,7 @@ def plan_of(
     layout_times, untimed_reason = _layout_times(model_memory, hardware, order_name, time_settings, framework_record)
 
     @cache
-    def run_of(micro_batch_count: int, recompute: str) -> Memory:
+    def memory_of_run(micro_batch_count: int, recompute: str) -> Memory:
         return layout_estimates.with_recompute(recompute).memory.with_(num_microbatches=micro_batch_count)
 
     @cache
@@ -297,7 +297,7 @@ def plan_of(
 
     def sent_bytes(layout: Layout, micro_batch_count: int, recompute: str) -> int:
         messages = Cluster.with_framework(
-            run_of(micro_batch_count, recompute), layout, framework_record, version
+            memory_of_run(micro_batch_count, recompute), layout, framework_record, version
         ).messages_of_rank(layout.rank(pp=0))
         return sum(message.wire_bytes * message.count for message in messages)
 
@@ -309,7 +309,12 @@ def plan_of(
     def replay(layout: Layout, micro_batch_count: int, recompute: str, byte_limit: int | None) -> int:
         largest_rank_stage = largest_rank(layout, micro_batch_count, recompute)[1] if byte_limit is not None else 0
         return replayed_bytes(
-            run_of(micro_batch_count, recompute), framework_record, version, layout, largest_rank_stage, byte_limit
+            memory_of_run(micro_batch_count, recompute),
+            framework_record,
+            version,
+            layout,
+            largest_rank_stage,
+            byte_limit,
         )
 
     def step_seconds(layout: Layout, micro_batch_count: int, recompute: str) -> float:
@@ -523,16 +528,16 @@ class LayoutOrder:
                 plan.ended_early = True
                 break
             candidate = waiting_candidates.pop(0)
-            result = self._replay_with_messages(candidate)
-            plan.replays += isinstance(result, Candidate)
-            if isinstance(result, Candidate) and result.headroom >= 0:
-                plan.feasible.append(result)
+            replay_result = self._replay_with_messages(candidate)
+            plan.replays += isinstance(replay_result, Candidate)
+            if isinstance(replay_result, Candidate) and replay_result.headroom >= 0:
+                plan.feasible.append(replay_result)
             elif (recomputing_candidate := self._with_more_recomputation(candidate)) is not None:
                 waiting_candidates = self._sort_candidates([*waiting_candidates, recomputing_candidate])
-            elif isinstance(result, Candidate):
-                too_large.append(result)
+            elif isinstance(replay_result, Candidate):
+                too_large.append(replay_result)
             else:
-                self.layouts.refuse(result)
+                self.layouts.refuse(replay_result)
         plan.unreplayed = waiting_candidates
         return too_large
 
@@ -608,9 +613,9 @@ class LayoutOrder:
         except InputError:
             return False
 
-    def _exceeds_capacity(self, bytes: int) -> bool:
+    def _exceeds_capacity(self, byte_count: int) -> bool:
         """Whether a layout whose tensors are estimated to have these bytes surely does not fit."""
-        return self.errors.lower_bound(bytes) > self.capacity
+        return self.errors.lower_bound(byte_count) > self.capacity
 
     def _fitting_candidate(
         self, layout: Layout, micro_batches: int, recompute_modes: Sequence[str], only_fitting: bool = False
@@ -622,7 +627,7 @@ class LayoutOrder:
         Raises `InputError` for a layout that can have none of the values.
         """
         last_candidate: Candidate | None = None
-        skips_value = False
+        is_mode_skipped = False
         for recompute in recompute_modes:
             layout_run = layout, micro_batches, recompute
             if (
@@ -633,29 +638,33 @@ class LayoutOrder:
                     or (recompute != recompute_modes[-1] and self._has_too_large_rank(*layout_run))
                 )
             ):
-                skips_value = True
+                is_mode_skipped = True
                 continue
             try:
-                bytes = self.tensor_bytes(*layout_run)
-                may_fit = not self._exceeds_capacity(bytes)
+                tensor_bytes = self.tensor_bytes(*layout_run)
+                may_fit = not self._exceeds_capacity(tensor_bytes)
                 sent_bytes_once = cache(partial(self.sent_bytes, *layout_run)) if may_fit else None
                 if sent_bytes_once is not None and self.step_seconds is None:
                     sent_bytes_once()  # the order needs it, and an error refuses the layout
                 step_seconds = self.step_seconds(*layout_run) if may_fit and self.step_seconds is not None else None
             except InputError:
-                if last_candidate is None and skips_value:
+                if last_candidate is None and is_mode_skipped:
                     return self._fitting_candidate(layout, micro_batches, recompute_modes)
                 if last_candidate is None:
                     raise
                 continue
             self._measured.add(_kernel_layout_sizes(layout))
-            candidate_bytes = bytes, self.capacity, sent_bytes_once, step_seconds
+            candidate_bytes = tensor_bytes, self.capacity, sent_bytes_once, step_seconds
             last_candidate = Candidate(
-                layout, micro_batches, *candidate_bytes, upper_bound=self.errors.upper_bound(bytes), recompute=recompute
+                layout,
+                micro_batches,
+                *candidate_bytes,
+                upper_bound=self.errors.upper_bound(tensor_bytes),
+                recompute=recompute,
             )
             if may_fit:
                 return last_candidate
-        return None if skips_value else last_candidate
+        return None if is_mode_skipped else last_candidate
 
     def _with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
         """Returns the candidate with the next `--recompute` value that may fit; None without such a value."""

@@ -253,10 +253,12 @@ class TimedRun:
         for part_name, bound, seconds in self._parts_of_the_run():
             seconds_by_node.setdefault((part_name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
         timed_nodes = []
-        for (path, component_name), by_bound in seconds_by_node.items():
-            seconds, bound = sum(by_bound.values()), max(BOUNDS, key=by_bound.__getitem__)
+        for (path, component_name), bound_seconds in seconds_by_node.items():
+            seconds, bound = sum(bound_seconds.values()), max(BOUNDS, key=bound_seconds.__getitem__)
             if seconds:
-                timed_nodes.append(TimedNode(path, component_name, seconds, bound, by_bound[bound] / seconds, by_bound))
+                timed_nodes.append(
+                    TimedNode(path, component_name, seconds, bound, bound_seconds[bound] / seconds, bound_seconds)
+                )
         return sorted(timed_nodes, key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, Traffic]:
@@ -653,11 +655,11 @@ def _cache_bits(model_memory: Memory, tokens: int) -> float:
         return 16.0
     run_config, tree = RunConfig(Workload(1, tokens)), model_memory.states.count.tree
     cached_format = cache_format(model_memory.states.kv_dtype)
-    bits_per_element, bits_in_16 = (
+    bits_per_element, bits_in_16_bit_format = (
         tree.total(cache_bits_in(stored_format), run_config)
         for stored_format in (cached_format, cache_format("bfloat16"))
     )
-    return float(16 * bits_per_element / bits_in_16) if bits_in_16 else 16.0
+    return float(16 * bits_per_element / bits_in_16_bit_format) if bits_in_16_bit_format else 16.0
 
 
 def time_training(
@@ -671,7 +673,7 @@ def time_training(
     )
 
 
-def in_format_of_stack(model_memory: Memory, time_stack: TimeStack) -> Memory:
+def with_format_of_stack(model_memory: Memory, time_stack: TimeStack) -> Memory:
     """Returns an inference run with the software stack's weight format, unless the user states a format.
 
     That is 16 bits if it halves weights published in float32, and its own scheme for weights published in 4 bits.
@@ -706,7 +708,7 @@ def time_inference(
         raise InputError(f"--phase decode: {spec.model_without_tokens} does not decode; expected prefill or training")
     time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
     supporting_stack = time_settings.supporting_stack(time_phase)
-    model_memory = in_format_of_stack(model_memory, supporting_stack)
+    model_memory = with_format_of_stack(model_memory, supporting_stack)
     device, workload = time_settings.device(hardware), model_memory.states.workload
     batch, seq = int(workload.batch), int(workload.seq)
     replica_layout = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout

@@ -20,7 +20,7 @@ MOST_REPLICAS = 64
 
 
 @frozen
-class Trace:
+class RequestTrace:
     """Requests in the order of arrival, and the fraction of each prompt that the prefix cache holds."""
 
     requests: tuple[TracedRequest, ...]
@@ -69,7 +69,7 @@ class TraceTimes:
     mean_concurrency: float
 
 
-def trace_times(server: Server, trace: Trace, step_seconds: StepSeconds, budget: StepBudget) -> TraceTimes:
+def trace_times(server: Server, trace: RequestTrace, step_seconds: StepSeconds, budget: StepBudget) -> TraceTimes:
     """Simulates a trace on a server, with the likely seconds per step and with both ends of the range.
 
     step_seconds: of the server's replica. budget: the steps that may be simulated.
@@ -93,7 +93,7 @@ def trace_times(server: Server, trace: Trace, step_seconds: StepSeconds, budget:
 
 
 def _serve_scaled(
-    server: Server, trace: Trace, step_seconds: StepSeconds, seconds_scale: float, budget: StepBudget
+    server: Server, trace: RequestTrace, step_seconds: StepSeconds, seconds_scale: float, budget: StepBudget
 ) -> list[ServedRequest]:
     return serve_trace(
         server.replica,
@@ -127,7 +127,7 @@ def _percentile(seconds: Sequence[float], percent: int) -> float:
 
 
 def size_server_for_trace(
-    server: Server, replicas: int | None, trace: Trace, latency_limits: LatencyLimits, budget: StepBudget
+    server: Server, replicas: int | None, trace: RequestTrace, latency_limits: LatencyLimits, budget: StepBudget
 ) -> tuple[Server, TraceTimes, str]:
     """Returns the server with the fewest replicas within the limits, or the reason why there is none.
 

@@ -31,7 +31,7 @@ from ..timing.spread import TIE
 from ..timing.trace import StepBudget
 from .fit_serving import NODE
 from .run_time import inference_formats
-from .serve_trace import Trace, TraceTimes, size_server_for_trace
+from .serve_trace import RequestTrace, TraceTimes, size_server_for_trace
 from .server import LatencyLimits, LayoutSizes, LoadPoint, Server, largest_number
 
 MOST_REPLICA = 32
@@ -187,7 +187,7 @@ class ServeStudy:
     limits: LatencyLimits
     sizes: SizesRequest
     price: float | None = None
-    trace: Trace | None = None
+    trace: RequestTrace | None = None
     disaggregated: bool = False
     ratio: tuple[int, int] | None = None
     speculation: Speculation | None = None

@@ -28,7 +28,7 @@ from ..model import ModelSpec
 from ..sources.files import validate
 from ..units import count
 from ..workload.workload import Workload
-from .compare import StackShape, in_dense_band, stack_shape
+from .compare import StackShape, is_in_dense_band, stack_shape
 from .literature import TOKENS_PER_PARAMETER, StudyVerdicts, compare_with_studies, scaled_optimum
 
 HEAD_SIZES = (64, 96, 128, 256)
@@ -96,7 +96,7 @@ class ShapeFamily:
         return len(self.spec.main.first_layers) + len(self.spec.main.pattern)
 
     @property
-    def step(self) -> int:
+    def width_step(self) -> int:
         """The number that divides all hidden sizes, for integer head counts; at least `unit`."""
         width_fractions = [
             width_fraction
@@ -132,10 +132,10 @@ class ShapeFamily:
                 self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=head_factor * self.head_divisor
             )
             try:
-                finer_family.scaled_to(finer_family.step, finer_family.least_depth)
+                finer_family.scaled_to(finer_family.width_step, finer_family.least_depth)
             except Unscalable:  # for example, the rotary dimensions may require heads of the model's own size
                 continue
-            if finer_family.step < self.step:
+            if finer_family.width_step < self.width_step:
                 return finer_family
         return None
 
@@ -166,16 +166,17 @@ class ShapeFamily:
         return block.scaled(self.spec.hidden_size, scaled_heads, lambda width: self._scaled_width(width, hidden_size))
 
     def _scaled_width(self, width: int, hidden_size: Number) -> Number:
-        """Scales a width with h, rounded to a multiple of `unit`.
+        """Scales a width with h, rounded to a multiple of `width_unit`.
 
         If the model's width is a multiple of a smaller power of two only, it is rounded to that power.
         """
-        budget_ratio, unit = self.ffn_ratio, self.unit
-        if budget_ratio is None:
-            budget_ratio, unit = Fraction(width, self.spec.hidden_size), math.gcd(width, self.unit)
-        size_divisor = 2 * budget_ratio.denominator * unit
+        ffn_ratio, width_unit = self.ffn_ratio, self.unit
+        if ffn_ratio is None:
+            ffn_ratio, width_unit = Fraction(width, self.spec.hidden_size), math.gcd(width, self.unit)
+        size_divisor = 2 * ffn_ratio.denominator * width_unit
         return (
-            floor_div(2 * budget_ratio.numerator * hidden_size + budget_ratio.denominator * unit, size_divisor) * unit
+            floor_div(2 * ffn_ratio.numerator * hidden_size + ffn_ratio.denominator * width_unit, size_divisor)
+            * width_unit
         )
 
 
@@ -219,7 +220,7 @@ def family(
     model_family = ShapeFamily(spec, None, kv_ratio, ffn_ratio)
     for option, tested_family in (("shape", model_family), ("--head-dim", replace(model_family, head_dim=head_dim))):
         try:
-            smallest_model = tested_family.scaled_to(tested_family.step, tested_family.least_depth)
+            smallest_model = tested_family.scaled_to(tested_family.width_step, tested_family.least_depth)
         except Unscalable as error:
             raise InputError(f"{option}: {error}") from None
         validate(ModelSpec, smallest_model.model_dump(), option)
@@ -337,7 +338,7 @@ class ModelShape:
 
     @property
     def in_dense_band(self) -> bool:
-        return in_dense_band(self.stack.hidden_size, self.stack.num_hidden_layers)
+        return is_in_dense_band(self.stack.hidden_size, self.stack.num_hidden_layers)
 
 
 @dataclass(frozen=True)
@@ -414,7 +415,8 @@ def _no_shapes_error(model_family: ShapeFamily, budget: CostBudget, percent: flo
     )
     head_text = "" if model_family.head_dim is None else "a smaller --head-dim, "
     return (
-        f"budget: no shape with h/L from {LEAST_ASPECT} to {MOST_ASPECT:,} and h a multiple of {model_family.step} "
+        f"budget: no shape with h/L from {LEAST_ASPECT} to {MOST_ASPECT:,} and h a multiple of "
+        f"{model_family.width_step} "
         f"costs {cost_text} to within {percent:g} %, at a vocabulary of {model_family.spec.vocab_size:,}; expected "
         f"another budget, {tie_text}{head_text}a smaller --vocab or a wider --tolerance"
     )
@@ -426,10 +428,10 @@ def refine_step(model_family: ShapeFamily, budget: CostBudget, tolerance: float,
     keep_heads: whether head sizes must stay unchanged.
     """
     while len(allowed_widths(model_family, budget, tolerance)) < FEWEST_WIDTHS:
-        finer_members = model_family.finer_family(keep_heads)
-        if finer_members is None:
+        finer_family = model_family.finer_family(keep_heads)
+        if finer_family is None:
             break
-        model_family = finer_members
+        model_family = finer_family
     return model_family
 
 
@@ -445,7 +447,7 @@ def allowed_widths(model_family: ShapeFamily, budget: CostBudget, tolerance: flo
 
     Its deepest shape costs at least the budget, its shallowest shape at most the budget.
     """
-    width_step = model_family.step
+    width_step = model_family.width_step
     exact_tolerance = Fraction(tolerance)
     lowest_cost, highest_cost = budget.value * (1 - exact_tolerance), budget.value * (1 + exact_tolerance)
 
@@ -550,7 +552,7 @@ def spread_evenly(
 
 
 def _shape_of_size(
-    model_family: ShapeFamily, shape_size: tuple[int, int], budget: CostBudget, target: bool, seq: int, dtype: str
+    model_family: ShapeFamily, shape_size: tuple[int, int], budget: CostBudget, is_target: bool, seq: int, dtype: str
 ) -> ModelShape:
     hidden_size, layers = shape_size
     spec = model_family.scaled_to(hidden_size, layers)
@@ -561,7 +563,7 @@ def _shape_of_size(
     return ModelShape(
         spec=spec,
         stack=stack_shape(spec.main, hidden_size),
-        target=target,
+        target=is_target,
         parameters=parameter_count.total,
         active=parameter_count.active,
         embedding_and_head=parameter_count.total - parameter_count.non_embedding,

@@ -115,8 +115,8 @@ def _belongs_to_node(kernel: Kernel, node: str | None, pass_work: RankWork) -> b
     layer_match = LAYERS.fullmatch(node or "")
     if layer_match is None:
         return node is None or f".{node}." in f".{kernel.path}."
-    stack, layer_numbers, condition = layer_match.groups()
-    if kernel.layer < 0 or f".{stack}{condition}." not in f".{kernel.path}.":
+    stack, layer_numbers, layer_condition = layer_match.groups()
+    if kernel.layer < 0 or f".{stack}{layer_condition}." not in f".{kernel.path}.":
         return False
     layer_ranges = [
         (int(first_layer), int(last_layer or first_layer))
@@ -146,8 +146,10 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat_count
         if operation.wait:
             launch_count = kernel.launches[operation.backward]
             wait_term = _Term("l · t", f"{launch_count} · {_number_text(time_estimator.seconds_before_kernel)}")
-            if other_wait := operation.wait - launch_count * time_estimator.seconds_before_kernel:
-                wait_term = _Term(f"{wait_term.symbolic} + s", f"{wait_term.substituted} + {_number_text(other_wait)}")
+            if remaining_wait := operation.wait - launch_count * time_estimator.seconds_before_kernel:
+                wait_term = _Term(
+                    f"{wait_term.symbolic} + s", f"{wait_term.substituted} + {_number_text(remaining_wait)}"
+                )
         formula_terms = [formula_term for formula_term in (slower_term, wait_term) if formula_term]
         yield TimeFormula(
             kernel.path,

@@ -188,21 +188,21 @@ class SavedByteSums:
         self.layers: set[int] = set()
         self.shared: dict[PathNames, Any] = {}
         self.loss: Any = 0
-        bytes_by_turn: defaultdict[Path, Counter[int]] = defaultdict(Counter)
+        bytes_by_path_and_layer: defaultdict[Path, Counter[int]] = defaultdict(Counter)
         repeats_of_path: defaultdict[Path, set[int]] = defaultdict(set)
         for memory_block in memory_blocks:
             location, byte_count = memory_block.location, formula_of(memory_block.bytes)
             if location.path == LOSS:
                 self.loss += byte_count
-            elif location.layer and memory_block.shared:
+            elif location.layer and memory_block.is_shared:
                 self._add_shared_bytes(location.stack, byte_count)
             else:
-                bytes_by_turn[location.path][location.layer_index] += byte_count
+                bytes_by_path_and_layer[location.path][location.layer_index] += byte_count
                 repeats_of_path[location.layer].add(location.layer_index)
         self._paths = set(repeats_of_path) - {()}
         bytes_by_path = {
             node_path: self._layer_sum(node_path, bytes_of_repeats, repeats_of_path)
-            for node_path, bytes_of_repeats in bytes_by_turn.items()
+            for node_path, bytes_of_repeats in bytes_by_path_and_layer.items()
         }
         self.by_location[root.walk_indices[0]] = self._subtree_bytes(root, (), bytes_by_path) + self.loss
 

@@ -76,9 +76,14 @@ def explain(
         sections = [
             _section_of_node(formulas, formula_node, quantity, depth) for depth, formula_node in components(formulas)
         ]
-        sections = [replace(unfiltered, formulas=_nonzero_formulas(unfiltered.formulas)) for unfiltered in sections]
+        sections = [
+            replace(unfiltered_section, formulas=_nonzero_formulas(unfiltered_section.formulas))
+            for unfiltered_section in sections
+        ]
         sections.append(_section_of_node(formulas, formulas.root, quantity))
-        return Explanation([unfiltered for unfiltered in sections if unfiltered.formulas], formulas, None)
+        return Explanation(
+            [unfiltered_section for unfiltered_section in sections if unfiltered_section.formulas], formulas, None
+        )
     sections_of_nodes = (
         _section_of_node(formulas, formula_node, quantity) for formula_node in formulas.find_nodes(query)
     )

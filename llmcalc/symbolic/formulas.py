@@ -187,7 +187,7 @@ class Formulas:
 
     def nodes(self) -> list[FormulaNode]:
         """Returns the whole model and every node, parents first."""
-        return list(_places_in_run(self.root))
+        return list(_nodes_in_preorder(self.root))
 
     def find_nodes(self, query: str) -> list[FormulaNode]:
         """Finds the nodes with paths that end in `query`, else nodes with paths that have the query's names in order.
@@ -272,12 +272,12 @@ class Formulas:
         """Returns the sum of the cost terms for one repeat of the node."""
         cost_sum: Any = 0
         for cost_term in cost_terms:
-            walked_places = self._places_in_run(root, cost_term.run_config)
+            walked_places = self._nodes_in_preorder(root, cost_term.run_config)
             for walk_index in node.walk_indices:
                 cost_sum = add(cost_sum, walked_places[walk_index].cost_per_repeat(cost_term.cost, self.include))
         return cost_sum
 
-    def _places_in_run(self, root: Node, run_config: RunConfig | None) -> list[Place]:
+    def _nodes_in_preorder(self, root: Node, run_config: RunConfig | None) -> list[Place]:
         """Returns, from a cache, every node of the tree in a run, in the order of `walk_indices`."""
         cache_key = (id(root), run_config)
         if cache_key not in self._walks:
@@ -364,19 +364,20 @@ class Formulas:
         layer_terms: dict[Any, set[Any]] = {}
         other_terms: list[Any] = []
         for summand in sympy.Add.make_args(expression):
-            repeat = [factor for factor in sympy.Mul.make_args(summand) if factor in depth_symbols]
-            if len(repeat) == 1:
-                layer_terms.setdefault(rewrite_sums(summand / repeat[0]), set()).add(repeat[0])
+            repeat_factors = [factor for factor in sympy.Mul.make_args(summand) if factor in depth_symbols]
+            if len(repeat_factors) == 1:
+                layer_terms.setdefault(rewrite_sums(summand / repeat_factors[0]), set()).add(repeat_factors[0])
             else:
                 other_terms.append(summand)
         terms_by_repeat: dict[Any, list[Any]] = {}
-        for layer_term, repeats in layer_terms.items():
-            depth_symbol = next((depth for depth, depth_kinds in depths.items() if depth_kinds == repeats), None)
-            terms_by_repeat.setdefault(depth_symbol if depth_symbol is not None else sympy.Add(*repeats), []).append(
-                layer_term
-            )
+        for layer_term, repeated_kinds in layer_terms.items():
+            depth_symbol = next((depth for depth, depth_kinds in depths.items() if depth_kinds == repeated_kinds), None)
+            terms_by_repeat.setdefault(
+                depth_symbol if depth_symbol is not None else sympy.Add(*repeated_kinds), []
+            ).append(layer_term)
         repeated_terms = [
-            repeat * rewrite_sums(sympy.Add(*layer_term)) for repeat, layer_term in terms_by_repeat.items()
+            repeat_factors * rewrite_sums(sympy.Add(*layer_term))
+            for repeat_factors, layer_term in terms_by_repeat.items()
         ]
         return sympy.Add(*repeated_terms, rewrite_sums(sympy.Add(*other_terms)))
 
@@ -557,10 +558,10 @@ def merge_nodes(parent_node: FormulaNode, node_name: str, merged_nodes: Sequence
     )
 
 
-def _places_in_run(node: FormulaNode) -> Iterator[FormulaNode]:
+def _nodes_in_preorder(node: FormulaNode) -> Iterator[FormulaNode]:
     yield node
     for child_node in node.children:
-        yield from _places_in_run(child_node)
+        yield from _nodes_in_preorder(child_node)
 
 
 def _matches_path_end(query_names: list[str], path_names: Steps, allows_gaps: bool) -> bool:

@@ -82,7 +82,7 @@ class SavedBlock:
         return self.keepers[0] if self.keepers else self.creator
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether several layers save the same block, such as a table of angles or an encoder's output."""
         layers = {(location.stack, location.layer_index) for location in self.keepers if location.depth}
         if any(stack == self.creator.stack for stack, _ in layers) or not layers:

@@ -202,9 +202,9 @@ def _rank_in_symbols(
     if layout.expert_tp == layout.tp:
         del layout_sizes["etp"]
     degrees: dict[str, Any] = {
-        size_name: SymbolicInt(n, create_symbol(size_name, GROUPS[size_name], n))
-        for size_name, n in layout_sizes.items()
-        if n > 1
+        size_name: SymbolicInt(group_size, create_symbol(size_name, GROUPS[size_name], group_size))
+        for size_name, group_size in layout_sizes.items()
+        if group_size > 1
     }
     if "etp" not in layout_sizes:
         degrees["etp"] = degrees.get("tp", layout.expert_tp)

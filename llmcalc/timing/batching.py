@@ -176,10 +176,10 @@ class Replica:
             target_pass.seconds + draft_seconds, {**target_pass.parts, "draft": draft_seconds}, target_pass.timed_passes
         )
 
-    def prompts_pass(self, prompt_count: float, on_server: bool = False) -> InferencePass:
+    def prompts_pass(self, prompt_count: float, has_server_delay: bool = False) -> InferencePass:
         """Returns the pass of a step that processes several prompts at once.
 
-        on_server: whether a server's time before the first token counts.
+        has_server_delay: whether a server's time before the first token counts.
         """
         whole_count, request_shape = _int_if_whole(prompt_count), self.requests
         if whole_count not in self._timed_prompts:
@@ -188,7 +188,7 @@ class Replica:
                 whole_count, request_shape.computed_tokens, cached_tokens, self.chunk_tokens
             )
         timed_prompts = self._timed_prompts[whole_count]
-        if not on_server:
+        if not has_server_delay:
             return timed_prompts
         first_token, pass_parts = self.stack.first_token, timed_prompts.parts
         return InferencePass(
@@ -221,7 +221,7 @@ class Replica:
     @cached_property
     def prompt_seconds(self) -> float:
         """The seconds of one prompt on an idle server."""
-        return float(self.prompts_pass(1, on_server=True).seconds)
+        return float(self.prompts_pass(1, has_server_delay=True).seconds)
 
     @property
     def most_prompts(self) -> float:
@@ -257,14 +257,17 @@ class Replica:
         token_seconds_beside_prompts = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
         saved_seconds = step_seconds - token_seconds_beside_prompts if self.stack.mixed_steps else 0.0
 
-        def extra_seconds(prompt_count: float) -> float:
+        def added_seconds_per_prompt(prompt_count: float) -> float:
             """Returns the seconds that each prompt adds to a step with `prompt_count` prompts."""
             prompt_pass = self.prompts_pass(prompt_count)
             seconds = float(prompt_pass.seconds) - len(prompt_pass.timed_passes) * saved_seconds
             return max(0.0, seconds) / prompt_count / self.batch_count
 
         prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batch_count / further_steps))
-        seconds_per_prompt, steps_per_prompt = extra_seconds(prompts_per_step), len(self.prompts_pass(1).timed_passes)
+        seconds_per_prompt, steps_per_prompt = (
+            added_seconds_per_prompt(prompts_per_step),
+            len(self.prompts_pass(1).timed_passes),
+        )
         prompt_seconds = self.prompt_seconds + steps_per_prompt * token_seconds_beside_prompts
         prompt_wait = max(
             concurrent_requests * seconds_per_prompt * prompt_seconds / (prompt_seconds + further_steps * step_seconds),
@@ -274,7 +277,9 @@ class Replica:
             step_seconds + (concurrent_requests * seconds_per_prompt - prompt_wait) / further_steps
         ) / self.tokens_per_step
         prompts_in_step = min(self.most_prompts, concurrency)
-        burst_wait = max(prompt_wait, (concurrent_requests + prompts_in_step - 1) / 2 * extra_seconds(prompts_in_step))
+        burst_wait = max(
+            prompt_wait, (concurrent_requests + prompts_in_step - 1) / 2 * added_seconds_per_prompt(prompts_in_step)
+        )
         ttft, ttft_of_burst = prompt_seconds + prompt_wait, prompt_seconds + burst_wait
         return LoadLatencies(concurrency, self.requests.output, ttft, tpot, ttft_of_burst)
 

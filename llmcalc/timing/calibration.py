@@ -66,12 +66,12 @@ class CalibrationFactors:
 
     def stack(self, time_stack: TimeStack) -> TimeStack:
         """Returns the time stack with waits and network times scaled by the factors."""
-        waits = {factor_name: getattr(time_stack, factor_name) * self.wait for factor_name in WAITS}
+        scaled_waits = {factor_name: getattr(time_stack, factor_name) * self.wait for factor_name in WAITS}
         waits_by_format = {
             factor_name: {dtype: wait * self.wait for dtype, wait in getattr(time_stack, factor_name).items()}
             for factor_name in WAITS_BY_FORMAT
         }
-        return time_stack.model_copy(update=waits | waits_by_format)
+        return time_stack.model_copy(update=scaled_waits | waits_by_format)
 
 
 NAMES = tuple(field.name for field in fields(CalibrationFactors))
@@ -173,7 +173,7 @@ def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
     runs weighed by 1 / (typical error² + error²). It starts with the median error as common factor.
     """
     logarithms = [-median(linear_fit.errors(astuple(UNCHANGED)))] * len(NAMES)
-    indices = range(len(NAMES))
+    factor_indices = range(len(NAMES))
     for _ in range(MOST_ROUNDS):
         factors = [math.exp(logarithm) for logarithm in logarithms]
         log_errors = linear_fit.errors(factors)
@@ -183,7 +183,8 @@ def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
         prior_diagonal = 1 / FACTOR_SPREAD**2
         prior_coupling = prior_diagonal / (len(NAMES) + FACTOR_SPREAD**2 / common_variance)
         curvature = [
-            [prior_diagonal * (i == column_index) - prior_coupling for column_index in indices] for i in indices
+            [prior_diagonal * (i == column_index) - prior_coupling for column_index in factor_indices]
+            for i in factor_indices
         ]
         gradient = [prior_diagonal * logarithm - prior_coupling * sum(logarithms) for logarithm in logarithms]
         for log_error, seconds_by_factor in zip(log_errors, linear_fit.parts, strict=True):
@@ -193,9 +194,9 @@ def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
                 factor * part_seconds / estimate
                 for factor, part_seconds in zip(factors, seconds_by_factor, strict=True)
             ]
-            for i in indices:
+            for i in factor_indices:
                 gradient[i] += weight * log_error * factor_shares[i]
-                for column_index in indices:
+                for column_index in factor_indices:
                     curvature[i][column_index] += weight * factor_shares[i] * factor_shares[column_index]
         step = [max(-0.5, min(0.5, limited_change)) for limited_change in _solve_linear_equations(curvature, gradient)]
         logarithms = list(map(operator.sub, logarithms, step))
@@ -208,9 +209,9 @@ NORMAL_SCALE = 1 / NormalDist().inv_cdf(0.75)
 """The standard deviation of normal values over the median of their sizes."""
 
 
-def _solve_linear_equations(matrix: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+def _solve_linear_equations(matrix: Sequence[Sequence[float]], right_sides: Sequence[float]) -> list[float]:
     """Returns the solution of linear equations with a positive definite matrix, by elimination."""
-    equations = [[*equation, right_side] for equation, right_side in zip(matrix, values, strict=True)]
+    equations = [[*equation, right_side] for equation, right_side in zip(matrix, right_sides, strict=True)]
     for i, pivot_row in enumerate(equations):
         for row_index, equation in enumerate(equations):
             if i != row_index:

@@ -184,21 +184,23 @@ class Device:
         tree_latency = latency * self.generation.far_latency * log2(maximum(2, domain_count))
         latency_in_domain = messages * latency * self.latency
         if collective_kind == "all_to_all":
-            link_time = (ranks_in_domain - 1) / ranks * bytes / link_rate
+            link_seconds = (ranks_in_domain - 1) / ranks * bytes / link_rate
             network_time = (1 - ranks_in_domain / ranks) * bytes / network_rate
         elif collective_kind == "send":
-            link_time = bytes / link_rate * (ranks_in_domain > 1)
+            link_seconds = bytes / link_rate * (ranks_in_domain > 1)
             network_time = bytes / network_rate * (ranks_in_domain <= 1)
         elif collective_kind == "all_reduce":
-            link_time = 2 * (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
+            link_seconds = 2 * (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
             network_time = 2 * (1 - ranks_in_domain / ranks) * bytes / (ranks_in_domain * network_rate)
         else:
-            link_time = (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
+            link_seconds = (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
             ring_seconds = (1 - 1 / ranks) * maximum(bytes / link_rate, bytes / (ranks_in_domain * network_rate))
             seconds = messages * self.latency + self._ring_seconds(ring_seconds, messages, ranks, domain_count)
-            return choose(ranks <= 1, 0.0, choose(domain_count > 1, seconds, latency_in_domain + link_time))
+            return choose(ranks <= 1, 0.0, choose(domain_count > 1, seconds, latency_in_domain + link_seconds))
         seconds = choose(
-            domain_count > 1, messages * tree_latency + maximum(link_time, network_time), latency_in_domain + link_time
+            domain_count > 1,
+            messages * tree_latency + maximum(link_seconds, network_time),
+            latency_in_domain + link_seconds,
         )
         return choose(ranks <= 1, 0.0, seconds)
 

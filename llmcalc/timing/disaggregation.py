@@ -86,8 +86,8 @@ class DisaggregatedServer:
         """The bytes of a prompt's cache on one device."""
         replica = self.replica
         layout, cached_length = replica.layout, replica.requests.input
-        work = rank_work(replica.spec, rank_pass(replica.stack, layout, 1, 1, cached_length - 1, "decode"))
-        return float(work.cache_elements) * replica.formats.cache_bits / 8 / layout.pp
+        prompt_work = rank_work(replica.spec, rank_pass(replica.stack, layout, 1, 1, cached_length - 1, "decode"))
+        return float(prompt_work.cache_elements) * replica.formats.cache_bits / 8 / layout.pp
 
     @property
     def transfer_seconds(self) -> float:

@@ -225,12 +225,12 @@ class TimeEstimator:
         """
         return self.device.depth_factor(self._units_format(dtype), inner_size)
 
-    def timed_pass(self, work: RankWork) -> TimedPass:
+    def timed_pass(self, rank_work: RankWork) -> TimedPass:
         """Returns the timed kernels and messages of a rank."""
         timed_operations: list[TimedOperation] = []
-        for kernel in work.kernels:
+        for kernel in rank_work.kernels:
             timed_operations += self.timed_kernels(kernel)
-        for layer_message in work.messages:
+        for layer_message in rank_work.messages:
             layer, message = layer_message.layer, layer_message.collective
             seconds, wait_seconds = self._message_seconds(layer_message), self._exchange_wait(message)
             message_count = message.times
@@ -248,7 +248,7 @@ class TimeEstimator:
                     wait_seconds,
                 )
             )
-        return TimedPass(work, timed_operations)
+        return TimedPass(rank_work, timed_operations)
 
     def timed_kernels(self, kernel: Kernel) -> Iterator[TimedOperation]:
         """Returns the timed kernels of a product. A backward product is two kernels, for the input and the weight."""
@@ -325,17 +325,17 @@ class TimeEstimator:
         if cast_bytes and casts_input:
             yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
-            moved = bytes_per_element * m * n + output_bytes * m * k
+            moved_bytes = bytes_per_element * m * n + output_bytes * m * k
             input_gradient = backward * self._depth_factor(dtype, n) * self._wave_factor(kernel, m, k)
-            yield from self._time_with_weights(kernel, True, input_gradient, bytes_per_element * weight, moved)
+            yield from self._time_with_weights(kernel, True, input_gradient, bytes_per_element * weight, moved_bytes)
             if cast_bytes and casts_gradient:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
             if kernel.frozen:
                 return
             backward = backward * self._depth_factor(dtype, m / kernel.experts) * self._wave_factor(kernel, n, k)
-            moved = bytes_per_element * m * k + output_bytes * m * n
+            moved_bytes = bytes_per_element * m * k + output_bytes * m * n
             yield from self._time_with_weights(
-                kernel, True, backward, self._gradient_bytes(bytes_per_element) * weight, moved
+                kernel, True, backward, self._gradient_bytes(bytes_per_element) * weight, moved_bytes
             )
 
     def _wave_factor(self, kernel: Kernel, row_count: Number, column_count: Number) -> Number:
@@ -425,9 +425,9 @@ class TimeEstimator:
             return
         if self.stack.attention == "scores":
             scores = kernel.heads * kernel.m * kernel.n
-            unaligned_dim = isinstance(kernel.dim, int) and kernel.dim % 8
+            has_unaligned_dim = isinstance(kernel.dim, int) and kernel.dim % 8
             score_flops = (
-                2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if unaligned_dim else 1.0)
+                2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if has_unaligned_dim else 1.0)
             )
             score_bytes = SCORE_BYTES if self.stack.fused else EAGER_SCORE_BYTES
             compute_seconds, memory_seconds = (

@@ -59,8 +59,8 @@ class Speculation:
             return 0.0
 
         def kernel_seconds(extra_parts: frozenset[str]) -> float:
-            decoding = rank_pass(time_stack, layout, batch, 1, cached_tokens, "decode", extra_parts)
-            return float(forward_pass(spec, device, time_stack, decoding, number_formats).parts["kernels"])
+            decoding_pass = rank_pass(time_stack, layout, batch, 1, cached_tokens, "decode", extra_parts)
+            return float(forward_pass(spec, device, time_stack, decoding_pass, number_formats).parts["kernels"])
 
         return self.tokens * (kernel_seconds(frozenset({"mtp"})) - kernel_seconds(frozenset()))
 

@@ -61,15 +61,17 @@ class TestedClass(RatioBounds):
             raise ValueError(f"{self.words}: median_error is more than p90_error")
         return self
 
-    def contains_estimate(self, phase: str, experts: bool, device: str, time_stack: TimeStack, loaded: bool) -> bool:
-        """Whether an estimate belongs to this class. device: class of its devices. loaded: beside other requests."""
+    def contains_estimate(
+        self, phase: str, has_experts: bool, device_class: str, time_stack: TimeStack, is_loaded: bool
+    ) -> bool:
+        """Whether an estimate belongs to this class. is_loaded: whether the requests run beside others."""
         return (
             self.phase == phase
-            and self.experts in (None, experts)
-            and self.device in (None, device)
+            and self.experts in (None, has_experts)
+            and self.device in (None, device_class)
             and self.stack in (None, "tested" if time_stack.rows else "new")
             and self.server in (None, time_stack.server)
-            and self.loaded in (None, loaded)
+            and self.loaded in (None, is_loaded)
             and self.eager in (None, time_stack.host_kernel > 0)
         )
 

@@ -172,13 +172,15 @@ class LayerCosts(NamedTuple):
     def at_index(self, array_index: Any) -> LayerCosts:
         """Returns the costs at the given indices of their arrays."""
 
-        def at(amount: Number) -> Number:
+        def amount_at_index(amount: Number) -> Number:
             return amount[array_index] if getattr(amount, "ndim", 0) else amount
 
         return LayerCosts(
             self.kinds,
             *(
-                list(map(at, layer_values)) if isinstance(layer_values, list) else at(layer_values)
+                list(map(amount_at_index, layer_values))
+                if isinstance(layer_values, list)
+                else amount_at_index(layer_values)
                 for layer_values in self[1:]
             ),
         )
@@ -247,7 +249,8 @@ def rank_layers(
         return (layer_counts,)
     stage_sizes = layers_of_stages or even_stage_sizes(sum(layer_counts), pp * vpp)
     layers_of_stage = [
-        range(end - layer_count, end) for layer_count, end in zip(stage_sizes, accumulate(stage_sizes), strict=True)
+        range(stage_end - layer_count, stage_end)
+        for layer_count, stage_end in zip(stage_sizes, accumulate(stage_sizes), strict=True)
     ]
     return tuple(
         tuple(
@@ -293,16 +296,16 @@ def pipeline_ranks(
     ranks[0] = ranks[0] + costs.start_seconds
     ranks[-1] = ranks[-1] + costs.head_seconds
 
-    def most_on_a_rank(values_per_layer: Sequence[Number]) -> Number:
+    def largest_rank_sum(values_per_layer: Sequence[Number]) -> Number:
         return reduce(maximum, (_weighted_sum(layer_counts, values_per_layer) for layer_counts in layers))
 
     return PipelineRanks(
         reduce(maximum, ranks),
         sum(ranks) / pp,
-        most_on_a_rank(costs.dense_params) + costs.end_params / min(2, pp),
-        most_on_a_rank(costs.expert_params),
+        largest_rank_sum(costs.dense_params) + costs.end_params / min(2, pp),
+        largest_rank_sum(costs.expert_params),
         sum(map(sum, layers)) / pp,
-        most_on_a_rank(costs.adapter_params) if costs.adapter_params else None,
+        largest_rank_sum(costs.adapter_params) if costs.adapter_params else None,
     )
 
 
@@ -327,10 +330,12 @@ def training_step(spec: ModelSpec, device: Device, time_stack: TimeStack, step_p
     timed_pass = time_pass(
         rank_work(spec, step_plan.rank_pass(time_stack)), device, time_stack, NumberFormats(step_plan.dtype)
     )
-    return step_of(spec, device, time_stack, step_plan, timed_pass, layer_costs(timed_pass, time_stack, step_plan))
+    return step_time_of_pass(
+        spec, device, time_stack, step_plan, timed_pass, layer_costs(timed_pass, time_stack, step_plan)
+    )
 
 
-def step_of(
+def step_time_of_pass(
     spec: ModelSpec,
     device: Device,
     time_stack: TimeStack,
@@ -516,7 +521,7 @@ class StepTimer:
                 rank_work(self.spec, timing_key[0]), self.device, self.stack, NumberFormats(step_plan.dtype)
             )
             self._timed_passes[timing_key] = timed_pass, layer_costs(timed_pass, self.stack, step_plan)
-        return step_of(self.spec, self.device, self.stack, step_plan, *self._timed_passes[timing_key])
+        return step_time_of_pass(self.spec, self.device, self.stack, step_plan, *self._timed_passes[timing_key])
 
 
 COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "replicas")

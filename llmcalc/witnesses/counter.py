@@ -43,8 +43,8 @@ def unfused_attention() -> Iterator[None]:
 @contextmanager
 def flop_counter() -> Iterator[FlopCounterMode]:
     """Counts the FLOPs of operations inside the context, with attention as separate products."""
-    formulas = {torch.ops.aten.convolution_backward: convolution_backward}
-    counter = FlopCounterMode(display=False, custom_mapping=formulas)
+    flop_formulas = {torch.ops.aten.convolution_backward: convolution_backward}
+    counter = FlopCounterMode(display=False, custom_mapping=flop_formulas)
     counter.flop_registry = {op: _cached_formula(op, formula) for op, formula in counter.flop_registry.items()}
     with unfused_attention(), counter, ShapeCache(counter):  # the innermost receives every operation first
         yield counter

@@ -160,7 +160,7 @@ def read_events(profile: Any, kernel_of: Callable[[list[Any]], Any | None] = out
         _memory_events(profile), key=lambda event_and_operations: event_and_operations[0].start_time_ns
     ):
         if event.tag != torch._C._profiler._EventType.Allocation:
-            events.sums = events.sums.plus_sum(_sum_bytes(event), SUMS[event.name])
+            events.sums = events.sums.plus_sum(_gradient_sum_bytes(event), SUMS[event.name])
             continue
         event_names = (operation.name for operation in operations)
         phase = next((event_name for event_name in event_names if event_name in (FORWARD, BACKWARD)), phase)
@@ -190,7 +190,7 @@ def _memory_events(profile: Any) -> Iterator[tuple[Any, list[Any]]]:
         pending_events += [(child_event, [*enclosing_events, event]) for child_event in event.children]
 
 
-def _sum_bytes(event: Any) -> int:
+def _gradient_sum_bytes(event: Any) -> int:
     """Returns the bytes of a sum of gradients, read from the sum's first operand."""
     first_operand = event.extra_fields.inputs[0]
     return int(torch.Size(first_operand.sizes).numel()) * int(first_operand.dtype.itemsize)

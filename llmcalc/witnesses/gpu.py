@@ -217,9 +217,9 @@ def compare_on_gpu(
         statistics, runtime = CudaStatistics(), cuda_runtime_of_gpu(gpu_facts, allocator_settings)
     runtime = CudaRuntime() if runtime is None else runtime
     for run_settings in map(reference_settings, settings):
-        reason = unsupported_reason(spec, run_settings, "cuda")
-        if reason:
-            comparison.left_out[run_settings.phase] = reason
+        reason_to_skip = unsupported_reason(spec, run_settings, "cuda")
+        if reason_to_skip:
+            comparison.left_out[run_settings.phase] = reason_to_skip
             continue
         device_memory = memory(spec, run_settings, cuda_runtime=runtime).device
         free_memory = free_bytes(statistics)

@@ -88,8 +88,8 @@ def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, 
         names_by_tensor.setdefault(id(parameter), []).append(tensor_name)
         element_counts[id(parameter)] = parameter.numel()
     return _sum_over_submodules(
-        (min(aliases, key=list_position), element_counts[parameter_id])
-        for parameter_id, aliases in names_by_tensor.items()
+        (min(parameter_names, key=list_position), element_counts[parameter_id])
+        for parameter_id, parameter_names in names_by_tensor.items()
     )
 
 
@@ -116,9 +116,9 @@ def copy_to_repeats(measured_values: dict[str, int], repeats: dict[str, str]) ->
     """
     values_of_all_repeats = dict(measured_values)
     for module_path, measured_path in repeats.items():
-        for name, measured_count in measured_values.items():
-            if name == measured_path or name.startswith(measured_path + "."):
-                values_of_all_repeats[module_path + name[len(measured_path) :]] = measured_count
+        for path, measured_count in measured_values.items():
+            if path == measured_path or path.startswith(measured_path + "."):
+                values_of_all_repeats[module_path + path[len(measured_path) :]] = measured_count
         parent_path = module_path
         while parent_path:
             parent_path = parent_path.rpartition(".")[0]

@@ -70,13 +70,15 @@ def measure_config(config_path: Path) -> tuple[str, ModuleSize]:
     return type(module).__name__, measured_tree(module)
 
 
-def _require_class(config_path: Path, model_type: str, remote_code: bool) -> None:
+def _require_class(config_path: Path, model_type: str, has_remote_code: bool) -> None:
     """Raises `InputError` if the installed library has no config class for the model type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if witness_of(model_type) not in CONFIG_MAPPING:
         remote_note = (
-            "; its classes are code of its own repository (auto_map), which llmcalc never runs" if remote_code else ""
+            "; its classes are code of its own repository (auto_map), which llmcalc never runs"
+            if has_remote_code
+            else ""
         )
         raise InputError(f"{config_path}: model_type: the installed transformers has no '{model_type}'{remote_note}")
 

@@ -255,7 +255,7 @@ def _values_differ_in_size(spec: ModelSpec) -> bool:
         for node_position in spec.tree().walk()
         if isinstance(node_position.node.op, AttentionCore)
     ]
-    return any(core.qk_dim != core.v_dim for core in attention_ops)
+    return any(attention_op.qk_dim != attention_op.v_dim for attention_op in attention_ops)
 
 
 def _inference_limits(memory_use: Any, inference: InferenceConfig, device: Device) -> Iterator[tuple[bool, str]]:
@@ -367,7 +367,7 @@ def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = 
     steps_run = TrainingRun(spec, training, memory_meter=memory_meter)
     steps_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     steps_run.set_up()
-    set_up, bytes_of_steps = memory_meter.now, []
+    set_up_bytes, bytes_of_steps = memory_meter.now, []
     for _ in range(step_count):
         memory_meter.peaks = {}
         live_bytes, saved_bytes = 0, None
@@ -383,7 +383,7 @@ def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = 
         bytes_of_steps.append(
             StepBytes(**peaks_by_phase(memory_meter), after=memory_meter.now, live=live_bytes, saved=saved_bytes)
         )
-    return TrainingBytes(set_up, bytes_of_steps[0], bytes_of_steps[-1])
+    return TrainingBytes(set_up_bytes, bytes_of_steps[0], bytes_of_steps[-1])
 
 
 def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str, int]:

@@ -70,15 +70,17 @@ def find_modules_of_nodes(
         for tower_key, tower_names_entry in (context_modules or names).items()
         if tower_key.startswith(TOWERS)
     }
-    tower_modules = _Search(paths, {**TOWER_MODULES, **towers}, towers).find_tower_modules(tree, base_path)
+    tower_modules = _ModuleSearch(paths, {**TOWER_MODULES, **towers}, towers).find_tower_modules(tree, base_path)
     return {
-        **dict(_Search(paths, {**USUAL, **names}, names).find_modules_outside_towers(tree, model_kind, base_path)),
+        **dict(
+            _ModuleSearch(paths, {**USUAL, **names}, names).find_modules_outside_towers(tree, model_kind, base_path)
+        ),
         **dict(tower_modules),
     }
 
 
 @dataclass(frozen=True)
-class _Search:
+class _ModuleSearch:
     known: frozenset[str]
     names: Modules
     family_names: Modules
@@ -110,11 +112,11 @@ class _Search:
         Such a module may contain another one (the projector), so it is not compared as a whole.
         """
         root_modules = (base_path, _join_path(base_path, "encoder"), "")
-        for towers in (child_node for child_node in tree.children if child_node.optional == "towers"):
-            for tower in towers.children:
+        for towers_node in (child_node for child_node in tree.children if child_node.optional == "towers"):
+            for tower in towers_node.children:
                 tower_modules = self._search_names(tower, root_modules, root_modules, (tower.name,))
                 if tower_modules is not None:
-                    path = f"{towers.name}.{tower.name}."
+                    path = f"{towers_node.name}.{tower.name}."
                     yield from self._modules_of_stack(path, tower.children, (*tower_modules.modules, *root_modules))
 
     def _side_modules(self, module_name: str, root_modules: tuple[str, ...]) -> tuple[str, ...]:
@@ -210,8 +212,8 @@ class _Search:
         node_modules = self._search_names(node, parent_paths, outer_modules, table_keys)
         paths_and_modules: list[tuple[str, tuple[str, ...]]]
         if node_modules is None:
-            has_open_name = any(self.names.get(table_key) == "" for table_key in table_keys)
-            paths_and_modules = [(module_path, parent_paths if has_open_name else ())] if node.indices is None else []
+            has_empty_name = any(self.names.get(table_key) == "" for table_key in table_keys)
+            paths_and_modules = [(module_path, parent_paths if has_empty_name else ())] if node.indices is None else []
         elif node.indices is None:
             yield module_path, node_modules
             paths_and_modules = [(module_path, node_modules.modules)]
@@ -269,9 +271,9 @@ class _Search:
             modules: list[str] = []
             subtracted_names: list[str] = []
             for module_name in module_names.replace(" - ", " + -").split(" + "):
-                found_modules = self._modules_below(module_name.removeprefix("-"), parent_paths, outer_modules)
-                (subtracted_names if module_name.startswith("-") else modules).extend(found_modules)
-                if not found_modules:
+                existing_modules = self._modules_below(module_name.removeprefix("-"), parent_paths, outer_modules)
+                (subtracted_names if module_name.startswith("-") else modules).extend(existing_modules)
+                if not existing_modules:
                     break
             else:
                 return NodeModules(tuple(modules), tuple(subtracted_names), int(share_text or 1))

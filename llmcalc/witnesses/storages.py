@@ -28,13 +28,15 @@ class StorageTracker(TorchDispatchMode):
     device: type of the device; default meta.
     """
 
-    def __init__(self, known_tensors: Iterable[torch.Tensor] = (), log: bool = False, device: str = "meta") -> None:
+    def __init__(
+        self, known_tensors: Iterable[torch.Tensor] = (), keeps_log: bool = False, device: str = "meta"
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own __init__ has no types
         self.device = device
         self.tracked: set[Any] = {tensor.untyped_storage()._cdata for tensor in known_tensors}
         self.now: int = 0
         self.peak: int = 0
-        self.log: list[str] | None = [] if log else None
+        self.log: list[str] | None = [] if keeps_log else None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -256,11 +256,11 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
     node_positions = [
         re.escape(node_position).replace(r"\*", r"\d+") for node_position in family.uncounted_modules.split(" + ")
     ]
-    pattern = re.compile(rf"({'|'.join(node_positions)})\.")
+    path_pattern = re.compile(rf"({'|'.join(node_positions)})\.")
     return {
         param_name: parameter.numel()
         for param_name, parameter in model.named_parameters()
-        if pattern.match(f"{param_name}.")
+        if path_pattern.match(f"{param_name}.")
     }
 
 

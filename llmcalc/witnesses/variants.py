@@ -35,7 +35,7 @@ def use_kernels(
 ) -> None:
     """Makes a reference use these kernels inside `kernel_context`, with dropout in training mode."""
     if module.training:
-        with_dropout(module)
+        attach_dropout(module)
     if adapters is not None:
         attach_adapters(module, adapters, device)
     if kernel_choices.attention != "eager":
@@ -628,7 +628,7 @@ class Dropout(nn.Module):
         return torch.native_dropout(x, 0.1, True)[0]
 
 
-def with_dropout(module: Any) -> None:
+def attach_dropout(module: Any) -> None:
     """Attaches dropout to all modules of a reference, at the spec's dropout points."""
     if module.spec.dropout is not None:
         dropout_modules = dict.fromkeys(module.spec.dropout.probabilities(), Dropout())

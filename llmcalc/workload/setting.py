@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get
 
 from ..errors import InputError, shown, suggest
 from ..frozen import frozen
-from .validation import LARGEST, one_of, whole
+from .validation import LARGEST, validate_choice, validate_whole
 
 Panel: TypeAlias = Literal[
     "Options",
@@ -112,9 +112,9 @@ class DeclaredSetting:
             replacement = (self.setting.replacements or {}).get(raw_value) if isinstance(raw_value, str) else None
             if replacement is not None:
                 raise InputError(f"{option_name}: {shown(raw_value)} is not supported; expected {replacement}")
-            return one_of(option_name, raw_value, self.kind)
+            return validate_choice(option_name, raw_value, self.kind)
         if self.kind is int:
-            return whole(option_name, length_of(option_name, raw_value), self.setting.least, self.setting.most)
+            return validate_whole(option_name, length_of(option_name, raw_value), self.setting.least, self.setting.most)
         if self.kind is float:
             raw_value = parse_number(option_name, raw_value)
             return raw_value if self.setting.check is None else self.setting.check(option_name, raw_value)
@@ -123,7 +123,7 @@ class DeclaredSetting:
                 raise InputError(f"{option_name}: {shown(raw_value)} is not a truth value; expected true or false")
             return raw_value
         if get_origin(self.kind) is tuple:
-            raw_value = names_of(raw_value) if isinstance(raw_value, str) else tuple(raw_value)
+            raw_value = parse_names(raw_value) if isinstance(raw_value, str) else tuple(raw_value)
         elif not isinstance(raw_value, (str, self.kind)):
             example_value = self.setting.example or "bf16"
             raise InputError(
@@ -160,12 +160,12 @@ def parse_number(option_name: str, option_value: Any) -> float:
     return parsed_number
 
 
-def names_of(list_text: str) -> tuple[str, ...]:
+def parse_names(list_text: str) -> tuple[str, ...]:
     """Splits text such as `q_proj,v_proj` into a tuple of names."""
     return tuple(setting_name.strip() for setting_name in list_text.split(",") if setting_name.strip())
 
 
-def declared(settings_class: type) -> dict[str, DeclaredSetting]:
+def declarations_of(settings_class: type) -> dict[str, DeclaredSetting]:
     """Returns the declared settings of a class, in order: annotations `Annotated[type | None, Setting(…)]`."""
     if settings_class not in _DECLARED:
         declared_settings: dict[str, DeclaredSetting] = {}
@@ -212,7 +212,7 @@ def training_option(settings: Any) -> str:
     """Returns the first option that only training supports; empty if there is none. settings: of a run or a layout."""
     typed_training_options = (
         declaration.option
-        for setting_name, declaration in declared(type(settings)).items()
+        for setting_name, declaration in declarations_of(type(settings)).items()
         if declaration.setting.phases == TRAINING and getattr(settings, setting_name) is not None
     )
     return next(typed_training_options, "")
@@ -220,7 +220,7 @@ def training_option(settings: Any) -> str:
 
 def check_phase(settings: Any, phase: str) -> None:
     """Raises `InputError` for a setting of another phase, or without a required other setting."""
-    for setting_name, declaration in declared(type(settings)).items():
+    for setting_name, declaration in declarations_of(type(settings)).items():
         if getattr(settings, setting_name) is None:
             continue
         if phase not in declaration.setting.phases:

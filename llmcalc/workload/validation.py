@@ -11,7 +11,7 @@ LARGEST = 2**40
 """The largest number of sequences or tokens."""
 
 
-def whole(option_name: str, option_value: Any, least: int = 1, most: int = LARGEST) -> int:
+def validate_whole(option_name: str, option_value: Any, least: int = 1, most: int = LARGEST) -> int:
     """Validates an integer from `least` to `most` and returns it. Raises `InputError` for other values.
 
     Raises `InputError`, naming the option, if it is not.
@@ -25,12 +25,12 @@ def whole(option_name: str, option_value: Any, least: int = 1, most: int = LARGE
     return option_value
 
 
-def optional_whole(option_name: str, option_value: Any, least: int = 1, most: int = LARGEST) -> int | None:
+def validate_optional_whole(option_name: str, option_value: Any, least: int = 1, most: int = LARGEST) -> int | None:
     """Validates an integer as `whole` does, but accepts None."""
-    return None if option_value is None else whole(option_name, option_value, least, most)
+    return None if option_value is None else validate_whole(option_name, option_value, least, most)
 
 
-def text(option_name: str, option_value: Any, example: str) -> str:
+def validate_text(option_name: str, option_value: Any, example: str) -> str:
     """Validates that a value is text and returns it. Raises `InputError`, with the option and an example, otherwise."""
     if not isinstance(option_value, str):
         raise InputError(f"{option_name}: {shown(option_value)} is not text; expected a name such as {example!r}")
@@ -41,7 +41,7 @@ SPELLED = {"train": "training"}
 """Other spellings of words that options take."""
 
 
-def one_of(option_name: str, option_value: Any, literal_type: Any) -> Any:
+def validate_choice(option_name: str, option_value: Any, literal_type: Any) -> Any:
     """Returns the word of a `Literal` type that a value spells.
 
     Raises `InputError`, naming the option, for any other value.

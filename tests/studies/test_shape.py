@@ -73,7 +73,7 @@ def members(name: str, **changes: Any) -> ShapeFamily:
 
 
 def grid(of: ShapeFamily) -> tuple[Any, Any]:
-    widths = of.step * np.array([1, 2, 3, 5, 8, 13], dtype=np.int64)
+    widths = of.width_step * np.array([1, 2, 3, 5, 8, 13], dtype=np.int64)
     depths = of.least_depth + np.array([0, 1, 2, 7, 30, 61], dtype=np.int64)
     h, layers = np.meshgrid(widths, depths)
     return h, layers
@@ -99,7 +99,7 @@ def test_arrays_count_what_ints_count(name: str) -> None:
 @pytest.mark.parametrize("name", DECODERS)
 def test_every_member_is_a_model_that_the_spec_accepts(name: str) -> None:
     of = members(name)
-    for h in (of.step, 3 * of.step, 8 * of.step):
+    for h in (of.width_step, 3 * of.width_step, 8 * of.width_step):
         spec = of.scaled_to(h, of.least_depth + 3)
         assert params(ModelSpec.model_validate(spec.model_dump())).total == params(spec).total
 
@@ -233,8 +233,8 @@ def test_search_finds_what_counting_every_shape_finds(name: str, budget: CostBud
     """Counts every hidden size beyond the largest allowed one, and every depth with an h/L in range."""
     of = members(name)
     found, counted = search_shapes(of, budget, 0.02)
-    every, widest = {}, found[-1][0] + 3 * of.step
-    for h in range(of.step, widest + 1, of.step):
+    every, widest = {}, found[-1][0] + 3 * of.width_step
+    for h in range(of.width_step, widest + 1, of.width_step):
         depths = range(max(of.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, 200) + 1)
         off = {n: abs(budget.cost_of(of.scaled_to(h, n)) - budget.value) for n in depths}
         if off and min(off.values()) <= 0.02 * budget.value:
@@ -324,7 +324,7 @@ def test_a_small_budget_has_finer_steps() -> None:
     of, wide, small = members("llama3-8b"), CostBudget("parameters", 8 * 10**9), CostBudget("parameters", 10**9)
     assert refine_step(of, wide, 0.02, keep_heads=False) == of
     finer = refine_step(of, small, 0.02, keep_heads=False)
-    assert (of.step, finer.step, finer.head_divisor) == (512, 256, 2)
+    assert (of.width_step, finer.width_step, finer.head_divisor) == (512, 256, 2)
     assert len(allowed_widths(of, small, 0.02)) < FEWEST_WIDTHS <= len(allowed_widths(finer, small, 0.02))
     assert refine_step(of, small, 0.02, keep_heads=True) == of  # 512 is a multiple of 64: no smaller unit helps
     fixed = document("--params", "1B", "--head-dim", "128")
@@ -338,7 +338,7 @@ def test_a_small_budget_has_finer_steps() -> None:
     assert rotary is not None
     second = rotary.finer_family(keep_heads=False)
     assert second is not None
-    assert (rotary.step, second.step, second.finer_family(keep_heads=False)) == (128, 64, None)
+    assert (rotary.width_step, second.width_step, second.finer_family(keep_heads=False)) == (128, 64, None)
 
 
 def test_a_models_own_budget_keeps_its_heads() -> None:
@@ -576,7 +576,9 @@ def test_a_sweep_counts_what_ints_count() -> None:
     assert totals.dtype == np.int64
     for i, j in np.ndindex(h.shape):
         assert totals[i, j] == params(of.scaled_to(int(h[i, j]), int(layers[i, j]))).total
-    assert sweep(of, [of.step], [of.least_depth]).tolist() == [params(of.scaled_to(of.step, of.least_depth)).total]
+    assert sweep(of, [of.width_step], [of.least_depth]).tolist() == [
+        params(of.scaled_to(of.width_step, of.least_depth)).total
+    ]
 
 
 @pytest.mark.parametrize(

@@ -89,13 +89,13 @@ def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
     return f" (in the config: {', '.join(path_prefix + path for path in config_paths)})" if config_paths else ""
 
 
-def _tracked_value(value: Any, path: str) -> Any:
+def _tracked_value(field_value: Any, path: str) -> Any:
     """Returns a config value whose numbers remember their path in the config."""
-    if isinstance(value, dict):
-        return {field: _tracked_value(element, f"{path}.{field}") for field, element in value.items()}
-    if isinstance(value, list):
-        return [_tracked_value(list_element, path) for list_element in value]
-    return _with_origin_fields(value, frozenset({path}))
+    if isinstance(field_value, dict):
+        return {field: _tracked_value(element, f"{path}.{field}") for field, element in field_value.items()}
+    if isinstance(field_value, list):
+        return [_tracked_value(list_element, path) for list_element in field_value]
+    return _with_origin_fields(field_value, frozenset({path}))
 
 
 def _tracked_numbers(

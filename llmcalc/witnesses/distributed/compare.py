@@ -45,16 +45,16 @@ def build_job(
     if longest_tokens is not None and job.seq > longest_tokens:
         raise InputError(f"--seq: {job.seq} tokens do not fit the learned positions; expected at most {longest_tokens}")
     job.require_supported()
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
+    process_count = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
     total_bytes = (
-        DTYPE_BITS[DTYPE] // 8 * spec.tree().total(total_params_of) * processes
+        DTYPE_BITS[DTYPE] // 8 * spec.tree().total(total_params_of) * process_count
     )  # every process starts with all weights
     if total_bytes <= LARGEST_REAL:
-        total_bytes = max(total_bytes, processes * max(simulate_rank(job, 0).values()))
+        total_bytes = max(total_bytes, process_count * max(simulate_rank(job, 0).values()))
     if total_bytes > LARGEST_REAL:
         raise InputError(
-            f"--distributed: {processes} processes take at least {total_bytes:,} bytes, which are too many for a CPU; "
-            "expected fewer layers (--set num_hidden_layers=2), or a smaller --batch or --seq"
+            f"--distributed: {process_count} processes take at least {total_bytes:,} bytes, which are too many for a "
+            "CPU; expected fewer layers (--set num_hidden_layers=2), or a smaller --batch or --seq"
         )
     return job
 

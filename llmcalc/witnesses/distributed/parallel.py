@@ -155,12 +155,12 @@ class StageInput(nn.Module):
 def keep_stage(module: Any, layers: range, is_first_stage: bool, is_last_stage: bool) -> None:
     """Removes the layers of other pipeline stages, and the embedding or head if another stage has it."""
     stage_layers = nn.ModuleList(module.layers[layer_index] for layer_index in layers)
-    for stack_owner in (module, module._only[0]):
-        stack_owner.layers = stage_layers
+    for model_part in (module, module._only[0]):
+        model_part.layers = stage_layers
         removed_modules = (() if is_first_stage else BEFORE_LAYERS) + (() if is_last_stage else ("norm",))
         for module_name in removed_modules:
-            if hasattr(stack_owner, module_name):
-                delattr(stack_owner, module_name)
+            if hasattr(model_part, module_name):
+                delattr(model_part, module_name)
     if not is_last_stage:
         del module.lm_head
     if not is_first_stage:

@@ -158,12 +158,12 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 def losses_of_one_process(job: TrainingJob) -> list[float]:
     """Returns the mean loss of every step, computed by a single process for all micro-batches of all replicas."""
-    model, ids = seeded_reference(job), token_ids(job)
+    model, token_batches = seeded_reference(job), token_ids(job)
     losses: list[float] = []
     optimizers = _build_optimizers(job, model)
     for _ in range(STEPS):
         summed_loss = 0.0
-        for micro_batch in ids.flatten(0, 1):
+        for micro_batch in token_batches.flatten(0, 1):
             loss = loss_of(model(micro_batch, None, grouped_experts=True), micro_batch)
             loss.backward(torch.full_like(loss, 1 / job.layout.dp))
             summed_loss += loss.item()
@@ -326,7 +326,7 @@ class RankProcess:
 
         schedule = Schedule1F1B(pipeline_stage, job.microbatches, loss_fn=loss_fn, scale_grads=False)
 
-        def run(ids: Tensor) -> float:
+        def run_pipeline(ids: Tensor) -> float:
             self.ids = ids.flatten(0, 1).clone()
             inputs = (self.ids,) if coordinates.pp == 0 else ()
             losses: list[Tensor] = []
@@ -334,7 +334,7 @@ class RankProcess:
                 schedule.step(*inputs, target=self.ids if self.last else None, losses=losses, return_outputs=False)
             return sum(float(loss.detach()) for loss in losses)
 
-        return run
+        return run_pipeline
 
 
 class RankResult(NamedTuple):

@@ -11,10 +11,10 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.frameworks.megatron.parallel_adapters import OPTIONS as ADAPTER_OPTIONS
 from llmcalc.frameworks.megatron.settings_from_options import KNOWN
-from llmcalc.workload.setting import DeclaredSetting, declared
+from llmcalc.workload.setting import DeclaredSetting, declarations_of
 from tests.samples import in_one_test
 
-SETTINGS = declared(Settings)
+SETTINGS = declarations_of(Settings)
 TRAINING = {name: found for name, found in SETTINGS.items() if "training" in found.setting.phases and name != "phase"}
 VALUES: dict[str, Any] = {
     "source": 64,

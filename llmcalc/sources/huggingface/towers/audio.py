@@ -121,14 +121,19 @@ def _read_ultravox(root_config: Config, config: Config, text_width: int) -> Tabl
     if inner_width % 2:
         raise root_config.error("hidden_size", inner_width, "an even number: one half gates the other")
     inner_norm, last_norm = (norm, None) if root_config.flag("projector_ln_mid") else (None, norm)
-    stacking = {"frames": root_config.size("stack_factor"), "norm": norm, "norm_of": "merged", "out_norm": inner_norm}
+    frame_stacking = {
+        "frames": root_config.size("stack_factor"),
+        "norm": norm,
+        "norm_of": "merged",
+        "out_norm": inner_norm,
+    }
     gated_layer = {"size": inner_width, "hidden_act": "silu", "gated": True}
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
     tower["audio"] = _audio_clip_rule(config, root_config.size("stack_factor"), several=True, fits=True)
     tower["stack"]["stem"]["chunk"] = tower["audio"]["frames"]
     return {
         "audio_tower": tower,
-        "audio_projector": {**projector(config.size("d_model"), **stacking), "maps": [gated_layer]},
+        "audio_projector": {**projector(config.size("d_model"), **frame_stacking), "maps": [gated_layer]},
         "multi_modal_projector": projector(inner_width // 2, (text_width, False, "identity"), out_norm=last_norm),
     }
 

@@ -154,8 +154,8 @@ def _read_hunyuan(root_config: Config, config: Config, text_width: int) -> Table
     linear_layers = two_linear_layers(4 * hidden, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * hidden)
     merger = projector(hidden, *linear_layers, merge=merge_size, norm=rmsnorm(eps))
     marker_vectors: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}
-    mark_projector = projector(4 * hidden, (text_width, True, "identity"), **marker_vectors)
-    return {"vision_tower": tower, "vision_merger": merger, "vision_projector": mark_projector}
+    marker_projector = projector(4 * hidden, (text_width, True, "identity"), **marker_vectors)
+    return {"vision_tower": tower, "vision_merger": merger, "vision_projector": marker_projector}
 
 
 HUNYUAN_PIXELS = {"min_pixels": 512 * 512, "max_pixels": 2048 * 2048}

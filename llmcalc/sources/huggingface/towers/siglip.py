@@ -144,10 +144,10 @@ def _read_t5gemma2(root_config: Config, config: Config, text_width: int) -> Tabl
 
 def _read_paligemma(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads PaliGemma: SigLIP and one linear layer."""
-    image = {"type": "fixed", "size": config.size("image_size"), "tokens": patches_per_side(config) ** 2}
+    image_rule = {"type": "fixed", "size": config.size("image_size"), "tokens": patches_per_side(config) ** 2}
     linear_layer = (root_config.size("projection_dim"), True, "identity")
     return {
-        "vision_tower": {**siglip_encoder(config), "image": image},
+        "vision_tower": {**siglip_encoder(config), "image": image_rule},
         "multi_modal_projector": projector(config.size("hidden_size"), linear_layer),
     }
 

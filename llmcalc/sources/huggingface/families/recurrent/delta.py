@@ -104,14 +104,14 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
 def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
     """Returns Qwen's multi-token prediction: one module with a full-attention layer."""
     layers = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
-    full_kind = next((layer_kind for layer_kind in reversed(layer_kinds) if layer_kind.startswith("full")), None)
-    if layers != 1 or full_kind is None or config.head != "lm":
+    last_full_kind = next((layer_kind for layer_kind in reversed(layer_kinds) if layer_kind.startswith("full")), None)
+    if layers != 1 or last_full_kind is None or config.head != "lm":
         return {}
     return {
         "mtp": {
             "num_nextn_predict_layers": 1,
             "norm": offset_rmsnorm(config.number("rms_norm_eps")),
-            **({"layer": full_kind} if len(set(layer_kinds)) > 1 else {}),
+            **({"layer": last_full_kind} if len(set(layer_kinds)) > 1 else {}),
         }
     }
 

@@ -35,10 +35,14 @@ def _read_domyn_edge(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack_of_layers(layers))
 
 
-def _is_window(value: object) -> bool:
+def _is_window(config_value: object) -> bool:
     """Whether a value is a window `[tokens, 0]`: a number of earlier tokens or -1 for all, and no later tokens."""
     return (
-        isinstance(value, list | tuple) and len(value) == 2 and is_whole(value[0]) and value[0] >= -1 and value[1] == 0
+        isinstance(config_value, list | tuple)
+        and len(config_value) == 2
+        and is_whole(config_value[0])
+        and config_value[0] >= -1
+        and config_value[1] == 0
     )
 
 

@@ -169,8 +169,8 @@ def _is_positive(value: Any) -> bool:
     return is_number(value) and 0 < value <= LARGEST
 
 
-def _is_size(value: Any) -> bool:
-    return is_whole(value) and 0 < value <= LARGEST
+def _is_size(config_value: Any) -> bool:
+    return is_whole(config_value) and 0 < config_value <= LARGEST
 
 
 def _read_openelm(config: Config) -> Table:
