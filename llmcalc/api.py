@@ -828,7 +828,7 @@ def verify(
         all,
         validate_choice("--device", device, Device),
         validate_choice("--against", against, Witness),
-        validate_whole("--batch", length_of("--batch", batch), most=1024),
+        validate_whole("--batch", length_of("--batch", batch), maximum=1024),
         optional_length("--seq", seq, maximum=2**20),
         every_layer,
         memory,

@@ -152,10 +152,10 @@ def count_scale(number: float) -> UnitScale:
 
 
 def _largest_unit_scale(
-    number: float, unit_base: int, prefixes: tuple[str, ...], unit_name: str, write_small: Callable[[Any], str]
+    number: float, unit_base: int, unit_prefixes: tuple[str, ...], unit_name: str, write_small: Callable[[Any], str]
 ) -> UnitScale:
-    _, unit_prefix = _in_largest_unit(number, unit_base, prefixes)
-    return UnitScale(unit_base ** prefixes.index(unit_prefix), unit_prefix + unit_name, write_small)
+    _, unit_prefix = _in_largest_unit(number, unit_base, unit_prefixes)
+    return UnitScale(unit_base ** unit_prefixes.index(unit_prefix), unit_prefix + unit_name, write_small)
 
 
 def flops(flop_count: float) -> str:

@@ -117,7 +117,7 @@ def _traced_request(place_in_error: str, row_cells: Mapping[str, Any]) -> Traced
         validate_whole(
             f"{place_in_error}: {column_name}",
             length_of(f"{place_in_error}: {column_name}", _cell_value(row_cells[column_name])),
-            most=MOST_TOKENS,
+            maximum=MOST_TOKENS,
         )
         for column_name in ("input", "output")
     ]

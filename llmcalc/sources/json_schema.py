@@ -33,8 +33,10 @@ PARTIAL = "Partial"
 
 def description_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a description, which is a preset's TOML file."""
-    member_classes = (member for field in ("block", "variants") for member in field_members(Stack.model_fields[field]))
-    layers = {cls.__name__ for member in member_classes for cls in reachable_models(member)}
+    member_classes = (
+        part_class for field in ("block", "variants") for part_class in field_members(Stack.model_fields[field])
+    )
+    layers = {cls.__name__ for part_class in member_classes for cls in reachable_models(part_class)}
     class_schemas = {cls.__name__: _class_schema(cls) for cls in reachable_models(Preset)}
     class_schemas["Stack"]["properties"]["variants"]["additionalProperties"] = _partial_schema(
         class_schemas["Stack"]["properties"]["block"]

@@ -32,13 +32,13 @@ def load(
     Raises `InputError` for an unknown name, a file that is not a model description, or a wrong field.
     """
     name_or_path, target_overrides = _split_overrides(target)
-    name, error_location, preset_description = _read_description(name_or_path, head, allow_unknown)
+    model_name, error_location, preset_description = _read_description(name_or_path, head, allow_unknown)
     if head is not None and "config" not in preset_description:
         raise InputError(
             f"--head: {name_or_path} is not a Hugging Face config; expected one, or --set head.type={head}"
         )
     return _validate_preset(
-        name,
+        model_name,
         error_location,
         {**_apply_overrides(preset_description, (*target_overrides, *overrides)), "asked": name_or_path},
     )

@@ -49,12 +49,12 @@ class BudgetCheck:
     @property
     def ok(self) -> bool:
         """Whether the value is within all limits."""
-        return all(bound_limit.holds(self.measured) for bound_limit in self.limits)
+        return all(bound_limit.is_kept_by(self.measured) for bound_limit in self.limits)
 
     @property
     def violated_limit(self) -> BudgetLimit | None:
         """The first limit that the value violates; None if the value is within the limits."""
-        return next((bound_limit for bound_limit in self.limits if not bound_limit.holds(self.measured)), None)
+        return next((bound_limit for bound_limit in self.limits if not bound_limit.is_kept_by(self.measured)), None)
 
 
 def check_budget(budget: Budget, folder: Path) -> list[BudgetCheck]:
@@ -114,7 +114,7 @@ def _check_bound(
 ) -> BudgetCheck:
     """Counts the value of a bound. hardware: the accelerator of the key `fits`; None for the other keys."""
     with _errors_naming_model(f"{target}: {bound_key}"):
-        measured_value = _measure_value(preset, bound_key, bound_settings, hardware)
+        measured_value = _measured_quantity(preset, bound_key, bound_settings, hardware)
     length_note = too_long_note(preset.model, bound_settings.get("seq") or 0)
     if isinstance(bound, QuantityBound):
         return BudgetCheck(target, bound_key, bound.settings, measured_value, bound.limits, warning=length_note)
@@ -123,7 +123,7 @@ def _check_bound(
     return BudgetCheck(target, bound_key, bound.settings, measured_value, (capacity_limit,), hardware.name, length_note)
 
 
-def _measure_value(
+def _measured_quantity(
     preset: Preset, bound_key: str, bound_settings: dict[str, Any], hardware: Hardware | None
 ) -> Fraction:
     spec = preset.model

@@ -193,13 +193,13 @@ def _vocabulary_params(tree: Node) -> int:
     )
 
 
-def stack_shape(time_stack: Stack, hidden_size: int) -> StackShape:
+def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
     """Returns the shape of a stack, from the most frequent kind of layer.
 
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """
     layer_groups = [
-        (kind_name, block, layer_count) for kind_name, block, layer_count, _ in time_stack.groups() if layer_count
+        (kind_name, block, layer_count) for kind_name, block, layer_count, _ in stack.groups() if layer_count
     ]
     block = max(layer_groups, key=lambda layer_group: layer_group[2])[1]
     groups_with_heads = [
@@ -217,7 +217,7 @@ def stack_shape(time_stack: Stack, hidden_size: int) -> StackShape:
     )
     network = block.feed_forward
     return StackShape(
-        num_hidden_layers=time_stack.num_hidden_layers,
+        num_hidden_layers=stack.num_hidden_layers,
         layer_kinds={kind_name: layer_count for kind_name, _, layer_count in layer_groups},
         block=block,
         attention_block=attention_block,

@@ -41,7 +41,7 @@ class FieldChange:
 
 
 @dataclass(frozen=True)
-class Quantity(FieldChange):
+class QuantityChange(FieldChange):
     """A count or a number of bytes: an exact integer, or a float for an average."""
 
     unit: Unit
@@ -69,8 +69,8 @@ class Difference:
     seq: int
     dtype: str
     fields: tuple[FieldChange, ...]
-    quantities: tuple[Quantity, ...]
-    components: Mapping[str, tuple[Quantity, ...]]
+    quantities: tuple[QuantityChange, ...]
+    components: Mapping[str, tuple[QuantityChange, ...]]
 
     @property
     def changed(self) -> bool:
@@ -83,12 +83,12 @@ def diff(earlier_preset: Preset | None, later_preset: Preset | None, seq: int, d
     old_figures, new_figures = (
         {} if preset is None else _figures_of_model(preset, seq, dtype) for preset in (earlier_preset, later_preset)
     )
-    quantities: list[Quantity] = []
+    quantities: list[QuantityChange] = []
     for quantity_name, (_, unit) in {**new_figures, **old_figures}.items():
         (old_value, _), (new_value, _) = (
             model_figures.get(quantity_name, (None, unit)) for model_figures in (old_figures, new_figures)
         )
-        quantities.append(Quantity(quantity_name, old_value, new_value, unit))
+        quantities.append(QuantityChange(quantity_name, old_value, new_value, unit))
     return Difference(
         earlier_preset,
         later_preset,
@@ -173,12 +173,12 @@ def _with_default_head_sizes(description_fields: dict[str, Any]) -> dict[str, An
         if field_name != "num_attention_heads" or f"{attention}.head_dim" not in description_fields:
             continue
         ancestors = (attention.rsplit(".", depth)[0] for depth in range(1, attention.count(".") + 1))
-        widths = (
+        head_widths = (
             description_fields[field_path]
             for field_path in (*(f"{ancestor}.hidden_size" for ancestor in ancestors), "hidden_size")
             if description_fields.get(field_path)
         )
-        head_fields = {"num_key_value_heads": head_count, "head_dim": next(widths, 0) // head_count or None}
+        head_fields = {"num_key_value_heads": head_count, "head_dim": next(head_widths, 0) // head_count or None}
         for head_field in (*head_fields, "v_head_dim"):
             field_path = f"{attention}.{head_field}"
             if field_path in completed_fields and completed_fields[field_path] is None:
@@ -198,7 +198,7 @@ def _flatten_fields(description_table: Mapping[str, Any], path_prefix: str = "")
 
 def _changed_nodes(
     earlier_preset: Preset | None, later_preset: Preset | None, seq: int, dtype: str, quantity_name: str
-) -> list[Quantity]:
+) -> list[QuantityChange]:
     """Returns the nodes whose value of a quantity differs, largest change first."""
     cost_of_dtype, unit = COMPONENTS[quantity_name]
     cost_function = cost_of_dtype(dtype)
@@ -209,7 +209,7 @@ def _changed_nodes(
         for preset in (earlier_preset, later_preset)
     )
     compared_nodes = (
-        Quantity(node_path, old_costs.get(node_path), new_costs.get(node_path), unit)
+        QuantityChange(node_path, old_costs.get(node_path), new_costs.get(node_path), unit)
         for node_path in dict.fromkeys([*new_costs, *old_costs])
     )
     return sorted((preset for preset in compared_nodes if preset.changed), key=lambda preset: -abs(preset.change))

@@ -102,7 +102,7 @@ def largest_run(
     most_batch, most_seq: the largest numbers that are asked about; they are tried first. None (default) for as many as
         fit.
     """
-    capacity, workload = hardware.capacity_bytes, model_memory.states.workload
+    capacity_bytes, workload = hardware.capacity_bytes, model_memory.states.workload
     longest_length = learned_positions(model_memory.spec) or MOST_SEQ
     longest_length = longest_length if most_seq is None else min(longest_length, most_seq)
 
@@ -121,7 +121,7 @@ def largest_run(
         )
         return (
             least_bytes
-            if least_bytes > capacity
+            if least_bytes > capacity_bytes
             else run_of_size(setting_name, candidate_size).device.fit_on(hardware).needed
         )
 
@@ -141,7 +141,7 @@ def largest_run(
         )
         return (
             largest_fitting_number(
-                partial(needed_bytes, setting_name), capacity, start_size, maximum, size_step, stored_bytes
+                partial(needed_bytes, setting_name), capacity_bytes, start_size, maximum, size_step, stored_bytes
             )
             if maximum
             else 0
@@ -335,11 +335,11 @@ def _evaluate_changes(
             least_bytes > current_fit.capacity and sum(bytes < least_bytes for bytes in insufficient_bytes) >= NEAREST
         )
 
-    for static_bytes, change_index, changed in sorted(candidate_runs, key=lambda run: run[:2])[:most_changes]:
+    for static_bytes, change_index, changed_run in sorted(candidate_runs, key=lambda run: run[:2])[:most_changes]:
         try:
-            if is_excluded(static_bytes) or is_excluded(changed.least_device_bytes):
+            if is_excluded(static_bytes) or is_excluded(changed_run.least_device_bytes):
                 continue
-            changed_fit = changed.device.fit_on(current_fit.hardware)
+            changed_fit = changed_run.device.fit_on(current_fit.hardware)
         except InputError:
             continue
         if changed_fit.needed < current_fit.needed:

@@ -296,10 +296,10 @@ def plan_of(
     version = layout_request.framework_version or ""
 
     def sent_bytes(layout: Layout, micro_batch_count: int, recompute: str) -> int:
-        messages = Cluster.with_framework(
+        message_estimates = Cluster.with_framework(
             memory_of_run(micro_batch_count, recompute), layout, framework_record, version
         ).messages_of_rank(layout.rank(pp=0))
-        return sum(message.wire_bytes * message.count for message in messages)
+        return sum(message.wire_bytes * message.count for message in message_estimates)
 
     def largest_rank(layout: Layout, micro_batch_count: int, recompute: str) -> tuple[int, int]:
         return layout_estimates.with_recompute(recompute).estimates_as_configured.largest_rank(

@@ -43,7 +43,7 @@ from ..timing.stack import (
     with_schedule,
 )
 from ..timing.step import StepPlan, StepTime, StepTimer, host_wait
-from ..timing.traffic import Traffic, kernel_traffic
+from ..timing.traffic import MemoryTraffic, kernel_traffic
 from ..timing.work import rank_work
 from ..units import DTYPE_BITS, short_dtype, signed_percent
 from ..workload.counting import Counting, Pairs
@@ -261,14 +261,14 @@ class TimedRun:
                 )
         return sorted(timed_nodes, key=lambda node: -node.seconds)
 
-    def traffic(self) -> dict[str, Traffic]:
+    def traffic(self) -> dict[str, MemoryTraffic]:
         """Returns the matrix products of an inference pass by module path, summed over equal layers.
 
         Raises `InputError` for a training step.
         """
         if self.plan is not None:
             raise InputError("--phase training: has no roofline; expected prefill or decode")
-        traffic_by_module: dict[str, Traffic] = {}
+        traffic_by_module: dict[str, MemoryTraffic] = {}
         for pass_work in self.passes:
             time_estimator = TimeEstimator(self.device, self.stack, self.formats, pass_work.rank_pass)
             for path, kernel in kernel_traffic(pass_work, time_estimator):
@@ -583,24 +583,24 @@ def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
 
 def _adapters_of_run(model_memory: Memory) -> Adapters | None:
     """Returns the low-rank adapters of a run. Raises `InputError` for adapters whose time is not modelled."""
-    low_rank = model_memory.states.adapters
-    if low_rank is None:
+    run_adapters = model_memory.states.adapters
+    if run_adapters is None:
         return None
-    if low_rank.base == "int8":
+    if run_adapters.base == "int8":
         raise InputError("--base int8: its time is not modelled; expected --base nf4, nf4-dq or none")
-    if low_rank.base != "none" and not model_memory.settings.has_kbit_base:
+    if run_adapters.base != "none" and not model_memory.settings.has_kbit_base:
         raise InputError(
-            f"--lora-library {low_rank.library}: the time of adapters beside its --base {low_rank.base} is not "
+            f"--lora-library {run_adapters.library}: the time of adapters beside its --base {run_adapters.base} is not "
             "modelled; expected --lora-library peft, or --base none"
         )
-    if low_rank.copies:
-        modules = ",".join(sorted(low_rank.copies))
+    if run_adapters.copies:
+        modules = ",".join(sorted(run_adapters.copies))
         raise InputError(f"--modules-to-save {modules}: the time of trained copies is not modelled; expected none")
-    if low_rank.has_magnitudes:
+    if run_adapters.has_magnitudes:
         raise InputError("--use-dora: the time of the norms of whole rows is not modelled; expected none")
-    is_in_4_bits = low_rank.base != "none"
-    bits_per_element = 8 * stored_bytes(low_rank.base, 1, LARGE_WEIGHT) / LARGE_WEIGHT if is_in_4_bits else 0.0
-    return Adapters(low_rank.rank, low_rank.targets, float(bits_per_element))
+    is_in_4_bits = run_adapters.base != "none"
+    bits_per_element = 8 * stored_bytes(run_adapters.base, 1, LARGE_WEIGHT) / LARGE_WEIGHT if is_in_4_bits else 0.0
+    return Adapters(run_adapters.rank, run_adapters.targets, float(bits_per_element))
 
 
 def _refuse_wide_products(model_memory: Memory) -> None:
@@ -624,24 +624,30 @@ def inference_formats(model_memory: Memory, tokens: int) -> NumberFormats:
     """
     _refuse_wide_products(model_memory)
     memory_use, cache_bits = model_memory.states, _cache_bits(model_memory, tokens)
-    quantized = memory_use.quantized
-    if quantized is None:
+    quantized_weights = memory_use.quantized
+    if quantized_weights is None:
         dtype = DTYPE_FORMATS.get(memory_use.dtype, "bf16")
         return NumberFormats(dtype, float(8 * memory_use.weights / memory_use.count.total), cache_bits)
-    label = quantized.scheme.label
+    label = quantized_weights.scheme.label
     dtype = next(
         (format_name for label_prefix, format_name in SCHEME_FORMATS if label.startswith(label_prefix)), QUANTIZED
     )
-    elements = memory_use.count.by_component
-    head_kinds = [component_kind for component_kind in ("lm_head", "embedding") if component_kind in elements]
+    elements_by_component = memory_use.count.by_component
+    head_kinds = [
+        component_kind for component_kind in ("lm_head", "embedding") if component_kind in elements_by_component
+    ]
     layer_bits, *head_bits = (
         float(
             8
-            * sum(quantized.by_component[component_kind].total for component_kind in component_kinds)
-            / sum(elements[component_kind] for component_kind in component_kinds)
+            * sum(quantized_weights.by_component[component_kind].total for component_kind in component_kinds)
+            / sum(elements_by_component[component_kind] for component_kind in component_kinds)
         )
         for component_kinds in (
-            [component_kind for component_kind in elements if component_kind not in ("lm_head", "embedding")],
+            [
+                component_kind
+                for component_kind in elements_by_component
+                if component_kind not in ("lm_head", "embedding")
+            ],
             head_kinds[:1],
         )
         if component_kinds

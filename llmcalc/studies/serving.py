@@ -249,25 +249,25 @@ class ServeStudy:
             if has_fitting_server:
                 return
 
-    def _replicas_of(self, sizes_to_try: Iterable[LayoutSizes], why_not: Counter[str]) -> Iterator[Server]:
+    def _replicas_of(self, sizes_to_try: Iterable[LayoutSizes], rejection_counts: Counter[str]) -> Iterator[Server]:
         """Yields a replica of every fitting layout among these, and counts the reasons against the other layouts."""
         layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
         pipeline_reason = no_pipeline_reason(self.preset.model)
         for layout_sizes in sizes_to_try:
             if layout_sizes.pp > 1 and pipeline_reason:
-                why_not[pipeline_reason] += 1
+                rejection_counts[pipeline_reason] += 1
                 continue
             if layout_sizes.pp > layers:
-                why_not["more pipeline stages than layers"] += 1
+                rejection_counts["more pipeline stages than layers"] += 1
                 continue
             layout_flags = (
                 None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(layout_sizes).values())
             )
             if self.speculation is not None and self.speculation.draft is not None and layout_sizes.pp > 1:
-                why_not["a draft model beside stages is not modelled"] += 1
+                rejection_counts["a draft model beside stages is not modelled"] += 1
                 continue
             if layout_flags is None:
-                why_not[f"{self.engine.title} has no such layout"] += 1
+                rejection_counts[f"{self.engine.title} has no such layout"] += 1
                 continue
             for quantize, kv_dtype in self.runs:
                 try:
@@ -276,16 +276,16 @@ class ServeStudy:
                     )
                     yield self._divided_server(server) if self.disaggregated else server
                 except ImpossibleLayout as reason:
-                    details = f": {reason}" if self.sizes.states_layout else ""
-                    why_not[f"the layout does not divide the model{details}"] += 1
+                    reason_text = f": {reason}" if self.sizes.states_layout else ""
+                    rejection_counts[f"the layout does not divide the model{reason_text}"] += 1
                 except StageWithoutCache:
-                    why_not["a pipeline stage without keys and values is not modelled"] += 1
+                    rejection_counts["a pipeline stage without keys and values is not modelled"] += 1
                 except MissingKernels as reason:
                     if len(self.runs) == 1:
                         raise
-                    why_not[str(reason)] += 1
+                    rejection_counts[str(reason)] += 1
                 except DoesNotFit as reason:
-                    why_not[str(reason)] += 1
+                    rejection_counts[str(reason)] += 1
 
     def _replica_server(
         self,
@@ -393,13 +393,13 @@ class ServeStudy:
         return sized_server, load_point, latency_limits.violated_limits(load_point.load)
 
     def _sized_by_rate(
-        self, server: Server, replicas: int | None, concurrency_within_limits: int, rate: float
+        self, server: Server, replicas: int | None, concurrency_within_limits: int, request_rate: float
     ) -> tuple[Server, LoadPoint | None, str]:
         highest_request_rate = server.load(concurrency_within_limits).requests_per_second
-        sized_server = replace(server, replicas=replicas or math.ceil(rate / highest_request_rate))
+        sized_server = replace(server, replicas=replicas or math.ceil(request_rate / highest_request_rate))
         if sized_server.devices > MOST_DEVICES and replicas is None:
             return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
-        load_point = sized_server.point_at_rate(rate)
+        load_point = sized_server.point_at_rate(request_rate)
         if load_point is None:
             return sized_server, None, "fewer requests per second than --rate"
         return sized_server, load_point, self.limits.violated_limits(load_point.load)

@@ -184,7 +184,7 @@ def _share_of_width(hidden_size: Number, width_fraction: Fraction) -> Number:
     return exact_div(hidden_size * width_fraction.numerator, width_fraction.denominator)
 
 
-def family(
+def build_family(
     spec: ModelSpec,
     head_dim: int | None = None,
     kv_ratio: Fraction | None = None,
@@ -294,19 +294,19 @@ def budget_for(
     )
 
 
-def parse_ratio(text: str | None, option: str) -> Fraction | None:
+def parse_ratio(ratio_text: str | None, option: str) -> Fraction | None:
     """Parses a ratio exactly, such as `3.5`, `8/3` or `0.125`; None for None.
 
     Raises `InputError`, which names `option`, for anything that is not a positive number.
     """
-    if text is None:
+    if ratio_text is None:
         return None
     try:
-        parsed_ratio = Fraction(text.strip())
+        parsed_ratio = Fraction(ratio_text.strip())
     except (ValueError, ZeroDivisionError):
         parsed_ratio = Fraction(0)
     if not Fraction(1, 10**6) <= parsed_ratio <= 10**6 or parsed_ratio.denominator > 10**6:
-        raise InputError(f"{option}: '{text}' is not a positive ratio; expected something like 3.5, 8/3 or 1/8")
+        raise InputError(f"{option}: '{ratio_text}' is not a positive ratio; expected something like 3.5, 8/3 or 1/8")
     return parsed_ratio
 
 

@@ -23,7 +23,7 @@ from ..simulator.tensor import DTYPES
 from ..workload.recompute import MODES
 from .explain import Explanation, FormulaSection, check_layer_kinds, components, merge_sections
 from .formulas import DEFAULT, DEFAULT_TRAINING, FormulaNode, Formulas, FormulaSetting, TrainingSetting
-from .saved_bytes import LOSS, NodeTrackingEager, Pass, Path, PathNames, SavedBlock, saved_blocks
+from .saved_bytes import LOSS, NodeTrackingEager, Path, PathNames, RecordedPass, SavedBlock, saved_blocks
 from .symbolic import SEQUENCES, SymbolMeaning, keys_symbol, sequences_symbol, spec_with_formulas
 from .symbolic_int import SymbolicInt, formula_of
 
@@ -89,7 +89,7 @@ class ActivationFormulas:
                 SymbolicInt(batch, sequences_symbol()),
                 SymbolicInt(seq, keys_symbol()),
             )
-        training_pass = Pass(
+        training_pass = RecordedPass(
             batch,
             seq,
             DTYPES[self.training.dtype],
@@ -181,7 +181,7 @@ class SavedByteSums:
     loss: sum of the loss.
     """
 
-    def __init__(self, root: FormulaNode, memory_blocks: Iterable[SavedBlock], notation: Notation) -> None:
+    def __init__(self, root_node: FormulaNode, memory_blocks: Iterable[SavedBlock], notation: Notation) -> None:
         self.notation: Notation = notation
         self.by_location: dict[int, Any] = {}
         self.times: dict[int, Any] = {}
@@ -204,7 +204,7 @@ class SavedByteSums:
             node_path: self._layer_sum(node_path, bytes_of_repeats, repeats_of_path)
             for node_path, bytes_of_repeats in bytes_by_path_and_layer.items()
         }
-        self.by_location[root.walk_indices[0]] = self._subtree_bytes(root, (), bytes_by_path) + self.loss
+        self.by_location[root_node.walk_indices[0]] = self._subtree_bytes(root_node, (), bytes_by_path) + self.loss
 
     def saved_bytes_of(self, node: FormulaNode) -> Any:
         """Returns the saved bytes of a node."""

@@ -169,7 +169,7 @@ def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
                 component_nodes.append((depth + 1, merge_nodes(formula_node, "norms", norms)))
         elif (
             numeric_node.kind == "experts"
-            and any(c.children for c in numeric_node.children)
+            and any(inner_node.children for inner_node in numeric_node.children)
             and numeric_node.children[0].op is not None
         ):
             for child_node in formula_node.children:

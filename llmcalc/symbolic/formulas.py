@@ -362,13 +362,13 @@ class Formulas:
             symbol for symbol, meaning in self.meanings.items() if meaning.field.startswith("num_hidden_layers")
         }
         layer_terms: dict[Any, set[Any]] = {}
-        other_terms: list[Any] = []
+        terms_without_layers: list[Any] = []
         for summand in sympy.Add.make_args(expression):
             repeat_factors = [factor for factor in sympy.Mul.make_args(summand) if factor in depth_symbols]
             if len(repeat_factors) == 1:
                 layer_terms.setdefault(rewrite_sums(summand / repeat_factors[0]), set()).add(repeat_factors[0])
             else:
-                other_terms.append(summand)
+                terms_without_layers.append(summand)
         terms_by_repeat: dict[Any, list[Any]] = {}
         for layer_term, repeated_kinds in layer_terms.items():
             depth_symbol = next((depth for depth, depth_kinds in depths.items() if depth_kinds == repeated_kinds), None)
@@ -379,7 +379,7 @@ class Formulas:
             repeat_factors * rewrite_sums(sympy.Add(*layer_term))
             for repeat_factors, layer_term in terms_by_repeat.items()
         ]
-        return sympy.Add(*repeated_terms, rewrite_sums(sympy.Add(*other_terms)))
+        return sympy.Add(*repeated_terms, rewrite_sums(sympy.Add(*terms_without_layers)))
 
     def _rewrite_in_hidden_units(self, expression: Any) -> Any:
         """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""

@@ -174,7 +174,7 @@ def _tensors(nested_values: Any) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True)
-class Pass:
+class RecordedPass:
     """A training pass to record: its batch, sequence length, number format and kernels.
 
     batch: sequences.
@@ -194,7 +194,7 @@ class Pass:
 
 
 def saved_blocks(
-    spec: ModelSpec, training_pass: Pass, kernels: type[NodeTrackingEager] = NodeTrackingEager
+    spec: ModelSpec, training_pass: RecordedPass, kernels: type[NodeTrackingEager] = NodeTrackingEager
 ) -> list[SavedBlock]:
     """Returns every storage that is saved for the backward pass, without weights and inputs.
 

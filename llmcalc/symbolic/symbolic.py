@@ -140,7 +140,7 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
         else _rank_in_symbols(rank_model, symbol_or_size, symbol)
     )
     depths: dict[Any, frozenset[Any]] = {}
-    groups: dict[tuple[str, str], tuple[Any, str]] = {}
+    layer_groups: dict[tuple[str, str], tuple[Any, str]] = {}
     has_several_stacks = len(spec.stacks()) > 1
     for occurrence in _depth_size_occurrences(spec):
         stack = getattr(spec, occurrence.side)
@@ -152,13 +152,16 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
         labels_by_kind = {layer_name: layer_labels[layer_name] for layer_name in layer_counts}
         depth_symbol = symbol(symbol_names[occurrence], occurrence.field + label_suffix, sum(layer_counts.values()))
         if len(labels_by_kind) == 1:
-            groups[occurrence.side, next(iter(labels_by_kind))] = (depth_symbol, next(iter(labels_by_kind.values())))
+            layer_groups[occurrence.side, next(iter(labels_by_kind))] = (
+                depth_symbol,
+                next(iter(labels_by_kind.values())),
+            )
             continue
         base_name = (
             f"{occurrence.letter}_{SIDE_NAMES[occurrence.side]}" if has_several_stacks else symbol_names[occurrence]
         )
         for layer_name, layer_count in layer_counts.items():
-            groups[occurrence.side, layer_name] = (
+            layer_groups[occurrence.side, layer_name] = (
                 symbol(
                     f"{base_name}_{labels_by_kind[layer_name]}",
                     f"{DEPTH} ({labels_by_kind[layer_name]}){label_suffix}",
@@ -166,10 +169,10 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
                 ),
                 labels_by_kind[layer_name],
             )
-        depths[depth_symbol] = frozenset(groups[occurrence.side, layer_name][0] for layer_name in labels_by_kind)
+        depths[depth_symbol] = frozenset(layer_groups[occurrence.side, layer_name][0] for layer_name in labels_by_kind)
     main_stack = "decoder" if spec.decoder is not None else "encoder"
     return SymbolicModel(
-        spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack, groups), symbol_meanings, depths
+        spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack, layer_groups), symbol_meanings, depths
     )
 
 
@@ -405,7 +408,7 @@ def _layer_traits(layer: Layer) -> tuple[str, str]:
 def _add_depth_symbols(
     node: Node,
     stack_name: str,
-    groups: dict[tuple[str, str], tuple[Any, str]],
+    layer_groups: dict[tuple[str, str], tuple[Any, str]],
     shared_kinds: frozenset[str] = frozenset(),
 ) -> Node:
     """Adds labels, and symbols for the repeats of each kind of layer.
@@ -416,11 +419,11 @@ def _add_depth_symbols(
     shared_labels = frozenset(
         child.label.removesuffix(SHARED) for child in node.children if child.label.endswith(SHARED)
     )
-    children = tuple(_add_depth_symbols(child, stack_name, groups, shared_labels) for child in node.children)
+    children = tuple(_add_depth_symbols(child, stack_name, layer_groups, shared_labels) for child in node.children)
     if node.kind != "layer":
         return replace(node, children=children)
     layer_kind = node.label.removesuffix(SHARED) or BASE
-    layer_count, layer_label = groups[stack_name, layer_kind]
+    layer_count, layer_label = layer_groups[stack_name, layer_kind]
     repeat = layer_count - 1 if node.label.endswith(SHARED) else 1 if layer_kind in shared_kinds else layer_count
     return replace(node, repeat=repeat, label=node.label or layer_label, children=children)
 

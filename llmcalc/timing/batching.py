@@ -181,11 +181,11 @@ class Replica:
 
         has_server_delay: whether a server's time before the first token counts.
         """
-        whole_count, request_shape = _int_if_whole(prompt_count), self.requests
+        whole_count, request_sizes = _int_if_whole(prompt_count), self.requests
         if whole_count not in self._timed_prompts:
-            cached_tokens = min(request_shape.cached, request_shape.input - 1)
+            cached_tokens = min(request_sizes.cached, request_sizes.input - 1)
             self._timed_prompts[whole_count] = self.prompt_pass(
-                whole_count, request_shape.computed_tokens, cached_tokens, self.chunk_tokens
+                whole_count, request_sizes.computed_tokens, cached_tokens, self.chunk_tokens
             )
         timed_prompts = self._timed_prompts[whole_count]
         if not has_server_delay:

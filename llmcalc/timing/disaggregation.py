@@ -65,8 +65,8 @@ class DisaggregatedServer:
         least_share = 0.9 if replicas is None else 1.0
         best_groups = [
             candidate_group
-            for candidate_group, rate in zip(candidate_groups, rates_per_replica, strict=True)
-            if rate >= least_share * max(rates_per_replica)
+            for candidate_group, rate_per_replica in zip(candidate_groups, rates_per_replica, strict=True)
+            if rate_per_replica >= least_share * max(rates_per_replica)
         ]
         return min(best_groups, key=lambda candidate_group: candidate_group.prefill + candidate_group.decode)
 

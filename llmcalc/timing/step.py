@@ -191,9 +191,9 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
 
     Raises `InputError` for a recomputed module that no layer has.
     """
-    work = timed_pass.work
-    layers = range(len(work.layer_kinds))
-    layer_wait = time_stack.layer_wait if work.rank_pass.tp > 1 else 0.0
+    pass_work = timed_pass.work
+    layers = range(len(pass_work.layer_kinds))
+    layer_wait = time_stack.layer_wait if pass_work.rank_pass.tp > 1 else 0.0
 
     def seconds(layer: int, backward: bool) -> Number:
         kernel_seconds = timed_pass.layer_seconds(layer, backward=backward)
@@ -208,15 +208,15 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
             seconds_of_both[layer] + timed_pass.recomputed_seconds(layer, *recomputed_modules) for layer in layers
         ]
     return LayerCosts(
-        tuple(work.layer_kinds),
+        tuple(pass_work.layer_kinds),
         seconds_of_both,
         forward_passes,
         timed_pass.layer_seconds(BEFORE),
         timed_pass.layer_seconds(AFTER),
-        [work.params.get((layer, False), 0) for layer in layers],
-        [work.params.get((layer, True), 0) for layer in layers],
-        sum(parameter_count for (layer, _), parameter_count in work.params.items() if layer < 0),
-        [work.adapters.get(layer, 0) for layer in layers] if work.rank_pass.adapters is not None else [],
+        [pass_work.params.get((layer, False), 0) for layer in layers],
+        [pass_work.params.get((layer, True), 0) for layer in layers],
+        sum(parameter_count for (layer, _), parameter_count in pass_work.params.items() if layer < 0),
+        [pass_work.adapters.get(layer, 0) for layer in layers] if pass_work.rank_pass.adapters is not None else [],
     )
 
 

@@ -211,8 +211,10 @@ class WorkRecorder(Placements):
         self, attributes: Mapping[str, Any], scope_items: Iterable[Item], module_path: str, repeats: Number
     ) -> None:
         self._record_elementwise_group()
-        indices = attributes.get("indices")
-        layer_kind = LayerKind(attributes.get("label", ""), tuple(range(repeats) if indices is None else indices))
+        layer_indices = attributes.get("indices")
+        layer_kind = LayerKind(
+            attributes.get("label", ""), tuple(range(repeats) if layer_indices is None else layer_indices)
+        )
         self.work.layer_kinds.append(layer_kind)
         self.layer, self.layers = len(self.work.layer_kinds) - 1, repeats
         self._run_scope(scope_items, module_path, repeats)

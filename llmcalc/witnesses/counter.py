@@ -90,5 +90,5 @@ def convolution_backward(
     times too much.
     """
     counted_tensor = x if transposed else grad
-    products = counted_tensor[0] * math.prod(counted_tensor[2:]) * math.prod(weight)
-    return 2 * int(products) * (bool(output_mask[0]) + bool(output_mask[1]))
+    product_count = counted_tensor[0] * math.prod(counted_tensor[2:]) * math.prod(weight)
+    return 2 * int(product_count) * (bool(output_mask[0]) + bool(output_mask[1]))

@@ -35,11 +35,11 @@ COMMON_DEVIATIONS = (
 
 def cost_in_class(model_type: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost:
     """Returns an operation's cost function, with the deviations of a model type's `transformers` classes."""
-    replacements = [deviation.class_op for deviation in _deviations_of(model_type, quantity, spec)]
+    class_ops = [deviation.class_op for deviation in _deviations_of(model_type, quantity, spec)]
 
     def changed_cost(op_use: OpUse) -> Any:
         op = op_use.op
-        for replace_op in replacements:
+        for replace_op in class_ops:
             op = replace_op(op)
         return cost(replace(op_use, op=op))
 

@@ -169,14 +169,16 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: DeviceStatistic
 # --- comparison -------------------------------------------------------------------------------------------------------
 
 
-def closed_form(device: DeviceMemory) -> dict[str, int]:
+def closed_form(device_memory: DeviceMemory) -> dict[str, int]:
     """Returns the bytes by quantity that `llmcalc memory` computes, with workspaces in requested bytes."""
-    workspaces = sum(memory_part.bytes for memory_part in device.terms if memory_part.name == "cuBLAS workspaces")
+    workspaces = sum(
+        memory_part.bytes for memory_part in device_memory.terms if memory_part.name == "cuBLAS workspaces"
+    )
     return {
-        "requested_bytes": device.exact_bytes + workspaces,
-        "allocated_bytes": device.peak_bytes,
-        "reserved_bytes": device.reserved_bytes,
-        "after_step_bytes": device.after_step_bytes,
+        "requested_bytes": device_memory.exact_bytes + workspaces,
+        "allocated_bytes": device_memory.peak_bytes,
+        "reserved_bytes": device_memory.reserved_bytes,
+        "after_step_bytes": device_memory.after_step_bytes,
     }
 
 

@@ -156,7 +156,7 @@ class TrainingLoop:
 
     def micro_batch(self, on_phase: PhaseCallback) -> None:
         """Runs the passes of one micro-batch. on_phase: called after `forward` and `backward`."""
-        self.read()
+        self.create_tokens()
         with variants.kernel_context(self.training.choices):
             loss = self.loss()
             on_phase("forward", loss)
@@ -164,7 +164,7 @@ class TrainingLoop:
         del loss
         on_phase("backward", None)
 
-    def read(self) -> None:
+    def create_tokens(self) -> None:
         """Creates the tokens of a micro-batch."""
         training = self.training
         self.ids: Tensor = token_ids(self.spec, training.batch, training.seq, self.device)

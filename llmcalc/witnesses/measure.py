@@ -151,20 +151,20 @@ def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
 
 
 def count_flops(
-    module: nn.Module, run: Callable[[], Any], train: bool = False
+    module: nn.Module, run: Callable[[], Any], includes_backward: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Returns the FLOPs of `run()` by module path, without and with the backward pass of all outputs.
 
     run: calls the module and returns the tensors that a loss would be computed from.
-    train: whether to run the backward pass; without it the second dict is empty. False by default.
+    includes_backward: whether to run the backward pass; without it the second dict is empty. False by default.
     """
     import torch
 
     from .counter import flop_counter
 
     root_name = type(module).__name__
-    backward_owners = BackwardOwners(module) if train else None
-    with flop_counter() as counter, torch.set_grad_enabled(train):
+    backward_owners = BackwardOwners(module) if includes_backward else None
+    with flop_counter() as counter, torch.set_grad_enabled(includes_backward):
         model_outputs = run()
         forward_flops = flops_by_path(counter, root_name)
         if backward_owners is None:

@@ -12,7 +12,7 @@ from ..sources.huggingface.file import read_json
 from ..sources.huggingface.heads import architecture_of
 from ..sources.huggingface.registry import type_of_class_name, usual_name
 from .measure import parameters
-from .transformers import build, require_transformers
+from .transformers import build_class_model, require_transformers
 from .witness import witness_of
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def measure_config(config_path: Path) -> tuple[str, ModuleSize]:
         del config["architectures"]  # a class of another model type, which does not fit this config
     _require_class(config_path, model_type, "auto_map" in config_file)
     try:
-        module = build(config, is_to_run=False)
+        module = build_class_model(config, is_to_run=False)
     except InputError:
         raise
     except Exception as error:  # any error that a class may raise for a config

@@ -449,8 +449,8 @@ def _saved_bytes(training_run: TrainingRun, loss: Any) -> int | None:
 
 def simulate_pass(spec: ModelSpec, inference: InferenceConfig) -> InferenceBytes:
     """Simulates the memory of a prefill or of a decoding step."""
-    replay = replay_inference(spec, inference)
-    return InferenceBytes(replay.peak[1].bytes, replay.after)
+    inference_replay = replay_inference(spec, inference)
+    return InferenceBytes(inference_replay.peak[1].bytes, inference_replay.after)
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------
@@ -494,7 +494,7 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
 
     with ShapeCache(), tracker:
         training_loop = TrainingLoop(spec, training, device)
-        tracker.follow((*training_loop.module.parameters(), *training_loop.module.buffers()))
+        tracker.track_tensors((*training_loop.module.parameters(), *training_loop.module.buffers()))
         set_up, bytes_of_steps = tracker.now, []
         if isinstance(tracker, CpuStorageTracker):
             tracker.set_up = True
@@ -510,7 +510,7 @@ def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str,
     """Returns measured bytes by quantity of a micro-batch's passes on the CPU, from the profiler's events."""
     with without_initial_values():
         training_loop = TrainingLoop(spec, training, "cpu")
-    training_loop.read()
+    training_loop.create_tokens()
     with torch.no_grad(), variants.kernel_context(training.choices):
         training_loop.loss()  # creates objects that are created once
     with (
@@ -537,7 +537,7 @@ def measure_pass(spec: ModelSpec, inference: InferenceConfig, device: str) -> In
         cache_tensors = cache_shapes(spec, inference) if inference.phase == "decode" else {}
     with ShapeCache(), tracker:
         passes = InferencePasses(spec, inference, device)
-        tracker.follow((*passes.module.parameters(), *passes.module.buffers()))
+        tracker.track_tensors((*passes.module.parameters(), *passes.module.buffers()))
         if inference.phase == "decode":
             passes.create_cache(cache_tensors)
         tracker.peak = tracker.now

@@ -112,7 +112,7 @@ def verify_reference(
     Raises `InputError` if the device does not exist or the model is too large for it.
     """
     require_torch()
-    started_at = time.perf_counter()
+    start_time = time.perf_counter()
     seq = default_seq(spec) if seq is None else seq
     longest_tokens = longest_pass(spec)
     if longest_tokens is not None and seq > longest_tokens:
@@ -134,7 +134,7 @@ def verify_reference(
         "layers": depth,
         "layers_run": depth - len(repeats),
     }
-    seconds = time.perf_counter() - started_at
+    seconds = time.perf_counter() - start_time
     if device != "meta":
         verdict_info["measured"] = _measure_speed(spec, module, device, batch, seq)
     return Verdict(target, f"reference/{device}", checks, seconds, verdict_info, list_sizes(spec))
@@ -252,7 +252,7 @@ def _checks(
         logits, logits_ahead = model_outputs if has_mtp else (model_outputs, [])
         return [logits, *logits_ahead]
 
-    forward_flops, training_flops = count_flops(module, run_model, train=True)
+    forward_flops, training_flops = count_flops(module, run_model, includes_backward=True)
     workload = Workload(batch=batch, seq=seq, phase="forward")
     yield from compare_with_model(
         "forward_flops", forward_of, copy_to_repeats(forward_flops, repeats), workload, run_parts

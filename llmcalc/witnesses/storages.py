@@ -50,7 +50,7 @@ class StorageTracker(TorchDispatchMode):
                 self._track_tensor(tensor, function)
         return results
 
-    def follow(self, tensors: Iterable[torch.Tensor]) -> None:
+    def track_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
         """Tracks the storages of tensors that this mode did not see created, such as those of `torch.tensor`."""
         for tensor in tensors:
             self._track_tensor(tensor, "created before")

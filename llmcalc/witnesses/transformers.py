@@ -66,7 +66,7 @@ def verify_config(
     spec: ModelSpec, config: dict[str, Any], target: str = "model", batch: int = 1, seq: int | None = None
 ) -> Verdict:
     """Compares counts with the class of `config`: the class in its `architectures`, else the model type's class."""
-    started_at = time.perf_counter()
+    start_time = time.perf_counter()
     longest_tokens = learned_positions(spec)
     if longest_tokens is not None and seq is not None and seq > longest_tokens:
         raise InputError(
@@ -76,7 +76,7 @@ def verify_config(
     lengths = tuple(
         dict.fromkeys(length if longest_tokens is None else min(length, longest_tokens) for length in sequence_lengths)
     )
-    model = build(config)
+    model = build_class_model(config)
     modules = find_modules(spec, config, model)
     checks = list(_checks(spec, config, model, modules, batch, lengths))
     verdict_info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
@@ -86,14 +86,14 @@ def verify_config(
         target,
         "transformers",
         checks,
-        time.perf_counter() - started_at,
+        time.perf_counter() - start_time,
         verdict_info,
         list_sizes(spec),
         coverage_of_model,
     )
 
 
-def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
+def build_class_model(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
     """Builds the class that `architectures` names on the meta device, or with values if its forward pass needs them.
 
     It never runs code from a hub.
@@ -113,8 +113,8 @@ def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
         "batched_mm"  # the default grouped product has no FLOP formula and would count 0
     )
     model_class = load_class(config)
-    float32 = model_class.__name__.endswith(class_settings.refuses_bfloat16)
-    dtype = torch.float32 if float32 else torch.bfloat16
+    needs_float32 = model_class.__name__.endswith(class_settings.refuses_bfloat16)
+    dtype = torch.float32 if needs_float32 else torch.bfloat16
     try:
         with torch.device("meta"), default_dtype(dtype):
             model: nn.Module = (
@@ -269,10 +269,12 @@ def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Modu
     family, outer_family = family_of_class(text_model_of(config)[2]), family_of_class(config["model_type"])
     base_path = next((module_path for module_path, module in model.named_modules() if module is model.base_model), "")
     paths = module_names(model) | tensor_names(model)
-    module_names_of_text, outer_names = (
+    module_names_of_text, module_names_of_wrapper = (
         {} if family_record is None else family_record.modules for family_record in (family, outer_family)
     )
-    return find_modules_of_nodes(spec.tree(), paths, spec.kind, base_path, module_names_of_text, outer_names)
+    return find_modules_of_nodes(
+        spec.tree(), paths, spec.kind, base_path, module_names_of_text, module_names_of_wrapper
+    )
 
 
 def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
@@ -356,7 +358,7 @@ def required_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Pass:
+class MeasuredPass:
     """The measurements of one forward pass.
 
     flops: module path → FLOPs.
@@ -369,7 +371,7 @@ class Pass:
     cache: int | None
 
 
-def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_settings: Quirks) -> Pass:
+def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_settings: Quirks) -> MeasuredPass:
     """Runs and measures one forward pass over `batch` sequences of `seq` tokens."""
     import torch
     from transformers import DynamicCache
@@ -398,7 +400,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
         hook_handle.remove()
     stored_cache = next((cache for output in reversed(module_outputs) for cache in _find_caches(output)), None)
     if denoises_after_prompt(model):
-        return Pass(forward_flops, calls_by_module, None)  # it reads the prompt's cache and fills none
+        return MeasuredPass(forward_flops, calls_by_module, None)  # it reads the prompt's cache and fills none
     argument = cache_argument(model)
     if stored_cache is None and spec.kind == "decoder" and not spec.one_pass_model and argument:
         config: Any = model.config
@@ -410,7 +412,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
         if states_before.get(module_path) is not module_state
     ]
     stored_cache = [stored_cache, *module_states] if module_states else stored_cache
-    return Pass(
+    return MeasuredPass(
         forward_flops,
         calls_by_module,
         None if spec.one_pass_model or stored_cache is None else cache_bytes(stored_cache),

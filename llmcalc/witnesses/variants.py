@@ -154,9 +154,13 @@ def kernel_context(kernel_choices: KernelChoices) -> Iterator[None]:
         mask = attention_mask.__name__
         changed_attributes = [(module, mask, lambda *_, **__: None) for module in mixers if hasattr(module, mask)]
     if kernel_choices.attention in ("flash", "sdpa"):
-        repeat = torch.Tensor.repeat_interleave
+        original_repeat_interleave = torch.Tensor.repeat_interleave
         changed_attributes.append(
-            (torch.Tensor, "repeat_interleave", lambda x, n, axis: x if axis == 1 else repeat(x, n, axis))
+            (
+                torch.Tensor,
+                "repeat_interleave",
+                lambda x, n, axis: x if axis == 1 else original_repeat_interleave(x, n, axis),
+            )
         )
     original_attributes = [
         (owner, module_name, getattr(owner, module_name)) for owner, module_name, _ in changed_attributes
@@ -400,15 +404,15 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
         ]
         gradients_of_x = []
         for sequence, sequence_labels in zip(torch.chunk(x, x.shape[0]), torch.chunk(labels, x.shape[0]), strict=True):
-            loss, of_x, *other_gradients = LigerLogProbabilityLoss.of_sequence(
+            loss, gradient_of_x, *other_gradients = LigerLogProbabilityLoss.of_sequence(
                 sequence, weight, bias, sequence_labels, is_trained
             )
             for gradient_sum in loss_sums:
                 if gradient_sum is not None:
                     gradient_sum.add_(other_gradients.pop(0))
-            gradients_of_x.append(of_x)
+            gradients_of_x.append(gradient_of_x)
             loss_sum.add_(loss)
-            del loss, of_x, other_gradients
+            del loss, gradient_of_x, other_gradients
         ctx.save_for_backward(torch.cat(gradients_of_x, dim=0), *loss_sums)
         return loss_sum
 

@@ -11,23 +11,25 @@ LARGEST = 2**40
 """The largest number of sequences or tokens."""
 
 
-def validate_whole(option_name: str, option_value: Any, least: int = 1, most: int = LARGEST) -> int:
-    """Validates an integer from `least` to `most` and returns it. Raises `InputError` for other values.
+def validate_whole(option_name: str, option_value: Any, minimum: int = 1, maximum: int = LARGEST) -> int:
+    """Validates an integer from `minimum` to `maximum` and returns it. Raises `InputError` for other values.
 
     Raises `InputError`, naming the option, if it is not.
     """
     if isinstance(option_value, bool) or not isinstance(option_value, int):
-        raise InputError(f"{option_name}: {shown(option_value)} is not a whole number; expected {least} or more")
-    if option_value < least:
-        raise InputError(f"{option_name}: {shown(option_value)} is too small; expected at least {least}")
-    if option_value > most:
-        raise InputError(f"{option_name}: {shown(option_value)} is too large; expected at most {most}")
+        raise InputError(f"{option_name}: {shown(option_value)} is not a whole number; expected {minimum} or more")
+    if option_value < minimum:
+        raise InputError(f"{option_name}: {shown(option_value)} is too small; expected at least {minimum}")
+    if option_value > maximum:
+        raise InputError(f"{option_name}: {shown(option_value)} is too large; expected at most {maximum}")
     return option_value
 
 
-def validate_optional_whole(option_name: str, option_value: Any, least: int = 1, most: int = LARGEST) -> int | None:
+def validate_optional_whole(
+    option_name: str, option_value: Any, minimum: int = 1, maximum: int = LARGEST
+) -> int | None:
     """Validates an integer as `whole` does, but accepts None."""
-    return None if option_value is None else validate_whole(option_name, option_value, least, most)
+    return None if option_value is None else validate_whole(option_name, option_value, minimum, maximum)
 
 
 def validate_text(option_name: str, option_value: Any, example: str) -> str:

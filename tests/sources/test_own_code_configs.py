@@ -14,7 +14,7 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.registry import read, read_config
-from llmcalc.witnesses.transformers import build
+from llmcalc.witnesses.transformers import build_class_model
 from tests.builders import spec_of
 from tests.families import shapes_of
 
@@ -67,7 +67,7 @@ def test_a_class_with_the_same_layers_has_the_counted_parameters(name: str) -> N
     fields = {
         key: value for key, value in fields.items() if key not in ("quantization_config", "auto_map", "_name_or_path")
     }
-    model = build({**fields, "architectures": [cls]}, is_to_run=False)
+    model = build_class_model({**fields, "architectures": [cls]}, is_to_run=False)
     assert llmcalc.params(config_of(name)).total == sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -114,7 +114,7 @@ def test_a_path_starts_at_the_budgets_folder(tmp_path: Path, run: Any, monkeypat
 )
 def test_operators(operator: Any, holds: tuple[int, int, int]) -> None:
     limit = BudgetLimit(operator=operator, value=Fraction(5))
-    assert tuple(int(limit.holds(Fraction(value))) for value in (4, 5, 6)) == holds
+    assert tuple(int(limit.is_kept_by(Fraction(value))) for value in (4, 5, 6)) == holds
 
 
 @pytest.mark.parametrize(
@@ -194,5 +194,5 @@ def test_nothing_is_counted_before_all_is_checked(tmp_path: Path, monkeypatch: p
     def counted(*_: Any) -> None:
         raise AssertionError("counted before the second target was found")
 
-    monkeypatch.setattr("llmcalc.studies.budget._measure_value", counted)
+    monkeypatch.setattr("llmcalc.studies.budget._measured_quantity", counted)
     assert run("budget", str(file)).code == 2

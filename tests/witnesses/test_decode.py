@@ -28,7 +28,7 @@ from llmcalc.witnesses.measure import count_flops
 from llmcalc.witnesses.transformers import (
     CACHE_NAMES,
     add_channel_axis,
-    build,
+    build_class_model,
     cache_argument,
     class_settings_of,
     required_inputs,
@@ -246,7 +246,7 @@ def test_a_decoded_token_costs_what_its_class_does(file: str, whole: bool) -> No
         if family in READS_VALUES:
             continue
         if family in WITHOUT_CACHE:
-            assert not {*CACHE_NAMES} & {*signature(build(config).forward).parameters}
+            assert not {*CACHE_NAMES} & {*signature(build_class_model(config).forward).parameters}
             continue
         more = {key for key, one in MORE.items() if family in one.families.split()}
         counted = _counted(config, spec, more)
@@ -277,7 +277,7 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
     import torch
     from transformers import DynamicCache
 
-    model: Any = build(config)
+    model: Any = build_class_model(config)
     device = next(model.parameters()).device
     ids = add_channel_axis(model, torch.randint(3, spec.vocab_size - 1, (BATCH, CONTEXT)).to(device))
     name = "input_ids"

@@ -84,21 +84,21 @@ def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict
 
     Both are empty for a config that has one, and without such a file. A file without an algorithm for weights
     quantises the KV cache alone.
-    Raises `InputError` for a file that cannot be read or that has no table `quantization`.
+    Raises `InputError` for a file that cannot be read or that has no table `quantization_table`.
     """
     file = path.with_name(QUANTIZATION_FILE)
     config_sections = (config, *(field_value for field_value in config.values() if isinstance(field_value, dict)))
     is_stated = any(section.get("quantization_config") is not None for section in config_sections)
     if path.name != "config.json" or is_stated or not file.exists():
         return {}, []
-    quantization = read_json(file).get("quantization")
-    if not isinstance(quantization, dict):
+    quantization_table = read_json(file).get("quantization")
+    if not isinstance(quantization_table, dict):
         raise InputError(
-            f"{file}: quantization: {shown(quantization)}; expected a table of fields, as ModelOpt writes it"
+            f"{file}: quantization: {shown(quantization_table)}; expected a table of fields, as ModelOpt writes it"
         )
-    if quantization.get("quant_algo") is None:
+    if quantization_table.get("quant_algo") is None:
         return {}, [f"{file.name}: no quant_algo, so the weights count as the config's; give --kv-dtype for its cache"]
-    return {"quantization_config": {**quantization, "quant_method": "modelopt"}}, [
+    return {"quantization_config": {**quantization_table, "quant_method": "modelopt"}}, [
         f"quantization_config: not in the config; taken from {file.name} beside it"
     ]
 

@@ -66,7 +66,11 @@ def attention(config: Config, **other_fields: Any) -> Table:
     }
     if kv_heads is not None and kv_heads != heads:
         attention_fields["num_key_value_heads"] = kv_heads
-    return {field: value for field, value in {**attention_fields, **other_fields}.items() if value is not None}
+    return {
+        field: field_value
+        for field, field_value in {**attention_fields, **other_fields}.items()
+        if field_value is not None
+    }
 
 
 def rope(
@@ -272,7 +276,7 @@ answers by beams.
 """
 
 
-def simple_answers(config: Config) -> Table:
+def question_answering_head(config: Config) -> Table:
     """Returns the head of a question-answering class as a model's field `head`; empty for other classes.
 
     Raises `InputError` for the class of the family that searches for answers by beams.

@@ -69,7 +69,7 @@ def verify_distributed(job: TrainingJob, target: str = "model") -> Verdict:
 
 def verify_all(jobs: Sequence[TrainingJob], target: str = "model") -> list[Verdict]:
     """Runs jobs with the same number of processes in sequence."""
-    started_at = time.perf_counter()
+    start_time = time.perf_counter()
     if is_started_by_torchrun():
         from .work import run_jobs
 
@@ -81,7 +81,7 @@ def verify_all(jobs: Sequence[TrainingJob], target: str = "model") -> list[Verdi
         results_of_jobs = run_jobs(jobs)
     else:
         results_of_jobs = run_processes(jobs)
-    seconds = (time.perf_counter() - started_at) / len(jobs)
+    seconds = (time.perf_counter() - start_time) / len(jobs)
     return [
         verdict_of(job, job_results, target, seconds) for job, job_results in zip(jobs, results_of_jobs, strict=True)
     ]

@@ -213,7 +213,7 @@ class RankProcess:
         with tracker.track_resizes(), tracker:
             self.build_model_part(model)
             del model
-            tracker.follow(map(local_part, (*self.module.parameters(), *self.module.buffers())))
+            tracker.track_tensors(map(local_part, (*self.module.parameters(), *self.module.buffers())))
             optimizers_of_rank = _build_optimizers(job, self.module)
             quantities["set_up_bytes"] = tracker.now
             tracker.set_up = True

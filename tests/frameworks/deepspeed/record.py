@@ -237,7 +237,7 @@ def run_steps(case: Case, mode: Any, device: str, number: int) -> tuple[int, lis
 
     with mode:
         module, logits = built(case, device)
-        mode.follow((*module.parameters(), *module.buffers()))
+        mode.track_tensors((*module.parameters(), *module.buffers()))
         optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad], foreach=True)
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=case.config)
         del module, optimizer

@@ -163,8 +163,8 @@ class Followed(Alive):
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(device="cpu")
         self.sizes: dict[int, int] = {}
-        self.follow(one.to_local() for one in model.parameters())  # type: ignore[attr-defined]
-        self.follow(model.buffers())
+        self.track_tensors(one.to_local() for one in model.parameters())  # type: ignore[attr-defined]
+        self.track_tensors(model.buffers())
 
     def _track_tensor(self, tensor: torch.Tensor, func: Any) -> None:
         if hasattr(tensor, "to_local"):

@@ -163,21 +163,24 @@ def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Ta
         raise config.error(
             "head_dim", config.get("head_dim"), "none: hidden_size / num_attention_heads is what is counted"
         )
-    hidden, heads, reduction = (
+    hidden, heads, time_reduction = (
         config.size(field) for field in ("hidden_size", "num_attention_heads", "time_reduction")
     )
     config.quotient("num_attention_heads", hidden, heads)
     config.require("ext_pw_out_channel", hidden)
     config.require("depthwise_separable_out_channel", hidden)
-    if reduction % 2:
-        raise config.error("time_reduction", reduction, "an even number")
+    if time_reduction % 2:
+        raise config.error("time_reduction", time_reduction, "an even number")
     mel_bin_count = config.size("input_size")
-    for _ in range(reduction.bit_length() - 1):
+    for _ in range(time_reduction.bit_length() - 1):
         mel_bin_count = (mel_bin_count - 1) // 2 + 1
     if config.has("nemo_final_size"):
         config.require("nemo_final_size", mel_bin_count)
     first_conv = {"channels": config.size("nemo_conv_channels"), "bias": True}
-    halving_convolutions = [first_conv, *({**first_conv, "separable": True} for _ in range(reduction.bit_length() - 2))]
+    halving_convolutions = [
+        first_conv,
+        *({**first_conv, "separable": True} for _ in range(time_reduction.bit_length() - 2)),
+    ]
     subsampling = {
         "num_mel_bins": config.size("input_size"),
         "convolutions": halving_convolutions,
@@ -203,7 +206,11 @@ def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Ta
         "feed_forward": glu(config, bias=True, act_field="activation"),
         "norm": layernorm(),
         "segment": PHI4_POSITIONS,
-        "audio": {"type": "recording", "window": 400, "frames_per_token": reduction * config.size("downsample_rate")},
+        "audio": {
+            "type": "recording",
+            "window": 400,
+            "frames_per_token": time_reduction * config.size("downsample_rate"),
+        },
         "relative_buckets": config.size("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
     }
     audio_projector = projector(hidden, *two_linear_layers(text_width), frames=config.size("downsample_rate"))

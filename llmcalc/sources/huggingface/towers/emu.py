@@ -128,7 +128,7 @@ def _read_janus(root_config: Config, config: Config, text_width: int) -> Table:
         config,
         layer_table(attention, mlp(int(hidden * config.number("mlp_ratio")), activation), norm),
         stack={"final_norm": norm},
-        patches={"num_channels": config.size("num_channels"), "bias": True},
+        patch_fields={"num_channels": config.size("num_channels"), "bias": True},
         positions={"rows": patches_per_side(config) ** 2},
     )
     if image_tokens == patches_per_side(config) ** 2:

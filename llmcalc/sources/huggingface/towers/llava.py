@@ -243,7 +243,7 @@ def read_internvl(root_config: Config, config: Config, text_width: int) -> Table
         square_config,
         internvit_layer(config, config.flag("attention_bias"), config.flag("use_qk_norm")),
         stack=final_norm,
-        patches={"num_channels": config.size("num_channels"), "bias": True},
+        patch_fields={"num_channels": config.size("num_channels"), "bias": True},
         class_embedding=True,
         image=image_rule,
         **position_table,

@@ -55,7 +55,7 @@ def _aimv2_encoder(config: Config) -> Table:
         config,
         layer_table(attention, glu(config, config.flag("mlp_bias")), norm),
         stack={"embedding_norm": norm, "final_norm": norm},
-        patches={"num_channels": config.size("num_channels"), "bias": True},
+        patch_fields={"num_channels": config.size("num_channels"), "bias": True},
         positions={"rows": patches_per_side(config) ** 2},
     )
 

@@ -41,7 +41,7 @@ def _internvit_encoder(config: Config, dummy_heads: int = 0) -> Table:
     return vision_transformer(
         config,
         internvit_layer(config, config.flag("qkv_bias"), config.flag("qk_normalization"), dummy_heads),
-        patches={"num_channels": config.size("num_channels"), "bias": True},
+        patch_fields={"num_channels": config.size("num_channels"), "bias": True},
         positions={"rows": patches_per_side(config) ** 2 + 1},
         class_embedding=True,
     )
@@ -139,7 +139,7 @@ def _read_rice(root_config: Config, config: Config, text_width: int) -> Table:
         block,
         depth="depth",
         stack={"embedding_norm": norm},
-        patches={"num_channels": config.size("in_channels")},
+        patch_fields={"num_channels": config.size("in_channels")},
         class_embedding=True,
     )
     merger = projector(
@@ -173,7 +173,7 @@ def _read_kimi_k3(root_config: Config, config: Config, text_width: int) -> Table
         config,
         layer_table(attention, ffn, norm),
         stack={"final_norm": norm},
-        patches={"bias": config.flag("patch_embed_proj_bias")},
+        patch_fields={"bias": config.flag("patch_embed_proj_bias")},
         positions={"rows": config.size("init_pos_emb_height") * config.size("init_pos_emb_width")},
     )
     hidden = config.size("hidden_size")
@@ -211,7 +211,7 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_width: int) -> 
         block,
         depth="layers",
         stack={"final_norm": norm},
-        patches={"bias": True},
+        patch_fields={"bias": True},
         positions={"rows": patches_per_side(config) ** 2},
         pooling={"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm},
     )
@@ -249,7 +249,7 @@ def _read_deepseek_v41(root_config: Config, config: Config, text_width: int) -> 
     """Reads DeepSeek-V4.1: gated layers with RMSNorm and RoPE, merged patches, and three marker vectors."""
     norm = rmsnorm(1e-6)
     block = biased_layer(config, norm, ffn=glu(config), **ROTARY)
-    tower = vision_transformer(config, block, stack={"final_norm": norm}, patches={"bias": True})
+    tower = vision_transformer(config, block, stack={"final_norm": norm}, patch_fields={"bias": True})
     merge_size = config.size("downsample_ratio")
     aligner = projector(config.size("hidden_size"), *two_linear_layers(text_width), merge=merge_size, output_marks=3)
     return {"vision": tower, "aligner": aligner}
@@ -267,7 +267,7 @@ def _read_dots_ocr(root_config: Config, config: Config, text_width: int) -> Tabl
         config.with_fields(hidden_size=hidden_size),
         layer_table(attention, glu(config, bias), norm),
         stack={"embedding_norm": norm, **final_norm},
-        patches={**patches, "bias": True},
+        patch_fields={**patches, "bias": True},
     )
     merger = projector(
         hidden_size,
@@ -325,7 +325,7 @@ def _read_glm4v(root_config: Config, config: Config, text_width: int) -> Table:
     tower = vision_transformer(
         config,
         block,
-        patches={"num_channels": config.size("in_channels"), "bias": True},
+        patch_fields={"num_channels": config.size("in_channels"), "bias": True},
         positions={"rows": config.size("num_positions")},
         class_embedding=True,
     )

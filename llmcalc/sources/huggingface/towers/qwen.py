@@ -192,7 +192,7 @@ def moonvit(config: Config, position_rows: int, text_width: int, **layer: Any) -
     norm, merge_size, hidden_size = layernorm(1e-5), merged_shape[0], config.size("hidden_size")
     block = biased_layer(config, norm, **ROTARY, **layer)
     tower = vision_transformer(
-        config, block, stack={"final_norm": norm}, patches={"bias": True}, positions={"rows": position_rows}
+        config, block, stack={"final_norm": norm}, patch_fields={"bias": True}, positions={"rows": position_rows}
     )
     return tower, projector(
         hidden_size,
@@ -224,7 +224,7 @@ def _read_ernie(root_config: Config, config: Config, text_width: int) -> Table:
         biased_layer(config, layernorm(1e-6), heads="num_heads", **ROTARY),
         depth="depth",
         stack={"final_norm": layernorm(1e-6)},
-        patches={"num_channels": config.size("in_channels")},
+        patch_fields={"num_channels": config.size("in_channels")},
     )
     merged_width = config.size("hidden_size") * merge_size * merge_size
     linear_layers = two_linear_layers(merged_width)
@@ -253,7 +253,7 @@ def _read_minimax(root_config: Config, config: Config, text_width: int) -> Table
         "marks": 2,
     }
     layer = biased_layer(config, norm, **ROTARY)
-    tower = vision_transformer(config, layer, stack={"embedding_norm": norm}, patches=patches, image=image_rule)
+    tower = vision_transformer(config, layer, stack={"embedding_norm": norm}, patch_fields=patches, image=image_rule)
     linear_layers = two_linear_layers(text_width, inner_width=projector_width)
     return {
         "vision_tower": tower,

@@ -49,7 +49,7 @@ def _radio_encoder(config: Config) -> Table:
     return vision_transformer(
         config,
         layer_table(attention, ffn, layernorm(config.number("layer_norm_eps")), residual_scale="output"),
-        patches={"num_channels": config.size("num_channels")},
+        patch_fields={"num_channels": config.size("num_channels")},
         positions={"rows": position_rows * position_rows},
         registers=config.size("num_cls_tokens") + config.count("num_registers"),
         video_frames=config.optional_size("video_temporal_patch_size"),

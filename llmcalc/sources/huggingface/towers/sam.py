@@ -60,12 +60,12 @@ def _read_hybrid(root_config: Config, config: Config, text_width: int) -> Table:
         "second_neck": True,
     }
     sam_config.finish(FIELDS, config)
-    half_width = (text_width // 2, True, "gelu")
+    half_width_layer = (text_width // 2, True, "gelu")
     return {
         "vision_model": siglip_encoder(config),
-        "vision_aligner": projector(config.size("hidden_size"), half_width),
+        "vision_aligner": projector(config.size("hidden_size"), half_width_layer),
         "high_res_vision_model": high_resolution_encoder,
-        "high_res_vision_aligner": projector(4 * channels, half_width),
+        "high_res_vision_aligner": projector(4 * channels, half_width_layer),
         "aligner": projector(2 * (text_width // 2), (text_width, True, "identity"), encoders=2),
     }
 

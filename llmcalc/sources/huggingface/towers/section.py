@@ -48,14 +48,14 @@ def vision_transformer(
     block: Table,
     depth: str = "num_hidden_layers",
     stack: Table | None = None,
-    patches: Table | None = None,
+    patch_fields: Table | None = None,
     **encoder_fields: Any,
 ) -> Table:
     """Returns a vision encoder with image patches and layers. depth: the field of the number of layers."""
     return {
         "type": "vision",
         "hidden_size": config.size("hidden_size"),
-        "patches": {"patch_size": config.size("patch_size"), **(patches or {})},
+        "patches": {"patch_size": config.size("patch_size"), **(patch_fields or {})},
         "stack": {"num_hidden_layers": config.size(depth), "block": block, **(stack or {})},
         **encoder_fields,
     }

@@ -53,7 +53,7 @@ def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False
             "norm": norm,
         }
     patch_fields = {"num_channels": config.size("num_channels"), "bias": True}
-    return vision_transformer(config, block, stack={"final_norm": norm}, patches=patch_fields, **encoder_fields)
+    return vision_transformer(config, block, stack={"final_norm": norm}, patch_fields=patch_fields, **encoder_fields)
 
 
 def _read_video_llama(root_config: Config, config: Config, text_width: int) -> Table:
@@ -99,10 +99,15 @@ def _read_minicpm(root_config: Config, config: Config, text_width: int) -> Table
 
 def _square_of_two_sides(config: Config, field: str) -> int:
     """Returns the side of a square from a list of two equal sides."""
-    sides = config.get(field)
-    if not isinstance(sides, list | tuple) or len(sides) != 2 or sides[0] != sides[1] or type(sides[0]) is not int:
-        raise config.error(field, sides, "two equal whole numbers")
-    return sides[0]
+    side_lengths = config.get(field)
+    if (
+        not isinstance(side_lengths, list | tuple)
+        or len(side_lengths) != 2
+        or side_lengths[0] != side_lengths[1]
+        or type(side_lengths[0]) is not int
+    ):
+        raise config.error(field, side_lengths, "two equal whole numbers")
+    return side_lengths[0]
 
 
 def clip_encoder(config: Config) -> Table:
@@ -112,7 +117,7 @@ def clip_encoder(config: Config) -> Table:
         config,
         biased_layer(config, norm),
         stack={"embedding_norm": norm, "final_norm": norm},
-        patches={"num_channels": config.size("num_channels")},
+        patch_fields={"num_channels": config.size("num_channels")},
         positions={"rows": patches_per_side(config) ** 2 + 1},
         class_embedding=True,
     )

@@ -55,7 +55,7 @@ def _timm_encoder(root_config: Config, model_id: Any, image_size: Any) -> Table:
             "feed_forward": block["feed_forward"],
             "norm": norm,
         }
-    return vision_transformer(config, block, stack={"final_norm": norm}, patches={"bias": True}, **encoder_fields)
+    return vision_transformer(config, block, stack={"final_norm": norm}, patch_fields={"bias": True}, **encoder_fields)
 
 
 def _read_openvla(root_config: Config, config: Config, text_width: int) -> Table:

@@ -156,13 +156,13 @@ def bart_model(
     (`BartForCausalLM`) keeps its cross-attention, which never runs.
     """
     class_name = architecture(config)
-    decoder_only = architecture(config).endswith("ForCausalLM")
+    is_decoder_only = architecture(config).endswith("ForCausalLM")
     is_tied = config.flag("tie_word_embeddings")
     if class_name.endswith(("ForTokenClassification", "EncoderModel", "ForAudioClassification")):
         raise config.error(
             "architectures", class_name, f"an encoder-decoder of {config.model_type}, or its decoder (ForCausalLM)"
         )
-    if not decoder_only:
+    if not is_decoder_only:
         config.require("is_encoder_decoder", True)
     config.fields_read.add("is_encoder_decoder")
     model_fields: Table = {
@@ -185,7 +185,7 @@ def bart_model(
             **stack_fields,
             **fields_by_stack.get(stack_name, {}),
         }
-    if decoder_only:
+    if is_decoder_only:
         del model_fields["encoder"]
         model_fields["decoder"]["block"] |= {"idle_cross_attention": True}
     elif not is_tied and "stem" not in model_fields["encoder"]:

@@ -44,12 +44,12 @@ def _require_sizes_of_nemo(config: Config) -> None:
     """Raises `InputError` if NeMo's sections, which the class ignores, have other sizes than the class reads."""
     encoder = _config_section(config, "encoder_config", "parakeet_encoder", COHERE_ENCODER)
     decoder_section = config.section("transf_decoder").section("config_dict")
-    for section_config, class_config, field_pairs in (
+    for section_config, class_config, class_fields in (
         (config.section("encoder"), encoder, NEMO_ENCODER),
         (decoder_section, config, NEMO_DECODER),
         (config.section("head"), config, {"num_classes": "vocab_size"}),
     ):
-        for section_field, class_field in field_pairs.items():
+        for section_field, class_field in class_fields.items():
             if section_config.has(section_field) and section_config.get(section_field) != class_config.size(
                 class_field
             ):

@@ -30,15 +30,15 @@ BUCKETS = 32
 def _read_udop(config: Config) -> Table:
     first_bucket, *other_buckets = _bias_buckets(config)
     bias = shared_position_bias(config)["relative_bias"]
-    bare_class = config.head == "none" and architecture(config).endswith("UdopModel")
-    if not bare_class and first_bucket != bias["relative_attention_num_buckets"]:
+    is_bare_class = config.head == "none" and architecture(config).endswith("UdopModel")
+    if not is_bare_class and first_bucket != bias["relative_attention_num_buckets"]:
         raise config.error(
             "relative_bias_args",
             config.get("relative_bias_args"),
             "a first table with relative_attention_num_buckets buckets, whose weights the first layer's bias has",
         )
     page_buckets = (
-        [first_bucket, *other_buckets] if bare_class else other_buckets
+        [first_bucket, *other_buckets] if is_bare_class else other_buckets
     )  # the bare class keeps the first layer's bias beside its table
     config.notes.append("patch_size: the projection of the page's image to patches is not counted, nor its products")
     model_fields = t5_model(config, t5_block(config), {"relative_bias": {**bias, "other_buckets": page_buckets}})
