@@ -50,11 +50,11 @@ def assert_counts(
     if inputs is not None and not isinstance(inputs, tuple | list):
         raise InputError("inputs: not a tuple; expected the arguments of the module in one, such as (token_ids,)")
     node_tree = spec_of(spec).tree()
-    found_problems = _parameter_problems(module, node_tree)
+    problem_lines = _parameter_problems(module, node_tree)
     if inputs is not None:
-        found_problems += _flop_problems(module, node_tree, inputs, batch, seq)
-    if found_problems:
-        raise AssertionError("\n".join(map(printable, found_problems)))
+        problem_lines += _flop_problems(module, node_tree, inputs, batch, seq)
+    if problem_lines:
+        raise AssertionError("\n".join(map(printable, problem_lines)))
 
 
 @contextmanager

@@ -174,16 +174,18 @@ def largest_fitting_number(
             excess_by_value[candidate_number] = required_bytes(candidate_number) - capacity
         return excess_by_value[candidate_number]
 
-    low_number, high_number = min(size_step, maximum), min(size_step, maximum)
-    is_predicted = stored_bytes is not None and stored_bytes(maximum) > stored_bytes(low_number)
-    if excess_bytes(low_number) > 0:
-        low_number = 1
-        if excess_bytes(low_number) > 0:
+    lower_number, upper_number = min(size_step, maximum), min(size_step, maximum)
+    is_predicted = stored_bytes is not None and stored_bytes(maximum) > stored_bytes(lower_number)
+    if excess_bytes(lower_number) > 0:
+        lower_number = 1
+        if excess_bytes(lower_number) > 0:
             return 0
-    elif low_number < maximum:
+    elif lower_number < maximum:
         if stored_bytes is not None and is_predicted:
             known_fitting_number = (
-                first_number if low_number < first_number <= maximum and excess_bytes(first_number) <= 0 else low_number
+                first_number
+                if lower_number < first_number <= maximum and excess_bytes(first_number) <= 0
+                else lower_number
             )
             first_number = largest_fitting_number(
                 stored_bytes,
@@ -191,38 +193,42 @@ def largest_fitting_number(
                 first_number,
                 maximum,
             )
-        high_number = max(low_number + 1, min(first_number // size_step * size_step, maximum))
+        upper_number = max(lower_number + 1, min(first_number // size_step * size_step, maximum))
         is_next_number_tried = is_predicted
-        while excess_bytes(high_number) <= 0:
-            low_number = high_number
-            if low_number == maximum:
+        while excess_bytes(upper_number) <= 0:
+            lower_number = upper_number
+            if lower_number == maximum:
                 return maximum
-            next_high = min(WIDEN * low_number, _number_at_capacity(excess_by_value, low_number) * 51 // 50)
-            next_high = (
-                max(low_number + size_step if is_predicted else 2 * low_number, next_high) // size_step * size_step
+            next_upper_number = min(WIDEN * lower_number, _number_at_capacity(excess_by_value, lower_number) * 51 // 50)
+            next_upper_number = (
+                max(lower_number + size_step if is_predicted else 2 * lower_number, next_upper_number)
+                // size_step
+                * size_step
             )
-            high_number, is_next_number_tried = (
-                min(maximum, low_number + 1 if is_next_number_tried else next_high),
+            upper_number, is_next_number_tried = (
+                min(maximum, lower_number + 1 if is_next_number_tried else next_upper_number),
                 False,
             )
-    first_fitting_number, guess_count = low_number, 0
-    while high_number - low_number > 1:
-        if high_number > NEAR * low_number and not is_predicted:
-            candidate_number = math.isqrt(low_number * high_number)
+    first_fitting_number, guess_count = lower_number, 0
+    while upper_number - lower_number > 1:
+        if upper_number > NEAR * lower_number and not is_predicted:
+            candidate_number = math.isqrt(lower_number * upper_number)
         else:
             candidate_number = max(
-                low_number + 1,
-                min(high_number - 1, _next_trial_number(excess_by_value, low_number, high_number, guess_count)),
+                lower_number + 1,
+                min(upper_number - 1, _next_trial_number(excess_by_value, lower_number, upper_number, guess_count)),
             )
-        if high_number - low_number > size_step:
-            candidate_number = max(low_number + 1, candidate_number // size_step * size_step)
+        if upper_number - lower_number > size_step:
+            candidate_number = max(lower_number + 1, candidate_number // size_step * size_step)
         guess_count += (
-            low_number > first_fitting_number or not is_predicted
+            lower_number > first_fitting_number or not is_predicted
         )  # a prediction that is too large leaves one number
-        low_number, high_number = (
-            (candidate_number, high_number) if excess_bytes(candidate_number) <= 0 else (low_number, candidate_number)
+        lower_number, upper_number = (
+            (candidate_number, upper_number)
+            if excess_bytes(candidate_number) <= 0
+            else (lower_number, candidate_number)
         )
-    return low_number
+    return lower_number
 
 
 WIDEN = 16

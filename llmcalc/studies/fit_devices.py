@@ -86,13 +86,13 @@ def fit_devices(
         raise ended_search_error(layout_plan)
     best_candidate = _best_candidate(layout_plan)
     if best_candidate is None:
-        commonest_reason = max(
+        most_frequent_reason = max(
             layout_plan.plan.refused.items(),
             key=lambda refusal_entry: refusal_entry[1],
             default=("no layout has so many", 0),
         )[0]
         raise ImpossibleLayout(
-            f"--devices {layout_request.devices}: no layout of these is possible: {commonest_reason}"
+            f"--devices {layout_request.devices}: no layout of these is possible: {most_frequent_reason}"
         )
     fit = Fit(hardware, best_candidate.device_bytes)
     run_fits = fit.verdict != "no"

@@ -379,14 +379,14 @@ def ended_search_error(layout_plan: LayoutPlan) -> InputError:
     )
 
 
-def _recomputations(model_memory: Memory, record: Framework) -> tuple[str, ...]:
+def _recomputations(model_memory: Memory, framework_record: Framework) -> tuple[str, ...]:
     """Returns the values of `--recompute` that a plan tries, from least recomputation to least memory.
 
     They are none, selective and full, unless the user chose.
     """
     if model_memory.settings.recompute is not None:
         return (AS_CONFIGURED,)
-    return AS_CONFIGURED, record.selective_recompute, RECOMPUTED
+    return AS_CONFIGURED, framework_record.selective_recompute, RECOMPUTED
 
 
 def _layout_times(
@@ -687,13 +687,13 @@ class LayoutOrder:
         The order is that of the search; replayed candidates come later, and last those that fit with no run. Layouts
         with the smallest lower bound are estimated first; where the budget is spent, the rest is left out.
         """
-        refusals = list(refused_candidates)
+        refused_layouts = list(refused_candidates)
 
         def least_need(layout_run: tuple[Layout, int]) -> tuple[bool, int]:
             return self._has_too_large_static_bytes(layout_run[0]), self._least_layout_bytes(*layout_run)
 
         for layout, micro_batches in sorted(too_large, key=least_need):
-            if refusals and self.budget.is_spent(SHARE_OF_ESTIMATES):
+            if refused_layouts and self.budget.is_spent(SHARE_OF_ESTIMATES):
                 break
             try:
                 candidate = self._fitting_candidate(layout, micro_batches, self.recomputations)
@@ -701,14 +701,14 @@ class LayoutOrder:
                 self.layouts.refuse(error)
                 continue
             assert candidate is not None
-            refusals.append(candidate)
+            refused_layouts.append(candidate)
         index_of_layout = {layout_run: layout_index for layout_index, layout_run in enumerate(self.layouts.possible)}
 
         def order(candidate: Candidate) -> tuple[bool, bool, int]:
             layout_position = 0 if candidate.replayed else index_of_layout[candidate.layout, candidate.micro_batches]
             return self._has_too_large_static_bytes(candidate.layout), candidate.replayed, layout_position
 
-        return sorted(refusals, key=order)
+        return sorted(refused_layouts, key=order)
 
     def _smallest_replay(self, refused_candidates: list[Candidate]) -> Candidate | None:
         """Returns the non-fitting layout with the least replayed memory; None if all fit.

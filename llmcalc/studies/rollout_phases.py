@@ -113,7 +113,7 @@ class _Phases:
 
     def phases(self) -> list[RolloutPhase]:
         """The phases in execution order."""
-        terms_by_phase = {
+        terms_by_phase_name = {
             "rollout": self._rollout_phase,
             "weight_transfer": self._weight_transfer,
             "log_probabilities": self._log_probabilities,
@@ -125,7 +125,7 @@ class _Phases:
             omitted_phases = (*omitted_phases, "log_probabilities")
         return [
             RolloutPhase(phase_name, tuple(_nonzero_terms(phase_terms())))
-            for phase_name, phase_terms in terms_by_phase.items()
+            for phase_name, phase_terms in terms_by_phase_name.items()
             if phase_name not in omitted_phases
         ]
 

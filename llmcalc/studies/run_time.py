@@ -476,8 +476,8 @@ class TrainingTimes:
     def _layer_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
         if step_plan.tp == 1:
             return 0.0
-        work = timed_pass.work
-        layers = sum(work.count(layer) for layer in range(len(work.layer_kinds)))
+        pass_work = timed_pass.work
+        layers = sum(pass_work.count(layer) for layer in range(len(pass_work.layer_kinds)))
         return self.stack.layer_wait * layers * (2 + step_plan.recompute)
 
     def _host_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
@@ -575,9 +575,9 @@ def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
         if getattr(settings, setting_name) != getattr(default_settings, setting_name)
     ]
     return [
-        option(setting_name) if value is True else f"{option(setting_name)} {value}"
-        for setting_name, value in changed_settings
-        if value and value != "eager"
+        option(setting_name) if setting_value is True else f"{option(setting_name)} {setting_value}"
+        for setting_name, setting_value in changed_settings
+        if setting_value and setting_value != "eager"
     ] + work_of_optimizer
 
 

@@ -55,20 +55,20 @@ EVERY_MODEL = Selection()
 """No filter."""
 
 
-def require_attention(name: str | None, specs: Sequence[ModelSpec]) -> str | None:
+def require_attention(attention_name: str | None, specs: Sequence[ModelSpec]) -> str | None:
     """Returns a kind of attention in the models' spelling. Raises `InputError` for a kind that no model has.
 
     Raises `InputError`, which lists the kinds of the models, if no model has it.
     """
-    if name is None:
+    if attention_name is None:
         return None
     attention_names = sorted(set().union(*map(attention_kinds, specs)))
-    if name.lower() not in attention_names:
+    if attention_name.lower() not in attention_names:
         raise InputError(
-            f"--attention: no model has '{name}'; expected one of {', '.join(attention_names)}."
-            f"{suggest(name, attention_names)}"
+            f"--attention: no model has '{attention_name}'; expected one of {', '.join(attention_names)}."
+            f"{suggest(attention_name, attention_names)}"
         )
-    return name.lower()
+    return attention_name.lower()
 
 
 def attention_kinds(spec: ModelSpec) -> frozenset[str]:

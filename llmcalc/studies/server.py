@@ -166,13 +166,13 @@ class Server:
         replica_load = replace(self.load(max(1.0, requests_of_replica)), concurrency=requests_of_replica)
         return self._point_of_load(concurrency, replica_load)
 
-    def point_at_rate(self, rate: float) -> LoadPoint | None:
-        """Returns the server at which `rate` requests arrive per second; None if fewer can complete.
+    def point_at_rate(self, request_rate: float) -> LoadPoint | None:
+        """Returns the server at which `request_rate` requests arrive per second; None if fewer can complete.
 
         As many complete as arrive, whatever a replica could do. The mean number of requests in a replica is their rate
         times their latency (Little's law). A request that is alone most of the time has the latencies of one alone.
         """
-        rate_of_replica = rate / self.replicas
+        rate_of_replica = request_rate / self.replicas
         slow_concurrency = largest_number(
             lambda request_count: self.load(request_count).requests_per_second < rate_of_replica, self.most_sequences
         )
@@ -207,9 +207,9 @@ class Server:
         """The lower end of the range of the time to first token, for a single request."""
         return self.range(self.load(1).ttft, "prefill").low
 
-    def violated_limits(self, limits: LatencyLimits, concurrency: int) -> str:
+    def violated_limits(self, latency_limits: LatencyLimits, concurrency: int) -> str:
         """Returns the reason why one replica's latencies exceed the limits; empty if within the limits."""
-        return limits.violated_limits(self.load(concurrency))
+        return latency_limits.violated_limits(self.load(concurrency))
 
     def with_replicas(self, replica_count: int) -> Server:
         """The same server with another number of replicas."""

@@ -463,8 +463,8 @@ def allowed_widths(model_family: ShapeFamily, budget: CostBudget, tolerance: flo
 
     width_multiples = range(LARGEST_WIDTH // width_step + 1)
     least_multiple = bisect_left(width_multiples, True, lo=1, key=is_deep_enough)
-    too_wide = bisect_left(width_multiples, True, lo=least_multiple, key=is_too_wide)
-    return range(least_multiple * width_step, too_wide * width_step, width_step)
+    first_excessive_multiple = bisect_left(width_multiples, True, lo=least_multiple, key=is_too_wide)
+    return range(least_multiple * width_step, first_excessive_multiple * width_step, width_step)
 
 
 def nearest_depth(cost_of_depth: Callable[[int], int], target_cost: int, lower_depth: int, upper_depth: int) -> int:
@@ -521,13 +521,15 @@ def search_shapes(
     return shape_sizes, len(costs_by_shape)
 
 
-def _spaced_widths(widths: range, limit: int) -> list[int]:
-    """Returns all hidden sizes, or at most `limit` of them, evenly spaced in log h."""
-    if len(widths) <= limit:
+def _spaced_widths(widths: range, width_limit: int) -> list[int]:
+    """Returns all hidden sizes, or at most `width_limit` of them, evenly spaced in log h."""
+    if len(widths) <= width_limit:
         return list(widths)
     smallest_width, width_step = widths[0], widths.step
-    log_width_step = math.log(widths[-1] / smallest_width) / (limit - 1)
-    width_indices = (round(smallest_width * (math.exp(log_width_step * i) - 1) / width_step) for i in range(limit))
+    log_width_step = math.log(widths[-1] / smallest_width) / (width_limit - 1)
+    width_indices = (
+        round(smallest_width * (math.exp(log_width_step * i) - 1) / width_step) for i in range(width_limit)
+    )
     return [widths[i] for i in dict.fromkeys(width_indices)]
 
 

@@ -145,13 +145,13 @@ class ActivationFormulas:
         ]
         if not trained_nodes:
             optional_part = OPTIONAL_PARTS[named_nodes[0].optional]
-            hint = (
+            hint_text = (
                 f"counted with {optional_part.option}"
                 if optional_part.has_flops
                 else "not trained here; expected params"
             )
             raise InputError(
-                f"--quantity activations: {query} is a part of the {optional_part.title}, which are {hint}"
+                f"--quantity activations: {query} is a part of the {optional_part.title}, which are {hint_text}"
             )
         return trained_nodes
 

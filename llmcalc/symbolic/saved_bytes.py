@@ -149,7 +149,7 @@ class NodeTrackingEager(Eager):
         layer_output = super().layer(frame, x)
         meter.place = outer_place
         for memory_block in {
-            id(tensor.storage.block): tensor.storage.block for tensor in _tensors(self.memo.values())
+            id(tensor.storage.block): tensor.storage.block for tensor in _tensors_inside(self.memo.values())
         }.values():
             memory_block.ends += 1
         return layer_output
@@ -165,12 +165,12 @@ def _node_name_and_label(scope_or_step: Scope | Step) -> tuple[str, str]:
     return scope_or_step.name, scope_or_step.about.get("label", "")
 
 
-def _tensors(nested_values: Any) -> Iterator[Tensor]:
+def _tensors_inside(nested_values: Any) -> Iterator[Tensor]:
     for nested_value in nested_values:
         if isinstance(nested_value, Tensor):
             yield nested_value
         elif isinstance(nested_value, tuple | list):
-            yield from _tensors(nested_value)
+            yield from _tensors_inside(nested_value)
 
 
 @dataclass(frozen=True)

@@ -458,7 +458,7 @@ def _subscripts(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     """Returns the shortest subscripts that determine a size's value; empty if all values are equal."""
     if len({occurrence.value for occurrence in occurrences}) == 1:
         return dict.fromkeys(occurrences, "")
-    for levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):
+    for name_levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):
         traits_of_occurrence = {
             occurrence: {
                 "part": PART_NAMES.get(occurrence.part, occurrence.part),
@@ -469,7 +469,9 @@ def _subscripts(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
         }
         described_symbols = {
             occurrence: "_".join(
-                traits_of_occurrence[occurrence][level] for level in levels if traits_of_occurrence[occurrence][level]
+                traits_of_occurrence[occurrence][name_level]
+                for name_level in name_levels
+                if traits_of_occurrence[occurrence][name_level]
             )
             for occurrence in occurrences
         }

@@ -239,11 +239,15 @@ class Replica:
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
         load = self._partial_load(min(concurrency, self.saturation_concurrency))
-        waiting = (concurrency - load.concurrency) / load.requests_per_second
-        if not waiting:
+        waiting_seconds = (concurrency - load.concurrency) / load.requests_per_second
+        if not waiting_seconds:
             return load
         return LoadLatencies(
-            concurrency, load.output, load.ttft + waiting, load.tpot, max(load.ttft + waiting, load.ttft_of_burst)
+            concurrency,
+            load.output,
+            load.ttft + waiting_seconds,
+            load.tpot,
+            max(load.ttft + waiting_seconds, load.ttft_of_burst),
         )
 
     def _partial_load(self, concurrency: float) -> LoadLatencies:

@@ -138,13 +138,13 @@ class Device:
         share_by_format = self.generation.sustained
         return share_by_format.get(dtype, share_by_format["bf16"])
 
-    def memory_seconds(self, bytes: Number) -> Number:
-        """Returns the seconds in which a kernel reads and writes `bytes` bytes."""
-        return bytes / (self.bandwidth * self.generation.memory)
+    def memory_seconds(self, byte_count: Number) -> Number:
+        """Returns the seconds in which a kernel reads and writes `byte_count` bytes."""
+        return byte_count / (self.bandwidth * self.generation.memory)
 
-    def cache_seconds(self, bytes: Number) -> Number:
-        """Returns the seconds in which decoding attention reads `bytes` bytes of the cache."""
-        return bytes / (self.bandwidth * self.generation.cache)
+    def cache_seconds(self, byte_count: Number) -> Number:
+        """Returns the seconds in which decoding attention reads `byte_count` bytes of the cache."""
+        return byte_count / (self.bandwidth * self.generation.cache)
 
     def attention_seconds(
         self, flops: Number, key_count: Number, head_dim: Number, backward: bool = False, efficiency: float = 1.0
@@ -165,15 +165,15 @@ class Device:
         self,
         collective_kind: str,
         ranks: Number,
-        bytes: Number,
+        byte_count: Number,
         rank_stride: Number = 1,
         latency: float = 1.0,
-        messages: Number = 1,
+        message_count: Number = 1,
     ) -> Number:
         """Returns the seconds of messages among ranks whose devices are `rank_stride` apart.
 
-        bytes: as of `Collective`, of all messages together. latency: times the device's own.
-        messages: number of equal messages, 1 by default.
+        byte_count: as of `Collective`, of all messages together. latency: times the device's own.
+        message_count: number of equal messages, 1 by default.
         Beyond a scale-up domain, the devices of a domain use their network cards side by side; the slower one counts.
         All-gathers and reduce-scatters are rings, whose every link sends all but a rank's own part; all-reduces are
         trees there.
@@ -182,24 +182,28 @@ class Device:
         link_rate, network_rate = self.link * self.link_share, self.nic * self.generation.nic
         domain_count = maximum(1, ranks / ranks_in_domain)
         tree_latency = latency * self.generation.far_latency * log2(maximum(2, domain_count))
-        latency_in_domain = messages * latency * self.latency
+        latency_in_domain = message_count * latency * self.latency
         if collective_kind == "all_to_all":
-            link_seconds = (ranks_in_domain - 1) / ranks * bytes / link_rate
-            network_time = (1 - ranks_in_domain / ranks) * bytes / network_rate
+            link_seconds = (ranks_in_domain - 1) / ranks * byte_count / link_rate
+            network_seconds = (1 - ranks_in_domain / ranks) * byte_count / network_rate
         elif collective_kind == "send":
-            link_seconds = bytes / link_rate * (ranks_in_domain > 1)
-            network_time = bytes / network_rate * (ranks_in_domain <= 1)
+            link_seconds = byte_count / link_rate * (ranks_in_domain > 1)
+            network_seconds = byte_count / network_rate * (ranks_in_domain <= 1)
         elif collective_kind == "all_reduce":
-            link_seconds = 2 * (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
-            network_time = 2 * (1 - ranks_in_domain / ranks) * bytes / (ranks_in_domain * network_rate)
+            link_seconds = 2 * (ranks_in_domain - 1) / ranks_in_domain * byte_count / link_rate
+            network_seconds = 2 * (1 - ranks_in_domain / ranks) * byte_count / (ranks_in_domain * network_rate)
         else:
-            link_seconds = (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
-            ring_seconds = (1 - 1 / ranks) * maximum(bytes / link_rate, bytes / (ranks_in_domain * network_rate))
-            seconds = messages * self.latency + self._ring_seconds(ring_seconds, messages, ranks, domain_count)
+            link_seconds = (ranks_in_domain - 1) / ranks_in_domain * byte_count / link_rate
+            ring_seconds = (1 - 1 / ranks) * maximum(
+                byte_count / link_rate, byte_count / (ranks_in_domain * network_rate)
+            )
+            seconds = message_count * self.latency + self._ring_seconds(
+                ring_seconds, message_count, ranks, domain_count
+            )
             return choose(ranks <= 1, 0.0, choose(domain_count > 1, seconds, latency_in_domain + link_seconds))
         seconds = choose(
             domain_count > 1,
-            messages * tree_latency + maximum(link_seconds, network_time),
+            message_count * tree_latency + maximum(link_seconds, network_seconds),
             latency_in_domain + link_seconds,
         )
         return choose(ranks <= 1, 0.0, seconds)
@@ -219,10 +223,10 @@ class Device:
         """Returns the seconds of a recurrence that is computed in chunks of tokens."""
         return flops / (self.peaks["bf16"] * self.generation.scan)
 
-    def hop_seconds(self, bytes: Number, devices: Number) -> Number:
+    def hop_seconds(self, byte_count: Number, devices: Number) -> Number:
         """Returns the seconds of a send to the next pipeline stage. devices: of the whole run."""
         link_rate = choose(devices > self.domain, self.nic * self.generation.nic, self.link * self.link_share)
-        return bytes / link_rate + self.latency
+        return byte_count / link_rate + self.latency
 
 
 def has_product_units(hardware: Hardware, dtype: str) -> bool:

@@ -104,9 +104,9 @@ def _tested_classes() -> _TestedClasses:
     return _TestedClasses(**parse_toml(read_text(preset_path), preset_path.name))
 
 
-def round_to_digits(number: Number) -> float:
+def round_to_digits(value: Number) -> float:
     """Rounds a number to digits that do not depend on the platform's floating-point library."""
-    return float(f"{number:.{DIGITS}g}")
+    return float(f"{value:.{DIGITS}g}")
 
 
 class RangedAmount(NamedTuple):
@@ -199,9 +199,11 @@ def expected_range(
     )
     bounds = tested_class or _tested_classes().widest_bounds(phase)
     latest_seconds = seconds if burst_seconds is None else max(float(seconds), float(burst_seconds))
-    holds_hosts = tested_class is not None and bool(tested_class.eager)  # its rows are of steps that wait for hosts
+    includes_host_waits = tested_class is not None and bool(
+        tested_class.eager
+    )  # its rows are of steps that wait for hosts
     earliest_seconds = seconds
-    if fast_host_seconds is not None and not holds_hosts:
+    if fast_host_seconds is not None and not includes_host_waits:
         earliest_seconds = min(float(seconds), float(fast_host_seconds))
     low_seconds, high_seconds = earliest_seconds * bounds.low, latest_seconds * bounds.high
     return TimeRange(

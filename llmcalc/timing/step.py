@@ -479,17 +479,17 @@ def _group_messages(
         bucket_count = maximum(1, trained_params / maximum(time_stack.bucket, time_stack.bucket_per_rank * ranks))
     reduce_count = step_plan.micro_batches if step_plan.zero >= 2 else 1
     if not step_plan.zero:
-        reduce_seconds = device.message_seconds("all_reduce", ranks, gradients, rank_stride, messages=bucket_count)
+        reduce_seconds = device.message_seconds("all_reduce", ranks, gradients, rank_stride, message_count=bucket_count)
         return 0.0, reduce_seconds, trained_params
     shard_ranks = maximum(1, ranks / step_plan.replicas)
     weights = WEIGHT_BYTES * (parameters if step_plan.zero == 3 else trained_params)
-    weight_seconds = device.message_seconds("all_gather", shard_ranks, weights, rank_stride, messages=bucket_count)
+    weight_seconds = device.message_seconds("all_gather", shard_ranks, weights, rank_stride, message_count=bucket_count)
     reduction_kind: CollectiveKind = "all_reduce" if time_stack.reduces_all and step_plan.zero < 3 else "reduce_scatter"
     shard_reduction_seconds = device.message_seconds(
-        reduction_kind, shard_ranks, gradients, rank_stride, messages=bucket_count
+        reduction_kind, shard_ranks, gradients, rank_stride, message_count=bucket_count
     )
     replica_reduction_seconds = device.message_seconds(
-        "all_reduce", step_plan.replicas, gradients / shard_ranks, shard_ranks * rank_stride, messages=bucket_count
+        "all_reduce", step_plan.replicas, gradients / shard_ranks, shard_ranks * rank_stride, message_count=bucket_count
     )
     gather_count = step_plan.micro_batches * (2 if step_plan.reshard else 1) if step_plan.zero == 3 else 1
     reduction_seconds = reduce_count * (shard_reduction_seconds + replica_reduction_seconds)

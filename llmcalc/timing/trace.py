@@ -263,21 +263,21 @@ class ServedBatch:
         """Returns the decoding steps of a request after its first token."""
         return math.ceil((traced_request.output - 1) / self.step_seconds.tokens_per_step)
 
-    def _take_prompts(self, prompts: deque[list[int]], decoding: int) -> tuple[list[int], int, float]:
+    def _take_prompts(self, waiting_prompts: deque[list[int]], decoding_count: int) -> tuple[list[int], int, float]:
         """Assigns prompt tokens to a step. Returns the completed prompts, the step's tokens, and the mean context.
 
-        decoding: sequences that decode in the step.
+        decoding_count: sequences that decode in the step.
         """
-        token_budget = max(1, self.step_tokens - decoding)
+        token_budget = max(1, self.step_tokens - decoding_count)
         finished_prompts, tokens, context_sum = [], 0, 0.0
-        while prompts and tokens < token_budget:
-            first_prompt = prompts[0]
+        while waiting_prompts and tokens < token_budget:
+            first_prompt = waiting_prompts[0]
             taken_tokens = min(first_prompt[2], token_budget - tokens)
             context_sum += taken_tokens * first_prompt[1]
             tokens += taken_tokens
             first_prompt[1], first_prompt[2] = first_prompt[1] + taken_tokens, first_prompt[2] - taken_tokens
             if not first_prompt[2]:
-                finished_prompts.append(prompts.popleft()[0])
+                finished_prompts.append(waiting_prompts.popleft()[0])
         return finished_prompts, tokens, context_sum / tokens
 
     def _equal_step_count(

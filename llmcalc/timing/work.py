@@ -369,8 +369,8 @@ class WorkRecorder(Placements):
 
     # --- kernels -----------------------------------------------------------------------------------------------------
 
-    def _add_kernel(self, kernel_kind: KernelKind, verb: str, **sizes: Any) -> Kernel:
-        kernel = Kernel(self.where or verb, kernel_kind, self.layer, self._runs_per_layer(), verb, **sizes)
+    def _add_kernel(self, kernel_kind: KernelKind, verb: str, **kernel_sizes: Any) -> Kernel:
+        kernel = Kernel(self.where or verb, kernel_kind, self.layer, self._runs_per_layer(), verb, **kernel_sizes)
         self.work.kernels.append(kernel)
         return kernel
 

@@ -134,11 +134,11 @@ class CpuEvents:
 
         is_counted: whether a block counts; default blocks that the simulator counts.
         """
-        live_now, bytes_after_forward, peaks = 0, 0, {FORWARD: 0, BACKWARD: 0}
+        live_bytes, bytes_after_forward, peaks = 0, 0, {FORWARD: 0, BACKWARD: 0}
         for event_sign, memory_block, phase in self.moments:
-            live_now += event_sign * memory_block.size * is_counted(memory_block)
-            peaks[phase] = max(peaks[phase], live_now)
-            bytes_after_forward = live_now if phase == FORWARD else bytes_after_forward
+            live_bytes += event_sign * memory_block.size * is_counted(memory_block)
+            peaks[phase] = max(peaks[phase], live_bytes)
+            bytes_after_forward = live_bytes if phase == FORWARD else bytes_after_forward
         return PassBytes(bytes_after_forward, peaks[FORWARD], max(peaks[BACKWARD], bytes_after_forward))
 
 

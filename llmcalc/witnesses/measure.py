@@ -56,10 +56,10 @@ def encoder_input(
 def _sum_over_submodules(direct_counts: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Adds the values of submodules to each module's value. The keys are module paths, empty for the root."""
     summed_counts = {"": 0}
-    for module_path, own_count in direct_counts:
-        summed_counts[""] += own_count
+    for module_path, direct_count in direct_counts:
+        summed_counts[""] += direct_count
         while module_path:
-            summed_counts[module_path] = summed_counts.get(module_path, 0) + own_count
+            summed_counts[module_path] = summed_counts.get(module_path, 0) + direct_count
             module_path = module_path.rpartition(".")[0]
     return summed_counts
 
@@ -138,15 +138,15 @@ def tensor_names(module: nn.Module) -> frozenset[str]:
     return frozenset(tensor_name for tensor_name, _ in module.named_parameters(remove_duplicate=False))
 
 
-def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
+def flops_by_path(counter: FlopCounterMode, root_name: str) -> dict[str, int]:
     """Returns the counter's result by module path; an empty dict without matrix multiplications."""
     path_flops: dict[str, int] = {}
     for module_name, flops_by_operation in counter.get_flop_counts().items():
         operation_flops = sum(flops_by_operation.values())
         if module_name == "Global":
             path_flops[""] = operation_flops
-        elif module_name.startswith(root + "."):
-            path_flops[module_name[len(root) + 1 :]] = operation_flops
+        elif module_name.startswith(root_name + "."):
+            path_flops[module_name[len(root_name) + 1 :]] = operation_flops
     return path_flops
 
 

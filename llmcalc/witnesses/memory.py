@@ -148,8 +148,8 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
         )
         return
     measured_bytes = measure_event_passes(model_spec, training)
-    vocabulary = "" if model_spec is spec else f" with a vocabulary of {model_spec.vocab_size:,}"
-    comparison.runs.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary}")
+    vocabulary_text = "" if model_spec is spec else f" with a vocabulary of {model_spec.vocab_size:,}"
+    comparison.runs.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary_text}")
     comparison.checks += [
         Check("", MEMORY + quantity, bytes, measured_bytes[quantity], "CPU events")
         for quantity, bytes in simulated_bytes.items()
@@ -408,8 +408,10 @@ def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str
     loss = training_run.forward()
     live_bytes = meter.now - bytes_before
     training_run.backward(loss)
-    peaks = peaks_by_phase(meter)
-    pass_bytes = PassBytes(live_bytes, peaks["forward"] - bytes_before, peaks["backward"] - bytes_before)
+    peaks_of_phases = peaks_by_phase(meter)
+    pass_bytes = PassBytes(
+        live_bytes, peaks_of_phases["forward"] - bytes_before, peaks_of_phases["backward"] - bytes_before
+    )
     return _event_quantities(pass_bytes, gradient_sums) | {WEIGHTS: weight_bytes}
 
 

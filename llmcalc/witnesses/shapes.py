@@ -27,9 +27,9 @@ class ShapeCache(TorchDispatchMode):
 
     known: ClassVar[dict[Hashable, Any]] = {}
 
-    def __init__(self, counter: FlopCounterMode | None = None) -> None:
+    def __init__(self, flop_counter: FlopCounterMode | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own __init__ has no types
-        self.counter = counter
+        self.counter = flop_counter
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -588,11 +588,11 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
         parent_name, _, child_name = module_name.rpartition(".")
         module_path = _path_in_layer(module_name)
         layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
-        core = recompute.core and is_attention_core(module_name)
+        recomputes_core = recompute.core and is_attention_core(module_name)
         is_recomputed = layer and recompute.includes_layer(int(child_name))
         if is_recomputed and carries_router_state:
             submodule.forward = partial(_checkpoint_with_router_state, run_checkpointed, submodule.forward)
-        elif is_recomputed or core or module_path in recompute.nodes:
+        elif is_recomputed or recomputes_core or module_path in recompute.nodes:
             submodule.forward = partial(run_checkpointed, submodule.forward)
 
 
@@ -669,16 +669,16 @@ class Dora(Lora):
             self.magnitude = nn.Parameter(torch.ones(base_layer.out_features, dtype=self.lora_A.weight.dtype))
 
     def forward(self, x: Any) -> Any:
-        result = self.base_layer(x)
-        result_dtype = result.dtype
+        layer_output = self.base_layer(x)
+        result_dtype = layer_output.dtype
         x = x.to(self.lora_A.weight.dtype)
         base_result = None
         if isinstance(self.dropout, nn.Identity):
-            base_result = result
+            base_result = layer_output
         else:
             x = self.dropout(x)
-        result = result + self._decomposed_output(x, base_result)
-        return result.to(result_dtype)
+        layer_output = layer_output + self._decomposed_output(x, base_result)
+        return layer_output.to(result_dtype)
 
     def _decomposed_output(self, x: Any, base_result: Any) -> Any:
         lora_weight = self._lora_weight().to(x.dtype)

@@ -171,8 +171,8 @@ def declarations_of(settings_class: type) -> dict[str, DeclaredSetting]:
         declared_settings: dict[str, DeclaredSetting] = {}
         for setting_name, type_hint in get_type_hints(settings_class, include_extras=True).items():
             if get_origin(type_hint) is Annotated:
-                value_type, *notes = get_args(type_hint)
-                setting = next((type_note for type_note in notes if isinstance(type_note, Setting)), None)
+                value_type, *type_notes = get_args(type_hint)
+                setting = next((type_note for type_note in type_notes if isinstance(type_note, Setting)), None)
                 if setting is not None:
                     declared_settings[setting_name] = DeclaredSetting(setting_name, _without_none(value_type), setting)
         _DECLARED[settings_class] = declared_settings
@@ -187,8 +187,8 @@ def _without_none(union_type: Any) -> Any:
     union_members = get_args(union_type)
     if get_origin(union_type) is Literal or type(None) not in union_members:
         return union_type
-    (other_type,) = [union_member for union_member in union_members if union_member is not type(None)]
-    return other_type
+    (remaining_type,) = [union_member for union_member in union_members if union_member is not type(None)]
+    return remaining_type
 
 
 def checked_values(declared_settings: Mapping[str, DeclaredSetting], raw_values: Mapping[str, Any]) -> dict[str, Any]:

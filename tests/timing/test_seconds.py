@@ -399,10 +399,10 @@ def test_rings_through_nodes_take_steps_of_every_message() -> None:
     bytes_sent = 15 / 16 * max(1e9 / (8 * 50e9 * 0.8), 1e9 / (450e9 * 0.75))
     simple, short = (14 * 3.4e-6 + 9.6e-6, 14 * 1.9e-6 + 4e-6)
     assert alone == pytest.approx(1e-5 + min(bytes_sent + simple, bytes_sent / 0.92 + short), rel=1e-12)
-    many = device.message_seconds("reduce_scatter", 16, 1e9, messages=1000)
+    many = device.message_seconds("reduce_scatter", 16, 1e9, message_count=1000)
     assert many == pytest.approx(1e-2 + bytes_sent / 0.92 + 1000 * short, rel=1e-12)
     assert device.message_seconds("reduce_scatter", 1, 1e9) == 0.0
-    inside = device.message_seconds("all_gather", 8, 1e9, messages=10)
+    inside = device.message_seconds("all_gather", 8, 1e9, message_count=10)
     assert inside == pytest.approx(10 * 1e-5 + 7 / 8 * 1e9 / (450e9 * 0.75), rel=1e-12)
 
 

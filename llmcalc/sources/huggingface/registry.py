@@ -683,10 +683,10 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
     family_records = (family,) if section_path or root_type == model_type else (family, family_of(root_type))
     uncounted_towers = {
         ignored_field: tower_notes
-        for record in family_records
-        for ignored_field, tower_notes in record.uncounted_fields.items()
+        for family_record in family_records
+        for ignored_field, tower_notes in family_record.uncounted_fields.items()
     }
-    encoders = (() if section_path else record.uncounted_encoders for record in family_records)
+    encoders = (() if section_path else family_record.uncounted_encoders for family_record in family_records)
     nested_fields = (
         ignored_field.removeprefix(section_path)
         for ignored_field in family_of(root_type).ignored_fields
@@ -694,7 +694,7 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
     )
     config.finish(
         frozenset(nested_fields).union(
-            uncounted_towers, *encoders, *(record.ignored_fields for record in family_records)
+            uncounted_towers, *encoders, *(family_record.ignored_fields for family_record in family_records)
         )
     )
     uncounted_notes = [

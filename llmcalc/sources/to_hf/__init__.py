@@ -65,7 +65,7 @@ def find_config(
     for model_type, family in _possible_families(config_values) if families is None else families:
         for class_name in class_names(model_type, spec) or [""] * (families is not None):
             config = wrapped_config(_candidate_config(model_type, family, class_name, config_values), spec)
-            config_spec = _read_back(config)
+            config_spec = _spec_of_config(config)
             if config_spec is None:
                 continue
             class_values = canonical_values(config_spec)
@@ -159,8 +159,8 @@ def _candidate_config(model_type: str, family: Family, class_name: str, config_v
     config: dict[str, Any] = {"model_type": model_type, "architectures": [class_name]}
     _fill_fields(config, family, config_values, [*family.defaults, *family.field_writers])
     read_fields = _fields_read(family, config)
-    kept_fields = {"model_type", "architectures", *family.field_writers} | read_fields
-    config = {field: field_value for field, field_value in config.items() if field in kept_fields}
+    written_fields = {"model_type", "architectures", *family.field_writers} | read_fields
+    config = {field: field_value for field, field_value in config.items() if field in written_fields}
     _fill_fields(config, family, config_values, [field for field in ALSO if field in read_fields])
     return (
         config
@@ -259,7 +259,7 @@ def _fields_read(family: Family, config: dict[str, Any]) -> set[str]:
     return tracked_config.fields_read
 
 
-def _read_back(config: dict[str, Any]) -> ModelSpec | None:
+def _spec_of_config(config: dict[str, Any]) -> ModelSpec | None:
     """Reads a config back as a spec; None if it is rejected."""
     try:
         return ModelSpec.model_validate(read_config(config)[0])

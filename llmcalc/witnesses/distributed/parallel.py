@@ -98,15 +98,15 @@ def _parallel_styles(module_name: str, submodule: nn.Module) -> dict[str, Parall
     if not is_in_layer or not linear_names:
         return {}
     layouts = Replicate(), None  # the gradient of the common input of its linear layers is summed once
-    styles: dict[str, ParallelStyle] = {
+    styles_by_path: dict[str, ParallelStyle] = {
         module_name: PrepareModuleInput(input_layouts=layouts, desired_input_layouts=layouts)
     }
     for linear_name in linear_names:
         if linear_name in COLUMNS:
-            styles[f"{module_name}.{linear_name}"] = ColwiseParallel()
+            styles_by_path[f"{module_name}.{linear_name}"] = ColwiseParallel()
         elif linear_name in ROWS:
-            styles[f"{module_name}.{linear_name}"] = RowwiseParallel()
-    return styles
+            styles_by_path[f"{module_name}.{linear_name}"] = RowwiseParallel()
+    return styles_by_path
 
 
 def shard_layers(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype, prefetch: int = 0) -> None:

@@ -318,8 +318,10 @@ class RankProcess:
     def pipeline_runner(self) -> Callable[[Tensor], float]:
         """Returns a function that runs the passes of a step in a pipeline."""
         job, coordinates = self.job, self.at
-        group = self.meshes["pp"].get_group()
-        pipeline_stage = PipelineStage(self.module, coordinates.pp, job.layout.pp, torch.device("cpu"), group=group)
+        process_group = self.meshes["pp"].get_group()
+        pipeline_stage = PipelineStage(
+            self.module, coordinates.pp, job.layout.pp, torch.device("cpu"), group=process_group
+        )
 
         def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
             return loss_of(logits, labels)

@@ -143,9 +143,14 @@ def _read_idefics3(root_config: Config, config: Config, text_width: int) -> Tabl
     merge_size, image_size = root_config.size("scale_factor"), config.size("image_size")
     connector = projector(config.size("hidden_size"), (text_width, False, "identity"), merge=merge_size)
     tokens = patches_per_side(config) ** 2 // merge_size**2
-    image = {"type": "split", "size": image_size, "longest_edge": LONGEST_TILES * image_size, "tokens": max(tokens, 1)}
+    image_rule = {
+        "type": "split",
+        "size": image_size,
+        "longest_edge": LONGEST_TILES * image_size,
+        "tokens": max(tokens, 1),
+    }
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
-    return {"vision_model": {**tower, "image": image}, "connector": connector}
+    return {"vision_model": {**tower, "image": image_rule}, "connector": connector}
 
 
 def _read_idefics2(root_config: Config, config: Config, text_width: int) -> Table:

@@ -56,10 +56,10 @@ def _read_qwen3_audio(root_config: Config, config: Config, text_width: int) -> T
     return _qwen3_audio_towers(config, text_width)
 
 
-def _qwen3_audio_towers(config: Config, text_width: int, whole_chunks: bool = False) -> Table:
+def _qwen3_audio_towers(config: Config, text_width: int, has_whole_chunks: bool = False) -> Table:
     """Returns Qwen3-Omni's audio encoder: three convolutions over time and frequency in chunks, and two linear layers.
 
-    text_width: that of the output. whole_chunks: whether a recording shorter than a chunk is padded to one.
+    text_width: that of the output. has_whole_chunks: whether a recording shorter than a chunk is padded to one.
     """
     chunk_frames, channels = 2 * config.size("n_window"), config.size("downsample_hidden_size")
     window_chunks = config.size("n_window_infer") // chunk_frames
@@ -72,7 +72,7 @@ def _qwen3_audio_towers(config: Config, text_width: int, whole_chunks: bool = Fa
         "convolutions": [{"channels": channels, "bias": True}] * 3,
         "hidden_act": "gelu",
         "chunk": chunk_frames,
-        "whole_chunks": whole_chunks,
+        "whole_chunks": has_whole_chunks,
     }
     audio_rule = {"type": "chunks", "chunk": chunk_frames, "halvings": 3, "drops_rest": True}
     stem = {"type": "spectrum", "subsampling": subsampling}
@@ -87,7 +87,7 @@ def _qwen3_audio_towers(config: Config, text_width: int, whole_chunks: bool = Fa
 
 def _read_qwen3_asr(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen3-ASR: Qwen3-Omni's encoder; recordings of less than half a second are padded to one."""
-    towers = _qwen3_audio_towers(config, config.size("output_dim"), whole_chunks=True)
+    towers = _qwen3_audio_towers(config, config.size("output_dim"), has_whole_chunks=True)
     towers["audio_tower"]["audio"]["least_samples"] = QWEN3_ASR_SAMPLES
     return towers
 

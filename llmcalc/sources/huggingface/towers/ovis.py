@@ -114,16 +114,16 @@ def _visual_vocabulary(
     indicator_count: the number of these rows. vocab_size: that of all rows, by default the section's `vocab_size`.
     """
     vocab_size = vocab_size or config.size("vocab_size")
-    visual_words = vocab_size - indicator_count
-    if visual_words < 1:
+    visual_token_count = vocab_size - indicator_count
+    if visual_token_count < 1:
         raise config.error("vocab_size", vocab_size, f"more than the {indicator_count} that mark images")
     head = projector(
-        encoder_width, (visual_words, False, "identity"), merge=config.size("hidden_stride"), out_norm=layernorm()
+        encoder_width, (visual_token_count, False, "identity"), merge=config.size("hidden_stride"), out_norm=layernorm()
     )
     return {
         "visual_head": head,
         "visual_embeddings_table": projector(
-            visual_words, (text_width, False, "identity"), output_marks=indicator_count
+            visual_token_count, (text_width, False, "identity"), output_marks=indicator_count
         ),
     }
 

@@ -300,8 +300,8 @@ def _read_keye(root_config: Config, config: Config, text_width: int) -> Table:
 def _read_keye_1_5(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Keye-VL 1.5, whose processor's limits are those of `KeyeVL1_5ImageProcessor`."""
     towers = _keye_towers(config, text_width, "merged")
-    image = {"type": "smart_resize", "merge": 2, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
-    return towers | {"vision_model": {**towers["vision_model"], "image": {**image, "rounds_sides": True}}}
+    image_rule = {"type": "smart_resize", "merge": 2, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
+    return towers | {"vision_model": {**towers["vision_model"], "image": {**image_rule, "rounds_sides": True}}}
 
 
 def _keye_towers(config: Config, text_width: int, normed_vectors: str) -> Table:

@@ -165,8 +165,8 @@ def _checked_width(config: Config, field: str, expected_width: int) -> int:
     return expected_width
 
 
-def _is_positive(value: Any) -> bool:
-    return is_number(value) and 0 < value <= LARGEST
+def _is_positive(config_value: Any) -> bool:
+    return is_number(config_value) and 0 < config_value <= LARGEST
 
 
 def _is_size(config_value: Any) -> bool:

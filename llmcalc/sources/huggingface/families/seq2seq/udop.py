@@ -59,8 +59,10 @@ def _bias_buckets(config: Config) -> list[int]:
         raise config.error(field, bias_tables, expected_text)
     bucket_counts = []
     for table_index, bias_table in enumerate(bias_tables):
-        known_type = isinstance(bias_table, dict) and bias_table.get("type") in (BIASES if table_index else BIASES[:1])
-        bucket_count = bias_table.get("relative_attention_num_buckets", BUCKETS) if known_type else None
+        is_known_type = isinstance(bias_table, dict) and bias_table.get("type") in (
+            BIASES if table_index else BIASES[:1]
+        )
+        bucket_count = bias_table.get("relative_attention_num_buckets", BUCKETS) if is_known_type else None
         if not is_whole(bucket_count) or not 4 <= bucket_count <= LARGEST:
             raise config.error(field, bias_tables, expected_text)
         if bias_table.get("prefix_bucket", False) is not False:
