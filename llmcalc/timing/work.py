@@ -25,7 +25,7 @@ from ..parallel.layout import Layout
 from ..parallel.placements import FLOAT32, Collective, CollectiveKind, Group, Placements
 from ..parallel.rank_program import RankFlow, is_divided, shared_rank_program
 from ..workload.derived_rows import QueryKeyPairs
-from ..workload.rows import LOGITS, ONCE, Routed
+from ..workload.rows import LOGITS, ONCE, RoutedRows
 from ..workload.run_config import RunConfig
 from .eager import eager_repeats, eager_verb
 from .kernels import (
@@ -309,7 +309,7 @@ class WorkRecorder(Placements):
         if message.backward and self.rank_pass.phase != "training":
             return
         message = message._replace(times=exact_div(message.times, self.layers))
-        routed_rows = flow_value.rows if isinstance(flow_value.rows, Routed) else Routed()
+        routed_rows = flow_value.rows if isinstance(flow_value.rows, RoutedRows) else RoutedRows()
         is_dispatch = self.gathering_verb == "dispatch" and process_group == "ep"
         self.work.messages.append(
             LayerMessage(self.layer, self._with_group_size(message), routed_rows.top_k, routed_rows.groups, is_dispatch)
@@ -328,7 +328,7 @@ class WorkRecorder(Placements):
         replicas = self.rank_pass.gathered_ranks
         if backward or replicas == 1:
             return
-        assert isinstance(routed_value.rows, Routed)
+        assert isinstance(routed_value.rows, RoutedRows)
         self._record_elementwise_group()
         gathered_bytes = replicas * self.run_config.rows(routed_value.rows.of) * routed_value.width * self.width
         collective_kind: CollectiveKind = "all_gather" if self.gathering_verb == "dispatch" else "reduce_scatter"
@@ -359,12 +359,12 @@ class WorkRecorder(Placements):
         if flow_value.rows is ONCE:
             return 1
         row_count = self.run_config.rows(flow_value.rows)
-        if isinstance(flow_value.rows, Routed):  # expert ranks receive as many rows as they send
+        if isinstance(flow_value.rows, RoutedRows):  # expert ranks receive as many rows as they send
             return rank_share(row_count * self.layout.expert_tp, self.layout.tp)
         return rank_share(row_count, self.layout.tp) if self.placement(flow_value) == "rows" else row_count
 
     def _elements(self, flow_value: Value) -> Number:
-        moves_every_row = self.rank_pass.moves_all_rows and isinstance(flow_value.rows, Routed)
+        moves_every_row = self.rank_pass.moves_all_rows and isinstance(flow_value.rows, RoutedRows)
         return self._rows_on_rank(flow_value) * flow_value.width * (self.rank_pass.ep if moves_every_row else 1)
 
     # --- kernels -----------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from llmcalc.witnesses.transformers import (
 )
 from llmcalc.witnesses.witness import family_of_class
 from llmcalc.workload.execution import LatentForm
-from llmcalc.workload.with_past import WithPast
+from llmcalc.workload.with_past import RowsWithPast
 from tests.builders import WITH_CLASSES, run_config, spec_of
 
 BATCH, CONTEXT = 2, 40
@@ -58,7 +58,7 @@ def _every_key(op: Op) -> Op:
         return replace(op, selected=op.pool * CONTEXT)
     if isinstance(op, AttentionCore):
         return replace(op, selected=None)
-    if isinstance(op, Linear) and isinstance(op.rows, WithPast):
+    if isinstance(op, Linear) and isinstance(op.rows, RowsWithPast):
         return replace(op, rows=replace(op.rows, selected=None, pool=None))
     return op
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import Table
+from ...workload.derived_rows import TableRows
 from ..base import ModelProperties, Width
 from ..rotation import angles_of
 from ..runtime import ForwardPass
@@ -41,7 +41,7 @@ class ConditionedLayer(PreNormLayer):
         recorder.hold(x=x)
         normed_x = recorder.part("mlp_pre_norm", self.norm, x)
         with recorder.scope("condition", kind="norm"):
-            condition = recorder.sinusoids(x, Table("condition"), *x.axes)
+            condition = recorder.sinusoids(x, TableRows("condition"), *x.axes)
             scale = recorder.act(recorder.linear("in_proj", condition, Axis("rank", self.condition_rank)), "gelu")
             normed_x = recorder.mul(normed_x, recorder.plus(recorder.linear("out_proj", scale, *x.axes), 1.0))
         return recorder.add(x, recorder.part("mlp", self.feed_forward, normed_x))

@@ -17,8 +17,8 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import Halved, RelativeDistances
-from ...workload.rows import Fixed
+from ...workload.derived_rows import HalvedRows, RelativeDistances
+from ...workload.rows import FixedRows
 from ..base import Flag, HeadDim, Heads, ModelProperties
 from ..mixers.grouped import MultiHeadMixer
 from ..networks.feed_forward import FeedForward
@@ -71,7 +71,7 @@ class FunnelAttention(MultiHeadMixer):
             distance_keys,
             axes=(heads,),
         )
-        segments = Fixed("segments", length=2, source=False)
+        segments = FixedRows("segments", length=2, source=False)
         segment_keys = recorder.vector("segments", Axis("segments", 2), heads, dim)
         by_segment = recorder.core(
             "segment_scores",
@@ -143,7 +143,7 @@ class FunnelLayer(WholeLayer):
             x = recorder.add(recorder.resampled(x, first_block.rows), first_block)
         queries, memory = x, None
         if self.halves and (sharing is None or sharing.is_first):
-            halved_rows = Halved(of=x.rows, separate_cls=self.separate_cls, truncate_seq=self.truncate_seq)
+            halved_rows = HalvedRows(of=x.rows, separate_cls=self.separate_cls, truncate_seq=self.truncate_seq)
             queries = recorder.resampled(x, halved_rows)
             memory = None if self.halves_keys else x
         recorder.hold(x=x, queries=queries)

@@ -16,7 +16,7 @@ from ...algebra import exact_div, floor_div, same
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import WithStart
+from ...workload.derived_rows import RowsWithStart
 from ..base import (
     BY_TORCH,
     Flag,
@@ -164,7 +164,9 @@ class CompressedConvAttention(WindowedMixer):
         half_width = Axis("half", exact_div(kv_heads.size * head_dim.size, 2))
         has_bias = self.attention_bias
         with recorder.function():
-            projected_v = recorder.linear("v_proj_before", x, half_width, bias=has_bias, counted=WithStart(of=x.rows))
+            projected_v = recorder.linear(
+                "v_proj_before", x, half_width, bias=has_bias, counted=RowsWithStart(of=x.rows)
+            )
             first_row = recorder.resumed(
                 recorder.apply_again(recorder.zeros(x, state_name="value_state"), projected_v, has_bias),
                 state="value_state",

@@ -18,7 +18,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import Multiple
+from ...workload.derived_rows import MultipleRows
 from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, PartWitness
 from ..rotation import angles_of
 from ..runtime import ForwardPass, softmax_core_class, vector
@@ -57,7 +57,9 @@ class RelativeAttention(MultiHeadMixer):
         q, k, v = (
             recorder.linear(projection, x, heads, dim, bias=self.bias) for projection in ("q_proj", "k_proj", "v_proj")
         )
-        distance_rows = Multiple(of=x.rows, by=2) if self.segments else Multiple("distances", of=x.rows, by=2, more=-1)
+        distance_rows = (
+            MultipleRows(of=x.rows, by=2) if self.segments else MultipleRows("distances", of=x.rows, by=2, more=-1)
+        )
         distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distance_rows, *x.axes, once=True), heads, dim)
         num_heads = q.axes[0].size
         position_q = recorder.add(q, recorder.vector("position_bias", heads, dim, count=num_heads))

@@ -22,11 +22,11 @@ class EntryVerbs(Recorder):
 
         past: whether the rows of earlier passes are grouped again, false by default.
         """
-        from ...workload.derived_rows import Blocks
-        from ...workload.with_past import WithPast
+        from ...workload.derived_rows import BlockRows
+        from ...workload.with_past import RowsWithPast
 
-        window_rows = WithPast(of=x.rows) if past else x.rows
-        return self.step("windows", "", (x,), Value(Blocks(of=window_rows, block=rate.size), (rate, *x.axes)))
+        window_rows = RowsWithPast(of=x.rows) if past else x.rows
+        return self.step("windows", "", (x,), Value(BlockRows(of=window_rows, block=rate.size), (rate, *x.axes)))
 
     def weighted_mean(self, window_rows: Value, gate: Value) -> Value:
         """Records the mean over each window's rows, weighted elementwise by a softmax of the gate."""
