@@ -149,7 +149,7 @@ def _serving_cost(run: RunQuestion, options: CostOptions, power: float | None, h
             nic=options.nic,
         ),
     )
-    server_search = server_study.answer()
+    server_search = server_study.find_servers()
     if server_search.chosen is None:
         reasons = ", ".join(server_search.why_not)
         raise InputError(f"--devices: no server of {server_study.hardware.title} serves these requests: {reasons}")

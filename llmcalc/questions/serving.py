@@ -54,7 +54,7 @@ def ask_serve(
             calibration.factors.stack(server_study.stack),
         )
         server_study = replace(server_study, device=device, stack=software_stack)
-    server_search = server_study.answer()
+    server_search = server_study.find_servers()
     ok = server_search.chosen is not None
     return ReportedAnswer(server_search, lambda: with_calibration(report(server_study, server_search), calibration), ok)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..device_memory.estimate import Memory
     from ..frameworks.framework import Framework
     from ..parallel.layout_request import LayoutRequest
-    from ..studies.plan import LayoutPlan, Order, Plan
+    from ..studies.plan import LayoutPlan, Order, RankedLayouts
     from ..studies.run_time import TimedRun, TimeSettings
 
 
@@ -183,7 +183,7 @@ def fastest_plan(run: RunQuestion, options: TimeOptions, global_batch: int | Non
     return layout_plan
 
 
-def _no_layout_error(plan: Plan, run: RunQuestion, devices: int | None) -> InputError:
+def _no_layout_error(plan: RankedLayouts, run: RunQuestion, devices: int | None) -> InputError:
     """Returns the error for a training run without a layout that fits, or without a layout with a modelled time."""
     from ..parallel.search import BATCH
     from ..studies.plan import TOO_MUCH

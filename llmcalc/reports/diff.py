@@ -9,7 +9,7 @@ from statistics import median_low
 from typing import Any
 
 from .. import units
-from ..studies.diff import Difference, QuantityChange
+from ..studies.diff import ModelDifference, QuantityChange
 from ..workload.workload import Workload
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import flops_per_token_note, plural, too_long_notes, warnings_of_notes
@@ -65,7 +65,7 @@ def skipped_files_report(reason_by_file: Mapping[Path, str]) -> Report:
     )
 
 
-def report(model_difference: Difference, title: str = "", unread_files: str = "") -> Report:
+def report(model_difference: ModelDifference, title: str = "", unread_files: str = "") -> Report:
     """Returns the report: the quantities, fields of the descriptions, and nodes that differ.
 
     title: title of the comparison; default the names of the models.
@@ -110,7 +110,7 @@ def report(model_difference: Difference, title: str = "", unread_files: str = ""
     return Report(_difference_data(model_difference), tables, warnings=warnings).for_target(target)
 
 
-def _length_warnings(model_difference: Difference) -> list[str]:
+def _length_warnings(model_difference: ModelDifference) -> list[str]:
     """Returns a warning for each model with a context length below the sequence length."""
     models = [preset for preset in (model_difference.before, model_difference.after) if preset is not None]
     return [
@@ -120,7 +120,7 @@ def _length_warnings(model_difference: Difference) -> list[str]:
     ]
 
 
-def _answer_text(model_difference: Difference) -> str:
+def _answer_text(model_difference: ModelDifference) -> str:
     """Writes the change in the number of parameters: `+160.47 M parameters (+2.0 %)`."""
     total_change = next(quantity for quantity in model_difference.quantities if quantity.name == "parameters")
     if not model_difference.changed:
@@ -232,7 +232,7 @@ def _field_text(field_value: Any) -> str:
     return ", ".join(map(_field_text, field_value)) if isinstance(field_value, list | tuple) else str(field_value)
 
 
-def _difference_data(model_difference: Difference) -> dict[str, Any]:
+def _difference_data(model_difference: ModelDifference) -> dict[str, Any]:
     return {
         "before": model_difference.before and model_data(model_difference.before),
         "after": model_difference.after and model_data(model_difference.after),

@@ -9,7 +9,7 @@ from .. import units
 from ..frameworks.engines.start_command import start_command
 from ..studies.serve_trace import LIMIT_PERCENTILE, TraceTimes
 from ..studies.server import LoadPoint, Server
-from ..studies.serving import Servers, ServeStudy
+from ..studies.serving import ServeStudy, StudiedServers
 from ..timing.disaggregation import DisaggregatedServer
 from ..timing.speculation import Speculation
 from ..timing.spread import TIE, RangedAmount, TimeRange, round_to_digits
@@ -94,7 +94,7 @@ def layout_text(server: Server) -> str:
     return ", ".join([f"{replicas_text}{layout}", *filter(None, format_texts)])
 
 
-def report(study: ServeStudy, servers: Servers) -> Report:
+def report(study: ServeStudy, servers: StudiedServers) -> Report:
     """Returns the report of a study of servers as data and as tables."""
     from ..workload.workload import Workload
 
@@ -143,7 +143,7 @@ def _server_columns(columns: Sequence[Column], serve_study: ServeStudy) -> list[
     return [column for column in columns if column.key != unused_column]
 
 
-def _answer_text(serve_study: ServeStudy, servers: Servers) -> str:
+def _answer_text(serve_study: ServeStudy, servers: StudiedServers) -> str:
     chosen_server = servers.chosen
     if chosen_server is None:
         return "no server keeps the limits" if servers.servers else "no server fits"
@@ -176,7 +176,7 @@ AT_RISK = "at risk"
 """Verdict on a server that likely keeps the limit of its first token, whose range ends above it."""
 
 
-def _server_rows(serve_study: ServeStudy, servers: Servers) -> list[Row]:
+def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     """Returns rows of servers: the chosen server, the others within the limits by price, then the rest."""
     chosen_server = servers.chosen
     servers_in_order = sorted(
@@ -193,7 +193,7 @@ def _server_rows(serve_study: ServeStudy, servers: Servers) -> list[Row]:
     return table_rows
 
 
-def _server_order(servers: Servers, server_index: int) -> tuple[bool, bool, float, int]:
+def _server_order(servers: StudiedServers, server_index: int) -> tuple[bool, bool, float, int]:
     server_point = servers.points[server_index]
     order_key = servers.servers[server_index].devices if servers.traces else -_rate_of_device(server_point)
     is_chosen = servers.chosen is not None and servers.chosen.index == server_index
@@ -205,7 +205,7 @@ def _rate_of_device(server_point: LoadPoint | None) -> float:
     return 0.0 if server_point is None else round_to_digits(server_point.per_device)
 
 
-def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
+def _trace_rows(study: ServeStudy, servers: StudiedServers) -> list[Row]:
     """Returns rows of a trace's servers: servers within the limits by number of devices, then the others."""
     chosen_server = servers.chosen
     table_rows = []
@@ -269,14 +269,14 @@ def _curve_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     return [concurrency, ttft, tpot, *seconds, *rate_cells]
 
 
-def _classified_point(servers: Servers) -> LoadPoint | None:
+def _classified_point(servers: StudiedServers) -> LoadPoint | None:
     """Returns the load point whose test errors are shown: the chosen point, else the first server's largest load."""
     if servers.chosen is not None:
         return servers.chosen.point
     return servers.curves[0][-1] if servers.curves else None
 
 
-def _most_requests_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
+def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     """Returns a note on the largest request rate that a server handles within the limits, if no server is chosen."""
     limits = serve_study.limits
     if servers.chosen is not None or limits.rate is None or servers.traces:
@@ -294,7 +294,7 @@ def _most_requests_notes(serve_study: ServeStudy, servers: Servers) -> list[str]
     return [f"at most {rate:.3g} requests/s can be served{limits_text}: {layout_text(server)} on {devices_text}"]
 
 
-def _serve_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
+def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     chosen_server = servers.chosen
     shown_point = _classified_point(servers)
     reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.why_not.items())
@@ -334,7 +334,7 @@ def _serve_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
     return [*notes, f"not counted: {', '.join(NOT_COUNTED)}"]
 
 
-def _cheaper_tie_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
+def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     """Returns a note on the server with the most tokens/s per device, if the chosen server ties with it."""
     chosen_server = servers.chosen
     if chosen_server is None or servers.traces:
@@ -417,7 +417,7 @@ def _group_data(server: Server) -> dict[str, int] | None:
     return None if server.group is None else {"prefill": server.group.prefill, "decode": server.group.decode}
 
 
-def _serve_data(serve_study: ServeStudy, servers: Servers) -> dict[str, Any]:
+def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any]:
     latency_limits, requests = serve_study.limits, serve_study.requests
     listed_servers = [
         {
@@ -490,7 +490,7 @@ def _start_command(serve_study: ServeStudy, server: Server) -> str | None:
     return f"{command} {serve_study.stack.exchange}" if command is not None and has_exchange else command
 
 
-def _chosen_data(serve_study: ServeStudy, servers: Servers) -> dict[str, Any] | None:
+def _chosen_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any] | None:
     chosen_server = servers.chosen
     if chosen_server is None:
         return None

@@ -53,7 +53,7 @@ class QuantityChange(FieldChange):
 
 
 @dataclass(frozen=True)
-class Difference:
+class ModelDifference:
     """The differences between two models.
 
     before, after: the models; None for a missing one.
@@ -78,7 +78,9 @@ class Difference:
         return any(quantity.changed for quantity in self.quantities) or any(self.components.values())
 
 
-def diff(earlier_preset: Preset | None, later_preset: Preset | None, seq: int, dtype: str = "bfloat16") -> Difference:
+def diff(
+    earlier_preset: Preset | None, later_preset: Preset | None, seq: int, dtype: str = "bfloat16"
+) -> ModelDifference:
     """Compares two models at sequences of `seq` tokens, with caches in number format `dtype`."""
     old_figures, new_figures = (
         {} if preset is None else _figures_of_model(preset, seq, dtype) for preset in (earlier_preset, later_preset)
@@ -89,7 +91,7 @@ def diff(earlier_preset: Preset | None, later_preset: Preset | None, seq: int, d
             model_figures.get(quantity_name, (None, unit)) for model_figures in (old_figures, new_figures)
         )
         quantities.append(QuantityChange(quantity_name, old_value, new_value, unit))
-    return Difference(
+    return ModelDifference(
         earlier_preset,
         later_preset,
         seq,

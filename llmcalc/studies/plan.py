@@ -62,7 +62,7 @@ FURTHER_REPLAYS = 10
 
 
 @dataclass
-class Plan:
+class RankedLayouts:
     """The sorted layouts of a search: layouts that fit come first.
 
     tried: number of layouts.
@@ -136,7 +136,7 @@ class LayoutPlan:
     hardware: Hardware
     devices: int
     global_batch: int
-    plan: Plan
+    plan: RankedLayouts
     tried: LayoutSearch
     rows: int
     times: TrainingTimes | None = None
@@ -477,7 +477,7 @@ class LayoutOrder:
     budget: WorkBudget = field(default_factory=search_budget)
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
-    def plan(self, rows: int, suggests_nearest: Nearest = "always") -> Plan:
+    def plan(self, rows: int, suggests_nearest: Nearest = "always") -> RankedLayouts:
         """Returns the plan of the layouts.
 
         rows: number of fitting layouts after which replays end.
@@ -486,7 +486,7 @@ class LayoutOrder:
         beside `--zero` holds for all group sizes.
         """
         layouts = self.layouts
-        plan = Plan(layouts.tried)
+        plan = RankedLayouts(layouts.tried)
         tried_candidates = self._candidates_of(layouts.possible)
         too_large_candidates = [
             layout_and_micro_batches
@@ -516,7 +516,9 @@ class LayoutOrder:
         """Returns candidates in the order of the plan: by time where it is estimated, otherwise by memory."""
         return (sorted_by_memory if self.step_seconds is None else sorted_by_time)(candidates)
 
-    def _replay_in_order(self, plan: Plan, row_limit: int, waiting_candidates: list[Candidate]) -> list[Candidate]:
+    def _replay_in_order(
+        self, plan: RankedLayouts, row_limit: int, waiting_candidates: list[Candidate]
+    ) -> list[Candidate]:
         """Replays the candidates of a plan in their order until enough of them fit; returns those that do not fit.
 
         A candidate that does not fit, or has no replay, is tried again with more recomputation, at the place where that

@@ -88,7 +88,7 @@ def _layer_widths(layer: Layer, input_width: int) -> tuple[int, int, int] | None
     return head_sizes.heads, head_sizes.head_dim, active_width
 
 
-def sizes(spec: ModelSpec) -> ModelSizes:
+def sizes_of_model(spec: ModelSpec) -> ModelSizes:
     """Returns the sizes of the stack that computes the model's output.
 
     Raises `ArithmeticError` for any model that is not a plain transformer.
@@ -191,7 +191,9 @@ def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
         )
     if _is_plain_transformer(flop_count.spec):
         context_tokens = flop_count.workload.context + flop_count.workload.seq
-        yield from _rules_with_attention(sizes(flop_count.spec), count_of_params, context_tokens, tokens, is_training)
+        yield from _rules_with_attention(
+            sizes_of_model(flop_count.spec), count_of_params, context_tokens, tokens, is_training
+        )
 
 
 KAPLAN, CHINCHILLA, PALM = "Kaplan 2020, Table 1", "Hoffmann 2022, appendix F", "Chowdhery 2022, appendix B"

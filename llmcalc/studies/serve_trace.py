@@ -137,7 +137,7 @@ def size_server_for_trace(
     Raises `InputError` if they are not enough.
     """
     sequences_per_batch = max(1, server.most_sequences // server.replica.batch_count)
-    step_seconds = StepSeconds.tabulated(server.replica, sequences_per_batch, trace.longest_request, trace.mean_input)
+    step_seconds = StepSeconds.tabulate(server.replica, sequences_per_batch, trace.longest_request, trace.mean_input)
 
     longest_step_ratio = float(server.range(1.0, "decode").high)
 

@@ -140,7 +140,7 @@ class ChosenServer:
 
 
 @frozen
-class Servers:
+class StudiedServers:
     """The tried servers of a model.
 
     servers: all that fit, the fewest devices first. curves: the points of each.
@@ -198,7 +198,7 @@ class ServeStudy:
         """Tokens of the longest request."""
         return self.requests.total_tokens if self.trace is None else self.trace.longest_request
 
-    def answer(self) -> Servers:
+    def find_servers(self) -> StudiedServers:
         """Tries every layout with every pair of number formats. Raises `InputError` if no layout is possible."""
         reasons_against: Counter[str] = Counter()
         fitting_servers = list(self._fitting_servers(reasons_against))
@@ -228,7 +228,7 @@ class ServeStudy:
         curves = [
             tuple(server.curve(load_point)) for server, load_point in zip(tried_servers, points_at_limits, strict=True)
         ]
-        return Servers(
+        return StudiedServers(
             tuple(tried_servers),
             tuple(curves),
             tuple(points_at_limits),

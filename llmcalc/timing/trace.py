@@ -91,7 +91,7 @@ class StepSeconds:
     tokens_per_step: float = 1.0
 
     @classmethod
-    def tabulated(cls, replica: Replica, sequences: int, longest_request: int, mean_input: int) -> StepSeconds:
+    def tabulate(cls, replica: Replica, sequences: int, longest_request: int, mean_input: int) -> StepSeconds:
         """Tabulates the seconds of a replica's steps.
 
         sequences: most sequences of a batch. longest_request: its tokens. mean_input: tokens of a usual prompt.

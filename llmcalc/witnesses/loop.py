@@ -142,7 +142,7 @@ class TrainingLoop:
         return [*ordered_parameters, *parameters_by_name.values()]
 
     @property
-    def outside(self) -> Iterable[Tensor]:
+    def outside_tensors(self) -> Iterable[Tensor]:
         """Returns the tensors outside of a micro-batch's autograd graph: parameters, buffers and inputs."""
         source_tensors = () if self.source is None else (self.source,)
         return (*self.module.parameters(), *self.module.buffers(), self.ids, *source_tensors)

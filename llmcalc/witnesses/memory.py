@@ -488,7 +488,7 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
     def record_phase(phase: str, loss: Tensor | None) -> None:
         peaks[phase], tracker.peak = max(peaks.get(phase, 0), tracker.peak), tracker.now
         if loss is not None:
-            outside_storages = {tensor.untyped_storage()._cdata for tensor in training_loop.outside}
+            outside_storages = {tensor.untyped_storage()._cdata for tensor in training_loop.outside_tensors}
             results_after_forward["saved"] = (
                 None if training.recompute is not NONE else saved_bytes(loss, outside_storages, device)
             )

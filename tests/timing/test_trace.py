@@ -32,7 +32,7 @@ def served(
     replica: Replica, requests: list[TracedRequest], sequences: int = 256, **options: Any
 ) -> list[ServedRequest]:
     most = max(request.input + request.output for request in requests)
-    steps = StepSeconds.tabulated(replica, sequences // replica.batch_count, most, replica.requests.input)
+    steps = StepSeconds.tabulate(replica, sequences // replica.batch_count, most, replica.requests.input)
     return serve_trace(replica, steps, 1, requests, sequences, 10**9, **options)
 
 

@@ -11,7 +11,7 @@ from ...errors import InputError, one_line, shown
 from ..files import LARGEST_CONFIG, parse_json, read_text
 from .heads import architecture_of
 from .other_forms import config_of_other_form
-from .registry import family_of, read, type_of_class_name, usual_name, with_model_type
+from .registry import family_of, read_description, type_of_class_name, usual_name, with_model_type
 from .text_section import require_read_sizes, with_text_section
 from .unknown import remark_on_defaults, remark_on_ignored_fields, require_known
 
@@ -114,7 +114,7 @@ def describe_data(
     config, type_remarks = with_model_type(config_data)
     config, section_remarks = with_text_section(config)
     config_remarks = [*form_remarks, *type_remarks, *section_remarks]
-    config_description = read(config, head)
+    config_description = read_description(config, head)
     if not allow_unknown:
         require_known(config_description.unknown, config_description.model_type)
         require_read_sizes(config_description)

@@ -648,14 +648,14 @@ def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) ->
 
     Raises `InputError`, which names the field, its value and the expected value.
     """
-    config_description = read(config_data, head)
+    config_description = read_description(config_data, head)
     return config_description.model, [
         *config_description.notes,
         *remark_on_ignored_fields([field.path for field in config_description.unknown]),
     ]
 
 
-def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> ConfigDescription:
+def read_description(config_data: Mapping[str, Any], head: HeadKind | None = None) -> ConfigDescription:
     """Reads a config, and collects all remarks and unknown fields.
 
     Raises `InputError`, which names the field, its value and the expected value.
