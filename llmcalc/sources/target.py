@@ -242,7 +242,7 @@ def _unknown_target(target: str) -> str:
     if base_preset is not None:
         fix_text = f"Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
         return f"no preset, file or hub id called '{target}'. {fix_text}"
-    suggestion = suggest(target, names_by_alias() | {name: name for name in model_names()})
+    suggestion = suggest(target, names_by_alias() | {preset_name: preset_name for preset_name in model_names()})
     return f"no preset, file or hub id called '{target}'.{suggestion} (llmcalc presets lists all)"
 
 

@@ -85,14 +85,16 @@ def _errors_naming_model(location: str) -> Iterator[None]:
 
 def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[], BudgetCheck]]:
     """Checks the settings of one model's bounds, and yields functions that compute the values."""
-    for bound_key, bound in model.bounds.items():
+    for bound_key, quantity_bound in model.bounds.items():
         with _errors_naming_model(f"{model.target}: {bound_key}"):
-            bound_settings = _setting_values(bound_key, bound)
+            bound_settings = _setting_values(bound_key, quantity_bound)
             accelerators = (
-                [find_hardware(hardware_name) for hardware_name in bound.on] if isinstance(bound, FitsBound) else [None]
+                [find_hardware(hardware_name) for hardware_name in quantity_bound.on]
+                if isinstance(quantity_bound, FitsBound)
+                else [None]
             )
         for hardware in accelerators:
-            yield partial(_check_bound, model.target, preset, bound_key, bound, bound_settings, hardware)
+            yield partial(_check_bound, model.target, preset, bound_key, quantity_bound, bound_settings, hardware)
 
 
 def _setting_values(bound_key: str, bound: QuantityBound | FitsBound) -> dict[str, Any]:
@@ -105,7 +107,7 @@ def _setting_values(bound_key: str, bound: QuantityBound | FitsBound) -> dict[st
 
 
 def _check_bound(
-    target: str,
+    model_target: str,
     preset: Preset,
     bound_key: str,
     bound: QuantityBound | FitsBound,
@@ -113,14 +115,16 @@ def _check_bound(
     hardware: Hardware | None,
 ) -> BudgetCheck:
     """Counts the value of a bound. hardware: the accelerator of the key `fits`; None for the other keys."""
-    with _errors_naming_model(f"{target}: {bound_key}"):
+    with _errors_naming_model(f"{model_target}: {bound_key}"):
         measured_value = _measured_quantity(preset, bound_key, bound_settings, hardware)
     length_note = too_long_note(preset.model, bound_settings.get("seq") or 0)
     if isinstance(bound, QuantityBound):
-        return BudgetCheck(target, bound_key, bound.settings, measured_value, bound.limits, warning=length_note)
+        return BudgetCheck(model_target, bound_key, bound.settings, measured_value, bound.limits, warning=length_note)
     assert hardware is not None
     capacity_limit = BudgetLimit(operator="<=", value=Fraction(hardware.capacity_bytes))
-    return BudgetCheck(target, bound_key, bound.settings, measured_value, (capacity_limit,), hardware.name, length_note)
+    return BudgetCheck(
+        model_target, bound_key, bound.settings, measured_value, (capacity_limit,), hardware.name, length_note
+    )
 
 
 def _measured_quantity(

@@ -141,7 +141,11 @@ class ModelBudget(Record):
     @property
     def bounds(self) -> dict[str, QuantityBound | FitsBound]:
         """The bounds of the model, by key, in the order of the keys."""
-        return {bound_key: bound for bound_key in self.keys if (bound := getattr(self, bound_key)) is not None}
+        return {
+            bound_key: quantity_bound
+            for bound_key in self.keys
+            if (quantity_bound := getattr(self, bound_key)) is not None
+        }
 
 
 class Budget(Record):
@@ -184,7 +188,7 @@ def _check_key(field_name: str, known_keys: tuple[str, ...]) -> None:
 
 
 def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
-    quantity_kind, limits = KINDS[bound_key], []
+    quantity_kind, budget_limits = KINDS[bound_key], []
     bound_settings: dict[str, Any] = {}
     if isinstance(bound_value, dict):
         bound_settings = {
@@ -195,7 +199,7 @@ def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
         _check_settings(bound_key, bound_settings, ("max", "min"))
         for setting_name, comparison_operator in (("max", "<="), ("min", ">=")):
             if setting_name in bound_value:
-                limits.append(
+                budget_limits.append(
                     _parse_limit(
                         f"{bound_key}.{setting_name}",
                         bound_value[setting_name],
@@ -204,13 +208,13 @@ def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
                         is_operator_fixed=True,
                     )
                 )
-        if not limits:
+        if not budget_limits:
             raise ValueError(f"{bound_key}: no bound; expected max or min")
-        if len(limits) == 2 and limits[0]["value"] < limits[1]["value"]:
+        if len(budget_limits) == 2 and budget_limits[0]["value"] < budget_limits[1]["value"]:
             raise ValueError(f"{bound_key}: max is below min, and so no value holds; expected max of at least min")
     else:
-        limits.append(_parse_limit(bound_key, bound_value, quantity_kind, "<="))
-    return {"settings": bound_settings, "limits": limits}
+        budget_limits.append(_parse_limit(bound_key, bound_value, quantity_kind, "<="))
+    return {"settings": bound_settings, "limits": budget_limits}
 
 
 def _parse_fits(fits_value: Any) -> Any:

@@ -185,10 +185,10 @@ def quantities(
     )
 
 
-def _vocabulary_params(tree: Node) -> int:
+def _vocabulary_params(model_tree: Node) -> int:
     return sum(
         node_position.times * node_position.own_cost(total_params_of)
-        for node_position in tree.walk()
+        for node_position in model_tree.walk()
         if node_position.path in VOCABULARY_PATHS
     )
 

@@ -225,10 +225,10 @@ COMPONENTS: dict[str, tuple[Callable[[str], Cost], Unit]] = {
 """Quantity that is compared by node → (format of the cache → the cost of a node for one sequence), and its unit."""
 
 
-def _costs_by_path(tree: Node, cost_function: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
+def _costs_by_path(model_tree: Node, cost_function: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
     """Returns the sums of a quantity by path without layer indices, except optional parts and zeros."""
     sums_by_path: dict[str, Number] = {}
-    for node_position in tree.walk(run_config):
+    for node_position in model_tree.walk(run_config):
         if not node_position.optional and (
             node_cost := times(node_position.own_cost(cost_function), node_position.times)
         ):

@@ -82,10 +82,10 @@ def fit(model_memory: Memory, hardware: Hardware) -> FitAnswer:
     """Returns whether a run fits on one accelerator, and changes that make it fit."""
     current_fit = model_memory.device.fit_on(hardware)
     batch, seq = largest_run(model_memory, hardware)
-    changes = (
+    setting_changes = (
         () if current_fit.verdict != "no" else tuple(_memory_saving_changes(model_memory, current_fit, batch, seq))
     )
-    return FitAnswer(model_memory, current_fit, batch, seq, changes)
+    return FitAnswer(model_memory, current_fit, batch, seq, setting_changes)
 
 
 def with_decoding_seconds(fit_answer: FitAnswer, hardware: Hardware, users: Iterable[int]) -> FitAnswer:
@@ -298,13 +298,19 @@ def _memory_saving_changes(model_memory: Memory, current_fit: Fit, batch: int, s
     candidates: list[SettingChange] = []
     for change_group in change_groups:
         candidates += evaluate_changes(change_group)
-        if any(change.fit.verdict != "no" for change in candidates):
+        if any(setting_change.fit.verdict != "no" for setting_change in candidates):
             break
-    fitting_changes = [change for change in candidates if change.fit.verdict != "no"]
+    fitting_changes = [setting_change for setting_change in candidates if setting_change.fit.verdict != "no"]
     insufficient_changes = sorted(
-        (change for change in candidates if change.fit.verdict == "no"), key=lambda change: change.fit.needed
+        (setting_change for setting_change in candidates if setting_change.fit.verdict == "no"),
+        key=lambda setting_change: setting_change.fit.needed,
     )
-    return list({change.option: change for change in (*fitting_changes, *insufficient_changes[:NEAREST])}.values())
+    return list(
+        {
+            setting_change.option: setting_change
+            for setting_change in (*fitting_changes, *insufficient_changes[:NEAREST])
+        }.values()
+    )
 
 
 def has_many_layers(model_memory: Memory) -> bool:

@@ -94,8 +94,8 @@ def fit_devices(
         raise ImpossibleLayout(
             f"--devices {layout_request.devices}: no layout of these is possible: {most_frequent_reason}"
         )
-    fit = Fit(hardware, best_candidate.device_bytes)
-    run_fits = fit.verdict != "no"
+    best_fit = Fit(hardware, best_candidate.device_bytes)
+    run_fits = best_fit.verdict != "no"
     fewest_devices, fewest_candidate = _fewest_devices(devices_question, layout_plan)
     batch = seq = 0
     if run_fits:
@@ -109,7 +109,7 @@ def fit_devices(
             int(workload.seq),
             longest_length,
         )
-    changes = (
+    setting_changes = (
         ()
         if run_fits
         else tuple(_changes_that_fit(devices_question, layout_plan.devices, fewest_devices, fewest_candidate))
@@ -117,12 +117,12 @@ def fit_devices(
     return DevicesFitAnswer(
         layout_plan,
         best_candidate,
-        fit,
+        best_fit,
         fewest_devices,
         fewest_candidate,
         batch,
         seq,
-        changes,
+        setting_changes,
         devices_question.budget.is_spent(),
     )
 

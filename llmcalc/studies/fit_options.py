@@ -106,18 +106,18 @@ class _RunOnDevices(NamedTuple):
         """Returns the run as an option, with its verdict on a kind of accelerator."""
         return HardwareOption(self.devices, self.layout, fit, self.users)
 
-    def lower_bounds(self, hardware: Hardware, runtime: CudaRuntime) -> Iterator[int]:
+    def lower_bounds(self, hardware: Hardware, cuda_runtime: CudaRuntime) -> Iterator[int]:
         """Yields lower bounds of the bytes that the run needs, the quickest to compute first."""
         yield self.static_bytes
-        yield self.least_bytes(runtime)
-        yield self.replayed_bytes(hardware, runtime)
+        yield self.least_bytes(cuda_runtime)
+        yield self.replayed_bytes(hardware, cuda_runtime)
 
-    def replayed_bytes(self, hardware: Hardware, runtime: CudaRuntime) -> int:
+    def replayed_bytes(self, hardware: Hardware, cuda_runtime: CudaRuntime) -> int:
         """Returns a lower bound of the bytes that the run needs, from one replay; 0 if not known."""
         if self.memory_of_fullest_rank is None:
             return 0
         try:
-            return _bytes_without_overhead(self.memory_of_fullest_rank(runtime).fit_on(hardware), runtime)
+            return _bytes_without_overhead(self.memory_of_fullest_rank(cuda_runtime).fit_on(hardware), cuda_runtime)
         except InputError:  # as in `least_bytes`
             return 0
 
@@ -129,9 +129,9 @@ class _RunOnDevices(NamedTuple):
             return self.static_bytes
 
 
-def _bytes_without_overhead(fit: Fit, runtime: CudaRuntime) -> int:
+def _bytes_without_overhead(fit: Fit, cuda_runtime: CudaRuntime) -> int:
     """Returns the required bytes without the runtime's context and the allocator's free blocks."""
-    return fit.needed - (runtime.context + fit.fragmentation)
+    return fit.needed - (cuda_runtime.context + fit.fragmentation)
 
 
 def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
@@ -298,20 +298,24 @@ def fitting_changes_on_several_devices(
         fits_unchanged, hardware = hardware_option.fit.verdict != "no", hardware_option.fit.hardware
         most_devices = hardware_option.devices - 1 if fits_unchanged else MOST_DEVICES
         changes_by_devices: list[tuple[int, SettingChange]] = []
-        for changes in setting_changes:
+        for changed_settings in setting_changes:
             try:
                 runs_and_fits = list(
-                    _fitting_runs(model_memory.with_(**changes), hardware, layout_request, runtime_of, most_devices)
+                    _fitting_runs(
+                        model_memory.with_(**changed_settings), hardware, layout_request, runtime_of, most_devices
+                    )
                 )
             except InputError:
                 continue
             if not runs_and_fits:
                 continue
             device_run, fit = min(runs_and_fits, key=lambda run_and_fit: run_and_fit[1].verdict != "fits")
-            options_text = f"{device_run.option(fit).command_options} {cli_options(changes)}"
+            options_text = f"{device_run.option(fit).command_options} {cli_options(changed_settings)}"
             if sum(devices == device_run.devices for devices, _ in changes_by_devices) < MOST_PER_NUMBER:
                 changes_by_devices.append((device_run.devices, SettingChange(options_text, fit)))
-        yield from (change for _, change in sorted(changes_by_devices, key=lambda change_entry: change_entry[0]))
+        yield from (
+            setting_change for _, setting_change in sorted(changes_by_devices, key=lambda change_entry: change_entry[0])
+        )
         if fits_unchanged and hardware_option.devices > 1:
             yield SettingChange(hardware_option.command_options, hardware_option.fit)
 

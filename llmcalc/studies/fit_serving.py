@@ -84,14 +84,17 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
     worst_fit = fit(
         inference_rank(model_memory, best_replica.layout, best_replica.rank, model_memory.runtime), hardware
     )
-    batch, seq, changes = worst_fit.batch, worst_fit.seq, worst_fit.changes
+    batch, seq, setting_changes = worst_fit.batch, worst_fit.seq, worst_fit.changes
     for rank in _end_ranks(best_replica.layout):
         if rank != best_replica.rank:
             rank_run = inference_rank(model_memory, best_replica.layout, rank, model_memory.runtime)
             batch, seq = largest_run(rank_run, hardware, batch, seq)
     if not best_fits and fewest_layout is not None:
         larger_replica = _replica_of_layout(model_memory, hardware, fewest_layout)
-        changes = (SettingChange(devices_option(fewest_layout.world, fewest_layout), larger_replica.fit), *changes)
+        setting_changes = (
+            SettingChange(devices_option(fewest_layout.world, fewest_layout), larger_replica.fit),
+            *setting_changes,
+        )
     timed_replicas = [
         replace(replica, decoding=decoded_token(model_memory, hardware, replica.layout))
         if replica.fit.verdict != "no"
@@ -104,7 +107,7 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
         best_replica,
         None if fewest_layout is None else fewest_layout.replica_devices,
         fewest_layout,
-        replace(worst_fit, batch=batch, seq=seq, changes=changes),
+        replace(worst_fit, batch=batch, seq=seq, changes=setting_changes),
         untried_count,
     )
 

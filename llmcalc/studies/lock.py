@@ -86,7 +86,10 @@ def locked_model(preset: Preset) -> LockEntry:
             "flops": {"seq": SEQUENCE, "full": flop_count.full, "causal": flop_count.causal},
             "cache": _cache_bytes(preset),
             "weights": _weight_bytes(preset),
-            "statuses": {f"{part.kind} {part.name}": part.status for part in evidence_of_parts(spec)},
+            "statuses": {
+                f"{part_evidence.kind} {part_evidence.name}": part_evidence.status
+                for part_evidence in evidence_of_parts(spec)
+            },
         },
     )
 

@@ -394,12 +394,14 @@ def _layout_times(
     hardware: Hardware,
     order_name: Order | None,
     time_settings: Callable[[Framework], TimeSettings] | None,
-    record: Framework,
+    framework_record: Framework,
 ) -> tuple[TrainingTimes | None, str]:
     """Returns the seconds per step of layouts, or the reason why they are unknown."""
     if order_name == "memory":
         return None, ""
-    run_settings = TimeSettings(record.stack(None, False)) if time_settings is None else time_settings(record)
+    run_settings = (
+        TimeSettings(framework_record.stack(None, False)) if time_settings is None else time_settings(framework_record)
+    )
     try:
         return TrainingTimes(model_memory, hardware, run_settings), ""
     except InputError as error:
@@ -556,7 +558,9 @@ class LayoutOrder:
         if not counts_by_reason or UNTRIED in counts_by_reason:
             return
         counts_without_replicas = {
-            reason: layout_count for reason, layout_count in counts_by_reason.items() if reason != NO_REPLICAS
+            refusal_reason: layout_count
+            for refusal_reason, layout_count in counts_by_reason.items()
+            if refusal_reason != NO_REPLICAS
         } or counts_by_reason
         layout_error = self.layouts.errors.get(max(counts_without_replicas, key=counts_without_replicas.__getitem__))
         if layout_error is not None and not isinstance(layout_error, ImpossibleLayout):
@@ -583,9 +587,7 @@ class LayoutOrder:
                 candidates_or_errors[i] = None if too_large[i] else InputError(UNTRIED)
             elif not too_large[i] or _kernel_layout_sizes(layouts[i][0]) not in self._measured:
                 try:
-                    candidates_or_errors[i] = self._fitting_candidate(
-                        *layouts[i], self.recomputations, only_fitting=True
-                    )
+                    candidates_or_errors[i] = self._fitting_candidate(*layouts[i], self.recomputations, needs_fit=True)
                 except InputError as error:
                     candidates_or_errors[i] = error
         return candidates_or_errors
@@ -620,11 +622,11 @@ class LayoutOrder:
         return self.errors.lower_bound(byte_count) > self.capacity
 
     def _fitting_candidate(
-        self, layout: Layout, micro_batches: int, recompute_modes: Sequence[str], only_fitting: bool = False
+        self, layout: Layout, micro_batches: int, recompute_modes: Sequence[str], needs_fit: bool = False
     ) -> Candidate | None:
         """Returns the candidate with the first `--recompute` value that may fit, else the last value.
 
-        only_fitting: whether values with which the layout surely does not fit are passed over where others have its
+        needs_fit: whether values with which the layout surely does not fit are passed over where others have its
             kernels, and None is returned if it does not fit with the rest; false by default.
         Raises `InputError` for a layout that can have none of the values.
         """
@@ -633,7 +635,7 @@ class LayoutOrder:
         for recompute in recompute_modes:
             layout_run = layout, micro_batches, recompute
             if (
-                only_fitting
+                needs_fit
                 and _kernel_layout_sizes(layout) in self._measured
                 and (
                     self._is_too_large(*layout_run)

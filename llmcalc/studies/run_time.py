@@ -659,10 +659,10 @@ def _cache_bits(model_memory: Memory, tokens: int) -> float:
     """Returns the bits of a cached element with its share of the scales."""
     if not model_memory.states.kv_dtype:
         return 16.0
-    run_config, tree = RunConfig(Workload(1, tokens)), model_memory.states.count.tree
+    run_config, model_tree = RunConfig(Workload(1, tokens)), model_memory.states.count.tree
     cached_format = cache_format(model_memory.states.kv_dtype)
     bits_per_element, bits_in_16_bit_format = (
-        tree.total(cache_bits_in(stored_format), run_config)
+        model_tree.total(cache_bits_in(stored_format), run_config)
         for stored_format in (cached_format, cache_format("bfloat16"))
     )
     return float(16 * bits_per_element / bits_in_16_bit_format) if bits_in_16_bit_format else 16.0

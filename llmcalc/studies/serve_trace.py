@@ -115,8 +115,8 @@ def _tpots_of_requests(served_requests: Sequence[ServedRequest]) -> list[float]:
 def _percentiles_of_runs(simulated_latencies: Sequence[Sequence[float]]) -> dict[int, RangedAmount]:
     """Returns each latency percentile of the likely, fast and slow simulations; 0 without such a latency."""
     return {
-        percent: RangedAmount(*(_percentile(seconds_of_run, percent) for seconds_of_run in simulated_latencies))
-        for percent in PERCENTILES
+        percentile: RangedAmount(*(_percentile(seconds_of_run, percentile) for seconds_of_run in simulated_latencies))
+        for percentile in PERCENTILES
     }
 
 

@@ -40,14 +40,14 @@ class LatencyLimits:
     ttft: float | None = None
     tpot: float | None = None
 
-    def violated_limits(self, load: LoadLatencies) -> str:
+    def violated_limits(self, load_latencies: LoadLatencies) -> str:
         """Returns the reason why the latencies of a replica exceed the limits; empty if within the limits.
 
         A first token is compared where all requests arrive at once: the estimate for spread arrivals is too short.
         """
-        if self.tpot is not None and load.tpot > self.tpot:
+        if self.tpot is not None and load_latencies.tpot > self.tpot:
             return "TPOT above --tpot"
-        if self.ttft is not None and load.ttft_of_burst > self.ttft:
+        if self.ttft is not None and load_latencies.ttft_of_burst > self.ttft:
             return "TTFT above --ttft"
         return ""
 
@@ -180,7 +180,9 @@ class Server:
             return None
         replica_load = self.load(1)
         if slow_concurrency:
-            slower_rate, faster_rate = (self.load(slow_concurrency + step).requests_per_second for step in (0, 1))
+            slower_rate, faster_rate = (
+                self.load(slow_concurrency + extra_requests).requests_per_second for extra_requests in (0, 1)
+            )
             replica_load = self.load(slow_concurrency + (rate_of_replica - slower_rate) / (faster_rate - slower_rate))
         replica_load = replace(replica_load, concurrency=rate_of_replica * replica_load.end_to_end)
         return self._point_of_load(replica_load.concurrency * self.replicas, replica_load)
@@ -234,8 +236,8 @@ class Server:
         load_points |= {} if requested_point is None else {requested_point.concurrency: requested_point}
         return [load_points[request_count] for request_count in sorted(load_points)]
 
-    def most_requests_within_limits(self, limits: LatencyLimits) -> int:
+    def most_requests_within_limits(self, latency_limits: LatencyLimits) -> int:
         """Returns the most concurrent requests of one replica within the limits; 0 if a single request exceeds them."""
         return largest_number(
-            lambda request_count: not self.violated_limits(limits, request_count), self.most_sequences
+            lambda request_count: not self.violated_limits(latency_limits, request_count), self.most_sequences
         )

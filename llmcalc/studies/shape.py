@@ -534,14 +534,14 @@ def _spaced_widths(widths: range, width_limit: int) -> list[int]:
 
 
 def spread_evenly(
-    shape_sizes: list[tuple[int, int]], row_count: int, kept_size: tuple[int, int] | None = None
+    shape_sizes: list[tuple[int, int]], row_count: int, required_size: tuple[int, int] | None = None
 ) -> list[tuple[int, int]]:
-    """Returns at most `row_count` shapes, evenly spaced in log h/L, including `kept_size` if present."""
+    """Returns at most `row_count` shapes, evenly spaced in log h/L, including `required_size` if present."""
     sorted_sizes = sorted(shape_sizes, key=lambda shape_size: shape_size[0] / shape_size[1])
     if len(sorted_sizes) <= row_count:
         return sorted_sizes
     log_ratios = [math.log(hidden_size / layers) for hidden_size, layers in sorted_sizes]
-    selected_indices = {sorted_sizes.index(kept_size)} if kept_size in sorted_sizes else set()
+    selected_indices = {sorted_sizes.index(required_size)} if required_size in sorted_sizes else set()
     log_ratio_span = log_ratios[-1] - log_ratios[0]
     for i in range(row_count):
         target_log_ratio = log_ratios[0] + log_ratio_span * i / max(row_count - 1, 1)

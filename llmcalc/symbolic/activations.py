@@ -37,7 +37,7 @@ def explain_activations(
     query: str | None = None,
     setting: FormulaSetting = DEFAULT,
     training: TrainingSetting = DEFAULT_TRAINING,
-    include: frozenset[str] = frozenset(),
+    included_parts: frozenset[str] = frozenset(),
 ) -> Explanation:
     """Explains the saved activations of `query` (any suffix of a path in the tree), or of every component of the model.
 
@@ -45,11 +45,11 @@ def explain_activations(
     `ArithmeticError` where a formula's value differs from the bytes of a run with integers.
     """
     check_layer_kinds(spec)
-    formulas = Formulas(spec, setting, include)
+    formulas = Formulas(spec, setting, included_parts)
     activations = ActivationFormulas(formulas, training)
     if query is None or query.lower() == "model":
         sections = [activations.section(matching_node, depth) for depth, matching_node in activations.components()]
-        sections = [section for section in sections if section.formulas[0].value]
+        sections = [formula_section for formula_section in sections if formula_section.formulas[0].value]
         return Explanation(
             [*sections, activations.section(formulas.root)], formulas, None, training, activations.notes()
         )

@@ -61,14 +61,14 @@ def explain(
     query: str | None = None,
     quantity: QuantityOrAll = "all",
     setting: FormulaSetting = DEFAULT,
-    include: frozenset[str] = frozenset(),
+    included_parts: frozenset[str] = frozenset(),
 ) -> Explanation:
     """Explains `query` (any suffix of a path in the tree) or the whole model by formulas with values.
 
     Raises `InputError` for a node that the model does not have or that has no cost of the requested kind, and
     `ArithmeticError` where a formula's value differs from the count.
     """
-    formulas = Formulas(spec, setting, include)
+    formulas = Formulas(spec, setting, included_parts)
     if spec.one_pass_model and quantity == "kv":
         raise InputError(f"--quantity kv: {spec.one_pass_model} keeps no KV cache; expected params or flops")
     check_layer_kinds(spec)
@@ -88,7 +88,8 @@ def explain(
         _section_of_node(formulas, formula_node, quantity) for formula_node in formulas.find_nodes(query)
     )
     sections = merge_sections(
-        replace(section, formulas=_remove_equal_forms(section.formulas)) for section in sections_of_nodes
+        replace(formula_section, formulas=_remove_equal_forms(formula_section.formulas))
+        for formula_section in sections_of_nodes
     )
     if not sections and any(formula_node.optional in WITHOUT_FLOPS for formula_node in formulas.find_nodes(query)):
         raise InputError(f"--quantity {quantity}: of towers, parameters alone are counted; expected params")

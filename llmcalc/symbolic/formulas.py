@@ -164,7 +164,7 @@ class Formulas:
     """The formulas of one model in one setting; without sympy, each formula is only a number."""
 
     def __init__(
-        self, spec: ModelSpec, setting: FormulaSetting = DEFAULT, include: frozenset[str] = frozenset()
+        self, spec: ModelSpec, setting: FormulaSetting = DEFAULT, included_parts: frozenset[str] = frozenset()
     ) -> None:
         self.has_symbols: bool = has_sympy()
         self._stored_format: CacheFormat = cache_format(setting.dtype)
@@ -172,7 +172,7 @@ class Formulas:
         self.symbolic: SymbolicModel = cached_symbolic(spec) if self.has_symbols else numeric_tree(spec)
         self.setting: FormulaSetting = setting
         self.one_pass_model: str = spec.one_pass_model
-        self.include: frozenset[str] = include
+        self.include: frozenset[str] = included_parts
         self.meanings: dict[Any, SymbolMeaning] = {}
         if self.has_symbols:
             cached_element_text = f"bytes of a cached element ({setting.dtype})"
@@ -322,9 +322,9 @@ class Formulas:
         stored_format, block = self._stored_format, self._stored_format.keys.block
         head_sizes = {
             head_size
-            for place in self.symbolic.numbers.walk()
-            if isinstance(place.node.op, KVCache)
-            for _, head_size in place.node.op.vectors
+            for node_place in self.symbolic.numbers.walk()
+            if isinstance(node_place.node.op, KVCache)
+            for _, head_size in node_place.node.op.vectors
         }
         if stored_format.of_heads or stored_format.latent or any(head_size % block for head_size in head_sizes):
             raise InputError(

@@ -88,8 +88,8 @@ def missing_sympy_error(feature: str) -> MissingExtra:
 
 def numeric_tree(spec: ModelSpec) -> SymbolicModel:
     """Returns the formulas' tree with numbers instead of symbols, without importing sympy."""
-    tree = spec.tree()
-    return SymbolicModel(spec, tree, tree, {}, {})
+    model_tree = spec.tree()
+    return SymbolicModel(spec, model_tree, model_tree, {}, {})
 
 
 GROUPS = {"tp": "ranks of a tensor group", "ep": "ranks that divide the experts", "etp": "ranks that divide an expert"}
@@ -119,12 +119,14 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
     symbol_names = _symbol_names(used_occurrences + _depth_size_occurrences(spec))
     symbol_meanings: dict[Any, SymbolMeaning] = {}
 
-    def symbol(layer_name: str, field: str, size: Number) -> Any:
+    def symbol(layer_name: str, field: str, size_value: Number) -> Any:
         layer_name = _remove_hyphens(layer_name)
         new_symbol = _symbol(layer_name)
-        meaning = symbol_meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field, size))
-        if meaning.value != size:
-            raise ArithmeticError(f"{layer_name} stands for {meaning.field} = {meaning.value} and for {field} = {size}")
+        meaning = symbol_meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field, size_value))
+        if meaning.value != size_value:
+            raise ArithmeticError(
+                f"{layer_name} stands for {meaning.field} = {meaning.value} and for {field} = {size_value}"
+            )
         return new_symbol
 
     def symbol_or_size(occurrence: SizeOccurrence) -> Any:
@@ -321,8 +323,8 @@ def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer
     return stack.model_copy(update=changed_fields)
 
 
-def _part_in_symbols(part: Part, stack_name: str, layer: str, part_name: str, size_replacer: SizeReplacer) -> Part:
-    return part.model_copy(update=_symbol_changes(part, stack_name, layer, part_name, size_replacer))
+def _part_in_symbols(spec_part: Part, stack_name: str, layer: str, part_name: str, size_replacer: SizeReplacer) -> Part:
+    return spec_part.model_copy(update=_symbol_changes(spec_part, stack_name, layer, part_name, size_replacer))
 
 
 def _symbol_changes(

@@ -238,16 +238,16 @@ class Replica:
         """Returns the latencies at a concurrency. Raises `InputError` for less than one request."""
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
-        load = self._partial_load(min(concurrency, self.saturation_concurrency))
-        waiting_seconds = (concurrency - load.concurrency) / load.requests_per_second
+        partial_load = self._partial_load(min(concurrency, self.saturation_concurrency))
+        waiting_seconds = (concurrency - partial_load.concurrency) / partial_load.requests_per_second
         if not waiting_seconds:
-            return load
+            return partial_load
         return LoadLatencies(
             concurrency,
-            load.output,
-            load.ttft + waiting_seconds,
-            load.tpot,
-            max(load.ttft + waiting_seconds, load.ttft_of_burst),
+            partial_load.output,
+            partial_load.ttft + waiting_seconds,
+            partial_load.tpot,
+            max(partial_load.ttft + waiting_seconds, partial_load.ttft_of_burst),
         )
 
     def _partial_load(self, concurrency: float) -> LoadLatencies:
@@ -309,6 +309,6 @@ def _added_seconds(operation: TimedOperation) -> float:
     return float(max(operation.compute, operation.memory) if operation.kind in PER_SEQUENCE else operation.memory)
 
 
-def _int_if_whole(number: float) -> float:
+def _int_if_whole(value: float) -> float:
     """Returns a number, as an integer if whole."""
-    return int(number) if number == int(number) else number
+    return int(value) if value == int(value) else value

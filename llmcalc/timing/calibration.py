@@ -198,9 +198,11 @@ def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
                 gradient[i] += weight * log_error * factor_shares[i]
                 for column_index in factor_indices:
                     curvature[i][column_index] += weight * factor_shares[i] * factor_shares[column_index]
-        step = [max(-0.5, min(0.5, limited_change)) for limited_change in _solve_linear_equations(curvature, gradient)]
-        logarithms = list(map(operator.sub, logarithms, step))
-        if max(map(abs, step)) < 1e-3:
+        limited_step = [
+            max(-0.5, min(0.5, limited_change)) for limited_change in _solve_linear_equations(curvature, gradient)
+        ]
+        logarithms = list(map(operator.sub, logarithms, limited_step))
+        if max(map(abs, limited_step)) < 1e-3:
             break
     return CalibrationFactors(*(min(RANGE[1], max(RANGE[0], math.exp(logarithm))) for logarithm in logarithms))
 

@@ -68,8 +68,8 @@ class TensorMatch:
 
 def expected_tensors(spec: ModelSpec) -> Iterator[ExpectedTensor]:
     """Yields every parameter and checkpoint buffer of the spec, except those of multi-token prediction."""
-    tree = spec.tree()
-    for node_position in tree.walk():
+    model_tree = spec.tree()
+    for node_position in model_tree.walk():
         op_use = node_position.use
         if op_use is None or node_position.optional:
             continue

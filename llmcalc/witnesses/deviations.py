@@ -52,10 +52,10 @@ def class_total(
     cost: Cost,
     spec: ModelSpec,
     run_config: RunConfig | None = None,
-    include: frozenset[str] = frozenset(),
+    included_parts: frozenset[str] = frozenset(),
 ) -> Number:
     """Returns the cost of the whole model in the classes of a text model type, with the classes' deviations."""
-    class_count = spec.tree().total(cost_in_class(model_type, quantity, cost, spec), run_config, include=include)
+    class_count = spec.tree().total(cost_in_class(model_type, quantity, cost, spec), run_config, include=included_parts)
     return class_count + sum(
         deviation.further_quantity(spec) for deviation in _deviations_of(model_type, quantity, spec)
     )

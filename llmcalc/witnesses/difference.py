@@ -42,13 +42,13 @@ def _sizes_below(spec_part: Part) -> Iterator[tuple[str, int]]:
 def explain_difference(difference: int, model_sizes: Sizes) -> str:
     """Explains a difference, such as `= num_experts` or `= 2 × hidden_size`; empty if no size fits or too many do."""
     absolute_difference = abs(difference)
-    names_of_equal_sizes = [size_name for size_name, size in model_sizes if size == absolute_difference]
-    large_sizes = [(size_name, size) for size_name, size in model_sizes if size >= LEAST]
+    names_of_equal_sizes = [size_name for size_name, model_size in model_sizes if model_size == absolute_difference]
+    large_sizes = [(size_name, model_size) for size_name, model_size in model_sizes if model_size >= LEAST]
     size_multiples = [
-        f"{factor} × {size_name}"
-        for size_name, size in large_sizes
-        for factor in range(2, MOST_MULTIPLE + 1)
-        if factor * size == absolute_difference
+        f"{size_factor} × {size_name}"
+        for size_name, model_size in large_sizes
+        for size_factor in range(2, MOST_MULTIPLE + 1)
+        if size_factor * model_size == absolute_difference
     ]
     size_products = [
         f"{first_name} × {second_name}"

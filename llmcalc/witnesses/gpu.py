@@ -183,7 +183,7 @@ def closed_form(device_memory: DeviceMemory) -> dict[str, int]:
 
 
 def memory_checks(
-    computed_bytes: Mapping[str, int], measured_bytes: Mapping[str, Any], phase: str, witness: str
+    computed_bytes: Mapping[str, int], measured_bytes: Mapping[str, Any], phase: str, witness_name: str
 ) -> list[Check]:
     """Returns one check per quantity of a phase, such as `memory.training_requested_bytes`."""
     return [
@@ -192,7 +192,7 @@ def memory_checks(
             f"{MEMORY}{phase}_{quantity}",
             computed_bytes[quantity],
             measured_bytes[quantity],
-            witness,
+            witness_name,
             within=tolerance,
         )
         for quantity, tolerance in WITHIN.items()
@@ -203,7 +203,7 @@ def compare_on_gpu(
     spec: ModelSpec,
     settings: Sequence[Settings],
     statistics: DeviceStatistics | None = None,
-    runtime: CudaRuntime | None = None,
+    cuda_runtime: CudaRuntime | None = None,
 ) -> MemoryComparison:
     """Compares runs with a GPU. Runs that do not fit, or that the reference does not support, are left out.
 
@@ -216,14 +216,14 @@ def compare_on_gpu(
             "device": (gpu_facts := device_facts()),
             "environment": (allocator_settings := allocator_variables()),
         }
-        statistics, runtime = CudaStatistics(), cuda_runtime_of_gpu(gpu_facts, allocator_settings)
-    runtime = CudaRuntime() if runtime is None else runtime
+        statistics, cuda_runtime = CudaStatistics(), cuda_runtime_of_gpu(gpu_facts, allocator_settings)
+    cuda_runtime = CudaRuntime() if cuda_runtime is None else cuda_runtime
     for run_settings in map(reference_settings, settings):
         reason_to_skip = unsupported_reason(spec, run_settings, "cuda")
         if reason_to_skip:
             comparison.left_out[run_settings.phase] = reason_to_skip
             continue
-        device_memory = memory(spec, run_settings, cuda_runtime=runtime).device
+        device_memory = memory(spec, run_settings, cuda_runtime=cuda_runtime).device
         free_memory = free_bytes(statistics)
         if free_memory is not None and device_memory.reserved_bytes > free_memory:
             comparison.left_out[run_settings.phase] = (

@@ -53,14 +53,14 @@ PhaseCallback: TypeAlias = Callable[[str, Tensor | None], None]
 # --- the model and what it reads --------------------------------------------------------------------------------------
 
 
-def build_reference(spec: ModelSpec, dtype: str, device: str, include: frozenset[str] = frozenset()) -> Any:
+def build_reference(spec: ModelSpec, dtype: str, device: str, included_parts: frozenset[str] = frozenset()) -> Any:
     """Builds the reference in one number format, without image and audio encoders.
 
-    Multi-token prediction is removed too, unless it is in `include`.
+    Multi-token prediction is removed too, unless it is in `included_parts`.
     """
     with torch.device(device), default_dtype(getattr(torch, dtype)):
         module: Any = spec.reference()
-    for slot_name in ("towers", *(() if MTP.name in include else ("mtp",))):
+    for slot_name in ("towers", *(() if MTP.name in included_parts else ("mtp",))):
         if hasattr(module, slot_name):
             delattr(module, slot_name)
     return module
@@ -238,9 +238,9 @@ def cache_shapes(spec: ModelSpec, inference: InferenceConfig) -> CacheShapes:
     """Returns the shapes of the cache after a prompt, from a run on the meta device."""
     inference_passes = InferencePasses(spec, inference, "meta")
     inference_passes.prefill()
-    paths = {module: module_path for module_path, module in inference_passes.module.named_modules()}
+    path_by_module = {module: module_path for module_path, module in inference_passes.module.named_modules()}
     return {
-        paths[module]: [
+        path_by_module[module]: [
             (tensor.shape, tensor.stride(), tensor.dtype, tensor.untyped_storage().nbytes() // tensor.itemsize)
             for tensor in tensors
         ]

@@ -103,9 +103,9 @@ def buffers(module: nn.Module) -> dict[str, int]:
     )
 
 
-def skip_modules(module: nn.Module, paths: Iterable[str]) -> None:
+def skip_modules(module: nn.Module, module_paths: Iterable[str]) -> None:
     """Makes the modules at these paths return their first input unchanged."""
-    for module_path in paths:
+    for module_path in module_paths:
         module.get_submodule(module_path).forward = lambda x, *_: x
 
 

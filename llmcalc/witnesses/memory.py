@@ -126,9 +126,9 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     If the vocabulary has too many bytes for the CPU, the model gets a small one, on which in-place sums do not depend.
     """
     short_settings = replace(settings, seq=min(settings.seq or EVENT_TOKENS, EVENT_TOKENS))
-    reason = unsupported_reason(spec, short_settings, "cpu")
-    if reason:
-        comparison.left_out[SUMS] = reason
+    reason_to_skip = unsupported_reason(spec, short_settings, "cpu")
+    if reason_to_skip:
+        comparison.left_out[SUMS] = reason_to_skip
         return
     training, smaller_spec = (
         configured_run(spec, short_settings),

@@ -50,11 +50,11 @@ TOWERS = "towers."
 
 
 def find_modules_of_nodes(
-    tree: Node,
+    model_tree: Node,
     class_paths: frozenset[str],
     model_kind: str,
     base_path: str,
-    names: Modules,
+    class_module_names: Modules,
     context_modules: Modules | None = None,
 ) -> ModulesByNode:
     """Finds the modules of a `transformers` class for the nodes of the model's tree.
@@ -62,21 +62,21 @@ def find_modules_of_nodes(
     class_paths: the paths of the class's modules and tensors.
     model_kind: the kind of the spec.
     base_path: the path of the model without a head.
-    names: the module names of its family.
+    class_module_names: the module names of its family.
     context_modules: the module names of the wrapper around it; none by default.
     """
     tower_names = {
         tower_key[len(TOWERS) :]: tower_names_entry
-        for tower_key, tower_names_entry in (context_modules or names).items()
+        for tower_key, tower_names_entry in (context_modules or class_module_names).items()
         if tower_key.startswith(TOWERS)
     }
     tower_modules = _ModuleSearch(class_paths, {**TOWER_MODULES, **tower_names}, tower_names).find_tower_modules(
-        tree, base_path
+        model_tree, base_path
     )
     return {
         **dict(
-            _ModuleSearch(class_paths, {**USUAL, **names}, names).find_modules_outside_towers(
-                tree, model_kind, base_path
+            _ModuleSearch(class_paths, {**USUAL, **class_module_names}, class_module_names).find_modules_outside_towers(
+                model_tree, model_kind, base_path
             )
         ),
         **dict(tower_modules),

@@ -101,7 +101,7 @@ def gpu_filling_seq(spec: ModelSpec, seq: int) -> int:
 
 def verify_reference(
     spec: ModelSpec,
-    target: str = "model",
+    model_name: str = "model",
     device: Device = "meta",
     batch: int = 1,
     seq: int | None = None,
@@ -137,7 +137,7 @@ def verify_reference(
     seconds = time.perf_counter() - start_time
     if device != "meta":
         verdict_info["measured"] = _measure_speed(spec, module, device, batch, seq)
-    return Verdict(target, f"reference/{device}", checks, seconds, verdict_info, list_sizes(spec))
+    return Verdict(model_name, f"reference/{device}", checks, seconds, verdict_info, list_sizes(spec))
 
 
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
 def _checks(
     spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int, repeats: dict[str, str]
 ) -> Iterator[Check]:
-    tree, witness = spec.tree(), f"reference/{device}"
+    model_tree, witness_name = spec.tree(), f"reference/{device}"
     module_paths = module_names(module)
     run_parts = frozenset({MTP.name}) if spec.mtp is not None else frozenset()
 
@@ -219,17 +219,17 @@ def _checks(
         cost: Cost,
         measured_counts: dict[str, int],
         workload: Workload | None = None,
-        include: frozenset[str] = frozenset(),
+        included_parts: frozenset[str] = frozenset(),
     ) -> Iterator[Check]:
         checks = compare_nodes(
-            tree,
+            model_tree,
             quantity,
-            lambda place: place.cost_per_repeat(cost, include),
+            lambda place: place.cost_per_repeat(cost, included_parts),
             measured_counts,
             module_paths,
-            witness,
+            witness_name,
             None if workload is None else RunConfig(workload),
-            include,
+            included_parts,
         )
         if quantity != "parameters":
             checks = remove_zero_checks(checks)

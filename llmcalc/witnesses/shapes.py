@@ -53,12 +53,12 @@ class ShapeCache(TorchDispatchMode):
         input_key = function, shape_key
         if input_key in self.known:
             return _new_tensors(self.known[input_key])
-        results = function(*args, **kwargs)
-        if _is_cacheable(results, args):
+        operation_results = function(*args, **kwargs)
+        if _is_cacheable(operation_results, args):
             if len(self.known) >= MOST:
                 self.known.clear()
-            self.known[input_key] = _result_description(results)
-        return results
+            self.known[input_key] = _result_description(operation_results)
+        return operation_results
 
 
 @cache

@@ -44,11 +44,13 @@ class StorageTracker(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = function(*args, **(kwargs or {}))
-        for tensor in [results] if isinstance(results, torch.Tensor) else tree_leaves(results):
+        operation_results = function(*args, **(kwargs or {}))
+        for tensor in (
+            [operation_results] if isinstance(operation_results, torch.Tensor) else tree_leaves(operation_results)
+        ):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device:
                 self._track_tensor(tensor, function)
-        return results
+        return operation_results
 
     def track_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
         """Tracks the storages of tensors that this mode did not see created, such as those of `torch.tensor`."""

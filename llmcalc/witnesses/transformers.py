@@ -63,7 +63,7 @@ def verify_transformers(preset: Preset, batch: int = 1, seq: int | None = None) 
 
 
 def verify_config(
-    spec: ModelSpec, config: dict[str, Any], target: str = "model", batch: int = 1, seq: int | None = None
+    spec: ModelSpec, config: dict[str, Any], model_name: str = "model", batch: int = 1, seq: int | None = None
 ) -> Verdict:
     """Compares counts with the class of `config`: the class in its `architectures`, else the model type's class."""
     start_time = time.perf_counter()
@@ -83,7 +83,7 @@ def verify_config(
     cost = cost_in_class(text_model_of(config)[2], "parameters", total_params_of, spec)
     coverage_of_model = coverage_of_leaves(spec.tree(), modules, cost, WITHOUT_FLOPS)
     return Verdict(
-        target,
+        model_name,
         "transformers",
         checks,
         time.perf_counter() - start_time,
@@ -185,7 +185,7 @@ def _checks(
     batch: int,
     lengths: tuple[int, ...],
 ) -> Iterator[Check]:
-    tree, model_type, witness = spec.tree(), text_model_of(config)[2], f"transformers/{config['model_type']}"
+    model_tree, model_type, witness_name = spec.tree(), text_model_of(config)[2], f"transformers/{config['model_type']}"
     params = tensors(model, [module_path for node_modules in modules.values() for module_path in node_modules.modules])
     towers_without_flops = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
 
@@ -203,12 +203,12 @@ def _checks(
         )
         return remove_zero_checks(
             compare_modules(
-                tree,
+                model_tree,
                 quantity,
                 lambda node_position: node_position.cost_per_repeat(cost) + additions_of_nodes(node_position.path),
                 modules,
                 measured_counts,
-                witness,
+                witness_name,
                 run_config,
             )
         )
@@ -217,9 +217,9 @@ def _checks(
     yield Check(
         "model",
         "parameters",
-        class_total(model_type, "parameters", total_params_of, spec, include=towers_without_flops),
+        class_total(model_type, "parameters", total_params_of, spec, included_parts=towers_without_flops),
         params.get("", 0) - uncounted_params,
-        witness,
+        witness_name,
     )
     yield from compare_with_class("parameters", total_params_of, remove_shared_parameters(modules, params), modules)
     for seq in lengths:
@@ -230,7 +230,7 @@ def _checks(
             "forward_flops",
             class_total(model_type, "forward_flops", forward_of, spec, run_config),
             measured_pass.flops.get("", 0),
-            witness,
+            witness_name,
             seq,
         )
         if seq == lengths[0]:
@@ -245,7 +245,7 @@ def _checks(
             cache_bits = class_total(
                 model_type, "cache_bytes", lambda op_use: op_use.cache_bits(DTYPE_BITS["bfloat16"]), spec, run_config
             )
-            yield Check("model", "cache_bytes", bits_to_bytes(cache_bits), measured_pass.cache, witness, seq)
+            yield Check("model", "cache_bytes", bits_to_bytes(cache_bits), measured_pass.cache, witness_name, seq)
 
 
 def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[str, int]:

@@ -414,7 +414,7 @@ def test_words() -> None:
 
 def test_spread_keeps_ends_and_the_model() -> None:
     sizes = [(64 * i, 500 // i) for i in range(1, 60)]
-    chosen = spread_evenly(sizes, 5, kept_size=(640, 50))
+    chosen = spread_evenly(sizes, 5, required_size=(640, 50))
     assert len(chosen) == 5
     assert (640, 50) in chosen
     assert sizes[0] in chosen

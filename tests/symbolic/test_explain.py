@@ -342,7 +342,10 @@ def test_what_cannot_be_explained_is_one_clear_message(
 
 def test_prediction_modules_count_where_they_are_asked_in() -> None:
     spec = load_preset("deepseek-v3").model
-    without, with_them = explain(spec, quantity="params"), explain(spec, quantity="params", include=frozenset({"mtp"}))
+    without, with_them = (
+        explain(spec, quantity="params"),
+        explain(spec, quantity="params", included_parts=frozenset({"mtp"})),
+    )
     difference = texts(with_them)["model", "params"]["value"] - texts(without)["model", "params"]["value"]
     assert difference == params(spec).left_out["mtp"] == texts(explain(spec, "mtp"))["mtp", "params"]["value"]
 

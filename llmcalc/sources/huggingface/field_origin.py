@@ -103,11 +103,13 @@ def _tracked_numbers(
 ) -> Iterator[TrackedInt | TrackedFloat]:
     """Yields the tracked numbers in a description that stand below one of the field names."""
     if isinstance(description_table, dict):
-        for field_name, value in description_table.items():
-            yield from _tracked_numbers(value, field_names, field_name in field_names and not isinstance(value, dict))
+        for field_name, field_value in description_table.items():
+            yield from _tracked_numbers(
+                field_value, field_names, field_name in field_names and not isinstance(field_value, dict)
+            )
     elif isinstance(description_table, list | tuple):
-        for value in description_table:
-            yield from _tracked_numbers(value, field_names, is_below_field)
+        for field_value in description_table:
+            yield from _tracked_numbers(field_value, field_names, is_below_field)
     elif is_below_field and isinstance(description_table, TrackedInt | TrackedFloat):
         yield description_table
 

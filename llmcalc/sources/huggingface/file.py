@@ -88,7 +88,7 @@ def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict
     """
     file = path.with_name(QUANTIZATION_FILE)
     config_sections = (config, *(field_value for field_value in config.values() if isinstance(field_value, dict)))
-    is_stated = any(section.get("quantization_config") is not None for section in config_sections)
+    is_stated = any(config_section.get("quantization_config") is not None for config_section in config_sections)
     if path.name != "config.json" or is_stated or not file.exists():
         return {}, []
     quantization_table = read_json(file).get("quantization")
@@ -133,7 +133,13 @@ def describe_data(
         model_description["dtype"] = dtype
     config_tables = [*_config_tables(config_data)]
     state_dtype = next(
-        (table[dtype_field] for table in config_tables for dtype_field in STATE_DTYPES if dtype_field in table), None
+        (
+            config_table[dtype_field]
+            for config_table in config_tables
+            for dtype_field in STATE_DTYPES
+            if dtype_field in config_table
+        ),
+        None,
     )
     if isinstance(state_dtype, str) and state_dtype != "auto":
         model_description["state_dtype"] = state_dtype

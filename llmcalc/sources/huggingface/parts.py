@@ -110,7 +110,7 @@ def full_rope(config: Config) -> Table:
 
     The whole part is rotary, whatever share the config states.
     """
-    return {field: value for field, value in rope(config).items() if field != "partial_rotary_factor"}
+    return {field: field_value for field, field_value in rope(config).items() if field != "partial_rotary_factor"}
 
 
 def biases(has_biases: bool, *bias_fields: str) -> Table:
@@ -569,7 +569,9 @@ def combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
         changes nothing is omitted. No two axes may change the same field.
     """
     varying_axes = [
-        (kinds, fields_by_kind) for kinds, fields_by_kind in kind_axes if any(fields_by_kind[kind] for kind in kinds)
+        (kinds, fields_by_kind)
+        for kinds, fields_by_kind in kind_axes
+        if any(fields_by_kind[layer_kind_of_axis] for layer_kind_of_axis in kinds)
     ]
     if not varying_axes:
         return {}

@@ -33,8 +33,8 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
         return config, []
     section_names = [
         section_name
-        for section_name, section in config.items()
-        if isinstance(section, dict) and section_name.endswith("_config")
+        for section_name, config_section in config.items()
+        if isinstance(config_section, dict) and section_name.endswith("_config")
     ]
     nested_sections = [
         section_name

@@ -98,8 +98,10 @@ def count_changed_values(difference: Difference) -> int:
     return max(_field_values(difference[1]), _field_values(difference[2]))
 
 
-def _field_values(value: Any) -> int:
-    inner_values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+def _field_values(field_value: Any) -> int:
+    inner_values = (
+        field_value.values() if isinstance(field_value, dict) else field_value if isinstance(field_value, list) else ()
+    )
     return 1 + sum(map(_field_values, inner_values))
 
 

@@ -59,15 +59,15 @@ def build_job(
     return job
 
 
-def verify_distributed(job: TrainingJob, target: str = "model") -> Verdict:
+def verify_distributed(job: TrainingJob, model_name: str = "model") -> Verdict:
     """Runs a job on local processes, or on processes that torchrun has started, and compares the results.
 
     Raises `InputError` if a process fails or does not answer.
     """
-    return verify_all([job], target)[0]
+    return verify_all([job], model_name)[0]
 
 
-def verify_all(jobs: Sequence[TrainingJob], target: str = "model") -> list[Verdict]:
+def verify_all(jobs: Sequence[TrainingJob], model_name: str = "model") -> list[Verdict]:
     """Runs jobs with the same number of processes in sequence."""
     start_time = time.perf_counter()
     if is_started_by_torchrun():
@@ -83,21 +83,24 @@ def verify_all(jobs: Sequence[TrainingJob], target: str = "model") -> list[Verdi
         results_of_jobs = run_processes(jobs)
     seconds = (time.perf_counter() - start_time) / len(jobs)
     return [
-        verdict_of(job, job_results, target, seconds) for job, job_results in zip(jobs, results_of_jobs, strict=True)
+        verdict_of(job, job_results, model_name, seconds)
+        for job, job_results in zip(jobs, results_of_jobs, strict=True)
     ]
 
 
-def verdict_of(job: TrainingJob, job_results: dict[str, Any], target: str = "model", seconds: float = 0.0) -> Verdict:
+def verdict_of(
+    job: TrainingJob, job_results: dict[str, Any], model_name: str = "model", seconds: float = 0.0
+) -> Verdict:
     """Returns the checks of a job: each rank's memory, and the loss."""
-    witness = f"gloo, {job.layout.world} processes"
+    witness_name = f"gloo, {job.layout.world} processes"
     checks = [
-        Check(f"rank {rank}", MEMORY + quantity, simulated_bytes[quantity], bytes, witness)
+        Check(f"rank {rank}", MEMORY + quantity, simulated_bytes[quantity], bytes, witness_name)
         for rank, (simulated_bytes, measured_bytes) in enumerate(job_results["ranks"])
         for quantity, bytes in measured_bytes.items()
     ]
     loss_pairs = zip(job_results["losses_of_one"], job_results["losses"], strict=True)
     checks += [
-        Check(f"step {step_number}", LOSS, single_loss, loss, witness, within=WITHIN)
+        Check(f"step {step_number}", LOSS, single_loss, loss, witness_name, within=WITHIN)
         for step_number, (single_loss, loss) in enumerate(loss_pairs, start=1)
     ]
     verdict_info = {
@@ -105,5 +108,11 @@ def verdict_of(job: TrainingJob, job_results: dict[str, Any], target: str = "mod
         "dtype": DTYPE, "scratch_bytes": job_results["scratch"], "not_counted": list(NOT_COUNTED),
     }  # fmt: skip
     return Verdict(
-        target, "distributed", checks, seconds, verdict_info, list_sizes(job.spec), untested=untested_parts(job.spec)
+        model_name,
+        "distributed",
+        checks,
+        seconds,
+        verdict_info,
+        list_sizes(job.spec),
+        untested=untested_parts(job.spec),
     )

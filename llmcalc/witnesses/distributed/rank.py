@@ -71,14 +71,14 @@ class RankStorageTracker(CpuStorageTracker):
         use_counts = [leaf._use_count() for leaf in tensors]
         output = func(*args, **kwargs)
         if func.namespace == "c10d" and func._opname not in POINT_TO_POINT:
-            *results, work_handle = output
+            *output_tensors, work_handle = output
             dist.Work.unbox(work_handle).wait()
             if func._opname in BUCKET_OPERATIONS:
                 return output
             del work_handle
             finished_future: torch.futures.Future[Any] = torch.futures.Future()
             finished_future.set_result([])
-            output = (*results, c10d._create_work_from_future(finished_future).boxed())
+            output = (*output_tensors, c10d._create_work_from_future(finished_future).boxed())
         elif func.namespace == "_c10d_functional" and isinstance(output, Tensor) and func._opname != "wait_tensor":
             torch.ops._c10d_functional.wait_tensor(output)
             tensors.append(output)

@@ -47,18 +47,18 @@ def read_towers(
     """
     supported_sections, towers, notes = sections_of(root_type, family.tower_file), Table(), list[str]()
     for section_name in dict.fromkeys((*SECTIONS, *supported_sections, *family.uncounted_encoders)):
-        section = root_config.get(section_name)
+        tower_section = root_config.get(section_name)
         if section_name not in supported_sections:
-            stated_type = section.get("model_type") if isinstance(section, dict) else None
-            if isinstance(section, dict) or section_name in family.uncounted_encoders:
+            stated_type = tower_section.get("model_type") if isinstance(tower_section, dict) else None
+            if isinstance(tower_section, dict) or section_name in family.uncounted_encoders:
                 encoder_type = stated_type or family.uncounted_encoders.get(
                     section_name, section_name.removesuffix("_config")
                 )
                 notes.append(f"its encoder is not counted: {section_name}: '{encoder_type}' is not supported")
             continue
-        if section is None and supported_sections[section_name].default_section is None:
+        if tower_section is None and supported_sections[section_name].default_section is None:
             continue
-        if section is None and not supported_sections[section_name].is_flat:
+        if tower_section is None and not supported_sections[section_name].is_flat:
             notes.append(f"{section_name}: not given; its encoder has its class's defaults")
         try:
             tower_tables, remarks = _read_section(

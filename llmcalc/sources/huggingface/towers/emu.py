@@ -141,7 +141,7 @@ def _read_numbers(config: Config, field_name: str, minimum: int) -> list[int]:
     """Reads a list of whole numbers of at least `minimum`."""
     listed_numbers = config.get(field_name)
     if not isinstance(listed_numbers, list | tuple) or any(
-        type(number) is not int or not minimum <= number <= LARGEST for number in listed_numbers
+        type(listed_number) is not int or not minimum <= listed_number <= LARGEST for listed_number in listed_numbers
     ):
         raise config.error(field_name, listed_numbers, f"a list of whole numbers of at least {minimum}")
     if minimum and not listed_numbers:

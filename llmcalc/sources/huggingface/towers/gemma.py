@@ -95,7 +95,7 @@ def _read_pair(config: Config, field_name: str) -> list[int]:
     if (
         not isinstance(size_pair, list | tuple)
         or len(size_pair) != 2
-        or any(type(size) is not int or not 0 < size <= LARGEST for size in size_pair)
+        or any(type(pair_size) is not int or not 0 < pair_size <= LARGEST for pair_size in size_pair)
     ):
         raise config.error(field_name, size_pair, "two positive whole numbers")
     return list(size_pair)
@@ -114,9 +114,9 @@ def _read_gemma4_audio(root_config: Config, config: Config, text_width: int) -> 
     }
     output_width, activation = config.size("output_proj_dims"), config.choice(ACTIVATIONS, "hidden_act")
     clamp_count = 4 * 10 if config.flag("use_clipped_linears") else 0
-    audio_input = {"type": "recording", **GEMMA4_FRAMES}
+    audio_rule = {"type": "recording", **GEMMA4_FRAMES}
     tower = _conformer_encoder(
-        config, "", activation, subsampling, output_size=output_width, clamps=clamp_count, audio=audio_input
+        config, "", activation, subsampling, output_size=output_width, clamps=clamp_count, audio=audio_rule
     )
     unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     return {
@@ -196,9 +196,9 @@ def _read_gemma3n_audio(root_config: Config, config: Config, text_width: int) ->
     ]
     norm = layernorm(config.number("sscp_conv_group_norm_eps"), bias=False)
     subsampling = {"num_mel_bins": config.size("input_feat_size"), "convolutions": convolutions, "norm": norm}
-    audio = {"type": "recording", **GEMMA3N_FRAMES}
+    audio_rule = {"type": "recording", **GEMMA3N_FRAMES}
     tower = _conformer_encoder(
-        config, "conf_", "silu", subsampling, reduction=config.size("conf_reduction_factor"), audio=audio
+        config, "conf_", "silu", subsampling, reduction=config.size("conf_reduction_factor"), audio=audio_rule
     )
     return {"audio_tower": tower, "embed_audio": _gemma3n_embedder(config, text_width)}
 

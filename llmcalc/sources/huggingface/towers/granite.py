@@ -55,14 +55,14 @@ def _count_of_concatenated_layers(config: Config) -> int:
     return len(layers)
 
 
-def _qformer(section: Config, encoder_width: int, query_count: int, window: int, parent_config: Config) -> Table:
+def _qformer(qformer_config: Config, encoder_width: int, query_count: int, window: int, parent_config: Config) -> Table:
     """Returns the Q-Former of a section. parent_config: the config that collects the section's unknown fields."""
-    section.require("model_type", "blip_2_qformer")
-    section.require("encoder_hidden_size", encoder_width)
-    section.require("use_qformer_text_input", False)
-    hidden, heads = section.size("hidden_size"), section.size("num_attention_heads")
-    section.quotient("num_attention_heads", hidden, heads)
-    depth, frequency = section.size("num_hidden_layers"), section.size("cross_attention_frequency")
+    qformer_config.require("model_type", "blip_2_qformer")
+    qformer_config.require("encoder_hidden_size", encoder_width)
+    qformer_config.require("use_qformer_text_input", False)
+    hidden, heads = qformer_config.size("hidden_size"), qformer_config.size("num_attention_heads")
+    qformer_config.quotient("num_attention_heads", hidden, heads)
+    depth, frequency = qformer_config.size("num_hidden_layers"), qformer_config.size("cross_attention_frequency")
     qformer = {
         "type": "qformer",
         "queries": query_count,
@@ -71,11 +71,11 @@ def _qformer(section: Config, encoder_width: int, query_count: int, window: int,
         "num_attention_heads": heads,
         "input_size": encoder_width,
         "reading_layers": list(range(0, depth, frequency)),
-        "feed_forward": mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")),
-        "norm": layernorm(section.number("layer_norm_eps")),
+        "feed_forward": mlp(qformer_config.size("intermediate_size"), qformer_config.choice(ACTIVATIONS, "hidden_act")),
+        "norm": layernorm(qformer_config.number("layer_norm_eps")),
         "window": window,
     }
-    section.finish(QFORMER_FIELDS, parent_config)
+    qformer_config.finish(QFORMER_FIELDS, parent_config)
     return qformer
 
 

@@ -15,9 +15,9 @@ from .qwen import IGNORED, QWEN2_5, QWEN3, read_qwen2_5, read_qwen3
 from .section import TowerSection, projector, self_attention, two_linear_layers
 
 
-def _chunked_encoder(config: Config, stem: Table, window: int, audio_rule: Table, **attention: Any) -> Table:
+def _chunked_encoder(config: Config, stem: Table, window: int, audio_rule: Table, **attention_fields: Any) -> Table:
     """Returns an audio encoder whose layers attend within stretches of `window` positions."""
-    heads = self_attention(config, "encoder_attention_heads", "d_model", grid_window=window, **attention)
+    heads = self_attention(config, "encoder_attention_heads", "d_model", grid_window=window, **attention_fields)
     ffn = mlp(config.size("encoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
     stack = {
         "num_hidden_layers": config.size("encoder_layers"),

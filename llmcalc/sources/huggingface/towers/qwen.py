@@ -177,10 +177,10 @@ KIMI_PATCHES, KIMI_SIDE = 16384, 512
 """The most patches of an image, and along one side, in the processor of Kimi K2.5; Kimi K3 has the same side."""
 
 
-def moonvit(config: Config, position_rows: int, text_width: int, **layer: Any) -> tuple[Table, Table]:
+def moonvit(config: Config, position_rows: int, text_width: int, **layer_fields: Any) -> tuple[Table, Table]:
     """Returns MoonViT, and the projector that merges square patch blocks.
 
-    position_rows: those of the position embedding. layer: further arguments of `biased_layer`.
+    position_rows: those of the position embedding. layer_fields: further arguments of `biased_layer`.
     """
     merged_shape = config.get("merge_kernel_size")
     if (
@@ -190,7 +190,7 @@ def moonvit(config: Config, position_rows: int, text_width: int, **layer: Any) -
     ):
         raise config.error("merge_kernel_size", merged_shape, "two equal positive numbers")
     norm, merge_size, hidden_size = layernorm(1e-5), merged_shape[0], config.size("hidden_size")
-    block = biased_layer(config, norm, **ROTARY, **layer)
+    block = biased_layer(config, norm, **ROTARY, **layer_fields)
     tower = vision_transformer(
         config, block, stack={"final_norm": norm}, patch_fields={"bias": True}, positions={"rows": position_rows}
     )

@@ -38,13 +38,13 @@ def siglip2_encoder(config: Config) -> Table:
     return siglip_of_rows(config, config.size("num_patches"), config.flag("vision_use_head"))
 
 
-def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False, **attention: Any) -> Table:
+def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False, **attention_fields: Any) -> Table:
     """Returns an encoder with SigLIP's layers. position_rows: rows of the position embedding; 0 for none.
 
-    attention: further fields of its attention.
+    attention_fields: further fields of its attention.
     """
     norm = layernorm(config.number("layer_norm_eps"))
-    block = biased_layer(config, norm, **attention)
+    block = biased_layer(config, norm, **attention_fields)
     encoder_fields: Table = {"positions": {"rows": position_rows}} if position_rows else {}
     if has_pooling:
         encoder_fields["pooling"] = {

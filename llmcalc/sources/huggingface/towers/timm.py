@@ -68,7 +68,10 @@ def _read_openvla(root_config: Config, config: Config, text_width: int) -> Table
             raise root_config.error(
                 field, listed_entries, f"a list of {encoder_count}, as use_fused_vision_backbone says"
             )
-    encoders = [_timm_encoder(root_config, *pair) for pair in zip(encoder_names, image_sizes, strict=True)]
+    encoders = [
+        _timm_encoder(root_config, *encoder_and_size)
+        for encoder_and_size in zip(encoder_names, image_sizes, strict=True)
+    ]
     encoder_width = sum(encoder["hidden_size"] for encoder in encoders)
     linear_layers: tuple[LinearLayer, ...] = two_linear_layers(text_width)
     if is_fused:

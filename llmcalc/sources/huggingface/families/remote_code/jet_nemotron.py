@@ -53,8 +53,8 @@ def _read_jet_nemotron(config: Config) -> Table:
 def _mixer_config(config: Config, section_name: str, field_defaults: dict[str, Any]) -> Config:
     """Returns the table of one kind of layer in `efficient_attention_config`."""
     field_path_prefix = f"{config.location}{SECTION}."
-    section = Config(config.table(SECTION), {}, config.model_type, location=field_path_prefix).table(section_name)
-    return Config(section, field_defaults, config.model_type, location=f"{field_path_prefix}{section_name}.")
+    mixer_section = Config(config.table(SECTION), {}, config.model_type, location=field_path_prefix).table(section_name)
+    return Config(mixer_section, field_defaults, config.model_type, location=f"{field_path_prefix}{section_name}.")
 
 
 def _jet_block(config: Config, block_config: Config) -> Table:
