@@ -154,7 +154,9 @@ def _serving_cost(run: RunQuestion, options: CostOptions, power: float | None, h
         reasons = ", ".join(server_search.why_not)
         raise InputError(f"--devices: no server of {server_study.hardware.title} serves these requests: {reasons}")
     point = server_search.chosen.point
-    cost = Cost(point.end_to_end.scaled_by(options.requests / point.concurrency), point.devices, power, hourly_price)
+    cost = Cost(
+        point.end_to_end_seconds.scaled_by(options.requests / point.concurrency), point.devices, power, hourly_price
+    )
     chosen_server = server_search.servers[server_search.chosen.index]
     return RunCost(
         cost,

@@ -304,7 +304,7 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
         )
     rule_texts = [
         f"{rule_name} at 45 % MFU: {duration_text(rule_seconds)}"
-        for rule_name, rule_seconds in timed_run.rules.items()
+        for rule_name, rule_seconds in timed_run.seconds_by_rule.items()
         if rule_seconds is not None
     ]
     resident_bytes, capacity = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
@@ -363,7 +363,7 @@ def _time_data(
         "parts": timed_run.parts,
         "bounds": {bound: timed_run.bounds[bound] for bound in BOUNDS},
         "nodes": [node_data(timed_node, timed_run.seconds) for timed_node in timed_nodes],
-        "rules": timed_run.rules,
+        "rules": timed_run.seconds_by_rule,
         "not_counted": list(NOT_COUNTED[timed_run.phase]),
     }
     if measured_run is not None:

@@ -261,7 +261,7 @@ def _range_cell(seconds: TimeRange | RangedAmount) -> str:
 
 def _curve_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     concurrency, ttft, tpot, *rate_cells = _point_cells(server_point, serve_study)
-    likely_tpot, total_latency = float(server_point.tpot.estimate), server_point.load.end_to_end
+    likely_tpot, total_latency = float(server_point.tpot.estimate), server_point.load.end_to_end_seconds
     seconds = [
         DisplayedValue(likely_tpot, duration_text(likely_tpot)),
         DisplayedValue(total_latency, duration_text(total_latency)),
@@ -282,7 +282,7 @@ def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> li
     if servers.chosen is not None or limits.rate is None or servers.traces:
         return []
     rates = [
-        (server.replicas * server.load(concurrency).requests_per_second, server)
+        (server.replicas * server.latencies(concurrency).requests_per_second, server)
         for server in servers.servers
         if (concurrency := server.most_requests_within_limits(limits))
     ]
@@ -399,7 +399,7 @@ def point_data(server_point: LoadPoint) -> dict[str, Any]:
         "concurrency": _users_data(server_point.concurrency),
         "ttft": server_point.ttft.amount.as_data(),
         "tpot": server_point.tpot.amount.as_data(),
-        "end_to_end": server_point.end_to_end.as_data(),
+        "end_to_end": server_point.end_to_end_seconds.as_data(),
         "output_tokens_per_second": round_to_digits(server_point.output_tokens_per_second),
         "per_device": round_to_digits(server_point.per_device),
         "cost_per_million": None

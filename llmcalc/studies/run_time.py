@@ -224,7 +224,7 @@ class TimedRun:
         return self.utilization("causal") * (1 + recompute_share)
 
     @cached_property
-    def rules(self) -> dict[str, float | None]:
+    def seconds_by_rule(self) -> dict[str, float | None]:
         """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND if layers are recomputed, 4ND for frozen weights."""
         if self.plan is None:
             return {"4ND": None, "6ND": None, "8ND": None}

@@ -104,7 +104,7 @@ class LoadPoint:
         return self.output_tokens_per_second / self.devices
 
     @property
-    def end_to_end(self) -> RangedAmount:
+    def end_to_end_seconds(self) -> RangedAmount:
         """The seconds of a whole request, with the sum of the parts' ranges."""
         further_tokens = self.load.output - 1
         latency_parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
@@ -138,9 +138,9 @@ class Server:
     def devices(self) -> int:
         return self.sizes.devices * self.replicas * (1 if self.group is None else self.group.replicas)
 
-    def load(self, concurrency: float) -> LoadLatencies:
+    def latencies(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies of one replica, or of one group of replicas, at a concurrency."""
-        return (self.replica if self.group is None else self.group).load(concurrency)
+        return (self.replica if self.group is None else self.group).latencies(concurrency)
 
     @property
     def kv_tokens(self) -> int:
@@ -160,10 +160,10 @@ class Server:
             seconds, phase, replica.device, replica.stack, replica.spec, untested_reason, burst_seconds
         )
 
-    def point(self, concurrency: int) -> LoadPoint:
+    def load_point(self, concurrency: int) -> LoadPoint:
         """Returns the server at a concurrency, divided evenly over the replicas."""
         requests_of_replica = concurrency / self.replicas
-        replica_load = replace(self.load(max(1.0, requests_of_replica)), concurrency=requests_of_replica)
+        replica_load = replace(self.latencies(max(1.0, requests_of_replica)), concurrency=requests_of_replica)
         return self._point_of_load(concurrency, replica_load)
 
     def point_at_rate(self, request_rate: float) -> LoadPoint | None:
@@ -174,17 +174,20 @@ class Server:
         """
         rate_of_replica = request_rate / self.replicas
         slow_concurrency = largest_number(
-            lambda request_count: self.load(request_count).requests_per_second < rate_of_replica, self.most_sequences
+            lambda request_count: self.latencies(request_count).requests_per_second < rate_of_replica,
+            self.most_sequences,
         )
         if slow_concurrency == self.most_sequences:
             return None
-        replica_load = self.load(1)
+        replica_load = self.latencies(1)
         if slow_concurrency:
             slower_rate, faster_rate = (
-                self.load(slow_concurrency + extra_requests).requests_per_second for extra_requests in (0, 1)
+                self.latencies(slow_concurrency + extra_requests).requests_per_second for extra_requests in (0, 1)
             )
-            replica_load = self.load(slow_concurrency + (rate_of_replica - slower_rate) / (faster_rate - slower_rate))
-        replica_load = replace(replica_load, concurrency=rate_of_replica * replica_load.end_to_end)
+            replica_load = self.latencies(
+                slow_concurrency + (rate_of_replica - slower_rate) / (faster_rate - slower_rate)
+            )
+        replica_load = replace(replica_load, concurrency=rate_of_replica * replica_load.end_to_end_seconds)
         return self._point_of_load(replica_load.concurrency * self.replicas, replica_load)
 
     def _point_of_load(self, concurrency: float, load: LoadLatencies) -> LoadPoint:
@@ -207,11 +210,11 @@ class Server:
     @cached_property
     def _lowest_ttft(self) -> Number:
         """The lower end of the range of the time to first token, for a single request."""
-        return self.range(self.load(1).ttft, "prefill").low
+        return self.range(self.latencies(1).ttft, "prefill").low
 
     def violated_limits(self, latency_limits: LatencyLimits, concurrency: int) -> str:
         """Returns the reason why one replica's latencies exceed the limits; empty if within the limits."""
-        return latency_limits.violated_limits(self.load(concurrency))
+        return latency_limits.violated_limits(self.latencies(concurrency))
 
     def with_replicas(self, replica_count: int) -> Server:
         """The same server with another number of replicas."""
@@ -229,7 +232,7 @@ class Server:
         """
         concurrencies = {2**i for i in range(self.most_requests.bit_length())} | {self.most_requests}
         load_points = {
-            request_count: self.point(request_count)
+            request_count: self.load_point(request_count)
             for request_count in concurrencies
             if request_count >= self.replicas
         }

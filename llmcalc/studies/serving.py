@@ -216,7 +216,7 @@ class ServeStudy:
                 sized_server, trace_times, refusal_reason = size_server_for_trace(
                     server, self.sizes.replicas(server.sizes), self.trace, self.limits, budget
                 )
-                load_point = sized_server.point(
+                load_point = sized_server.load_point(
                     min(max(1, round(trace_times.mean_concurrency)), sized_server.most_requests)
                 )
                 traces.append(trace_times)
@@ -389,13 +389,13 @@ class ServeStudy:
             return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
         if concurrency > sized_server.most_requests:
             return sized_server, None, "the cache holds fewer requests than --concurrency"
-        load_point = sized_server.point(concurrency)
+        load_point = sized_server.load_point(concurrency)
         return sized_server, load_point, latency_limits.violated_limits(load_point.load)
 
     def _sized_by_rate(
         self, server: Server, replicas: int | None, concurrency_within_limits: int, request_rate: float
     ) -> tuple[Server, LoadPoint | None, str]:
-        highest_request_rate = server.load(concurrency_within_limits).requests_per_second
+        highest_request_rate = server.latencies(concurrency_within_limits).requests_per_second
         sized_server = replace(server, replicas=replicas or math.ceil(request_rate / highest_request_rate))
         if sized_server.devices > MOST_DEVICES and replicas is None:
             return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"

@@ -89,14 +89,14 @@ class LoadLatencies:
     ttft_of_burst: float
 
     @property
-    def end_to_end(self) -> float:
+    def end_to_end_seconds(self) -> float:
         """The seconds of a request from arrival to last token."""
         return self.ttft + (self.output - 1) * self.tpot
 
     @property
     def requests_per_second(self) -> float:
         """The number of requests that complete per second (Little's law)."""
-        return self.concurrency / self.end_to_end
+        return self.concurrency / self.end_to_end_seconds
 
     @property
     def output_tokens_per_second(self) -> float:
@@ -234,7 +234,7 @@ class Replica:
         step_count = len(self.prompts_pass(1).timed_passes)
         return 1 + self.steps_after_first_token * self.most_prompts * self.batch_count / step_count
 
-    def load(self, concurrency: float) -> LoadLatencies:
+    def latencies(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at a concurrency. Raises `InputError` for less than one request."""
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")

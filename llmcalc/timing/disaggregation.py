@@ -113,7 +113,7 @@ class DisaggregatedServer:
     def _most_requests_per_second(self, sequences: float) -> float:
         return min(self.prefill / self.busy_seconds, self.decode * self._decoded_requests_per_second(sequences))
 
-    def load(self, concurrency: float) -> LoadLatencies:
+    def latencies(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at the whole group's concurrency. Raises `InputError` for less than one request."""
         output_tokens, first_token_seconds = self.replica.requests.output, self.first_token_seconds
         if concurrency < 1:

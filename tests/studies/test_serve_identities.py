@@ -63,7 +63,7 @@ def servers(case: Case) -> StudiedServers:
 
 def test_one_request_takes_the_time_of_time(case: Case, servers: StudiedServers) -> None:
     for server in servers.servers[:2]:
-        replica, load = server.replica, server.replica.load(1)
+        replica, load = server.replica, server.replica.latencies(1)
         layout = {name: size for name, size in vars(server.sizes).items() if size > 1}
         if server.sizes.dp > 1 or server.kv_dtype or case.options.get("quantize") or case.options.get("prefix_hit"):
             continue

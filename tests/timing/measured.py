@@ -40,10 +40,10 @@ def prompt_share(row: Row) -> float:
     """The share of a whole request's time until its first token."""
     if row["measure"] == "throughput":
         replica, requests = full_server(row)
-        served = replica.load(requests)
+        served = replica.latencies(requests)
     else:
         served = load_of(row)
-    return float(served.ttft / served.end_to_end)
+    return float(served.ttft / served.end_to_end_seconds)
 
 
 def range_of(row: Row, seconds: float) -> TimeRange:

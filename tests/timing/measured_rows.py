@@ -412,7 +412,7 @@ def _replica(
 
 @cache
 def _load(concurrency: int, *key: Any) -> LoadLatencies:
-    return _replica(*key).load(concurrency)
+    return _replica(*key).latencies(concurrency)
 
 
 ENGINES = {"trtllm": "tensorrt-llm"}
@@ -518,8 +518,8 @@ def full_seconds(row: Row) -> float:
     """Seconds of an output token where all requests of a benchmark arrive at once and fill the server in waves."""
     replica, requests_in_cache = full_server(row)
     waves, last = divmod(row.whole("requests"), requests_in_cache)
-    seconds = waves * replica.load(requests_in_cache).end_to_end if waves else 0.0
-    seconds += replica.load(last).end_to_end if last else 0.0
+    seconds = waves * replica.latencies(requests_in_cache).end_to_end_seconds if waves else 0.0
+    seconds += replica.latencies(last).end_to_end_seconds if last else 0.0
     return seconds / row.whole("requests") / row.whole("output")
 
 
@@ -538,7 +538,7 @@ def _inference_seconds(row: Row, factors: CalibrationFactors) -> float:
         return 1 / load_of(row, factors).output_tokens_per_second
     if row.is_loaded and input_tokens:
         served = load_of(row, factors)
-        return {"tpot": served.tpot, "ttft": served.ttft, "end_to_end": served.end_to_end}[measure]
+        return {"tpot": served.tpot, "ttft": served.ttft, "end_to_end": served.end_to_end_seconds}[measure]
 
     def prompt(sequences: int, context: int = 0, server: bool = False) -> float:
         seconds = prefill(spec, device, stack, sequences, input_tokens, context, None, layout, formats, server).seconds

@@ -110,7 +110,7 @@ def check_passes(replica: Replica, context: int, batch: int) -> None:
     check_faster(
         lambda better: float(prefill(spec, better, stack, 1, context, 0, None, layout, formats).seconds), device
     )
-    loads = [replica.load(concurrency) for concurrency in BATCHES]
+    loads = [replica.latencies(concurrency) for concurrency in BATCHES]
     for quantity in ("tpot", "output_tokens_per_second", "ttft_of_burst"):
         check_grows([getattr(load, quantity) for load in loads], f"{quantity} on {device.name}")
 
