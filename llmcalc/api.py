@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from .sources.preset import Preset
     from .symbolic.formulas import RecomputeChoice
     from .witnesses.reference import Device
-    from .witnesses.run import Witness
+    from .witnesses.verification import Witness
 
 
 def params(
@@ -821,7 +821,7 @@ def verify(
     from .questions.witnesses import VerifyQuestion
     from .sources.presets import model_names
     from .witnesses.reference import Device
-    from .witnesses.run import Witness
+    from .witnesses.verification import Witness
 
     parsed_options = options_of(options, layout=True)
     verification = VerifyQuestion(

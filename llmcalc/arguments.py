@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .parallel.counted_rank import RankRequest
     from .questions.engines import EngineQuestion
     from .questions.runs import RunOptions, RunQuestion
-    from .studies.selection import Selection
+    from .studies.model_selection import Selection
 
 OptionsOfCommand = TypeVar("OptionsOfCommand")
 
@@ -323,7 +323,7 @@ def run_question_of(
 
 
 def selection_of(model_kind: Any, attention: Any, moe: Any, min_params: Any, max_params: Any) -> Selection:
-    from .studies.selection import Selection
+    from .studies.model_selection import Selection
 
     min_count, max_count = optional_count("--min-params", min_params), optional_count("--max-params", max_params)
     return Selection(model_kind, attention, moe, min_count, max_count)

@@ -20,7 +20,7 @@ from .costs.params import total_params_of
 from .errors import InputError, shown
 from .flow.tree import Node
 from .ops.attention import AttentionCore
-from .witnesses.measure import count_flops, parameters
+from .witnesses.module_measurements import count_flops, parameters
 from .witnesses.reference import require_torch
 from .workload.run_config import RunConfig
 from .workload.workload import Workload

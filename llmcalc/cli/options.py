@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..optional import MTP, TOWERS, OptionalPart
 from ..reports.formats import Format
 from ..sources.names import STDIN
-from ..studies.selection import KINDS
+from ..studies.model_selection import KINDS
 from ..units import parse_count, parse_length
 from ..workload.counting import Pairs
 from ..workload.execution import AttentionImplementation

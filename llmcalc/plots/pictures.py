@@ -12,7 +12,7 @@ from ..costs.context_length import usual_sequence
 from ..errors import InputError, suggest
 from ..sources.preset import Preset, name_in_errors
 from ..sources.presets import find_preset, model_names
-from ..studies.selection import EVERY_MODEL, Selection
+from ..studies.model_selection import EVERY_MODEL, Selection
 from .figure import require_matplotlib
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .. import units
 from ..reports.palette import FAINT, INK, SERIES
 from ..studies.run_time import TimedRun
-from ..timing.price import TimeEstimator
+from ..timing.time_estimator import TimeEstimator
 from ..timing.traffic import MemoryTraffic
 from .figure import draw_heading, in_llmcalc_style, new_figure, text_for_one_column
 from .labels import FAR_PLACES, PLACES, escape_label, label_points

@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..frozen import frozen
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset, name_in_errors
-from ..studies.selection import EVERY_MODEL, Selection
+from ..studies.model_selection import EVERY_MODEL, Selection
 from ..units import parse_count
 
 if TYPE_CHECKING:

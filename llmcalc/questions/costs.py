@@ -10,7 +10,7 @@ from ..errors import InputError
 from ..reports.answer import ReportedAnswer
 from ..studies.cost import Cost, RunCost, add_lost_time
 from ..studies.step_size import default_batch, is_pretraining, usual_batch
-from ..timing.spread import RangedAmount
+from ..timing.time_ranges import RangedAmount
 from ..workload.setting import declarations_of, option
 from .options import CostOptions, ServeOptions, TimeOptions
 from .runs import RunQuestion

@@ -145,7 +145,7 @@ def _refused_options(reason: str) -> InputError:
 def _measure_params(target: str) -> MeasuredParams:
     from ..reports.measured import MeasuredParams
     from ..sources.hub import fetch_config
-    from ..witnesses.measured import measure_config
+    from ..witnesses.measured_modules import measure_config
 
     path = Path(target)
     if not path.exists() and is_hub_id(target):
@@ -364,7 +364,7 @@ class ExplainQuestion:
         from ..reports.explain import report
         from ..symbolic.explain import explain
         from ..symbolic.formulas import FormulaSetting, TrainingSetting
-        from ..symbolic.symbolic import has_sympy, missing_sympy_error
+        from ..symbolic.symbolic_model import has_sympy, missing_sympy_error
 
         if self.latex and not has_sympy():
             raise missing_sympy_error("--latex")

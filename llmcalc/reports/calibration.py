@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import units
 from ..timing.calibration import CAUTIOUS, Calibration, ErrorStatistics
-from ..timing.spread import round_to_digits
+from ..timing.time_ranges import round_to_digits
 from .document import Report
 from .notes import plural
 

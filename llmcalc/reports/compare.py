@@ -13,7 +13,7 @@ from .. import units
 from ..components.base import Network
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, ModelQuantities, StackShape
-from ..studies.layers import distinct_blocks
+from ..studies.distinct_layers import distinct_blocks
 from .document import Column, Report, Row, Table, single_or_list, with_notes_below
 from .formats import Format
 from .formats.pipe import width_of_terminal

@@ -10,7 +10,7 @@ from ..sources.preset import Preset
 from ..studies.cost import LEAST_TIME_IN_STEPS, NOT_COUNTED, RunCost
 from ..studies.plan import LayoutPlan
 from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
-from ..timing.spread import RangedAmount
+from ..timing.time_ranges import RangedAmount
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import float16_notes, plural, several
 from .seconds import class_text, duration_text, range_unit, unpriced_notes

@@ -12,7 +12,7 @@ from ..sources.preset import Preset
 from ..symbolic.bibliography import papers
 from ..symbolic.explain import Explanation, FormulaSection
 from ..symbolic.formulas import QUANTITIES, Formula, FormulaNode, Quantity
-from ..symbolic.symbolic import KEYS, missing_sympy_error
+from ..symbolic.symbolic_model import KEYS, missing_sympy_error
 from .document import Column, Report, Row, Table, with_notes_below, without_repetitions
 from .expression import LATEX, PLAIN, FormulaStyle, latex_text, write_expression
 from .notes import MULTIPLY_ADD, PAIRS, cache_per_token_note, identity_experts_note

@@ -13,7 +13,7 @@ from ..sources.preset import Preset
 from ..studies.layout_candidates import ENOUGH_HEADROOM, Candidate, position_of_layout, tie_flags
 from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, RankedLayouts
 from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
-from ..timing.spread import TIE, TimeRange
+from ..timing.time_ranges import TIE, TimeRange
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, without_repetitions
 from .memory_notes import run_text
 from .notes import plural, too_long_notes, warnings_of_notes

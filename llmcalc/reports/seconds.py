@@ -10,9 +10,9 @@ from .. import units
 from ..parallel.layout import Layout
 from ..sources.preset import Preset
 from ..studies.run_time import BOUNDS, NOT_COUNTED, TimedNode, TimedRun
-from ..timing.price import QUANTIZED
-from ..timing.records import TimeStack
-from ..timing.spread import TimeRange, round_to_digits
+from ..timing.time_estimator import QUANTIZED
+from ..timing.time_ranges import TimeRange, round_to_digits
+from ..timing.timing_constants import TimeStack
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import float16_notes, plural, several, too_long_notes, warnings_of_notes
 from .share import layout_cell

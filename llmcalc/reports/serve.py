@@ -12,7 +12,7 @@ from ..studies.server import LoadPoint, Server
 from ..studies.serving import ServeStudy, StudiedServers
 from ..timing.disaggregation import DisaggregatedServer
 from ..timing.speculation import Speculation
-from ..timing.spread import TIE, RangedAmount, TimeRange, round_to_digits
+from ..timing.time_ranges import TIE, RangedAmount, TimeRange, round_to_digits
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import plural, several, too_long_notes, warnings_of_notes
 from .seconds import class_text, duration_text, exchange_notes, range_unit

@@ -105,7 +105,7 @@ def load_config(
     allow_unknown: bool = False,
 ) -> Preset:
     """Loads the model of a parsed `config.json`. Raises `InputError`, which names the wrong field."""
-    from .huggingface.file import describe_data
+    from .huggingface.config_file import describe_data
 
     require_shallow(dict(config), "config")
     preset_description = describe_data(dict(config), head, allow_unknown)
@@ -180,7 +180,7 @@ def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tu
     """Describes the model of a GGUF file from the sizes in its metadata."""
     from .checkpoints.gguf import read_gguf
     from .checkpoints.gguf_config import gguf_config
-    from .huggingface.file import LONGEST_NAME, describe_data
+    from .huggingface.config_file import LONGEST_NAME, describe_data
 
     config = gguf_config(read_gguf(path), str(path))
     try:
@@ -194,7 +194,7 @@ def _describe_text(model_text: str, error_location: str, head: HeadKind | None, 
     """Parses a `config.json` or a native description, distinguished by the first character."""
     if not is_object(model_text):
         return _parse_native(model_text, error_location)
-    from .huggingface.file import describe_data, parse_config
+    from .huggingface.config_file import describe_data, parse_config
 
     config_data = parse_config(model_text, error_location)
     try:
@@ -213,7 +213,7 @@ def _parse_native(model_text: str, error_location: str) -> dict[str, Any]:
 
 
 def _read_config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
-    from .huggingface.file import describe_config
+    from .huggingface.config_file import describe_config
 
     model_name, preset_description = describe_config(path, head, allow_unknown)
     return model_name, str(path), preset_description

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..frozen import frozen
-from ..timing.spread import RangedAmount, TimeRange
+from ..timing.time_ranges import RangedAmount, TimeRange
 
 if TYPE_CHECKING:
     from .plan import LayoutPlan

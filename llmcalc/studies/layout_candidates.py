@@ -11,7 +11,7 @@ from ..errors import InputError, shown
 from ..frozen import frozen
 from ..parallel.layout import Layout
 from ..parallel.schedule_formulas import bubble
-from ..timing.spread import TIE
+from ..timing.time_ranges import TIE
 
 AS_CONFIGURED = ""
 """A candidate's recomputation where it is that of the run's settings."""

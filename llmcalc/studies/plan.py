@@ -25,7 +25,7 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import NO_REPLICAS, LayoutSearch, check_depth, search
 from ..simulator.effort import WorkBudget
-from ..timing.spread import TimeRange
+from ..timing.time_ranges import TimeRange
 from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
 from .run_time import TimeSettings, TrainingTimes
 from .step_size import default_batch, is_pretraining, usual_batch

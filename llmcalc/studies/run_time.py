@@ -30,9 +30,6 @@ from ..timing.calibration import UNCHANGED, CalibrationFactors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
 from ..timing.kernels import Adapters, RankPass, RankWork
-from ..timing.price import QUANTIZED, NumberFormats, TimedOperation, TimedPass, TimeEstimator
-from ..timing.records import TimeStack
-from ..timing.spread import TimeRange, expected_range, untested_ranks
 from ..timing.stack import (
     find_stack,
     stack_of_vendor,
@@ -43,8 +40,11 @@ from ..timing.stack import (
     with_schedule,
 )
 from ..timing.step import StepPlan, StepTime, StepTimer, host_wait
+from ..timing.time_estimator import QUANTIZED, NumberFormats, TimedOperation, TimedPass, TimeEstimator
+from ..timing.time_ranges import TimeRange, expected_range, untested_ranks
+from ..timing.timing_constants import TimeStack
 from ..timing.traffic import MemoryTraffic, kernel_traffic
-from ..timing.work import rank_work
+from ..timing.work_recorder import rank_work
 from ..units import DTYPE_BITS, short_dtype, signed_percent
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import Execution

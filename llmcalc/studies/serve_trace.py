@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..frozen import frozen
-from ..timing.spread import RangedAmount
+from ..timing.time_ranges import RangedAmount
 from ..timing.trace import ServedRequest, StepBudget, StepSeconds, TracedRequest, serve_trace
 from .server import LatencyLimits, Server
 

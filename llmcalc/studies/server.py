@@ -17,7 +17,7 @@ from ..frozen import frozen
 from ..parallel.layout import Layout
 from ..timing.batching import LoadLatencies, Replica
 from ..timing.disaggregation import DisaggregatedServer
-from ..timing.spread import RangedAmount, TimeRange, expected_range, untested_ranks
+from ..timing.time_ranges import RangedAmount, TimeRange, expected_range, untested_ranks
 
 SECONDS_OF_AN_HOUR = 3600.0
 

@@ -25,9 +25,9 @@ from ..sources.preset import Preset
 from ..timing.batching import Replica, RequestSizes
 from ..timing.device import Device
 from ..timing.disaggregation import DisaggregatedServer
-from ..timing.records import TimeStack
 from ..timing.speculation import Speculation
-from ..timing.spread import TIE
+from ..timing.time_ranges import TIE
+from ..timing.timing_constants import TimeStack
 from ..timing.trace import StepBudget
 from .fit_serving import NODE
 from .run_time import inference_formats

@@ -1,7 +1,7 @@
 """Closed forms of the seconds of a node's kernels on one device: symbols, numbers, values and sources.
 
-They are the forms that `timing/price.py` evaluates. A kernel takes the longer of computing and of moving its bytes, and
-the time until it starts:
+They are the forms that `timing/time_estimator.py` evaluates. A kernel takes the longer of computing and of moving its
+bytes, and the time until it starts:
 
     max(F / R, B / W) + l · t
 """
@@ -17,10 +17,10 @@ from ..errors import InputError, suggest
 from ..model import ModelSpec
 from ..timing.device import device_of
 from ..timing.kernels import Kernel, RankPass, RankWork
-from ..timing.price import DECODE_ATTENTION_RATE, NumberFormats, TimedOperation, TimeEstimator
-from ..timing.records import AcceleratorGeneration, FigureSource, accelerator_generations
 from ..timing.stack import find_stack
-from ..timing.work import rank_work
+from ..timing.time_estimator import DECODE_ATTENTION_RATE, NumberFormats, TimedOperation, TimeEstimator
+from ..timing.timing_constants import AcceleratorGeneration, FigureSource, accelerator_generations
+from ..timing.work_recorder import rank_work
 from ..workload.workload import Phase
 
 SYMBOLS = {

@@ -24,8 +24,8 @@ from ..workload.recompute import MODES
 from .explain import Explanation, FormulaSection, check_layer_kinds, components, merge_sections
 from .formulas import DEFAULT, DEFAULT_TRAINING, FormulaNode, Formulas, FormulaSetting, TrainingSetting
 from .saved_bytes import LOSS, NodeTrackingEager, Path, PathNames, RecordedPass, SavedBlock, saved_blocks
-from .symbolic import SEQUENCES, SymbolMeaning, keys_symbol, sequences_symbol, spec_with_formulas
 from .symbolic_int import SymbolicInt, formula_of
+from .symbolic_model import SEQUENCES, SymbolMeaning, keys_symbol, sequences_symbol, spec_with_formulas
 
 LOSS_NAMES: PathNames = tuple(name for name, _ in LOSS)
 

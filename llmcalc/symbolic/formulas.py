@@ -23,7 +23,7 @@ from ..workload.counting import Counting, Pairs
 from ..workload.execution import EAGER, AttentionImplementation, Execution, NormImplementation
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .symbolic import (
+from .symbolic_model import (
     ELEMENT_BYTES,
     KEYS,
     SymbolicModel,

@@ -33,9 +33,9 @@ from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
 from .inference import MAX_CHUNKS, InferencePass, forward_pass, prefill, rank_pass
-from .price import SIXTEEN_BITS, NumberFormats, TimedOperation
-from .records import TimeStack
 from .speculation import Speculation
+from .time_estimator import SIXTEEN_BITS, NumberFormats, TimedOperation
+from .timing_constants import TimeStack
 
 PER_SEQUENCE = frozenset({"attention", "state"})
 """Kinds of kernels that run for each sequence by itself, whatever else the step computes."""

@@ -20,8 +20,8 @@ from typing import TypeAlias
 from ..errors import InputError
 from ..frozen import frozen
 from .device import Device
-from .records import TimeStack
-from .spread import TIE
+from .time_ranges import TIE
+from .timing_constants import TimeStack
 
 Pricer: TypeAlias = Callable[["CalibrationFactors"], float]
 """Seconds that are estimated for a run with these factors."""
@@ -364,7 +364,7 @@ def _mean_ratio(errors_with_fit: Sequence[float], errors_without_fit: Sequence[f
 def _is_clearly_better(log_errors: Sequence[float], left_out_fit_errors: Sequence[float]) -> bool:
     """Whether factors fitted to the other runs estimate a left-out run clearly better than no factors.
 
-    log_errors, errors_of_fits: logs of estimated over measured seconds, of each run without a fit, and by a fit to
+    log_errors, left_out_fit_errors: logs of estimated over measured seconds, of each run without a fit, and by a fit to
         the others.
     """
     error_gains = [

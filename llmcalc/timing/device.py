@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from ..accelerator import Hardware
 from ..algebra import Number, ceil_div, choose, floor_div, log2, maximum, minimum
 from ..frozen import frozen
-from .records import AcceleratorGeneration, accelerator_generations
+from .timing_constants import AcceleratorGeneration, accelerator_generations
 
 DeviceEvidence: TypeAlias = Literal["profiled", "sister", "datasheet"]
 

@@ -20,7 +20,7 @@ from ..errors import InputError
 from ..frozen import frozen
 from .batching import LoadLatencies, Replica
 from .inference import rank_pass
-from .work import rank_work
+from .work_recorder import rank_work
 
 ROUNDS = 12
 """Iterations in which the decoding sequences at a concurrency are found: d(c) grows slowly."""

@@ -12,9 +12,9 @@ from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
 from .kernels import RankPass
-from .price import SIXTEEN_BITS, NumberFormats, TimedPass, time_pass
-from .records import TimeStack
-from .work import rank_work
+from .time_estimator import SIXTEEN_BITS, NumberFormats, TimedPass, time_pass
+from .timing_constants import TimeStack
+from .work_recorder import rank_work
 
 
 @frozen

@@ -17,8 +17,8 @@ from ..model import ModelSpec
 from ..parallel.layout import Layout
 from .device import Device
 from .inference import forward_pass, prefill, rank_pass
-from .price import SIXTEEN_BITS, NumberFormats
-from .records import TimeStack
+from .time_estimator import SIXTEEN_BITS, NumberFormats
+from .timing_constants import TimeStack
 
 
 @frozen

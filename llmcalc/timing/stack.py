@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import InputError, suggest
 from ..frozen import frozen
 from ..parallel.layout import Schedule
-from .records import TimeStack, time_stacks
+from .timing_constants import TimeStack, time_stacks
 
 OVERLAPS = ("none", "dp", "tp", "ep", "all")
 """Values of `--overlap`: the messages that run beside products."""

@@ -22,9 +22,9 @@ from ..parallel.search import even_stage_sizes
 from ..workload.recompute import check_node_names
 from .device import Device
 from .kernels import AFTER, BEFORE, Adapters, LayerKind, RankPass, rank_share
-from .price import NumberFormats, TimedPass, time_pass
-from .records import TimeStack
-from .work import rank_work
+from .time_estimator import NumberFormats, TimedPass, time_pass
+from .timing_constants import TimeStack
+from .work_recorder import rank_work
 
 WEIGHT_BYTES = 2.0
 """Bytes per parameter of gathered weights."""

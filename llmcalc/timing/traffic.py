@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..frozen import frozen
 from .kernels import Kernel, RankWork
-from .price import TimeEstimator
+from .time_estimator import TimeEstimator
 
 
 @frozen

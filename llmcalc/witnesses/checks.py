@@ -15,7 +15,7 @@ from ..algebra import is_zero
 from ..evidence import Evidence
 from ..flow.tree import Node, Place
 from ..workload.run_config import RunConfig
-from .difference import COUNTED, Sizes, explain_difference
+from .difference_explanation import COUNTED, Sizes, explain_difference
 
 QUANTITIES = ("parameters", "buffers", "forward_flops", "train_flops", "prefill_flops", "decode_flops", "cache_bytes")
 

@@ -29,9 +29,9 @@ from ..device_memory.settings import Settings
 from ..device_memory.training import TrainingConfig
 from ..model import ModelSpec
 from .checks import MEMORY, Check
-from .loop import InferencePasses, TrainingLoop, cache_shapes
 from .memory import MemoryComparison, configured_run, reference_settings, run_text, unsupported_reason
 from .speed import driver_version
+from .training_loop import InferencePasses, TrainingLoop, cache_shapes
 
 STEPS = 3
 """Number of measured training steps: the first creates the optimizer's states, the others are equal."""
@@ -207,7 +207,7 @@ def compare_on_gpu(
 ) -> MemoryComparison:
     """Compares runs with a GPU. Runs that do not fit, or that the reference does not support, are left out.
 
-    statistics, runtime: default those of torch's GPU.
+    statistics, cuda_runtime: default those of torch's GPU.
     Raises `Unsupported` for a step without kernels.
     """
     comparison = MemoryComparison(info={"runs_measured": []})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from ..flow.tree import Cost, Node, Place
 from ..workload.run_config import RunConfig
 from .checks import Check, ModuleCoverage, check_repeats, module_paths
-from .modules import ModulesByNode, NodeModules
+from .module_search import ModulesByNode, NodeModules
 
 
 def compare_modules(

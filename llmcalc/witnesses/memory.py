@@ -1,8 +1,8 @@
 """Compares the simulated memory of a run with torch's measured memory of the reference: equal bytes are expected.
 
-On meta and on the CPU, a dispatch mode tracks every storage that torch creates (`storages.StorageTracker`). Under it
-autograd adds no gradient in place, so the passes of a micro-batch are compared again without it, with the events of the
-CPU profiler (`cpu_events`). The overhead of torch's allocator and of GPU libraries is compared on a GPU (`gpu`).
+On meta and on the CPU, a dispatch mode tracks every storage that torch creates (`storage_tracker.StorageTracker`).
+Under it autograd adds no gradient in place, so the passes of a micro-batch are compared again without it, with the
+events of the CPU profiler (`cpu_events`). The overhead of torch's allocator and of GPU libraries is compared on a GPU.
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -33,14 +33,14 @@ from ..ops.recurrent import State
 from ..simulator.autograd import saved_storages
 from ..simulator.meter import Meter
 from ..workload.recompute import NONE
-from . import variants
+from . import kernel_variants
 from .checks import MEMORY, Check, Verdict
 from .cpu_events import BACKWARD, FORWARD, GradientSums, PassBytes, discard_profiler_log, read_events
 from .distributed.job import peaks_by_phase
-from .loop import InferencePasses, TrainingLoop, cache_shapes, without_initial_values
 from .reference import LARGEST_REAL, Device
-from .shapes import ShapeCache
-from .storages import StorageTracker, saved_bytes
+from .shape_cache import ShapeCache
+from .storage_tracker import StorageTracker, saved_bytes
+from .training_loop import InferencePasses, TrainingLoop, cache_shapes, without_initial_values
 
 STEPS = 2
 """Number of training steps; in the second the optimizer's states exist from the beginning."""
@@ -513,7 +513,7 @@ def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str,
     with without_initial_values():
         training_loop = TrainingLoop(spec, training, "cpu")
     training_loop.create_tokens()
-    with torch.no_grad(), variants.kernel_context(training.choices):
+    with torch.no_grad(), kernel_variants.kernel_context(training.choices):
         training_loop.loss()  # creates objects that are created once
     with (
         discard_profiler_log(),

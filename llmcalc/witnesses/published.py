@@ -6,7 +6,7 @@ from ..costs.params import params
 from ..errors import InputError
 from ..sources.preset import Preset
 from .checks import Check, Verdict
-from .difference import list_sizes
+from .difference_explanation import list_sizes
 
 WITNESS = "published"
 

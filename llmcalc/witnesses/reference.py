@@ -25,8 +25,8 @@ from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, compare_nodes, remove_zero_checks
-from .difference import list_sizes
-from .measure import (
+from .difference_explanation import list_sizes
+from .module_measurements import (
     buffers,
     cache_bytes_by_path,
     copy_to_repeats,

@@ -32,10 +32,10 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, remove_zero_checks
 from .deviations import additions_by_path, class_total, cost_in_class
-from .difference import list_sizes
+from .difference_explanation import list_sizes
 from .matching import compare_modules, coverage_of_leaves
-from .measure import count_flops, default_dtype, module_names, tensor_names, tensors
-from .modules import ModulesByNode, find_modules_of_nodes, nodes_called_once, remove_shared_parameters
+from .module_measurements import count_flops, default_dtype, module_names, tensor_names, tensors
+from .module_search import ModulesByNode, find_modules_of_nodes, nodes_called_once, remove_shared_parameters
 from .reference import LARGEST_REAL, LEAST_SEQ
 from .witness import family_of_class, fields_of, load_class, require_library_class, witness_of
 

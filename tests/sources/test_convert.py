@@ -31,7 +31,7 @@ from llmcalc.sources.to_hf.classes import class_names
 from llmcalc.sources.to_hf.compare import canonical_values, differences
 from llmcalc.sources.to_hf.fields import FIELDS
 from llmcalc.sources.to_toml import dump_toml
-from llmcalc.witnesses.measure import parameters
+from llmcalc.witnesses.module_measurements import parameters
 from llmcalc.witnesses.reference import LEAST_SEQ
 from llmcalc.witnesses.transformers import build_class_model, verify_config
 from tests.builders import SOME_PRESETS, fields_of, kinds_of_parts, run_config, spec_of

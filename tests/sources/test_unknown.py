@@ -11,8 +11,8 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError, edit_distance, similar_name
 from llmcalc.sources.huggingface.config import Config
-from llmcalc.sources.huggingface.file import describe_data
-from llmcalc.sources.huggingface.unknown import UnknownField
+from llmcalc.sources.huggingface.config_file import describe_data
+from llmcalc.sources.huggingface.unknown_fields import UnknownField
 from tests.builders import CASES
 from tests.families import shapes_of
 from tests.samples import in_one_test

@@ -9,7 +9,7 @@ import pytest
 
 import llmcalc
 from llmcalc.studies.serving import StudiedServers
-from llmcalc.timing.spread import TIE
+from llmcalc.timing.time_ranges import TIE
 from tests.samples import sampled
 
 

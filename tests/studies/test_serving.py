@@ -18,7 +18,7 @@ from llmcalc.sources.presets import load_preset
 from llmcalc.studies.server import LatencyLimits, LayoutSizes
 from llmcalc.studies.serving import SizesRequest
 from llmcalc.timing.batching import LoadLatencies
-from llmcalc.timing.spread import TIE
+from llmcalc.timing.time_ranges import TIE
 from tests.families.remote_code.jet_nemotron import JET
 from tests.in_process import command
 

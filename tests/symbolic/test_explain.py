@@ -14,9 +14,6 @@ from typing import Any
 
 import pytest
 import sympy
-from llmcalc.model_in_symbols.explain import Explanation, explain
-from llmcalc.model_in_symbols.formulas import Formulas, FormulaSetting
-from llmcalc.model_in_symbols.model_in_symbols import model_in_symbols
 
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
@@ -35,6 +32,9 @@ from llmcalc.reports.expression import LATEX, FormulaStyle, write_expression
 from llmcalc.reports.formats.table import render
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import load_preset
+from llmcalc.symbolic.explain import Explanation, explain
+from llmcalc.symbolic.formulas import Formulas, FormulaSetting
+from llmcalc.symbolic.symbolic_model import model_in_symbols
 from tests.builders import SOME_PRESETS, run_config, verbs_of
 from tests.in_process import command
 from tests.samples import sampled
@@ -60,7 +60,7 @@ def decoder(block: Block, layers: int = 6, **fields: Any) -> ModelSpec:
 
 def texts(explanation: Explanation, preset: Preset | None = None) -> dict[tuple[str, str], dict[str, Any]]:
     """(node, quantity) → its record in the JSON document."""
-    preset = preset or Preset(name="x", model=explanation.formulas.model_in_symbols.spec)
+    preset = preset or Preset(name="x", model=explanation.formulas.symbolic.spec)
     data = report(preset, explanation).data
     assert isinstance(data, dict)
     return {(row["node"], row["quantity"]): row for row in data["formulas"]}

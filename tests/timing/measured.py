@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import mean, median
 
 from llmcalc.errors import InputError
-from llmcalc.timing.spread import TimeRange, expected_range
+from llmcalc.timing.time_ranges import TimeRange, expected_range
 
 from .measured_rows import (
     CLASSES,

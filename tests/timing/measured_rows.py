@@ -30,11 +30,11 @@ from llmcalc.timing.calibration import UNCHANGED, CalibrationFactors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, RankPass
-from llmcalc.timing.price import NumberFormats
-from llmcalc.timing.records import TimeStack, time_stacks
 from llmcalc.timing.stack import with_attention, with_overlap
 from llmcalc.timing.step import StepPlan, StepTimer
-from llmcalc.timing.work import rank_work
+from llmcalc.timing.time_estimator import NumberFormats
+from llmcalc.timing.timing_constants import TimeStack, time_stacks
+from llmcalc.timing.work_recorder import rank_work
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
 

@@ -15,8 +15,8 @@ from llmcalc.sources.presets import load_preset
 from llmcalc.timing.batching import Replica, RequestSizes, seconds_beside_prompts
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import decode, prefill
-from llmcalc.timing.price import NumberFormats
 from llmcalc.timing.stack import find_stack
+from llmcalc.timing.time_estimator import NumberFormats
 
 H100 = device_of(find_hardware("h100"))
 VLLM, SGLANG = find_stack("vllm"), find_stack("sglang")

@@ -17,9 +17,9 @@ from llmcalc.sources.presets import load_preset
 from llmcalc.timing.batching import Replica, RequestSizes
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
-from llmcalc.timing.price import NumberFormats
-from llmcalc.timing.records import TimeStack, time_stacks
 from llmcalc.timing.step import StepPlan, training_step
+from llmcalc.timing.time_estimator import NumberFormats
+from llmcalc.timing.timing_constants import TimeStack, time_stacks
 
 MODELS = "llama3-8b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "mamba2-2.7b", "gemma3-1b"
 FORMATS = (

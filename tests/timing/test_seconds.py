@@ -21,12 +21,12 @@ from llmcalc.timing.calibration import CalibrationFactors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, LayerKind, RankPass
-from llmcalc.timing.price import NumberFormats, time_pass
-from llmcalc.timing.records import accelerator_generations, time_stacks
-from llmcalc.timing.spread import RangedAmount, expected_range
 from llmcalc.timing.stack import find_stack, stack_names, with_overlap
 from llmcalc.timing.step import StepPlan, StepTimer, pipeline_ranks, training_step, training_steps
-from llmcalc.timing.work import rank_work
+from llmcalc.timing.time_estimator import NumberFormats, time_pass
+from llmcalc.timing.time_ranges import RangedAmount, expected_range
+from llmcalc.timing.timing_constants import accelerator_generations, time_stacks
+from llmcalc.timing.work_recorder import rank_work
 from tests.samples import in_one_test
 
 MEGATRON, VLLM = find_stack("megatron"), find_stack("vllm")

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from llmcalc.model import ModelSpec
-from llmcalc.witnesses.storages import StorageTracker
+from llmcalc.witnesses.storage_tracker import StorageTracker
 from llmcalc.witnesses.transformers import build_class_model, inputs_of
 from tests.simulator.witness import Held, measured
 

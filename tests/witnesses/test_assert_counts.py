@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from llmcalc.testing import assert_counts
-from llmcalc.witnesses.counter import flop_counter
-from llmcalc.witnesses.measure import count_flops
+from llmcalc.witnesses.flop_counter import flop_counter
+from llmcalc.witnesses.module_measurements import count_flops
 from tests.builders import spec_of
 from tests.samples import in_one_test
 

@@ -24,7 +24,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore, BlockCore, Conv1d, Elementwise, EntryScores, Linear, Op, PooledCore
 from llmcalc.sources.huggingface.registry import FILES, text_model_of
 from llmcalc.witnesses.deviations import class_total
-from llmcalc.witnesses.measure import count_flops
+from llmcalc.witnesses.module_measurements import count_flops
 from llmcalc.witnesses.transformers import (
     CACHE_NAMES,
     add_channel_axis,

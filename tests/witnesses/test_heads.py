@@ -21,7 +21,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, library_class_names, model_types, read_config
 from llmcalc.witnesses.checks import Verdict
 from llmcalc.witnesses.deviations import class_total
-from llmcalc.witnesses.measure import count_flops, parameters
+from llmcalc.witnesses.module_measurements import count_flops, parameters
 from llmcalc.witnesses.reference import LEAST_SEQ
 from llmcalc.witnesses.transformers import build_class_model, uncounted_parameters, verify_config
 from llmcalc.witnesses.witness import witness_of

@@ -16,7 +16,7 @@ from llmcalc.components.mixers.mla import MLA
 from llmcalc.costs.flops import backward_of, forward_of
 from llmcalc.model import ModelSpec
 from llmcalc.witnesses.checks import Check, compare_nodes
-from llmcalc.witnesses.measure import count_flops, module_names
+from llmcalc.witnesses.module_measurements import count_flops, module_names
 from llmcalc.witnesses.reference import build_on_device as reference
 from llmcalc.witnesses.transformers import build_class_model, cache_argument
 from llmcalc.workload.execution import LatentForm

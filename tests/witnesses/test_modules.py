@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmcalc.sources.huggingface.registry import family_of
-from llmcalc.witnesses.modules import NodeModules, find_modules_of_nodes
+from llmcalc.witnesses.module_search import NodeModules, find_modules_of_nodes
 from llmcalc.witnesses.transformers import build_class_model, find_modules, verify_config
 from tests.builders import spec_of
 from tests.families import shapes_of

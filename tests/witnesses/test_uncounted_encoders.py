@@ -14,7 +14,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types, read_config, text_model_of
 from llmcalc.units import bits_to_bytes
 from llmcalc.witnesses.deviations import class_total
-from llmcalc.witnesses.measure import parameters
+from llmcalc.witnesses.module_measurements import parameters
 from llmcalc.witnesses.reference import LEAST_SEQ
 from llmcalc.witnesses.transformers import build_class_model, class_settings_of, run_forward
 from tests.builders import run_config

@@ -16,8 +16,8 @@ from llmcalc.components.mixers import attention
 from llmcalc.components.networks import feed_forward, moe
 from llmcalc.sources.target import load
 from llmcalc.witnesses.checks import Check
-from llmcalc.witnesses.difference import list_sizes
-from llmcalc.witnesses.measure import count_flops, parameters
+from llmcalc.witnesses.difference_explanation import list_sizes
+from llmcalc.witnesses.module_measurements import count_flops, parameters
 from llmcalc.witnesses.published import verify_published
 from llmcalc.witnesses.reference import build_on_device, verify_reference
 

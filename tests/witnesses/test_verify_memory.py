@@ -29,7 +29,7 @@ from llmcalc.witnesses import gpu
 from llmcalc.witnesses.checks import MEMORY, Check
 from llmcalc.witnesses.gpu import AllocatorStatistics, compare_on_gpu
 from llmcalc.witnesses.memory import MemoryComparison, compare_memory, default_runs, unsupported_reason
-from llmcalc.witnesses.storages import StorageTracker
+from llmcalc.witnesses.storage_tracker import StorageTracker
 from tests.samples import in_one_test
 from tests.simulator.allocator_witness import WitnessAllocator
 from tests.witnesses import gpu_memory

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
 from ...components.head_kind import HeadKind
 from ...errors import InputError, shown, similar_name
-from .unknown import UnknownField, field_name_words
+from .unknown_fields import UnknownField, field_name_words
 
 IRRELEVANT = frozenset(
     """

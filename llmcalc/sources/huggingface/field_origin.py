@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import InputError
 from .config import IRRELEVANT
-from .heads import head_of
+from .head_kinds import head_of
 from .registry import family_of, text_model_of, typed_config
 
 

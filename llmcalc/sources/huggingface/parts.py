@@ -9,7 +9,7 @@ from ...components.base import LARGEST
 from ...components.stack import MOST_KINDS, overlaid_table
 from ...errors import InputError, shown
 from .config import Config, is_number, is_whole
-from .heads import HEAD_ENDINGS, architecture_of
+from .head_kinds import HEAD_ENDINGS, architecture_of
 
 Table = dict[str, Any]
 

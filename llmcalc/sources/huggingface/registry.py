@@ -17,8 +17,8 @@ from .config import Config
 from .drafts import CLASSES, with_draft_type
 from .dropout import dropout_of
 from .family import Family
-from .heads import architecture_of, head_of
-from .unknown import UnknownField, remark_on_ignored_fields
+from .head_kinds import architecture_of, head_of
+from .unknown_fields import UnknownField, remark_on_ignored_fields
 
 FILES: dict[str, tuple[str, ...]] = {
     file: tuple(kinds) for file, kinds in json.loads(Path(__file__).with_name("families.json").read_text()).items()

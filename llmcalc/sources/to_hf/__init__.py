@@ -22,7 +22,7 @@ from ...model import ModelSpec
 from ..huggingface.absent import AbsentValue
 from ..huggingface.config import Config
 from ..huggingface.family import Family
-from ..huggingface.heads import head_of
+from ..huggingface.head_kinds import head_of
 from ..huggingface.parts import ACTIVATIONS
 from ..huggingface.registry import FILE_OF, LOGIT_CAPS, family_of, has_grouped_router, read_config
 from .classes import class_names, wrapper_names

@@ -13,7 +13,7 @@ from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...units import DTYPE_BITS
 from ..checks import LOSS, MEMORY, Check, Verdict
-from ..difference import list_sizes
+from ..difference_explanation import list_sizes
 from ..reference import LARGEST_REAL, default_seq, longest_pass, require_torch
 from ..untested import untested_parts
 from .job import DTYPE, TrainingJob, simulate_rank

@@ -28,8 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from ...parallel.layout import Coordinates, stages
-from ..loop import build_optimizers, build_reference, layer_matrices
 from ..memory import CpuStorageTracker
+from ..training_loop import build_optimizers, build_reference, layer_matrices
 from . import parallel
 from .job import DTYPE, STEPS, TrainingJob
 from .scratch import scratch_bytes_by_kernel

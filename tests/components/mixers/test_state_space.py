@@ -16,7 +16,7 @@ from llmcalc.components.layers.zamba import ZambaLayer
 from llmcalc.components.mixers.mamba2 import Mamba2
 from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec
-from llmcalc.witnesses.measure import count_flops
+from llmcalc.witnesses.module_measurements import count_flops
 from llmcalc.witnesses.reference import verify_reference
 from tests.builders import run_config
 

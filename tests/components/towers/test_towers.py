@@ -21,7 +21,7 @@ from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
 from llmcalc.sources.huggingface.towers import sections_of
-from llmcalc.witnesses.measure import buffers, parameters
+from llmcalc.witnesses.module_measurements import buffers, parameters
 from llmcalc.witnesses.reference import verify_reference
 from llmcalc.witnesses.transformers import build_class_model, verify_config
 from llmcalc.workload.inputs import Inputs

@@ -19,7 +19,7 @@ from ....errors import InputError
 from ..config import Config
 from ..family import Family
 from ..parts import Table
-from ..unknown import remark_on_ignored_fields
+from ..unknown_fields import remark_on_ignored_fields
 from .section import IGNORED, TowerSection
 
 SETTINGS = ("aligner", "compression", "freeze", "generation", "projector", "quantization", "transformers.js")

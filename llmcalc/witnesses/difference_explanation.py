@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ..components.base import Part
 from ..model import ModelSpec
-from ..symbolic.symbolic import letter_of_field
+from ..symbolic.symbolic_model import letter_of_field
 
 Sizes: TypeAlias = tuple[tuple[str, int], ...]
 """(field, value) pairs, without duplicates."""

@@ -160,7 +160,7 @@ def count_flops(
     """
     import torch
 
-    from .counter import flop_counter
+    from .flop_counter import flop_counter
 
     root_name = type(module).__name__
     backward_owners = BackwardOwners(module) if includes_backward else None

@@ -78,7 +78,7 @@ def attention_kinds(spec: ModelSpec) -> frozenset[str]:
     own names (`mla`, `mamba2`, `gated_delta_net`, …).
     """
     from ..components.base import TokenMixer
-    from .layers import distinct_blocks
+    from .distinct_layers import distinct_blocks
 
     attention_names: set[str] = set()
     mixers: list[Any] = [block.attention for block in distinct_blocks(spec) if isinstance(block.attention, TokenMixer)]
@@ -98,7 +98,7 @@ def attention_kinds(spec: ModelSpec) -> frozenset[str]:
 def has_experts(spec: ModelSpec) -> bool:
     """Whether any layer has a mixture of experts."""
     from ..components.base import Network
-    from .layers import distinct_blocks
+    from .distinct_layers import distinct_blocks
 
     return any(
         isinstance(block.feed_forward, Network) and block.feed_forward.mixture for block in distinct_blocks(spec)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from .shapes import ShapeCache, shape_cache_key
+from .shape_cache import ShapeCache, shape_cache_key
 
 
 @contextmanager

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..flow.tree import index_ranges
+from ..sources.huggingface.config_file import read_json
 from ..sources.huggingface.drafts import CLASSES, with_draft_type
-from ..sources.huggingface.file import read_json
-from ..sources.huggingface.heads import architecture_of
+from ..sources.huggingface.head_kinds import architecture_of
 from ..sources.huggingface.registry import type_of_class_name, usual_name
-from .measure import parameters
+from .module_measurements import parameters
 from .transformers import build_class_model, require_transformers
 from .witness import witness_of
 

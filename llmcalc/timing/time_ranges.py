@@ -20,7 +20,7 @@ from ..record import Record
 from ..sources.files import parse_toml, read_text
 from ..sources.presets import presets_dir
 from .device import Device
-from .records import TimeStack
+from .timing_constants import TimeStack
 
 TIE = 0.03
 """Difference of two estimates, as a share, below which they cannot be told apart: equal runs repeat within 3 to 5 %."""

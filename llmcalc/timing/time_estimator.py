@@ -17,7 +17,7 @@ from ..parallel.placements import Collective
 from ..workload.rows import ONE_GROUP, ExpertGroups
 from .device import Device
 from .kernels import STATE_BITS, Kernel, LayerMessage, RankPass, RankWork
-from .records import TimeStack
+from .timing_constants import TimeStack
 
 BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
 """Bytes per element that a product reads in training; 2 in other formats. fp4: 4 bits and a scale per 16 elements."""

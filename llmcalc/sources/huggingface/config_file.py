@@ -9,11 +9,11 @@ from typing import Any
 from ...components.head_kind import HeadKind
 from ...errors import InputError, one_line, shown
 from ..files import LARGEST_CONFIG, parse_json, read_text
-from .heads import architecture_of
-from .other_forms import config_of_other_form
+from .head_kinds import architecture_of
+from .other_config_forms import config_of_other_form
 from .registry import family_of, read_description, type_of_class_name, usual_name, with_model_type
 from .text_section import require_read_sizes, with_text_section
-from .unknown import remark_on_defaults, remark_on_ignored_fields, require_known
+from .unknown_fields import remark_on_defaults, remark_on_ignored_fields, require_known
 
 QUANTIZATION_FILE = "hf_quant_config.json"
 """The file beside a `config.json` in which ModelOpt says how the weights are stored."""
