@@ -113,7 +113,7 @@ def depths(axes: Axes) -> None:
     from llmcalc.costs.params import params
     from llmcalc.reports.palette import COMPONENTS
     from llmcalc.sources.presets import load_preset, model_names
-    from llmcalc.studies.selection import has_experts
+    from llmcalc.studies.model_selection import has_experts
 
     points: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
     for spec in (load_preset(name).model for name in model_names()):

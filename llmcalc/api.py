@@ -38,8 +38,8 @@ from .errors import InputError
 from .optional import included_part_names
 from .workload.counting import Pairs
 from .workload.execution import AttentionImplementation, LatentForm
-from .workload.setting import checked_values, declared, length_of
-from .workload.validation import one_of, text, whole
+from .workload.setting import checked_values, declarations_of, length_of
+from .workload.validation import validate_choice, validate_text, validate_whole
 from .workload.workload import Phase
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from .sources.preset import Preset
     from .symbolic.formulas import RecomputeChoice
     from .witnesses.reference import Device
-    from .witnesses.run import Witness
+    from .witnesses.verification import Witness
 
 
 def params(
@@ -154,10 +154,10 @@ def flops(
         optional_length("--context", context, minimum=0),
         optional_length("--source", source),
         phase,
-        one_of("--pairs", pairs, Pairs),
-        one_of("--attn-implementation", attn_implementation, AttentionImplementation),
-        text("--recompute", recompute, "full"),
-        one_of("--mla", mla, LatentForm),
+        validate_choice("--pairs", pairs, Pairs),
+        validate_choice("--attn-implementation", attn_implementation, AttentionImplementation),
+        validate_text("--recompute", recompute, "full"),
+        validate_choice("--mla", mla, LatentForm),
         conventions,
         included_part_names(with_mtp),
         parsed_options.rank_request(),
@@ -290,9 +290,9 @@ def explain(
     parsed_options = sort_options(options, rank=True)
     explain_question = ExplainQuestion(
         node,
-        one_of("--quantity", quantity, Quantity),
+        validate_choice("--quantity", quantity, Quantity),
         optional_tokens(seq),
-        one_of("--pairs", pairs, Pairs),
+        validate_choice("--pairs", pairs, Pairs),
         cache_format_of(kv_dtype),
         optional_length("--batch", batch),
         optional_word("--attn-implementation", attn_implementation, AttentionImplementation),
@@ -433,7 +433,7 @@ def fit(
         _check_engine_options(phase=phase, global_batch=global_batch, with_mtp=with_mtp, with_towers=with_towers)
         users = optional_length("--users", options.pop("users", None))
         seq, devices = optional_tokens(options.pop("seq", None)), options.pop("devices", None)
-        devices = None if devices is None else whole("--devices", devices)
+        devices = None if devices is None else validate_whole("--devices", devices)
         _check_engine_options(receipt=None if launch is None else receipt)
         questions = engine_questions_of(model, engine, hardware, options, launch, receipt)
         return ask_servers(questions, lambda engine_question: ask_engine_fit(engine_question, users, seq, devices))
@@ -493,12 +493,12 @@ def plan(
     run_question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read_model(model))
     by = optional_word("--by", by, Order)
     order_options = {"stack": stack, "overlap": overlap, "nic": nic, "calibrate": calibrate}
-    time_options = TimeOptions(**checked_values(declared(TimeOptions), order_options))
+    time_options = TimeOptions(**checked_values(declarations_of(TimeOptions), order_options))
     return ask_timed_plan(
         run_question,
         time_options,
         optional_length("--global-batch", global_batch),
-        whole("--rows", rows),
+        validate_whole("--rows", rows),
         by,
         optional_text("--where", where, "tp=8"),
         parsed_options.read_model,
@@ -606,7 +606,7 @@ def serve(
     parsed_options = sort_options(options)
     draft = draft if draft in (None, "mtp", "ngram") else parsed_options.read_draft(draft)
     serve_options = declared_options(ServeOptions, locals())
-    accelerator = find_hardware(text("--hardware", hardware, "h100"))
+    accelerator = find_hardware(validate_text("--hardware", hardware, "h100"))
     return ask_serve(parsed_options.read_model(model), accelerator, serve_options, parsed_options.read_model)
 
 
@@ -648,7 +648,9 @@ def cost(
 
     cost_options = declared_options(CostOptions, locals())
     parsed_options = sort_options(options, run=True, layout=True)
-    run_options = run_options_of(parsed_options, text("--hardware", hardware, "h100"), phase, frozenset(), None)
+    run_options = run_options_of(
+        parsed_options, validate_text("--hardware", hardware, "h100"), phase, frozenset(), None
+    )
     return ask_cost(RunQuestion(**vars(run_options), preset=parsed_options.read_model(model)), cost_options)
 
 
@@ -684,7 +686,7 @@ def compare(
     if not all or parsed_options.reading.get("set") or parsed_options.reading.get("head"):
         chosen_names = [preset.name for preset, _ in compared_models] if all else models
         compared_models = [(parsed_options.read_model(model), None) for model in chosen_names]
-    accelerator = None if hardware is None else find_hardware(text("--hardware", hardware, "h100"))
+    accelerator = None if hardware is None else find_hardware(validate_text("--hardware", hardware, "h100"))
     return ask_compare(
         compared_models,
         optional_tokens(seq),
@@ -757,11 +759,11 @@ def shape(
         flops,
         tokens,
         None if ffn_ratio is None else str(ffn_ratio),
-        None if head_dim is None else whole("--head-dim", head_dim, 2, 4096),
+        None if head_dim is None else validate_whole("--head-dim", head_dim, 2, 4096),
         None if kv_ratio is None else str(kv_ratio),
         vocab,
         tie,
-        whole("--rows", rows, 1, 256),
+        validate_whole("--rows", rows, 1, 256),
         tolerance,
         optional_tokens(seq),
         cache_format_of(kv_dtype),
@@ -827,19 +829,19 @@ def verify(
     from .questions.witnesses import VerifyQuestion
     from .sources.presets import model_names
     from .witnesses.reference import Device
-    from .witnesses.run import Witness
+    from .witnesses.verification import Witness
 
     parsed_options = sort_options(options, layout=True)
     verify_question = VerifyQuestion(
         all,
-        one_of("--device", device, Device),
-        one_of("--against", against, Witness),
-        whole("--batch", length_of("--batch", batch), most=1024),
+        validate_choice("--device", device, Device),
+        validate_choice("--against", against, Witness),
+        validate_whole("--batch", length_of("--batch", batch), maximum=1024),
         optional_length("--seq", seq, maximum=2**20),
         every_layer,
         memory,
         distributed,
-        LayoutRequest(**checked_values(declared(LayoutRequest), parsed_options.layout)),
+        LayoutRequest(**checked_values(declarations_of(LayoutRequest), parsed_options.layout)),
         optional_length("--num-microbatches", num_microbatches),
     )
     verify_question.check_targets(bool(models))
@@ -862,7 +864,7 @@ def convert(model: Model, to: ModelFileFormat = "toml", **options: Any) -> str:
     """Returns a model as the text of a native description (toml), or of a config.json of transformers (hf)."""
     from .questions.listings import ModelFileFormat, convert_model
 
-    return convert_model(sort_options(options).read_model(model), one_of("--to", to, ModelFileFormat))
+    return convert_model(sort_options(options).read_model(model), validate_choice("--to", to, ModelFileFormat))
 
 
 def presets(
@@ -889,7 +891,7 @@ def hardware(*names: str) -> ReportedAnswer:
     """Lists accelerators, by default all: `.result` has each accelerator's record, with figures and sources."""
     from .questions.listings import ask_hardware
 
-    return ask_hardware([text("NAME", hardware_name, "h100") for hardware_name in names])
+    return ask_hardware([validate_text("NAME", hardware_name, "h100") for hardware_name in names])
 
 
 def schema() -> dict[str, Any]:
@@ -913,7 +915,9 @@ def lock(*models: str | Path, check: bool = False, allow_unknown: bool = False) 
     def read_preset(target: str) -> Preset:
         return preset_of(target, allow_unknown=allow_unknown)
 
-    targets = [str(model) if isinstance(model, Path) else text("model", model, "llama3-8b") for model in models]
+    targets = [
+        str(model) if isinstance(model, Path) else validate_text("model", model, "llama3-8b") for model in models
+    ]
     if check:
         if len(targets) > 1:
             raise InputError("check: checks one lock file; expected one path")
@@ -959,7 +963,7 @@ def plot(
     from .plots.figure import paper_columns
 
     if columns is not None:
-        whole("--columns", columns, 1, 2)
+        validate_whole("--columns", columns, 1, 2)
     with paper_columns(columns):
         return draw_picture(picture, models, output, options, {"time": time, "serve": serve})
 

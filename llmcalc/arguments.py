@@ -14,14 +14,14 @@ from .sources.target import load as load_target
 from .sources.target import load_config
 from .workload.inference import batch_of
 from .workload.inputs import Inputs
-from .workload.setting import checked_values, declared, length_of
-from .workload.validation import LARGEST, one_of, text, whole
+from .workload.setting import checked_values, declarations_of, length_of
+from .workload.validation import LARGEST, validate_choice, validate_text, validate_whole
 
 if TYPE_CHECKING:
     from .parallel.counted_rank import RankRequest
     from .questions.engines import EngineQuestion
     from .questions.runs import RunOptions, RunQuestion
-    from .studies.selection import Selection
+    from .studies.model_selection import Selection
 
 OptionsOfCommand = TypeVar("OptionsOfCommand")
 
@@ -64,7 +64,7 @@ def config_dict_of(model: Any) -> Mapping[str, Any]:
 def head_kind_of(head_name: Any) -> Any:
     from .components.head_kind import HeadKind
 
-    return one_of("--head", head_name, HeadKind)
+    return validate_choice("--head", head_name, HeadKind)
 
 
 def preset_of(
@@ -146,11 +146,11 @@ def sort_options(
     if run:
         from .device_memory.settings import SHORTHANDS, Settings
 
-        names_by_subject[2] = [*declared(Settings), *SHORTHANDS]
+        names_by_subject[2] = [*declarations_of(Settings), *SHORTHANDS]
     if layout:
         from .parallel.layout_request import LayoutRequest
 
-        names_by_subject[3] = declared(LayoutRequest)
+        names_by_subject[3] = declarations_of(LayoutRequest)
     known_names = [option_name for subject_names in names_by_subject for option_name in subject_names]
     for option_name in options_by_name:
         if option_name not in known_names:
@@ -172,7 +172,7 @@ def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[s
 
     arguments: all arguments by name; those that the class does not declare are left out.
     """
-    declarations = declared(options_class)
+    declarations = declarations_of(options_class)
     return options_class(
         **checked_values(declarations, {option_name: arguments[option_name] for option_name in declarations})
     )
@@ -180,17 +180,17 @@ def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[s
 
 def optional_length(option_name: str, length: Any, minimum: int = 1, maximum: int = LARGEST) -> int | None:
     """Parses a number of sequences or tokens, such as 4096 or `32k`; None stays None."""
-    return None if length is None else whole(option_name, length_of(option_name, length), minimum, maximum)
+    return None if length is None else validate_whole(option_name, length_of(option_name, length), minimum, maximum)
 
 
 def optional_text(option_name: str, text_value: Any, example_text: str) -> str | None:
     """Validates an optional text; None stays None. example_text: a valid text, for the error message."""
-    return None if text_value is None else text(option_name, text_value, example_text)
+    return None if text_value is None else validate_text(option_name, text_value, example_text)
 
 
 def optional_word(option_name: str, word_value: Any, allowed_words: Any) -> Any:
     """Validates an optional value of a `Literal` type; None stays None."""
-    return None if word_value is None else one_of(option_name, word_value, allowed_words)
+    return None if word_value is None else validate_choice(option_name, word_value, allowed_words)
 
 
 def optional_count(option_name: str, count_value: Any) -> int | None:
@@ -210,14 +210,14 @@ def optional_tokens(seq: Any) -> int | None:
 
 def image_and_audio_of(image: Any, images: Any, audio: Any) -> Inputs:
     """Returns the images and audio of each sequence. Raises `InputError` for invalid values."""
-    return Inputs(**checked_values(declared(Inputs), {"image": image, "images": images, "audio": audio}))
+    return Inputs(**checked_values(declarations_of(Inputs), {"image": image, "images": images, "audio": audio}))
 
 
 def cache_format_of(format_name: Any) -> str:
     """Returns a number format or storage format of the cache. Raises `InputError` for an unknown format."""
     from .costs.cache_formats import cache_format
 
-    text("--kv-dtype", format_name, "bf16")
+    validate_text("--kv-dtype", format_name, "bf16")
     try:
         cache_format(format_name)
     except InputError as error:
@@ -228,7 +228,11 @@ def cache_format_of(format_name: Any) -> str:
 def _hardware_names(hardware: Any) -> list[str]:
     """Returns a list of accelerator names, from one name, several names or None."""
     hardware_names = [hardware] if isinstance(hardware, str) or not isinstance(hardware, Iterable) else list(hardware)
-    return [text("--hardware", hardware_name, "h100") for hardware_name in hardware_names if hardware_name is not None]
+    return [
+        validate_text("--hardware", hardware_name, "h100")
+        for hardware_name in hardware_names
+        if hardware_name is not None
+    ]
 
 
 def require_model(model: Model | None) -> Model:
@@ -284,7 +288,7 @@ def run_options_of(
     options_by_name = options.settings | ({} if phase is None else {"phase": phase})
     return RunOptions(
         settings=settings_of(**options_by_name),
-        layout=LayoutRequest(**checked_values(declared(LayoutRequest), options.layout)),
+        layout=LayoutRequest(**checked_values(declarations_of(LayoutRequest), options.layout)),
         include=included_parts,
         accelerators=tuple(find_accelerators(_hardware_names(hardware))),
         workspace=workspace,
@@ -319,7 +323,7 @@ def run_question_of(
 
 
 def selection_of(model_kind: Any, attention: Any, moe: Any, min_params: Any, max_params: Any) -> Selection:
-    from .studies.selection import Selection
+    from .studies.model_selection import Selection
 
     min_count, max_count = optional_count("--min-params", min_params), optional_count("--max-params", max_params)
     return Selection(model_kind, attention, moe, min_count, max_count)

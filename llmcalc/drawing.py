@@ -13,7 +13,7 @@ from .errors import InputError
 from .optional import included_part_names
 from .plots import pictures
 from .plots.figure import figure_bytes, format_of
-from .workload.validation import one_of, whole
+from .workload.validation import validate_choice, validate_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ def draw_picture(
         "serve": partial(_draw_serve, answers_by_picture["serve"]),
         "roofline": partial(_draw_roofline, answers_by_picture["time"]),
     }
-    draw_function = drawing_functions[one_of("PICTURE", picture_name, pictures.Picture)]
+    draw_function = drawing_functions[validate_choice("PICTURE", picture_name, pictures.Picture)]
     output_path = None if output is None else Path(output)
     if output_path is not None:
         format_of(output_path)
@@ -91,7 +91,7 @@ def _draw_shape(
     kv_dtype = options.pop("dtype", kv_dtype)
     return pictures.shape_picture(
         _read_models(plotted_models, sort_options(options).read_model),
-        whole("--rows", rows, 2, 256),
+        validate_whole("--rows", rows, 2, 256),
         optional_tokens(seq),
         cache_format_of(kv_dtype),
     )
@@ -132,13 +132,17 @@ def _draw_memory(
 def _draw_schedule(*, pp: int, num_microbatches: int, vpp: int = 1, schedule: Schedule = "1f1b") -> Figure:
     from .parallel.layout import Layout, Schedule
 
-    layout = Layout(pp=whole("--pp", pp), vpp=whole("--vpp", vpp), schedule=one_of("--schedule", schedule, Schedule))
-    timetable = pictures.schedule_timetable(layout, whole("--num-microbatches", num_microbatches))
+    layout = Layout(
+        pp=validate_whole("--pp", pp),
+        vpp=validate_whole("--vpp", vpp),
+        schedule=validate_choice("--schedule", schedule, Schedule),
+    )
+    timetable = pictures.schedule_timetable(layout, validate_whole("--num-microbatches", num_microbatches))
     return pictures.schedule_picture(layout, timetable)
 
 
 def _draw_time(compute_answer: Ask, model: Model | None = None, *, by_node: int = 3, **options: Any) -> Figure:
-    return pictures.time_picture(lambda: compute_answer(model, **options), whole("--by-node", by_node, 1, 8))
+    return pictures.time_picture(lambda: compute_answer(model, **options), validate_whole("--by-node", by_node, 1, 8))
 
 
 def _draw_roofline(compute_answer: Ask, model: Model, *, phase: MemoryPhase | None = None, **options: Any) -> Figure:

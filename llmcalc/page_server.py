@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any
 
 from .errors import InputError
-from .workload.validation import whole
+from .workload.validation import validate_whole
 
 TYPES = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "application/wasm", ".json": "application/json"}
 """Ending → type, where the operating system's own table may lack it: a browser runs no module of another type."""
@@ -88,7 +88,7 @@ class PageServer:
 
     def __init__(self, page_folder: Path, port: int = 0) -> None:
         """Binds the server to a port. port: 0 (default) for any free port. Raises `InputError` for a port in use."""
-        whole("--port", port, 0, 65535)
+        validate_whole("--port", port, 0, 65535)
         self.folder = page_folder
         try:
             self._server = _PageHTTPServer(("127.0.0.1", port), partial(PageRequestHandler, directory=str(page_folder)))

@@ -20,7 +20,7 @@ from .costs.params import total_params_of
 from .errors import InputError, shown
 from .flow.tree import Node
 from .ops.attention import AttentionCore
-from .witnesses.measure import count_flops, parameters
+from .witnesses.module_measurements import count_flops, parameters
 from .witnesses.reference import require_torch
 from .workload.run_config import RunConfig
 from .workload.workload import Workload
@@ -50,11 +50,11 @@ def assert_counts(
     if inputs is not None and not isinstance(inputs, tuple | list):
         raise InputError("inputs: not a tuple; expected the arguments of the module in one, such as (token_ids,)")
     node_tree = spec_of(spec).tree()
-    found_problems = _parameter_problems(module, node_tree)
+    problem_lines = _parameter_problems(module, node_tree)
     if inputs is not None:
-        found_problems += _flop_problems(module, node_tree, inputs, batch, seq)
-    if found_problems:
-        raise AssertionError("\n".join(map(printable, found_problems)))
+        problem_lines += _flop_problems(module, node_tree, inputs, batch, seq)
+    if problem_lines:
+        raise AssertionError("\n".join(map(printable, problem_lines)))
 
 
 @contextmanager

@@ -138,24 +138,24 @@ def decimal_scale(number: float, unit_name: str) -> UnitScale:
 
     For a column, pass its total or its smallest value.
     """
-    return _largest_scale(number, 1000, SI_PREFIXES, unit_name, lambda small_value: amount(small_value, unit_name))
+    return _largest_unit_scale(number, 1000, SI_PREFIXES, unit_name, lambda small_value: amount(small_value, unit_name))
 
 
 def memory_scale(byte_count: float) -> UnitScale:
     """Returns the largest binary unit in which the value is at least 1: `GiB`."""
-    return _largest_scale(byte_count, 1024, BINARY_PREFIXES, "B", memory)
+    return _largest_unit_scale(byte_count, 1024, BINARY_PREFIXES, "B", memory)
 
 
 def count_scale(number: float) -> UnitScale:
     """Returns the largest unit of counts in which the value is at least 1: `B`."""
-    return _largest_scale(number, 1000, COUNT_SUFFIXES, "", count)
+    return _largest_unit_scale(number, 1000, COUNT_SUFFIXES, "", count)
 
 
-def _largest_scale(
-    number: float, unit_base: int, prefixes: tuple[str, ...], unit_name: str, write_small: Callable[[Any], str]
+def _largest_unit_scale(
+    number: float, unit_base: int, unit_prefixes: tuple[str, ...], unit_name: str, write_small: Callable[[Any], str]
 ) -> UnitScale:
-    _, unit_prefix = _in_largest_unit(number, unit_base, prefixes)
-    return UnitScale(unit_base ** prefixes.index(unit_prefix), unit_prefix + unit_name, write_small)
+    _, unit_prefix = _in_largest_unit(number, unit_base, unit_prefixes)
+    return UnitScale(unit_base ** unit_prefixes.index(unit_prefix), unit_prefix + unit_name, write_small)
 
 
 def flops(flop_count: float) -> str:

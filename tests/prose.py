@@ -22,7 +22,7 @@ from llmcalc.parallel.schedule_formulas import bubble
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.studies.compare import StackShape, stack_shape
-from llmcalc.studies.selection import attention_kinds, has_experts
+from llmcalc.studies.model_selection import attention_kinds, has_experts
 from llmcalc.workload.counting import Pairs
 from llmcalc.workload.execution import LatentForm
 from tests.builders import run_config

@@ -313,11 +313,11 @@ def groups(**which: bool) -> set[str]:
     from llmcalc.device_memory.settings import SHORTHANDS, Settings
     from llmcalc.parallel.counted_rank import rank_settings
     from llmcalc.parallel.layout_request import LayoutRequest
-    from llmcalc.workload.setting import declared
+    from llmcalc.workload.setting import declarations_of
 
     known: set[str] = set(rank_settings()) if which.get("rank") else set()
-    known |= {*declared(Settings), *SHORTHANDS} if which.get("run") else set()
-    return known | (set(declared(LayoutRequest)) if which.get("layout") else set())
+    known |= {*declarations_of(Settings), *SHORTHANDS} if which.get("run") else set()
+    return known | (set(declarations_of(LayoutRequest)) if which.get("layout") else set())
 
 
 WRONG: list[tuple[Callable[[], Any], str]] = [

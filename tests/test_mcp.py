@@ -23,7 +23,7 @@ from llmcalc.errors import InputError
 from llmcalc.parallel.counted_rank import rank_settings
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.sources import hub
-from llmcalc.workload.setting import declared
+from llmcalc.workload.setting import declarations_of
 from tests.families import shapes_of
 from tests.samples import in_one_test
 
@@ -113,7 +113,14 @@ def test_arguments_are_those_of_the_function(name: str) -> None:
     Draft202012Validator.check_schema(tool.schema)
     assert all(schema["description"].strip() for schema in tool.schema["properties"].values())
     function = inspect.signature(getattr(llmcalc, name)).parameters
-    known = {*function, *READING, *rank_settings(), *declared(Settings), *SHORTHANDS, *declared(LayoutRequest)}
+    known = {
+        *function,
+        *READING,
+        *rank_settings(),
+        *declarations_of(Settings),
+        *SHORTHANDS,
+        *declarations_of(LayoutRequest),
+    }
     assert tool.arguments.keys() <= known
     hidden = tool.arguments.keys() - tool.common
     described = tool.schema["properties"].get("options", {}).get("description", "")

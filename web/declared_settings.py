@@ -19,10 +19,10 @@ from llmcalc.device_memory.settings import Settings  # noqa: E402
 from llmcalc.frameworks.engines.registry import FOLDERS, engine  # noqa: E402
 from llmcalc.frameworks.registry import NAMES as FRAMEWORKS  # noqa: E402
 from llmcalc.parallel.layout_request import LayoutRequest  # noqa: E402
-from llmcalc.workload.setting import Declared, declared  # noqa: E402
+from llmcalc.workload.setting import DeclaredSetting, declarations_of  # noqa: E402
 
 
-def kind(setting: Declared) -> dict[str, Any]:
+def kind(setting: DeclaredSetting) -> dict[str, Any]:
     """The values of a setting, as the page reads them."""
     if setting.kind is int:
         return {"kind": "number", "least": setting.setting.least, "most": setting.setting.most}
@@ -35,7 +35,7 @@ def kind(setting: Declared) -> dict[str, Any]:
 
 def text() -> str:
     """The module, with one setting a line."""
-    settings = {**declared(Settings), **declared(LayoutRequest)}
+    settings = {**declarations_of(Settings), **declarations_of(LayoutRequest)}
     lines = [
         f"  {name}: {json.dumps({'option': setting.option, **kind(setting)})},\n" for name, setting in settings.items()
     ]

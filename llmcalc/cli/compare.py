@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from ..studies.compare import SORT_KEYS
-from ..studies.selection import Selection
+from ..studies.model_selection import Selection
 from .hardware import accelerator_option
 from .options import CacheDtype, Seq, TargetsOrNone, length_option, value_option
 from .target_options import OutputOptions, TargetOptions, add_target_options

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..parallel.counted_rank import RankRequest, rank_settings
 from ..parallel.layout_request import LayoutRequest
-from ..workload.setting import declared
+from ..workload.setting import declarations_of
 from .setting_options import OptionOfCommand, option_of_setting, options_of_settings, replace_parameter
 
 
@@ -31,7 +31,7 @@ def _framework_option() -> OptionOfCommand:
         if framework_record.implied_by is not None
     )
     name_list = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
-    setting = declared(LayoutRequest)["framework"]
+    setting = declarations_of(LayoutRequest)["framework"]
     help_text = (
         f"{name_list}. {setting.setting.help} By default {', '.join((*implied_frameworks, f'else {WITHOUT_A_NAME}'))}."
     )

@@ -16,14 +16,14 @@ from ..errors import InputError
 from ..optional import MTP, TOWERS, OptionalPart
 from ..reports.formats import Format
 from ..sources.names import STDIN
-from ..studies.selection import KINDS
+from ..studies.model_selection import KINDS
 from ..units import parse_count, parse_length
 from ..workload.counting import Pairs
 from ..workload.execution import AttentionImplementation
 from ..workload.inference import CACHE_FORMATS, USERS
 from ..workload.lengths import USUAL
 from ..workload.recompute import MODES
-from ..workload.validation import LARGEST, one_of, optional_whole
+from ..workload.validation import LARGEST, validate_choice, validate_optional_whole
 from .output import check_writable, open_stdout, open_whole_file
 
 
@@ -136,7 +136,7 @@ def length_option(
     """
 
     def check_length(option: typer.CallbackParam, parsed_length: int | None) -> int | None:
-        return optional_whole(typed_name(option), parsed_length, minimum, maximum)
+        return validate_optional_whole(typed_name(option), parsed_length, minimum, maximum)
 
     return typer.Option(
         option_name,
@@ -235,7 +235,7 @@ def phase_option(phase_type: Any, help_text: str, show_default: bool = True) -> 
     """
 
     def check_phase(phase_text: str | None) -> Any:
-        return None if phase_text is None else one_of("--phase", phase_text, phase_type)
+        return None if phase_text is None else validate_choice("--phase", phase_text, phase_type)
 
     choices_text = "|".join(get_args(phase_type))
     return typer.Option(

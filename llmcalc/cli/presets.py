@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 import typer
 
 from ..questions.listings import SORTS
-from ..studies.selection import Selection
+from ..studies.model_selection import Selection
 from .options import complete_target
 from .target_options import OutputOptions, add_target_options
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 import typer
 
 from ..workload.inputs import Inputs
-from ..workload.setting import Declared, declared
+from ..workload.setting import DeclaredSetting, declarations_of
 from .options import shell_completion_of, typed_name
 from .signatures import with_signature
 
@@ -34,7 +34,9 @@ def optional_parameter(value_type: Any, option: Any) -> OptionOfCommand:
     return OptionOfCommand(annotated_type[value_type | None, option], None)
 
 
-def option_of_setting(declaration: Declared, default_value: Any = None, **changed_fields: Any) -> OptionOfCommand:
+def option_of_setting(
+    declaration: DeclaredSetting, default_value: Any = None, **changed_fields: Any
+) -> OptionOfCommand:
     """Returns the command-line option for a setting.
 
     default_value: default of the parameter.
@@ -75,7 +77,7 @@ def option_of_setting(declaration: Declared, default_value: Any = None, **change
 
 def options_of_settings(settings: type, field_names: Iterable[str] = ()) -> dict[str, OptionOfCommand]:
     """Returns the options for the settings of a class. field_names: the settings' names, empty for all."""
-    declarations = declared(settings)
+    declarations = declarations_of(settings)
     return {
         field: option_of_setting(declarations[field], getattr(settings, field)) for field in field_names or declarations
     }

@@ -14,7 +14,7 @@ from ..components.head_kind import HeadKind
 from ..optional import OPTIONAL_PARTS
 from ..reports.document import Report, report_in_encoding
 from ..reports.formats import WRITERS, Format
-from ..studies.selection import Selection
+from ..studies.model_selection import Selection
 from .options import (
     AllowUnknown,
     AttentionKind,

@@ -17,7 +17,7 @@ from ..frozen import frozen
 from ..optional import included_part_names
 from ..parallel.layout_request import LayoutRequest
 from ..questions.options import TimeOptions
-from ..workload.setting import declared
+from ..workload.setting import declarations_of
 from .hardware import complete_name
 from .layout_options import layout_options
 from .options import TargetOrNone, WithMtp, is_given, value_option
@@ -63,7 +63,7 @@ OPTIONS_OF_A_REPORT = ("by_node", "measured")
 """Options of `time` that pictures of the time do not have."""
 
 TIME_OPTIONS = options_of_settings(
-    TimeOptions, [name for name in declared(TimeOptions) if name not in OPTIONS_OF_A_REPORT]
+    TimeOptions, [name for name in declarations_of(TimeOptions) if name not in OPTIONS_OF_A_REPORT]
 )
 
 

@@ -7,7 +7,7 @@ import typer
 
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from ..witnesses.reference import Device
-from ..witnesses.run import Witness
+from ..witnesses.verification import Witness
 from .layout_options import add_layout_options
 from .options import JunitOption, TableOption, TargetsOrNone, length_option
 from .output import check_writable, open_whole_file

@@ -10,7 +10,7 @@ from pydantic import Field
 from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import Table
+from ..workload.derived_rows import TableRows
 from .base import BY_TORCH, Component, ModelProperties, PartWitness, Positions, Width
 from .rotation import angles_of
 
@@ -79,7 +79,7 @@ class Axial(Component):
             ("by_column", self.columns, column_axes),
         ):
             position_table, _ = recorder.table(
-                table_name, Axis(table_name, table_length), *axes, of=Table(length=table_length), by="all"
+                table_name, Axis(table_name, table_length), *axes, of=TableRows(length=table_length), by="all"
             )
             looked_up_parts.append(recorder.resampled(position_table, x.rows))
         return recorder.cat(*looked_up_parts, axes=(JoinedShapes((row_axes, column_axes)),)).view(*x.axes)

@@ -19,7 +19,7 @@ from ..algebra import Number
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import Table
+from ..workload.derived_rows import TableRows
 from .base import (
     BY_TORCH,
     AttentionPosition,
@@ -99,7 +99,7 @@ class Disentangled(AttentionPosition):
     ) -> Value | None:
         """Records the position terms of the attention scores and returns their sum; None without such terms."""
         bias_sum: Value | None = None
-        table_rows = Table(length=2 * self.span, by_tokens=self.within_sequence, of=x.rows)
+        table_rows = TableRows(length=2 * self.span, by_tokens=self.within_sequence, of=x.rows)
         distance_table: Value = recorder.memo.get("relative_embedding", Value(table_rows, x.axes))
         if self.within_sequence:
             distance_table = recorder.rows_of_distances(distance_table, table_rows)
@@ -161,7 +161,7 @@ class RelativeEmbedding(StackPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns all rows of the relative-position table. x: a value of the model's width."""
         row_count = 2 * self.span
-        table_rows = Table(length=row_count, of=x.rows)
+        table_rows = TableRows(length=row_count, of=x.rows)
         distance_rows, _ = recorder.table("table", Axis("distances", row_count), *x.axes, of=table_rows, by="all")
         return distance_rows if self.norm is None else recorder.part("norm", self.norm, distance_rows)
 

@@ -79,12 +79,12 @@ class TransformerXL(AttentionPosition):
         self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
     ) -> tuple[Value, Value | None]:
         """Records the scores that depend on positions: each query with the projected embedding of every distance."""
-        from ..workload.derived_rows import Distances
+        from ..workload.derived_rows import DistanceRows
 
         heads, head_dim = q.axes
         assert isinstance(heads, Axis)
         with recorder.scope("relative", source="Dai et al. 2019, §3.3"):
-            distance_encoding = recorder.sinusoids(q, Distances(of=x.rows), *x.axes)
+            distance_encoding = recorder.sinusoids(q, DistanceRows(of=x.rows), *x.axes)
             recorder.hold(q=q, encoded=distance_encoding)
             keys_by_distance = recorder.linear("r_proj", distance_encoding, heads, head_dim)
             content_bias = recorder.vector("content_bias", heads, head_dim, heads=heads)
@@ -141,10 +141,10 @@ class LayerBias(Buckets, AttentionPosition):
     def flow(
         self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
     ) -> tuple[Value, Value | None]:
-        from ..workload.derived_rows import Table
+        from ..workload.derived_rows import TableRows
 
         buckets, formula_source = Axis("buckets", self.relative_attention_num_buckets), "Chung et al. 2023 (UniMax), §4"
-        table_rows = Table(length=buckets.size)
+        table_rows = TableRows(length=buckets.size)
         bias_table, _ = recorder.table(
             "relative_bias", buckets, q.axes[0], of=table_rows, by="all", source=formula_source
         )
@@ -189,10 +189,10 @@ class RelativeBias(Buckets, StackPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the bias table, which each layer's attention indexes by the bucket of a distance."""
-        from ..workload.derived_rows import Table
+        from ..workload.derived_rows import TableRows
 
         buckets = Axis("buckets", self.relative_attention_num_buckets)
-        heads, bucket_rows = Axis("heads", self.num_attention_heads), Table(length=buckets.size)
+        heads, bucket_rows = Axis("heads", self.num_attention_heads), TableRows(length=buckets.size)
         bias_table, _ = recorder.table("", buckets, heads, of=bucket_rows, by="all")
         recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
         if self.of_blocks:
@@ -200,7 +200,7 @@ class RelativeBias(Buckets, StackPart):
                 "blocks", buckets, heads, of=bucket_rows, by="all"
             )
         for i, table_buckets in enumerate(self.other_buckets):
-            table_rows = Table(length=table_buckets)
+            table_rows = TableRows(length=table_buckets)
             recorder.table(f"other_{i}", Axis("buckets", table_buckets), heads, of=table_rows, by="all", role="idle")
         return bias_table
 

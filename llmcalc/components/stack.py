@@ -18,7 +18,7 @@ from ..algebra import Number, ceil_div
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
-from ..workload.rows import Fixed
+from ..workload.rows import FixedRows
 from .added_position import Learned
 from .base import (
     BY_TORCH,
@@ -368,7 +368,7 @@ class Stack(Component):
         x = recorder.dropout(x, "final")
         if self.pooler is not None:
             recorder.hold(x=x)
-            recorder.part("pooler", self.pooler, x, role="no_grad", rows=Fixed("sequences of the source"))
+            recorder.part("pooler", self.pooler, x, role="no_grad", rows=FixedRows("sequences of the source"))
         if self.output_positions is not None:
             x = recorder.add(x, recorder.in_format_of(x, recorder.part("output_positions", self.output_positions, x)))
         if self.output_size is None:

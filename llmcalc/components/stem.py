@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import InChunks, Multiple
-from ..workload.rows import SOURCE, Fixed, Rows
+from ..workload.derived_rows import MultipleRows, RowsInChunks
+from ..workload.rows import SOURCE, FixedRows, Rows
 from .base import BY_TORCH, Component, ModelProperties, PartWitness, Positions, Width
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ class ConvStem(Stem):
     def positions(self) -> Rows:
         """The positions that the encoder processes; each position is one vector."""
         if self.chunk is not None:
-            return InChunks(chunk=self.chunk, strides=(2,), padded=False)
-        return Fixed("positions", length=self.max_source_positions)
+            return RowsInChunks(chunk=self.chunk, strides=(2,), padded=False)
+        return FixedRows("positions", length=self.max_source_positions)
 
     @property
     def fixed_positions(self) -> int | None:
@@ -82,9 +82,9 @@ class ConvStem(Stem):
 
     def input_frames(self) -> Value:
         """Returns the recorder's value for the stem's input: two frames per position."""
-        frame_rows: Rows = Multiple("frames", of=self.positions, by=2)
+        frame_rows: Rows = MultipleRows("frames", of=self.positions, by=2)
         if self.chunk is not None:
-            frame_rows = InChunks(chunk=self.chunk)
+            frame_rows = RowsInChunks(chunk=self.chunk)
         return Value(frame_rows, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
@@ -95,7 +95,7 @@ class ConvStem(Stem):
         frames = recorder.frames = x if x.fixed else self.input_frames()
         axes = width or x.axes
         convolved_frames = recorder.act(recorder.conv("conv1", frames, *axes, kernel=3, bias=True), "gelu")
-        position_rows = self.positions if self.chunk is None else InChunks(chunk=self.chunk, strides=(2,))
+        position_rows = self.positions if self.chunk is None else RowsInChunks(chunk=self.chunk, strides=(2,))
         convolved_frames = recorder.act(
             recorder.conv("conv2", convolved_frames, *axes, kernel=3, bias=True, rows=position_rows), "gelu"
         )

@@ -11,7 +11,7 @@ from ..flow.tree import OpUse, Place
 from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
 from ..ops.products import Conv1d
-from ..workload.recompute import NONE, Recompute, check_nodes
+from ..workload.recompute import NONE, Recompute, check_node_names
 from ..workload.run_config import RunConfig
 
 SAVES_NOTHING = ("add", "dropout", "hold", "keep", "state", "enter", "leave")
@@ -42,7 +42,7 @@ def recomputed_flops(spec: ModelSpec, run_config: RunConfig, included_parts: fro
             "--recompute: the FLOPs of every other product are not counted; expected attention+matmuls or full"
         )
     if recompute.nodes:
-        check_nodes(
+        check_node_names(
             recompute.nodes,
             (
                 module_path

@@ -18,7 +18,7 @@ from ..simulator.choices import KernelChoices
 from ..simulator.meter import AllocationPlace, Meter, NoMeter
 from ..simulator.profiles.eager import EagerKernels
 from ..simulator.tensor import DTYPES
-from ..workload.derived_rows import PATCHES, Merged, RowsWithExtra
+from ..workload.derived_rows import PATCHES, MergedRows, RowsWithExtra
 from ..workload.run_config import RunConfig
 
 
@@ -83,7 +83,7 @@ def _bytes_of_lower_outputs(spec: ModelSpec, encoder_name: str, run_config: RunC
         if tower.type != "projector" or tower.lower_layer is None or encoder_name not in readable_towers:
             continue
         if tower.lower_layer < encoder.stack.num_hidden_layers - 1:
-            elements += run_config.rows(Merged(side=tower.merge, frames=tower.frames)) * tower.output_width
+            elements += run_config.rows(MergedRows(side=tower.merge, frames=tower.frames)) * tower.output_width
     return elements * DTYPES[dtype].bytes
 
 

@@ -21,11 +21,11 @@ from ..workload.recompute import MODES, Recompute, recompute_of
 from ..workload.setting import (
     TRAINING,
     WITHOUT_GRADIENTS,
-    Declared,
+    DeclaredSetting,
     Setting,
     check_phase,
     checked_values,
-    declared,
+    declarations_of,
     option,
     training_option,
 )
@@ -644,7 +644,7 @@ class Settings:
 
     def check(self, spec: ModelSpec) -> None:
         """Raises `InputError`, which names the option, for an invalid, contradictory or inapplicable setting."""
-        for setting_name, declaration in declared(Settings).items():
+        for setting_name, declaration in declarations_of(Settings).items():
             declaration.checked(getattr(self, setting_name))
         if self.quantize is not None and self.phase == "training":
             raise InputError("--quantize: a quantised weight takes no gradient; expected --base nf4 --lora-rank")
@@ -691,9 +691,9 @@ def _check_model(run_settings: Settings, spec: ModelSpec) -> None:
         raise InputError("--moe: the model has no experts; expected no --moe")
 
 
-CHECKPOINTING = Declared("gradient_checkpointing", bool, Setting("The same as --recompute full.", "Training"))
+CHECKPOINTING = DeclaredSetting("gradient_checkpointing", bool, Setting("The same as --recompute full.", "Training"))
 
-SHORTHANDS: Mapping[str, Declared] = {declaration.name: declaration for declaration in (USERS, CHECKPOINTING)}
+SHORTHANDS: Mapping[str, DeclaredSetting] = {declaration.name: declaration for declaration in (USERS, CHECKPOINTING)}
 """Names that stand for a setting, beside its own."""
 
 
@@ -742,4 +742,4 @@ def settings_of(**setting_values: Any) -> Settings:
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.
     """
-    return settings_with_shorthands(checked_values({**declared(Settings), **SHORTHANDS}, setting_values))
+    return settings_with_shorthands(checked_values({**declarations_of(Settings), **SHORTHANDS}, setting_values))

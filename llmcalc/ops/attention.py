@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..algebra import Number, ceil_div, floor_div, is_zero, minimum, triangular_number
 from ..frozen import frozen
-from ..workload.derived_rows import InChunks, PatchVectors
+from ..workload.derived_rows import PatchVectors, RowsInChunks
 from ..workload.inputs import EncoderPass
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
@@ -202,7 +202,9 @@ def _pairs_in_squares(run_config: RunConfig, square_side: Number, rows: Rows) ->
         raise TypeError("squares of patches: an image is read by an encoder's pass")
     pair_count: Number = 1
     for grid_side in (
-        (run_config.new_rows(rows),) if isinstance(rows, InChunks) else (image_workload.rows, image_workload.columns)
+        (run_config.new_rows(rows),)
+        if isinstance(rows, RowsInChunks)
+        else (image_workload.rows, image_workload.columns)
     ):
         whole_squares = floor_div(grid_side, square_side)
         remaining_rows = grid_side - whole_squares * square_side

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from ..algebra import Number, add, ceil_div, exact_div, floor_div, minimum
 from ..frozen import frozen
-from ..workload.derived_rows import Table
+from ..workload.derived_rows import TableRows
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
 from .base import FLOPS, PARAMS, SKIPPED_PARAMS, Op, ParamTensor
@@ -250,7 +250,7 @@ class TableScores(Op):
 
     heads: Number
     head_dim: Number
-    table: Table
+    table: TableRows
     rows: Rows = TOKENS
 
     def forward_flops(self, run_config: RunConfig) -> Number:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..workload.setting import Declared, Setting, declared
+from ..workload.setting import DeclaredSetting, Setting, declarations_of
 from .layout_request import LayoutRequest
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SIZES = ("tp", "sequence_parallel", "pp", "vpp", "pp_layout", "cp", "dp", "ep", "etp")
 """The settings of a layout by which counts of one rank differ."""
 
-RANK = Declared(
+RANK = DeclaredSetting(
     "rank", int, Setting("Count what this rank of the layout has.", "Layout", "the rank that has most", least=0)
 )
 
@@ -74,6 +74,6 @@ NO_RANK_OPTIONS = RankRequest()
 """A request without options."""
 
 
-def rank_settings() -> dict[str, Declared]:
+def rank_settings() -> dict[str, DeclaredSetting]:
     """Returns the settings that request one rank's counts, by name."""
-    return {**{option_name: declared(LayoutRequest)[option_name] for option_name in SIZES}, RANK.name: RANK}
+    return {**{option_name: declarations_of(LayoutRequest)[option_name] for option_name in SIZES}, RANK.name: RANK}

@@ -21,7 +21,7 @@ from ..errors import InputError
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.value import Value
 from ..workload.recompute import NONE, Recompute
-from ..workload.rows import ONCE, SEQUENCES, Routed, Rows, SourceTokens, Tokens
+from ..workload.rows import ONCE, SEQUENCES, RoutedRows, Rows, SourceTokenRows, TokenRows
 from ..workload.run_config import RunConfig
 from .layout import Layout
 from .rank_program import RankFlow, has_equal_shards, is_divided
@@ -257,7 +257,7 @@ class Placements:
         """Reduces a partial sum over the group, to the placement between tensor-parallel linear layers."""
         if self.placement(flow_value) != "partial":
             return
-        process_group: Group = "etp" if isinstance(flow_value.rows, Routed) else "tp"
+        process_group: Group = "etp" if isinstance(flow_value.rows, RoutedRows) else "tp"
         self.placements[id(flow_value.storage)] = self.default_placement if has_tokens(flow_value.rows) else "whole"
         if self.placement(flow_value) == "rows":
             self._add_message("reduce_scatter", flow_value, process_group)
@@ -396,6 +396,6 @@ def _has_whole_groups(operation: Step) -> bool:
 
 def has_tokens(value_rows: Rows) -> bool:
     """Whether a tensor's rows are tokens, which sequence parallelism shards."""
-    return isinstance(value_rows, (Tokens, SourceTokens)) or (
-        isinstance(value_rows, Routed) and has_tokens(value_rows.of)
+    return isinstance(value_rows, (TokenRows, SourceTokenRows)) or (
+        isinstance(value_rows, RoutedRows) and has_tokens(value_rows.of)
     )

@@ -12,7 +12,7 @@ from ..costs.context_length import usual_sequence
 from ..errors import InputError, suggest
 from ..sources.preset import Preset, name_in_errors
 from ..sources.presets import find_preset, model_names
-from ..studies.selection import EVERY_MODEL, Selection
+from ..studies.model_selection import EVERY_MODEL, Selection
 from .figure import require_matplotlib
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def shape_picture(
 ) -> Figure:
     """Draws shapes with the same number of parameters, deep to wide. shape_count: shapes per model."""
     require_matplotlib()
-    from ..studies.shape import budget_for, family, find_shapes
+    from ..studies.shape import budget_for, build_family, find_shapes
     from .shapes import shape as plot_shapes
 
     named_studies = []
@@ -74,7 +74,7 @@ def shape_picture(
         with name_in_errors(preset):
             tokens = usual_sequence(preset.model) if seq is None else seq
             budget = budget_for(preset.model, seq=tokens)
-            shape_family = family(preset.model)
+            shape_family = build_family(preset.model)
             model_shapes = find_shapes(shape_family, budget, preset.model, shape_count, seq=tokens, dtype=kv_dtype)
             named_studies.append((preset.display, model_shapes))
     return plot_shapes(named_studies)

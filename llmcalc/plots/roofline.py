@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from .. import units
 from ..reports.palette import FAINT, INK, SERIES
 from ..studies.run_time import TimedRun
-from ..timing.price import TimeEstimator
-from ..timing.traffic import Traffic
+from ..timing.time_estimator import TimeEstimator
+from ..timing.traffic import MemoryTraffic
 from .figure import draw_heading, in_llmcalc_style, new_figure, text_for_one_column
 from .labels import FAR_PLACES, PLACES, escape_label, label_points
 
@@ -129,7 +129,7 @@ def _roof_text(timed_run: TimedRun, ridge: float) -> str:
 
 def _name_points(
     ax: Axes,
-    runs_with_kernels: Sequence[tuple[TimedRun, dict[str, Traffic]]],
+    runs_with_kernels: Sequence[tuple[TimedRun, dict[str, MemoryTraffic]]],
     roof_points: Sequence[tuple[float, float]],
 ) -> None:
     """Labels points with the ends of their node paths, slowest first. Overlapping points share one label."""

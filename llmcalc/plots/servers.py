@@ -8,7 +8,7 @@ from ..reports.notes import plural
 from ..reports.palette import FAINT, INK, SERIES
 from ..reports.serve import layout_text, users_text
 from ..studies.server import LatencyLimits, LoadPoint
-from ..studies.serving import Servers
+from ..studies.serving import StudiedServers
 from .figure import draw_heading, in_llmcalc_style, is_narrow, new_figure
 from .labels import escape_label
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @in_llmcalc_style
-def plot_servers(title: str, subtitle: str, studied_servers: Servers, latency_limits: LatencyLimits) -> Figure:
+def plot_servers(title: str, subtitle: str, studied_servers: StudiedServers, latency_limits: LatencyLimits) -> Figure:
     """Draws two panels: the Pareto front of all servers, and the chosen server's TPOT by users.
 
     latency_limits: limits that are drawn as lines. Without a chosen server, the second panel has the server with the
@@ -34,18 +34,18 @@ def plot_servers(title: str, subtitle: str, studied_servers: Servers, latency_li
     return figure
 
 
-def shown_server_index(studied_servers: Servers) -> int:
+def shown_server_index(studied_servers: StudiedServers) -> int:
     """Returns the index of the chosen server, or without one, of the server with the most tokens/s per device."""
     return studied_servers.front[-1][0] if studied_servers.chosen is None else studied_servers.chosen.index
 
 
-def front_points(studied_servers: Servers) -> list[tuple[int, LoadPoint]]:
+def front_points(studied_servers: StudiedServers) -> list[tuple[int, LoadPoint]]:
     """Returns the Pareto front: each point with the index of its server."""
     curves = [{curve_point.concurrency: curve_point for curve_point in curve} for curve in studied_servers.curves]
     return [(server_index, curves[server_index][concurrency]) for server_index, concurrency in studied_servers.front]
 
 
-def draw_pareto_front(ax: Axes, studied_servers: Servers, latency_limits: LatencyLimits) -> None:
+def draw_pareto_front(ax: Axes, studied_servers: StudiedServers, latency_limits: LatencyLimits) -> None:
     """Draws every server's curve (in colour on the Pareto front), the Pareto front, and the chosen load."""
     front_servers = front_points(studied_servers)
     front_indices = list(dict.fromkeys(server_index for server_index, _ in front_servers))
@@ -109,7 +109,7 @@ def _mark_chosen_server(ax: Axes, chosen_point: LoadPoint) -> None:
     )
 
 
-def draw_load_curve(ax: Axes, studied_servers: Servers, latency_limits: LatencyLimits) -> None:
+def draw_load_curve(ax: Axes, studied_servers: StudiedServers, latency_limits: LatencyLimits) -> None:
     """Draws the TPOT of one server against its users, with the range as a band."""
     server_index = shown_server_index(studied_servers)
     curve = studied_servers.curves[server_index]

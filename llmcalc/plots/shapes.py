@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .. import units
 from ..reports.palette import COMPONENTS, FAINT, INK
 from ..sources.preset import Preset
-from ..studies.compare import DENSE_BAND, Quantities
+from ..studies.compare import DENSE_BAND, ModelQuantities
 from ..studies.shape import ShapeStudy
 from .figure import axes_of_panels, draw_heading, in_llmcalc_style, is_narrow, new_figure
 from .labels import PLACES, RINGS, axis_tick_text, escape_label, label_points
@@ -107,7 +107,9 @@ ASPECT, WIDTH = "h / L", "d_ff / h (active width)"
 
 @in_llmcalc_style
 def aspect(
-    models: Sequence[tuple[Preset, Quantities]], ax: Sequence[Axes] | None = None, labelled_names: Sequence[str] = ()
+    models: Sequence[tuple[Preset, ModelQuantities]],
+    ax: Sequence[Axes] | None = None,
+    labelled_names: Sequence[str] = (),
 ) -> Figure:
     """Draws four panels: h/L and d_ff/h, against parameters and against the year.
 
@@ -177,7 +179,7 @@ class ModelPoint(NamedTuple):
 
 
 def _draw_scatter(
-    ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, x_axis_quantity: str
+    ax: Axes, models: Sequence[tuple[Preset, ModelQuantities]], title: str, x_axis_quantity: str
 ) -> list[ModelPoint]:
     """Draws a point per model. Returns all points, those farthest from the median first."""
     from matplotlib.ticker import FuncFormatter

@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..frozen import frozen
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset, name_in_errors
-from ..studies.selection import EVERY_MODEL, Selection
+from ..studies.model_selection import EVERY_MODEL, Selection
 from ..units import parse_count
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class ShapeQuestion:
         is_flat: whether there is one table of raw values.
         """
         from ..reports.shape import report
-        from ..studies.shape import budget_for, family, find_shapes, parse_ratio, standard_preset
+        from ..studies.shape import budget_for, build_family, find_shapes, parse_ratio, standard_preset
 
         self._refuse_contradictions(overrides, target is None)
         budget_options = (
@@ -139,7 +139,7 @@ class ShapeQuestion:
         target_model = None if target is None else preset.model
         seq = usual_sequence(preset.model) if self.seq is None else self.seq
         with name_in_errors(None if target is None else preset):
-            family_models = family(
+            family_models = build_family(
                 preset.model,
                 self.head_dim,
                 parse_ratio(self.kv_ratio, "--kv-ratio"),

@@ -8,10 +8,10 @@ from typing import Any
 from ..costs.context_length import learned_positions, longest_sequence
 from ..errors import InputError
 from ..reports.answer import ReportedAnswer
-from ..studies.cost import Cost, RunCost, with_lost_time
+from ..studies.cost import Cost, RunCost, add_lost_time
 from ..studies.step_size import default_batch, is_pretraining, usual_batch
-from ..timing.spread import RangedAmount
-from ..workload.setting import declared, option
+from ..timing.time_ranges import RangedAmount
+from ..workload.setting import declarations_of, option
 from .options import CostOptions, ServeOptions, TimeOptions
 from .runs import RunQuestion
 from .serving import serve_study
@@ -81,7 +81,7 @@ def _training_cost(run: RunQuestion, options: CostOptions, watts: float | None, 
         assert layout_plan.times is not None
         step_seconds = seconds.amount
         time_estimate = {"range": seconds, "stack_title": layout_plan.times.stack.title, "plan": layout_plan}
-        run_seconds = with_lost_time(step_seconds.scaled_by(step_count), devices)
+        run_seconds = add_lost_time(step_seconds.scaled_by(step_count), devices)
     return RunCost(
         Cost(run_seconds, devices, watts, hourly_price),
         options.tokens,
@@ -108,7 +108,7 @@ def _with_usual_step(run: RunQuestion, options: CostOptions) -> tuple[RunQuestio
 
 def _refuse_training_options(command_options: Any, training_options: tuple[str, ...]) -> None:
     """Raises `InputError` for an option that does not apply to a server under load."""
-    for field in declared(type(command_options)):
+    for field in declarations_of(type(command_options)):
         if field not in training_options and getattr(command_options, field) is not None:
             raise InputError(f"{option(field)}: does not change servers of --requests; remove it")
 
@@ -149,13 +149,13 @@ def _serving_cost(run: RunQuestion, options: CostOptions, watts: float | None, h
             nic=options.nic,
         ),
     )
-    server_search = server_study.answer()
+    server_search = server_study.find_servers()
     if server_search.chosen is None:
         reasons = ", ".join(server_search.why_not)
         raise InputError(f"--devices: no server of {server_study.hardware.title} serves these requests: {reasons}")
     load_point = server_search.chosen.point
     cost = Cost(
-        load_point.end_to_end.scaled_by(options.requests / load_point.concurrency),
+        load_point.end_to_end_seconds.scaled_by(options.requests / load_point.concurrency),
         load_point.devices,
         watts,
         hourly_price,

@@ -145,7 +145,7 @@ def _refused_options(refusal_reason: str) -> InputError:
 def _measure_params(target: str) -> MeasuredParams:
     from ..reports.measured import MeasuredParams
     from ..sources.hub import fetch_config
-    from ..witnesses.measured import measure_config
+    from ..witnesses.measured_modules import measure_config
 
     path = Path(target)
     if not path.exists() and is_hub_id(target):
@@ -365,8 +365,8 @@ class ExplainQuestion:
         from ..reports.answer import ReportedAnswer
         from ..reports.explain import report
         from ..symbolic.explain import explain
-        from ..symbolic.formulas import Setting, TrainingSetting
-        from ..symbolic.symbolic import has_sympy, missing_sympy_error
+        from ..symbolic.formulas import FormulaSetting, TrainingSetting
+        from ..symbolic.symbolic_model import has_sympy, missing_sympy_error
 
         if self.latex and not has_sympy():
             raise missing_sympy_error("--latex")
@@ -374,7 +374,7 @@ class ExplainQuestion:
         seq = usual_sequence(spec) if self.seq is None else self.seq
         if quantity == "time":
             return self._time_answer(preset, seq)
-        formula_setting = Setting(seq=seq, pairs=self.pairs, dtype=cache_format(self.kv_dtype).name)
+        formula_setting = FormulaSetting(seq=seq, pairs=self.pairs, dtype=cache_format(self.kv_dtype).name)
         rank_share = _share_of_rank(self.rank, spec, lambda model: params(model, self.include).total, "holds")
         if quantity == "activations":
             from ..symbolic.activations import explain_activations

@@ -16,7 +16,7 @@ from ..reports.document import join_reports
 from ..reports.notes import plural
 from ..sources.files import read_text
 from ..sources.git import NotAModelText, text_at_commit
-from ..sources.huggingface.file import require_counted_type
+from ..sources.huggingface.config_file import require_counted_type
 from ..sources.preset import Preset, name_in_errors
 from ..sources.target import load_text
 from ..studies.diff import diff

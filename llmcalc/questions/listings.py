@@ -14,7 +14,7 @@ from ..reports.answer import ReportedAnswer
 from ..reports.presets import Counted
 from ..sources.preset import Preset
 from ..sources.presets import load_preset, model_names
-from ..studies.selection import EVERY_MODEL, Selection, require_attention
+from ..studies.model_selection import EVERY_MODEL, Selection, require_attention
 
 ModelFileFormat: TypeAlias = Literal["toml", "hf"]
 """Forms of a model: a native description, or the config.json of a transformers class."""

@@ -25,8 +25,8 @@ from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..timing.calibration import Calibration, CalibrationFactors, MeasuredRun, calibrate
 from ..workload.inference import USERS, batch_of
-from ..workload.setting import declared, length_of
-from ..workload.validation import whole
+from ..workload.setting import declarations_of, length_of
+from ..workload.validation import validate_whole
 from .durations import parse_duration
 from .options import TimeOptions
 from .runs import RunQuestion
@@ -75,7 +75,7 @@ def _rows_of_filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     try:
         csv_reader = csv.DictReader(io.StringIO(file_bytes.decode("utf-8-sig")), strict=True)
         csv_reader.fieldnames = [column_name.strip().replace("-", "_") for column_name in csv_reader.fieldnames or ()]
-        columns = [*OWN_COLUMNS, *TIME_COLUMNS, *declared(Settings), USERS.name, *LAYOUT_COLUMNS]
+        columns = [*OWN_COLUMNS, *TIME_COLUMNS, *declarations_of(Settings), USERS.name, *LAYOUT_COLUMNS]
         for column_name in csv_reader.fieldnames:
             if csv_reader.fieldnames.count(column_name) > 1:
                 raise InputError(f"{path}: column {shown(column_name)} is there twice; expected one")
@@ -150,7 +150,7 @@ def _question_of_row(
     """Returns the question of the command line with values replaced by the cells of a measured row."""
     settings, layout = _checked_settings(Settings, row_cells), _checked_settings(LayoutRequest, row_cells)
     if "users" in row_cells:
-        users = whole("--users", length_of("--users", row_cells["users"]))
+        users = validate_whole("--users", length_of("--users", row_cells["users"]))
         settings["batch"] = batch_of(settings.get("batch"), users, "decode")
     return replace(
         run,
@@ -164,7 +164,7 @@ def _question_of_row(
 def _checked_settings(settings_class: type, row_cells: Mapping[str, str]) -> dict[str, Any]:
     """Returns the settings that a measured row states, validated like command-line options."""
     setting_values: dict[str, Any] = {}
-    for setting_name, setting in declared(settings_class).items():
+    for setting_name, setting in declarations_of(settings_class).items():
         if setting_name in row_cells:
             cell_value: Any = row_cells[setting_name]
             setting_values[setting_name] = setting.checked(
@@ -175,6 +175,8 @@ def _checked_settings(settings_class: type, row_cells: Mapping[str, str]) -> dic
 
 def _options_of_row(row_cells: Mapping[str, str], options: TimeOptions) -> TimeOptions:
     option_values = {
-        field: declared(TimeOptions)[field].checked(row_cells[field]) for field in TIME_COLUMNS if field in row_cells
+        field: declarations_of(TimeOptions)[field].checked(row_cells[field])
+        for field in TIME_COLUMNS
+        if field in row_cells
     }
     return replace(options, measured=None, by_node=None, calibrate=None, **option_values)

@@ -466,7 +466,7 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
     from ..studies.decoding import has_gguf_weights
     from ..studies.fit import changes_beside_devices, fit, with_decoding_seconds
     from ..studies.fit_devices import fit_devices
-    from ..studies.fit_options import changes_on_several, hardware_options
+    from ..studies.fit_options import fitting_changes_on_several_devices, hardware_options
     from ..studies.fit_serving import fit_serving
     from .usual_engines import ServedUsers, UsualEngine, gguf_fit
 
@@ -509,7 +509,7 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
                 sufficient_changes = [
                     setting_change for setting_change in fit_answer.changes if setting_change.fit.verdict != "no"
                 ]
-                device_changes = changes_on_several(
+                device_changes = fitting_changes_on_several_devices(
                     run_memory,
                     device_options,
                     layout,

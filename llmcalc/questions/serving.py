@@ -23,7 +23,7 @@ from .times import software_stack_of_engine, timed_run
 
 if TYPE_CHECKING:
     from ..frameworks.engines.engine import Engine
-    from ..studies.serve_trace import Trace
+    from ..studies.serve_trace import RequestTrace
     from ..studies.serving import ServeStudy
     from ..timing.batching import RequestSizes
     from ..timing.speculation import Speculation
@@ -54,7 +54,7 @@ def ask_serve(
             calibration.factors.stack(server_study.stack),
         )
         server_study = replace(server_study, device=device, stack=software_stack)
-    server_search = server_study.answer()
+    server_search = server_study.find_servers()
     is_found = server_search.chosen is not None
     return ReportedAnswer(
         server_search, lambda: with_calibration(report(server_study, server_search), calibration), is_found
@@ -230,9 +230,9 @@ def _speculation_of_options(
     )
 
 
-def _trace_of_options(options: ServeOptions) -> Trace | None:
+def _trace_of_options(options: ServeOptions) -> RequestTrace | None:
     """Returns the requests of `--trace`; None for equal requests. Raises `InputError` if neither or both are set."""
-    from ..studies.serve_trace import Trace
+    from ..studies.serve_trace import RequestTrace
     from .traces import read_trace
 
     load_options = ("input", "output", "concurrency", "rate")
@@ -246,7 +246,7 @@ def _trace_of_options(options: ServeOptions) -> Trace | None:
         return None
     if typed_options:
         raise InputError(f"{typed_options[0]}: --trace says the requests already; expected one of the two")
-    return Trace(read_trace(options.trace))
+    return RequestTrace(read_trace(options.trace))
 
 
 def _runs_by_format(

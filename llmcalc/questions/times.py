@@ -15,7 +15,7 @@ from ..sources.preset import Preset
 from ..sources.target import load
 from ..timing.calibration import UNCHANGED, Calibration
 from ..workload.lora import PARALLEL_LIBRARIES
-from ..workload.setting import declared, option
+from ..workload.setting import declarations_of, option
 from .options import OPTIONS_OF_AN_ORDER, TimeOptions
 from .runs import RunQuestion
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..device_memory.estimate import Memory
     from ..frameworks.framework import Framework
     from ..parallel.layout_request import LayoutRequest
-    from ..studies.plan import LayoutPlan, Order, Plan
+    from ..studies.plan import LayoutPlan, Order, RankedLayouts
     from ..studies.run_time import TimedRun, TimeSettings
 
 
@@ -183,7 +183,7 @@ def fastest_plan(run: RunQuestion, options: TimeOptions, global_batch: int | Non
     return layout_plan
 
 
-def _no_layout_error(plan: Plan, run: RunQuestion, devices: int | None) -> InputError:
+def _no_layout_error(plan: RankedLayouts, run: RunQuestion, devices: int | None) -> InputError:
     """Returns the error for a training run without a layout that fits, or without a layout with a modelled time."""
     from ..parallel.search import BATCH
     from ..studies.plan import TOO_MUCH
@@ -235,7 +235,7 @@ def _without_adapters(run: RunQuestion) -> RunQuestion:
     """
     default_settings = Settings(run.settings.phase)
     adapters = [
-        setting for setting, field in declared(Settings).items() if "lora_rank" in (setting, field.setting.needs)
+        setting for setting, field in declarations_of(Settings).items() if "lora_rank" in (setting, field.setting.needs)
     ]
     return replace(
         run, settings=run.settings.with_(**{setting: getattr(default_settings, setting) for setting in adapters})
@@ -328,7 +328,7 @@ def ask_timed_plan(
 def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
     from ..parallel.nearest import suggest_nearest_layouts
     from ..studies.decoding import usual_stack
-    from ..studies.run_time import TimeSettings, in_format_of_stack, time_inference
+    from ..studies.run_time import TimeSettings, time_inference, with_format_of_stack
 
     if options.global_batch is not None:
         raise InputError("--global-batch: is of training; expected --users, the sequences of a batch")
@@ -357,7 +357,7 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
             options.nic,
             factors=options.factors or UNCHANGED,
         )
-        run_memory = in_format_of_stack(run_memory, settings.supporting_stack("decode"))
+        run_memory = with_format_of_stack(run_memory, settings.supporting_stack("decode"))
         layout = serving_layout(run_memory, hardware, layout_request)
         return time_inference(run_memory, hardware, layout, settings, cached_tokens, options.server)
 

@@ -21,7 +21,7 @@ from ..errors import InputError, shown, suggest
 from ..sources.bounded import read_bytes
 from ..timing.trace import TracedRequest
 from ..workload.setting import length_of
-from ..workload.validation import whole
+from ..workload.validation import validate_whole
 from .durations import parse_duration
 
 MOST_BYTES = 2**23
@@ -116,10 +116,10 @@ def _check_columns(place_in_error: str, column_names: Any) -> None:
 
 def _traced_request(place_in_error: str, row_cells: Mapping[str, Any]) -> TracedRequest:
     tokens = [
-        whole(
+        validate_whole(
             f"{place_in_error}: {column_name}",
             length_of(f"{place_in_error}: {column_name}", _cell_value(row_cells[column_name])),
-            most=MOST_TOKENS,
+            maximum=MOST_TOKENS,
         )
         for column_name in ("input", "output")
     ]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..sources.checkpoints.header import Checkpoint
     from ..witnesses.checks import Verdict
     from ..witnesses.reference import Device
-    from ..witnesses.run import Witness
+    from ..witnesses.verification import Witness
 
 
 def ask_budget(budget_file: Path, skip_missing: bool = False) -> ReportedAnswer:
@@ -125,7 +125,7 @@ class VerifyQuestion:
 
                 job = build_job(preset.model, self._layout_of_processes(), self.batch, self.seq, self.num_microbatches)
                 return verify_distributed(job, preset.name)
-            from ..witnesses.run import verify
+            from ..witnesses.verification import verify
 
             with _size_errors_as_input_errors(self.against):
                 return verify(preset, self.against, self.device, self.batch, self.seq, self.every_layer, self.memory)

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 from .. import units
 from ..studies.budget import BudgetCheck, count_violations
-from ..studies.budget_file import KINDS, Limit
+from ..studies.budget_file import KINDS, BudgetLimit
 from .document import (
     Column,
     DisplayedValue,
@@ -98,12 +98,12 @@ def _value_text(check: BudgetCheck, checked_value: Fraction) -> str:
     return f"{_number_or_none(checked_value):,}" if is_near_limit else write_value(_number_or_none(checked_value))
 
 
-def _limits_text(check: BudgetCheck, write_limit: Callable[[Limit], str]) -> str:
+def _limits_text(check: BudgetCheck, write_limit: Callable[[BudgetLimit], str]) -> str:
     """Writes both limits of a check: `>= 8.00 B, <= 8.10 B`."""
     return ", ".join(f"{checked_limit.operator} {write_limit(checked_limit)}" for checked_limit in check.limits)
 
 
-def _limit_text(check: BudgetCheck, checked_limit: Limit) -> str:
+def _limit_text(check: BudgetCheck, checked_limit: BudgetLimit) -> str:
     """Writes one limit of a check, with all digits if the value must equal the limit."""
     return (
         f"{_number_or_none(checked_limit.value):,}"
@@ -164,7 +164,7 @@ def junit(file_name: str, checks: list[BudgetCheck]) -> str:
     return xml_text(suites_element)
 
 
-def failure_message(check: BudgetCheck, checked_limit: Limit) -> str:
+def failure_message(check: BudgetCheck, checked_limit: BudgetLimit) -> str:
     """Writes a broken bound: `params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
     check_kind = KINDS.get(check.key, "bytes")
     unit_name = "parameters" if check_kind == "count" else check_kind

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import units
 from ..timing.calibration import CAUTIOUS, Calibration, ErrorStatistics
-from ..timing.spread import rounded
+from ..timing.time_ranges import round_to_digits
 from .document import Report
 from .notes import plural
 
@@ -30,14 +30,15 @@ def calibration_data(calibration: Calibration) -> dict[str, Any]:
         "before": _errors_data(calibration.before),
         "after": _errors_data(calibration.after),
         "left_out": _errors_data(calibration.left_out),
-        "fitted": {factor_name: rounded(factor) for factor_name, factor in asdict(calibration.fitted).items()},
+        "fitted": {factor_name: round_to_digits(factor) for factor_name, factor in asdict(calibration.fitted).items()},
         "refused": calibration.refused or None,
     }
 
 
 def _errors_data(validation_errors: ErrorStatistics) -> dict[str, float | None]:
     return {
-        error_name: None if error is None else rounded(error) for error_name, error in asdict(validation_errors).items()
+        error_name: None if error is None else round_to_digits(error)
+        for error_name, error in asdict(validation_errors).items()
     }
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from .. import units
 from ..components.base import Network
 from ..sources.preset import Preset
-from ..studies.compare import DENSE_BAND, Quantities, StackShape
-from ..studies.layers import distinct_blocks
+from ..studies.compare import DENSE_BAND, ModelQuantities, StackShape
+from ..studies.distinct_layers import distinct_blocks
 from .document import Column, Report, Row, Table, single_document_or_list, with_notes_below
 from .formats import Format
 from .formats.pipe import width_of_terminal
@@ -29,7 +29,7 @@ Layout: TypeAlias = Literal["terminal", "columns", "rows"]
 LAYOUTS: dict[Format, Layout] = {"table": "terminal", "json": "rows", "csv": "rows", "markdown": "columns"}
 """Output format → layout of its tables."""
 
-Compared: TypeAlias = tuple[Preset, Quantities]
+Compared: TypeAlias = tuple[Preset, ModelQuantities]
 
 IN_BAND, ACTIVE = "*", "†"
 BAND = (
@@ -43,7 +43,7 @@ WIDE = 112
 MOST_COLUMNS = 12
 """Largest number of models in columns; more models are a row each."""
 
-Line: TypeAlias = tuple[str, Callable[[Quantities], str]]
+Line: TypeAlias = tuple[str, Callable[[ModelQuantities], str]]
 """(heading of a row, function that writes its quantity)."""
 
 
@@ -62,7 +62,7 @@ class DecodingLoad(NamedTuple):
     hardware: str
     users: int
 
-    def data(self, model_quantities: Quantities) -> dict[str, Any]:
+    def data(self, model_quantities: ModelQuantities) -> dict[str, Any]:
         """Returns seconds per token and tokens/s as raw values, null where they are unknown."""
         timed_run = model_quantities.decoding
         seconds: dict[str, Any] = (
@@ -86,7 +86,7 @@ class DecodingLoad(NamedTuple):
             ),
         )
 
-    def note(self, model_quantities: Quantities) -> str:
+    def note(self, model_quantities: ModelQuantities) -> str:
         return (
             f"TPOT: a token of {plural(self.users, 'user')} after {model_quantities.seq:,} tokens on 1 "
             f"{self.hardware} under vLLM"
@@ -167,11 +167,11 @@ def _block_table(model_block: Sequence[Compared], lines: Sequence[Line]) -> Tabl
     return Table("", table_columns, table_rows)
 
 
-def _line_cells(model_quantities: Quantities, lines: Sequence[Line]) -> list[str]:
+def _line_cells(model_quantities: ModelQuantities, lines: Sequence[Line]) -> list[str]:
     return [cell_text(model_quantities) for _, cell_text in lines]
 
 
-def _text_per_stack(stack_text: Callable[[StackShape], str]) -> Callable[[Quantities], str]:
+def _text_per_stack(stack_text: Callable[[StackShape], str]) -> Callable[[ModelQuantities], str]:
     """Returns a function that writes a quantity for every stack: `12 / 24` if encoder and decoder differ."""
     return lambda counts: " / ".join(unique_texts([stack_text(stack_shape) for stack_shape in counts.shapes]))
 
@@ -209,7 +209,7 @@ def _activation_text(stack_shape: StackShape) -> str:
     return (feed_forward.activation() if isinstance(feed_forward, Network) else "") or "–"
 
 
-def _quantity_lines(quantities: Sequence[Quantities], decoding_load: DecodingLoad | None) -> Sequence[Line]:
+def _quantity_lines(quantities: Sequence[ModelQuantities], decoding_load: DecodingLoad | None) -> Sequence[Line]:
     """Returns the rows of parameters, FLOPs and cache, each in the largest unit in which no model is below 0.1."""
     parameter_scale = units.count_scale(10 * min(counts.active for counts in quantities))
     flops_scale = units.decimal_scale(10 * min(counts.forward_flops_per_token for counts in quantities), "FLOPs")
@@ -341,7 +341,7 @@ def _shape_data(stack_shape: StackShape) -> dict[str, Any]:
     }
 
 
-def _quantities_data(model_quantities: Quantities, decoding_load: DecodingLoad | None = None) -> dict[str, Any]:
+def _quantities_data(model_quantities: ModelQuantities, decoding_load: DecodingLoad | None = None) -> dict[str, Any]:
     """Returns each model's JSON document with raw values.
 
     The shape is the shape of the stack before the head; `stacks` has both of an encoder-decoder.

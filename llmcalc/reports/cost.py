@@ -10,7 +10,7 @@ from ..sources.preset import Preset
 from ..studies.cost import LEAST_TIME_IN_STEPS, NOT_COUNTED, RunCost
 from ..studies.plan import LayoutPlan
 from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
-from ..timing.spread import RangedAmount
+from ..timing.time_ranges import RangedAmount
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
 from .notes import device_phrase, float16_notes, plural
 from .seconds import duration_text, range_unit, test_errors_text, unpriced_notes

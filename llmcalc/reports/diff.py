@@ -9,7 +9,7 @@ from statistics import median_low
 from typing import Any
 
 from .. import units
-from ..studies.diff import Difference, Quantity
+from ..studies.diff import ModelDifference, QuantityChange
 from ..workload.workload import Workload
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
 from .notes import flops_per_token_note, plural, too_long_notes, warnings_of_notes
@@ -65,7 +65,7 @@ def skipped_files_report(reason_by_file: Mapping[Path, str]) -> Report:
     )
 
 
-def report(model_difference: Difference, title: str = "", unread_files: str = "") -> Report:
+def report(model_difference: ModelDifference, title: str = "", unread_files: str = "") -> Report:
     """Returns the report: the quantities, fields of the descriptions, and nodes that differ.
 
     title: title of the comparison; default the names of the models.
@@ -116,7 +116,7 @@ def report(model_difference: Difference, title: str = "", unread_files: str = ""
     return Report(_difference_data(model_difference), tables, warnings=warnings).with_target(target)
 
 
-def _length_warnings(model_difference: Difference) -> list[str]:
+def _length_warnings(model_difference: ModelDifference) -> list[str]:
     """Returns a warning for each model with a context length below the sequence length."""
     models = [preset for preset in (model_difference.before, model_difference.after) if preset is not None]
     return [
@@ -126,7 +126,7 @@ def _length_warnings(model_difference: Difference) -> list[str]:
     ]
 
 
-def _answer_text(model_difference: Difference) -> str:
+def _answer_text(model_difference: ModelDifference) -> str:
     """Writes the change in the number of parameters: `+160.47 M parameters (+2.0 %)`."""
     total_change = next(quantity for quantity in model_difference.quantities if quantity.name == "parameters")
     if not model_difference.changed:
@@ -138,7 +138,7 @@ def _answer_text(model_difference: Difference) -> str:
     return f"{_change_text(total_change)} parameters{relative_text}"
 
 
-def _quantity_row(quantity: Quantity) -> Row:
+def _quantity_row(quantity: QuantityChange) -> Row:
     text_before, text_after = _both_values_text(quantity)
     change_text = DisplayedValue(quantity.change, _change_text(quantity) if quantity.changed else "equal")
     return Row(
@@ -152,7 +152,7 @@ def _quantity_row(quantity: Quantity) -> Row:
     )
 
 
-def _both_values_text(quantity: Quantity) -> list[str]:
+def _both_values_text(quantity: QuantityChange) -> list[str]:
     """Writes two values in the larger value's unit, unless one is less than a tenth of the other."""
     nonzero_values = [node_value for node_value in (quantity.before, quantity.after) if node_value]
     if not nonzero_values:
@@ -169,16 +169,16 @@ def _both_values_text(quantity: Quantity) -> list[str]:
     ]
 
 
-def _scaled_text(scale: units.UnitScale, quantity: Quantity, amount: float) -> str:
+def _scaled_text(scale: units.UnitScale, quantity: QuantityChange, amount: float) -> str:
     """Writes a value with its unit, such as `0.50 GiB`. Units without a prefix, and 0, are not scaled."""
     return f"{scale.write(amount)} {scale.name}" if amount and scale.factor > 1 else WRITE[quantity.unit](amount)
 
 
-def _change_text(quantity: Quantity) -> str:
+def _change_text(quantity: QuantityChange) -> str:
     return f"{'+' if quantity.change > 0 else '−'}{WRITE[quantity.unit](abs(quantity.change))}"
 
 
-def _relative_change(quantity: Quantity) -> float | None:
+def _relative_change(quantity: QuantityChange) -> float | None:
     """Returns the relative change; None without a change, or without an old value other than 0."""
     return (
         quantity.after / quantity.before - 1
@@ -187,7 +187,7 @@ def _relative_change(quantity: Quantity) -> float | None:
     )
 
 
-def _nodes_table(quantity_name: str, changed_nodes: Sequence[Quantity]) -> Table:
+def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) -> Table:
     """Returns a table of the nodes that differ most, in the unit of the median change."""
     shown_nodes = changed_nodes[:SHOWN]
     scale_function = SCALE[shown_nodes[0].unit]
@@ -238,7 +238,7 @@ def _field_text(field_value: Any) -> str:
     return ", ".join(map(_field_text, field_value)) if isinstance(field_value, list | tuple) else str(field_value)
 
 
-def _difference_data(model_difference: Difference) -> dict[str, Any]:
+def _difference_data(model_difference: ModelDifference) -> dict[str, Any]:
     return {
         "before": model_difference.before and model_data(model_difference.before),
         "after": model_difference.after and model_data(model_difference.after),
@@ -255,5 +255,5 @@ def _difference_data(model_difference: Difference) -> dict[str, Any]:
     }
 
 
-def _quantity_data(quantity: Quantity) -> dict[str, Any]:
+def _quantity_data(quantity: QuantityChange) -> dict[str, Any]:
     return {field_name: getattr(quantity, field_name) for field_name in ("name", "unit", "before", "after", "change")}

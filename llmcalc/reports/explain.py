@@ -10,9 +10,9 @@ from .. import units
 from ..characters import printable
 from ..sources.preset import Preset
 from ..symbolic.bibliography import papers
-from ..symbolic.explain import Explanation, Section
+from ..symbolic.explain import Explanation, FormulaSection
 from ..symbolic.formulas import QUANTITIES, Formula, FormulaNode, Quantity
-from ..symbolic.symbolic import KEYS, missing_sympy_error
+from ..symbolic.symbolic_model import KEYS, missing_sympy_error
 from .document import Column, Report, Row, Table, with_notes_below, without_repetitions
 from .expression import LATEX, PLAIN, FormulaStyle, latex_text, write_expression
 from .notes import MULTIPLY_ADD, PAIRS, cache_per_token_note, identity_experts_note
@@ -263,7 +263,7 @@ def _component_rows(
     A layer whose formulas are those of an earlier kind of layer takes one row, which names that kind.
     """
     lacks_symbols = not explanation.formulas.has_symbols
-    component_blocks: list[list[tuple[Section, str, list[str]]]] = []
+    component_blocks: list[list[tuple[FormulaSection, str, list[str]]]] = []
     for section, section_name in zip(explanation.sections[:-1], section_names, strict=False):
         is_layer_section = section.formula_nodes[0].numeric_node.kind == "layer"
         if is_layer_section or not component_blocks or section.depth <= component_blocks[-1][0][0].depth:
@@ -299,7 +299,7 @@ def _component_rows(
     return table_rows
 
 
-def _component_text(formula_section: Section) -> str:
+def _component_text(formula_section: FormulaSection) -> str:
     """Writes a component's name with the symbol of its repeats: `layers (moe) × L_moe`."""
     node_position = formula_section.formula_nodes[0]
     if not node_position.path_names:
@@ -391,7 +391,7 @@ def _split_terms(formula_text: str, short_term_length: int) -> list[str]:
     ]
 
 
-def _section_heading(formula_section: Section) -> str:
+def _section_heading(formula_section: FormulaSection) -> str:
     """Writes the common end of equal nodes' paths: `layers.self_attn (one of 32)`."""
     repeat_count = sum(node_path.times for node_path in formula_section.formula_nodes if not node_path.optional)
     shared_names: list[str] = []
@@ -406,7 +406,7 @@ def _section_heading(formula_section: Section) -> str:
     )
 
 
-def _formula_paths_text(formula_section: Section) -> str:
+def _formula_paths_text(formula_section: FormulaSection) -> str:
     """Writes every path at which a node occurs, and the node's total over the model."""
     counted_paths = [node_path for node_path in formula_section.formula_nodes if not node_path.optional]
     repeat_count = sum(node_path.times for node_path in counted_paths)

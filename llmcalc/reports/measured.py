@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import units
-from ..witnesses.measured import ModuleSize, module_data
+from ..witnesses.measured_modules import ModuleSize, module_data
 from .answer import Answer
 from .document import Column, Report, Row, Table
 

@@ -11,7 +11,7 @@ from ..device_memory.simulated_run import cache_block, optimizer_implementation,
 from ..device_memory.static import MemoryUse
 from ..errors import InputError
 from ..sources.preset import Preset
-from ..studies.selection import has_experts
+from ..studies.model_selection import has_experts
 from ..workload.execution import AttentionImplementation
 from .memory_data import execution_data, not_counted
 from .notes import binary_unit_note, plural, relative_error_text

@@ -11,9 +11,9 @@ from ..frameworks.ranks import attention_of
 from ..frameworks.registry import FOR_PLANS, WITHOUT_A_NAME, framework
 from ..sources.preset import Preset
 from ..studies.layout_candidates import ENOUGH_HEADROOM, Candidate, position_of_layout, tie_flags
-from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, Plan
+from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, RankedLayouts
 from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
-from ..timing.spread import TIE, TimeRange
+from ..timing.time_ranges import TIE, TimeRange
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, without_repetitions
 from .memory_notes import run_text
 from .notes import plural, too_long_notes, warnings_of_notes
@@ -159,7 +159,7 @@ def _answer_text(layout_plan: LayoutPlan) -> str:
     return _fitting_layouts_text(layout_plan.plan) + time_text
 
 
-def _fitting_layouts_text(plan: Plan) -> str:
+def _fitting_layouts_text(plan: RankedLayouts) -> str:
     fits_verb = "fits" if len(plan.feasible) == 1 else "fit"
     if not plan.unreplayed and UNTRIED in plan.refused:
         return f"{len(plan.feasible):,} of {plan.tried - plan.refused[UNTRIED]:,} layouts that were tried {fits_verb}"

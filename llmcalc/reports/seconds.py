@@ -12,9 +12,9 @@ from ..parallel.layout import Layout
 from ..sources.preset import Preset
 from ..studies.run_time import BOUNDS, NOT_COUNTED, TimedNode, TimedRun
 from ..timing.device import UNKNOWN_NIC, Device
-from ..timing.price import QUANTIZED
-from ..timing.records import TimeStack
-from ..timing.spread import TimeRange, rounded
+from ..timing.time_estimator import QUANTIZED
+from ..timing.time_ranges import TimeRange, round_to_digits
+from ..timing.timing_constants import TimeStack
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
 from .notes import device_phrase, float16_notes, plural, too_long_notes, warnings_of_notes
 from .share import layout_cell
@@ -115,7 +115,7 @@ def decoding_data(timed_run: TimedRun | None) -> dict[str, Any]:
     """Returns the seconds per token of every user and the tokens/s as plain data, null without an estimate."""
     return {
         "tpot": None if timed_run is None else timed_run.range.amount.as_data(),
-        "tokens_per_second": None if timed_run is None else rounded(timed_run.tokens_per_second),
+        "tokens_per_second": None if timed_run is None else round_to_digits(timed_run.tokens_per_second),
     }
 
 
@@ -327,7 +327,7 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
         )
     rule_texts = [
         f"{rule_name} at 45 % MFU: {duration_text(rule_seconds)}"
-        for rule_name, rule_seconds in timed_run.rules.items()
+        for rule_name, rule_seconds in timed_run.seconds_by_rule.items()
         if rule_seconds is not None
     ]
     resident_bytes, capacity = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
@@ -386,7 +386,7 @@ def _time_data(
         "parts": timed_run.parts,
         "bounds": {bound: timed_run.bounds[bound] for bound in BOUNDS},
         "nodes": [node_data(timed_node, timed_run.seconds) for timed_node in timed_nodes],
-        "rules": timed_run.rules,
+        "rules": timed_run.seconds_by_rule,
         "not_counted": list(NOT_COUNTED[timed_run.phase]),
     }
     if measured_run is not None:

@@ -9,10 +9,10 @@ from .. import units
 from ..frameworks.engines.start_command import start_command
 from ..studies.serve_trace import LIMIT_PERCENTILE, TraceTimes
 from ..studies.server import LoadPoint, Server
-from ..studies.serving import Servers, ServeStudy
+from ..studies.serving import ServeStudy, StudiedServers
 from ..timing.disaggregation import DisaggregatedServer
 from ..timing.speculation import Speculation
-from ..timing.spread import TIE, RangedAmount, TimeRange, rounded
+from ..timing.time_ranges import TIE, RangedAmount, TimeRange, round_to_digits
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
 from .notes import device_phrase, plural, too_long_notes, warnings_of_notes
 from .seconds import duration_text, exchange_notes, range_unit, test_errors_text, unknown_link_notes
@@ -94,7 +94,7 @@ def layout_text(server: Server) -> str:
     return ", ".join([f"{replicas_text}{layout}", *filter(None, format_texts)])
 
 
-def report(study: ServeStudy, servers: Servers) -> Report:
+def report(study: ServeStudy, servers: StudiedServers) -> Report:
     """Returns the report of a study of servers as data and as tables."""
     from ..workload.workload import Workload
 
@@ -143,7 +143,7 @@ def _server_columns(columns: Sequence[Column], serve_study: ServeStudy) -> list[
     return [column for column in columns if column.key != unused_column]
 
 
-def _answer_text(serve_study: ServeStudy, servers: Servers) -> str:
+def _answer_text(serve_study: ServeStudy, servers: StudiedServers) -> str:
     chosen_server = servers.chosen
     if chosen_server is None:
         return "no server keeps the limits" if servers.servers else "no server fits"
@@ -176,7 +176,7 @@ AT_RISK = "at risk"
 """Verdict on a server that likely keeps the limit of its first token, whose range ends above it."""
 
 
-def _server_rows(serve_study: ServeStudy, servers: Servers) -> list[Row]:
+def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     """Returns rows of servers: the chosen server, the others within the limits by price, then the rest."""
     chosen_server = servers.chosen
     servers_in_order = sorted(
@@ -193,7 +193,7 @@ def _server_rows(serve_study: ServeStudy, servers: Servers) -> list[Row]:
     return table_rows
 
 
-def _server_order(servers: Servers, server_index: int) -> tuple[bool, bool, float, int]:
+def _server_order(servers: StudiedServers, server_index: int) -> tuple[bool, bool, float, int]:
     server_point = servers.points[server_index]
     order_key = servers.servers[server_index].devices if servers.traces else -_rate_of_device(server_point)
     is_chosen = servers.chosen is not None and servers.chosen.index == server_index
@@ -202,10 +202,10 @@ def _server_order(servers: Servers, server_index: int) -> tuple[bool, bool, floa
 
 def _rate_of_device(server_point: LoadPoint | None) -> float:
     """Returns the tokens per second and device, rounded so that equal rates compare as equal; 0 without a point."""
-    return 0.0 if server_point is None else rounded(server_point.per_device)
+    return 0.0 if server_point is None else round_to_digits(server_point.per_device)
 
 
-def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
+def _trace_rows(study: ServeStudy, servers: StudiedServers) -> list[Row]:
     """Returns rows of a trace's servers: servers within the limits by number of devices, then the others."""
     chosen_server = servers.chosen
     table_rows = []
@@ -263,7 +263,7 @@ def _range_cell(seconds: TimeRange | RangedAmount) -> str:
 
 def _curve_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     concurrency, ttft, tpot, *rate_cells = _point_cells(server_point, serve_study)
-    likely_tpot, end_to_end_latency = float(server_point.tpot.estimate), server_point.load.end_to_end
+    likely_tpot, end_to_end_latency = float(server_point.tpot.estimate), server_point.load.end_to_end_seconds
     seconds = [
         DisplayedValue(likely_tpot, duration_text(likely_tpot)),
         DisplayedValue(end_to_end_latency, duration_text(end_to_end_latency)),
@@ -271,20 +271,20 @@ def _curve_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     return [concurrency, ttft, tpot, *seconds, *rate_cells]
 
 
-def _point_with_shown_errors(servers: Servers) -> LoadPoint | None:
+def _point_with_shown_errors(servers: StudiedServers) -> LoadPoint | None:
     """Returns the load point whose test errors are shown: the chosen point, else the first server's largest load."""
     if servers.chosen is not None:
         return servers.chosen.point
     return servers.curves[0][-1] if servers.curves else None
 
 
-def _most_requests_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
+def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     """Returns a note on the largest request rate that a server handles within the limits, if no server is chosen."""
     limits = serve_study.limits
     if servers.chosen is not None or limits.rate is None or servers.traces:
         return []
     rates = [
-        (server.replicas * server.load(concurrency).requests_per_second, server)
+        (server.replicas * server.latencies(concurrency).requests_per_second, server)
         for server in servers.servers
         if (concurrency := server.most_requests_within_limits(limits))
     ]
@@ -296,7 +296,7 @@ def _most_requests_notes(serve_study: ServeStudy, servers: Servers) -> list[str]
     return [f"at most {rate:.3g} requests/s can be served{limits_text}: {layout_text(server)} on {devices_text}"]
 
 
-def _serve_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
+def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     chosen_server = servers.chosen
     shown_point = _point_with_shown_errors(servers)
     reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.why_not.items())
@@ -337,7 +337,7 @@ def _serve_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
     return [*notes, f"not counted: {', '.join(NOT_COUNTED)}"]
 
 
-def _cheaper_tie_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
+def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     """Returns a note on the server with the most tokens/s per device, if the chosen server ties with it."""
     chosen_server = servers.chosen
     if chosen_server is None or servers.traces:
@@ -352,7 +352,7 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
         ),
         key=lambda candidate: candidate[0],
     )
-    if rounded(cheapest_rate) <= rounded(chosen_server.point.per_device):
+    if round_to_digits(cheapest_rate) <= round_to_digits(chosen_server.point.per_device):
         return []
     return [
         f"{layout_text(cheapest_server)} on {device_phrase(cheapest_server.devices, serve_study.hardware.title)} has "
@@ -387,13 +387,13 @@ def _speculation_data(serve_study: ServeStudy) -> dict[str, Any] | None:
     return {
         "tokens": speculation.tokens,
         "acceptance": speculation.acceptance,
-        "tokens_per_step": rounded(speculation.tokens_per_step),
+        "tokens_per_step": round_to_digits(speculation.tokens_per_step),
     }
 
 
 def _users_data(users: float) -> float:
     """Returns the number of concurrent requests as plain data."""
-    return users if users == int(users) else rounded(users)
+    return users if users == int(users) else round_to_digits(users)
 
 
 def point_data(server_point: LoadPoint) -> dict[str, Any]:
@@ -402,10 +402,12 @@ def point_data(server_point: LoadPoint) -> dict[str, Any]:
         "concurrency": _users_data(server_point.concurrency),
         "ttft": server_point.ttft.amount.as_data(),
         "tpot": server_point.tpot.amount.as_data(),
-        "end_to_end": server_point.end_to_end.as_data(),
-        "output_tokens_per_second": rounded(server_point.output_tokens_per_second),
-        "per_device": rounded(server_point.per_device),
-        "cost_per_million": None if server_point.cost_per_million is None else rounded(server_point.cost_per_million),
+        "end_to_end": server_point.end_to_end_seconds.as_data(),
+        "output_tokens_per_second": round_to_digits(server_point.output_tokens_per_second),
+        "per_device": round_to_digits(server_point.per_device),
+        "cost_per_million": None
+        if server_point.cost_per_million is None
+        else round_to_digits(server_point.cost_per_million),
     }
 
 
@@ -418,7 +420,7 @@ def _group_data(server: Server) -> dict[str, int] | None:
     return None if server.group is None else {"prefill": server.group.prefill, "decode": server.group.decode}
 
 
-def _serve_data(serve_study: ServeStudy, servers: Servers) -> dict[str, Any]:
+def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any]:
     latency_limits, requests = serve_study.limits, serve_study.requests
     listed_servers = [
         {
@@ -475,10 +477,10 @@ def _times_data(serve_study: ServeStudy, server: Server, trace_times: TraceTimes
             }
             for latency_name in ("ttft", "tpot")
         },
-        "seconds": rounded(trace_times.seconds),
-        "output_tokens_per_second": rounded(trace_times.output_tokens_per_second),
-        "mean_concurrency": rounded(trace_times.mean_concurrency),
-        "cost_per_million": None if token_cost is None else rounded(token_cost),
+        "seconds": round_to_digits(trace_times.seconds),
+        "output_tokens_per_second": round_to_digits(trace_times.output_tokens_per_second),
+        "mean_concurrency": round_to_digits(trace_times.mean_concurrency),
+        "cost_per_million": None if token_cost is None else round_to_digits(token_cost),
     }
 
 
@@ -491,7 +493,7 @@ def _start_command(serve_study: ServeStudy, server: Server) -> str | None:
     return f"{command} {serve_study.stack.exchange}" if command is not None and has_exchange else command
 
 
-def _chosen_data(serve_study: ServeStudy, servers: Servers) -> dict[str, Any] | None:
+def _chosen_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any] | None:
     chosen_server = servers.chosen
     if chosen_server is None:
         return None

@@ -219,7 +219,7 @@ def _proportions_text(shape_study: ShapeStudy) -> dict[str, Any]:
         "kv_ratio": stack_shape.kv_ratio,
         "vocab_size": family.spec.vocab_size,
         "tie_word_embeddings": family.spec.tie_word_embeddings,
-        "hidden_size_step": family.step,
+        "hidden_size_step": family.width_step,
     }
 
 
@@ -296,9 +296,8 @@ def _fixed_sizes(shape_study: ShapeStudy) -> str:
     width_name = "active d_ff" if first_stack.mixture_of_experts else "d_ff"
     return (
         f"held fixed: {width_name} = {first_stack.feed_forward_ratio:.2f} h, head_dim {first_stack.head_dim}{kv_text}, "
-        f"vocabulary {spec.vocab_size:,} {tying_text}; h is a multiple of {shape_study.family.step}, so that head "
-        "counts "
-        "stay "
+        f"vocabulary {spec.vocab_size:,} {tying_text}; h is a multiple of {shape_study.family.width_step}, so that "
+        "head counts stay "
         "integers"
     )
 

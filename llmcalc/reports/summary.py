@@ -10,7 +10,7 @@ from ..components.base import Component, Part, TokenMixer
 from ..components.layers.block import Layer
 from ..model import ModelSpec
 from ..sources.preset import Preset
-from ..studies.layers import distinct_blocks
+from ..studies.distinct_layers import distinct_blocks
 
 
 def headline(spec: ModelSpec) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..flow.program import Scope, Step
 from ..flow.value import Value
-from ..workload.recompute import check_nodes
+from ..workload.recompute import check_node_names
 from .checkpoint import Run, checkpoint, reentrant
 from .frame import CARRIED, ENTRY, ModuleFrame, ParameterSet, Path, RecomputedModule, Unsupported
 from .liveness import is_stack_layer, is_view_of, modules_below, nearest_base_id
@@ -97,7 +97,7 @@ class Lowering(ProgramLowering):
             if is_stack_layer(module_scope)
             for module in modules_below(module_scope)
         ]
-        check_nodes(self.recompute.nodes, (module_path for module_path, _ in modules))
+        check_node_names(self.recompute.nodes, (module_path for module_path, _ in modules))
         for module_path, module_scope in modules:
             if module_path in self.recompute.nodes:
                 self.recomputed_modules[id(module_scope)] = self._recomputed_module(module_scope, root_scope)

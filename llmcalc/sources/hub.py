@@ -70,7 +70,7 @@ def _config_path(repository: str, revision: str | None) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
-    from .huggingface.file import QUANTIZATION_FILE
+    from .huggingface.config_file import QUANTIZATION_FILE
 
     is_not_cached = not isinstance(
         huggingface_hub.try_to_load_from_cache(repository, "config.json", revision=revision), str

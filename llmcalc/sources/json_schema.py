@@ -33,8 +33,10 @@ PARTIAL = "Partial"
 
 def description_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a description, which is a preset's TOML file."""
-    member_classes = (member for field in ("block", "variants") for member in field_members(Stack.model_fields[field]))
-    layers = {cls.__name__ for member in member_classes for cls in reachable_models(member)}
+    member_classes = (
+        part_class for field in ("block", "variants") for part_class in field_members(Stack.model_fields[field])
+    )
+    layers = {cls.__name__ for part_class in member_classes for cls in reachable_models(part_class)}
     class_schemas = {cls.__name__: _class_schema(cls) for cls in reachable_models(Preset)}
     class_schemas["Stack"]["properties"]["variants"]["additionalProperties"] = _partial_schema(
         class_schemas["Stack"]["properties"]["block"]
@@ -104,17 +106,20 @@ def _with_references(schema: Any) -> Any:
         return schema
     if schema.get("type") == "null":
         return {"const": NONE}
-    referenced = {
+    schema_with_references = {
         schema_key: _with_references(schema_value)
         for schema_key, schema_value in schema.items()
         if schema_key not in (PARTS, "default")
     }
     if PARTS in schema:
         class_references = [{"$ref": f"#/$defs/{class_name}"} for class_name in schema[PARTS]]
-        return {**referenced, **(class_references[0] if len(class_references) == 1 else {"anyOf": class_references})}
+        return {
+            **schema_with_references,
+            **(class_references[0] if len(class_references) == 1 else {"anyOf": class_references}),
+        }
     if isinstance(default := schema.get("default"), str | int | float | bool):
-        referenced["default"] = default
-    return referenced
+        schema_with_references["default"] = default
+    return schema_with_references
 
 
 def _partial_schema(schema: Any) -> Any:

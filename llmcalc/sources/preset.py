@@ -158,7 +158,9 @@ class Preset(Record):
             return self.quantization_config
         config_sections = (self.config, *map(self.config.get, TEXT_SECTIONS))
         quantization_tables = (
-            section.get("quantization_config") for section in config_sections if isinstance(section, dict)
+            config_section.get("quantization_config")
+            for config_section in config_sections
+            if isinstance(config_section, dict)
         )
         return next(
             (quantization_table for quantization_table in quantization_tables if isinstance(quantization_table, dict)),

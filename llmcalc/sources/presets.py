@@ -159,7 +159,7 @@ def known_checkpoint(checkpoint_name: str) -> tuple[Preset, str] | None:
 def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset | None]) -> tuple[Preset, str] | None:
     """Returns the preset and the scheme in a checkpoint's name. find_model: finds the preset of a model name."""
     last_segment = checkpoint_name.strip().rstrip("/").rpartition("/")[2]
-    for scheme_pattern, scheme in (*SCHEMES_IN_NAMES, *(SCHEMES_IN_TAGS if ":" in last_segment else ())):
+    for scheme_pattern, quantization_scheme in (*SCHEMES_IN_NAMES, *(SCHEMES_IN_TAGS if ":" in last_segment else ())):
         name_match = re.fullmatch(rf"(?P<model>.{{2,200}}?)[-_.](?:{scheme_pattern})", last_segment, re.IGNORECASE)
         preset = None if name_match is None else find_model(name_match["model"])
         if name_match is not None and preset is not None:
@@ -168,10 +168,12 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
                 scheme_pattern == "gguf" and preset.quantization_config is not None
             ):  # gpt-oss: its files have its own format
                 continue
-            scheme = scheme or (scheme_words.get("mix") or scheme_words["mix_of_repository"]).lower()
-            if scheme in ("f16", "fp16", "bf16"):  # experts that are published in MXFP4 stay so
+            quantization_scheme = (
+                quantization_scheme or (scheme_words.get("mix") or scheme_words["mix_of_repository"]).lower()
+            )
+            if quantization_scheme in ("f16", "fp16", "bf16"):  # experts that are published in MXFP4 stay so
                 return preset, "none" if (preset.quantization_config or {}).get("quant_method") != "mxfp4" else ""
-            return preset, scheme
+            return preset, quantization_scheme
     return None
 
 

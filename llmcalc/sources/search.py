@@ -19,9 +19,9 @@ def search_presets(search_texts: list[str]) -> tuple[list[str], bool]:
     preset_names: set[str] = set()
     is_exact = True
     for search_text in search_texts:
-        name = find_preset(search_text) if normalized(search_text) else None
-        if name is not None:
-            preset_names.add(name)
+        matching_name = find_preset(search_text) if normalized(search_text) else None
+        if matching_name is not None:
+            preset_names.add(matching_name)
             continue
         is_exact = False
         matching_presets = [
@@ -30,7 +30,9 @@ def search_presets(search_texts: list[str]) -> tuple[list[str], bool]:
             if normalized(search_text) and normalized(search_text) in _all_spellings(preset_name)
         ]
         if not matching_presets:
-            suggestion = suggest(search_text, names_by_alias() | {name: name for name in model_names()})
+            suggestion = suggest(
+                search_text, names_by_alias() | {matching_name: matching_name for matching_name in model_names()}
+            )
             raise InputError(f"no preset has '{search_text}' in its name.{suggestion} (llmcalc presets lists all)")
         preset_names.update(matching_presets)
     return sorted(preset_names), is_exact

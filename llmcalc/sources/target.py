@@ -32,13 +32,13 @@ def load(
     Raises `InputError` for an unknown name, a file that is not a model description, or a wrong field.
     """
     name_or_path, target_overrides = _split_overrides(target)
-    name, error_location, preset_description = _read_description(name_or_path, head, allow_unknown)
+    model_name, error_location, preset_description = _read_description(name_or_path, head, allow_unknown)
     if head is not None and "config" not in preset_description:
         raise InputError(
             f"--head: {name_or_path} is not a Hugging Face config; expected one, or --set head.type={head}"
         )
     return _validate_preset(
-        name,
+        model_name,
         error_location,
         {**_apply_overrides(preset_description, (*target_overrides, *overrides)), "asked": name_or_path},
     )
@@ -105,7 +105,7 @@ def load_config(
     allow_unknown: bool = False,
 ) -> Preset:
     """Loads the model of a parsed `config.json`. Raises `InputError`, which names the wrong field."""
-    from .huggingface.file import describe_data
+    from .huggingface.config_file import describe_data
 
     require_shallow_nesting(dict(config), "config")
     preset_description = describe_data(dict(config), head, allow_unknown)
@@ -180,7 +180,7 @@ def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tu
     """Describes the model of a GGUF file from the sizes in its metadata."""
     from .checkpoints.gguf import read_gguf
     from .checkpoints.gguf_config import gguf_config
-    from .huggingface.file import LONGEST_NAME, describe_data
+    from .huggingface.config_file import LONGEST_NAME, describe_data
 
     config = gguf_config(read_gguf(path), str(path))
     try:
@@ -194,7 +194,7 @@ def _describe_text(model_text: str, error_location: str, head: HeadKind | None, 
     """Parses a `config.json` or a native description, distinguished by the first character."""
     if not is_object(model_text):
         return _parse_native(model_text, error_location)
-    from .huggingface.file import describe_data, parse_config
+    from .huggingface.config_file import describe_data, parse_config
 
     config_data = parse_config(model_text, error_location)
     try:
@@ -213,7 +213,7 @@ def _parse_native(model_text: str, error_location: str) -> dict[str, Any]:
 
 
 def _read_config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
-    from .huggingface.file import describe_config
+    from .huggingface.config_file import describe_config
 
     model_name, preset_description = describe_config(path, head, allow_unknown)
     return model_name, str(path), preset_description
@@ -242,7 +242,7 @@ def _unknown_target(target: str) -> str:
     if base_preset is not None:
         fix_text = f"Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
         return f"no preset, file or hub id called '{target}'. {fix_text}"
-    suggestion = suggest(target, names_by_alias() | {name: name for name in model_names()})
+    suggestion = suggest(target, names_by_alias() | {preset_name: preset_name for preset_name in model_names()})
     return f"no preset, file or hub id called '{target}'.{suggestion} (llmcalc presets lists all)"
 
 

@@ -21,7 +21,9 @@ NOT_WRITTEN = {"model", *NOT_IN_FILES}
 def preset_description(preset: Preset) -> dict[str, Any]:
     """Returns a preset's description as tables that load as the same model."""
     preset_fields = {
-        field: value for field, value in preset.model_dump(exclude_defaults=True).items() if field not in NOT_WRITTEN
+        field: field_value
+        for field, field_value in preset.model_dump(exclude_defaults=True).items()
+        if field not in NOT_WRITTEN
     }
     if preset.changes:
         preset_fields["title"] = preset.display
@@ -52,15 +54,15 @@ def _escape_character(character: str) -> str:
     return f"\\U{ord(character):08x}" if ord(character) > 0xFFFF else f"\\u{ord(character):04x}"
 
 
-def _part_table(part: BaseModel, base_table: dict[str, Any] | None = None) -> dict[str, Any]:
+def _part_table(spec_part: BaseModel, base_table: dict[str, Any] | None = None) -> dict[str, Any]:
     """Returns a component's fields with values other than the defaults, and the field `type`.
 
     base_table: a table that the result will override; fields that it sets are included even if they are defaults.
     """
     part_fields: dict[str, Any] = {}
-    for field_name, field in type(part).model_fields.items():
-        field_value = getattr(part, field_name)
-        if isinstance(part, Stack) and field_name == "variants":
+    for field_name, field in type(spec_part).model_fields.items():
+        field_value = getattr(spec_part, field_name)
+        if isinstance(spec_part, Stack) and field_name == "variants":
             continue
         default_value = None if field.is_required() else field.get_default(call_default_factory=True)
         if (
@@ -73,11 +75,11 @@ def _part_table(part: BaseModel, base_table: dict[str, Any] | None = None) -> di
         if field_value is None and field_name == "type":
             continue
         part_fields[field_name] = _plain_value(field_value, (base_table or {}).get(field_name))
-    if isinstance(part, Stack) and part.variants:
+    if isinstance(spec_part, Stack) and spec_part.variants:
         block = part_fields["block"]
         part_fields["variants"] = {
             field_name: _difference_table(block, _part_table(layer, block))
-            for field_name, layer in part.variants.items()
+            for field_name, layer in spec_part.variants.items()
             if field_name != BASE
         }
     return part_fields

@@ -22,7 +22,7 @@ from ..errors import InputError
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.target import load
-from .budget_file import SETTINGS, Bound, Budget, Fits, Limit, ModelBudget
+from .budget_file import SETTINGS, Budget, BudgetLimit, FitsBound, ModelBudget, QuantityBound
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,19 @@ class BudgetCheck:
     key: str
     settings: dict[str, Any]
     measured: Fraction
-    limits: tuple[Limit, ...]
+    limits: tuple[BudgetLimit, ...]
     accelerator: str = ""
     warning: str = ""
 
     @property
     def ok(self) -> bool:
         """Whether the value is within all limits."""
-        return all(bound_limit.holds(self.measured) for bound_limit in self.limits)
+        return all(bound_limit.is_kept_by(self.measured) for bound_limit in self.limits)
 
     @property
-    def violated_limit(self) -> Limit | None:
+    def violated_limit(self) -> BudgetLimit | None:
         """The first limit that the value violates; None if the value is within the limits."""
-        return next((bound_limit for bound_limit in self.limits if not bound_limit.holds(self.measured)), None)
+        return next((bound_limit for bound_limit in self.limits if not bound_limit.is_kept_by(self.measured)), None)
 
 
 def check_budget(budget: Budget, folder: Path) -> list[BudgetCheck]:
@@ -85,17 +85,19 @@ def _errors_naming_model(location: str) -> Iterator[None]:
 
 def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[], BudgetCheck]]:
     """Checks the settings of one model's bounds, and yields functions that compute the values."""
-    for bound_key, bound in model.bounds.items():
+    for bound_key, quantity_bound in model.bounds.items():
         with _errors_naming_model(f"{model.target}: {bound_key}"):
-            bound_settings = _setting_values(bound_key, bound)
+            bound_settings = _setting_values(bound_key, quantity_bound)
             accelerators = (
-                [find_hardware(hardware_name) for hardware_name in bound.on] if isinstance(bound, Fits) else [None]
+                [find_hardware(hardware_name) for hardware_name in quantity_bound.on]
+                if isinstance(quantity_bound, FitsBound)
+                else [None]
             )
         for hardware in accelerators:
-            yield partial(_check_bound, model.target, preset, bound_key, bound, bound_settings, hardware)
+            yield partial(_check_bound, model.target, preset, bound_key, quantity_bound, bound_settings, hardware)
 
 
-def _setting_values(bound_key: str, bound: Bound | Fits) -> dict[str, Any]:
+def _setting_values(bound_key: str, bound: QuantityBound | FitsBound) -> dict[str, Any]:
     """Returns the values of a bound's settings. Raises `InputError` for an invalid value."""
     declared_settings = SETTINGS[bound_key]
     return {
@@ -105,25 +107,27 @@ def _setting_values(bound_key: str, bound: Bound | Fits) -> dict[str, Any]:
 
 
 def _check_bound(
-    target: str,
+    model_target: str,
     preset: Preset,
     bound_key: str,
-    bound: Bound | Fits,
+    bound: QuantityBound | FitsBound,
     bound_settings: dict[str, Any],
     hardware: Hardware | None,
 ) -> BudgetCheck:
     """Counts the value of a bound. hardware: the accelerator of the key `fits`; None for the other keys."""
-    with _errors_naming_model(f"{target}: {bound_key}"):
-        measured_value = _measure_value(preset, bound_key, bound_settings, hardware)
+    with _errors_naming_model(f"{model_target}: {bound_key}"):
+        measured_value = _measured_quantity(preset, bound_key, bound_settings, hardware)
     length_note = too_long_note(preset.model, bound_settings.get("seq") or 0)
-    if isinstance(bound, Bound):
-        return BudgetCheck(target, bound_key, bound.settings, measured_value, bound.limits, warning=length_note)
+    if isinstance(bound, QuantityBound):
+        return BudgetCheck(model_target, bound_key, bound.settings, measured_value, bound.limits, warning=length_note)
     assert hardware is not None
-    capacity_limit = Limit(operator="<=", value=Fraction(hardware.capacity_bytes))
-    return BudgetCheck(target, bound_key, bound.settings, measured_value, (capacity_limit,), hardware.name, length_note)
+    capacity_limit = BudgetLimit(operator="<=", value=Fraction(hardware.capacity_bytes))
+    return BudgetCheck(
+        model_target, bound_key, bound.settings, measured_value, (capacity_limit,), hardware.name, length_note
+    )
 
 
-def _measure_value(
+def _measured_quantity(
     preset: Preset, bound_key: str, bound_settings: dict[str, Any], hardware: Hardware | None
 ) -> Fraction:
     spec = preset.model

@@ -24,7 +24,7 @@ from ..errors import InputError, shown, suggest
 from ..record import Record
 from ..sources.files import parse_toml, read_text, validate
 from ..units import LONGEST_NUMBER, NUMBER, exact_number
-from ..workload.setting import Declared, Setting, declared
+from ..workload.setting import DeclaredSetting, Setting, declarations_of
 from ..workload.workload import Phase
 
 Kind: TypeAlias = Literal["count", "FLOPs", "bytes"]
@@ -38,13 +38,13 @@ KINDS: Mapping[str, Kind] = {
 }
 """Key of a bound → the kind of its value."""
 
-RUN = {**declared(RunSettings), **SHORTHANDS}
+RUN = {**declarations_of(RunSettings), **SHORTHANDS}
 """Name → setting of a run on one device."""
 
 CACHE_FORMAT = RUN["kv_dtype"]
-PASS = Declared("phase", Phase, Setting("The pass that is counted.", "What runs"))
+PASS = DeclaredSetting("phase", Phase, Setting("The pass that is counted.", "What runs"))
 
-SETTINGS: Mapping[str, Mapping[str, Declared]] = {
+SETTINGS: Mapping[str, Mapping[str, DeclaredSetting]] = {
     "params": {},
     "active": {},
     "kv_per_token": {"kv_dtype": CACHE_FORMAT, "dtype": CACHE_FORMAT},
@@ -82,25 +82,25 @@ COMPARISONS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": ope
 _BOUND = re.compile(rf"\s*(<=|>=|==|<|>)?\s*({NUMBER})\s*([A-Za-z]*)\s*")
 
 
-class Limit(Record):
+class BudgetLimit(Record):
     """The upper or the lower limit of a bound. value: exact number of parameters, FLOPs or bytes."""
 
     operator: Operator
     value: Fraction
 
-    def holds(self, measured_value: Fraction) -> bool:
+    def is_kept_by(self, measured_value: Fraction) -> bool:
         """Whether a value is within the limit."""
         return bool(COMPARISONS[self.operator](measured_value, self.value))
 
 
-class Bound(Record):
+class QuantityBound(Record):
     """A bound on one value: an upper limit, a lower limit or both. settings: the file's settings for the value."""
 
-    limits: tuple[Limit, ...]
+    limits: tuple[BudgetLimit, ...]
     settings: dict[str, Any] = {}
 
 
-class Fits(Record):
+class FitsBound(Record):
     """The accelerators on which a run must fit. on: names. settings: the file's settings."""
 
     on: tuple[str, ...]
@@ -111,12 +111,12 @@ class ModelBudget(Record):
     """The bounds of one model. Each field is a bound or None, except `fits`, which names accelerators."""
 
     target: str
-    params: Bound | None = None
-    active: Bound | None = None
-    kv_per_token: Bound | None = None
-    flops_per_token: Bound | None = None
-    memory: Bound | None = None
-    fits: Fits | None = None
+    params: QuantityBound | None = None
+    active: QuantityBound | None = None
+    kv_per_token: QuantityBound | None = None
+    flops_per_token: QuantityBound | None = None
+    memory: QuantityBound | None = None
+    fits: FitsBound | None = None
 
     keys: ClassVar[tuple[str, ...]] = tuple(SETTINGS)
 
@@ -139,9 +139,13 @@ class ModelBudget(Record):
         return bounds_by_key
 
     @property
-    def bounds(self) -> dict[str, Bound | Fits]:
+    def bounds(self) -> dict[str, QuantityBound | FitsBound]:
         """The bounds of the model, by key, in the order of the keys."""
-        return {bound_key: bound for bound_key in self.keys if (bound := getattr(self, bound_key)) is not None}
+        return {
+            bound_key: quantity_bound
+            for bound_key in self.keys
+            if (quantity_bound := getattr(self, bound_key)) is not None
+        }
 
 
 class Budget(Record):
@@ -184,7 +188,7 @@ def _check_key(field_name: str, known_keys: tuple[str, ...]) -> None:
 
 
 def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
-    quantity_kind, limits = KINDS[bound_key], []
+    quantity_kind, budget_limits = KINDS[bound_key], []
     bound_settings: dict[str, Any] = {}
     if isinstance(bound_value, dict):
         bound_settings = {
@@ -193,24 +197,24 @@ def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
             if setting_name not in ("max", "min")
         }
         _check_settings(bound_key, bound_settings, ("max", "min"))
-        for setting_name, comparison in (("max", "<="), ("min", ">=")):
+        for setting_name, comparison_operator in (("max", "<="), ("min", ">=")):
             if setting_name in bound_value:
-                limits.append(
+                budget_limits.append(
                     _parse_limit(
                         f"{bound_key}.{setting_name}",
                         bound_value[setting_name],
                         quantity_kind,
-                        comparison,
-                        operator_fixed=True,
+                        comparison_operator,
+                        is_operator_fixed=True,
                     )
                 )
-        if not limits:
+        if not budget_limits:
             raise ValueError(f"{bound_key}: no bound; expected max or min")
-        if len(limits) == 2 and limits[0]["value"] < limits[1]["value"]:
+        if len(budget_limits) == 2 and budget_limits[0]["value"] < budget_limits[1]["value"]:
             raise ValueError(f"{bound_key}: max is below min, and so no value holds; expected max of at least min")
     else:
-        limits.append(_parse_limit(bound_key, bound_value, quantity_kind, "<="))
-    return {"settings": bound_settings, "limits": limits}
+        budget_limits.append(_parse_limit(bound_key, bound_value, quantity_kind, "<="))
+    return {"settings": bound_settings, "limits": budget_limits}
 
 
 def _parse_fits(fits_value: Any) -> Any:
@@ -249,12 +253,12 @@ def _check_settings(bound_key: str, bound_settings: Mapping[str, Any], other_key
 
 
 def _parse_limit(
-    location: str, limit_value: Any, quantity_kind: Kind, default_operator: str, operator_fixed: bool = False
+    location: str, limit_value: Any, quantity_kind: Kind, default_operator: str, is_operator_fixed: bool = False
 ) -> dict[str, Any]:
     """Parses a limit from text or a whole number.
 
     default_operator: the operator of text without one.
-    operator_fixed: whether the text must not have one.
+    is_operator_fixed: whether the text must not have one.
     """
     example_text = EXAMPLES[quantity_kind]
     if isinstance(limit_value, bool) or not isinstance(limit_value, str | int):
@@ -263,19 +267,19 @@ def _parse_limit(
         )
     if isinstance(limit_value, int) and abs(limit_value) >= 10**LONGEST_NUMBER:
         raise ValueError(f"{location}: {shown(limit_value)}; expected a number of at most {LONGEST_NUMBER} digits")
-    bound_match = _BOUND.fullmatch(str(limit_value))
-    if bound_match is None:
+    limit_match = _BOUND.fullmatch(str(limit_value))
+    if limit_match is None:
         raise ValueError(
             f"{location}: {shown(limit_value)} is no bound; expected a number with a unit, such as {example_text}"
         )
-    if operator_fixed and bound_match[1]:
+    if is_operator_fixed and limit_match[1]:
         raise ValueError(
-            f"{location}: '{limit_value}'; expected a number without {bound_match[1]}, since the key says which side"
+            f"{location}: '{limit_value}'; expected a number without {limit_match[1]}, since the key says which side"
         )
-    unit_factor = UNITS[quantity_kind].get(bound_match[3].lower())
+    unit_factor = UNITS[quantity_kind].get(limit_match[3].lower())
     if unit_factor is None:
-        raise ValueError(f"{location}: '{bound_match[3]}' is no unit of it; expected a number such as {example_text}")
+        raise ValueError(f"{location}: '{limit_match[3]}' is no unit of it; expected a number such as {example_text}")
     return {
-        "operator": bound_match[1] or default_operator,
-        "value": exact_number(bound_match[2], location) * unit_factor,
+        "operator": limit_match[1] or default_operator,
+        "value": exact_number(limit_match[2], location) * unit_factor,
     }

@@ -36,7 +36,7 @@ VOCABULARY_PATHS = ("embed_tokens", "lm_head", "lm_head.decoder")
 """Paths of the weights with one row per token of the vocabulary."""
 
 
-def in_dense_band(hidden_size: int, num_hidden_layers: int) -> bool:
+def is_in_dense_band(hidden_size: int, num_hidden_layers: int) -> bool:
     """Whether h/L, rounded to an integer, is in the range of large dense decoders, `DENSE_BAND`."""
     lower_bound, upper_bound = DENSE_BAND
     return lower_bound <= round(hidden_size / num_hidden_layers) <= upper_bound
@@ -71,7 +71,7 @@ class StackShape:
 
     @property
     def in_dense_band(self) -> bool:
-        return in_dense_band(self.hidden_size, self.num_hidden_layers)
+        return is_in_dense_band(self.hidden_size, self.num_hidden_layers)
 
     @property
     def feed_forward_ratio(self) -> float | None:
@@ -94,7 +94,7 @@ class StackShape:
 
 
 @frozen
-class Quantities:
+class ModelQuantities:
     """The compared sizes and costs of one model.
 
     shape: shape of the stack that computes the output.
@@ -135,7 +135,7 @@ class Quantities:
         return (self.shape,) if self.encoder is None else (self.encoder, self.shape)
 
 
-SORT_KEYS: dict[str, Callable[[Quantities], float | None]] = {
+SORT_KEYS: dict[str, Callable[[ModelQuantities], float | None]] = {
     "params": lambda q: q.parameters,
     "active": lambda q: q.active,
     "h": lambda q: q.shape.hidden_size,
@@ -157,7 +157,7 @@ SORT_KEYS: dict[str, Callable[[Quantities], float | None]] = {
 
 def quantities(
     spec: ModelSpec, seq: int = 2048, dtype: str = "bfloat16", parameter_count: ParameterCount | None = None
-) -> Quantities:
+) -> ModelQuantities:
     """Computes all compared quantities of one model.
 
     seq: tokens per sequence for the FLOPs; default 2048.
@@ -168,7 +168,7 @@ def quantities(
     parameter_count, workload = params(spec) if parameter_count is None else parameter_count, Workload(batch=1, seq=seq)
     cache_size = None if spec.one_pass_model_name else kv(spec, seq=seq, format_name=dtype)
     encoder = spec.encoder if spec.kind == "encoder-decoder" else None
-    return Quantities(
+    return ModelQuantities(
         spec=spec,
         seq=seq,
         dtype=dtype,
@@ -185,21 +185,21 @@ def quantities(
     )
 
 
-def _vocabulary_params(tree: Node) -> int:
+def _vocabulary_params(model_tree: Node) -> int:
     return sum(
         node_position.times * node_position.own_cost(total_params_of)
-        for node_position in tree.walk()
+        for node_position in model_tree.walk()
         if node_position.path in VOCABULARY_PATHS
     )
 
 
-def stack_shape(time_stack: Stack, hidden_size: int) -> StackShape:
+def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
     """Returns the shape of a stack, from the most frequent kind of layer.
 
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """
     layer_groups = [
-        (kind_name, block, layer_count) for kind_name, block, layer_count, _ in time_stack.layer_groups() if layer_count
+        (kind_name, block, layer_count) for kind_name, block, layer_count, _ in stack.layer_groups() if layer_count
     ]
     block = max(layer_groups, key=lambda layer_group: layer_group[2])[1]
     groups_with_heads = [
@@ -217,7 +217,7 @@ def stack_shape(time_stack: Stack, hidden_size: int) -> StackShape:
     )
     network = block.feed_forward
     return StackShape(
-        num_hidden_layers=time_stack.num_hidden_layers,
+        num_hidden_layers=stack.num_hidden_layers,
         layer_kinds={kind_name: layer_count for kind_name, _, layer_count in layer_groups},
         block=block,
         attention_block=attention_block,
@@ -234,7 +234,7 @@ def _head_sizes(layer: Layer, input_width: int) -> HeadSizes | None:
     return layer.attention.head_sizes(input_width) if isinstance(layer.attention, TokenMixer) else None
 
 
-def sort_order(compared_models: list[Quantities], sort_key: str | None) -> list[int]:
+def sort_order(compared_models: list[ModelQuantities], sort_key: str | None) -> list[int]:
     """Returns the indices of models sorted by a quantity, smallest first; models without the quantity come last.
 
     Without a key the order is unchanged. Raises `InputError` for an unknown key.

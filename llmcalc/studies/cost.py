@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..frozen import frozen
-from ..timing.spread import RangedAmount, TimeRange
+from ..timing.time_ranges import RangedAmount, TimeRange
 
 if TYPE_CHECKING:
     from .plan import LayoutPlan
@@ -32,7 +32,7 @@ class Cost:
 
     @property
     def includes_lost_time(self) -> bool:
-        """Whether the upper end of a training run's seconds includes lost time, see `with_lost_time`."""
+        """Whether the upper end of a training run's seconds includes lost time, see `add_lost_time`."""
         return self.devices > NODE and self.seconds.low < self.seconds.high
 
     @property
@@ -80,12 +80,16 @@ it. The first and the HLAT figures are as listed in <https://glennklockwood.com/
 """
 
 
-def with_lost_time(seconds: RangedAmount, devices: int) -> RangedAmount:
+def add_lost_time(training_seconds: RangedAmount, devices: int) -> RangedAmount:
     """Adds restarts and other time outside of steps to the upper end of a training run's seconds.
 
     Runs on the devices of one node keep their range: the published ones have hundreds of devices or more.
     """
-    return seconds if devices <= NODE else seconds._replace(high=seconds.high / LEAST_TIME_IN_STEPS)
+    return (
+        training_seconds
+        if devices <= NODE
+        else training_seconds._replace(high=training_seconds.high / LEAST_TIME_IN_STEPS)
+    )
 
 
 @frozen

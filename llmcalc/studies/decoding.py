@@ -65,7 +65,7 @@ def decoded_token(
     batch = int(model_memory.states.workload.batch) if users is None else users
     try:
         decoding_run = model_memory if batch == model_memory.states.workload.batch else model_memory.with_(batch=batch)
-        decoding = replace(decoding_run, settings=decoding_run.settings.with_(phase="decode"))
-        return time_inference(decoding, hardware, layout, TimeSettings(stack or usual_stack(hardware, model_memory)))
+        decode_run = replace(decoding_run, settings=decoding_run.settings.with_(phase="decode"))
+        return time_inference(decode_run, hardware, layout, TimeSettings(stack or usual_stack(hardware, model_memory)))
     except InputError:
         return None

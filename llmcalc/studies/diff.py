@@ -41,7 +41,7 @@ class FieldChange:
 
 
 @dataclass(frozen=True)
-class Quantity(FieldChange):
+class QuantityChange(FieldChange):
     """A count or a number of bytes: an exact integer, or a float for an average."""
 
     unit: Unit
@@ -53,7 +53,7 @@ class Quantity(FieldChange):
 
 
 @dataclass(frozen=True)
-class Difference:
+class ModelDifference:
     """The differences between two models.
 
     before, after: the models; None for a missing one.
@@ -69,8 +69,8 @@ class Difference:
     seq: int
     dtype: str
     fields: tuple[FieldChange, ...]
-    quantities: tuple[Quantity, ...]
-    components: Mapping[str, tuple[Quantity, ...]]
+    quantities: tuple[QuantityChange, ...]
+    components: Mapping[str, tuple[QuantityChange, ...]]
 
     @property
     def changed(self) -> bool:
@@ -78,18 +78,20 @@ class Difference:
         return any(quantity.changed for quantity in self.quantities) or any(self.components.values())
 
 
-def diff(earlier_preset: Preset | None, later_preset: Preset | None, seq: int, dtype: str = "bfloat16") -> Difference:
+def diff(
+    earlier_preset: Preset | None, later_preset: Preset | None, seq: int, dtype: str = "bfloat16"
+) -> ModelDifference:
     """Compares two models at sequences of `seq` tokens, with caches in number format `dtype`."""
     old_figures, new_figures = (
         {} if preset is None else _figures_of_model(preset, seq, dtype) for preset in (earlier_preset, later_preset)
     )
-    quantities: list[Quantity] = []
+    quantities: list[QuantityChange] = []
     for quantity_name, (_, unit) in {**new_figures, **old_figures}.items():
         (old_value, _), (new_value, _) = (
-            figures.get(quantity_name, (None, unit)) for figures in (old_figures, new_figures)
+            model_figures.get(quantity_name, (None, unit)) for model_figures in (old_figures, new_figures)
         )
-        quantities.append(Quantity(quantity_name, old_value, new_value, unit))
-    return Difference(
+        quantities.append(QuantityChange(quantity_name, old_value, new_value, unit))
+    return ModelDifference(
         earlier_preset,
         later_preset,
         seq,
@@ -151,14 +153,14 @@ def _changed_fields(earlier_preset: Preset | None, later_preset: Preset | None) 
     """Yields the changed fields by their path in a native description; None for a field that is not set."""
     if earlier_preset is None or later_preset is None:
         return
-    descriptions = [
+    fields_of_presets = [
         dict(_flatten_fields(preset_description(preset)["model"])) for preset in (earlier_preset, later_preset)
     ]
     old_fields, new_fields = (
         _with_default_head_sizes(dict(_flatten_fields(preset.model.model_dump())) | set_fields)
-        for preset, set_fields in zip((earlier_preset, later_preset), descriptions, strict=True)
+        for preset, set_fields in zip((earlier_preset, later_preset), fields_of_presets, strict=True)
     )  # with defaults too, which a description leaves out
-    for field_path in dict.fromkeys([*descriptions[0], *descriptions[1]]):
+    for field_path in dict.fromkeys([*fields_of_presets[0], *fields_of_presets[1]]):
         if old_fields.get(field_path) != new_fields.get(field_path):
             yield FieldChange(field_path, old_fields.get(field_path), new_fields.get(field_path))
     if earlier_preset.dtype != later_preset.dtype:
@@ -173,12 +175,12 @@ def _with_default_head_sizes(description_fields: dict[str, Any]) -> dict[str, An
         if field_name != "num_attention_heads" or f"{attention}.head_dim" not in description_fields:
             continue
         ancestors = (attention.rsplit(".", depth)[0] for depth in range(1, attention.count(".") + 1))
-        widths = (
+        head_widths = (
             description_fields[field_path]
             for field_path in (*(f"{ancestor}.hidden_size" for ancestor in ancestors), "hidden_size")
             if description_fields.get(field_path)
         )
-        head_fields = {"num_key_value_heads": head_count, "head_dim": next(widths, 0) // head_count or None}
+        head_fields = {"num_key_value_heads": head_count, "head_dim": next(head_widths, 0) // head_count or None}
         for head_field in (*head_fields, "v_head_dim"):
             field_path = f"{attention}.{head_field}"
             if field_path in completed_fields and completed_fields[field_path] is None:
@@ -198,7 +200,7 @@ def _flatten_fields(description_table: Mapping[str, Any], path_prefix: str = "")
 
 def _changed_nodes(
     earlier_preset: Preset | None, later_preset: Preset | None, seq: int, dtype: str, quantity_name: str
-) -> list[Quantity]:
+) -> list[QuantityChange]:
     """Returns the nodes whose value of a quantity differs, largest change first."""
     cost_of_dtype, unit = COMPONENTS[quantity_name]
     cost_function = cost_of_dtype(dtype)
@@ -209,7 +211,7 @@ def _changed_nodes(
         for preset in (earlier_preset, later_preset)
     )
     compared_nodes = (
-        Quantity(node_path, old_costs.get(node_path), new_costs.get(node_path), unit)
+        QuantityChange(node_path, old_costs.get(node_path), new_costs.get(node_path), unit)
         for node_path in dict.fromkeys([*new_costs, *old_costs])
     )
     return sorted((preset for preset in compared_nodes if preset.changed), key=lambda preset: -abs(preset.change))
@@ -223,10 +225,10 @@ COMPONENTS: dict[str, tuple[Callable[[str], Cost], Unit]] = {
 """Quantity that is compared by node → (format of the cache → the cost of a node for one sequence), and its unit."""
 
 
-def _costs_by_path(tree: Node, cost_function: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
+def _costs_by_path(model_tree: Node, cost_function: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
     """Returns the sums of a quantity by path without layer indices, except optional parts and zeros."""
     sums_by_path: dict[str, Number] = {}
-    for node_position in tree.walk(run_config):
+    for node_position in model_tree.walk(run_config):
         if not node_position.optional and (
             node_cost := times(node_position.own_cost(cost_function), node_position.times)
         ):

@@ -20,8 +20,8 @@ from ..parallel.layout import Layout
 from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option
 from .decoding import LLAMA_CPP_STACK, decoded_token, runs_llama_cpp, usual_stack
+from .model_selection import has_experts
 from .run_time import TimedRun
-from .selection import has_experts
 
 MOST_BATCH = 2**20
 """Largest number of sequences that is tried."""
@@ -82,10 +82,10 @@ def fit(model_memory: Memory, hardware: Hardware) -> FitAnswer:
     """Returns whether a run fits on one accelerator, and changes that make it fit."""
     current_fit = model_memory.device.fit_on(hardware)
     batch, seq = largest_run(model_memory, hardware)
-    changes = (
+    setting_changes = (
         () if current_fit.verdict != "no" else tuple(_memory_saving_changes(model_memory, current_fit, batch, seq))
     )
-    return FitAnswer(model_memory, current_fit, batch, seq, changes)
+    return FitAnswer(model_memory, current_fit, batch, seq, setting_changes)
 
 
 def with_decoding_seconds(fit_answer: FitAnswer, hardware: Hardware, users: Iterable[int]) -> FitAnswer:
@@ -102,7 +102,7 @@ def largest_run(
     most_batch, most_seq: the largest numbers that are asked about; they are tried first. None (default) for as many as
         fit.
     """
-    capacity, workload = hardware.capacity_bytes, model_memory.states.workload
+    capacity_bytes, workload = hardware.capacity_bytes, model_memory.states.workload
     longest_length = learned_positions(model_memory.spec) or MOST_SEQ
     longest_length = longest_length if most_seq is None else min(longest_length, most_seq)
 
@@ -121,7 +121,7 @@ def largest_run(
         )
         return (
             least_bytes
-            if least_bytes > capacity
+            if least_bytes > capacity_bytes
             else run_of_size(setting_name, candidate_size).device.fit_on(hardware).needed
         )
 
@@ -141,7 +141,7 @@ def largest_run(
         )
         return (
             largest_fitting_number(
-                partial(needed_bytes, setting_name), capacity, start_size, maximum, size_step, stored_bytes
+                partial(needed_bytes, setting_name), capacity_bytes, start_size, maximum, size_step, stored_bytes
             )
             if maximum
             else 0
@@ -174,49 +174,61 @@ def largest_fitting_number(
             excess_by_value[candidate_number] = required_bytes(candidate_number) - capacity
         return excess_by_value[candidate_number]
 
-    low_number, high_number = min(size_step, maximum), min(size_step, maximum)
-    is_predicted = stored_bytes is not None and stored_bytes(maximum) > stored_bytes(low_number)
-    if excess_bytes(low_number) > 0:
-        low_number = 1
-        if excess_bytes(low_number) > 0:
+    lower_number, upper_number = min(size_step, maximum), min(size_step, maximum)
+    is_predicted = stored_bytes is not None and stored_bytes(maximum) > stored_bytes(lower_number)
+    if excess_bytes(lower_number) > 0:
+        lower_number = 1
+        if excess_bytes(lower_number) > 0:
             return 0
-    elif low_number < maximum:
+    elif lower_number < maximum:
         if stored_bytes is not None and is_predicted:
-            known_fitting = (
-                first_number if low_number < first_number <= maximum and excess_bytes(first_number) <= 0 else low_number
+            known_fitting_number = (
+                first_number
+                if lower_number < first_number <= maximum and excess_bytes(first_number) <= 0
+                else lower_number
             )
             first_number = largest_fitting_number(
-                stored_bytes, stored_bytes(known_fitting) - excess_bytes(known_fitting), first_number, maximum
+                stored_bytes,
+                stored_bytes(known_fitting_number) - excess_bytes(known_fitting_number),
+                first_number,
+                maximum,
             )
-        high_number = max(low_number + 1, min(first_number // size_step * size_step, maximum))
-        tries_next = is_predicted
-        while excess_bytes(high_number) <= 0:
-            low_number = high_number
-            if low_number == maximum:
+        upper_number = max(lower_number + 1, min(first_number // size_step * size_step, maximum))
+        is_next_number_tried = is_predicted
+        while excess_bytes(upper_number) <= 0:
+            lower_number = upper_number
+            if lower_number == maximum:
                 return maximum
-            next_high = min(WIDEN * low_number, _linear_crossing(excess_by_value, low_number) * 51 // 50)
-            next_high = (
-                max(low_number + size_step if is_predicted else 2 * low_number, next_high) // size_step * size_step
+            next_upper_number = min(WIDEN * lower_number, _number_at_capacity(excess_by_value, lower_number) * 51 // 50)
+            next_upper_number = (
+                max(lower_number + size_step if is_predicted else 2 * lower_number, next_upper_number)
+                // size_step
+                * size_step
             )
-            high_number, tries_next = min(maximum, low_number + 1 if tries_next else next_high), False
-    first_fitting, guess_count = low_number, 0
-    while high_number - low_number > 1:
-        if high_number > NEAR * low_number and not is_predicted:
-            candidate_number = math.isqrt(low_number * high_number)
+            upper_number, is_next_number_tried = (
+                min(maximum, lower_number + 1 if is_next_number_tried else next_upper_number),
+                False,
+            )
+    first_fitting_number, guess_count = lower_number, 0
+    while upper_number - lower_number > 1:
+        if upper_number > NEAR * lower_number and not is_predicted:
+            candidate_number = math.isqrt(lower_number * upper_number)
         else:
             candidate_number = max(
-                low_number + 1,
-                min(high_number - 1, _next_number(excess_by_value, low_number, high_number, guess_count)),
+                lower_number + 1,
+                min(upper_number - 1, _next_trial_number(excess_by_value, lower_number, upper_number, guess_count)),
             )
-        if high_number - low_number > size_step:
-            candidate_number = max(low_number + 1, candidate_number // size_step * size_step)
+        if upper_number - lower_number > size_step:
+            candidate_number = max(lower_number + 1, candidate_number // size_step * size_step)
         guess_count += (
-            low_number > first_fitting or not is_predicted
+            lower_number > first_fitting_number or not is_predicted
         )  # a prediction that is too large leaves one number
-        low_number, high_number = (
-            (candidate_number, high_number) if excess_bytes(candidate_number) <= 0 else (low_number, candidate_number)
+        lower_number, upper_number = (
+            (candidate_number, upper_number)
+            if excess_bytes(candidate_number) <= 0
+            else (lower_number, candidate_number)
         )
-    return low_number
+    return lower_number
 
 
 WIDEN = 16
@@ -226,7 +238,7 @@ NEAR = 4
 """Largest ratio of a bracket's ends at which it is searched by linear interpolation."""
 
 
-def _next_number(
+def _next_trial_number(
     excess_by_value: Mapping[int, int], highest_fitting: int, lowest_too_large: int, trial_number: int
 ) -> int:
     """Returns the next number to try, between the largest fitting and the smallest failing number.
@@ -239,13 +251,13 @@ def _next_number(
             excess_by_value[lowest_too_large] - excess_by_value[highest_fitting]
         )
     return (
-        _linear_crossing(excess_by_value, highest_fitting) + 1
+        _number_at_capacity(excess_by_value, highest_fitting) + 1
         if trial_number % 3 == 1
         else (highest_fitting + lowest_too_large) // 2
     )
 
 
-def _linear_crossing(excess_by_value: Mapping[int, int], highest_fitting: int) -> int:
+def _number_at_capacity(excess_by_value: Mapping[int, int], highest_fitting: int) -> int:
     """Returns the number at which a line through the two largest fitting numbers reaches the capacity."""
     lower_number = max(
         (candidate_number for candidate_number in excess_by_value if candidate_number < highest_fitting),
@@ -269,7 +281,9 @@ def _memory_saving_changes(
     cheap_changes, costly_changes = single_changes(model_memory, current_fit.hardware, batch, seq)
     insufficient_bytes: list[int] = []
     most_changes = FEW_CHANGES if has_many_layers(model_memory) else None
-    evaluate = partial(_evaluate_changes, model_memory, current_fit, insufficient_bytes, most_changes=most_changes)
+    evaluate_changes = partial(
+        _evaluate_changes, model_memory, current_fit, insufficient_bytes, most_changes=most_changes
+    )
     combined_changes = _combine_changes(cheap_changes)
     change_pairs = [
         {**first_change, **second_change}
@@ -285,14 +299,20 @@ def _memory_saving_changes(
         change_groups = [[setting_changes for change_group in change_groups for setting_changes in change_group]]
     candidates: list[SettingChange] = []
     for change_group in change_groups:
-        candidates += evaluate(change_group)
-        if any(change.fit.verdict != "no" for change in candidates):
+        candidates += evaluate_changes(change_group)
+        if any(setting_change.fit.verdict != "no" for setting_change in candidates):
             break
-    fitting_changes = [change for change in candidates if change.fit.verdict != "no"]
+    fitting_changes = [setting_change for setting_change in candidates if setting_change.fit.verdict != "no"]
     insufficient_changes = sorted(
-        (change for change in candidates if change.fit.verdict == "no"), key=lambda change: change.fit.needed
+        (setting_change for setting_change in candidates if setting_change.fit.verdict == "no"),
+        key=lambda setting_change: setting_change.fit.needed,
     )
-    return list({change.option: change for change in (*fitting_changes, *insufficient_changes[:NEAREST])}.values())
+    return list(
+        {
+            setting_change.option: setting_change
+            for setting_change in (*fitting_changes, *insufficient_changes[:NEAREST])
+        }.values()
+    )
 
 
 def has_many_layers(model_memory: Memory) -> bool:
@@ -329,11 +349,11 @@ def _evaluate_changes(
             least_bytes > current_fit.capacity and sum(bytes < least_bytes for bytes in insufficient_bytes) >= NEAREST
         )
 
-    for static_bytes, change_index, changed in sorted(candidate_runs, key=lambda run: run[:2])[:most_changes]:
+    for static_bytes, change_index, changed_run in sorted(candidate_runs, key=lambda run: run[:2])[:most_changes]:
         try:
-            if is_excluded(static_bytes) or is_excluded(changed.least_device_bytes):
+            if is_excluded(static_bytes) or is_excluded(changed_run.least_device_bytes):
                 continue
-            changed_fit = changed.device.fit_on(current_fit.hardware)
+            changed_fit = changed_run.device.fit_on(current_fit.hardware)
         except InputError:
             continue
         if changed_fit.needed < current_fit.needed:
@@ -428,9 +448,9 @@ def _training_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[di
     if run_settings.lora_rank is None:
         if run_settings.optimizer in (None, "adamw") and hardware.has_8bit_optimizers:
             costly_changes.append({"optimizer": "adamw-8bit", "optimizer_impl": None})
-        pure_precisions = {None: "bf16", "fp16-master": "fp16"}
-        if run_settings.precision in pure_precisions and run_settings.dtype is None:
-            costly_changes.append({"precision": pure_precisions[run_settings.precision]})
+        precision_without_master_weights = {None: "bf16", "fp16-master": "fp16"}
+        if run_settings.precision in precision_without_master_weights and run_settings.dtype is None:
+            costly_changes.append({"precision": precision_without_master_weights[run_settings.precision]})
         adapters = {"lora_rank": RANK, "lora_targets": (ALL_LINEAR,), "master_weights": None}
         costly_changes += [adapters, *([{**adapters, "base": "nf4"}] if hardware.stores_nf4 else [])]
     elif run_settings.base is None and hardware.stores_nf4:
@@ -447,27 +467,27 @@ LEAST_CAPABILITY_OF_AWQ = 7.5
 def _inference_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns changes that keep the results, and changes to narrower cache and weight formats of the usual stack."""
     run_settings, memory_use = model_memory.settings, model_memory.states
-    only_llama_cpp = usual_stack(hardware, model_memory) == LLAMA_CPP_STACK
+    is_llama_cpp = usual_stack(hardware, model_memory) == LLAMA_CPP_STACK
     cheap_changes: list[dict[str, Any]] = []
     if model_memory.attention != "flash":
         cheap_changes.append({"attn_implementation": "flash"})
     if run_settings.phase == "prefill" and run_settings.chunk is None and memory_use.workload.seq > CHUNK:
         cheap_changes.append({"chunk": CHUNK})
     costly_changes: list[dict[str, Any]] = []
-    if memory_use.kv_dtype in ("bfloat16", "float16", "float32") and (only_llama_cpp or hardware.runs_fp8_weights):
-        costly_changes.append({"kv_dtype": "q8_0" if only_llama_cpp else "fp8"})
+    if memory_use.kv_dtype in ("bfloat16", "float16", "float32") and (is_llama_cpp or hardware.runs_fp8_weights):
+        costly_changes.append({"kv_dtype": "q8_0" if is_llama_cpp else "fp8"})
     if run_settings.dtype is None:
-        has_kernels = {
-            "fp8": not only_llama_cpp and hardware.runs_fp8_weights,
+        has_kernels_by_scheme = {
+            "fp8": not is_llama_cpp and hardware.runs_fp8_weights,
             "q8_0": runs_llama_cpp(hardware),
             "q4_k_m": runs_llama_cpp(hardware),
-            "awq-int4-g128": not only_llama_cpp
+            "awq-int4-g128": not is_llama_cpp
             and float(hardware.compute_capability or LEAST_CAPABILITY_OF_AWQ) >= LEAST_CAPABILITY_OF_AWQ,
         }
         narrower_schemes = (
             scheme_name
-            for scheme_name, is_run in has_kernels.items()
-            if is_run and _is_narrower(model_memory, scheme_name)
+            for scheme_name, has_kernels in has_kernels_by_scheme.items()
+            if has_kernels and _is_narrower(model_memory, scheme_name)
         )
         costly_changes += [{"quantize": scheme_name} for scheme_name in narrower_schemes]
     return cheap_changes, costly_changes

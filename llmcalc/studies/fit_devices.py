@@ -86,16 +86,16 @@ def fit_devices(
         raise ended_search_error(layout_plan)
     best_candidate = _best_candidate(layout_plan)
     if best_candidate is None:
-        commonest_reason = max(
+        most_frequent_reason = max(
             layout_plan.plan.refused.items(),
             key=lambda refusal_entry: refusal_entry[1],
             default=("no layout has so many", 0),
         )[0]
         raise ImpossibleLayout(
-            f"--devices {layout_request.devices}: no layout of these is possible: {commonest_reason}"
+            f"--devices {layout_request.devices}: no layout of these is possible: {most_frequent_reason}"
         )
-    fit = MemoryFit(hardware, best_candidate.device_bytes)
-    run_fits = fit.verdict != "no"
+    best_fit = MemoryFit(hardware, best_candidate.device_bytes)
+    run_fits = best_fit.verdict != "no"
     fewest_devices, fewest_candidate = _fewest_devices(devices_question, layout_plan)
     batch = seq = 0
     if run_fits:
@@ -109,7 +109,7 @@ def fit_devices(
             int(workload.seq),
             longest_length,
         )
-    changes = (
+    setting_changes = (
         ()
         if run_fits
         else tuple(_changes_that_fit(devices_question, layout_plan.devices, fewest_devices, fewest_candidate))
@@ -117,12 +117,12 @@ def fit_devices(
     return DevicesFitAnswer(
         layout_plan,
         best_candidate,
-        fit,
+        best_fit,
         fewest_devices,
         fewest_candidate,
         batch,
         seq,
-        changes,
+        setting_changes,
         devices_question.budget.is_spent(),
     )
 
@@ -197,17 +197,19 @@ def _fewest_devices_by_halving(
     With one micro-batch per accelerator, a layout that fits also fits with twice the replicas. So the halves are
     searched by bisection. With a fixed batch they are tried in order.
     """
-    halvings, too_many_halvings = 0, (devices & -devices).bit_length()
-    while halvings + 1 < too_many_halvings and not devices_question.budget.is_spent():
-        next_halvings = (
-            halvings + 1 if devices_question.global_batch is not None else (halvings + too_many_halvings) // 2
+    halving_count, excessive_halving_count = 0, (devices & -devices).bit_length()
+    while halving_count + 1 < excessive_halving_count and not devices_question.budget.is_spent():
+        next_halving_count = (
+            halving_count + 1
+            if devices_question.global_batch is not None
+            else (halving_count + excessive_halving_count) // 2
         )
-        half_candidate = devices_question.best_fitting_layout(devices >> next_halvings)
+        half_candidate = devices_question.best_fitting_layout(devices >> next_halving_count)
         if half_candidate is None:
-            too_many_halvings = next_halvings
+            excessive_halving_count = next_halving_count
         else:
-            halvings, best_candidate = next_halvings, half_candidate
-    return devices >> halvings, best_candidate
+            halving_count, best_candidate = next_halving_count, half_candidate
+    return devices >> halving_count, best_candidate
 
 
 def _length_multiple(layout: Layout) -> int:
@@ -236,7 +238,7 @@ def _largest_number(
     interpolated between two of these numbers. If an interpolated number does not fit, its missing bytes are kept free
     in the next attempt, and twice as many after another failure.
     """
-    model_memory, framework, capacity = (
+    model_memory, framework, capacity_bytes = (
         devices_question.estimates.memory,
         devices_question.estimates.framework,
         devices_question.hardware.capacity_bytes,
@@ -249,7 +251,7 @@ def _largest_number(
             best_candidate.layout, micro_batches
         )[0]
 
-    fitting_point, too_large, margin = (
+    fitting_point, too_large_point, margin_bytes = (
         (start_size, best_candidate.device_bytes - tensor_bytes(start_size)),
         (start_size, 0),
         0,
@@ -257,31 +259,36 @@ def _largest_number(
 
     def needed_bytes(candidate_size: int) -> int:
         allocator_overhead, size_distance = fitting_point[1], max(0, candidate_size - fitting_point[0])
-        if too_large[0] > fitting_point[0]:
+        if too_large_point[0] > fitting_point[0]:
             allocator_overhead += (
-                (too_large[1] - allocator_overhead) * size_distance // (too_large[0] - fitting_point[0])
+                (too_large_point[1] - allocator_overhead) * size_distance // (too_large_point[0] - fitting_point[0])
             )
-        return tensor_bytes(candidate_size) + allocator_overhead + margin
+        return tensor_bytes(candidate_size) + allocator_overhead + margin_bytes
 
-    replays = 0
-    while (replays < REPLAYS and not devices_question.budget.is_spent()) or fitting_point[0] == start_size:
+    replay_count = 0
+    while (replay_count < REPLAYS and not devices_question.budget.is_spent()) or fitting_point[0] == start_size:
         largest_size = size_unit * largest_fitting_number(
             lambda number: needed_bytes(size_unit * number),
-            capacity,
+            capacity_bytes,
             max(1, start_size // size_unit),
             maximum // size_unit,
         )
         if largest_size <= fitting_point[0]:
             break
-        tensors = tensor_bytes(largest_size)
+        largest_tensor_bytes = tensor_bytes(largest_size)
         candidate_run = model_memory.with_(num_microbatches=micro_batches, **{setting_name: largest_size})
-        device_bytes, replays = replayed_bytes(candidate_run, framework, version, best_candidate.layout), replays + 1
-        if device_bytes > capacity:
-            margin = max(2 * margin, device_bytes - capacity) if too_large[0] > fitting_point[0] else 0
-            too_large = largest_size, device_bytes - tensors
+        device_bytes, replay_count = (
+            replayed_bytes(candidate_run, framework, version, best_candidate.layout),
+            replay_count + 1,
+        )
+        if device_bytes > capacity_bytes:
+            margin_bytes = (
+                max(2 * margin_bytes, device_bytes - capacity_bytes) if too_large_point[0] > fitting_point[0] else 0
+            )
+            too_large_point = largest_size, device_bytes - largest_tensor_bytes
             continue
-        fitting_point, margin = (largest_size, device_bytes - tensors), 0
-        if too_large[0] <= fitting_point[0] or too_large[0] - fitting_point[0] <= max(
+        fitting_point, margin_bytes = (largest_size, device_bytes - largest_tensor_bytes), 0
+        if too_large_point[0] <= fitting_point[0] or too_large_point[0] - fitting_point[0] <= max(
             size_unit, CLOSE * fitting_point[0]
         ):
             break

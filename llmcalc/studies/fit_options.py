@@ -59,7 +59,7 @@ class HardwareOption:
         return devices_option(self.devices, self.layout, self.users)
 
 
-class _DividedRun(NamedTuple):
+class _RunOnDevices(NamedTuple):
     """A run divided over a number of accelerators.
 
     devices: number of accelerators.
@@ -67,7 +67,7 @@ class _DividedRun(NamedTuple):
     memory_on: runtime → the memory of the accelerator that needs most, which is computed once for each runtime.
     static_bytes: bytes that this accelerator needs at least, found without a replay.
     tensor_bytes: runtime → bytes of tensors that it needs at least, found without an allocator; 0 if not known.
-    memory_of_fullest: runtime → the memory of the accelerator with most weights and cache, which seldom needs less
+    memory_of_fullest_rank: runtime → the memory of the accelerator with most weights and cache, which seldom needs less
         than another and is known sooner than `memory_on`; None (default) if not known.
     users: users of each replica, where replicas share those of the run; None (default) for one replica.
     runs_of_replicas: the runs on as many accelerators in which replicas share the users, most replicas first.
@@ -78,22 +78,22 @@ class _DividedRun(NamedTuple):
     memory_on: Callable[[CudaRuntime], DeviceMemory]
     static_bytes: int
     tensor_bytes: Callable[[CudaRuntime], int] = lambda runtime: 0
-    memory_of_fullest: Callable[[CudaRuntime], DeviceMemory] | None = None
+    memory_of_fullest_rank: Callable[[CudaRuntime], DeviceMemory] | None = None
     users: int | None = None
-    runs_of_replicas: Callable[[], Sequence[_DividedRun]] = tuple
+    runs_of_replicas: Callable[[], Sequence[_RunOnDevices]] = tuple
 
     def fit_on(self, hardware: Hardware, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime) -> MemoryFit:
         """Returns whether the run fits on an accelerator, replayed with the accelerator's runtime if it may fit.
 
         default_runtime: a runtime with which the memory is known already.
         """
-        fit = self.memory_on(default_runtime).fit_on(hardware)
-        fits_without_overhead = _bytes_without_overhead(fit, default_runtime) <= fit.capacity
-        return self.memory_on(cuda_runtime).fit_on(hardware) if fits_without_overhead else fit
+        default_fit = self.memory_on(default_runtime).fit_on(hardware)
+        fits_without_overhead = _bytes_without_overhead(default_fit, default_runtime) <= default_fit.capacity
+        return self.memory_on(cuda_runtime).fit_on(hardware) if fits_without_overhead else default_fit
 
     def with_most_replicas(
         self, fit: MemoryFit, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime
-    ) -> tuple[_DividedRun, MemoryFit]:
+    ) -> tuple[_RunOnDevices, MemoryFit]:
         """Returns the run with the most replicas on equally many accelerators that fits as well as this run."""
         for replicas in self.runs_of_replicas() if fit.verdict != "no" else ():
             if replicas.static_bytes <= fit.hardware.capacity_bytes:
@@ -106,18 +106,18 @@ class _DividedRun(NamedTuple):
         """Returns the run as an option, with its verdict on a kind of accelerator."""
         return HardwareOption(self.devices, self.layout, fit, self.users)
 
-    def lower_bounds(self, hardware: Hardware, runtime: CudaRuntime) -> Iterator[int]:
+    def lower_bounds(self, hardware: Hardware, cuda_runtime: CudaRuntime) -> Iterator[int]:
         """Yields lower bounds of the bytes that the run needs, the quickest to compute first."""
         yield self.static_bytes
-        yield self.least_bytes(runtime)
-        yield self.replayed_bytes(hardware, runtime)
+        yield self.least_bytes(cuda_runtime)
+        yield self.replayed_bytes(hardware, cuda_runtime)
 
-    def replayed_bytes(self, hardware: Hardware, runtime: CudaRuntime) -> int:
+    def replayed_bytes(self, hardware: Hardware, cuda_runtime: CudaRuntime) -> int:
         """Returns a lower bound of the bytes that the run needs, from one replay; 0 if not known."""
-        if self.memory_of_fullest is None:
+        if self.memory_of_fullest_rank is None:
             return 0
         try:
-            return _bytes_without_overhead(self.memory_of_fullest(runtime).fit_on(hardware), runtime)
+            return _bytes_without_overhead(self.memory_of_fullest_rank(cuda_runtime).fit_on(hardware), cuda_runtime)
         except InputError:  # as in `least_bytes`
             return 0
 
@@ -129,12 +129,12 @@ class _DividedRun(NamedTuple):
             return self.static_bytes
 
 
-def _bytes_without_overhead(fit: MemoryFit, runtime: CudaRuntime) -> int:
+def _bytes_without_overhead(fit: MemoryFit, cuda_runtime: CudaRuntime) -> int:
     """Returns the required bytes without the runtime's context and the allocator's free blocks."""
-    return fit.needed - (runtime.context + fit.fragmentation)
+    return fit.needed - (cuda_runtime.context + fit.fragmentation)
 
 
-def _run_over_ranks(cluster: Cluster) -> _DividedRun:
+def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
     """Returns the run over the ranks of a layout."""
 
     def largest_memory(cuda_runtime: CudaRuntime) -> DeviceMemory:
@@ -148,17 +148,17 @@ def _run_over_ranks(cluster: Cluster) -> _DividedRun:
             for rank in cluster.ranks_that_may_need_most
         )
 
-    def memory_of_fullest(runtime: CudaRuntime) -> DeviceMemory:
+    def memory_of_fullest_rank(runtime: CudaRuntime) -> DeviceMemory:
         ranks = cluster.ranks_that_may_need_most
         fullest_rank = max(ranks, key=lambda rank: _least_bytes(cluster.inference_rank(rank)))
         return cluster.rank_memory(fullest_rank, runtime).device
 
     if cluster.trains:
         least_bytes = least_static_bytes(cluster.memory) // cluster.layout.world
-        return _DividedRun(cluster.layout.world, cluster.layout, largest_memory, least_bytes, tensor_bytes)
+        return _RunOnDevices(cluster.layout.world, cluster.layout, largest_memory, least_bytes, tensor_bytes)
     least_bytes = _least_bytes(cluster.inference_rank(0))
-    return _DividedRun(
-        cluster.layout.world, cluster.layout, largest_memory, least_bytes, tensor_bytes, memory_of_fullest
+    return _RunOnDevices(
+        cluster.layout.world, cluster.layout, largest_memory, least_bytes, tensor_bytes, memory_of_fullest_rank
     )
 
 
@@ -172,7 +172,7 @@ def hardware_options(
     accelerators: Iterable[Hardware],
     layout_request: LayoutRequest,
     cuda_runtime_of: RuntimeOf,
-    engine_fit: Callable[[Hardware], MemoryFit | None] = lambda hardware: None,
+    fit_with_engine: Callable[[Hardware], MemoryFit | None] = lambda hardware: None,
 ) -> tuple[HardwareOption, ...]:
     """Returns the fewest accelerators of each kind on which a run fits, sorted by fit and then by total memory.
 
@@ -181,8 +181,8 @@ def hardware_options(
     Of chips that are whole computers at most `MOST_COMPUTERS` are tried, unless the user states a number.
     layout_request: parallelism options; its group sizes apply to every number; `devices`, if given, is the only number.
     cuda_runtime_of: the runtime of the run on an accelerator.
-    engine_fit: accelerator → the verdict on one of them by an engine's buffers, which decides where the run fits; None
-        (default) for torch's kernels.
+    fit_with_engine: accelerator → the verdict on one of them by an engine's buffers, which decides where the run fits;
+        None (default) for torch's kernels.
     Raises `InputError` if no layout is possible at all, and for training under a framework that shards no weights.
     """
     is_training, framework_name = model_memory.settings.phase == "training", layout_request.framework
@@ -195,16 +195,16 @@ def hardware_options(
         raise InputError(
             f"--framework {framework_name}: its layouts are planned for one kind of accelerator; add --hardware"
         )
-    divided_runs, options = _divided_runs(model_memory, layout_request), []
+    device_runs, options = _runs_on_devices(model_memory, layout_request), []
     needs_bfloat16 = model_memory.states.dtype == "bfloat16" and model_memory.states.quantized is None
     is_undivided = replace(layout_request, devices=1).is_undivided and layout_request.devices is None
     for hardware in accelerators:
-        fit_of_one = engine_fit(hardware) if is_undivided else None
-        if fit_of_one is not None and fit_of_one.verdict == "fits":
-            options.append(HardwareOption(1, None, fit_of_one))
+        fit_of_single_device = fit_with_engine(hardware) if is_undivided else None
+        if fit_of_single_device is not None and fit_of_single_device.verdict == "fits":
+            options.append(HardwareOption(1, None, fit_of_single_device))
             continue
         # runs are made as far as an accelerator needs them, and once for all
-        divided_runs, candidate_runs = tee(divided_runs)
+        device_runs, candidate_runs = tee(device_runs)
         usual_runs = _runs_on_usual_number(candidate_runs, hardware, layout_request, is_training)
         options.append(_hardware_option(usual_runs, hardware, model_memory.runtime, cuda_runtime_of(hardware)))
     return tuple(
@@ -222,55 +222,57 @@ def hardware_options(
 
 
 def _runs_on_usual_number(
-    divided_runs: Iterable[_DividedRun], hardware: Hardware, layout_request: LayoutRequest, is_training: bool
-) -> Iterable[_DividedRun]:
+    device_runs: Iterable[_RunOnDevices], hardware: Hardware, layout_request: LayoutRequest, is_training: bool
+) -> Iterable[_RunOnDevices]:
     """Returns the runs on a usual number of accelerators of this kind; all runs if the user states a number."""
     if (
         hardware.vendor not in WHOLE_COMPUTERS
         or layout_request.devices
         or not replace(layout_request, devices=1).is_undivided
     ):
-        return divided_runs
+        return device_runs
     most_computers = MOST_TRAINING_COMPUTERS if is_training else MOST_COMPUTERS
-    return takewhile(lambda divided_run: divided_run.devices <= most_computers, divided_runs)
+    return takewhile(lambda device_run: device_run.devices <= most_computers, device_runs)
 
 
 def _hardware_option(
-    divided_runs: Iterable[_DividedRun], hardware: Hardware, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime
+    device_runs: Iterable[_RunOnDevices], hardware: Hardware, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime
 ) -> HardwareOption:
     """Returns the fewest accelerators of one kind on which the run fits.
 
     default_runtime: a runtime under which each run is known, by which those that surely do not fit are passed over.
     """
     tried_options: list[tuple[int, HardwareOption]] = []
-    too_large: list[tuple[int, int, _DividedRun]] = []
+    too_large_runs: list[tuple[int, int, _RunOnDevices]] = []
 
-    def try_run(run_index: int, divided_run: _DividedRun) -> HardwareOption | None:
+    def try_run(run_index: int, device_run: _RunOnDevices) -> HardwareOption | None:
         try:
-            fit = divided_run.fit_on(hardware, default_runtime, cuda_runtime)
+            fit = device_run.fit_on(hardware, default_runtime, cuda_runtime)
         except InputError:  # the framework does not support the layout
             return None
-        divided_run, fit = divided_run.with_most_replicas(fit, default_runtime, cuda_runtime)
-        tried_options.append((run_index, hardware_option := divided_run.option(fit)))
+        device_run, fit = device_run.with_most_replicas(fit, default_runtime, cuda_runtime)
+        tried_options.append((run_index, hardware_option := device_run.option(fit)))
         return hardware_option
 
-    for run_index, divided_run in enumerate(divided_runs):
-        lower_bounds = divided_run.lower_bounds(hardware, default_runtime)
-        too_many_bytes = next((byte_count for byte_count in lower_bounds if byte_count > hardware.capacity_bytes), None)
+    for run_index, device_run in enumerate(device_runs):
+        byte_lower_bounds = device_run.lower_bounds(hardware, default_runtime)
+        too_many_bytes = next(
+            (byte_count for byte_count in byte_lower_bounds if byte_count > hardware.capacity_bytes), None
+        )
         if too_many_bytes is not None:
-            too_large.append((too_many_bytes, run_index, divided_run))
-        elif (hardware_option := try_run(run_index, divided_run)) is not None and hardware_option.fit.verdict == "fits":
+            too_large_runs.append((too_many_bytes, run_index, device_run))
+        elif (hardware_option := try_run(run_index, device_run)) is not None and hardware_option.fit.verdict == "fits":
             return hardware_option
-    while too_large:
-        least_bytes, run_index, divided_run = skipped_run = min(too_large, key=lambda skipped_run: skipped_run[:2])
+    while too_large_runs:
+        least_bytes, run_index, device_run = skipped_run = min(too_large_runs, key=lambda skipped_run: skipped_run[:2])
         if tried_options and least_bytes > min(hardware_option.fit.needed for _, hardware_option in tried_options):
             break
-        too_large.remove(skipped_run)
-        lower_bound_bytes = divided_run.least_bytes(default_runtime)
+        too_large_runs.remove(skipped_run)
+        lower_bound_bytes = device_run.least_bytes(default_runtime)
         if lower_bound_bytes > least_bytes:
-            too_large.append((lower_bound_bytes, run_index, divided_run))  # others may need less
+            too_large_runs.append((lower_bound_bytes, run_index, device_run))  # others may need less
         else:
-            try_run(run_index, divided_run)
+            try_run(run_index, device_run)
     if not tried_options:
         raise ImpossibleLayout("--devices: no layout of this number is possible")
     return min(tried_options, key=lambda indexed_option: (indexed_option[1].fit.needed, indexed_option[0]))[1]
@@ -280,7 +282,7 @@ MOST_PER_NUMBER = 2
 """Largest number of changes that are listed for a number of accelerators."""
 
 
-def changes_on_several(
+def fitting_changes_on_several_devices(
     model_memory: Memory,
     options: Sequence[HardwareOption],
     layout_request: LayoutRequest,
@@ -296,22 +298,24 @@ def changes_on_several(
         fits_unchanged, hardware = hardware_option.fit.verdict != "no", hardware_option.fit.hardware
         most_devices = hardware_option.devices - 1 if fits_unchanged else MOST_DEVICES
         changes_by_devices: list[tuple[int, SettingChange]] = []
-        for changes in setting_changes:
+        for changed_settings in setting_changes:
             try:
                 runs_and_fits = list(
                     _fitting_runs(
-                        model_memory.with_(**changes), hardware, layout_request, cuda_runtime_of, most_devices
+                        model_memory.with_(**changed_settings), hardware, layout_request, cuda_runtime_of, most_devices
                     )
                 )
             except InputError:
                 continue
             if not runs_and_fits:
                 continue
-            divided_run, fit = min(runs_and_fits, key=lambda run_and_fit: run_and_fit[1].verdict != "fits")
-            options_text = f"{divided_run.option(fit).command_options} {cli_options(changes)}"
-            if sum(devices == divided_run.devices for devices, _ in changes_by_devices) < MOST_PER_NUMBER:
-                changes_by_devices.append((divided_run.devices, SettingChange(options_text, fit)))
-        yield from (change for _, change in sorted(changes_by_devices, key=lambda change_entry: change_entry[0]))
+            device_run, fit = min(runs_and_fits, key=lambda run_and_fit: run_and_fit[1].verdict != "fits")
+            options_text = f"{device_run.option(fit).command_options} {cli_options(changed_settings)}"
+            if sum(devices == device_run.devices for devices, _ in changes_by_devices) < MOST_PER_NUMBER:
+                changes_by_devices.append((device_run.devices, SettingChange(options_text, fit)))
+        yield from (
+            setting_change for _, setting_change in sorted(changes_by_devices, key=lambda change_entry: change_entry[0])
+        )
         if fits_unchanged and hardware_option.devices > 1:
             yield SettingChange(hardware_option.command_options, hardware_option.fit)
 
@@ -322,25 +326,25 @@ def _fitting_runs(
     layout_request: LayoutRequest,
     cuda_runtime_of: RuntimeOf,
     most_devices: int,
-) -> Iterator[tuple[_DividedRun, MemoryFit]]:
+) -> Iterator[tuple[_RunOnDevices, MemoryFit]]:
     """Yields fitting runs on 2 to `most_devices` accelerators: all tight runs, then the first that fits well."""
     is_training = model_memory.settings.phase == "training"
-    divided_runs = _runs_on_usual_number(
-        _divided_runs(model_memory, layout_request), hardware, layout_request, is_training
+    device_runs = _runs_on_usual_number(
+        _runs_on_devices(model_memory, layout_request), hardware, layout_request, is_training
     )
-    for divided_run in takewhile(lambda divided_run: divided_run.devices <= most_devices, divided_runs):
+    for device_run in takewhile(lambda device_run: device_run.devices <= most_devices, device_runs):
         is_too_large = (
-            max(divided_run.static_bytes, divided_run.least_bytes(model_memory.runtime)) > hardware.capacity_bytes
+            max(device_run.static_bytes, device_run.least_bytes(model_memory.runtime)) > hardware.capacity_bytes
         )
-        if divided_run.devices > 1 and not is_too_large:
-            fit = divided_run.memory_on(cuda_runtime_of(hardware)).fit_on(hardware)
+        if device_run.devices > 1 and not is_too_large:
+            fit = device_run.memory_on(cuda_runtime_of(hardware)).fit_on(hardware)
             if fit.verdict != "no":
-                yield divided_run.with_most_replicas(fit, model_memory.runtime, cuda_runtime_of(hardware))
+                yield device_run.with_most_replicas(fit, model_memory.runtime, cuda_runtime_of(hardware))
             if fit.verdict == "fits":
                 return
 
 
-def _divided_runs(model_memory: Memory, layout_request: LayoutRequest) -> Iterator[_DividedRun]:
+def _runs_on_devices(model_memory: Memory, layout_request: LayoutRequest) -> Iterator[_RunOnDevices]:
     """Yields the run divided over increasing numbers of accelerators, in possible layouts."""
     version, framework = layout_request.framework_version or "", framework_of(layout_request)
     is_training = model_memory.settings.phase == "training"
@@ -348,7 +352,7 @@ def _divided_runs(model_memory: Memory, layout_request: LayoutRequest) -> Iterat
     for devices in powers_of_two if layout_request.devices is None else [layout_request.devices]:
         request_of_number = replace(layout_request, devices=devices)
         if devices == 1 and request_of_number.is_undivided:
-            yield _DividedRun(
+            yield _RunOnDevices(
                 1, None, model_memory.memory_on, (least_static_bytes if is_training else _least_bytes)(model_memory)
             )
         elif is_training:
@@ -361,15 +365,15 @@ def _divided_runs(model_memory: Memory, layout_request: LayoutRequest) -> Iterat
             runs_of_replicas = cache(partial(_runs_of_replicas, model_memory, framework, version, layouts))
             for layout in layouts:
                 if layout.dp == (request_of_number.dp or 1):
-                    divided_run = _run_over_ranks(Cluster.with_framework(model_memory, layout, framework, version))
+                    device_run = _run_over_ranks(Cluster.with_framework(model_memory, layout, framework, version))
                     # replicas have the stated users each where the user states the number of devices or of replicas
                     shares_users = layout_request.devices is None and layout_request.dp is None
-                    yield divided_run._replace(runs_of_replicas=runs_of_replicas) if shares_users else divided_run
+                    yield device_run._replace(runs_of_replicas=runs_of_replicas) if shares_users else device_run
 
 
 def _runs_of_replicas(
-    model_memory: Memory, record: Framework, version: str, layouts: Sequence[Layout]
-) -> tuple[_DividedRun, ...]:
+    model_memory: Memory, framework_record: Framework, version: str, layouts: Sequence[Layout]
+) -> tuple[_RunOnDevices, ...]:
     """Returns one run for each number of replicas, most first, in the fewest stages; the replicas share the users.
 
     layouts: layouts of as many devices, the fewest stages of each number of replicas first.
@@ -379,31 +383,31 @@ def _runs_of_replicas(
     for dp, layout in sorted(layout_of_replicas.items(), reverse=True):
         users = -(-model_memory.states.workload.batch // dp)
         if dp <= model_memory.states.workload.batch:
-            cluster = Cluster.with_framework(model_memory.with_(batch=users), layout, record, version)
+            cluster = Cluster.with_framework(model_memory.with_(batch=users), layout, framework_record, version)
             runs_and_fits.append(_run_over_ranks(cluster)._replace(users=users))
     return tuple(runs_and_fits)
 
 
-def _possible_runs(model_memory: Memory, layout_request: LayoutRequest, version: str) -> Iterator[_DividedRun]:
+def _possible_runs(model_memory: Memory, layout_request: LayoutRequest, version: str) -> Iterator[_RunOnDevices]:
     """Yields the run in the layout of a request, unless no layout is possible.
 
     Where the framework does not support it, its memory raises `InputError`, at once from the second time on.
     """
     try:
-        divided_run = _run_over_ranks(
+        device_run = _run_over_ranks(
             Cluster.with_framework(model_memory, layout_of(layout_request), framework_of(layout_request), version)
         )
     except InputError:
         return
-    refusals: list[InputError] = []
+    refusal_errors: list[InputError] = []
 
     def memory_on(cuda_runtime: CudaRuntime) -> DeviceMemory:
-        if refusals:
-            raise refusals[0]
+        if refusal_errors:
+            raise refusal_errors[0]
         try:
-            return divided_run.memory_on(cuda_runtime)
+            return device_run.memory_on(cuda_runtime)
         except InputError as error:
-            refusals.append(error)
+            refusal_errors.append(error)
             raise
 
-    yield divided_run._replace(memory_on=memory_on)
+    yield device_run._replace(memory_on=memory_on)

@@ -76,7 +76,7 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
     Raises `InputError` where no layout can be tried at all.
     """
     check_depth(model_memory.spec, MOST_LAYERS)
-    replicas, best_replica, untried = serving_replicas(model_memory, hardware, layout_request)
+    replicas, best_replica, untried_count = serving_replicas(model_memory, hardware, layout_request)
     best_fits = best_replica.fit.verdict != "no"
     fewest_layout = (
         best_replica.layout if best_fits else _layout_on_more_devices(model_memory, hardware, layout_request)
@@ -84,14 +84,17 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
     worst_fit = fit(
         inference_rank(model_memory, best_replica.layout, best_replica.rank, model_memory.runtime), hardware
     )
-    batch, seq, changes = worst_fit.batch, worst_fit.seq, worst_fit.changes
+    batch, seq, setting_changes = worst_fit.batch, worst_fit.seq, worst_fit.changes
     for rank in _end_ranks(best_replica.layout):
         if rank != best_replica.rank:
             rank_run = inference_rank(model_memory, best_replica.layout, rank, model_memory.runtime)
             batch, seq = largest_run(rank_run, hardware, batch, seq)
     if not best_fits and fewest_layout is not None:
         larger_replica = _replica_of_layout(model_memory, hardware, fewest_layout)
-        changes = (SettingChange(devices_option(fewest_layout.world, fewest_layout), larger_replica.fit), *changes)
+        setting_changes = (
+            SettingChange(devices_option(fewest_layout.world, fewest_layout), larger_replica.fit),
+            *setting_changes,
+        )
     timed_replicas = [
         replace(replica, decoding=decoded_token(model_memory, hardware, replica.layout))
         if replica.fit.verdict != "no"
@@ -104,8 +107,8 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
         best_replica,
         None if fewest_layout is None else fewest_layout.replica_devices,
         fewest_layout,
-        replace(worst_fit, batch=batch, seq=seq, changes=changes),
-        untried,
+        replace(worst_fit, batch=batch, seq=seq, changes=setting_changes),
+        untried_count,
     )
 
 
@@ -134,14 +137,15 @@ def serving_replicas(
             best_replica = tried_replicas[-1]
     if not tried_replicas:
         raise ImpossibleLayout(f"--devices {layout_request.devices}: no layout of these is possible")
-    untried = len(layouts) - len(tried_replicas)
-    if best_replica is None and untried:
+    untried_count = len(layouts) - len(tried_replicas)
+    if best_replica is None and untried_count:
         raise InputError(
             f"--devices {layout_request.devices}: none of the {len(tried_replicas):,} layouts with most replicas fits, "
-            f"and the search ended before {untried:,} others; expected a size of the replicas, such as --tp 8 --pp 4"
+            f"and the search ended before {untried_count:,} others; expected a size of the replicas, such as "
+            "--tp 8 --pp 4"
         )
     best_replica = best_replica or min(tried_replicas, key=lambda replica: replica.fit.needed)
-    return tuple(tried_replicas), best_replica, untried
+    return tuple(tried_replicas), best_replica, untried_count
 
 
 def serving_layouts(model_memory: Memory, layout_request: LayoutRequest, devices: int) -> Iterator[Layout]:
@@ -149,16 +153,16 @@ def serving_layouts(model_memory: Memory, layout_request: LayoutRequest, devices
     spec = model_memory.spec
     layers, axes = sum(stack.num_hidden_layers for _, stack in spec.stacks()), model_axes(spec)
     stage_counts = divisors(devices, layers) if layout_request.pp is None else [layout_request.pp]
-    tensors = divisors(devices, NODE) if layout_request.tp is None else [layout_request.tp]
-    replicas = sorted((tp * pp, pp, tp) for pp in stage_counts for tp in tensors if devices % (tp * pp) == 0)
-    for replica_size, pp, tp in replicas:
+    tp_sizes = divisors(devices, NODE) if layout_request.tp is None else [layout_request.tp]
+    replica_sizes = sorted((tp * pp, pp, tp) for pp in stage_counts for tp in tp_sizes if devices % (tp * pp) == 0)
+    for replica_size, pp, tp in replica_sizes:
         dp = devices // replica_size
         if pp > layers or layout_request.dp not in (None, dp):
             continue
         pp_layout = layout_request.pp_layout or (None if layers % pp == 0 else even_stage_sizes(layers, pp))
         try:
-            request = replace(layout_request, devices=devices, tp=tp, pp=pp, dp=dp, pp_layout=pp_layout)
-            layout = layout_of(request)
+            replica_request = replace(layout_request, devices=devices, tp=tp, pp=pp, dp=dp, pp_layout=pp_layout)
+            layout = layout_of(replica_request)
             check_serving(layout, framework_of(layout_request))
         except ImpossibleLayout:
             continue

@@ -11,7 +11,7 @@ from ..errors import InputError, shown
 from ..frozen import frozen
 from ..parallel.layout import Layout
 from ..parallel.schedule_formulas import bubble
-from ..timing.spread import TIE
+from ..timing.time_ranges import TIE
 
 AS_CONFIGURED = ""
 """A candidate's recomputation where it is that of the run's settings."""
@@ -73,9 +73,9 @@ def sorted_by_time(candidates: list[Candidate]) -> list[Candidate]:
     It has the smallest context parallelism, then the fewest kinds of parallelism; of equal ones the fastest is first,
     then that with the fewest bytes.
     """
-    by_seconds = sorted(candidates, key=lambda candidate: (candidate.seconds or 0.0, candidate.device_bytes))
+    candidates_by_seconds = sorted(candidates, key=lambda candidate: (candidate.seconds or 0.0, candidate.device_bytes))
     tied_groups: list[list[Candidate]] = []
-    for candidate, is_tie in zip(by_seconds, tie_flags(by_seconds), strict=True):
+    for candidate, is_tie in zip(candidates_by_seconds, tie_flags(candidates_by_seconds), strict=True):
         tied_groups[-1:] = [[*tied_groups[-1], candidate]] if is_tie else [*tied_groups[-1:], [candidate]]
     return [
         candidate for tied_candidates in tied_groups for candidate in sorted(tied_candidates, key=_kinds_of_parallelism)

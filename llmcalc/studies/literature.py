@@ -30,7 +30,7 @@ CRITICAL_ANCHOR = (16, 512)
 
 
 @dataclass(frozen=True)
-class Finding:
+class PublishedFinding:
     """The finding of one study. says: the result. limits: the conditions that the study did not examine."""
 
     key: str
@@ -41,7 +41,7 @@ class Finding:
 
 
 FINDINGS = (
-    Finding(
+    PublishedFinding(
         "kaplan",
         "Kaplan et al. 2020, §3.1, Figure 5",
         "2001.08361",
@@ -49,7 +49,7 @@ FINDINGS = (
         "(6, 4288) is within 3 % of (48, 1600)",
         "pre-training loss of dense decoders of at most 1.5 B parameters; nothing on downstream tasks or on speed",
     ),
-    Finding(
+    PublishedFinding(
         "chinchilla",
         "Hoffmann et al. 2022, §3, Table 4",
         "2203.15556",
@@ -57,14 +57,14 @@ FINDINGS = (
         "h/L = 102",
         "depth against width was not fitted: the shape is what was used, not what was found best",
     ),
-    Finding(
+    PublishedFinding(
         "tay",
         "Tay et al. 2021, DeepNarrow",
         "2109.10686",
         "depth is to be raised before any other size; the gain in Pareto efficiency converges at 32 to 36 layers",
         "T5 encoder-decoders judged by fine-tuning; layers of their stacks need not compare with a decoder's",
     ),
-    Finding(
+    PublishedFinding(
         "depth_delusion",
         "Fahim & Karim 2026, The Depth Delusion, abstract, Figure 1",
         "2601.20994",
@@ -107,9 +107,9 @@ def compare_with_studies(hidden_size: int, num_hidden_layers: int) -> StudyVerdi
     """Compares a shape with the figures of each study."""
     lower_bound, upper_bound = kaplan_range()
     critical_depth_of_width = critical_depth(hidden_size)
-    in_range = lower_bound <= hidden_size / num_hidden_layers <= upper_bound
+    is_in_range = lower_bound <= hidden_size / num_hidden_layers <= upper_bound
     return StudyVerdicts(
-        in_range,
+        is_in_range,
         num_hidden_layers > TAY_LAYERS[1],
         critical_depth_of_width,
         num_hidden_layers > critical_depth_of_width,

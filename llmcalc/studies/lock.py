@@ -86,7 +86,10 @@ def locked_model(preset: Preset) -> LockEntry:
             "flops": {"seq": SEQUENCE, "full": flop_count.full, "causal": flop_count.causal},
             "cache": _cache_bytes(preset),
             "weights": _weight_bytes(preset),
-            "statuses": {f"{part.kind} {part.name}": part.status for part in evidence_of_parts(spec)},
+            "statuses": {
+                f"{part_evidence.kind} {part_evidence.name}": part_evidence.status
+                for part_evidence in evidence_of_parts(spec)
+            },
         },
     )
 
@@ -146,10 +149,10 @@ def lock_changes(locked_entry: Mapping[str, Any], current_entry: Mapping[str, An
     ]
 
 
-def _nested_values(entry_table: Any, parent_keys: str = "") -> Iterator[tuple[str, Any]]:
+def _nested_values(locked_table: Any, parent_path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the values inside nested tables, each with a path of keys."""
-    if isinstance(entry_table, Mapping) and entry_table:
-        for value_path, entry_value in entry_table.items():
-            yield from _nested_values(entry_value, f"{parent_keys}.{value_path}" if parent_keys else str(value_path))
+    if isinstance(locked_table, Mapping) and locked_table:
+        for value_path, entry_value in locked_table.items():
+            yield from _nested_values(entry_value, f"{parent_path}.{value_path}" if parent_path else str(value_path))
     else:
-        yield parent_keys, entry_table
+        yield parent_path, locked_table

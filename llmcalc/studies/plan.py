@@ -25,7 +25,7 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import NO_REPLICAS, LayoutSearch, check_depth, search
 from ..simulator.effort import WorkBudget
-from ..timing.spread import TimeRange
+from ..timing.time_ranges import TimeRange
 from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
 from .run_time import TimeSettings, TrainingTimes
 from .step_size import default_batch, is_pretraining, usual_batch
@@ -62,7 +62,7 @@ FURTHER_REPLAYS = 10
 
 
 @dataclass
-class Plan:
+class RankedLayouts:
     """The sorted layouts of a search: layouts that fit come first.
 
     tried: number of layouts.
@@ -136,7 +136,7 @@ class LayoutPlan:
     hardware: Hardware
     devices: int
     global_batch: int
-    plan: Plan
+    plan: RankedLayouts
     tried: LayoutSearch
     rows: int
     times: TrainingTimes | None = None
@@ -191,11 +191,11 @@ class LayoutPlan:
             for candidate in layout_plan.plan.feasible
         ]
         if self.other_plans and all(layout_plan.times is not None for layout_plan, _ in layouts_and_plans):
-            place = {
+            rank_by_candidate_id = {
                 id(candidate): i
                 for i, candidate in enumerate(sorted_by_time([candidate for _, candidate in layouts_and_plans]))
             }
-            layouts_and_plans.sort(key=lambda layout_and_plan: place[id(layout_and_plan[1])])
+            layouts_and_plans.sort(key=lambda layout_and_plan: rank_by_candidate_id[id(layout_and_plan[1])])
         return layouts_and_plans[: self.rows]
 
     def range(self, candidate: Candidate) -> TimeRange | None:
@@ -219,8 +219,8 @@ class LayoutPlan:
             or len(self.plan.feasible) >= self.rows
         ):
             return None
-        peak_estimate, capacity = self.estimates.recomputed.estimates_as_configured, self.hardware.capacity_bytes
-        return len([layout for layout in self.tried.possible if tensors_fit(peak_estimate, *layout, capacity)])
+        peak_estimate, capacity_bytes = self.estimates.recomputed.estimates_as_configured, self.hardware.capacity_bytes
+        return len([layout for layout in self.tried.possible if tensors_fit(peak_estimate, *layout, capacity_bytes)])
 
 
 MOST_LAYERS = 256
@@ -247,7 +247,7 @@ def plan_of(
     global_batch: sequences per step; None for one micro-batch per accelerator, of at most a usual step (`step_size`).
     row_limit: number of layouts to replay on the allocator.
     layout_estimates: peak estimates of the model under that framework; default new ones.
-    suggests_nearest: see `LayoutOrder.plan`.
+    suggests_nearest: see `LayoutOrder.layout_order`.
     order_name: order of the layouts, by memory (default) or by time; None for time where it can be estimated.
     time_settings: (framework) → settings of time; None for those of its own stack.
     may_recompute: whether a plan by time tries more recomputation than the run's own; true by default.
@@ -285,7 +285,7 @@ def plan_of(
     layout_times, untimed_reason = _layout_times(model_memory, hardware, order_name, time_settings, framework_record)
 
     @cache
-    def run_of(micro_batch_count: int, recompute: str) -> Memory:
+    def memory_of_run(micro_batch_count: int, recompute: str) -> Memory:
         return layout_estimates.with_recompute(recompute).memory.with_(num_microbatches=micro_batch_count)
 
     @cache
@@ -296,10 +296,10 @@ def plan_of(
     version = layout_request.framework_version or ""
 
     def sent_bytes(layout: Layout, micro_batch_count: int, recompute: str) -> int:
-        messages = Cluster.with_framework(
-            run_of(micro_batch_count, recompute), layout, framework_record, version
+        message_estimates = Cluster.with_framework(
+            memory_of_run(micro_batch_count, recompute), layout, framework_record, version
         ).messages_of_rank(layout.rank(pp=0))
-        return sum(message.wire_bytes * message.count for message in messages)
+        return sum(message.wire_bytes * message.count for message in message_estimates)
 
     def largest_rank(layout: Layout, micro_batch_count: int, recompute: str) -> tuple[int, int]:
         return layout_estimates.with_recompute(recompute).estimates_as_configured.largest_rank(
@@ -309,7 +309,12 @@ def plan_of(
     def replay(layout: Layout, micro_batch_count: int, recompute: str, byte_limit: int | None) -> int:
         largest_rank_stage = largest_rank(layout, micro_batch_count, recompute)[1] if byte_limit is not None else 0
         return replayed_bytes(
-            run_of(micro_batch_count, recompute), framework_record, version, layout, largest_rank_stage, byte_limit
+            memory_of_run(micro_batch_count, recompute),
+            framework_record,
+            version,
+            layout,
+            largest_rank_stage,
+            byte_limit,
         )
 
     def step_seconds(layout: Layout, micro_batch_count: int, recompute: str) -> float:
@@ -322,7 +327,7 @@ def plan_of(
         memory_estimate = layout_estimates.with_recompute(recompute).estimates_as_configured
         return memory_estimate.exceeds(layout, micro_batch_count, is_too_large)
 
-    plan = LayoutOrder(
+    layout_order = LayoutOrder(
         layouts,
         hardware.capacity_bytes,
         lambda *layout_run: largest_rank(*layout_run)[0],
@@ -342,14 +347,14 @@ def plan_of(
         hardware,
         layout_request.devices,
         global_batch,
-        plan,
+        layout_order,
         layouts,
         row_limit,
         layout_times,
         untimed_reason,
         is_batch_assumed=is_batch_assumed,
     )
-    if plan.ended_early and not plan.feasible and not plan.unreplayed:
+    if layout_order.ended_early and not layout_order.feasible and not layout_order.unreplayed:
         raise ended_search_error(layout_plan)
     return layout_plan
 
@@ -374,14 +379,14 @@ def ended_search_error(layout_plan: LayoutPlan) -> InputError:
     )
 
 
-def _recomputations(model_memory: Memory, record: Framework) -> tuple[str, ...]:
+def _recomputations(model_memory: Memory, framework_record: Framework) -> tuple[str, ...]:
     """Returns the values of `--recompute` that a plan tries, from least recomputation to least memory.
 
     They are none, selective and full, unless the user chose.
     """
     if model_memory.settings.recompute is not None:
         return (AS_CONFIGURED,)
-    return AS_CONFIGURED, record.selective_recompute, RECOMPUTED
+    return AS_CONFIGURED, framework_record.selective_recompute, RECOMPUTED
 
 
 def _layout_times(
@@ -389,12 +394,14 @@ def _layout_times(
     hardware: Hardware,
     order_name: Order | None,
     time_settings: Callable[[Framework], TimeSettings] | None,
-    record: Framework,
+    framework_record: Framework,
 ) -> tuple[TrainingTimes | None, str]:
     """Returns the seconds per step of layouts, or the reason why they are unknown."""
     if order_name == "memory":
         return None, ""
-    run_settings = TimeSettings(record.stack(None, False)) if time_settings is None else time_settings(record)
+    run_settings = (
+        TimeSettings(framework_record.stack(None, False)) if time_settings is None else time_settings(framework_record)
+    )
     try:
         return TrainingTimes(model_memory, hardware, run_settings), ""
     except InputError as error:
@@ -472,7 +479,7 @@ class LayoutOrder:
     budget: WorkBudget = field(default_factory=search_budget)
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
-    def plan(self, rows: int, suggests_nearest: Nearest = "always") -> Plan:
+    def plan(self, rows: int, suggests_nearest: Nearest = "always") -> RankedLayouts:
         """Returns the plan of the layouts.
 
         rows: number of fitting layouts after which replays end.
@@ -481,9 +488,9 @@ class LayoutOrder:
         beside `--zero` holds for all group sizes.
         """
         layouts = self.layouts
-        plan = Plan(layouts.tried)
+        plan = RankedLayouts(layouts.tried)
         tried_candidates = self._candidates_of(layouts.possible)
-        too_large = [
+        too_large_candidates = [
             layout_and_micro_batches
             for layout_and_micro_batches, candidate in zip(layouts.possible, tried_candidates, strict=True)
             if candidate is None
@@ -496,44 +503,46 @@ class LayoutOrder:
         sorted_candidates = self._sort_candidates([candidate for candidate in candidates if candidate.may_fit])
         refused_candidates += self._replay_in_order(plan, rows, sorted_candidates)
         if suggests_nearest == "always" or (suggests_nearest == "if none fits" and not plan.feasible):
-            refused_candidates = self._all_unfit_candidates(refused_candidates, too_large)
-            too_large = []
+            refused_candidates = self._all_unfit_candidates(refused_candidates, too_large_candidates)
+            too_large_candidates = []
             plan.nearest = self._smallest_replay(refused_candidates)
         plan.refused = dict(layouts.refused)
         plan.ended_early |= UNTRIED in plan.refused
-        if not (plan.feasible or plan.unreplayed or refused_candidates or too_large):
-            self._raise_commonest_reason(plan.refused)
-        if refused_candidates or too_large:
-            plan.refused[TOO_MUCH] = len(refused_candidates) + len(too_large)
+        if not (plan.feasible or plan.unreplayed or refused_candidates or too_large_candidates):
+            self._raise_most_frequent_error(plan.refused)
+        if refused_candidates or too_large_candidates:
+            plan.refused[TOO_MUCH] = len(refused_candidates) + len(too_large_candidates)
         return plan
 
     def _sort_candidates(self, candidates: list[Candidate]) -> list[Candidate]:
         """Returns candidates in the order of the plan: by time where it is estimated, otherwise by memory."""
         return (sorted_by_memory if self.step_seconds is None else sorted_by_time)(candidates)
 
-    def _replay_in_order(self, plan: Plan, row_limit: int, waiting: list[Candidate]) -> list[Candidate]:
+    def _replay_in_order(
+        self, plan: RankedLayouts, row_limit: int, waiting_candidates: list[Candidate]
+    ) -> list[Candidate]:
         """Replays the candidates of a plan in their order until enough of them fit; returns those that do not fit.
 
         A candidate that does not fit, or has no replay, is tried again with more recomputation, at the place where that
         stands in order.
         """
         too_large: list[Candidate] = []
-        while len(plan.feasible) < row_limit and waiting and plan.replays < row_limit + FURTHER_REPLAYS:
+        while len(plan.feasible) < row_limit and waiting_candidates and plan.replays < row_limit + FURTHER_REPLAYS:
             if plan.replays and self.budget.is_spent():
                 plan.ended_early = True
                 break
-            candidate = waiting.pop(0)
-            result = self._replay_with_messages(candidate)
-            plan.replays += isinstance(result, Candidate)
-            if isinstance(result, Candidate) and result.headroom >= 0:
-                plan.feasible.append(result)
+            candidate = waiting_candidates.pop(0)
+            replay_result = self._replay_with_messages(candidate)
+            plan.replays += isinstance(replay_result, Candidate)
+            if isinstance(replay_result, Candidate) and replay_result.headroom >= 0:
+                plan.feasible.append(replay_result)
             elif (recomputing_candidate := self._with_more_recomputation(candidate)) is not None:
-                waiting = self._sort_candidates([*waiting, recomputing_candidate])
-            elif isinstance(result, Candidate):
-                too_large.append(result)
+                waiting_candidates = self._sort_candidates([*waiting_candidates, recomputing_candidate])
+            elif isinstance(replay_result, Candidate):
+                too_large.append(replay_result)
             else:
-                self.layouts.refuse(result)
-        plan.unreplayed = waiting
+                self.layouts.refuse(replay_result)
+        plan.unreplayed = waiting_candidates
         return too_large
 
     def _replay_with_messages(self, candidate: Candidate) -> Candidate | InputError:
@@ -544,14 +553,16 @@ class LayoutOrder:
         except InputError as error:
             return error
 
-    def _raise_commonest_reason(self, counts_by_reason: Mapping[str, int]) -> None:
+    def _raise_most_frequent_error(self, counts_by_reason: Mapping[str, int]) -> None:
         """Raises the most frequent error against layouts, if all were tried and the error is not about group sizes."""
         if not counts_by_reason or UNTRIED in counts_by_reason:
             return
-        counted_reasons = {
-            reason: layout_count for reason, layout_count in counts_by_reason.items() if reason != NO_REPLICAS
+        counts_without_replicas = {
+            refusal_reason: layout_count
+            for refusal_reason, layout_count in counts_by_reason.items()
+            if refusal_reason != NO_REPLICAS
         } or counts_by_reason
-        layout_error = self.layouts.errors.get(max(counted_reasons, key=counted_reasons.__getitem__))
+        layout_error = self.layouts.errors.get(max(counts_without_replicas, key=counts_without_replicas.__getitem__))
         if layout_error is not None and not isinstance(layout_error, ImpossibleLayout):
             raise layout_error
 
@@ -576,9 +587,7 @@ class LayoutOrder:
                 candidates_or_errors[i] = None if too_large[i] else InputError(UNTRIED)
             elif not too_large[i] or _kernel_layout_sizes(layouts[i][0]) not in self._measured:
                 try:
-                    candidates_or_errors[i] = self._fitting_candidate(
-                        *layouts[i], self.recomputations, only_fitting=True
-                    )
+                    candidates_or_errors[i] = self._fitting_candidate(*layouts[i], self.recomputations, needs_fit=True)
                 except InputError as error:
                     candidates_or_errors[i] = error
         return candidates_or_errors
@@ -608,54 +617,58 @@ class LayoutOrder:
         except InputError:
             return False
 
-    def _exceeds_capacity(self, bytes: int) -> bool:
+    def _exceeds_capacity(self, byte_count: int) -> bool:
         """Whether a layout whose tensors are estimated to have these bytes surely does not fit."""
-        return self.errors.lower_bound(bytes) > self.capacity
+        return self.errors.lower_bound(byte_count) > self.capacity
 
     def _fitting_candidate(
-        self, layout: Layout, micro_batches: int, recompute_modes: Sequence[str], only_fitting: bool = False
+        self, layout: Layout, micro_batches: int, recompute_modes: Sequence[str], needs_fit: bool = False
     ) -> Candidate | None:
         """Returns the candidate with the first `--recompute` value that may fit, else the last value.
 
-        only_fitting: whether values with which the layout surely does not fit are passed over where others have its
+        needs_fit: whether values with which the layout surely does not fit are passed over where others have its
             kernels, and None is returned if it does not fit with the rest; false by default.
         Raises `InputError` for a layout that can have none of the values.
         """
         last_candidate: Candidate | None = None
-        skips_value = False
+        is_mode_skipped = False
         for recompute in recompute_modes:
             layout_run = layout, micro_batches, recompute
             if (
-                only_fitting
+                needs_fit
                 and _kernel_layout_sizes(layout) in self._measured
                 and (
                     self._is_too_large(*layout_run)
                     or (recompute != recompute_modes[-1] and self._has_too_large_rank(*layout_run))
                 )
             ):
-                skips_value = True
+                is_mode_skipped = True
                 continue
             try:
-                bytes = self.tensor_bytes(*layout_run)
-                may_fit = not self._exceeds_capacity(bytes)
+                tensor_bytes = self.tensor_bytes(*layout_run)
+                may_fit = not self._exceeds_capacity(tensor_bytes)
                 sent_bytes_once = cache(partial(self.sent_bytes, *layout_run)) if may_fit else None
                 if sent_bytes_once is not None and self.step_seconds is None:
                     sent_bytes_once()  # the order needs it, and an error refuses the layout
                 step_seconds = self.step_seconds(*layout_run) if may_fit and self.step_seconds is not None else None
             except InputError:
-                if last_candidate is None and skips_value:
+                if last_candidate is None and is_mode_skipped:
                     return self._fitting_candidate(layout, micro_batches, recompute_modes)
                 if last_candidate is None:
                     raise
                 continue
             self._measured.add(_kernel_layout_sizes(layout))
-            candidate_bytes = bytes, self.capacity, sent_bytes_once, step_seconds
+            candidate_bytes = tensor_bytes, self.capacity, sent_bytes_once, step_seconds
             last_candidate = Candidate(
-                layout, micro_batches, *candidate_bytes, upper_bound=self.errors.upper_bound(bytes), recompute=recompute
+                layout,
+                micro_batches,
+                *candidate_bytes,
+                upper_bound=self.errors.upper_bound(tensor_bytes),
+                recompute=recompute,
             )
             if may_fit:
                 return last_candidate
-        return None if skips_value else last_candidate
+        return None if is_mode_skipped else last_candidate
 
     def _with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
         """Returns the candidate with the next `--recompute` value that may fit; None without such a value."""
@@ -678,13 +691,13 @@ class LayoutOrder:
         The order is that of the search; replayed candidates come later, and last those that fit with no run. Layouts
         with the smallest lower bound are estimated first; where the budget is spent, the rest is left out.
         """
-        refusals = list(refused_candidates)
+        refused_layouts = list(refused_candidates)
 
         def least_need(layout_run: tuple[Layout, int]) -> tuple[bool, int]:
             return self._has_too_large_static_bytes(layout_run[0]), self._least_layout_bytes(*layout_run)
 
         for layout, micro_batches in sorted(too_large, key=least_need):
-            if refusals and self.budget.is_spent(SHARE_OF_ESTIMATES):
+            if refused_layouts and self.budget.is_spent(SHARE_OF_ESTIMATES):
                 break
             try:
                 candidate = self._fitting_candidate(layout, micro_batches, self.recomputations)
@@ -692,14 +705,14 @@ class LayoutOrder:
                 self.layouts.refuse(error)
                 continue
             assert candidate is not None
-            refusals.append(candidate)
+            refused_layouts.append(candidate)
         index_of_layout = {layout_run: layout_index for layout_index, layout_run in enumerate(self.layouts.possible)}
 
         def order(candidate: Candidate) -> tuple[bool, bool, int]:
             layout_position = 0 if candidate.replayed else index_of_layout[candidate.layout, candidate.micro_batches]
             return self._has_too_large_static_bytes(candidate.layout), candidate.replayed, layout_position
 
-        return sorted(refusals, key=order)
+        return sorted(refused_layouts, key=order)
 
     def _smallest_replay(self, refused_candidates: list[Candidate]) -> Candidate | None:
         """Returns the non-fitting layout with the least replayed memory; None if all fit.

@@ -73,9 +73,9 @@ class _Phases:
         self.context = device.device_bytes - device.reserved_bytes
         update_moments = device.moments.get("step", {})
         self.states = {memory_kind: update_moments.get(memory_kind, 0) for memory_kind in TRAINED}
-        other_terms = ("weights", "optimizer", "overhead")
+        other_memory_terms = ("weights", "optimizer", "overhead")
         self.states["gradients"] = max(
-            0, device.after_step_bytes - sum(update_moments.get(memory_kind, 0) for memory_kind in other_terms)
+            0, device.after_step_bytes - sum(update_moments.get(memory_kind, 0) for memory_kind in other_memory_terms)
         )
         tp = cluster.layout.tp
         self.vocab = -(-preset.model.vocab_size // tp)
@@ -83,14 +83,14 @@ class _Phases:
         self.engine = None if rollout.shares_weights else self._engine_memory(hardware)
         self.shared_budget = self._shared_budget(hardware.capacity_bytes) if rollout.shares_weights else 0
 
-    def _shared_budget(self, capacity_bytes: int) -> int:
+    def _shared_budget(self, device_capacity: int) -> int:
         """Returns the memory budget of an engine that shares its weights with training: a share of the device."""
         memory_shares = (
             memory_share
             for least_gib, memory_share in self.rollout.shares_by_capacity
-            if capacity_bytes >= least_gib << 30
+            if device_capacity >= least_gib << 30
         )
-        return int(next(memory_shares, self.rollout.flags["gpu_memory_utilization"]) * capacity_bytes)
+        return int(next(memory_shares, self.rollout.flags["gpu_memory_utilization"]) * device_capacity)
 
     def _engine_memory(self, hardware: Hardware) -> EngineMemory | None:
         """Returns the inference engine's memory on the device.
@@ -113,20 +113,20 @@ class _Phases:
 
     def phases(self) -> list[RolloutPhase]:
         """The phases in execution order."""
-        terms_by_phase = {
+        terms_by_phase_name = {
             "rollout": self._rollout_phase,
             "weight_transfer": self._weight_transfer,
             "log_probabilities": self._log_probabilities,
             "update": self._update_phase,
         }
-        left_out: tuple[str, ...] = () if self.engine is not None else ("rollout", "weight_transfer")
-        left_out = ("weight_transfer",) if self.rollout.shares_weights else left_out
+        omitted_phases: tuple[str, ...] = () if self.engine is not None else ("rollout", "weight_transfer")
+        omitted_phases = ("weight_transfer",) if self.rollout.shares_weights else omitted_phases
         if not self.rollout.has_log_probabilities:
-            left_out = (*left_out, "log_probabilities")
+            omitted_phases = (*omitted_phases, "log_probabilities")
         return [
             RolloutPhase(phase_name, tuple(_nonzero_terms(phase_terms())))
-            for phase_name, phase_terms in terms_by_phase.items()
-            if phase_name not in left_out
+            for phase_name, phase_terms in terms_by_phase_name.items()
+            if phase_name not in omitted_phases
         ]
 
     def _bytes_between_passes(self) -> list[PhaseTerm]:
@@ -218,12 +218,14 @@ class _Phases:
         yield from self._trained_states(("weights",))
         yield from self._other_models()
         if "weights" not in rollout.offloaded:
-            frozen_terms = (
+            frozen_weight_terms = (
                 self._frozen_term(model_name, model)
                 for model_name, model in self._frozen_models()
                 if model.place == "host"
             )
-            yield from sorted(frozen_terms, key=lambda memory_term: -memory_term.bytes)[:1]  # one after the other
+            yield from sorted(frozen_weight_terms, key=lambda memory_term: -memory_term.bytes)[
+                :1
+            ]  # one after the other
         gathered_bytes = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]
         yield PhaseTerm("gathered_weights", max(0, gathered_bytes), "estimate", "the training's forward pass")
         row_count = rollout.sequences * rollout.logit_tokens

@@ -88,12 +88,12 @@ def _layer_widths(layer: Layer, input_width: int) -> tuple[int, int, int] | None
     return head_sizes.heads, head_sizes.head_dim, active_width
 
 
-def sizes(spec: ModelSpec) -> ModelSizes:
+def sizes_of_model(spec: ModelSpec) -> ModelSizes:
     """Returns the sizes of the stack that computes the model's output.
 
     Raises `ArithmeticError` for any model that is not a plain transformer.
     """
-    heads = keys = ffn_width = 0
+    heads = key_width = ffn_width = 0
     for _, layer, layer_count, _ in spec.main.layer_groups():
         layer_widths = _layer_widths(layer, spec.hidden_size)
         if layer_widths is None:
@@ -102,8 +102,12 @@ def sizes(spec: ModelSpec) -> ModelSizes:
                 "in every layer"
             )
         a, d, f = layer_widths
-        heads, keys, ffn_width = heads + layer_count * a, keys + layer_count * a * d, ffn_width + layer_count * f
-    return ModelSizes(spec.hidden_size, spec.main.num_hidden_layers, heads, keys, ffn_width, spec.vocab_size)
+        heads, key_width, ffn_width = (
+            heads + layer_count * a,
+            key_width + layer_count * a * d,
+            ffn_width + layer_count * f,
+        )
+    return ModelSizes(spec.hidden_size, spec.main.num_hidden_layers, heads, key_width, ffn_width, spec.vocab_size)
 
 
 def kaplan_table_1(parameters: int, key_width: int, context_tokens: int) -> int:
@@ -117,7 +121,7 @@ def chinchilla_appendix_f(model_sizes: ModelSizes, seq: int) -> int:
     The terms are those of its text. The ratios to 6ND in its table A4 result without the embedding and the logits.
     """
     h, v, s = model_sizes.width, model_sizes.vocab, seq
-    embeddings = 2 * s * v * h
+    embedding_flops = 2 * s * v * h
     qkv_flops = 2 * 3 * s * h * model_sizes.keys  # key, query and value projections
     qkv_flops += 2 * s * s * model_sizes.keys  # key @ query logits
     qkv_flops += 3 * model_sizes.heads * s * s  # softmax
@@ -125,7 +129,7 @@ def chinchilla_appendix_f(model_sizes: ModelSizes, seq: int) -> int:
     qkv_flops += 2 * s * model_sizes.keys * h  # final linear
     dense_block = 2 * s * (h * model_sizes.feed_forward + h * model_sizes.feed_forward)
     logits = 2 * s * h * v
-    return embeddings + qkv_flops + dense_block + logits
+    return embedding_flops + qkv_flops + dense_block + logits
 
 
 def palm_appendix_b(parameters: int, key_width: int, seq: int) -> int:
@@ -173,10 +177,10 @@ RuleFields: TypeAlias = tuple[str, str, str, str, int, str]
 
 def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
     count_of_params = params(flop_count.spec, flop_count.include)
-    train, tokens = flop_count.workload.phase == "training", flop_count.tokens
-    flops_per_parameter = 6 if train else 2
-    for rule_key, rule_name, suffix, rule_source, parameters in _definitions_of_n(count_of_params):
-        formula, remark = f"{flops_per_parameter}N{suffix}", f"N = {parameters:,}"
+    is_training, tokens = flop_count.workload.phase == "training", flop_count.tokens
+    flops_per_parameter = 6 if is_training else 2
+    for rule_key, rule_name, name_suffix, rule_source, parameters in _definitions_of_n(count_of_params):
+        formula, remark = f"{flops_per_parameter}N{name_suffix}", f"N = {parameters:,}"
         yield (
             f"{rule_key}_{flops_per_parameter}n",
             rule_name,
@@ -187,7 +191,9 @@ def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
         )
     if _is_plain_transformer(flop_count.spec):
         context_tokens = flop_count.workload.context + flop_count.workload.seq
-        yield from _rules_with_attention(sizes(flop_count.spec), count_of_params, context_tokens, tokens, train)
+        yield from _rules_with_attention(
+            sizes_of_model(flop_count.spec), count_of_params, context_tokens, tokens, is_training
+        )
 
 
 KAPLAN, CHINCHILLA, PALM = "Kaplan 2020, Table 1", "Hoffmann 2022, appendix F", "Chowdhery 2022, appendix B"
@@ -211,34 +217,39 @@ def _rules_with_attention(
     """
 
     def rule(
-        rule_key: str, rule_name: str, formulas: tuple[str, str], source: str, flops: int, remarks: tuple[str, str]
+        rule_key: str,
+        rule_name: str,
+        formulas: tuple[str, str],
+        source: str,
+        flops: int,
+        phase_remarks: tuple[str, str],
     ) -> RuleFields:
-        return rule_key, rule_name, formulas[train], source, tokens * flops, remarks[train]
+        return rule_key, rule_name, formulas[train], source, tokens * flops, phase_remarks[train]
 
     pass_count = 3 if train else 1
-    kaplan = pass_count * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.keys, context_tokens)
+    kaplan_flops = pass_count * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.keys, context_tokens)
     formulas = "2N + 2·n_layer·n_ctx·d_attn", "6N + 6·n_layer·n_ctx·d_attn"
-    yield rule("kaplan_table_1", "Kaplan Table 1", formulas, KAPLAN, kaplan, (HALF, f"{HALF}; 3 × its forward"))
-    chinchilla = exact_div(pass_count * chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
+    yield rule("kaplan_table_1", "Kaplan Table 1", formulas, KAPLAN, kaplan_flops, (HALF, f"{HALF}; 3 × its forward"))
+    chinchilla_flops = exact_div(pass_count * chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
     formulas = "embed+ℓ(attn+dense)+logits", "embed+ℓ(attn+dense)+logits"
     yield rule(
         "chinchilla_f",
         "Chinchilla app. F",
         formulas,
         CHINCHILLA,
-        chinchilla,
+        chinchilla_flops,
         (DENSE, f"{DENSE}; 3 × its forward"),
     )
-    palm = exact_div(pass_count * palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens), 3)
-    remarks = f"{EVERY}; a third of its training count", EVERY
-    yield rule("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM, palm, remarks)
+    palm_flops = exact_div(pass_count * palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens), 3)
+    phase_remarks = f"{EVERY}; a third of its training count", EVERY
+    yield rule("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM, palm_flops, phase_remarks)
     flops_without_recompute, flops_with_recompute = (
         megatron_flops(model_sizes, 1, context_tokens, recompute=recompute) for recompute in (False, True)
     )
     formulas = "24Bsℓh²(1+s/6h+V/12ℓh)", "72Bsℓh²(1+s/6h+V/12ℓh)"
-    remarks = f"{MHA}; a third of its training count", f"{MHA}; nothing recomputed"
+    phase_remarks = f"{MHA}; a third of its training count", f"{MHA}; nothing recomputed"
     flops = exact_div(pass_count * flops_without_recompute, 3 * context_tokens)
-    yield rule("megatron", "Megatron", formulas, MEGATRON, flops, remarks)
+    yield rule("megatron", "Megatron", formulas, MEGATRON, flops, phase_remarks)
     if train:
         formula, remark = "96Bsℓh²(1+s/6h+V/16ℓh)", f"{MHA}; every layer recomputed"
         flops = exact_div(flops_with_recompute, context_tokens)

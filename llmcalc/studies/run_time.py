@@ -30,9 +30,6 @@ from ..timing.calibration import UNCHANGED, CalibrationFactors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
 from ..timing.kernels import Adapters, RankPass, RankWork
-from ..timing.price import QUANTIZED, NumberFormats, TimedOperation, TimedPass, TimeEstimator
-from ..timing.records import TimeStack
-from ..timing.spread import TimeRange, expected_range, untested_ranks
 from ..timing.stack import (
     find_stack,
     stack_of_vendor,
@@ -43,8 +40,11 @@ from ..timing.stack import (
     with_schedule,
 )
 from ..timing.step import StepPlan, StepTime, StepTimer, host_wait
-from ..timing.traffic import Traffic, kernel_traffic
-from ..timing.work import rank_work
+from ..timing.time_estimator import QUANTIZED, NumberFormats, TimedOperation, TimedPass, TimeEstimator
+from ..timing.time_ranges import TimeRange, expected_range, untested_ranks
+from ..timing.timing_constants import TimeStack
+from ..timing.traffic import MemoryTraffic, kernel_traffic
+from ..timing.work_recorder import rank_work
 from ..units import DTYPE_BITS, short_dtype, signed_percent
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import Execution
@@ -69,9 +69,10 @@ DTYPE_FORMATS = {"float32": "fp32", "float8": "fp8", "int8": "int8", "float4": "
 
 def missing_units_error(precision: str, dtype: str, hardware: Hardware) -> InputError:
     """Returns the error for training in a precision whose products an accelerator has no units for."""
-    sixteen_bits = "no --precision, which is fp16 there," if hardware.lacks_bfloat16 else "bf16-master"
+    sixteen_bit_option = "no --precision, which is fp16 there," if hardware.lacks_bfloat16 else "bf16-master"
     return InputError(
-        f"--precision {precision}: {hardware.name} has no {dtype} units; expected {sixteen_bits} or another --hardware"
+        f"--precision {precision}: {hardware.name} has no {dtype} units; expected {sixteen_bit_option} or another "
+        "--hardware"
     )
 
 
@@ -198,7 +199,7 @@ class TimedRun:
         With low-rank adapters, the frozen weights have no gradients, so that a step has about 4ND in place of 6ND.
         """
         if self.plan is not None and self.plan.adapters is not None:
-            full_pass = RankPass(
+            whole_model_pass = RankPass(
                 self.sequences,
                 self.seq,
                 phase="training",
@@ -206,7 +207,7 @@ class TimedRun:
                 include=self.include,
                 adapters=self.plan.adapters,
             )
-            pass_work = rank_work(self.spec, full_pass)
+            pass_work = rank_work(self.spec, whole_model_pass)
             return int(pass_work.forward_flops + pass_work.backward_flops)
         workload = Workload(self.sequences, self.seq, self.context, phase=self.phase)
         run_config = RunConfig(workload, Counting(pairs), Execution())
@@ -223,7 +224,7 @@ class TimedRun:
         return self.utilization("causal") * (1 + recompute_share)
 
     @cached_property
-    def rules(self) -> dict[str, float | None]:
+    def seconds_by_rule(self) -> dict[str, float | None]:
         """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND if layers are recomputed, 4ND for frozen weights."""
         if self.plan is None:
             return {"4ND": None, "6ND": None, "8ND": None}
@@ -251,21 +252,23 @@ class TimedRun:
             seconds_by_bound["wait"] += run_count * operation.wait
         for part_name, bound, seconds in self._parts_of_the_run():
             seconds_by_node.setdefault((part_name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
-        nodes = []
-        for (path, component_name), by_bound in seconds_by_node.items():
-            seconds, bound = sum(by_bound.values()), max(BOUNDS, key=by_bound.__getitem__)
+        timed_nodes = []
+        for (path, component_name), bound_seconds in seconds_by_node.items():
+            seconds, bound = sum(bound_seconds.values()), max(BOUNDS, key=bound_seconds.__getitem__)
             if seconds:
-                nodes.append(TimedNode(path, component_name, seconds, bound, by_bound[bound] / seconds, by_bound))
-        return sorted(nodes, key=lambda node: -node.seconds)
+                timed_nodes.append(
+                    TimedNode(path, component_name, seconds, bound, bound_seconds[bound] / seconds, bound_seconds)
+                )
+        return sorted(timed_nodes, key=lambda node: -node.seconds)
 
-    def traffic(self) -> dict[str, Traffic]:
+    def traffic(self) -> dict[str, MemoryTraffic]:
         """Returns the matrix products of an inference pass by module path, summed over equal layers.
 
         Raises `InputError` for a training step.
         """
         if self.plan is not None:
             raise InputError("--phase training: has no roofline; expected prefill or decode")
-        traffic_by_module: dict[str, Traffic] = {}
+        traffic_by_module: dict[str, MemoryTraffic] = {}
         for pass_work in self.passes:
             time_estimator = TimeEstimator(self.device, self.stack, self.formats, pass_work.rank_pass)
             for path, kernel in kernel_traffic(pass_work, time_estimator):
@@ -376,7 +379,7 @@ class TrainingTimes:
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the step plan of a layout."""
-        workload, extra_parts = self.memory.states.workload, self.memory.states.count.include
+        workload, included_parts = self.memory.states.workload, self.memory.states.count.include
         return StepPlan.from_layout(
             layout,
             int(workload.batch),
@@ -386,7 +389,7 @@ class TrainingTimes:
             recompute=recomputed_share(self.recompute),
             recompute_core=self.recompute.core,
             recompute_nodes=self.recompute.nodes,
-            include=extra_parts,
+            include=included_parts,
             adapters=self.adapters,
         )
 
@@ -428,12 +431,14 @@ class TrainingTimes:
         repeated_operations = [
             (self._run_count(timed_pass, step_plan, operation), operation) for operation in timed_pass.operations
         ]
-        wait_seconds, host = (
+        wait_seconds, host_wait_seconds = (
             self._layer_wait_seconds(timed_pass, step_plan),
             self._host_wait_seconds(timed_pass, step_plan),
         )
         seconds_scale = part_seconds["work"] / (
-            sum(run_count * operation.seconds for run_count, operation in repeated_operations) + wait_seconds + host
+            sum(run_count * operation.seconds for run_count, operation in repeated_operations)
+            + wait_seconds
+            + host_wait_seconds
         )
         parts_of_run = part_seconds | ({"layer waits": wait_seconds * seconds_scale} if wait_seconds else {})
         return TimedRun(
@@ -451,7 +456,7 @@ class TrainingTimes:
             self.range(float(timed_step.seconds), layout, micro_batches),
             parts_of_run,
             tuple((float(run_count * seconds_scale), operation) for run_count, operation in repeated_operations),
-            hidden_host=host * seconds_scale,
+            hidden_host=host_wait_seconds * seconds_scale,
             include=step_plan.include,
             unpriced=tuple(self.unpriced),
             alternatives=dict(self._slower_settings(layout, micro_batches)),
@@ -471,8 +476,8 @@ class TrainingTimes:
     def _layer_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
         if step_plan.tp == 1:
             return 0.0
-        work = timed_pass.work
-        layers = sum(work.count(layer) for layer in range(len(work.layer_kinds)))
+        pass_work = timed_pass.work
+        layers = sum(pass_work.count(layer) for layer in range(len(pass_work.layer_kinds)))
         return self.stack.layer_wait * layers * (2 + step_plan.recompute)
 
     def _host_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
@@ -481,8 +486,8 @@ class TrainingTimes:
         for layer in range(len(timed_pass.work.layer_kinds)):
             for is_backward, run_count in ((False, 1 + step_plan.recompute), (True, 1.0)):
                 kernels = timed_pass.layer_seconds(layer, backward=is_backward)
-                wait = host_wait(timed_pass, self.stack, layer, is_backward, kernels)
-                seconds += float(timed_pass.work.count(layer) * run_count * wait)
+                wait_seconds = host_wait(timed_pass, self.stack, layer, is_backward, kernels)
+                seconds += float(timed_pass.work.count(layer) * run_count * wait_seconds)
         return seconds
 
     def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
@@ -529,12 +534,14 @@ def _optimizer_costs(memory: Memory) -> tuple[float, float]:
     """Returns the bytes of the optimizer's states and the FLOPs of its matrix products, per trained parameter."""
     memory_use = memory.states
     assert memory_use.optimizer is not None
-    product_flops, count = optimizer(memory_use.optimizer.name).product_flops, memory_use.count
+    product_flops, parameter_count = optimizer(memory_use.optimizer.name).product_flops, memory_use.count
     flops: Number = 0
     if product_flops is not None and memory_use.adapters is None:
-        flops = product_flops(list(trained_tensors(count.tree, count.include)))
+        flops = product_flops(list(trained_tensors(parameter_count.tree, parameter_count.include)))
     state_sizes = memory_use.optimizer.states.items()
-    state_bytes = sum(size for name, size in state_sizes if name != "step")  # step: one number per tensor
+    state_bytes = sum(
+        state_size for state_name, state_size in state_sizes if state_name != "step"
+    )  # step: one number per tensor
     return float(state_bytes / memory_use.trained_parameters), float(flops / memory_use.trained_parameters)
 
 
@@ -550,46 +557,50 @@ def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
 
     stack: the software that the run is timed with.
     """
-    settings, defaults = memory.settings, Settings("training")
-    names = list(UNPRICED_SETTINGS)
+    settings, default_settings = memory.settings, Settings("training")
+    setting_names = list(UNPRICED_SETTINGS)
     if not stack.fused:
-        names += UNPRICED_OF_EAGER_KERNELS
+        setting_names += UNPRICED_OF_EAGER_KERNELS
     if not (stack.fused and settings.cross_entropy == "fused"):
-        names.append("cross_entropy")
+        setting_names.append("cross_entropy")
     if settings.moe not in (None, "dropless", "capacity:1"):
-        names.append("moe")
+        setting_names.append("moe")
     if settings.optimizer_impl in ("foreach", "loop"):
-        names.append("optimizer_impl")
+        setting_names.append("optimizer_impl")
     uncounted_work = "" if memory.states.optimizer is None else optimizer(memory.states.optimizer.name).uncounted_work
     work_of_optimizer = [f"{uncounted_work} (--optimizer {settings.optimizer})"] if uncounted_work else []
-    stated = [(name, getattr(settings, name)) for name in names if getattr(settings, name) != getattr(defaults, name)]
+    changed_settings = [
+        (setting_name, getattr(settings, setting_name))
+        for setting_name in setting_names
+        if getattr(settings, setting_name) != getattr(default_settings, setting_name)
+    ]
     return [
-        option(name) if value is True else f"{option(name)} {value}"
-        for name, value in stated
-        if value and value != "eager"
+        option(setting_name) if setting_value is True else f"{option(setting_name)} {setting_value}"
+        for setting_name, setting_value in changed_settings
+        if setting_value and setting_value != "eager"
     ] + work_of_optimizer
 
 
 def _adapters_of_run(model_memory: Memory) -> Adapters | None:
     """Returns the low-rank adapters of a run. Raises `InputError` for adapters whose time is not modelled."""
-    low_rank = model_memory.states.adapters
-    if low_rank is None:
+    run_adapters = model_memory.states.adapters
+    if run_adapters is None:
         return None
-    if low_rank.base == "int8":
+    if run_adapters.base == "int8":
         raise InputError("--base int8: its time is not modelled; expected --base nf4, nf4-dq or none")
-    if low_rank.base != "none" and not model_memory.settings.has_kbit_base:
+    if run_adapters.base != "none" and not model_memory.settings.has_kbit_base:
         raise InputError(
-            f"--lora-library {low_rank.library}: the time of adapters beside its --base {low_rank.base} is not "
+            f"--lora-library {run_adapters.library}: the time of adapters beside its --base {run_adapters.base} is not "
             "modelled; expected --lora-library peft, or --base none"
         )
-    if low_rank.copies:
-        modules = ",".join(sorted(low_rank.copies))
+    if run_adapters.copies:
+        modules = ",".join(sorted(run_adapters.copies))
         raise InputError(f"--modules-to-save {modules}: the time of trained copies is not modelled; expected none")
-    if low_rank.has_magnitudes:
+    if run_adapters.has_magnitudes:
         raise InputError("--use-dora: the time of the norms of whole rows is not modelled; expected none")
-    is_in_4_bits = low_rank.base != "none"
-    bits_per_element = 8 * stored_bytes(low_rank.base, 1, LARGE_WEIGHT) / LARGE_WEIGHT if is_in_4_bits else 0.0
-    return Adapters(low_rank.rank, low_rank.targets, float(bits_per_element))
+    is_in_4_bits = run_adapters.base != "none"
+    bits_per_element = 8 * stored_bytes(run_adapters.base, 1, LARGE_WEIGHT) / LARGE_WEIGHT if is_in_4_bits else 0.0
+    return Adapters(run_adapters.rank, run_adapters.targets, float(bits_per_element))
 
 
 def _refuse_wide_products(model_memory: Memory) -> None:
@@ -613,24 +624,30 @@ def inference_formats(model_memory: Memory, tokens: int) -> NumberFormats:
     """
     _refuse_wide_products(model_memory)
     memory_use, cache_bits = model_memory.states, _cache_bits(model_memory, tokens)
-    quantized = memory_use.quantized
-    if quantized is None:
+    quantized_weights = memory_use.quantized
+    if quantized_weights is None:
         dtype = DTYPE_FORMATS.get(memory_use.dtype, "bf16")
         return NumberFormats(dtype, float(8 * memory_use.weights / memory_use.count.total), cache_bits)
-    label = quantized.scheme.label
+    label = quantized_weights.scheme.label
     dtype = next(
         (format_name for label_prefix, format_name in SCHEME_FORMATS if label.startswith(label_prefix)), QUANTIZED
     )
-    elements = memory_use.count.by_component
-    head_kinds = [component_kind for component_kind in ("lm_head", "embedding") if component_kind in elements]
+    elements_by_component = memory_use.count.by_component
+    head_kinds = [
+        component_kind for component_kind in ("lm_head", "embedding") if component_kind in elements_by_component
+    ]
     layer_bits, *head_bits = (
         float(
             8
-            * sum(quantized.by_component[component_kind].total for component_kind in component_kinds)
-            / sum(elements[component_kind] for component_kind in component_kinds)
+            * sum(quantized_weights.by_component[component_kind].total for component_kind in component_kinds)
+            / sum(elements_by_component[component_kind] for component_kind in component_kinds)
         )
         for component_kinds in (
-            [component_kind for component_kind in elements if component_kind not in ("lm_head", "embedding")],
+            [
+                component_kind
+                for component_kind in elements_by_component
+                if component_kind not in ("lm_head", "embedding")
+            ],
             head_kinds[:1],
         )
         if component_kinds
@@ -642,13 +659,13 @@ def _cache_bits(model_memory: Memory, tokens: int) -> float:
     """Returns the bits of a cached element with its share of the scales."""
     if not model_memory.states.kv_dtype:
         return 16.0
-    run_config, tree = RunConfig(Workload(1, tokens)), model_memory.states.count.tree
+    run_config, model_tree = RunConfig(Workload(1, tokens)), model_memory.states.count.tree
     cached_format = cache_format(model_memory.states.kv_dtype)
-    bits_per_element, bits_in_16 = (
-        tree.total(cache_bits_in(stored_format), run_config)
+    bits_per_element, bits_in_16_bit_format = (
+        model_tree.total(cache_bits_in(stored_format), run_config)
         for stored_format in (cached_format, cache_format("bfloat16"))
     )
-    return float(16 * bits_per_element / bits_in_16) if bits_in_16 else 16.0
+    return float(16 * bits_per_element / bits_in_16_bit_format) if bits_in_16_bit_format else 16.0
 
 
 def time_training(
@@ -662,7 +679,7 @@ def time_training(
     )
 
 
-def in_format_of_stack(model_memory: Memory, time_stack: TimeStack) -> Memory:
+def with_format_of_stack(model_memory: Memory, time_stack: TimeStack) -> Memory:
     """Returns an inference run with the software stack's weight format, unless the user states a format.
 
     That is 16 bits if it halves weights published in float32, and its own scheme for weights published in 4 bits.
@@ -684,12 +701,12 @@ def time_inference(
     layout: Layout,
     time_settings: TimeSettings,
     context: int = 0,
-    on_server: bool = False,
+    has_server_delay: bool = False,
 ) -> TimedRun:
     """Returns the timed run of a prompt batch, or of decoding one token per sequence.
 
     context: in prefill, tokens of each sequence that are cached before the prompt.
-    on_server: whether the time of a server before the first token is added.
+    has_server_delay: whether the time of a server before the first token is added.
     Raises `InputError` for a phase without a time.
     """
     phase, spec = model_memory.settings.phase, model_memory.spec
@@ -697,17 +714,17 @@ def time_inference(
         raise InputError(f"--phase decode: {spec.model_without_tokens} does not decode; expected prefill or training")
     time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
     supporting_stack = time_settings.supporting_stack(time_phase)
-    model_memory = in_format_of_stack(model_memory, supporting_stack)
+    model_memory = with_format_of_stack(model_memory, supporting_stack)
     device, workload = time_settings.device(hardware), model_memory.states.workload
     batch, seq = int(workload.batch), int(workload.seq)
-    replica = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout
+    replica_layout = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout
     tokens = seq if phase == "decode" else seq + context
     formats, chunk = inference_formats(model_memory, tokens), model_memory.settings.chunk
 
     def pass_on(device: Device, time_stack: TimeStack) -> InferencePass:
         if phase == "decode":
-            return decode(spec, device, time_stack, batch, seq, replica, formats)
-        return prefill(spec, device, time_stack, batch, seq, context, chunk, replica, formats, on_server)
+            return decode(spec, device, time_stack, batch, seq, replica_layout, formats)
+        return prefill(spec, device, time_stack, batch, seq, context, chunk, replica_layout, formats, has_server_delay)
 
     time_stack = _with_class_attention(supporting_stack, model_memory)
     inference_pass = pass_on(device, time_stack)
@@ -763,10 +780,10 @@ def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
         }[timed_run.phase]
         return [f"{timed_run.seconds / seconds:.1f} times as fast as the estimate: compare {compared_seconds}"]
     explanations = [f"{seconds / timed_run.seconds:.1f} times the estimate; the whole range is faster"]
-    alternatives = sorted(timed_run.alternatives.items(), key=lambda alternative: abs(alternative[1] - seconds))
+    slower_alternatives = sorted(timed_run.alternatives.items(), key=lambda alternative: abs(alternative[1] - seconds))
     explanations += [
         f"{settings_text}: {slower_seconds:.2g} s"
-        for settings_text, slower_seconds in alternatives
+        for settings_text, slower_seconds in slower_alternatives
         if slower_seconds > 1.03 * timed_run.seconds
     ]
     if timed_run.phase != "training":

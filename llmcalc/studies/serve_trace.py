@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..frozen import frozen
-from ..timing.spread import RangedAmount
+from ..timing.time_ranges import RangedAmount
 from ..timing.trace import ServedRequest, StepBudget, StepSeconds, TracedRequest, serve_trace
 from .server import LatencyLimits, Server
 
@@ -20,7 +20,7 @@ MOST_REPLICAS = 64
 
 
 @frozen
-class Trace:
+class RequestTrace:
     """Requests in the order of arrival, and the fraction of each prompt that the prefix cache holds."""
 
     requests: tuple[TracedRequest, ...]
@@ -69,7 +69,7 @@ class TraceTimes:
     mean_concurrency: float
 
 
-def trace_times(server: Server, trace: Trace, step_seconds: StepSeconds, budget: StepBudget) -> TraceTimes:
+def trace_times(server: Server, trace: RequestTrace, step_seconds: StepSeconds, budget: StepBudget) -> TraceTimes:
     """Simulates a trace on a server, with the likely seconds per step and with both ends of the range.
 
     step_seconds: of the server's replica. budget: the steps that may be simulated.
@@ -93,7 +93,7 @@ def trace_times(server: Server, trace: Trace, step_seconds: StepSeconds, budget:
 
 
 def _serve_scaled(
-    server: Server, trace: Trace, step_seconds: StepSeconds, seconds_scale: float, budget: StepBudget
+    server: Server, trace: RequestTrace, step_seconds: StepSeconds, seconds_scale: float, budget: StepBudget
 ) -> list[ServedRequest]:
     return serve_trace(
         server.replica,
@@ -115,8 +115,8 @@ def _tpots_of_requests(served_requests: Sequence[ServedRequest]) -> list[float]:
 def _percentiles_of_runs(simulated_latencies: Sequence[Sequence[float]]) -> dict[int, RangedAmount]:
     """Returns each latency percentile of the likely, fast and slow simulations; 0 without such a latency."""
     return {
-        percent: RangedAmount(*(_percentile(seconds_of_run, percent) for seconds_of_run in simulated_latencies))
-        for percent in PERCENTILES
+        percentile: RangedAmount(*(_percentile(seconds_of_run, percentile) for seconds_of_run in simulated_latencies))
+        for percentile in PERCENTILES
     }
 
 
@@ -126,8 +126,8 @@ def _percentile(seconds: Sequence[float], percent: int) -> float:
     return sorted_seconds[min(len(sorted_seconds) - 1, len(sorted_seconds) * percent // 100)]
 
 
-def sized_for_trace(
-    server: Server, replicas: int | None, trace: Trace, limits: LatencyLimits, budget: StepBudget
+def size_server_for_trace(
+    server: Server, replicas: int | None, trace: RequestTrace, latency_limits: LatencyLimits, budget: StepBudget
 ) -> tuple[Server, TraceTimes, str]:
     """Returns the server with the fewest replicas within the limits, or the reason why there is none.
 
@@ -136,32 +136,32 @@ def sized_for_trace(
     budget: the steps that may be simulated for this server and those after it.
     Raises `InputError` if they are not enough.
     """
-    sequences = max(1, server.most_sequences // server.replica.batch_count)
-    step_seconds = StepSeconds.tabulated(server.replica, sequences, trace.longest_request, trace.mean_input)
+    sequences_per_batch = max(1, server.most_sequences // server.replica.batch_count)
+    step_seconds = StepSeconds.tabulate(server.replica, sequences_per_batch, trace.longest_request, trace.mean_input)
 
-    longest_step = float(server.range(1.0, "decode").high)
+    longest_step_ratio = float(server.range(1.0, "decode").high)
 
     def reason_against(replica_count: int) -> str:
         sized_server = server.with_replicas(replica_count)
-        if limits.tpot is not None:
+        if latency_limits.tpot is not None:
             tpots = _tpots_of_requests(_serve_scaled(sized_server, trace, step_seconds, 1.0, budget))
-            if _percentile(tpots, LIMIT_PERCENTILE) > limits.tpot:
+            if _percentile(tpots, LIMIT_PERCENTILE) > latency_limits.tpot:
                 return "TPOT of one request in ten above --tpot"
-        if limits.ttft is not None:
-            served_requests = _serve_scaled(sized_server, trace, step_seconds, longest_step, budget)
-            if _percentile([request.ttft for request in served_requests], LIMIT_PERCENTILE) > limits.ttft:
+        if latency_limits.ttft is not None:
+            served_requests = _serve_scaled(sized_server, trace, step_seconds, longest_step_ratio, budget)
+            if _percentile([request.ttft for request in served_requests], LIMIT_PERCENTILE) > latency_limits.ttft:
                 return "TTFT of one request in ten above --ttft"
         return ""
 
-    too_few_replicas, enough_replicas = 0, replicas or 1  # the former is too few
-    broken_limit = reason_against(enough_replicas)
-    while broken_limit and replicas is None and enough_replicas < MOST_REPLICAS:
-        too_few_replicas, enough_replicas = enough_replicas, 2 * enough_replicas
-        broken_limit = reason_against(enough_replicas)
-    while not broken_limit and replicas is None and enough_replicas - too_few_replicas > 1:
-        middle_count = (too_few_replicas + enough_replicas) // 2
-        too_few_replicas, enough_replicas = (
-            (middle_count, enough_replicas) if reason_against(middle_count) else (too_few_replicas, middle_count)
+    insufficient_count, sufficient_count = 0, replicas or 1  # the former is too few
+    broken_limit = reason_against(sufficient_count)
+    while broken_limit and replicas is None and sufficient_count < MOST_REPLICAS:
+        insufficient_count, sufficient_count = sufficient_count, 2 * sufficient_count
+        broken_limit = reason_against(sufficient_count)
+    while not broken_limit and replicas is None and sufficient_count - insufficient_count > 1:
+        middle_count = (insufficient_count + sufficient_count) // 2
+        insufficient_count, sufficient_count = (
+            (middle_count, sufficient_count) if reason_against(middle_count) else (insufficient_count, middle_count)
         )
-    sized_server = server.with_replicas(enough_replicas)
+    sized_server = server.with_replicas(sufficient_count)
     return sized_server, trace_times(sized_server, trace, step_seconds, budget), broken_limit

@@ -15,9 +15,9 @@ from ..algebra import Number
 from ..frameworks.engines.engine import EngineMemory
 from ..frozen import frozen
 from ..parallel.layout import Layout
-from ..timing.batching import Replica, ServedLoad
+from ..timing.batching import LoadLatencies, Replica
 from ..timing.disaggregation import DisaggregatedServer
-from ..timing.spread import RangedAmount, TimeRange, expected_range, untested_ranks
+from ..timing.time_ranges import RangedAmount, TimeRange, expected_range, untested_ranks
 
 SECONDS_OF_AN_HOUR = 3600.0
 
@@ -40,14 +40,14 @@ class LatencyLimits:
     ttft: float | None = None
     tpot: float | None = None
 
-    def violated_limits(self, load: ServedLoad) -> str:
+    def violated_limits(self, load_latencies: LoadLatencies) -> str:
         """Returns the reason why the latencies of a replica exceed the limits; empty if within the limits.
 
         A first token is compared where all requests arrive at once: the estimate for spread arrivals is too short.
         """
-        if self.tpot is not None and load.tpot > self.tpot:
+        if self.tpot is not None and load_latencies.tpot > self.tpot:
             return "TPOT above --tpot"
-        if self.ttft is not None and load.ttft_of_burst > self.ttft:
+        if self.ttft is not None and load_latencies.ttft_of_burst > self.ttft:
             return "TTFT above --ttft"
         return ""
 
@@ -88,7 +88,7 @@ class LoadPoint:
 
     concurrency: float
     devices: int
-    load: ServedLoad
+    load: LoadLatencies
     replicas: int
     ttft: TimeRange
     tpot: TimeRange
@@ -104,7 +104,7 @@ class LoadPoint:
         return self.output_tokens_per_second / self.devices
 
     @property
-    def end_to_end(self) -> RangedAmount:
+    def end_to_end_seconds(self) -> RangedAmount:
         """The seconds of a whole request, with the sum of the parts' ranges."""
         further_tokens = self.load.output - 1
         latency_parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
@@ -138,9 +138,9 @@ class Server:
     def devices(self) -> int:
         return self.sizes.devices * self.replicas * (1 if self.group is None else self.group.replicas)
 
-    def load(self, concurrency: float) -> ServedLoad:
+    def latencies(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies of one replica, or of one group of replicas, at a concurrency."""
-        return (self.replica if self.group is None else self.group).load(concurrency)
+        return (self.replica if self.group is None else self.group).latencies(concurrency)
 
     @property
     def kv_tokens(self) -> int:
@@ -160,38 +160,43 @@ class Server:
             seconds, phase, replica.device, replica.stack, replica.spec, untested_reason, burst_seconds
         )
 
-    def point(self, concurrency: int) -> LoadPoint:
+    def load_point(self, concurrency: int) -> LoadPoint:
         """Returns the server at a concurrency, divided evenly over the replicas."""
         requests_of_replica = concurrency / self.replicas
-        replica_load = replace(self.load(max(1.0, requests_of_replica)), concurrency=requests_of_replica)
+        replica_load = replace(self.latencies(max(1.0, requests_of_replica)), concurrency=requests_of_replica)
         return self._point_of_load(concurrency, replica_load)
 
-    def point_at_rate(self, rate: float) -> LoadPoint | None:
-        """Returns the server at which `rate` requests arrive per second; None if fewer can complete.
+    def point_at_rate(self, request_rate: float) -> LoadPoint | None:
+        """Returns the server at which `request_rate` requests arrive per second; None if fewer can complete.
 
         As many complete as arrive, whatever a replica could do. The mean number of requests in a replica is their rate
         times their latency (Little's law). A request that is alone most of the time has the latencies of one alone.
         """
-        rate_of_replica = rate / self.replicas
+        rate_of_replica = request_rate / self.replicas
         slow_concurrency = largest_number(
-            lambda request_count: self.load(request_count).requests_per_second < rate_of_replica, self.most_sequences
+            lambda request_count: self.latencies(request_count).requests_per_second < rate_of_replica,
+            self.most_sequences,
         )
         if slow_concurrency == self.most_sequences:
             return None
-        replica_load = self.load(1)
+        replica_load = self.latencies(1)
         if slow_concurrency:
-            slower_rate, faster_rate = (self.load(slow_concurrency + step).requests_per_second for step in (0, 1))
-            replica_load = self.load(slow_concurrency + (rate_of_replica - slower_rate) / (faster_rate - slower_rate))
-        replica_load = replace(replica_load, concurrency=rate_of_replica * replica_load.end_to_end)
+            slower_rate, faster_rate = (
+                self.latencies(slow_concurrency + extra_requests).requests_per_second for extra_requests in (0, 1)
+            )
+            replica_load = self.latencies(
+                slow_concurrency + (rate_of_replica - slower_rate) / (faster_rate - slower_rate)
+            )
+        replica_load = replace(replica_load, concurrency=rate_of_replica * replica_load.end_to_end_seconds)
         return self._point_of_load(replica_load.concurrency * self.replicas, replica_load)
 
-    def _point_of_load(self, concurrency: float, load: ServedLoad) -> LoadPoint:
+    def _point_of_load(self, concurrency: float, load: LoadLatencies) -> LoadPoint:
         """Returns the point of a concurrency with the load of one replica."""
         rate = self.replicas * load.output_tokens_per_second
         cost_per_million = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
         return LoadPoint(concurrency, self.devices, load, self.replicas, *self._latency_ranges(load), cost_per_million)
 
-    def _latency_ranges(self, load: ServedLoad) -> tuple[TimeRange, TimeRange]:
+    def _latency_ranges(self, load: LoadLatencies) -> tuple[TimeRange, TimeRange]:
         """Returns the ranges of a load's TTFT and TPOT.
 
         A first token beside other requests takes as long as a request alone at least, although other measured rows
@@ -205,11 +210,11 @@ class Server:
     @cached_property
     def _lowest_ttft(self) -> Number:
         """The lower end of the range of the time to first token, for a single request."""
-        return self.range(self.load(1).ttft, "prefill").low
+        return self.range(self.latencies(1).ttft, "prefill").low
 
-    def violated_limits(self, limits: LatencyLimits, concurrency: int) -> str:
+    def violated_limits(self, latency_limits: LatencyLimits, concurrency: int) -> str:
         """Returns the reason why one replica's latencies exceed the limits; empty if within the limits."""
-        return limits.violated_limits(self.load(concurrency))
+        return latency_limits.violated_limits(self.latencies(concurrency))
 
     def with_replicas(self, replica_count: int) -> Server:
         """The same server with another number of replicas."""
@@ -220,22 +225,22 @@ class Server:
         """The maximum number of concurrent requests in all replicas."""
         return self.most_sequences * self.replicas
 
-    def curve(self, asked_point: LoadPoint | None = None) -> list[LoadPoint]:
+    def curve(self, requested_point: LoadPoint | None = None) -> list[LoadPoint]:
         """Returns the server's latencies at 1, 2, 4, … concurrent requests and at the server's maximum.
 
-        asked_point: the point of the load that is asked for; default none.
+        requested_point: the point of the load that is asked for; default none.
         """
         concurrencies = {2**i for i in range(self.most_requests.bit_length())} | {self.most_requests}
         load_points = {
-            request_count: self.point(request_count)
+            request_count: self.load_point(request_count)
             for request_count in concurrencies
             if request_count >= self.replicas
         }
-        load_points |= {} if asked_point is None else {asked_point.concurrency: asked_point}
+        load_points |= {} if requested_point is None else {requested_point.concurrency: requested_point}
         return [load_points[request_count] for request_count in sorted(load_points)]
 
-    def most_requests_within_limits(self, limits: LatencyLimits) -> int:
+    def most_requests_within_limits(self, latency_limits: LatencyLimits) -> int:
         """Returns the most concurrent requests of one replica within the limits; 0 if a single request exceeds them."""
         return largest_number(
-            lambda request_count: not self.violated_limits(limits, request_count), self.most_sequences
+            lambda request_count: not self.violated_limits(latency_limits, request_count), self.most_sequences
         )

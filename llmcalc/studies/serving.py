@@ -25,13 +25,13 @@ from ..sources.preset import Preset
 from ..timing.batching import Replica, RequestSizes
 from ..timing.device import Device
 from ..timing.disaggregation import DisaggregatedServer
-from ..timing.records import TimeStack
 from ..timing.speculation import Speculation
-from ..timing.spread import TIE
+from ..timing.time_ranges import TIE
+from ..timing.timing_constants import TimeStack
 from ..timing.trace import StepBudget
 from .fit_serving import NODE
 from .run_time import inference_formats
-from .serve_trace import Trace, TraceTimes, sized_for_trace
+from .serve_trace import RequestTrace, TraceTimes, size_server_for_trace
 from .server import LatencyLimits, LayoutSizes, LoadPoint, Server, largest_number
 
 MOST_REPLICA = 32
@@ -140,7 +140,7 @@ class ChosenServer:
 
 
 @frozen
-class Servers:
+class StudiedServers:
     """The tried servers of a model.
 
     servers: all that fit, the fewest devices first. curves: the points of each.
@@ -187,7 +187,7 @@ class ServeStudy:
     limits: LatencyLimits
     sizes: SizesRequest
     price: float | None = None
-    trace: Trace | None = None
+    trace: RequestTrace | None = None
     disaggregated: bool = False
     ratio: tuple[int, int] | None = None
     speculation: Speculation | None = None
@@ -198,7 +198,7 @@ class ServeStudy:
         """Tokens of the longest request."""
         return self.requests.total_tokens if self.trace is None else self.trace.longest_request
 
-    def answer(self) -> Servers:
+    def find_servers(self) -> StudiedServers:
         """Tries every layout with every pair of number formats. Raises `InputError` if no layout is possible."""
         reasons_against: Counter[str] = Counter()
         fitting_servers = list(self._fitting_servers(reasons_against))
@@ -206,68 +206,68 @@ class ServeStudy:
             raise ImpossibleLayout("--devices: no layout of so many is possible; expected another number or layout")
         tried_servers: list[Server] = []
         points_at_limits: list[LoadPoint | None] = []
-        keeps_limits: list[bool] = []
+        limit_flags: list[bool] = []
         traces: list[TraceTimes] = []
         budget = StepBudget()
         for server in fitting_servers:
             if self.trace is None:
                 sized_server, load_point, refusal_reason = self._sized_server(server)
             else:
-                sized_server, trace_times, refusal_reason = sized_for_trace(
+                sized_server, trace_times, refusal_reason = size_server_for_trace(
                     server, self.sizes.replicas(server.sizes), self.trace, self.limits, budget
                 )
-                load_point = sized_server.point(
+                load_point = sized_server.load_point(
                     min(max(1, round(trace_times.mean_concurrency)), sized_server.most_requests)
                 )
                 traces.append(trace_times)
             tried_servers.append(sized_server)
             points_at_limits.append(load_point)
-            keeps_limits.append(load_point is not None and not refusal_reason)
+            limit_flags.append(load_point is not None and not refusal_reason)
             if refusal_reason:
                 reasons_against[refusal_reason] += 1
         curves = [
             tuple(server.curve(load_point)) for server, load_point in zip(tried_servers, points_at_limits, strict=True)
         ]
-        return Servers(
+        return StudiedServers(
             tuple(tried_servers),
             tuple(curves),
             tuple(points_at_limits),
             _pareto_front(curves),
-            _cheapest_index(points_at_limits, keeps_limits, traces),
+            _cheapest_server_index(points_at_limits, limit_flags, traces),
             dict(reasons_against),
-            tuple(keeps_limits),
+            tuple(limit_flags),
             tuple(traces),
         )
 
-    def _fitting_servers(self, why_not: Counter[str]) -> Iterator[Server]:
+    def _fitting_servers(self, rejection_counts: Counter[str]) -> Iterator[Server]:
         """Yields a replica of every fitting layout, and counts the reasons against the other layouts."""
         for sizes_to_try in self.sizes.candidates(routed_experts(self.preset.model)):
             has_fitting_server = False
-            for server in self._replicas_of(sizes_to_try, why_not):
+            for server in self._replicas_of(sizes_to_try, rejection_counts):
                 has_fitting_server = True
                 yield server
             if has_fitting_server:
                 return
 
-    def _replicas_of(self, sizes_to_try: Iterable[LayoutSizes], why_not: Counter[str]) -> Iterator[Server]:
+    def _replicas_of(self, sizes_to_try: Iterable[LayoutSizes], rejection_counts: Counter[str]) -> Iterator[Server]:
         """Yields a replica of every fitting layout among these, and counts the reasons against the other layouts."""
         layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
         pipeline_reason = no_pipeline_reason(self.preset.model)
         for layout_sizes in sizes_to_try:
             if layout_sizes.pp > 1 and pipeline_reason:
-                why_not[pipeline_reason] += 1
+                rejection_counts[pipeline_reason] += 1
                 continue
             if layout_sizes.pp > layers:
-                why_not["more pipeline stages than layers"] += 1
+                rejection_counts["more pipeline stages than layers"] += 1
                 continue
             layout_flags = (
                 None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(layout_sizes).values())
             )
             if self.speculation is not None and self.speculation.draft is not None and layout_sizes.pp > 1:
-                why_not["a draft model beside stages is not modelled"] += 1
+                rejection_counts["a draft model beside stages is not modelled"] += 1
                 continue
             if layout_flags is None:
-                why_not[f"{self.engine.title} has no such layout"] += 1
+                rejection_counts[f"{self.engine.title} has no such layout"] += 1
                 continue
             for quantize, kv_dtype in self.runs:
                 try:
@@ -276,16 +276,16 @@ class ServeStudy:
                     )
                     yield self._divided_server(server) if self.disaggregated else server
                 except ImpossibleLayout as reason:
-                    details = f": {reason}" if self.sizes.states_layout else ""
-                    why_not[f"the layout does not divide the model{details}"] += 1
+                    reason_text = f": {reason}" if self.sizes.states_layout else ""
+                    rejection_counts[f"the layout does not divide the model{reason_text}"] += 1
                 except StageWithoutCache:
-                    why_not["a pipeline stage without keys and values is not modelled"] += 1
+                    rejection_counts["a pipeline stage without keys and values is not modelled"] += 1
                 except MissingKernels as reason:
                     if len(self.runs) == 1:
                         raise
-                    why_not[str(reason)] += 1
+                    rejection_counts[str(reason)] += 1
                 except DoesNotFit as reason:
-                    why_not[str(reason)] += 1
+                    rejection_counts[str(reason)] += 1
 
     def _replica_server(
         self,
@@ -306,12 +306,12 @@ class ServeStudy:
             if model_memory.most_sequences:
                 used_flags |= {engine.step_sequences: model_memory.most_sequences}
                 model_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
-            capacity = int(model_memory.kv_tokens // request_tokens)
+            request_capacity = int(model_memory.kv_tokens // request_tokens)
             if not model_memory.starts or model_memory.kv_tokens < self.longest_request:
                 raise DoesNotFit("weights and the cache of one request do not fit")
-            format_run = self.runs[quantize, kv_dtype]
-            formats = inference_formats(format_run, self.requests.mean_context)
-            step_tokens = model_memory.settings.get(engine.step_tokens)
+            run_with_formats = self.runs[quantize, kv_dtype]
+            formats = inference_formats(run_with_formats, self.requests.mean_context)
+            most_step_tokens = model_memory.settings.get(engine.step_tokens)
             replica = Replica(
                 self.preset.model,
                 self.device,
@@ -319,7 +319,7 @@ class ServeStudy:
                 self.requests,
                 layout,
                 formats,
-                step_tokens,
+                most_step_tokens,
                 self.speculation,
             )
             replica.decoding_pass(1)  # sizes that the layout does not divide raise here
@@ -333,8 +333,8 @@ class ServeStudy:
             if "divide" not in str(error) and not isinstance(error, ImpossibleLayout):
                 raise
             raise ImpossibleLayout(str(error)) from None
-        step_sequences = int(model_memory.settings.get(engine.step_sequences) or capacity)
-        most_requests = max(1, min(capacity, step_sequences)) * layout_sizes.dp
+        step_sequences = int(model_memory.settings.get(engine.step_sequences) or request_capacity)
+        most_requests = max(1, min(request_capacity, step_sequences)) * layout_sizes.dp
         engine_flags = {
             flag_name: flag_value for flag_name, flag_value in used_flags.items() if flag_name != "quantize"
         }
@@ -389,24 +389,24 @@ class ServeStudy:
             return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
         if concurrency > sized_server.most_requests:
             return sized_server, None, "the cache holds fewer requests than --concurrency"
-        load_point = sized_server.point(concurrency)
+        load_point = sized_server.load_point(concurrency)
         return sized_server, load_point, latency_limits.violated_limits(load_point.load)
 
     def _sized_by_rate(
-        self, server: Server, replicas: int | None, concurrency_within_limits: int, rate: float
+        self, server: Server, replicas: int | None, concurrency_within_limits: int, request_rate: float
     ) -> tuple[Server, LoadPoint | None, str]:
-        most_requests_per_second = server.load(concurrency_within_limits).requests_per_second
-        sized_server = replace(server, replicas=replicas or math.ceil(rate / most_requests_per_second))
+        highest_request_rate = server.latencies(concurrency_within_limits).requests_per_second
+        sized_server = replace(server, replicas=replicas or math.ceil(request_rate / highest_request_rate))
         if sized_server.devices > MOST_DEVICES and replicas is None:
             return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
-        load_point = sized_server.point_at_rate(rate)
+        load_point = sized_server.point_at_rate(request_rate)
         if load_point is None:
             return sized_server, None, "fewer requests per second than --rate"
         return sized_server, load_point, self.limits.violated_limits(load_point.load)
 
 
-def _cheapest_index(
-    load_points: Sequence[LoadPoint | None], keeps_limits: Sequence[bool], traces: Sequence[TraceTimes]
+def _cheapest_server_index(
+    load_points: Sequence[LoadPoint | None], limit_flags: Sequence[bool], traces: Sequence[TraceTimes]
 ) -> ChosenServer | None:
     """Returns the server with the most output tokens per second and device, which is the cheapest at any price.
 
@@ -415,8 +415,8 @@ def _cheapest_index(
     """
     candidates = [
         (server_index, load_point)
-        for server_index, (load_point, keeps_limit) in enumerate(zip(load_points, keeps_limits, strict=True))
-        if load_point is not None and keeps_limit
+        for server_index, (load_point, is_within_limits) in enumerate(zip(load_points, limit_flags, strict=True))
+        if load_point is not None and is_within_limits
     ]
     if not candidates:
         return None
@@ -445,11 +445,13 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
     """
     option_name = engine.flags_by_option["--kv-dtype"]
     format_flag = next(format_flag for format_flag in engine.known_flags() if option_name in format_flag.names)
-    prefixes = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(kv_dtype, (kv_dtype,))
+    dtype_prefixes = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(
+        kv_dtype, (kv_dtype,)
+    )
     flag_word = next(
         (
             flag_text
-            for format_prefix in prefixes
+            for format_prefix in dtype_prefixes
             for flag_text in format_flag.words
             if flag_text.startswith(format_prefix)
         ),

@@ -28,7 +28,7 @@ from ..model import ModelSpec
 from ..sources.files import validate
 from ..units import count
 from ..workload.workload import Workload
-from .compare import StackShape, in_dense_band, stack_shape
+from .compare import StackShape, is_in_dense_band, stack_shape
 from .literature import TOKENS_PER_PARAMETER, StudyVerdicts, compare_with_studies, scaled_optimum
 
 HEAD_SIZES = (64, 96, 128, 256)
@@ -96,7 +96,7 @@ class ShapeFamily:
         return len(self.spec.main.first_layers) + len(self.spec.main.pattern)
 
     @property
-    def step(self) -> int:
+    def width_step(self) -> int:
         """The number that divides all hidden sizes, for integer head counts; at least `unit`."""
         width_fractions = [
             width_fraction
@@ -127,13 +127,15 @@ class ShapeFamily:
             (self.head_dim or head_sizes.head_dim) // self.head_divisor for head_sizes in self._head_sizes_of_layers()
         ]
         can_halve = all(head_width % 2 == 0 and head_width // 2 >= LEAST_HEAD_DIM for head_width in head_widths)
-        for divisor in (1,) if keep_heads or not can_halve else (2, 1):
-            finer_family = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
+        for head_factor in (1,) if keep_heads or not can_halve else (2, 1):
+            finer_family = replace(
+                self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=head_factor * self.head_divisor
+            )
             try:
-                finer_family.scaled_to(finer_family.step, finer_family.least_depth)
+                finer_family.scaled_to(finer_family.width_step, finer_family.least_depth)
             except UnscalableError:  # for example, the rotary dimensions may require heads of the model's own size
                 continue
-            if finer_family.step < self.step:
+            if finer_family.width_step < self.width_step:
                 return finer_family
         return None
 
@@ -164,16 +166,17 @@ class ShapeFamily:
         return block.scaled(self.spec.hidden_size, scaled_heads, lambda width: self._scaled_width(width, hidden_size))
 
     def _scaled_width(self, width: int, hidden_size: Number) -> Number:
-        """Scales a width with h, rounded to a multiple of `unit`.
+        """Scales a width with h, rounded to a multiple of `width_unit`.
 
         If the model's width is a multiple of a smaller power of two only, it is rounded to that power.
         """
-        budget_ratio, unit = self.ffn_ratio, self.unit
-        if budget_ratio is None:
-            budget_ratio, unit = Fraction(width, self.spec.hidden_size), math.gcd(width, self.unit)
-        size_divisor = 2 * budget_ratio.denominator * unit
+        ffn_ratio, width_unit = self.ffn_ratio, self.unit
+        if ffn_ratio is None:
+            ffn_ratio, width_unit = Fraction(width, self.spec.hidden_size), math.gcd(width, self.unit)
+        size_divisor = 2 * ffn_ratio.denominator * width_unit
         return (
-            floor_div(2 * budget_ratio.numerator * hidden_size + budget_ratio.denominator * unit, size_divisor) * unit
+            floor_div(2 * ffn_ratio.numerator * hidden_size + ffn_ratio.denominator * width_unit, size_divisor)
+            * width_unit
         )
 
 
@@ -181,7 +184,7 @@ def _share_of_width(hidden_size: Number, width_fraction: Fraction) -> Number:
     return exact_div(hidden_size * width_fraction.numerator, width_fraction.denominator)
 
 
-def family(
+def build_family(
     spec: ModelSpec,
     head_dim: int | None = None,
     kv_ratio: Fraction | None = None,
@@ -217,7 +220,7 @@ def family(
     model_family = ShapeFamily(spec, None, kv_ratio, ffn_ratio)
     for option, tested_family in (("shape", model_family), ("--head-dim", replace(model_family, head_dim=head_dim))):
         try:
-            smallest_model = tested_family.scaled_to(tested_family.step, tested_family.least_depth)
+            smallest_model = tested_family.scaled_to(tested_family.width_step, tested_family.least_depth)
         except UnscalableError as error:
             raise InputError(f"{option}: {error}") from None
         validate(ModelSpec, smallest_model.model_dump(), option)
@@ -291,19 +294,19 @@ def budget_for(
     )
 
 
-def parse_ratio(text: str | None, option: str) -> Fraction | None:
+def parse_ratio(ratio_text: str | None, option: str) -> Fraction | None:
     """Parses a ratio exactly, such as `3.5`, `8/3` or `0.125`; None for None.
 
     Raises `InputError`, which names `option`, for anything that is not a positive number.
     """
-    if text is None:
+    if ratio_text is None:
         return None
     try:
-        parsed_ratio = Fraction(text.strip())
+        parsed_ratio = Fraction(ratio_text.strip())
     except (ValueError, ZeroDivisionError):
         parsed_ratio = Fraction(0)
     if not Fraction(1, 10**6) <= parsed_ratio <= 10**6 or parsed_ratio.denominator > 10**6:
-        raise InputError(f"{option}: '{text}' is not a positive ratio; expected something like 3.5, 8/3 or 1/8")
+        raise InputError(f"{option}: '{ratio_text}' is not a positive ratio; expected something like 3.5, 8/3 or 1/8")
     return parsed_ratio
 
 
@@ -335,7 +338,7 @@ class ModelShape:
 
     @property
     def in_dense_band(self) -> bool:
-        return in_dense_band(self.stack.hidden_size, self.stack.num_hidden_layers)
+        return is_in_dense_band(self.stack.hidden_size, self.stack.num_hidden_layers)
 
 
 @dataclass(frozen=True)
@@ -372,21 +375,21 @@ def find_shapes(
     Raises `InputError` if no shape matches the budget.
     """
     tolerance = percent / 100
-    target_size = None if target_spec is None else (target_spec.hidden_size, target_spec.main.num_hidden_layers)
-    target_fits = target_size is not None and _cost_matches(model_family, target_size, budget, tolerance)
+    target_shape = None if target_spec is None else (target_spec.hidden_size, target_spec.main.num_hidden_layers)
+    target_fits = target_shape is not None and _cost_matches(model_family, target_shape, budget, tolerance)
     model_family = refine_step(
         model_family, budget, tolerance, keep_heads=target_fits or model_family.head_dim is not None
     )
     shape_sizes, search_stats = search_shapes(
         model_family, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * row_count))
     )
-    if target_size is not None and target_fits:
-        shape_sizes = [shape_size for shape_size in shape_sizes if shape_size[0] != target_size[0]] + [target_size]
+    if target_shape is not None and target_fits:
+        shape_sizes = [shape_size for shape_size in shape_sizes if shape_size[0] != target_shape[0]] + [target_shape]
     if not shape_sizes:
         raise InputError(_no_shapes_error(model_family, budget, percent))
-    spread_sizes = spread_evenly(shape_sizes, row_count, target_size)
+    spread_sizes = spread_evenly(shape_sizes, row_count, target_shape)
     shapes = tuple(
-        _shape_of_size(model_family, shape_size, budget, shape_size == target_size, seq, dtype)
+        _shape_of_size(model_family, shape_size, budget, shape_size == target_shape, seq, dtype)
         for shape_size in sorted(spread_sizes, key=lambda s: s[0] / s[1])
     )
     return ShapeStudy(
@@ -412,7 +415,8 @@ def _no_shapes_error(model_family: ShapeFamily, budget: CostBudget, percent: flo
     )
     head_text = "" if model_family.head_dim is None else "a smaller --head-dim, "
     return (
-        f"budget: no shape with h/L from {LEAST_ASPECT} to {MOST_ASPECT:,} and h a multiple of {model_family.step} "
+        f"budget: no shape with h/L from {LEAST_ASPECT} to {MOST_ASPECT:,} and h a multiple of "
+        f"{model_family.width_step} "
         f"costs {cost_text} to within {percent:g} %, at a vocabulary of {model_family.spec.vocab_size:,}; expected "
         f"another budget, {tie_text}{head_text}a smaller --vocab or a wider --tolerance"
     )
@@ -424,10 +428,10 @@ def refine_step(model_family: ShapeFamily, budget: CostBudget, tolerance: float,
     keep_heads: whether head sizes must stay unchanged.
     """
     while len(allowed_widths(model_family, budget, tolerance)) < FEWEST_WIDTHS:
-        finer_members = model_family.finer_family(keep_heads)
-        if finer_members is None:
+        finer_family = model_family.finer_family(keep_heads)
+        if finer_family is None:
             break
-        model_family = finer_members
+        model_family = finer_family
     return model_family
 
 
@@ -443,7 +447,7 @@ def allowed_widths(model_family: ShapeFamily, budget: CostBudget, tolerance: flo
 
     Its deepest shape costs at least the budget, its shallowest shape at most the budget.
     """
-    width_step = model_family.step
+    width_step = model_family.width_step
     exact_tolerance = Fraction(tolerance)
     lowest_cost, highest_cost = budget.value * (1 - exact_tolerance), budget.value * (1 + exact_tolerance)
 
@@ -459,36 +463,39 @@ def allowed_widths(model_family: ShapeFamily, budget: CostBudget, tolerance: flo
 
     width_multiples = range(LARGEST_WIDTH // width_step + 1)
     least_multiple = bisect_left(width_multiples, True, lo=1, key=is_deep_enough)
-    too_wide = bisect_left(width_multiples, True, lo=least_multiple, key=is_too_wide)
-    return range(least_multiple * width_step, too_wide * width_step, width_step)
+    first_excessive_multiple = bisect_left(width_multiples, True, lo=least_multiple, key=is_too_wide)
+    return range(least_multiple * width_step, first_excessive_multiple * width_step, width_step)
 
 
-def nearest_depth(cost_of_depth: Callable[[int], int], target_cost: int, least_depth: int, most_depth: int) -> int:
-    """Finds the depth from `least_depth` to `most_depth` with the cost nearest to a value; the smaller depth in a tie.
+def nearest_depth(cost_of_depth: Callable[[int], int], target_cost: int, lower_depth: int, upper_depth: int) -> int:
+    """Finds the depth from `lower_depth` to `upper_depth` with the cost nearest to a value; the smaller depth in a tie.
 
     cost_of_depth: an exact count that grows with depth. The search interpolates linearly: most are linear in depth,
     and bisects where that does not halve the bracket.
     """
-    low_cost, high_cost = cost_of_depth(least_depth), cost_of_depth(most_depth)
-    if low_cost >= target_cost:
-        return least_depth
-    if high_cost <= target_cost:
-        return most_depth
-    is_linear = True
-    while most_depth - least_depth > 1:
-        guess = (
-            least_depth + (target_cost - low_cost) * (most_depth - least_depth) // (high_cost - low_cost)
-            if is_linear
-            else (least_depth + most_depth) // 2
+    lower_cost, upper_cost = cost_of_depth(lower_depth), cost_of_depth(upper_depth)
+    if lower_cost >= target_cost:
+        return lower_depth
+    if upper_cost <= target_cost:
+        return upper_depth
+    interpolates_linearly = True
+    while upper_depth - lower_depth > 1:
+        unbounded_guess = (
+            lower_depth + (target_cost - lower_cost) * (upper_depth - lower_depth) // (upper_cost - lower_cost)
+            if interpolates_linearly
+            else (lower_depth + upper_depth) // 2
         )
-        guessed_depth, previous_span = min(max(guess, least_depth + 1), most_depth - 1), most_depth - least_depth
+        guessed_depth, previous_span = (
+            min(max(unbounded_guess, lower_depth + 1), upper_depth - 1),
+            upper_depth - lower_depth,
+        )
         guessed_cost = cost_of_depth(guessed_depth)
         if guessed_cost <= target_cost:
-            least_depth, low_cost = guessed_depth, guessed_cost
+            lower_depth, lower_cost = guessed_depth, guessed_cost
         else:
-            most_depth, high_cost = guessed_depth, guessed_cost
-        is_linear = not is_linear or 2 * (most_depth - least_depth) <= previous_span
-    return least_depth if target_cost - low_cost <= high_cost - target_cost else most_depth
+            upper_depth, upper_cost = guessed_depth, guessed_cost
+        interpolates_linearly = not interpolates_linearly or 2 * (upper_depth - lower_depth) <= previous_span
+    return lower_depth if target_cost - lower_cost <= upper_cost - target_cost else upper_depth
 
 
 def search_shapes(
@@ -514,36 +521,40 @@ def search_shapes(
     return shape_sizes, len(costs_by_shape)
 
 
-def _spaced_widths(widths: range, limit: int) -> list[int]:
-    """Returns all hidden sizes, or at most `limit` of them, evenly spaced in log h."""
-    if len(widths) <= limit:
+def _spaced_widths(widths: range, width_limit: int) -> list[int]:
+    """Returns all hidden sizes, or at most `width_limit` of them, evenly spaced in log h."""
+    if len(widths) <= width_limit:
         return list(widths)
     smallest_width, width_step = widths[0], widths.step
-    log_step = math.log(widths[-1] / smallest_width) / (limit - 1)
-    indices = (round(smallest_width * (math.exp(log_step * i) - 1) / width_step) for i in range(limit))
-    return [widths[i] for i in dict.fromkeys(indices)]
+    log_width_step = math.log(widths[-1] / smallest_width) / (width_limit - 1)
+    width_indices = (
+        round(smallest_width * (math.exp(log_width_step * i) - 1) / width_step) for i in range(width_limit)
+    )
+    return [widths[i] for i in dict.fromkeys(width_indices)]
 
 
 def spread_evenly(
-    shape_sizes: list[tuple[int, int]], row_count: int, kept_size: tuple[int, int] | None = None
+    shape_sizes: list[tuple[int, int]], row_count: int, required_size: tuple[int, int] | None = None
 ) -> list[tuple[int, int]]:
-    """Returns at most `row_count` shapes, evenly spaced in log h/L, including `kept_size` if present."""
+    """Returns at most `row_count` shapes, evenly spaced in log h/L, including `required_size` if present."""
     sorted_sizes = sorted(shape_sizes, key=lambda shape_size: shape_size[0] / shape_size[1])
     if len(sorted_sizes) <= row_count:
         return sorted_sizes
     log_ratios = [math.log(hidden_size / layers) for hidden_size, layers in sorted_sizes]
-    selected_indices = {sorted_sizes.index(kept_size)} if kept_size in sorted_sizes else set()
-    log_span = log_ratios[-1] - log_ratios[0]
+    selected_indices = {sorted_sizes.index(required_size)} if required_size in sorted_sizes else set()
+    log_ratio_span = log_ratios[-1] - log_ratios[0]
     for i in range(row_count):
-        target_log = log_ratios[0] + log_span * i / max(row_count - 1, 1)
-        nearest_index = min(range(len(sorted_sizes)), key=lambda size_index: abs(log_ratios[size_index] - target_log))
+        target_log_ratio = log_ratios[0] + log_ratio_span * i / max(row_count - 1, 1)
+        nearest_index = min(
+            range(len(sorted_sizes)), key=lambda size_index: abs(log_ratios[size_index] - target_log_ratio)
+        )
         if len(selected_indices) < row_count:
             selected_indices.add(nearest_index)
     return [sorted_sizes[i] for i in sorted(selected_indices)]
 
 
 def _shape_of_size(
-    model_family: ShapeFamily, shape_size: tuple[int, int], budget: CostBudget, target: bool, seq: int, dtype: str
+    model_family: ShapeFamily, shape_size: tuple[int, int], budget: CostBudget, is_target: bool, seq: int, dtype: str
 ) -> ModelShape:
     hidden_size, layers = shape_size
     spec = model_family.scaled_to(hidden_size, layers)
@@ -554,7 +565,7 @@ def _shape_of_size(
     return ModelShape(
         spec=spec,
         stack=stack_shape(spec.main, hidden_size),
-        target=target,
+        target=is_target,
         parameters=parameter_count.total,
         active=parameter_count.active,
         embedding_and_head=parameter_count.total - parameter_count.non_embedding,

@@ -32,14 +32,14 @@ def sweep(model_family: ShapeFamily, hidden_sizes: Any, depths: Any) -> NDArray[
 
     h, layers = np.asarray(hidden_sizes), np.asarray(depths)
     for array_name, size_array, least_value in (
-        ("hidden_sizes", h, model_family.step),
+        ("hidden_sizes", h, model_family.width_step),
         ("depths", layers, model_family.least_depth),
     ):
         if size_array.dtype.kind not in "iu" or not size_array.size or size_array.min() < least_value:
             raise InputError(f"sweep: {array_name}: expected whole numbers of at least {least_value}")
-    if (h % model_family.step).any():
+    if (h % model_family.width_step).any():
         raise InputError(
-            f"sweep: hidden_sizes: expected multiples of {model_family.step}, so that head counts are integers"
+            f"sweep: hidden_sizes: expected multiples of {model_family.width_step}, so that head counts are integers"
         )
     if params(model_family.scaled_to(int(h.max()), int(layers.max()))).total > LARGEST_TOTAL:
         raise InputError("sweep: the largest shape has more than 2^63 parameters; expected smaller sizes")

@@ -1,7 +1,7 @@
 """Closed forms of the seconds of a node's kernels on one device: symbols, numbers, values and sources.
 
-They are the forms that `timing/price.py` evaluates. A kernel takes the longer of computing and of moving its bytes, and
-the time until it starts:
+They are the forms that `timing/time_estimator.py` evaluates. A kernel takes the longer of computing and of moving its
+bytes, and the time until it starts:
 
     max(F / R, B / W) + l · t
 """
@@ -17,10 +17,10 @@ from ..errors import InputError, suggest
 from ..model import ModelSpec
 from ..timing.device import device_of
 from ..timing.kernels import Kernel, RankPass, RankWork
-from ..timing.price import DECODE_ATTENTION_RATE, NumberFormats, TimedOperation, TimeEstimator
-from ..timing.records import AcceleratorGeneration, FigureSource, accelerator_generations
 from ..timing.stack import find_stack
-from ..timing.work import rank_work
+from ..timing.time_estimator import DECODE_ATTENTION_RATE, NumberFormats, TimedOperation, TimeEstimator
+from ..timing.timing_constants import AcceleratorGeneration, FigureSource, accelerator_generations
+from ..timing.work_recorder import rank_work
 from ..workload.workload import Phase
 
 SYMBOLS = {
@@ -62,7 +62,7 @@ class TimeFormula:
 
 
 @dataclass(frozen=True)
-class _Term:
+class _FormulaTerm:
     """A term of a formula: in symbols, and with numbers."""
 
     symbolic: str
@@ -72,7 +72,7 @@ class _Term:
         return bool(self.symbolic)
 
 
-NO_TERM = _Term("", "")
+NO_TERM = _FormulaTerm("", "")
 
 
 def time_formulas(
@@ -86,10 +86,12 @@ def time_formulas(
     Raises `InputError` for a node without kernels, and for an accelerator without a bandwidth or a peak.
     """
     tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, 0)
-    software = find_stack(time_stack, "training" if phase == "training" else "inference")
-    rank_pass = RankPass(batch, tokens, cached_tokens, phase, fused=software.fused, reduces_late=software.reduces_late)
+    software_stack = find_stack(time_stack, "training" if phase == "training" else "inference")
+    rank_pass = RankPass(
+        batch, tokens, cached_tokens, phase, fused=software_stack.fused, reduces_late=software_stack.reduces_late
+    )
     pass_work = rank_work(spec, rank_pass)
-    time_estimator = TimeEstimator(device_of(hardware), software, NumberFormats(), rank_pass)
+    time_estimator = TimeEstimator(device_of(hardware), software_stack, NumberFormats(), rank_pass)
     kernels = [kernel for kernel in pass_work.kernels if _belongs_to_node(kernel, node, pass_work)]
     if not kernels:
         kernel_paths = sorted({kernel.path for kernel in pass_work.kernels})
@@ -113,8 +115,8 @@ def _belongs_to_node(kernel: Kernel, node: str | None, pass_work: RankWork) -> b
     layer_match = LAYERS.fullmatch(node or "")
     if layer_match is None:
         return node is None or f".{node}." in f".{kernel.path}."
-    stack, layer_numbers, condition = layer_match.groups()
-    if kernel.layer < 0 or f".{stack}{condition}." not in f".{kernel.path}.":
+    stack, layer_numbers, layer_condition = layer_match.groups()
+    if kernel.layer < 0 or f".{stack}{layer_condition}." not in f".{kernel.path}.":
         return False
     layer_ranges = [
         (int(first_layer), int(last_layer or first_layer))
@@ -136,16 +138,18 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat_count
         limit_terms = [formula_term for formula_term in (compute_term, memory_term) if formula_term]
         slower_term = limit_terms[0] if len(limit_terms) == 1 else NO_TERM
         if len(limit_terms) > 1:
-            slower_term = _Term(
+            slower_term = _FormulaTerm(
                 f"max({compute_term.symbolic}, {memory_term.symbolic})",
                 f"max({compute_term.substituted}, {memory_term.substituted})",
             )
         wait_term = NO_TERM
         if operation.wait:
-            launches = kernel.launches[operation.backward]
-            wait_term = _Term("l · t", f"{launches} · {_number_text(time_estimator.kernel_wait)}")
-            if other_wait := operation.wait - launches * time_estimator.kernel_wait:
-                wait_term = _Term(f"{wait_term.symbolic} + s", f"{wait_term.substituted} + {_number_text(other_wait)}")
+            launch_count = kernel.launches[operation.backward]
+            wait_term = _FormulaTerm("l · t", f"{launch_count} · {_number_text(time_estimator.seconds_before_kernel)}")
+            if remaining_wait := operation.wait - launch_count * time_estimator.seconds_before_kernel:
+                wait_term = _FormulaTerm(
+                    f"{wait_term.symbolic} + s", f"{wait_term.substituted} + {_number_text(remaining_wait)}"
+                )
         formula_terms = [formula_term for formula_term in (slower_term, wait_term) if formula_term]
         yield TimeFormula(
             kernel.path,
@@ -159,7 +163,7 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat_count
         )
 
 
-def _compute_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: TimedOperation) -> _Term:
+def _compute_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: TimedOperation) -> _FormulaTerm:
     """Returns the formula F / (P · e) of the seconds of matrix products."""
     if not operation.compute:
         return NO_TERM
@@ -169,26 +173,26 @@ def _compute_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: T
     if kernel.kind in ("product", "experts"):
         flops /= 2 if operation.backward and not kernel.frozen else 1
         peak = device.peaks[device.format_of("bf16")]
-        return _Term(
+        return _FormulaTerm(
             "F / (P · e)", f"{_number_text(flops)} / ({_number_text(peak)} · {_number_text(flops / seconds / peak)})"
         )
     if kernel.kind == "attention" and time_estimator.rank_pass.phase == "decode":
-        return _Term(
+        return _FormulaTerm(
             "F / (P · e)", f"{_number_text(flops)} / ({_number_text(peak)} · {_number_text(DECODE_ATTENTION_RATE)})"
         )
     if kernel.kind == "attention" and time_estimator.stack.attention != "scores":
         _, half_rate_keys = device.generation.attention_backward if operation.backward else device.generation.attention
         key_count = max(1.0, float(kernel.keys))
         efficiency = flops * (1 + half_rate_keys / key_count) / seconds / peak
-        return _Term(
+        return _FormulaTerm(
             "F · (1 + S0 / S) / (P · e)",
             f"{_number_text(flops)} · (1 + {_number_text(half_rate_keys)} / {_number_text(key_count)}) / "
             f"({_number_text(peak)} · {_number_text(efficiency)})",
         )
-    return _Term("F / r", f"{_number_text(flops)} / {_number_text(flops / seconds)}") if flops else NO_TERM
+    return _FormulaTerm("F / r", f"{_number_text(flops)} / {_number_text(flops / seconds)}") if flops else NO_TERM
 
 
-def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: TimedOperation) -> _Term:
+def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: TimedOperation) -> _FormulaTerm:
     """Returns the formula B / (W · w) of the seconds of memory traffic."""
     if not operation.memory:
         return NO_TERM
@@ -198,16 +202,20 @@ def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: Ti
     if kernel.kind == "attention" and time_estimator.rank_pass.phase == "decode":
         cache_bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
         bandwidth_share = seconds * device.bandwidth * efficiency / cache_bytes if cache_bytes else 1.0
-        half_rate_units = 1 / (bandwidth_share - 1)
-        return _Term(
+        unit_ratio = 1 / (bandwidth_share - 1)
+        return _FormulaTerm(
             "B / (W · w) · (1 + 1 / b)",
-            f"{_number_text(cache_bytes)} / {rate_text} · (1 + 1 / {_number_text(half_rate_units)})",
+            f"{_number_text(cache_bytes)} / {rate_text} · (1 + 1 / {_number_text(unit_ratio)})",
         )
-    return _Term("B / (W · w)", f"{_number_text(seconds * device.bandwidth * efficiency)} / {rate_text}")
+    return _FormulaTerm("B / (W · w)", f"{_number_text(seconds * device.bandwidth * efficiency)} / {rate_text}")
 
 
 def _formula_source(
-    time_estimator: TimeEstimator, kernel: Kernel, compute_term: _Term, memory_term: _Term, wait_term: _Term
+    time_estimator: TimeEstimator,
+    kernel: Kernel,
+    compute_term: _FormulaTerm,
+    memory_term: _FormulaTerm,
+    wait_term: _FormulaTerm,
 ) -> str:
     """Returns the sources of a formula's efficiency factors, with evidence and measurements."""
     is_fused_attention = kernel.kind == "attention" and time_estimator.stack.attention != "scores"

@@ -54,8 +54,8 @@ class Utilization:
 
 
 def utilization(
-    model_count: FlopCount,
-    kernel_count: FlopCount,
+    model_flop_count: FlopCount,
+    kernel_flop_count: FlopCount,
     hardware: Hardware,
     devices: int,
     dtype: str,
@@ -63,11 +63,11 @@ def utilization(
 ) -> Utilization:
     """Returns the utilization of a run.
 
-    model_count: the pass with every product once; kernel_count: the same as its kernels run it.
+    model_flop_count: the pass with every product once; kernel_count: the same as its kernels run it.
     Raises `InputError` for an accelerator without a peak in that format.
     """
     peak_flops = hardware.peak(dtype) * devices
-    tokens = model_count.tokens
+    tokens = model_flop_count.tokens
 
     def utilization_of(flops: float) -> float:
         return float(flops / tokens * tokens_per_second / peak_flops)
@@ -75,7 +75,9 @@ def utilization(
     def utilization_of_rule(flop_rule: FlopRule) -> ConventionUtilization:
         counts_full_pairs = flop_rule.key == "exact_full"
         recomputed_flops = (
-            kernel_count.full - model_count.full if counts_full_pairs else kernel_count.causal - model_count.causal
+            kernel_flop_count.full - model_flop_count.full
+            if counts_full_pairs
+            else kernel_flop_count.causal - model_flop_count.causal
         )
         return ConventionUtilization(
             flop_rule.key,
@@ -88,9 +90,9 @@ def utilization(
         )
 
     flop_rules: Sequence[FlopRule] = [
-        flop_rule for flop_rule in conventions(model_count) if flop_rule.key != RECOMPUTES
+        flop_rule for flop_rule in conventions(model_flop_count) if flop_rule.key != RECOMPUTES
     ]
-    recomputed_flops = (kernel_count.causal - model_count.causal) / tokens
+    recomputed_flops = (kernel_flop_count.causal - model_flop_count.causal) / tokens
     return Utilization(
         hardware,
         devices,
@@ -137,8 +139,8 @@ class MeasuredRun:
         from ..sources.hardware import find_hardware
 
         hardware = find_hardware(str(self.hardware))
-        rate = units.parse_count(str(self.tokens_per_second), "--tokens-per-second")
+        token_rate = units.parse_count(str(self.tokens_per_second), "--tokens-per-second")
         dtype = "bfloat16" if self.dtype is None else units.dtype(self.dtype)
         if self.dtype is None and dtype not in hardware.peak_flops and "float16" in hardware.peak_flops:
             dtype = "float16"
-        return utilization(model_count, kernel_count, hardware, self.devices or 1, dtype, rate)
+        return utilization(model_count, kernel_count, hardware, self.devices or 1, dtype, token_rate)

@@ -21,11 +21,11 @@ from ..simulator.layer_loops import SHORT_RUN_REPEATS, layer_stacks
 from ..simulator.strides import clear_caches
 from ..simulator.tensor import DTYPES
 from ..workload.recompute import MODES
-from .explain import Explanation, Section, check_layer_kinds, components, merge_sections
-from .formulas import DEFAULT, DEFAULT_TRAINING, FormulaNode, Formulas, Setting, TrainingSetting
-from .saved_bytes import LOSS, Block, NodeTrackingEager, Pass, Path, PathNames, saved_blocks
-from .symbolic import SEQUENCES, SymbolMeaning, keys_symbol, sequences_symbol, spec_with_formulas
+from .explain import Explanation, FormulaSection, check_layer_kinds, components, merge_sections
+from .formulas import DEFAULT, DEFAULT_TRAINING, FormulaNode, Formulas, FormulaSetting, TrainingSetting
+from .saved_bytes import LOSS, NodeTrackingEager, Path, PathNames, RecordedPass, SavedBlock, saved_blocks
 from .symbolic_int import SymbolicInt, formula_of
+from .symbolic_model import SEQUENCES, SymbolMeaning, keys_symbol, sequences_symbol, spec_with_formulas
 
 LOSS_NAMES: PathNames = tuple(name for name, _ in LOSS)
 
@@ -35,9 +35,9 @@ Notation: TypeAlias = Literal["numbers", "letters"]
 def explain_activations(
     spec: ModelSpec,
     query: str | None = None,
-    setting: Setting = DEFAULT,
+    setting: FormulaSetting = DEFAULT,
     training: TrainingSetting = DEFAULT_TRAINING,
-    include: frozenset[str] = frozenset(),
+    included_parts: frozenset[str] = frozenset(),
 ) -> Explanation:
     """Explains the saved activations of `query` (any suffix of a path in the tree), or of every component of the model.
 
@@ -45,11 +45,11 @@ def explain_activations(
     `ArithmeticError` where a formula's value differs from the bytes of a run with integers.
     """
     check_layer_kinds(spec)
-    formulas = Formulas(spec, setting, include)
-    activations = Activations(formulas, training)
+    formulas = Formulas(spec, setting, included_parts)
+    activations = ActivationFormulas(formulas, training)
     if query is None or query.lower() == "model":
         sections = [activations.section(matching_node, depth) for depth, matching_node in activations.components()]
-        sections = [section for section in sections if section.formulas[0].value]
+        sections = [formula_section for formula_section in sections if formula_section.formulas[0].value]
         return Explanation(
             [*sections, activations.section(formulas.root)], formulas, None, training, activations.notes()
         )
@@ -57,7 +57,7 @@ def explain_activations(
     return Explanation(sections, formulas, query, training, activations.notes())
 
 
-class Activations:
+class ActivationFormulas:
     """The saved activations of one model's training pass in bytes, as numbers and as formulas.
 
     formulas: the formulas of the model.
@@ -71,15 +71,15 @@ class Activations:
         self.formulas: Formulas = formulas
         self.training: TrainingSetting = training
         self.kernels: type[NodeTrackingEager] = kernels
-        self.numbers: SavedSums = self.saved_sums("numbers", training.batch)
-        self.letters: SavedSums = self.numbers
+        self.numbers: SavedByteSums = self.saved_sums("numbers", training.batch)
+        self.letters: SavedByteSums = self.numbers
         if formulas.has_symbols:
             meanings = formulas.meanings
             meanings[keys_symbol()] = replace(meanings[keys_symbol()], field="tokens of a sequence")
             meanings[sequences_symbol()] = SymbolMeaning(SEQUENCES, "sequences at once", training.batch)
             self.letters = self.saved_sums("letters", training.batch)
 
-    def saved_sums(self, notation: Notation, batch: int) -> SavedSums:
+    def saved_sums(self, notation: Notation, batch: int) -> SavedByteSums:
         """Returns the saved bytes of every node, for a number of sequences."""
         spec, seq = self.formulas.symbolic.spec, self.formulas.setting.seq
         repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(layer_stacks(spec)) if stack.is_extrapolated}
@@ -89,7 +89,7 @@ class Activations:
                 SymbolicInt(batch, sequences_symbol()),
                 SymbolicInt(seq, keys_symbol()),
             )
-        training_pass = Pass(
+        training_pass = RecordedPass(
             batch,
             seq,
             DTYPES[self.training.dtype],
@@ -99,22 +99,24 @@ class Activations:
             layers=repeats,
         )
         try:
-            return SavedSums(self.formulas.root, saved_blocks(spec, training_pass, self.kernels), notation)
+            return SavedByteSums(self.formulas.root, saved_blocks(spec, training_pass, self.kernels), notation)
         finally:
             if notation == "letters":
                 clear_caches()
 
-    def section(self, node: FormulaNode, depth: int = 0) -> Section:
+    def section(self, node: FormulaNode, depth: int = 0) -> FormulaSection:
         """Returns the formula of a layer or of a part of the layer, including all repeats of the part in the layer."""
         byte_count, symbolic_sum = self.numbers.saved_bytes_of(node), self.letters.saved_bytes_of(node)
         formula = self.formulas.formula_of_value("activations", symbolic_sum, int(byte_count), node, group_by_token)
         repeat_count = self.numbers.times.get(node.walk_indices[0]) if node.walk_indices else None
-        node_letters = (
+        node_in_symbols = (
             node.symbolic_node
             if self.numbers.layers.issuperset(node.walk_indices)
             else replace(node.symbolic_node, repeat=1)
         )
-        return Section((replace(node, symbolic_node=node_letters, times=repeat_count or 1),), (formula,), depth)
+        return FormulaSection(
+            (replace(node, symbolic_node=node_in_symbols, times=repeat_count or 1),), (formula,), depth
+        )
 
     def components(self) -> list[tuple[int, FormulaNode]]:
         """Returns the parts of the model and of layers, storages shared by layers, and the loss."""
@@ -143,13 +145,13 @@ class Activations:
         ]
         if not trained_nodes:
             optional_part = OPTIONAL_PARTS[named_nodes[0].optional]
-            hint = (
+            hint_text = (
                 f"counted with {optional_part.option}"
                 if optional_part.has_flops
                 else "not trained here; expected params"
             )
             raise InputError(
-                f"--quantity activations: {query} is a part of the {optional_part.title}, which are {hint}"
+                f"--quantity activations: {query} is a part of the {optional_part.title}, which are {hint_text}"
             )
         return trained_nodes
 
@@ -166,7 +168,7 @@ class Activations:
         return ("one sequence at a time keeps other copies than several; --batch 2 gives the formula of several",)
 
 
-class SavedSums:
+class SavedByteSums:
     """The saved bytes of every node, summed over tensor storages.
 
     root: the whole model.
@@ -179,30 +181,30 @@ class SavedSums:
     loss: sum of the loss.
     """
 
-    def __init__(self, root: FormulaNode, memory_blocks: Iterable[Block], notation: Notation) -> None:
+    def __init__(self, root_node: FormulaNode, memory_blocks: Iterable[SavedBlock], notation: Notation) -> None:
         self.notation: Notation = notation
         self.by_location: dict[int, Any] = {}
         self.times: dict[int, Any] = {}
         self.layers: set[int] = set()
         self.shared: dict[PathNames, Any] = {}
         self.loss: Any = 0
-        bytes_by_turn: defaultdict[Path, Counter[int]] = defaultdict(Counter)
+        bytes_by_path_and_layer: defaultdict[Path, Counter[int]] = defaultdict(Counter)
         repeats_of_path: defaultdict[Path, set[int]] = defaultdict(set)
         for memory_block in memory_blocks:
             location, byte_count = memory_block.location, formula_of(memory_block.bytes)
             if location.path == LOSS:
                 self.loss += byte_count
-            elif location.layer and memory_block.shared:
+            elif location.layer and memory_block.is_shared:
                 self._add_shared_bytes(location.stack, byte_count)
             else:
-                bytes_by_turn[location.path][location.layer_index] += byte_count
+                bytes_by_path_and_layer[location.path][location.layer_index] += byte_count
                 repeats_of_path[location.layer].add(location.layer_index)
         self._paths = set(repeats_of_path) - {()}
         bytes_by_path = {
             node_path: self._layer_sum(node_path, bytes_of_repeats, repeats_of_path)
-            for node_path, bytes_of_repeats in bytes_by_turn.items()
+            for node_path, bytes_of_repeats in bytes_by_path_and_layer.items()
         }
-        self.by_location[root.walk_indices[0]] = self._subtree_bytes(root, (), bytes_by_path) + self.loss
+        self.by_location[root_node.walk_indices[0]] = self._subtree_bytes(root_node, (), bytes_by_path) + self.loss
 
     def saved_bytes_of(self, node: FormulaNode) -> Any:
         """Returns the saved bytes of a node."""
@@ -232,14 +234,14 @@ class SavedSums:
         return common_size
 
     def _subtree_bytes(
-        self, formula_node: FormulaNode, node_path: Path, inner_width: dict[Path, Any], repeat_count: Any = None
+        self, formula_node: FormulaNode, node_path: Path, unclaimed_bytes: dict[Path, Any], repeat_count: Any = None
     ) -> Any:
         """Returns the saved bytes of a node with all nodes below, and stores the bytes of each node.
 
-        inner_width: per path what no node has claimed yet; a step that is no node belongs to the module around it.
+        unclaimed_bytes: per path what no node has claimed yet; a step that is no node belongs to the module around it.
         repeat_count: the number of equal layers that it stands in; None outside the layers.
         """
-        total_sum = inner_width.pop(node_path, 0)
+        subtree_sum = unclaimed_bytes.pop(node_path, 0)
         for child_node in formula_node.children:
             node, location = (
                 child_node.numeric_node if self.notation == "numbers" else child_node.symbolic_node,
@@ -248,17 +250,19 @@ class SavedSums:
             child_path = (*node_path, (child_node.numeric_node.name, child_node.numeric_node.label))
             is_layer = repeat_count is None and child_path in self._paths
             self.times[location] = node.repeat if is_layer else repeat_count
-            self.by_location[location] = self._subtree_bytes(child_node, child_path, inner_width, self.times[location])
+            self.by_location[location] = self._subtree_bytes(
+                child_node, child_path, unclaimed_bytes, self.times[location]
+            )
             if is_layer:
                 self.layers.add(location)
-            total_sum += self.by_location[location] * (node.repeat if is_layer else 1)
-        total_sum += sum(
-            inner_width.pop(unclaimed_path)
-            for unclaimed_path in list(inner_width)
-            if unclaimed_path[: len(node_path)] == node_path
+            subtree_sum += self.by_location[location] * (node.repeat if is_layer else 1)
+        subtree_sum += sum(
+            unclaimed_bytes.pop(path_below)
+            for path_below in list(unclaimed_bytes)
+            if path_below[: len(node_path)] == node_path
         )
         path_names = tuple(name for name, _ in node_path)
-        return total_sum + sum(
+        return subtree_sum + sum(
             byte_count for stack_path, byte_count in self.shared.items() if stack_path[:-1] == path_names
         )
 
@@ -267,17 +271,20 @@ def group_by_token(expression: Any) -> Any:
     """Gathers the terms that grow with tokens in one bracket: B·S·(…)."""
     import sympy
 
-    token = sequences_symbol() * keys_symbol()
+    token_factor = sequences_symbol() * keys_symbol()
     token_terms: list[Any] = []
-    other_terms: list[Any] = []
+    terms_without_tokens: list[Any] = []
     for summand in sympy.Add.make_args(sympy.expand(expression)):
-        per_token_term = summand / token
+        per_token_term = summand / token_factor
         (
-            other_terms if per_token_term.as_numer_denom()[1].has(sequences_symbol(), keys_symbol()) else token_terms
+            terms_without_tokens
+            if per_token_term.as_numer_denom()[1].has(sequences_symbol(), keys_symbol())
+            else token_terms
         ).append(per_token_term)
     token_sum = sympy.Add(*token_terms)
     return sympy.Add(
-        sequences_symbol() * keys_symbol() * token_sum, *(per_token_term * token for per_token_term in other_terms)
+        sequences_symbol() * keys_symbol() * token_sum,
+        *(per_token_term * token_factor for per_token_term in terms_without_tokens),
     )
 
 

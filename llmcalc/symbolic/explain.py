@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from ..errors import InputError
 from ..model import ModelSpec
 from ..optional import WITHOUT_FLOPS
-from .formulas import DEFAULT, Formula, FormulaNode, Formulas, Quantity, Setting, TrainingSetting, merge_nodes
+from .formulas import DEFAULT, Formula, FormulaNode, Formulas, FormulaSetting, Quantity, TrainingSetting, merge_nodes
 
 QuantityOrAll: TypeAlias = Literal["params", "flops", "kv", "all"]
 ANSWERS: dict[QuantityOrAll, tuple[Quantity, ...]] = {
@@ -25,7 +25,7 @@ MOST_KINDS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class FormulaSection:
     """The formulas of one node, for one of its repeats.
 
     formula_nodes: every place in the tree where they apply.
@@ -49,7 +49,7 @@ class Explanation:
     notes: exceptions from the formulas.
     """
 
-    sections: Sequence[Section]
+    sections: Sequence[FormulaSection]
     formulas: Formulas
     node: str | None
     training: TrainingSetting | None = None
@@ -60,15 +60,15 @@ def explain(
     spec: ModelSpec,
     query: str | None = None,
     quantity: QuantityOrAll = "all",
-    setting: Setting = DEFAULT,
-    include: frozenset[str] = frozenset(),
+    setting: FormulaSetting = DEFAULT,
+    included_parts: frozenset[str] = frozenset(),
 ) -> Explanation:
     """Explains `query` (any suffix of a path in the tree) or the whole model by formulas with values.
 
     Raises `InputError` for a node that the model does not have or that has no cost of the requested kind, and
     `ArithmeticError` where a formula's value differs from the count.
     """
-    formulas = Formulas(spec, setting, include)
+    formulas = Formulas(spec, setting, included_parts)
     if spec.one_pass_model_name and quantity == "kv":
         raise InputError(f"--quantity kv: {spec.one_pass_model_name} keeps no KV cache; expected params or flops")
     check_layer_kinds(spec)
@@ -76,12 +76,20 @@ def explain(
         sections = [
             _section_of_node(formulas, formula_node, quantity, depth) for depth, formula_node in components(formulas)
         ]
-        sections = [replace(unfiltered, formulas=_nonzero_formulas(unfiltered.formulas)) for unfiltered in sections]
+        sections = [
+            replace(unfiltered_section, formulas=_nonzero_formulas(unfiltered_section.formulas))
+            for unfiltered_section in sections
+        ]
         sections.append(_section_of_node(formulas, formulas.root, quantity))
-        return Explanation([unfiltered for unfiltered in sections if unfiltered.formulas], formulas, None)
-    found_sections = (_section_of_node(formulas, formula_node, quantity) for formula_node in formulas.find_nodes(query))
+        return Explanation(
+            [unfiltered_section for unfiltered_section in sections if unfiltered_section.formulas], formulas, None
+        )
+    sections_of_nodes = (
+        _section_of_node(formulas, formula_node, quantity) for formula_node in formulas.find_nodes(query)
+    )
     sections = merge_sections(
-        replace(section, formulas=_remove_equal_forms(section.formulas)) for section in found_sections
+        replace(formula_section, formulas=_remove_equal_forms(formula_section.formulas))
+        for formula_section in sections_of_nodes
     )
     if not sections and any(formula_node.optional in WITHOUT_FLOPS for formula_node in formulas.find_nodes(query)):
         raise InputError(f"--quantity {quantity}: of towers, parameters alone are counted; expected params")
@@ -90,9 +98,9 @@ def explain(
     return Explanation(sections, formulas, query)
 
 
-def merge_sections(sections: Iterable[Section]) -> list[Section]:
+def merge_sections(sections: Iterable[FormulaSection]) -> list[FormulaSection]:
     """Returns the sections with formulas; nodes with the same name and equal formulas share a section."""
-    merged_sections: dict[tuple[object, ...], Section] = {}
+    merged_sections: dict[tuple[object, ...], FormulaSection] = {}
     for section in sections:
         formula_keys = ((formula.quantity, formula.expression) for formula in section.formulas)
         section_key = (section.formula_nodes[0].path_names[-1][0], *formula_keys)
@@ -125,19 +133,23 @@ def _remove_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
     )
 
 
-def _section_of_node(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, depth: int = 0) -> Section:
+def _section_of_node(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, depth: int = 0) -> FormulaSection:
     formulas_of_quantities = [
-        kind for kind in ANSWERS[quantity] if node.optional not in WITHOUT_FLOPS or kind in ANSWERS["params"]
+        shown_quantity
+        for shown_quantity in ANSWERS[quantity]
+        if node.optional not in WITHOUT_FLOPS or shown_quantity in ANSWERS["params"]
     ]  # their FLOPs are not counted
     formulas_by_quantity = {
-        kind: formula for kind in formulas_of_quantities if (formula := formulas.formula(node, kind)) is not None
+        shown_quantity: formula
+        for shown_quantity in formulas_of_quantities
+        if (formula := formulas.formula(node, shown_quantity)) is not None
     }
     if (
         "active" in formulas_by_quantity
         and formulas_by_quantity["active"].value == formulas_by_quantity["params"].value
     ):
         del formulas_by_quantity["active"]
-    return Section((node,), tuple(formulas_by_quantity.values()), depth)
+    return FormulaSection((node,), tuple(formulas_by_quantity.values()), depth)
 
 
 def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
@@ -158,7 +170,7 @@ def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
                 component_nodes.append((depth + 1, merge_nodes(formula_node, "norms", norms)))
         elif (
             numeric_node.kind == "experts"
-            and any(c.children for c in numeric_node.children)
+            and any(inner_node.children for inner_node in numeric_node.children)
             and numeric_node.children[0].op is not None
         ):
             for child_node in formula_node.children:

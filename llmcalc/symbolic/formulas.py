@@ -23,10 +23,10 @@ from ..workload.counting import Counting, Pairs
 from ..workload.execution import EAGER, AttentionImplementation, Execution, NormImplementation
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .symbolic import (
+from .symbolic_model import (
     ELEMENT_BYTES,
     KEYS,
-    Symbolic,
+    SymbolicModel,
     SymbolMeaning,
     bytes_symbol,
     cached_symbolic,
@@ -67,7 +67,7 @@ SumStyle: TypeAlias = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class FormulaSetting:
     """The sequence length, counting convention and cache format at which formulas are evaluated.
 
     seq: the number of tokens per sequence, which with full pairs is the number of keys S per token; 2048 by default.
@@ -80,7 +80,7 @@ class Setting:
     dtype: str = "bfloat16"
 
 
-DEFAULT = Setting()
+DEFAULT = FormulaSetting()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,9 @@ class FormulaNode:
     def name(self) -> str:
         """The node's name, with a label of the layer's kind if layers differ: `layers.self_attn`, `layers.moe.mlp`."""
         return (
-            ".".join(name_part for segment, label, _ in self.path_names for name_part in (segment, label) if name_part)
+            ".".join(
+                name_part for node_name, label, _ in self.path_names for name_part in (node_name, label) if name_part
+            )
             or "model"
         )
 
@@ -161,21 +163,23 @@ class FormulaNode:
 class Formulas:
     """The formulas of one model in one setting; without sympy, each formula is only a number."""
 
-    def __init__(self, spec: ModelSpec, setting: Setting = DEFAULT, include: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, spec: ModelSpec, setting: FormulaSetting = DEFAULT, included_parts: frozenset[str] = frozenset()
+    ) -> None:
         self.has_symbols: bool = has_sympy()
         self._stored_format: CacheFormat = cache_format(setting.dtype)
         self._element_bits: Number = self._stored_format.keys.element_bits
-        self.symbolic: Symbolic = cached_symbolic(spec) if self.has_symbols else numeric_tree(spec)
-        self.setting: Setting = setting
+        self.symbolic: SymbolicModel = cached_symbolic(spec) if self.has_symbols else numeric_tree(spec)
+        self.setting: FormulaSetting = setting
         self.one_pass_model_name: str = spec.one_pass_model_name
-        self.include: frozenset[str] = include
+        self.include: frozenset[str] = included_parts
         self.meanings: dict[Any, SymbolMeaning] = {}
         if self.has_symbols:
-            element_text = f"bytes of a cached element ({setting.dtype})"
+            cached_element_text = f"bytes of a cached element ({setting.dtype})"
             self.meanings = {
                 **self.symbolic.meanings,
                 keys_symbol(): SymbolMeaning(KEYS, "number of keys (= sequence length)", setting.seq),
-                bytes_symbol(): SymbolMeaning(ELEMENT_BYTES, element_text, Fraction(self._element_bits) / 8),
+                bytes_symbol(): SymbolMeaning(ELEMENT_BYTES, cached_element_text, Fraction(self._element_bits) / 8),
             }
 
         self._walks: dict[tuple[int, RunConfig | None], list[Place]] = {}
@@ -183,7 +187,7 @@ class Formulas:
 
     def nodes(self) -> list[FormulaNode]:
         """Returns the whole model and every node, parents first."""
-        return list(_places_in_run(self.root))
+        return list(_nodes_in_preorder(self.root))
 
     def find_nodes(self, query: str) -> list[FormulaNode]:
         """Finds the nodes with paths that end in `query`, else nodes with paths that have the query's names in order.
@@ -214,8 +218,8 @@ class Formulas:
             for node in formula_nodes[1:]:
                 if node.numeric_node.children:
                     components.setdefault(node.numeric_node.kind, node.path_names[-1][0])
-            known_names = components | {path_end: path_end for path_end in sorted(path_ends)}
-            suggestion = suggest(query, known_names) or f" Expected one of {', '.join(component_names)}."
+            known_node_names = components | {path_end: path_end for path_end in sorted(path_ends)}
+            suggestion = suggest(query, known_node_names) or f" Expected one of {', '.join(component_names)}."
             raise InputError(f"NODE: the model has no node '{query}'.{suggestion}")
         return exact_matches
 
@@ -268,12 +272,12 @@ class Formulas:
         """Returns the sum of the cost terms for one repeat of the node."""
         cost_sum: Any = 0
         for cost_term in cost_terms:
-            walked_places = self._places_in_run(root, cost_term.run_config)
+            walked_places = self._nodes_in_preorder(root, cost_term.run_config)
             for walk_index in node.walk_indices:
                 cost_sum = add(cost_sum, walked_places[walk_index].cost_per_repeat(cost_term.cost, self.include))
         return cost_sum
 
-    def _places_in_run(self, root: Node, run_config: RunConfig | None) -> list[Place]:
+    def _nodes_in_preorder(self, root: Node, run_config: RunConfig | None) -> list[Place]:
         """Returns, from a cache, every node of the tree in a run, in the order of `walk_indices`."""
         cache_key = (id(root), run_config)
         if cache_key not in self._walks:
@@ -318,9 +322,9 @@ class Formulas:
         stored_format, block = self._stored_format, self._stored_format.keys.block
         head_sizes = {
             head_size
-            for place in self.symbolic.numbers.walk()
-            if isinstance(place.node.op, KVCache)
-            for _, head_size in place.node.op.vectors
+            for node_place in self.symbolic.numbers.walk()
+            if isinstance(node_place.node.op, KVCache)
+            for _, head_size in node_place.node.op.vectors
         }
         if stored_format.of_heads or stored_format.latent or any(head_size % block for head_size in head_sizes):
             raise InputError(
@@ -358,23 +362,24 @@ class Formulas:
             symbol for symbol, meaning in self.meanings.items() if meaning.field.startswith("num_hidden_layers")
         }
         layer_terms: dict[Any, set[Any]] = {}
-        other_terms: list[Any] = []
+        terms_without_layers: list[Any] = []
         for summand in sympy.Add.make_args(expression):
-            repeat = [factor for factor in sympy.Mul.make_args(summand) if factor in depth_symbols]
-            if len(repeat) == 1:
-                layer_terms.setdefault(rewrite_sums(summand / repeat[0]), set()).add(repeat[0])
+            repeat_factors = [factor for factor in sympy.Mul.make_args(summand) if factor in depth_symbols]
+            if len(repeat_factors) == 1:
+                layer_terms.setdefault(rewrite_sums(summand / repeat_factors[0]), set()).add(repeat_factors[0])
             else:
-                other_terms.append(summand)
+                terms_without_layers.append(summand)
         terms_by_repeat: dict[Any, list[Any]] = {}
-        for layer_term, repeats in layer_terms.items():
-            depth_symbol = next((depth for depth, depth_kinds in depths.items() if depth_kinds == repeats), None)
-            terms_by_repeat.setdefault(depth_symbol if depth_symbol is not None else sympy.Add(*repeats), []).append(
-                layer_term
-            )
+        for layer_term, repeated_kinds in layer_terms.items():
+            depth_symbol = next((depth for depth, depth_kinds in depths.items() if depth_kinds == repeated_kinds), None)
+            terms_by_repeat.setdefault(
+                depth_symbol if depth_symbol is not None else sympy.Add(*repeated_kinds), []
+            ).append(layer_term)
         repeated_terms = [
-            repeat * rewrite_sums(sympy.Add(*layer_term)) for repeat, layer_term in terms_by_repeat.items()
+            repeat_factors * rewrite_sums(sympy.Add(*layer_term))
+            for repeat_factors, layer_term in terms_by_repeat.items()
         ]
-        return sympy.Add(*repeated_terms, rewrite_sums(sympy.Add(*other_terms)))
+        return sympy.Add(*repeated_terms, rewrite_sums(sympy.Add(*terms_without_layers)))
 
     def _rewrite_in_hidden_units(self, expression: Any) -> Any:
         """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
@@ -540,45 +545,45 @@ def merge_nodes(parent_node: FormulaNode, node_name: str, merged_nodes: Sequence
         Node(node_name, children=tuple(getattr(formula_node, node_field) for formula_node in merged_nodes))
         for node_field in ("numeric_node", "symbolic_node")
     )
-    positions = tuple(position for merged_node in merged_nodes for position in merged_node.walk_indices)
+    walk_indices = tuple(position for merged_node in merged_nodes for position in merged_node.walk_indices)
     node_path = f"{parent_node.path}.{node_name}" if parent_node.path else node_name
     return replace(
         parent_node,
         path_names=(*parent_node.path_names, (node_name, "", ())),
         path=node_path,
-        walk_indices=positions,
+        walk_indices=walk_indices,
         numeric_node=numeric_node,
         symbolic_node=symbolic_node,
         children=(),
     )
 
 
-def _places_in_run(node: FormulaNode) -> Iterator[FormulaNode]:
+def _nodes_in_preorder(node: FormulaNode) -> Iterator[FormulaNode]:
     yield node
     for child_node in node.children:
-        yield from _places_in_run(child_node)
+        yield from _nodes_in_preorder(child_node)
 
 
 def _matches_path_end(query_names: list[str], path_names: Steps, allows_gaps: bool) -> bool:
     """Whether a path ends in these names; a name may include the layer's label or number."""
     if not query_names or not path_names:
         return False
-    (node_name, layer_label, indices), outer_steps = path_names[-1], path_names[:-1]
+    (node_name, layer_label, layer_numbers), outer_path_names = path_names[-1], path_names[:-1]
     last_name, remaining_names = query_names[-1], []
     if last_name == node_name:
         remaining_names.append(query_names[:-1])
     if (
         last_name
-        and (last_name == layer_label or (last_name.isdecimal() and int(last_name) in indices))
+        and (last_name == layer_label or (last_name.isdecimal() and int(last_name) in layer_numbers))
         and (len(query_names) == 1 or query_names[-2] == node_name)
     ):
         remaining_names.append(query_names[:-2])
-    outer_lengths = range(len(outer_steps), 0 if allows_gaps else len(outer_steps) - 1, -1)
+    outer_path_lengths = range(len(outer_path_names), 0 if allows_gaps else len(outer_path_names) - 1, -1)
     return any(
         not unmatched_names
         or any(
-            _matches_path_end(unmatched_names, outer_steps[:outer_length], allows_gaps)
-            for outer_length in outer_lengths
+            _matches_path_end(unmatched_names, outer_path_names[:outer_path_length], allows_gaps)
+            for outer_path_length in outer_path_lengths
         )
         for unmatched_names in remaining_names
     )

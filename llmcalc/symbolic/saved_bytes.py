@@ -35,7 +35,7 @@ LOSS: Path = (("loss", ""),)
 """The loss, which is not a node of the model."""
 
 
-class Location(NamedTuple):
+class StorageLocation(NamedTuple):
     """The node of the model that is running when a pass allocates, saves or frees a tensor.
 
     path: path of the node.
@@ -58,7 +58,7 @@ class Location(NamedTuple):
         return tuple(stack_name for stack_name, _ in self.layer)
 
 
-class Block:
+class SavedBlock:
     """The memory block of one tensor storage.
 
     kind: its kind when it was created.
@@ -69,20 +69,20 @@ class Block:
 
     __slots__ = ("bytes", "creator", "ends", "keepers", "kind")
 
-    def __init__(self, byte_count: Number, tensor_kind: str, creator: Location) -> None:
+    def __init__(self, byte_count: Number, tensor_kind: str, creator_location: StorageLocation) -> None:
         self.bytes: Number = byte_count
         self.kind: str = tensor_kind
-        self.creator: Location = creator
-        self.keepers: list[Location] = []
+        self.creator: StorageLocation = creator_location
+        self.keepers: list[StorageLocation] = []
         self.ends: int = 0
 
     @property
-    def location(self) -> Location:
+    def location(self) -> StorageLocation:
         """The first node that saves the block, or else the node that created the block."""
         return self.keepers[0] if self.keepers else self.creator
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether several layers save the same block, such as a table of angles or an encoder's output."""
         layers = {(location.stack, location.layer_index) for location in self.keepers if location.depth}
         if any(stack == self.creator.stack for stack, _ in layers) or not layers:
@@ -90,25 +90,25 @@ class Block:
         return len(layers) > 1
 
 
-class Storages:
+class SavedStorages:
     """A meter that lists all tensor storages of a pass."""
 
     def __init__(self) -> None:
         self.kind: str = "temporary"
-        self.place: Location = Location()
+        self.place: StorageLocation = StorageLocation()
         self.parameter_path: None = None
         self.stream: int = 0
-        self.alive: dict[int, Block] = {}
+        self.alive: dict[int, SavedBlock] = {}
 
-    def allocate(self, byte_count: Number) -> Block:
-        memory_block = Block(byte_count, self.kind, self.place)
+    def allocate(self, byte_count: Number) -> SavedBlock:
+        memory_block = SavedBlock(byte_count, self.kind, self.place)
         self.alive[id(memory_block)] = memory_block
         return memory_block
 
-    def free(self, block: Block) -> None:
+    def free(self, block: SavedBlock) -> None:
         del self.alive[id(block)]
 
-    def reclassify(self, block: Block, tensor_kind: str) -> None:
+    def reclassify(self, block: SavedBlock, tensor_kind: str) -> None:
         block.keepers.append(self.place)
 
 
@@ -119,27 +119,29 @@ class NodeTrackingEager(EagerKernels):
     def place(self) -> Any:
         return self.location(self.frames[1:])
 
-    def location(self, frames: Sequence[ModuleFrame]) -> Location:
+    def location(self, frames: Sequence[ModuleFrame]) -> StorageLocation:
         """Returns the location of the module that the innermost of these frames runs."""
         named_frames = [frame for frame in frames if frame.scope.name]
         layers = [
             (i + 1, frame.layer_index) for i, frame in enumerate(named_frames) if frame.scope.first_input is not None
         ]
         depth, layer_index = layers[0] if layers else (0, -1)
-        return Location(
+        return StorageLocation(
             tuple(_node_name_and_label(frame.scope) for frame in named_frames),
             depth,
             -1 if layer_index is None else layer_index,
         )
 
     def run_step(self, step: Step) -> None:
-        meter = self.graph.meter
-        outer_place, step_place = meter.place, self.location(self.frames[1:])
-        meter.place = (
-            step_place._replace(path=(*step_place.path, _node_name_and_label(step))) if step.name else step_place
+        memory_meter = self.graph.meter
+        outer_location, step_location = memory_meter.place, self.location(self.frames[1:])
+        memory_meter.place = (
+            step_location._replace(path=(*step_location.path, _node_name_and_label(step)))
+            if step.name
+            else step_location
         )
         super().run_step(step)
-        meter.place = outer_place
+        memory_meter.place = outer_location
 
     def run_layer(self, frame: ModuleFrame, x: Tensor) -> Tensor:
         meter = self.graph.meter
@@ -147,7 +149,7 @@ class NodeTrackingEager(EagerKernels):
         layer_output = super().run_layer(frame, x)
         meter.place = outer_place
         for memory_block in {
-            id(tensor.storage.block): tensor.storage.block for tensor in _tensors(self.memo.values())
+            id(tensor.storage.block): tensor.storage.block for tensor in _tensors_inside(self.memo.values())
         }.values():
             memory_block.ends += 1
         return layer_output
@@ -163,16 +165,16 @@ def _node_name_and_label(scope_or_step: Scope | Step) -> tuple[str, str]:
     return scope_or_step.name, scope_or_step.about.get("label", "")
 
 
-def _tensors(nested_values: Any) -> Iterator[Tensor]:
+def _tensors_inside(nested_values: Any) -> Iterator[Tensor]:
     for nested_value in nested_values:
         if isinstance(nested_value, Tensor):
             yield nested_value
         elif isinstance(nested_value, tuple | list):
-            yield from _tensors(nested_value)
+            yield from _tensors_inside(nested_value)
 
 
 @dataclass(frozen=True)
-class Pass:
+class RecordedPass:
     """A training pass to record: its batch, sequence length, number format and kernels.
 
     batch: sequences.
@@ -192,13 +194,13 @@ class Pass:
 
 
 def saved_blocks(
-    spec: ModelSpec, training_pass: Pass, kernels: type[NodeTrackingEager] = NodeTrackingEager
-) -> list[Block]:
+    spec: ModelSpec, training_pass: RecordedPass, kernels: type[NodeTrackingEager] = NodeTrackingEager
+) -> list[SavedBlock]:
     """Returns every storage that is saved for the backward pass, without weights and inputs.
 
     Raises `Unsupported` for a step of the model without kernels.
     """
-    meter = Storages()
+    meter = SavedStorages()
     program = spec.program()
     run_config = RunConfig(Workload(training_pass.batch, training_pass.seq, source=training_pass.seq, phase="training"))
     recorded_kernels = kernels(
@@ -218,7 +220,7 @@ def saved_blocks(
         labels = recorded_kernels.t.flatten(token_ids)
     model_output = recorded_kernels.run(program)
     if spec.head.type == "lm":
-        meter.place = Location(LOSS)
+        meter.place = StorageLocation(LOSS)
         model_output = recorded_kernels.cap_logits(model_output)
         model_output = recorded_kernels.losses(model_output, labels)
     output_node = model_output.node

@@ -33,9 +33,9 @@ from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
 from .inference import MAX_CHUNKS, InferencePass, forward_pass, prefill, rank_pass
-from .price import SIXTEEN_BITS, NumberFormats, TimedOperation
-from .records import TimeStack
 from .speculation import Speculation
+from .time_estimator import SIXTEEN_BITS, NumberFormats, TimedOperation
+from .timing_constants import TimeStack
 
 PER_SEQUENCE = frozenset({"attention", "state"})
 """Kinds of kernels that run for each sequence by itself, whatever else the step computes."""
@@ -73,7 +73,7 @@ class RequestSizes:
 
 
 @frozen
-class ServedLoad:
+class LoadLatencies:
     """The latencies of a replica in seconds, at a constant number of concurrent requests.
 
     concurrency: number of requests. output: tokens of an answer.
@@ -89,14 +89,14 @@ class ServedLoad:
     ttft_of_burst: float
 
     @property
-    def end_to_end(self) -> float:
+    def end_to_end_seconds(self) -> float:
         """The seconds of a request from arrival to last token."""
         return self.ttft + (self.output - 1) * self.tpot
 
     @property
     def requests_per_second(self) -> float:
         """The number of requests that complete per second (Little's law)."""
-        return self.concurrency / self.end_to_end
+        return self.concurrency / self.end_to_end_seconds
 
     @property
     def output_tokens_per_second(self) -> float:
@@ -176,19 +176,19 @@ class Replica:
             target_pass.seconds + draft_seconds, {**target_pass.parts, "draft": draft_seconds}, target_pass.timed_passes
         )
 
-    def prompts_pass(self, prompt_count: float, on_server: bool = False) -> InferencePass:
+    def prompts_pass(self, prompt_count: float, has_server_delay: bool = False) -> InferencePass:
         """Returns the pass of a step that processes several prompts at once.
 
-        on_server: whether a server's time before the first token counts.
+        has_server_delay: whether a server's time before the first token counts.
         """
-        whole_count, request_shape = _int_if_whole(prompt_count), self.requests
+        whole_count, request_sizes = _int_if_whole(prompt_count), self.requests
         if whole_count not in self._timed_prompts:
-            cached_tokens = min(request_shape.cached, request_shape.input - 1)
+            cached_tokens = min(request_sizes.cached, request_sizes.input - 1)
             self._timed_prompts[whole_count] = self.prompt_pass(
-                whole_count, request_shape.computed_tokens, cached_tokens, self.chunk_tokens
+                whole_count, request_sizes.computed_tokens, cached_tokens, self.chunk_tokens
             )
         timed_prompts = self._timed_prompts[whole_count]
-        if not on_server:
+        if not has_server_delay:
             return timed_prompts
         first_token, pass_parts = self.stack.first_token, timed_prompts.parts
         return InferencePass(
@@ -221,7 +221,7 @@ class Replica:
     @cached_property
     def prompt_seconds(self) -> float:
         """The seconds of one prompt on an idle server."""
-        return float(self.prompts_pass(1, on_server=True).seconds)
+        return float(self.prompts_pass(1, has_server_delay=True).seconds)
 
     @property
     def most_prompts(self) -> float:
@@ -234,47 +234,58 @@ class Replica:
         step_count = len(self.prompts_pass(1).timed_passes)
         return 1 + self.steps_after_first_token * self.most_prompts * self.batch_count / step_count
 
-    def load(self, concurrency: float) -> ServedLoad:
+    def latencies(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at a concurrency. Raises `InputError` for less than one request."""
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
-        load = self._partial_load(min(concurrency, self.saturation_concurrency))
-        waiting = (concurrency - load.concurrency) / load.requests_per_second
-        if not waiting:
-            return load
-        return ServedLoad(
-            concurrency, load.output, load.ttft + waiting, load.tpot, max(load.ttft + waiting, load.ttft_of_burst)
+        partial_load = self._partial_load(min(concurrency, self.saturation_concurrency))
+        waiting_seconds = (concurrency - partial_load.concurrency) / partial_load.requests_per_second
+        if not waiting_seconds:
+            return partial_load
+        return LoadLatencies(
+            concurrency,
+            partial_load.output,
+            partial_load.ttft + waiting_seconds,
+            partial_load.tpot,
+            max(partial_load.ttft + waiting_seconds, partial_load.ttft_of_burst),
         )
 
-    def _partial_load(self, concurrency: float) -> ServedLoad:
+    def _partial_load(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at a concurrency below saturation, where some steps only decode."""
-        other_requests, further_steps = concurrency - 1, self.steps_after_first_token
+        concurrent_requests, further_steps = concurrency - 1, self.steps_after_first_token
         token_pass = self.decoding_pass(concurrency)
         step_seconds = float(token_pass.seconds)
-        if not other_requests:
+        if not concurrent_requests:
             tpot = step_seconds / self.tokens_per_step
-            return ServedLoad(concurrency, self.requests.output, self.prompt_seconds, tpot, self.prompt_seconds)
+            return LoadLatencies(concurrency, self.requests.output, self.prompt_seconds, tpot, self.prompt_seconds)
         token_seconds_beside_prompts = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
         saved_seconds = step_seconds - token_seconds_beside_prompts if self.stack.mixed_steps else 0.0
 
-        def extra_seconds(prompt_count: float) -> float:
+        def added_seconds_per_prompt(prompt_count: float) -> float:
             """Returns the seconds that each prompt adds to a step with `prompt_count` prompts."""
             prompt_pass = self.prompts_pass(prompt_count)
             seconds = float(prompt_pass.seconds) - len(prompt_pass.timed_passes) * saved_seconds
             return max(0.0, seconds) / prompt_count / self.batch_count
 
         prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batch_count / further_steps))
-        added_seconds, steps_per_prompt = extra_seconds(prompts_per_step), len(self.prompts_pass(1).timed_passes)
+        seconds_per_prompt, steps_per_prompt = (
+            added_seconds_per_prompt(prompts_per_step),
+            len(self.prompts_pass(1).timed_passes),
+        )
         prompt_seconds = self.prompt_seconds + steps_per_prompt * token_seconds_beside_prompts
         prompt_wait = max(
-            other_requests * added_seconds * prompt_seconds / (prompt_seconds + further_steps * step_seconds),
-            (prompts_per_step - 1) * added_seconds,
+            concurrent_requests * seconds_per_prompt * prompt_seconds / (prompt_seconds + further_steps * step_seconds),
+            (prompts_per_step - 1) * seconds_per_prompt,
         )
-        tpot = (step_seconds + (other_requests * added_seconds - prompt_wait) / further_steps) / self.tokens_per_step
+        tpot = (
+            step_seconds + (concurrent_requests * seconds_per_prompt - prompt_wait) / further_steps
+        ) / self.tokens_per_step
         prompts_in_step = min(self.most_prompts, concurrency)
-        burst_wait = max(prompt_wait, (other_requests + prompts_in_step - 1) / 2 * extra_seconds(prompts_in_step))
+        burst_wait = max(
+            prompt_wait, (concurrent_requests + prompts_in_step - 1) / 2 * added_seconds_per_prompt(prompts_in_step)
+        )
         ttft, ttft_of_burst = prompt_seconds + prompt_wait, prompt_seconds + burst_wait
-        return ServedLoad(concurrency, self.requests.output, ttft, tpot, ttft_of_burst)
+        return LoadLatencies(concurrency, self.requests.output, ttft, tpot, ttft_of_burst)
 
 
 def seconds_beside_prompts(token_pass: InferencePass) -> float:
@@ -298,6 +309,6 @@ def _added_seconds(operation: TimedOperation) -> float:
     return float(max(operation.compute, operation.memory) if operation.kind in PER_SEQUENCE else operation.memory)
 
 
-def _int_if_whole(number: float) -> float:
+def _int_if_whole(value: float) -> float:
     """Returns a number, as an integer if whole."""
-    return int(number) if number == int(number) else number
+    return int(value) if value == int(value) else value

@@ -20,8 +20,8 @@ from typing import TypeAlias
 from ..errors import InputError
 from ..frozen import frozen
 from .device import Device
-from .records import TimeStack
-from .spread import TIE
+from .time_ranges import TIE
+from .timing_constants import TimeStack
 
 Pricer: TypeAlias = Callable[["CalibrationFactors"], float]
 """Seconds that are estimated for a run with these factors."""
@@ -70,12 +70,12 @@ class CalibrationFactors:
 
     def stack(self, time_stack: TimeStack) -> TimeStack:
         """Returns the time stack with waits and network times scaled by the factors."""
-        waits = {factor_name: getattr(time_stack, factor_name) * self.wait for factor_name in WAITS}
+        scaled_waits = {factor_name: getattr(time_stack, factor_name) * self.wait for factor_name in WAITS}
         waits_by_format = {
             factor_name: {dtype: wait * self.wait for dtype, wait in getattr(time_stack, factor_name).items()}
             for factor_name in WAITS_BY_FORMAT
         }
-        return time_stack.model_copy(update=waits | waits_by_format)
+        return time_stack.model_copy(update=scaled_waits | waits_by_format)
 
 
 NAMES = tuple(field.name for field in fields(CalibrationFactors))
@@ -106,23 +106,25 @@ class LinearizedRuns:
             tuple(_factor_shares(measured_run.pricer, base_factors)) for measured_run in measured_runs
         ]
 
-    def without(self, left_out: Container[int]) -> LinearizedRuns:
+    def without(self, run_indices: Container[int]) -> LinearizedRuns:
         """Returns the linearized estimates without the runs of these indices."""
         remaining_runs = LinearizedRuns([])
         remaining_runs.measured = [
-            seconds for run_index, seconds in enumerate(self.measured) if run_index not in left_out
+            seconds for run_index, seconds in enumerate(self.measured) if run_index not in run_indices
         ]
         remaining_runs.parts = [
-            seconds_by_factor for run_index, seconds_by_factor in enumerate(self.parts) if run_index not in left_out
+            seconds_by_factor for run_index, seconds_by_factor in enumerate(self.parts) if run_index not in run_indices
         ]
         return remaining_runs
 
     def errors(self, factors: Iterable[float]) -> list[float]:
         """Returns the logarithm of estimated over measured seconds for each run."""
-        all_factors = tuple(factors)
+        factor_values = tuple(factors)
         return [
             math.log(
-                sum(factor * part_seconds for factor, part_seconds in zip(all_factors, seconds_by_factor, strict=True))
+                sum(
+                    factor * part_seconds for factor, part_seconds in zip(factor_values, seconds_by_factor, strict=True)
+                )
                 / seconds
             )
             for seconds_by_factor, seconds in zip(self.parts, self.measured, strict=True)
@@ -139,16 +141,17 @@ RANGE = (1 / 8, 8.0)
 def _factor_shares(pricer: Pricer, base_factors: CalibrationFactors) -> Iterator[float]:
     """Yields for each calibration factor the seconds of an estimate that the factor multiplies."""
     base_seconds = pricer(base_factors)
-    slopes = []
+    seconds_by_factor = []
     for factor_name in NAMES:
         factor = getattr(base_factors, factor_name)
         changed_estimate = pricer(replace(base_factors, **{factor_name: factor * STEP}))
-        slopes.append(max(0.0, (changed_estimate - base_seconds) / (factor * (STEP - 1))))
+        seconds_by_factor.append(max(0.0, (changed_estimate - base_seconds) / (factor * (STEP - 1))))
     total_seconds = sum(
-        slope * getattr(base_factors, factor_name) for slope, factor_name in zip(slopes, NAMES, strict=True)
+        factor_seconds * getattr(base_factors, factor_name)
+        for factor_seconds, factor_name in zip(seconds_by_factor, NAMES, strict=True)
     )
-    for slope in slopes:
-        yield slope * base_seconds / total_seconds if total_seconds else base_seconds / len(NAMES)
+    for factor_seconds in seconds_by_factor:
+        yield factor_seconds * base_seconds / total_seconds if total_seconds else base_seconds / len(NAMES)
 
 
 COMMON_SPREAD = 0.05
@@ -174,7 +177,7 @@ def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
     runs weighed by 1 / (typical error² + error²). It starts with the median error as common factor.
     """
     logarithms = [-median(linear_fit.errors(astuple(UNCHANGED)))] * len(NAMES)
-    indices = range(len(NAMES))
+    factor_indices = range(len(NAMES))
     for _ in range(MOST_ROUNDS):
         factors = [math.exp(logarithm) for logarithm in logarithms]
         log_errors = linear_fit.errors(factors)
@@ -184,7 +187,8 @@ def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
         prior_diagonal = 1 / FACTOR_SPREAD**2
         prior_coupling = prior_diagonal / (len(NAMES) + FACTOR_SPREAD**2 / common_variance)
         curvature = [
-            [prior_diagonal * (i == column_index) - prior_coupling for column_index in indices] for i in indices
+            [prior_diagonal * (i == column_index) - prior_coupling for column_index in factor_indices]
+            for i in factor_indices
         ]
         gradient = [prior_diagonal * logarithm - prior_coupling * sum(logarithms) for logarithm in logarithms]
         for log_error, seconds_by_factor in zip(log_errors, linear_fit.parts, strict=True):
@@ -194,13 +198,15 @@ def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
                 factor * part_seconds / estimate
                 for factor, part_seconds in zip(factors, seconds_by_factor, strict=True)
             ]
-            for i in indices:
+            for i in factor_indices:
                 gradient[i] += weight * log_error * factor_shares[i]
-                for column_index in indices:
+                for column_index in factor_indices:
                     curvature[i][column_index] += weight * factor_shares[i] * factor_shares[column_index]
-        step = [max(-0.5, min(0.5, limited_change)) for limited_change in _solve_linear_equations(curvature, gradient)]
-        logarithms = list(map(operator.sub, logarithms, step))
-        if max(map(abs, step)) < 1e-3:
+        limited_step = [
+            max(-0.5, min(0.5, limited_change)) for limited_change in _solve_linear_equations(curvature, gradient)
+        ]
+        logarithms = list(map(operator.sub, logarithms, limited_step))
+        if max(map(abs, limited_step)) < 1e-3:
             break
     return CalibrationFactors(*(min(RANGE[1], max(RANGE[0], math.exp(logarithm))) for logarithm in logarithms))
 
@@ -209,9 +215,9 @@ NORMAL_SCALE = 1 / NormalDist().inv_cdf(0.75)
 """The standard deviation of normal values over the median of their sizes."""
 
 
-def _solve_linear_equations(matrix: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+def _solve_linear_equations(matrix: Sequence[Sequence[float]], right_sides: Sequence[float]) -> list[float]:
     """Returns the solution of linear equations with a positive definite matrix, by elimination."""
-    equations = [[*equation, right_side] for equation, right_side in zip(matrix, values, strict=True)]
+    equations = [[*equation, right_side] for equation, right_side in zip(matrix, right_sides, strict=True)]
     for i, pivot_row in enumerate(equations):
         for row_index, equation in enumerate(equations):
             if i != row_index:
@@ -263,9 +269,9 @@ LEAST_LAYOUTS = 3
 """Measured layouts of one run from which its regret is known."""
 
 
-def _regret(layout_group: Sequence[tuple[float, float]], first_index: int) -> float:
-    chosen_indices = sorted(layout_group)[:first_index]
-    return min(seconds for _, seconds in chosen_indices) / min(seconds for _, seconds in layout_group) - 1
+def _regret(layout_group: Sequence[tuple[float, float]], choice_count: int) -> float:
+    fastest_estimates = sorted(layout_group)[:choice_count]
+    return min(seconds for _, seconds in fastest_estimates) / min(seconds for _, seconds in layout_group) - 1
 
 
 LEAST_RUNS = 3
@@ -318,58 +324,63 @@ def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
     linear_fit = LinearizedRuns(measured_runs)
     estimates = [measured_run.pricer(UNCHANGED) for measured_run in measured_runs]
     log_errors = [math.log(estimate / run.seconds) for run, estimate in zip(measured_runs, estimates, strict=True)]
-    errors_of_fits = _left_out_errors(linear_fit)
-    is_proved = _is_clearly_better(log_errors, errors_of_fits)
+    left_out_fit_errors = _left_out_errors(linear_fit)
+    is_proved = _is_clearly_better(log_errors, left_out_fit_errors)
     factors = fit_factors(linear_fit)
     if is_proved:
-        taken_share = 1 - _mean_ratio(errors_of_fits, log_errors) ** 2
+        applied_share = 1 - _mean_ratio(left_out_fit_errors, log_errors) ** 2
     else:
         largest_change = max(map(abs, map(operator.sub, linear_fit.errors(astuple(factors)), log_errors)))
-        taken_share = min(1.0, CAUTIOUS * median(map(abs, log_errors)) / max(largest_change, 1e-12))
-    factors = CalibrationFactors(*(factor**taken_share for factor in astuple(factors)))
-    left_out_errors = [
-        taken_share * error_of_fit + (1 - taken_share) * log_error
-        for error_of_fit, log_error in zip(errors_of_fits, log_errors, strict=True)
+        applied_share = min(1.0, CAUTIOUS * median(map(abs, log_errors)) / max(largest_change, 1e-12))
+    factors = CalibrationFactors(*(factor**applied_share for factor in astuple(factors)))
+    damped_errors = [
+        applied_share * left_out_fit_error + (1 - applied_share) * log_error
+        for left_out_fit_error, log_error in zip(left_out_fit_errors, log_errors, strict=True)
     ]
-    errors_without_fit, errors_with_fit, left_out = (
+    errors_without_fit, errors_with_fit, errors_of_left_out = (
         ErrorStatistics.from_runs(measured_runs, seconds)
         for seconds in (
             estimates,
             [run.pricer(factors) for run in measured_runs],
-            [run.seconds * math.exp(log_error) for run, log_error in zip(measured_runs, left_out_errors, strict=True)],
+            [run.seconds * math.exp(log_error) for run, log_error in zip(measured_runs, damped_errors, strict=True)],
         )
     )
     return Calibration(
         len(measured_runs),
         errors_without_fit,
         errors_with_fit,
-        left_out,
+        errors_of_left_out,
         factors,
         _rejection_reason(errors_without_fit, errors_with_fit),
         is_proved,
     )
 
 
-def _mean_size(log_errors: Sequence[float]) -> float:
+def _mean_absolute_error(log_errors: Sequence[float]) -> float:
     return mean(map(abs, log_errors))
 
 
-def _mean_ratio(errors_after: Sequence[float], errors_before: Sequence[float]) -> float:
+def _mean_ratio(errors_with_fit: Sequence[float], errors_without_fit: Sequence[float]) -> float:
     """Returns the mean absolute error with a fit, divided by the error without."""
-    return _mean_size(errors_after) / max(_mean_size(errors_before), 1e-12)
+    return _mean_absolute_error(errors_with_fit) / max(_mean_absolute_error(errors_without_fit), 1e-12)
 
 
-def _is_clearly_better(log_errors: Sequence[float], errors_of_fits: Sequence[float]) -> bool:
+def _is_clearly_better(log_errors: Sequence[float], left_out_fit_errors: Sequence[float]) -> bool:
     """Whether factors fitted to the other runs estimate a left-out run clearly better than no factors.
 
-    log_errors, errors_of_fits: logs of estimated over measured seconds, of each run without a fit, and by a fit to
+    log_errors, left_out_fit_errors: logs of estimated over measured seconds, of each run without a fit, and by a fit to
         the others.
     """
-    gains = [
-        abs(log_error) - abs(error_of_fit) for log_error, error_of_fit in zip(log_errors, errors_of_fits, strict=True)
+    error_gains = [
+        abs(log_error) - abs(left_out_fit_error)
+        for log_error, left_out_fit_error in zip(log_errors, left_out_fit_errors, strict=True)
     ]
-    median_ratio = median(map(abs, errors_of_fits)) / max(median(map(abs, log_errors)), 1e-12)
-    return median_ratio <= GAIN and mean(gain > 0 for gain in gains) >= BETTER and _score(gains) >= SURE
+    median_ratio = median(map(abs, left_out_fit_errors)) / max(median(map(abs, log_errors)), 1e-12)
+    return (
+        median_ratio <= GAIN
+        and mean(error_gain > 0 for error_gain in error_gains) >= BETTER
+        and _score(error_gains) >= SURE
+    )
 
 
 def _score(gains: Sequence[float]) -> float:
@@ -377,12 +388,16 @@ def _score(gains: Sequence[float]) -> float:
 
     Student's t, as a normal value by Wallace's approximation (Annals of Mathematical Statistics 30, 1959).
     """
-    dof = len(gains) - 1
-    mean_value = mean(gains)
-    t_value = mean_value * math.sqrt(len(gains)) / max(stdev(gains), 1e-12)
-    if mean_value <= 0:
+    degrees_of_freedom = len(gains) - 1
+    mean_gain = mean(gains)
+    t_statistic = mean_gain * math.sqrt(len(gains)) / max(stdev(gains), 1e-12)
+    if mean_gain <= 0:
         return 0.0
-    return (8 * dof + 1) / (8 * dof + 3) * math.sqrt(dof * math.log1p(t_value**2 / dof))
+    return (
+        (8 * degrees_of_freedom + 1)
+        / (8 * degrees_of_freedom + 3)
+        * math.sqrt(degrees_of_freedom * math.log1p(t_statistic**2 / degrees_of_freedom))
+    )
 
 
 def _rejection_reason(errors_without_fit: ErrorStatistics, errors_with_fit: ErrorStatistics) -> str:

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from ..accelerator import Hardware
 from ..algebra import Number, ceil_div, choose, floor_div, log2, maximum, minimum
 from ..frozen import frozen
-from .records import AcceleratorGeneration, accelerator_generations
+from .timing_constants import AcceleratorGeneration, accelerator_generations
 
 DeviceEvidence: TypeAlias = Literal["profiled", "sister", "datasheet"]
 
@@ -129,8 +129,8 @@ class Device:
 
         row_count, column_count: sizes of its output. Units compute tiles in waves; of the tiles the best one is taken.
         """
-        tiles = self.generation.tiles
-        if not tiles or not self.units:
+        tile_shapes = self.generation.tiles
+        if not tile_shapes or not self.units:
             return 1.0
         busy_shares = [
             efficiency
@@ -138,7 +138,7 @@ class Device:
             * column_count
             / (tile_height * tile_width * self.units)
             / ceil_div(ceil_div(row_count, tile_height) * ceil_div(column_count, tile_width), self.units)
-            for tile_height, tile_width, efficiency in tiles
+            for tile_height, tile_width, efficiency in tile_shapes
         ]
         return self.generation.filled / reduce(maximum, busy_shares)
 
@@ -147,24 +147,24 @@ class Device:
 
         axis_lengths: of the contiguous axes; a size is unaligned if it is no multiple of 8 elements.
         """
-        whole_sizes = [axis_length for axis_length in axis_lengths if isinstance(axis_length, int)]
+        integer_lengths = [axis_length for axis_length in axis_lengths if isinstance(axis_length, int)]
         share_if_odd, share_if_even = self.generation.unaligned
-        if any(axis_length % 2 for axis_length in whole_sizes):
+        if any(axis_length % 2 for axis_length in integer_lengths):
             return share_if_odd
-        return share_if_even if any(axis_length % 8 for axis_length in whole_sizes) else 1.0
+        return share_if_even if any(axis_length % 8 for axis_length in integer_lengths) else 1.0
 
     def sustained_share(self, dtype: str = "bf16") -> float:
         """Returns the fraction of benchmark FLOP/s that a device sustains under long load."""
         share_by_format = self.generation.sustained
         return share_by_format.get(dtype, share_by_format["bf16"])
 
-    def memory_seconds(self, bytes: Number) -> Number:
-        """Returns the seconds in which a kernel reads and writes `bytes` bytes."""
-        return bytes / (self.bandwidth * self.generation.memory)
+    def memory_seconds(self, byte_count: Number) -> Number:
+        """Returns the seconds in which a kernel reads and writes `byte_count` bytes."""
+        return byte_count / (self.bandwidth * self.generation.memory)
 
-    def cache_seconds(self, bytes: Number) -> Number:
-        """Returns the seconds in which decoding attention reads `bytes` bytes of the cache."""
-        return bytes / (self.bandwidth * self.generation.cache)
+    def cache_seconds(self, byte_count: Number) -> Number:
+        """Returns the seconds in which decoding attention reads `byte_count` bytes of the cache."""
+        return byte_count / (self.bandwidth * self.generation.cache)
 
     def attention_seconds(
         self, flops: Number, key_count: Number, head_dim: Number, backward: bool = False, efficiency: float = 1.0
@@ -185,15 +185,15 @@ class Device:
         self,
         collective_kind: str,
         ranks: Number,
-        bytes: Number,
+        byte_count: Number,
         rank_stride: Number = 1,
         latency: float = 1.0,
-        messages: Number = 1,
+        message_count: Number = 1,
     ) -> Number:
         """Returns the seconds of messages among ranks whose devices are `rank_stride` apart.
 
-        bytes: as of `Collective`, of all messages together. latency: times the device's own, but for `link_protocols`.
-        messages: number of equal messages, 1 by default.
+        byte_count: as of `Collective`, of all messages together. message_count: of equal messages, 1 by default.
+        latency: times the device's own, but for `link_protocols`.
         Beyond a scale-up domain, the devices of a domain use their network cards side by side; the slower one counts.
         All-gathers and reduce-scatters are rings, whose every link sends all but a rank's own part; all-reduces are
         trees there.
@@ -202,49 +202,53 @@ class Device:
         link_rate, network_rate = self.link * self.link_share, self.nic * self.generation.nic
         domain_count = maximum(1, ranks / ranks_in_domain)
         tree_latency = latency * self.generation.far_latency * log2(maximum(2, domain_count))
-        latency_in_domain = messages * latency * self.latency
+        latency_in_domain = message_count * latency * self.latency
         if collective_kind == "all_to_all":
-            link_time = (ranks_in_domain - 1) / ranks * bytes / link_rate
-            network_time = (1 - ranks_in_domain / ranks) * bytes / network_rate
+            link_seconds = (ranks_in_domain - 1) / ranks * byte_count / link_rate
+            network_seconds = (1 - ranks_in_domain / ranks) * byte_count / network_rate
         elif collective_kind == "send":
-            link_time = bytes / link_rate * (ranks_in_domain > 1)
-            network_time = bytes / network_rate * (ranks_in_domain <= 1)
+            link_seconds = byte_count / link_rate * (ranks_in_domain > 1)
+            network_seconds = byte_count / network_rate * (ranks_in_domain <= 1)
         elif collective_kind == "all_reduce":
-            link_time = 2 * (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
-            network_time = 2 * (1 - ranks_in_domain / ranks) * bytes / (ranks_in_domain * network_rate)
+            link_seconds = 2 * (ranks_in_domain - 1) / ranks_in_domain * byte_count / link_rate
+            network_seconds = 2 * (1 - ranks_in_domain / ranks) * byte_count / (ranks_in_domain * network_rate)
         if collective_kind in ("all_to_all", "send", "all_reduce"):
-            seconds = messages * tree_latency + maximum(link_time, network_time)
+            seconds = message_count * tree_latency + maximum(link_seconds, network_seconds)
         else:
-            link_time = (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
-            ring_time = (1 - 1 / ranks) * maximum(bytes / link_rate, bytes / (ranks_in_domain * network_rate))
-            seconds = messages * self.latency + self._ring_seconds(ring_time, messages, ranks, domain_count)
-        seconds_in_domain = latency_in_domain + link_time
+            link_seconds = (ranks_in_domain - 1) / ranks_in_domain * byte_count / link_rate
+            ring_seconds = (1 - 1 / ranks) * maximum(
+                byte_count / link_rate, byte_count / (ranks_in_domain * network_rate)
+            )
+            seconds = message_count * self.latency + self._ring_seconds(
+                ring_seconds, message_count, ranks, domain_count
+            )
+        seconds_in_domain = latency_in_domain + link_seconds
         if self.link_protocols:
             passes = 2 if collective_kind == "all_reduce" else 1
             step_count = 1 if collective_kind == "send" else passes * (ranks_in_domain - 1)
-            seconds_in_domain = self._link_seconds(link_time, messages, step_count)
+            seconds_in_domain = self._link_seconds(link_seconds, message_count, step_count)
         return choose(ranks <= 1, 0.0, choose(domain_count > 1, seconds, seconds_in_domain))
 
-    def _link_seconds(self, link_time: Number, messages: Number, step_count: Number) -> Number:
+    def _link_seconds(self, link_seconds: Number, message_count: Number, step_count: Number) -> Number:
         """Returns the seconds of messages by the fastest protocol of the link.
 
-        link_time: seconds of the bytes at the full rate. step_count: steps of a message's ring.
+        link_seconds: seconds of the bytes at the full rate. step_count: steps of a message's ring.
         """
         return reduce(
             minimum,
             (
-                link_time / rate_share + messages * (message_seconds + step_count * step_seconds)
+                link_seconds / rate_share + message_count * (message_seconds + step_count * step_seconds)
                 for rate_share, message_seconds, step_seconds in self.link_protocols
             ),
         )
 
-    def _ring_seconds(self, seconds: Number, messages: Number, ranks: Number, domains: Number) -> Number:
+    def _ring_seconds(self, seconds: Number, message_count: Number, ranks: Number, domains: Number) -> Number:
         """Returns the seconds of ring messages through several domains. seconds: time of the bytes at the full rate.
 
         Of the generation's protocols the faster one is taken.
         """
         ring_times = [
-            seconds / efficiency + messages * ((ranks - domains) * link_step + (domains - 1) * network_step)
+            seconds / efficiency + message_count * ((ranks - domains) * link_step + (domains - 1) * network_step)
             for efficiency, link_step, network_step in self.generation.ring_protocols
         ]
         return reduce(minimum, ring_times)
@@ -253,10 +257,10 @@ class Device:
         """Returns the seconds of a recurrence that is computed in chunks of tokens."""
         return flops / (self.peaks["bf16"] * self.generation.scan)
 
-    def hop_seconds(self, bytes: Number, devices: Number) -> Number:
+    def hop_seconds(self, byte_count: Number, devices: Number) -> Number:
         """Returns the seconds of a send to the next pipeline stage. devices: of the whole run."""
         link_rate = choose(devices > self.domain, self.nic * self.generation.nic, self.link * self.link_share)
-        return bytes / link_rate + self.latency
+        return byte_count / link_rate + self.latency
 
 
 def has_product_units(hardware: Hardware, dtype: str) -> bool:
@@ -319,8 +323,10 @@ def accelerator_generation(hardware: Hardware) -> AcceleratorGeneration:
         for generation in known_generations
         if any(capability.startswith(f"{known_capability}.") for known_capability in generation.capabilities)
     )
-    with_this_vendor = (generation for generation in known_generations if hardware.vendor in generation.vendors)
-    return next(chain(with_this_name, with_this_capability, with_this_vendor), accelerator_generations()["default"])
+    generations_of_vendor = (generation for generation in known_generations if hardware.vendor in generation.vendors)
+    return next(
+        chain(with_this_name, with_this_capability, generations_of_vendor), accelerator_generations()["default"]
+    )
 
 
 def _evidence(hardware: Hardware, generation: AcceleratorGeneration) -> DeviceEvidence:

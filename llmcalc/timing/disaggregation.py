@@ -18,9 +18,9 @@ from typing import Self
 
 from ..errors import InputError
 from ..frozen import frozen
-from .batching import Replica, ServedLoad
+from .batching import LoadLatencies, Replica
 from .inference import rank_pass
-from .work import rank_work
+from .work_recorder import rank_work
 
 ROUNDS = 12
 """Iterations in which the decoding sequences at a concurrency are found: d(c) grows slowly."""
@@ -48,13 +48,14 @@ class DisaggregatedServer:
         within a tenth of the most requests per second and replica.
         """
         single_pair = cls(replica, 1, 1)
-        prompts_per_decoder = single_pair._decoded_per_second(sequences) * single_pair.busy_seconds
+        prompts_per_decoder = single_pair._decoded_requests_per_second(sequences) * single_pair.busy_seconds
         if replicas is not None:
             candidate_groups = [cls(replica, prefill, replicas - prefill) for prefill in range(1, replicas)]
         else:
             replica_counts = range(1, MOST_DECODING + 1)
             candidate_groups = [
-                cls(replica, max(1, ceil(prompts_per_decoder * decode)), decode) for decode in replica_counts
+                cls(replica, max(1, ceil(prompts_per_decoder * decoding_count)), decoding_count)
+                for decoding_count in replica_counts
             ]
             candidate_groups += [cls(replica, prefill, 1) for prefill in range(1, ceil(prompts_per_decoder))]
         rates_per_replica = [
@@ -64,8 +65,8 @@ class DisaggregatedServer:
         least_share = 0.9 if replicas is None else 1.0
         best_groups = [
             candidate_group
-            for candidate_group, rate in zip(candidate_groups, rates_per_replica, strict=True)
-            if rate >= least_share * max(rates_per_replica)
+            for candidate_group, rate_per_replica in zip(candidate_groups, rates_per_replica, strict=True)
+            if rate_per_replica >= least_share * max(rates_per_replica)
         ]
         return min(best_groups, key=lambda candidate_group: candidate_group.prefill + candidate_group.decode)
 
@@ -85,8 +86,8 @@ class DisaggregatedServer:
         """The bytes of a prompt's cache on one device."""
         replica = self.replica
         layout, cached_length = replica.layout, replica.requests.input
-        work = rank_work(replica.spec, rank_pass(replica.stack, layout, 1, 1, cached_length - 1, "decode"))
-        return float(work.cache_elements) * replica.formats.cache_bits / 8 / layout.pp
+        prompt_work = rank_work(replica.spec, rank_pass(replica.stack, layout, 1, 1, cached_length - 1, "decode"))
+        return float(prompt_work.cache_elements) * replica.formats.cache_bits / 8 / layout.pp
 
     @property
     def transfer_seconds(self) -> float:
@@ -105,14 +106,14 @@ class DisaggregatedServer:
         """Returns the seconds per decoded token on a replica that decodes this many sequences."""
         return float(self.replica.decoding_pass(sequences).seconds) / self.replica.tokens_per_step
 
-    def _decoded_per_second(self, sequences: float) -> float:
+    def _decoded_requests_per_second(self, sequences: float) -> float:
         """Returns the completed requests per second of one decoding replica."""
         return sequences / ((self.replica.requests.output - 1) * self.token_seconds(sequences))
 
     def _most_requests_per_second(self, sequences: float) -> float:
-        return min(self.prefill / self.busy_seconds, self.decode * self._decoded_per_second(sequences))
+        return min(self.prefill / self.busy_seconds, self.decode * self._decoded_requests_per_second(sequences))
 
-    def load(self, concurrency: float) -> ServedLoad:
+    def latencies(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at the whole group's concurrency. Raises `InputError` for less than one request."""
         output_tokens, first_token_seconds = self.replica.requests.output, self.first_token_seconds
         if concurrency < 1:
@@ -127,4 +128,4 @@ class DisaggregatedServer:
         burst_seconds = first_token_seconds + max(
             waiting_seconds, (concurrency / self.prefill - 1) / 2 * self.busy_seconds
         )
-        return ServedLoad(concurrency, output_tokens, first_token_seconds + waiting_seconds, tpot, burst_seconds)
+        return LoadLatencies(concurrency, output_tokens, first_token_seconds + waiting_seconds, tpot, burst_seconds)

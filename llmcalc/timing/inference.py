@@ -12,9 +12,9 @@ from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
 from .kernels import RankPass
-from .price import SIXTEEN_BITS, NumberFormats, TimedPass, time_pass
-from .records import TimeStack
-from .work import rank_work
+from .time_estimator import SIXTEEN_BITS, NumberFormats, TimedPass, time_pass
+from .timing_constants import TimeStack
+from .work_recorder import rank_work
 
 
 @frozen
@@ -82,13 +82,13 @@ def prefill(
     chunk: int | None = None,
     layout: Layout = ONE_DEVICE,
     formats: NumberFormats = SIXTEEN_BITS,
-    on_server: bool = False,
+    has_server_delay: bool = False,
 ) -> InferencePass:
     """Returns the seconds of the prompts of `batch` sequences.
 
     seq, cached_tokens: new tokens, and tokens that are cached.
     chunk: tokens of each sequence in one pass; None (default) for all of them.
-    on_server: whether the time of a server before the first token is added; false by default.
+    has_server_delay: whether the time of a server before the first token is added; false by default.
     """
     chunk_passes = []
     for new_tokens, earlier_tokens in _prompt_chunks(seq, cached_tokens, chunk):
@@ -98,7 +98,7 @@ def prefill(
         part_name: sum(chunk_pass.parts[part_name] for chunk_pass in chunk_passes)
         for part_name in ("kernels", "host", "hops")
     }
-    part_seconds["server"] = time_stack.first_token if on_server else 0.0
+    part_seconds["server"] = time_stack.first_token if has_server_delay else 0.0
     return InferencePass(
         sum(part_seconds.values()),
         part_seconds,

@@ -1,6 +1,6 @@
 """The parts of a rank's work in a pass: kernels with sizes, messages, and kinds of layers.
 
-`work.py` records them; there is no constant in them and no device.
+`work_recorder.py` records them; there is no constant in them and no device.
 """
 
 from __future__ import annotations

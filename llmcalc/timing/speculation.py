@@ -17,8 +17,8 @@ from ..model import ModelSpec
 from ..parallel.layout import Layout
 from .device import Device
 from .inference import forward_pass, prefill, rank_pass
-from .price import SIXTEEN_BITS, NumberFormats
-from .records import TimeStack
+from .time_estimator import SIXTEEN_BITS, NumberFormats
+from .timing_constants import TimeStack
 
 
 @frozen
@@ -48,7 +48,7 @@ class Speculation:
 
     def draft_seconds(
         self, spec: ModelSpec, device: Device, time_stack: TimeStack, batch: Number, cached_tokens: Number,
-        layout: Layout, formats: NumberFormats,
+        layout: Layout, number_formats: NumberFormats,
     ) -> float:  # fmt: skip
         """Returns the seconds in which a step's tokens are drafted. spec, formats: of the target model."""
         if self.draft is not None:
@@ -59,8 +59,8 @@ class Speculation:
             return 0.0
 
         def kernel_seconds(extra_parts: frozenset[str]) -> float:
-            decoding = rank_pass(time_stack, layout, batch, 1, cached_tokens, "decode", extra_parts)
-            return float(forward_pass(spec, device, time_stack, decoding, formats).parts["kernels"])
+            decoding_pass = rank_pass(time_stack, layout, batch, 1, cached_tokens, "decode", extra_parts)
+            return float(forward_pass(spec, device, time_stack, decoding_pass, number_formats).parts["kernels"])
 
         return self.tokens * (kernel_seconds(frozenset({"mtp"})) - kernel_seconds(frozenset()))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import InputError, suggest
 from ..frozen import frozen
 from ..parallel.layout import Schedule
-from .records import TimeStack, time_stacks
+from .timing_constants import TimeStack, time_stacks
 
 OVERLAPS = ("none", "dp", "tp", "ep", "all")
 """Values of `--overlap`: the messages that run beside products."""
@@ -94,16 +94,16 @@ ADAMW_STATE_BYTES = 8.0
 """Bytes per parameter of AdamW's two states in fp32, which `Stack.optimizer_bytes` has twice: read and written."""
 
 
-def with_optimizer(stack: TimeStack, state_bytes: float, flops: float = 0.0, on_host: bool = False) -> TimeStack:
+def with_optimizer(stack: TimeStack, state_bytes: float, flops: float = 0.0, is_on_host: bool = False) -> TimeStack:
     """Returns a software stack whose update reads and writes the states of the run's optimizer.
 
-    state_bytes, flops: per parameter; flops are those of the update's matrix products. on_host: whether the host
+    state_bytes, flops: per parameter; flops are those of the update's matrix products. is_on_host: whether the host
     updates.
     """
     changed_bytes = 2 * (state_bytes - ADAMW_STATE_BYTES)
-    if not changed_bytes and not flops and not on_host:
+    if not changed_bytes and not flops and not is_on_host:
         return stack
-    host_update = stack.host_update or stack.offloaded_update if on_host else stack.host_update
+    host_update = stack.host_update or stack.offloaded_update if is_on_host else stack.host_update
     return stack.model_copy(
         update={
             "optimizer_bytes": stack.optimizer_bytes + changed_bytes,

@@ -19,12 +19,12 @@ from ..parallel.layout import Layout, Schedule
 from ..parallel.placements import CollectiveKind
 from ..parallel.schedules import pipeline, timetable
 from ..parallel.search import even_stage_sizes
-from ..workload.recompute import check_nodes
+from ..workload.recompute import check_node_names
 from .device import Device
 from .kernels import AFTER, BEFORE, Adapters, LayerKind, RankPass, rank_share
-from .price import NumberFormats, TimedPass, time_pass
-from .records import TimeStack
-from .work import rank_work
+from .time_estimator import NumberFormats, TimedPass, time_pass
+from .timing_constants import TimeStack
+from .work_recorder import rank_work
 
 WEIGHT_BYTES = 2.0
 """Bytes per parameter of gathered weights."""
@@ -172,13 +172,15 @@ class LayerCosts(NamedTuple):
     def at_index(self, array_index: Any) -> LayerCosts:
         """Returns the costs at the given indices of their arrays."""
 
-        def at(amount: Number) -> Number:
+        def amount_at_index(amount: Number) -> Number:
             return amount[array_index] if getattr(amount, "ndim", 0) else amount
 
         return LayerCosts(
             self.kinds,
             *(
-                list(map(at, layer_values)) if isinstance(layer_values, list) else at(layer_values)
+                list(map(amount_at_index, layer_values))
+                if isinstance(layer_values, list)
+                else amount_at_index(layer_values)
                 for layer_values in self[1:]
             ),
         )
@@ -189,9 +191,9 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
 
     Raises `InputError` for a recomputed module that no layer has.
     """
-    work = timed_pass.work
-    layers = range(len(work.layer_kinds))
-    layer_wait = time_stack.layer_wait if work.rank_pass.tp > 1 else 0.0
+    pass_work = timed_pass.work
+    layers = range(len(pass_work.layer_kinds))
+    layer_wait = time_stack.layer_wait if pass_work.rank_pass.tp > 1 else 0.0
 
     def seconds(layer: int, backward: bool) -> Number:
         kernel_seconds = timed_pass.layer_seconds(layer, backward=backward)
@@ -201,20 +203,20 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
     seconds_of_both = [forward_passes[layer] + seconds(layer, backward=True) for layer in layers]
     recomputed_modules = step_plan.recompute_core, step_plan.recompute_nodes
     if any(recomputed_modules):
-        check_nodes(step_plan.recompute_nodes, _modules_of_layers(timed_pass))
+        check_node_names(step_plan.recompute_nodes, _modules_of_layers(timed_pass))
         seconds_of_both = [
             seconds_of_both[layer] + timed_pass.recomputed_seconds(layer, *recomputed_modules) for layer in layers
         ]
     return LayerCosts(
-        tuple(work.layer_kinds),
+        tuple(pass_work.layer_kinds),
         seconds_of_both,
         forward_passes,
         timed_pass.layer_seconds(BEFORE),
         timed_pass.layer_seconds(AFTER),
-        [work.params.get((layer, False), 0) for layer in layers],
-        [work.params.get((layer, True), 0) for layer in layers],
-        sum(parameter_count for (layer, _), parameter_count in work.params.items() if layer < 0),
-        [work.adapters.get(layer, 0) for layer in layers] if work.rank_pass.adapters is not None else [],
+        [pass_work.params.get((layer, False), 0) for layer in layers],
+        [pass_work.params.get((layer, True), 0) for layer in layers],
+        sum(parameter_count for (layer, _), parameter_count in pass_work.params.items() if layer < 0),
+        [pass_work.adapters.get(layer, 0) for layer in layers] if pass_work.rank_pass.adapters is not None else [],
     )
 
 
@@ -230,8 +232,8 @@ def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, backward
 
     kernels: seconds of the kernels and messages of that direction.
     """
-    launches = timed_pass.layer_launches(layer, backward, time_stack.kernels)
-    return maximum(0.0, launches * time_stack.host_kernel - kernels)
+    launch_count = timed_pass.layer_launches(layer, backward, time_stack.kernels)
+    return maximum(0.0, launch_count * time_stack.host_kernel - kernels)
 
 
 @cache
@@ -247,7 +249,8 @@ def rank_layers(
         return (layer_counts,)
     stage_sizes = layers_of_stages or even_stage_sizes(sum(layer_counts), pp * vpp)
     layers_of_stage = [
-        range(end - layer_count, end) for layer_count, end in zip(stage_sizes, accumulate(stage_sizes), strict=True)
+        range(stage_end - layer_count, stage_end)
+        for layer_count, stage_end in zip(stage_sizes, accumulate(stage_sizes), strict=True)
     ]
     return tuple(
         tuple(
@@ -293,21 +296,21 @@ def pipeline_ranks(
     ranks[0] = ranks[0] + costs.start_seconds
     ranks[-1] = ranks[-1] + costs.head_seconds
 
-    def most_on_a_rank(numbers: Sequence[Number]) -> Number:
-        return reduce(maximum, (_weighted_sum(layer_counts, numbers) for layer_counts in layers))
+    def largest_rank_sum(values_per_layer: Sequence[Number]) -> Number:
+        return reduce(maximum, (_weighted_sum(layer_counts, values_per_layer) for layer_counts in layers))
 
     return PipelineRanks(
         reduce(maximum, ranks),
         sum(ranks) / pp,
-        most_on_a_rank(costs.dense_params) + costs.end_params / min(2, pp),
-        most_on_a_rank(costs.expert_params),
+        largest_rank_sum(costs.dense_params) + costs.end_params / min(2, pp),
+        largest_rank_sum(costs.expert_params),
         sum(map(sum, layers)) / pp,
-        most_on_a_rank(costs.adapter_params) if costs.adapter_params else None,
+        largest_rank_sum(costs.adapter_params) if costs.adapter_params else None,
     )
 
 
-def _weighted_sum(layer_counts: Sequence[int], numbers: Sequence[Number]) -> Number:
-    return sum(layer_count * layer_seconds for layer_count, layer_seconds in zip(layer_counts, numbers, strict=True))
+def _weighted_sum(layer_counts: Sequence[int], layer_values: Sequence[Number]) -> Number:
+    return sum(layer_count * layer_value for layer_count, layer_value in zip(layer_counts, layer_values, strict=True))
 
 
 @cache
@@ -327,10 +330,12 @@ def training_step(spec: ModelSpec, device: Device, time_stack: TimeStack, step_p
     timed_pass = time_pass(
         rank_work(spec, step_plan.rank_pass(time_stack)), device, time_stack, NumberFormats(step_plan.dtype)
     )
-    return step_of(spec, device, time_stack, step_plan, timed_pass, layer_costs(timed_pass, time_stack, step_plan))
+    return step_time_of_pass(
+        spec, device, time_stack, step_plan, timed_pass, layer_costs(timed_pass, time_stack, step_plan)
+    )
 
 
-def step_of(
+def step_time_of_pass(
     spec: ModelSpec,
     device: Device,
     time_stack: TimeStack,
@@ -359,7 +364,7 @@ def _step_seconds(
         idle_seconds = (step_plan.pp - 1) / step_plan.vpp * ranks.mean_seconds
     bubble = idle_seconds + 2 * stage_hop_seconds * (step_plan.pp - 1 + _exposed_hops(step_plan, time_stack))
     pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
-    message_seconds, updated_params = _data_parallel(step_plan, device, time_stack, ranks)
+    message_seconds, updated_params = _data_parallel_seconds(step_plan, device, time_stack, ranks)
     parameters = sum(ranks.trained_params(step_plan.ep))
     update_seconds = (
         time_stack.host_update * updated_params
@@ -398,7 +403,7 @@ def _exposed_hops(step_plan: StepPlan, time_stack: TimeStack) -> Number:
     return choose(step_plan.pp > 1, step_plan.micro_batches * chunks, 0)
 
 
-def _data_parallel(
+def _data_parallel_seconds(
     step_plan: StepPlan, device: Device, time_stack: TimeStack, ranks: PipelineRanks
 ) -> tuple[Number, Number]:
     """Returns the exposed seconds of gradient and weight messages, and the parameters updated per rank.
@@ -474,18 +479,20 @@ def _group_messages(
         bucket_count = maximum(1, trained_params / maximum(time_stack.bucket, time_stack.bucket_per_rank * ranks))
     reduce_count = step_plan.micro_batches if step_plan.zero >= 2 else 1
     if not step_plan.zero:
-        reduce_seconds = device.message_seconds("all_reduce", ranks, gradients, rank_stride, messages=bucket_count)
+        reduce_seconds = device.message_seconds("all_reduce", ranks, gradients, rank_stride, message_count=bucket_count)
         return 0.0, reduce_seconds, trained_params
     shard_ranks = maximum(1, ranks / step_plan.replicas)
     weights = WEIGHT_BYTES * (parameters if step_plan.zero == 3 else trained_params)
-    weight_seconds = device.message_seconds("all_gather", shard_ranks, weights, rank_stride, messages=bucket_count)
+    weight_seconds = device.message_seconds("all_gather", shard_ranks, weights, rank_stride, message_count=bucket_count)
     reduction_kind: CollectiveKind = "all_reduce" if time_stack.reduces_all and step_plan.zero < 3 else "reduce_scatter"
-    shard_seconds = device.message_seconds(reduction_kind, shard_ranks, gradients, rank_stride, messages=bucket_count)
-    replica_seconds = device.message_seconds(
-        "all_reduce", step_plan.replicas, gradients / shard_ranks, shard_ranks * rank_stride, messages=bucket_count
+    shard_reduction_seconds = device.message_seconds(
+        reduction_kind, shard_ranks, gradients, rank_stride, message_count=bucket_count
+    )
+    replica_reduction_seconds = device.message_seconds(
+        "all_reduce", step_plan.replicas, gradients / shard_ranks, shard_ranks * rank_stride, message_count=bucket_count
     )
     gather_count = step_plan.micro_batches * (2 if step_plan.reshard else 1) if step_plan.zero == 3 else 1
-    reduction_seconds = reduce_count * (shard_seconds + replica_seconds)
+    reduction_seconds = reduce_count * (shard_reduction_seconds + replica_reduction_seconds)
     return gather_count * weight_seconds, reduction_seconds, trained_params / shard_ranks
 
 
@@ -514,7 +521,7 @@ class StepTimer:
                 rank_work(self.spec, timing_key[0]), self.device, self.stack, NumberFormats(step_plan.dtype)
             )
             self._timed_passes[timing_key] = timed_pass, layer_costs(timed_pass, self.stack, step_plan)
-        return step_of(self.spec, self.device, self.stack, step_plan, *self._timed_passes[timing_key])
+        return step_time_of_pass(self.spec, self.device, self.stack, step_plan, *self._timed_passes[timing_key])
 
 
 COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "replicas")
@@ -534,11 +541,13 @@ def training_steps(
     for tp in numpy.unique(plan_columns["tp"]):
         is_this_size = plan_columns["tp"] == tp
         sizes_of_runs = {
-            name: column[is_this_size].astype(float) for name, column in plan_columns.items() if name != "tp"
+            size_name: column[is_this_size].astype(float)
+            for size_name, column in plan_columns.items()
+            if size_name != "tp"
         }
         plans_of_tp = replace(step_plan, tp=int(tp), **sizes_of_runs)
-        size_names = [name for name in ("ep", "cp", "micro_batch") if name in sizes_of_runs]
-        distinct_sizes, size_index = _distinct_rows([sizes_of_runs[name] for name in size_names])
+        size_names = [size_name for size_name in ("ep", "cp", "micro_batch") if size_name in sizes_of_runs]
+        distinct_sizes, size_index = _distinct_rows([sizes_of_runs[size_name] for size_name in size_names])
         plan_of_sizes = replace(step_plan, tp=int(tp), **dict(zip(size_names, distinct_sizes, strict=True)))
         timed_pass = time_pass(
             rank_work(spec, plan_of_sizes.rank_pass(time_stack)), device, time_stack, NumberFormats(step_plan.dtype)

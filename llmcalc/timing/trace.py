@@ -91,13 +91,13 @@ class StepSeconds:
     tokens_per_step: float = 1.0
 
     @classmethod
-    def tabulated(cls, replica: Replica, sequences: int, longest_request: int, mean_input: int) -> StepSeconds:
+    def tabulate(cls, replica: Replica, sequences: int, longest_request: int, mean_input: int) -> StepSeconds:
         """Tabulates the seconds of a replica's steps.
 
         sequences: most sequences of a batch. longest_request: its tokens. mean_input: tokens of a usual prompt.
         """
-        usual_prompt = max(1, mean_input)
-        context_lengths = sorted({0, usual_prompt, max(usual_prompt + 1, longest_request)})
+        mean_prompt = max(1, mean_input)
+        context_lengths = sorted({0, mean_prompt, max(mean_prompt + 1, longest_request)})
         most_tokens = min(replica.step_tokens or longest_request, max(longest_request, mean_input), MOST_PROMPT_SIZES)
         time_batch = cache(replica.batch_pass)
 
@@ -126,17 +126,19 @@ def _tabulated_seconds(
         *(2**i for i in range(max(1, largest_batch).bit_length()) if 2**i < largest_batch),
         max(1, largest_batch),
     ]
-    seconds_table = [[exact_seconds(size, cached_tokens) for cached_tokens in context_lengths] for size in batch_sizes]
+    seconds_table = [
+        [exact_seconds(table_batch, cached_tokens) for cached_tokens in context_lengths] for table_batch in batch_sizes
+    ]
 
     def seconds(batch_size: float, cached_tokens: float) -> float:
-        row, row_fraction = _index_and_fraction(batch_sizes, batch_size)
+        row_index, row_fraction = _index_and_fraction(batch_sizes, batch_size)
         column_index, column_fraction = _index_and_fraction(context_lengths, cached_tokens)
-        upper_row, lower_row = seconds_table[row], seconds_table[min(row + 1, len(seconds_table) - 1)]
-        values_of_rows = [
+        upper_row, lower_row = seconds_table[row_index], seconds_table[min(row_index + 1, len(seconds_table) - 1)]
+        seconds_of_rows = [
             row_values[column_index] + (row_values[column_index + 1] - row_values[column_index]) * column_fraction
             for row_values in (upper_row, lower_row)
         ]
-        return values_of_rows[0] + (values_of_rows[1] - values_of_rows[0]) * row_fraction
+        return seconds_of_rows[0] + (seconds_of_rows[1] - seconds_of_rows[0]) * row_fraction
 
     return seconds
 
@@ -145,9 +147,9 @@ def _index_and_fraction(sorted_values: Sequence[int], coordinate: float) -> tupl
     """Returns the index of the next lower value, and the fraction to the next higher; extrapolates at the ends."""
     if len(sorted_values) == 1:
         return 0, 0.0
-    prompt_request = min(max(0, bisect_right(sorted_values, coordinate) - 1), len(sorted_values) - 2)
-    return prompt_request, (coordinate - sorted_values[prompt_request]) / (
-        sorted_values[prompt_request + 1] - sorted_values[prompt_request]
+    lower_index = min(max(0, bisect_right(sorted_values, coordinate) - 1), len(sorted_values) - 2)
+    return lower_index, (coordinate - sorted_values[lower_index]) / (
+        sorted_values[lower_index + 1] - sorted_values[lower_index]
     )
 
 
@@ -168,77 +170,79 @@ class ServedBatch:
     scale: float = 1.0
 
     def serve_requests(
-        self, requests: Sequence[TracedRequest], cached_share: float = 0.0, budget: StepBudget | None = None
+        self, requests: Sequence[TracedRequest], cached_share: float = 0.0, step_budget: StepBudget | None = None
     ) -> list[ServedRequest]:
         """Serves requests, sorted by arrival, and returns the requests' times in the same order.
 
         cached_share: of each prompt, that an earlier request left in the cache; default none.
-        budget: the steps that may be simulated; default those of a question.
+        step_budget: the steps that may be simulated; default those of a question.
         """
-        budget = budget or StepBudget()
-        time_now, steps_done, context_sum = 0.0, 0, 0.0
+        step_budget = step_budget or StepBudget()
+        current_time, finished_steps, context_token_sum = 0.0, 0, 0.0
         reserved_tokens, next_request = 0, 0
-        decoding: list[tuple[int, int]] = []  # (step at which it ends, request)
-        prompts: deque[list[int]] = deque()  # [request, tokens that are computed, tokens to compute]
+        decoding_requests: list[tuple[int, int]] = []  # (step at which it ends, request)
+        waiting_prompts: deque[list[int]] = deque()  # [request, tokens that are computed, tokens to compute]
         first_token_times: dict[int, float] = {}
         end_times: dict[int, float] = {}
         while len(end_times) < len(requests):
-            budget.spend_step()
-            while next_request < len(requests) and requests[next_request].arrival <= time_now:
+            step_budget.spend_step()
+            while next_request < len(requests) and requests[next_request].arrival <= current_time:
                 traced_request = requests[next_request]
                 request_tokens = traced_request.input + traced_request.output
                 if (
-                    len(decoding) + len(prompts) >= self.sequences
+                    len(decoding_requests) + len(waiting_prompts) >= self.sequences
                     or reserved_tokens + request_tokens > self.cache_tokens
                 ):
                     break
                 cached_tokens = min(int(cached_share * traced_request.input), traced_request.input - 1)
-                prompts.append([next_request, cached_tokens, traced_request.input - cached_tokens])
+                waiting_prompts.append([next_request, cached_tokens, traced_request.input - cached_tokens])
                 reserved_tokens += request_tokens
                 next_request += 1
-            sequence_count = len(decoding)
-            context = context_sum / sequence_count if sequence_count else 0.0
-            if prompts:
+            sequence_count = len(decoding_requests)
+            context = context_token_sum / sequence_count if sequence_count else 0.0
+            if waiting_prompts:
                 finished_prompts, tokens, mean_context = self._take_prompts(
-                    prompts, sequence_count if self.mixes_prompts else 0
+                    waiting_prompts, sequence_count if self.mixes_prompts else 0
                 )
-                time_now += self.scale * self.step_seconds.prompt_seconds(tokens, mean_context)
+                current_time += self.scale * self.step_seconds.prompt_seconds(tokens, mean_context)
                 if self.mixes_prompts and sequence_count:
-                    time_now += self.scale * self.step_seconds.added_decoding_seconds(sequence_count, context)
-                    steps_done += 1
-                    context_sum += sequence_count * self.step_seconds.tokens_per_step
-                for prompt_request in finished_prompts:
-                    first_token_times[prompt_request] = time_now + self.step_seconds.server_seconds * self.scale
-                    if requests[prompt_request].output > 1:
+                    current_time += self.scale * self.step_seconds.added_decoding_seconds(sequence_count, context)
+                    finished_steps += 1
+                    context_token_sum += sequence_count * self.step_seconds.tokens_per_step
+                for request_index in finished_prompts:
+                    first_token_times[request_index] = current_time + self.step_seconds.server_seconds * self.scale
+                    if requests[request_index].output > 1:
                         heapq.heappush(
-                            decoding,
-                            (steps_done + self._steps_after_first_token(requests[prompt_request]), prompt_request),
+                            decoding_requests,
+                            (finished_steps + self._steps_after_first_token(requests[request_index]), request_index),
                         )
-                        context_sum += requests[prompt_request].input + 1
+                        context_token_sum += requests[request_index].input + 1
                     else:
-                        end_times[prompt_request] = first_token_times[prompt_request]
-                        reserved_tokens -= requests[prompt_request].input + 1
+                        end_times[request_index] = first_token_times[request_index]
+                        reserved_tokens -= requests[request_index].input + 1
             elif sequence_count:
                 equal_steps = self._equal_step_count(
                     requests,
                     next_request,
-                    time_now,
-                    decoding[0][0] - steps_done,
+                    current_time,
+                    decoding_requests[0][0] - finished_steps,
                     sequence_count,
                     context,
                     reserved_tokens,
                 )
                 mean_context = context + equal_steps * self.step_seconds.tokens_per_step / 2
-                time_now += equal_steps * self.scale * self.step_seconds.decoding_seconds(sequence_count, mean_context)
-                steps_done += equal_steps
-                context_sum += equal_steps * sequence_count * self.step_seconds.tokens_per_step
+                current_time += (
+                    equal_steps * self.scale * self.step_seconds.decoding_seconds(sequence_count, mean_context)
+                )
+                finished_steps += equal_steps
+                context_token_sum += equal_steps * sequence_count * self.step_seconds.tokens_per_step
             else:
-                time_now = max(time_now, requests[next_request].arrival)
-            while decoding and decoding[0][0] <= steps_done:
-                _, prompt_request = heapq.heappop(decoding)
-                traced_request = requests[prompt_request]
-                end_times[prompt_request] = max(time_now, first_token_times[prompt_request])
-                context_sum -= (
+                current_time = max(current_time, requests[next_request].arrival)
+            while decoding_requests and decoding_requests[0][0] <= finished_steps:
+                _, request_index = heapq.heappop(decoding_requests)
+                traced_request = requests[request_index]
+                end_times[request_index] = max(current_time, first_token_times[request_index])
+                context_token_sum -= (
                     traced_request.input
                     + 1
                     + self._steps_after_first_token(traced_request) * self.step_seconds.tokens_per_step
@@ -259,21 +263,21 @@ class ServedBatch:
         """Returns the decoding steps of a request after its first token."""
         return math.ceil((traced_request.output - 1) / self.step_seconds.tokens_per_step)
 
-    def _take_prompts(self, prompts: deque[list[int]], decoding: int) -> tuple[list[int], int, float]:
+    def _take_prompts(self, waiting_prompts: deque[list[int]], decoding_count: int) -> tuple[list[int], int, float]:
         """Assigns prompt tokens to a step. Returns the completed prompts, the step's tokens, and the mean context.
 
-        decoding: sequences that decode in the step.
+        decoding_count: sequences that decode in the step.
         """
-        token_budget = max(1, self.step_tokens - decoding)
+        token_budget = max(1, self.step_tokens - decoding_count)
         finished_prompts, tokens, context_sum = [], 0, 0.0
-        while prompts and tokens < token_budget:
-            first_prompt = prompts[0]
+        while waiting_prompts and tokens < token_budget:
+            first_prompt = waiting_prompts[0]
             taken_tokens = min(first_prompt[2], token_budget - tokens)
             context_sum += taken_tokens * first_prompt[1]
             tokens += taken_tokens
             first_prompt[1], first_prompt[2] = first_prompt[1] + taken_tokens, first_prompt[2] - taken_tokens
             if not first_prompt[2]:
-                finished_prompts.append(prompts.popleft()[0])
+                finished_prompts.append(waiting_prompts.popleft()[0])
         return finished_prompts, tokens, context_sum / tokens
 
     def _equal_step_count(

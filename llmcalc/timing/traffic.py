@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from ..frozen import frozen
 from .kernels import Kernel, RankWork
-from .price import TimeEstimator
+from .time_estimator import TimeEstimator
 
 
 @frozen
-class Traffic:
+class MemoryTraffic:
     """The FLOPs, bytes and seconds of kernels, summed over a pass.
 
     flops: FLOPs of their matrix products. bytes: bytes that they read and write. seconds: their estimated duration.
@@ -21,8 +21,8 @@ class Traffic:
     bytes: float
     seconds: float
 
-    def __add__(self, other_traffic: Traffic) -> Traffic:
-        return Traffic(
+    def __add__(self, other_traffic: MemoryTraffic) -> MemoryTraffic:
+        return MemoryTraffic(
             self.flops + other_traffic.flops, self.bytes + other_traffic.bytes, self.seconds + other_traffic.seconds
         )
 
@@ -37,7 +37,7 @@ class Traffic:
         return self.flops / self.seconds
 
 
-def kernel_traffic(work: RankWork, time_estimator: TimeEstimator) -> Iterator[tuple[str, Traffic]]:
+def kernel_traffic(rank_work: RankWork, time_estimator: TimeEstimator) -> Iterator[tuple[str, MemoryTraffic]]:
     """Yields the kernels of an inference pass that compute products, each with the node's path.
 
     Bytes are those that the estimate prices, without the losses of the device and of its software.
@@ -47,8 +47,8 @@ def kernel_traffic(work: RankWork, time_estimator: TimeEstimator) -> Iterator[tu
     lossless_link = replace(
         time_estimator, device=device, stack=time_estimator.stack.model_copy(update={"expert_weights": 1.0})
     )
-    for kernel in work.kernels:
-        run_count = float(kernel.times * work.count(kernel.layer))
+    for kernel in rank_work.kernels:
+        run_count = float(kernel.times * rank_work.count(kernel.layer))
         flops = run_count * float(kernel.flops[0])
         if not flops:
             continue
@@ -57,7 +57,7 @@ def kernel_traffic(work: RankWork, time_estimator: TimeEstimator) -> Iterator[tu
             traffic_bytes = attention_bytes(kernel, time_estimator)
         else:
             traffic_bytes = sum(float(operation.memory) for operation in lossless_link.timed_kernels(kernel))
-        yield kernel.path, Traffic(flops, run_count * traffic_bytes, run_count * seconds)
+        yield kernel.path, MemoryTraffic(flops, run_count * traffic_bytes, run_count * seconds)
 
 
 def attention_bytes(kernel: Kernel, time_estimator: TimeEstimator) -> float:

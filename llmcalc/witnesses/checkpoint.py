@@ -68,8 +68,8 @@ class TensorMatch:
 
 def expected_tensors(spec: ModelSpec) -> Iterator[ExpectedTensor]:
     """Yields every parameter and checkpoint buffer of the spec, except those of multi-token prediction."""
-    tree = spec.tree()
-    for node_position in tree.walk():
+    model_tree = spec.tree()
+    for node_position in model_tree.walk():
         op_use = node_position.use
         if op_use is None or node_position.optional:
             continue
@@ -118,23 +118,25 @@ def _match_fused_group(
 ) -> None:
     unmatched_tensors = list(expected_tensors)
     remaining_tensors = [(tensor, _remove_unit_axes(tensor.shape)) for tensor in stored_tensors]
-    for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused):
+    for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused_tensors):
         remaining_tensors = match_tensors(unmatched_tensors, remaining_tensors, tensor_match)
     tensors_by_last_word: dict[tuple[str, int], list[ExpectedTensor]] = defaultdict(list)  # last word of the node, axes
     for expected_tensor in unmatched_tensors:
         tensors_by_last_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(
             expected_tensor
         )
-    position = {id(expected_tensor): tensor_index for tensor_index, expected_tensor in enumerate(unmatched_tensors)}
+    index_by_tensor_id = {
+        id(expected_tensor): tensor_index for tensor_index, expected_tensor in enumerate(unmatched_tensors)
+    }
     for tensor, shape in remaining_tensors:
-        name_words = set(tensor.name.split("."))
+        words_of_name = set(tensor.name.split("."))
         tensors_with_last_word = (
             expected_tensor
-            for name_word in name_words
+            for name_word in words_of_name
             for expected_tensor in tensors_by_last_word.get((name_word, len(shape)), ())[:1]
         )
         closest_tensor = min(
-            tensors_with_last_word, key=lambda expected_tensor: position[id(expected_tensor)], default=None
+            tensors_with_last_word, key=lambda expected_tensor: index_by_tensor_id[id(expected_tensor)], default=None
         )
         if closest_tensor is not None:
             unmatched_tensors.remove(closest_tensor)
@@ -167,7 +169,7 @@ def _match_equal_shapes(
                         (
                             expected_tensor
                             for expected_tensor in candidates
-                            if not requires_equal_name or _same_name(expected_tensor.node, tensor.name)
+                            if not requires_equal_name or _has_same_name(expected_tensor.node, tensor.name)
                         ),
                         None,
                     )
@@ -197,20 +199,24 @@ def _match_expert_stacks(
     tensor_shapes = {
         shape for expert_stack in expert_stacks for shape in (expert_stack.shape[1:], expert_stack.shape[:0:-1])
     }
-    by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
+    words_by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
     for i, (tensor, shape) in enumerate(remaining_tensors):
         if shape in tensor_shapes:
-            by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
+            words_by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
     used_indices: set[int] = set()
     for expert_stack in expert_stacks:
-        same_shape = [
-            by_shape[shape] for shape in {expert_stack.shape[1:], expert_stack.shape[:0:-1]} if shape in by_shape
+        words_of_same_shape = [
+            words_by_shape[shape]
+            for shape in {expert_stack.shape[1:], expert_stack.shape[:0:-1]}
+            if shape in words_by_shape
         ]
-        word_counts = Counter({name_word: 0 for name_words in same_shape for name_word in name_words})
-        for name_words in same_shape:
-            word_counts.update({name_word: len(indices) for name_word, indices in name_words.items()})
+        word_counts = Counter(
+            {name_word: 0 for indices_by_word in words_of_same_shape for name_word in indices_by_word}
+        )
+        for indices_by_word in words_of_same_shape:
+            word_counts.update({name_word: len(indices) for name_word, indices in indices_by_word.items()})
         matching_words = {
-            name_word: [i for name_words in same_shape for i in name_words.get(name_word, ())]
+            name_word: [i for indices_by_word in words_of_same_shape for i in indices_by_word.get(name_word, ())]
             for name_word, tensor_count in word_counts.items()
             if tensor_count == expert_stack.shape[0]
         }
@@ -220,14 +226,14 @@ def _match_expert_stacks(
                 key=lambda name_word: (name_word not in expert_stack.node, min(matching_words[name_word])),
             )
             used_indices.update(matching_words[name_word])
-            for name_words in same_shape:
-                name_words.pop(name_word, None)
+            for indices_by_word in words_of_same_shape:
+                indices_by_word.pop(name_word, None)
             unmatched_tensors.remove(expert_stack)
             tensor_match.matched += 1
     return [stored_tensor for i, stored_tensor in enumerate(remaining_tensors) if i not in used_indices]
 
 
-def _match_fused(
+def _match_fused_tensors(
     expected_tensors: list[ExpectedTensor], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
     """Matches two or three tensors of one parent module with one stored tensor that concatenates them."""
@@ -290,7 +296,7 @@ def _last_word(tensor_name: str) -> str:
     )
 
 
-def _same_name(node_name: str, tensor_name: str) -> bool:
+def _has_same_name(node_name: str, tensor_name: str) -> bool:
     return node_name.rpartition(".")[2] in tensor_name.split(".")
 
 

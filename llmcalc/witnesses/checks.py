@@ -15,7 +15,7 @@ from ..algebra import is_zero
 from ..evidence import Evidence
 from ..flow.tree import Node, Place
 from ..workload.run_config import RunConfig
-from .difference import COUNTED, Sizes, explain_difference
+from .difference_explanation import COUNTED, Sizes, explain_difference
 
 QUANTITIES = ("parameters", "buffers", "forward_flops", "train_flops", "prefill_flops", "decode_flops", "cache_bytes")
 
@@ -95,7 +95,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Coverage:
+class ModuleCoverage:
     """The paths of the leaf nodes with parameters: compared alone, in a sum, or only in totals.
 
     alone: the leaves that were compared individually.
@@ -131,7 +131,7 @@ class Verdict:
     seconds: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
     sizes: Sizes = ()
-    coverage: Coverage | None = None
+    coverage: ModuleCoverage | None = None
     untested: tuple[Evidence, ...] = ()
 
     @property
@@ -153,16 +153,16 @@ class Verdict:
 
 
 def compare_nodes(
-    tree: Node,
+    model_tree: Node,
     quantity: str,
     closed_form: Callable[[Place], int],
     measured_count: Mapping[str, int],
     module_paths_run: frozenset[str],
-    witness: str,
+    witness_name: str,
     run_config: RunConfig | None = None,
-    include: frozenset[str] = frozenset(),
+    included_parts: frozenset[str] = frozenset(),
 ) -> Iterator[Check]:
-    """Yields a check for every node of the tree. include: the optional parts that are checked too.
+    """Yields a check for every node of the tree. included_parts: the optional parts that are checked too.
 
     Repeats are compared individually, and reported as one check if their measurements agree.
 
@@ -170,13 +170,17 @@ def compare_nodes(
     measured_count: module path → measured number; 0 for a module that is not in it.
     module_paths_run: the paths of all modules of the witness.
     """
-    for node_position in tree.walk(run_config):
-        if node_position.optional and node_position.optional not in include:
+    for node_position in model_tree.walk(run_config):
+        if node_position.optional and node_position.optional not in included_parts:
             continue
         expected_count = closed_form(node_position)
-        paths = module_paths(node_position)
-        counts_by_path = {path: measured_count.get(path, 0) if path in module_paths_run else None for path in paths}
-        yield from check_repeats(node_position.path or tree.name, quantity, expected_count, counts_by_path, witness)
+        node_paths = module_paths(node_position)
+        counts_by_path = {
+            path: measured_count.get(path, 0) if path in module_paths_run else None for path in node_paths
+        }
+        yield from check_repeats(
+            node_position.path or model_tree.name, quantity, expected_count, counts_by_path, witness_name
+        )
 
 
 def check_repeats(

@@ -34,7 +34,7 @@ SUMS = {"aten::add": False, "aten::add_": True}
 
 
 @dataclass(eq=False)
-class Block:
+class MemoryBlock:
     """A block of memory that a pass allocates.
 
     size: bytes.
@@ -61,7 +61,7 @@ class MemoryEvent(NamedTuple):
     """An allocation (sign 1) or a release (sign -1) of a block. phase: the pass."""
 
     sign: int
-    block: Block
+    block: MemoryBlock
     phase: str
 
 
@@ -87,13 +87,15 @@ class GradientSums(NamedTuple):
     in_place: int = 0
     out_of_place: int = 0
 
-    def plus_sum(self, byte_count: int, in_place: bool) -> GradientSums:
+    def plus_sum(self, byte_count: int, is_in_place: bool) -> GradientSums:
         """Returns the totals after another addition of gradients of `byte_count` bytes."""
-        return GradientSums(self.in_place + byte_count * in_place, self.out_of_place + byte_count * (not in_place))
+        return GradientSums(
+            self.in_place + byte_count * is_in_place, self.out_of_place + byte_count * (not is_in_place)
+        )
 
 
 @contextmanager
-def discarded_log() -> Iterator[None]:
+def discard_profiler_log() -> Iterator[None]:
     """Discards the standard error output of torch's profiler, which no setting of torch silences."""
     saved_descriptor, null_descriptor = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -126,23 +128,25 @@ class CpuEvents:
         return largest_bytes
 
     def pass_bytes(
-        self, counts_block: Callable[[Block], bool] = lambda memory_block: memory_block.is_counted
+        self, is_counted: Callable[[MemoryBlock], bool] = lambda memory_block: memory_block.is_counted
     ) -> PassBytes:
         """Returns the bytes of the forward and of the backward pass.
 
-        counts_block: whether a block counts; default blocks that the simulator counts.
+        is_counted: whether a block counts; default blocks that the simulator counts.
         """
-        live_now, bytes_after_forward, peaks = 0, 0, {FORWARD: 0, BACKWARD: 0}
+        live_bytes, bytes_after_forward, peaks = 0, 0, {FORWARD: 0, BACKWARD: 0}
         for event_sign, memory_block, phase in self.moments:
-            live_now += event_sign * memory_block.size * counts_block(memory_block)
-            peaks[phase] = max(peaks[phase], live_now)
-            bytes_after_forward = live_now if phase == FORWARD else bytes_after_forward
+            live_bytes += event_sign * memory_block.size * is_counted(memory_block)
+            peaks[phase] = max(peaks[phase], live_bytes)
+            bytes_after_forward = live_bytes if phase == FORWARD else bytes_after_forward
         return PassBytes(bytes_after_forward, peaks[FORWARD], max(peaks[BACKWARD], bytes_after_forward))
 
 
 def outermost_kernel(operations: list[Any]) -> Any | None:
     """Returns the outermost of nested operations that is a kernel; None without a kernel."""
-    return next((operation for operation in operations if _is_kernel(operation.name)), None)
+    return next(
+        (enclosing_operation for enclosing_operation in operations if _is_kernel(enclosing_operation.name)), None
+    )
 
 
 def read_events(profile: Any, kernel_of: Callable[[list[Any]], Any | None] = outermost_kernel) -> CpuEvents:
@@ -151,19 +155,19 @@ def read_events(profile: Any, kernel_of: Callable[[list[Any]], Any | None] = out
     profile: a `torch.profiler.profile` with `profile_memory` and `record_shapes`.
     kernel_of: the operation that allocates, among the operations around an allocation, outermost first.
     """
-    events, blocks_by_pointer, phase = CpuEvents(), dict[int, tuple[Block, Any]](), FORWARD
+    events, blocks_by_pointer, phase = CpuEvents(), dict[int, tuple[MemoryBlock, Any]](), FORWARD
     for event, operations in sorted(
         _memory_events(profile), key=lambda event_and_operations: event_and_operations[0].start_time_ns
     ):
         if event.tag != torch._C._profiler._EventType.Allocation:
-            events.sums = events.sums.plus_sum(_sum_bytes(event), SUMS[event.name])
+            events.sums = events.sums.plus_sum(_gradient_sum_bytes(event), SUMS[event.name])
             continue
         event_names = (operation.name for operation in operations)
         phase = next((event_name for event_name in event_names if event_name in (FORWARD, BACKWARD)), phase)
         kernel_event = kernel_of(operations)
         byte_count, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
         if byte_count > 0:
-            memory_block = Block(byte_count, "" if kernel_event is None else kernel_event.name)
+            memory_block = MemoryBlock(byte_count, "" if kernel_event is None else kernel_event.name)
             blocks_by_pointer[pointer] = memory_block, kernel_event
             events.moments.append(MemoryEvent(1, memory_block, phase))
         elif pointer in blocks_by_pointer:
@@ -180,13 +184,13 @@ def _memory_events(profile: Any) -> Iterator[tuple[Any, list[Any]]]:
     pending_events = [(event, list[Any]()) for event in profile.profiler.kineto_results.experimental_event_tree()]
     while pending_events:
         event, enclosing_events = pending_events.pop()
-        is_sum = event.name in SUMS and bool(enclosing_events) and enclosing_events[-1].name.startswith(ENGINE)
-        if is_sum or event.tag == torch._C._profiler._EventType.Allocation:
+        is_gradient_sum = event.name in SUMS and bool(enclosing_events) and enclosing_events[-1].name.startswith(ENGINE)
+        if is_gradient_sum or event.tag == torch._C._profiler._EventType.Allocation:
             yield event, enclosing_events
         pending_events += [(child_event, [*enclosing_events, event]) for child_event in event.children]
 
 
-def _sum_bytes(event: Any) -> int:
+def _gradient_sum_bytes(event: Any) -> int:
     """Returns the bytes of a sum of gradients, read from the sum's first operand."""
     first_operand = event.extra_fields.inputs[0]
     return int(torch.Size(first_operand.sizes).numel()) * int(first_operand.dtype.itemsize)

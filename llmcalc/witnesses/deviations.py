@@ -35,11 +35,11 @@ COMMON_DEVIATIONS = (
 
 def cost_in_class(model_type: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost:
     """Returns an operation's cost function, with the deviations of a model type's `transformers` classes."""
-    replacements = [deviation.class_op for deviation in _deviations_of(model_type, quantity, spec)]
+    class_ops = [deviation.class_op for deviation in _deviations_of(model_type, quantity, spec)]
 
     def changed_cost(op_use: OpUse) -> Any:
         op = op_use.op
-        for replace_op in replacements:
+        for replace_op in class_ops:
             op = replace_op(op)
         return cost(replace(op_use, op=op))
 
@@ -52,10 +52,10 @@ def class_total(
     cost: Cost,
     spec: ModelSpec,
     run_config: RunConfig | None = None,
-    include: frozenset[str] = frozenset(),
+    included_parts: frozenset[str] = frozenset(),
 ) -> Number:
     """Returns the cost of the whole model in the classes of a text model type, with the classes' deviations."""
-    class_count = spec.tree().total(cost_in_class(model_type, quantity, cost, spec), run_config, include=include)
+    class_count = spec.tree().total(cost_in_class(model_type, quantity, cost, spec), run_config, include=included_parts)
     return class_count + sum(
         deviation.further_quantity(spec) for deviation in _deviations_of(model_type, quantity, spec)
     )

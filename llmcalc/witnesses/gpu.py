@@ -29,9 +29,9 @@ from ..device_memory.settings import Settings
 from ..device_memory.training import TrainingConfig
 from ..model import ModelSpec
 from .checks import MEMORY, Check
-from .loop import InferencePasses, TrainingLoop, cache_shapes
 from .memory import MemoryComparison, configured_run, reference_settings, run_text, unsupported_reason
 from .speed import driver_version
+from .training_loop import InferencePasses, TrainingLoop, cache_shapes
 
 STEPS = 3
 """Number of measured training steps: the first creates the optimizer's states, the others are equal."""
@@ -52,7 +52,7 @@ class AllocatorStatistics(NamedTuple):
     peak_reserved: int
 
 
-class Statistics(Protocol):
+class DeviceStatistics(Protocol):
     """The interface of a device's allocator statistics. device: torch's name of the device."""
 
     device: str
@@ -70,7 +70,7 @@ class Statistics(Protocol):
         """Returns the device's used bytes outside of the allocator."""
 
 
-class Cuda:
+class CudaStatistics:
     """The statistics of torch's CUDA allocator."""
 
     device = "cuda"
@@ -135,7 +135,7 @@ class MeasuredMemory:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> MeasuredMemory:
+def measure_gpu(spec: ModelSpec, settings: Settings, statistics: DeviceStatistics) -> MeasuredMemory:
     """Measures a run of the PyTorch reference. Raises torch's `OutOfMemoryError` on a too small device."""
     training_run = configured_run(spec, settings)
     measured_run = MeasuredMemory()
@@ -169,19 +169,21 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
 # --- comparison -------------------------------------------------------------------------------------------------------
 
 
-def closed_form(device: DeviceMemory) -> dict[str, int]:
+def closed_form(device_memory: DeviceMemory) -> dict[str, int]:
     """Returns the bytes by quantity that `llmcalc memory` computes, with workspaces in requested bytes."""
-    workspaces = sum(memory_part.bytes for memory_part in device.terms if memory_part.name == "cuBLAS workspaces")
+    workspaces = sum(
+        memory_part.bytes for memory_part in device_memory.terms if memory_part.name == "cuBLAS workspaces"
+    )
     return {
-        "requested_bytes": device.exact_bytes + workspaces,
-        "allocated_bytes": device.peak_bytes,
-        "reserved_bytes": device.reserved_bytes,
-        "after_step_bytes": device.after_step_bytes,
+        "requested_bytes": device_memory.exact_bytes + workspaces,
+        "allocated_bytes": device_memory.peak_bytes,
+        "reserved_bytes": device_memory.reserved_bytes,
+        "after_step_bytes": device_memory.after_step_bytes,
     }
 
 
 def memory_checks(
-    computed_bytes: Mapping[str, int], measured_bytes: Mapping[str, Any], phase: str, witness: str
+    computed_bytes: Mapping[str, int], measured_bytes: Mapping[str, Any], phase: str, witness_name: str
 ) -> list[Check]:
     """Returns one check per quantity of a phase, such as `memory.training_requested_bytes`."""
     return [
@@ -190,7 +192,7 @@ def memory_checks(
             f"{MEMORY}{phase}_{quantity}",
             computed_bytes[quantity],
             measured_bytes[quantity],
-            witness,
+            witness_name,
             within=tolerance,
         )
         for quantity, tolerance in WITHIN.items()
@@ -200,12 +202,12 @@ def memory_checks(
 def compare_on_gpu(
     spec: ModelSpec,
     settings: Sequence[Settings],
-    statistics: Statistics | None = None,
-    runtime: CudaRuntime | None = None,
+    statistics: DeviceStatistics | None = None,
+    cuda_runtime: CudaRuntime | None = None,
 ) -> MemoryComparison:
     """Compares runs with a GPU. Runs that do not fit, or that the reference does not support, are left out.
 
-    statistics, runtime: default those of torch's GPU.
+    statistics, cuda_runtime: default those of torch's GPU.
     Raises `Unsupported` for a step without kernels.
     """
     comparison = MemoryComparison(info={"runs_measured": []})
@@ -214,14 +216,14 @@ def compare_on_gpu(
             "device": (gpu_facts := device_facts()),
             "environment": (allocator_settings := allocator_variables()),
         }
-        statistics, runtime = Cuda(), runtime_of_facts(gpu_facts, allocator_settings)
-    runtime = CudaRuntime() if runtime is None else runtime
+        statistics, cuda_runtime = CudaStatistics(), cuda_runtime_of_gpu(gpu_facts, allocator_settings)
+    cuda_runtime = CudaRuntime() if cuda_runtime is None else cuda_runtime
     for run_settings in map(reference_settings, settings):
-        reason = unsupported_reason(spec, run_settings, "cuda")
-        if reason:
-            comparison.left_out[run_settings.phase] = reason
+        reason_to_skip = unsupported_reason(spec, run_settings, "cuda")
+        if reason_to_skip:
+            comparison.left_out[run_settings.phase] = reason_to_skip
             continue
-        device_memory = memory(spec, run_settings, cuda_runtime=runtime).device
+        device_memory = memory(spec, run_settings, cuda_runtime=cuda_runtime).device
         free_memory = free_bytes(statistics)
         if free_memory is not None and device_memory.reserved_bytes > free_memory:
             comparison.left_out[run_settings.phase] = (
@@ -243,7 +245,7 @@ def compare_on_gpu(
 # --- the GPU ----------------------------------------------------------------------------------------------------------
 
 
-def free_bytes(statistics: Statistics) -> int | None:
+def free_bytes(statistics: DeviceStatistics) -> int | None:
     """Returns the GPU's free bytes with an empty allocator; None for other devices."""
     if statistics.device != "cuda":
         return None
@@ -274,7 +276,7 @@ def device_facts() -> dict[str, Any]:
     }
 
 
-def runtime_of_facts(gpu_facts: Mapping[str, Any], allocator_settings: Mapping[str, str]) -> CudaRuntime:
+def cuda_runtime_of_gpu(gpu_facts: Mapping[str, Any], allocator_settings: Mapping[str, str]) -> CudaRuntime:
     """Returns the CUDA runtime of a measured GPU.
 
     gpu_facts, allocator_settings: from `device_facts` and `allocator_variables`.
@@ -284,7 +286,7 @@ def runtime_of_facts(gpu_facts: Mapping[str, Any], allocator_settings: Mapping[s
     workspace = (
         (LARGE_WORKSPACE if major_version in LARGE else WORKSPACE) if config is None else workspace_bytes(config)
     )
-    expandable = any(
+    has_expandable_segments = any(
         "expandable_segments:True" in allocator_settings.get(variable_name, "") for variable_name in VARIABLES[1:]
     )
-    return CudaRuntime(workspace, expandable=expandable)
+    return CudaRuntime(workspace, expandable=has_expandable_segments)

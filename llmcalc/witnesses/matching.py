@@ -6,49 +6,55 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ..flow.tree import Cost, Node, Place
 from ..workload.run_config import RunConfig
-from .checks import Check, Coverage, check_repeats, module_paths
-from .modules import ModulesByNode, NodeModules
+from .checks import Check, ModuleCoverage, check_repeats, module_paths
+from .module_search import ModulesByNode, NodeModules
 
 
 def compare_modules(
-    tree: Node,
+    model_tree: Node,
     quantity: str,
     closed_form: Callable[[Place], int],
     modules_of_nodes: ModulesByNode,
     measured_by_path: Mapping[str, int],
-    witness: str,
+    witness_name: str,
     run_config: RunConfig | None = None,
 ) -> Iterator[Check]:
     """Yields a check for every node with a matched module, and a joint check for nodes with the same modules.
 
     closed_form: the count of one repeat of a node. measured_by_path: path in the class → measured number.
     """
-    for node_positions in _group_nodes_by_modules(tree, modules_of_nodes, run_config):
-        paths = module_paths(node_positions[0])
+    for node_positions in _group_nodes_by_modules(model_tree, modules_of_nodes, run_config):
+        node_paths = module_paths(node_positions[0])
         counts_by_path: dict[str, int | None] = {
-            node_path: modules_of_nodes[node_path].measured(measured_by_path) for node_path in paths
+            node_path: modules_of_nodes[node_path].measured(measured_by_path) for node_path in node_paths
         }
         yield from check_repeats(
-            _fused_nodes_name(node_positions), quantity, sum(map(closed_form, node_positions)), counts_by_path, witness
+            _fused_nodes_name(node_positions),
+            quantity,
+            sum(map(closed_form, node_positions)),
+            counts_by_path,
+            witness_name,
         )
 
 
-def coverage_of_leaves(tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include: frozenset[str]) -> Coverage:
+def coverage_of_leaves(
+    model_tree: Node, modules_of_nodes: ModulesByNode, params: Cost, included_parts: frozenset[str]
+) -> ModuleCoverage:
     """Returns how each leaf node with parameters was compared.
 
-    params: the parameters of one op in the class. include: the optional parts that the class has.
+    params: the parameters of one op in the class. included_parts: the optional parts that the class has.
     """
     group_sizes = {
         node_position.path: len(node_positions)
-        for node_positions in _group_nodes_by_modules(tree, modules_of_nodes, None)
+        for node_positions in _group_nodes_by_modules(model_tree, modules_of_nodes, None)
         for node_position in node_positions
     }
     leaves = [
         node_position.path
-        for node_position in tree.walk()
-        if node_position.own_cost(params) and node_position.optional in {"", *include}
+        for node_position in model_tree.walk()
+        if node_position.own_cost(params) and node_position.optional in {"", *included_parts}
     ]
-    return Coverage(
+    return ModuleCoverage(
         tuple(node_path for node_path in leaves if group_sizes.get(node_path) == 1),
         tuple(node_path for node_path in leaves if group_sizes.get(node_path, 1) > 1),
         tuple(node_path for node_path in leaves if node_path not in group_sizes),
@@ -56,14 +62,14 @@ def coverage_of_leaves(tree: Node, modules_of_nodes: ModulesByNode, params: Cost
 
 
 def _group_nodes_by_modules(
-    tree: Node, modules_of_nodes: ModulesByNode, run_config: RunConfig | None
+    model_tree: Node, modules_of_nodes: ModulesByNode, run_config: RunConfig | None
 ) -> Iterable[list[Place]]:
     """Yields groups of nodes that match the same modules of the class.
 
     If nested nodes have the same modules, only the innermost node is kept.
     """
     places_by_modules: dict[tuple[NodeModules | str, ...], list[Place]] = {}
-    for node_position in tree.walk(run_config):
+    for node_position in model_tree.walk(run_config):
         paths = module_paths(node_position)
         if not node_position.path or not all(node_path in modules_of_nodes for node_path in paths):
             continue

@@ -1,8 +1,8 @@
 """Compares the simulated memory of a run with torch's measured memory of the reference: equal bytes are expected.
 
-On meta and on the CPU, a dispatch mode tracks every storage that torch creates (`storages.StorageTracker`). Under it
-autograd adds no gradient in place, so the passes of a micro-batch are compared again without it, with the events of the
-CPU profiler (`cpu_events`). The overhead of torch's allocator and of GPU libraries is compared on a GPU (`gpu`).
+On meta and on the CPU, a dispatch mode tracks every storage that torch creates (`storage_tracker.StorageTracker`).
+Under it autograd adds no gradient in place, so the passes of a micro-batch are compared again without it, with the
+events of the CPU profiler (`cpu_events`). The overhead of torch's allocator and of GPU libraries is compared on a GPU.
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -33,14 +33,14 @@ from ..ops.recurrent import State
 from ..simulator.autograd import saved_storages
 from ..simulator.meter import Meter
 from ..workload.recompute import NONE
-from . import variants
+from . import kernel_variants
 from .checks import MEMORY, Check, Verdict
-from .cpu_events import BACKWARD, FORWARD, GradientSums, PassBytes, discarded_log, read_events
+from .cpu_events import BACKWARD, FORWARD, GradientSums, PassBytes, discard_profiler_log, read_events
 from .distributed.job import peaks_by_phase
-from .loop import InferencePasses, TrainingLoop, cache_shapes, without_initial_values
 from .reference import LARGEST_REAL, Device
-from .shapes import ShapeCache
-from .storages import StorageTracker, saved_bytes
+from .shape_cache import ShapeCache
+from .storage_tracker import StorageTracker, saved_bytes
+from .training_loop import InferencePasses, TrainingLoop, cache_shapes, without_initial_values
 
 STEPS = 2
 """Number of training steps; in the second the optimizer's states exist from the beginning."""
@@ -103,9 +103,9 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
     """
     comparison = MemoryComparison()
     for run_settings in settings:
-        reason = unsupported_reason(spec, run_settings, device)
-        if reason:
-            comparison.left_out[run_settings.phase] = reason
+        reason_to_skip = unsupported_reason(spec, run_settings, device)
+        if reason_to_skip:
+            comparison.left_out[run_settings.phase] = reason_to_skip
             continue
         if device == "cpu":
             _check_size(spec, run_settings)
@@ -126,9 +126,9 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     If the vocabulary has too many bytes for the CPU, the model gets a small one, on which in-place sums do not depend.
     """
     short_settings = replace(settings, seq=min(settings.seq or EVENT_TOKENS, EVENT_TOKENS))
-    reason = unsupported_reason(spec, short_settings, "cpu")
-    if reason:
-        comparison.left_out[SUMS] = reason
+    reason_to_skip = unsupported_reason(spec, short_settings, "cpu")
+    if reason_to_skip:
+        comparison.left_out[SUMS] = reason_to_skip
         return
     training, smaller_spec = (
         configured_run(spec, short_settings),
@@ -148,8 +148,8 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
         )
         return
     measured_bytes = measure_event_passes(model_spec, training)
-    vocabulary = "" if model_spec is spec else f" with a vocabulary of {model_spec.vocab_size:,}"
-    comparison.runs.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary}")
+    vocabulary_text = "" if model_spec is spec else f" with a vocabulary of {model_spec.vocab_size:,}"
+    comparison.runs.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary_text}")
     comparison.checks += [
         Check("", MEMORY + quantity, bytes, measured_bytes[quantity], "CPU events")
         for quantity, bytes in simulated_bytes.items()
@@ -203,11 +203,13 @@ def configured_run(spec: ModelSpec, settings: Settings) -> TrainingConfig | Infe
 def run_text(spec: ModelSpec, settings: Settings) -> str:
     """Describes the run of these settings in words."""
     memory_use = memory(spec, settings).states
-    run_size = f"{memory_use.workload.batch} × {memory_use.workload.seq:,} tokens"
+    tokens_text = f"{memory_use.workload.batch} × {memory_use.workload.seq:,} tokens"
     if settings.phase == "training":
         assert memory_use.optimizer is not None
-        return f"training with {memory_use.optimizer.name} in {memory_use.precision or memory_use.dtype} on {run_size}"
-    return f"prefill of {run_size}" if settings.phase == "prefill" else f"decoding one token after {run_size}"
+        return (
+            f"training with {memory_use.optimizer.name} in {memory_use.precision or memory_use.dtype} on {tokens_text}"
+        )
+    return f"prefill of {tokens_text}" if settings.phase == "prefill" else f"decoding one token after {tokens_text}"
 
 
 def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> str:
@@ -253,7 +255,7 @@ def _values_differ_in_size(spec: ModelSpec) -> bool:
         for node_position in spec.tree().walk()
         if isinstance(node_position.node.op, AttentionCore)
     ]
-    return any(core.qk_dim != core.v_dim for core in attention_ops)
+    return any(attention_op.qk_dim != attention_op.v_dim for attention_op in attention_ops)
 
 
 def _inference_limits(memory_use: Any, inference: InferenceConfig, device: Device) -> Iterator[tuple[bool, str]]:
@@ -361,25 +363,27 @@ class InferenceBytes(NamedTuple):
 
 def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = STEPS) -> TrainingBytes:
     """Simulates training steps, counted like a torch dispatch mode. step_count: 2, or 1 for the first step only."""
-    meter = Meter()
-    steps_run = TrainingRun(spec, training, memory_meter=meter)
+    memory_meter = Meter()
+    steps_run = TrainingRun(spec, training, memory_meter=memory_meter)
     steps_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     steps_run.set_up()
-    set_up, bytes_of_steps = meter.now, []
+    set_up_bytes, bytes_of_steps = memory_meter.now, []
     for _ in range(step_count):
-        meter.peaks = {}
+        memory_meter.peaks = {}
         live_bytes, saved_bytes = 0, None
         for _ in range(training.microbatches):
             steps_run.next_batch()
             loss = steps_run.forward()
-            live_bytes = meter.now
+            live_bytes = memory_meter.now
             saved_bytes = _saved_bytes(steps_run, loss)
             steps_run.backward(loss)
             del loss
         steps_run.update()
         steps_run.zero_grad()
-        bytes_of_steps.append(StepBytes(**peaks_by_phase(meter), after=meter.now, live=live_bytes, saved=saved_bytes))
-    return TrainingBytes(set_up, bytes_of_steps[0], bytes_of_steps[-1])
+        bytes_of_steps.append(
+            StepBytes(**peaks_by_phase(memory_meter), after=memory_meter.now, live=live_bytes, saved=saved_bytes)
+        )
+    return TrainingBytes(set_up_bytes, bytes_of_steps[0], bytes_of_steps[-1])
 
 
 def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str, int]:
@@ -390,9 +394,9 @@ def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str
     meter, gradient_sums = Meter(), GradientSums()
     training_run = TrainingRun(spec, training, memory_meter=meter)
 
-    def add_sum(byte_count: Number, in_place: bool) -> None:
+    def add_sum(byte_count: Number, is_in_place: bool) -> None:
         nonlocal gradient_sums
-        gradient_sums = gradient_sums.plus_sum(byte_count, in_place)
+        gradient_sums = gradient_sums.plus_sum(byte_count, is_in_place)
 
     training_run.set_up()
     weight_bytes = meter.by_kind["weights"]
@@ -404,8 +408,10 @@ def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str
     loss = training_run.forward()
     live_bytes = meter.now - bytes_before
     training_run.backward(loss)
-    peaks = peaks_by_phase(meter)
-    pass_bytes = PassBytes(live_bytes, peaks["forward"] - bytes_before, peaks["backward"] - bytes_before)
+    peaks_of_phases = peaks_by_phase(meter)
+    pass_bytes = PassBytes(
+        live_bytes, peaks_of_phases["forward"] - bytes_before, peaks_of_phases["backward"] - bytes_before
+    )
     return _event_quantities(pass_bytes, gradient_sums) | {WEIGHTS: weight_bytes}
 
 
@@ -419,11 +425,11 @@ def _input_tensors(training_run: TrainingRun) -> list[Any]:
     return list(tensors_by_storage.values())
 
 
-def _event_quantities(passes: PassBytes, gradient_sums: GradientSums) -> dict[str, int]:
+def _event_quantities(pass_bytes: PassBytes, gradient_sums: GradientSums) -> dict[str, int]:
     return {
-        f"{EVENTS}live_bytes": passes.live,
-        f"{EVENTS}forward_peak_bytes": passes.forward,
-        f"{EVENTS}backward_peak_bytes": passes.backward,
+        f"{EVENTS}live_bytes": pass_bytes.live,
+        f"{EVENTS}forward_peak_bytes": pass_bytes.forward,
+        f"{EVENTS}backward_peak_bytes": pass_bytes.backward,
         f"{EVENTS}sums_in_place_bytes": gradient_sums.in_place,
         f"{EVENTS}sums_out_of_place_bytes": gradient_sums.out_of_place,
     }
@@ -445,8 +451,8 @@ def _saved_bytes(training_run: TrainingRun, loss: Any) -> int | None:
 
 def simulate_pass(spec: ModelSpec, inference: InferenceConfig) -> InferenceBytes:
     """Simulates the memory of a prefill or of a decoding step."""
-    replay = replay_inference(spec, inference)
-    return InferenceBytes(replay.peak[1].bytes, replay.after)
+    inference_replay = replay_inference(spec, inference)
+    return InferenceBytes(inference_replay.peak[1].bytes, inference_replay.after)
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------
@@ -460,13 +466,13 @@ class CpuStorageTracker(StorageTracker):
 
     set_up = False
 
-    def _follow(self, tensor: Tensor, function: Any) -> None:
+    def _track_tensor(self, tensor: Tensor, function: Any) -> None:
         if self.set_up and function is torch.ops.aten.lift_fresh.default and not tensor.dim():
             storage = tensor.untyped_storage()
             self.tracked.add(storage._cdata)
             weakref.finalize(storage, self.tracked.discard, storage._cdata)
         else:
-            super()._follow(tensor, function)
+            super()._track_tensor(tensor, function)
 
 
 def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_count: int = STEPS) -> TrainingBytes:
@@ -482,7 +488,7 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
     def record_phase(phase: str, loss: Tensor | None) -> None:
         peaks[phase], tracker.peak = max(peaks.get(phase, 0), tracker.peak), tracker.now
         if loss is not None:
-            outside_storages = {tensor.untyped_storage()._cdata for tensor in training_loop.outside}
+            outside_storages = {tensor.untyped_storage()._cdata for tensor in training_loop.outside_tensors}
             results_after_forward["saved"] = (
                 None if training.recompute is not NONE else saved_bytes(loss, outside_storages, device)
             )
@@ -490,7 +496,7 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
 
     with ShapeCache(), tracker:
         training_loop = TrainingLoop(spec, training, device)
-        tracker.follow((*training_loop.module.parameters(), *training_loop.module.buffers()))
+        tracker.track_tensors((*training_loop.module.parameters(), *training_loop.module.buffers()))
         set_up, bytes_of_steps = tracker.now, []
         if isinstance(tracker, CpuStorageTracker):
             tracker.set_up = True
@@ -506,11 +512,11 @@ def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str,
     """Returns measured bytes by quantity of a micro-batch's passes on the CPU, from the profiler's events."""
     with without_initial_values():
         training_loop = TrainingLoop(spec, training, "cpu")
-    training_loop.read()
-    with torch.no_grad(), variants.kernel_context(training.choices):
+    training_loop.create_tokens()
+    with torch.no_grad(), kernel_variants.kernel_context(training.choices):
         training_loop.loss()  # creates objects that are created once
     with (
-        discarded_log(),
+        discard_profiler_log(),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as profiler,
         ExitStack() as phase_context,
     ):
@@ -533,7 +539,7 @@ def measure_pass(spec: ModelSpec, inference: InferenceConfig, device: str) -> In
         cache_tensors = cache_shapes(spec, inference) if inference.phase == "decode" else {}
     with ShapeCache(), tracker:
         passes = InferencePasses(spec, inference, device)
-        tracker.follow((*passes.module.parameters(), *passes.module.buffers()))
+        tracker.track_tensors((*passes.module.parameters(), *passes.module.buffers()))
         if inference.phase == "decode":
             passes.create_cache(cache_tensors)
         tracker.peak = tracker.now

@@ -6,7 +6,7 @@ from ..costs.params import params
 from ..errors import InputError
 from ..sources.preset import Preset
 from .checks import Check, Verdict
-from .difference import list_sizes
+from .difference_explanation import list_sizes
 
 WITNESS = "published"
 
@@ -20,14 +20,14 @@ def verify_published(preset: Preset) -> Verdict:
     if published_figures.parameters is None:
         raise InputError("no exact parameter count was published")
     counted_params, explained_difference = params(preset.model).total, published_figures.parameters_difference
-    check = Check(
+    parameter_check = Check(
         "model", "parameters", counted_params, published_figures.parameters, WITNESS, explained=explained_difference
     )
     verdict_info = {"difference": published_figures.parameters_difference, "note": published_figures.parameters_note}
     return Verdict(
         preset.name,
         WITNESS,
-        [check],
+        [parameter_check],
         0.0,
         verdict_info if published_figures.parameters_difference else {},
         list_sizes(preset.model),

@@ -25,8 +25,8 @@ from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, compare_nodes, remove_zero_checks
-from .difference import list_sizes
-from .measure import (
+from .difference_explanation import list_sizes
+from .module_measurements import (
     buffers,
     cache_bytes_by_path,
     copy_to_repeats,
@@ -101,7 +101,7 @@ def gpu_filling_seq(spec: ModelSpec, seq: int) -> int:
 
 def verify_reference(
     spec: ModelSpec,
-    target: str = "model",
+    model_name: str = "model",
     device: Device = "meta",
     batch: int = 1,
     seq: int | None = None,
@@ -112,7 +112,7 @@ def verify_reference(
     Raises `InputError` if the device does not exist or the model is too large for it.
     """
     require_torch()
-    started_at = time.perf_counter()
+    start_time = time.perf_counter()
     seq = default_seq(spec) if seq is None else seq
     longest_tokens = longest_pass(spec)
     if longest_tokens is not None and seq > longest_tokens:
@@ -134,10 +134,10 @@ def verify_reference(
         "layers": depth,
         "layers_run": depth - len(repeats),
     }
-    seconds = time.perf_counter() - started_at
+    seconds = time.perf_counter() - start_time
     if device != "meta":
         verdict_info["measured"] = _measure_speed(spec, module, device, batch, seq)
-    return Verdict(target, f"reference/{device}", checks, seconds, verdict_info, list_sizes(spec))
+    return Verdict(model_name, f"reference/{device}", checks, seconds, verdict_info, list_sizes(spec))
 
 
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
 def _checks(
     spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int, repeats: dict[str, str]
 ) -> Iterator[Check]:
-    tree, witness = spec.tree(), f"reference/{device}"
+    model_tree, witness_name = spec.tree(), f"reference/{device}"
     module_paths = module_names(module)
     run_parts = frozenset({MTP.name}) if spec.mtp is not None else frozenset()
 
@@ -219,17 +219,17 @@ def _checks(
         cost: Cost,
         measured_counts: dict[str, int],
         workload: Workload | None = None,
-        include: frozenset[str] = frozenset(),
+        included_parts: frozenset[str] = frozenset(),
     ) -> Iterator[Check]:
         checks = compare_nodes(
-            tree,
+            model_tree,
             quantity,
-            lambda place: place.cost_per_repeat(cost, include),
+            lambda place: place.cost_per_repeat(cost, included_parts),
             measured_counts,
             module_paths,
-            witness,
+            witness_name,
             None if workload is None else RunConfig(workload),
-            include,
+            included_parts,
         )
         if quantity != "parameters":
             checks = remove_zero_checks(checks)
@@ -252,7 +252,7 @@ def _checks(
         logits, logits_ahead = model_outputs if has_mtp else (model_outputs, [])
         return [logits, *logits_ahead]
 
-    forward_flops, training_flops = count_flops(module, run_model, train=True)
+    forward_flops, training_flops = count_flops(module, run_model, includes_backward=True)
     workload = Workload(batch=batch, seq=seq, phase="forward")
     yield from compare_with_model(
         "forward_flops", forward_flops_of, copy_to_repeats(forward_flops, repeats), workload, run_parts
@@ -267,23 +267,25 @@ def _checks(
     if spec.one_pass_model_name:
         return
 
-    store: dict[nn.Module, tuple[torch.Tensor, ...]] = {}
+    cache_store: dict[nn.Module, tuple[torch.Tensor, ...]] = {}
     has_head = spec.head.type in ("lm", "classification")
-    prefill, _ = count_flops(module, lambda: [module(ids, source_input, store=store, last_only=has_head)])
+    prefill_flops, _ = count_flops(module, lambda: [module(ids, source_input, store=cache_store, last_only=has_head)])
     yield from compare_with_model(
         "prefill_flops",
         forward_flops_of,
-        copy_to_repeats(prefill, repeats),
+        copy_to_repeats(prefill_flops, repeats),
         Workload(batch=batch, seq=seq, phase="prefill"),
     )
     next_ids = token_ids(spec, batch, 1, device, has_values)
-    decode, _ = count_flops(module, lambda: [module(next_ids, store=store, past=seq)])
+    decode_flops, _ = count_flops(module, lambda: [module(next_ids, store=cache_store, past=seq)])
     decode_workload = Workload(batch=batch, seq=1, context=seq, source=seq, phase="decode")
-    yield from compare_with_model("decode_flops", forward_flops_of, copy_to_repeats(decode, repeats), decode_workload)
+    yield from compare_with_model(
+        "decode_flops", forward_flops_of, copy_to_repeats(decode_flops, repeats), decode_workload
+    )
     cache_bits = DTYPE_BITS[device_dtype(device)]
     yield from compare_with_model(
         "cache_bytes",
         lambda op_use: bits_to_bytes(op_use.cache_bits(cache_bits)),
-        copy_to_repeats(cache_bytes_by_path(store, module), repeats),
+        copy_to_repeats(cache_bytes_by_path(cache_store, module), repeats),
         decode_workload,
     )

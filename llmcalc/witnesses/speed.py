@@ -37,9 +37,9 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
             torch.cuda.reset_peak_memory_stats(device)
         seconds = []
         for _ in range(RUNS):
-            started_at = seconds_when_finished()
+            start_time = seconds_when_finished()
             forward()
-            seconds.append(seconds_when_finished() - started_at)
+            seconds.append(seconds_when_finished() - start_time)
     median_seconds = sorted(seconds)[RUNS // 2]
     measurements: dict[str, Any] = {
         "date": date.today().isoformat(), "torch": torch.__version__, "device": _device_name(device), "tokens": tokens,

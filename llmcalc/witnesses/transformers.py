@@ -32,10 +32,10 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, remove_zero_checks
 from .deviations import additions_by_path, class_total, cost_in_class
-from .difference import list_sizes
+from .difference_explanation import list_sizes
 from .matching import compare_modules, coverage_of_leaves
-from .measure import count_flops, default_dtype, module_names, tensor_names, tensors
-from .modules import ModulesByNode, find_modules_of_nodes, nodes_called_once, remove_shared_parameters
+from .module_measurements import count_flops, default_dtype, module_names, tensor_names, tensors
+from .module_search import ModulesByNode, find_modules_of_nodes, nodes_called_once, remove_shared_parameters
 from .reference import LARGEST_REAL, LEAST_SEQ
 from .witness import family_of_class, fields_of, load_class, require_library_class, witness_of
 
@@ -63,10 +63,10 @@ def verify_transformers(preset: Preset, batch: int = 1, seq: int | None = None) 
 
 
 def verify_config(
-    spec: ModelSpec, config: dict[str, Any], target: str = "model", batch: int = 1, seq: int | None = None
+    spec: ModelSpec, config: dict[str, Any], model_name: str = "model", batch: int = 1, seq: int | None = None
 ) -> Verdict:
     """Compares counts with the class of `config`: the class in its `architectures`, else the model type's class."""
-    started_at = time.perf_counter()
+    start_time = time.perf_counter()
     longest_tokens = learned_positions(spec)
     if longest_tokens is not None and seq is not None and seq > longest_tokens:
         raise InputError(
@@ -76,24 +76,24 @@ def verify_config(
     lengths = tuple(
         dict.fromkeys(length if longest_tokens is None else min(length, longest_tokens) for length in sequence_lengths)
     )
-    model = build(config)
+    model = build_class_model(config)
     modules = find_modules(spec, config, model)
     checks = list(_checks(spec, config, model, modules, batch, lengths))
     verdict_info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
     cost = cost_in_class(text_model_of(config)[2], "parameters", total_params_of, spec)
     coverage_of_model = coverage_of_leaves(spec.tree(), modules, cost, WITHOUT_FLOPS)
     return Verdict(
-        target,
+        model_name,
         "transformers",
         checks,
-        time.perf_counter() - started_at,
+        time.perf_counter() - start_time,
         verdict_info,
         list_sizes(spec),
         coverage_of_model,
     )
 
 
-def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
+def build_class_model(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
     """Builds the class that `architectures` names on the meta device, or with values if its forward pass needs them.
 
     It never runs code from a hub.
@@ -113,8 +113,8 @@ def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
         "batched_mm"  # the default grouped product has no FLOP formula and would count 0
     )
     model_class = load_class(config)
-    float32 = model_class.__name__.endswith(class_settings.refuses_bfloat16)
-    dtype = torch.float32 if float32 else torch.bfloat16
+    needs_float32 = model_class.__name__.endswith(class_settings.refuses_bfloat16)
+    dtype = torch.float32 if needs_float32 else torch.bfloat16
     try:
         with torch.device("meta"), default_dtype(dtype):
             model: nn.Module = (
@@ -147,10 +147,10 @@ def class_settings_of(config: Mapping[str, Any]) -> Quirks:
 
 def _disable_warnings(model: nn.Module) -> None:
     """Disables a padding warning that reads token ids, which have no values on the meta device."""
-    warning = "warn_if_padding_and_no_attention_mask"
+    warning_name = "warn_if_padding_and_no_attention_mask"
     for module in model.modules():
-        if hasattr(module, warning):
-            setattr(module, warning, lambda *_: None)
+        if hasattr(module, warning_name):
+            setattr(module, warning_name, lambda *_: None)
 
 
 def _avoid_identity_experts(model: nn.Module) -> None:
@@ -158,12 +158,12 @@ def _avoid_identity_experts(model: nn.Module) -> None:
     import torch
 
     for module in model.modules():
-        correction, identity_count = (
+        correction, identity_expert_count = (
             getattr(module, "e_score_correction_bias", None),
             getattr(model.config, "zero_expert_num", 0),
         )
-        if isinstance(correction, torch.Tensor) and identity_count:
-            correction[-identity_count:] = float("-inf")
+        if isinstance(correction, torch.Tensor) and identity_expert_count:
+            correction[-identity_expert_count:] = float("-inf")
 
 
 def _raise_expert_capacity(model: nn.Module) -> None:
@@ -171,10 +171,10 @@ def _raise_expert_capacity(model: nn.Module) -> None:
 
     Otherwise FLOPs would depend on the random weights: tokens beyond `expert_capacity` are dropped.
     """
-    capacity = "expert_capacity"
+    capacity_field = "expert_capacity"
     for module in model.modules():
-        if isinstance(getattr(module, capacity, None), int):
-            setattr(module, capacity, sys.maxsize)
+        if isinstance(getattr(module, capacity_field, None), int):
+            setattr(module, capacity_field, sys.maxsize)
 
 
 def _checks(
@@ -185,9 +185,9 @@ def _checks(
     batch: int,
     lengths: tuple[int, ...],
 ) -> Iterator[Check]:
-    tree, model_type, witness = spec.tree(), text_model_of(config)[2], f"transformers/{config['model_type']}"
+    model_tree, model_type, witness_name = spec.tree(), text_model_of(config)[2], f"transformers/{config['model_type']}"
     params = tensors(model, [module_path for node_modules in modules.values() for module_path in node_modules.modules])
-    towers = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
+    towers_without_flops = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
 
     def compare_with_class(
         quantity: str,
@@ -203,12 +203,12 @@ def _checks(
         )
         return remove_zero_checks(
             compare_modules(
-                tree,
+                model_tree,
                 quantity,
                 lambda node_position: node_position.cost_per_repeat(cost) + additions_of_nodes(node_position.path),
                 modules,
                 measured_counts,
-                witness,
+                witness_name,
                 run_config,
             )
         )
@@ -217,9 +217,9 @@ def _checks(
     yield Check(
         "model",
         "parameters",
-        class_total(model_type, "parameters", total_params_of, spec, include=towers),
+        class_total(model_type, "parameters", total_params_of, spec, included_parts=towers_without_flops),
         params.get("", 0) - uncounted_params,
-        witness,
+        witness_name,
     )
     yield from compare_with_class("parameters", total_params_of, remove_shared_parameters(modules, params), modules)
     for seq in lengths:
@@ -230,7 +230,7 @@ def _checks(
             "forward_flops",
             class_total(model_type, "forward_flops", forward_flops_of, spec, run_config),
             measured_pass.flops.get("", 0),
-            witness,
+            witness_name,
             seq,
         )
         if seq == lengths[0]:
@@ -245,7 +245,7 @@ def _checks(
             cache_bits = class_total(
                 model_type, "cache_bytes", lambda op_use: op_use.cache_bits(DTYPE_BITS["bfloat16"]), spec, run_config
             )
-            yield Check("model", "cache_bytes", bits_to_bytes(cache_bits), measured_pass.cache, witness, seq)
+            yield Check("model", "cache_bytes", bits_to_bytes(cache_bits), measured_pass.cache, witness_name, seq)
 
 
 def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[str, int]:
@@ -256,11 +256,11 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
     node_positions = [
         re.escape(node_position).replace(r"\*", r"\d+") for node_position in family.uncounted_modules.split(" + ")
     ]
-    pattern = re.compile(rf"({'|'.join(node_positions)})\.")
+    path_pattern = re.compile(rf"({'|'.join(node_positions)})\.")
     return {
         param_name: parameter.numel()
         for param_name, parameter in model.named_parameters()
-        if pattern.match(f"{param_name}.")
+        if path_pattern.match(f"{param_name}.")
     }
 
 
@@ -268,11 +268,13 @@ def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Modu
     """Finds the modules of a class that correspond to the nodes of the spec's tree."""
     family, outer_family = family_of_class(text_model_of(config)[2]), family_of_class(config["model_type"])
     base_path = next((module_path for module_path, module in model.named_modules() if module is model.base_model), "")
-    paths = module_names(model) | tensor_names(model)
-    names, outer_names = (
+    class_paths = module_names(model) | tensor_names(model)
+    module_names_of_text, module_names_of_wrapper = (
         {} if family_record is None else family_record.modules for family_record in (family, outer_family)
     )
-    return find_modules_of_nodes(spec.tree(), paths, spec.kind, base_path, names, outer_names)
+    return find_modules_of_nodes(
+        spec.tree(), class_paths, spec.kind, base_path, module_names_of_text, module_names_of_wrapper
+    )
 
 
 def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
@@ -358,7 +360,7 @@ def required_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Pass:
+class MeasuredPass:
     """The measurements of one forward pass.
 
     flops: module path → FLOPs.
@@ -371,7 +373,7 @@ class Pass:
     cache: int | None
 
 
-def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_settings: Quirks) -> Pass:
+def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_settings: Quirks) -> MeasuredPass:
     """Runs and measures one forward pass over `batch` sequences of `seq` tokens."""
     import torch
     from transformers import DynamicCache
@@ -400,7 +402,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
         hook_handle.remove()
     stored_cache = next((cache for output in reversed(module_outputs) for cache in _find_caches(output)), None)
     if denoises_after_prompt(model):
-        return Pass(forward_flops, calls_by_module, None)  # it reads the prompt's cache and fills none
+        return MeasuredPass(forward_flops, calls_by_module, None)  # it reads the prompt's cache and fills none
     argument = cache_argument(model)
     if stored_cache is None and spec.kind == "decoder" and not spec.one_pass_model_name and argument:
         config: Any = model.config
@@ -412,7 +414,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
         if states_before.get(module_path) is not module_state
     ]
     stored_cache = [stored_cache, *module_states] if module_states else stored_cache
-    return Pass(
+    return MeasuredPass(
         forward_flops,
         calls_by_module,
         None if spec.one_pass_model_name or stored_cache is None else cache_bytes(stored_cache),

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..sources.huggingface.family import Family
-from ..sources.huggingface.heads import architecture_of
+from ..sources.huggingface.head_kinds import architecture_of
 from ..sources.huggingface.registry import family_of, library_class_names, model_types, usual_name
 
 HUB_FIELDS = ("model_type", "auto_map", "quantization_config", "transformers_version")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ..algebra import Number, add, ceil_div, exact_div, floor_div, is_zero, maximum, minimum, times
 from ..frozen import frozen
 from .inputs import EncoderPass
-from .rows import SOURCE, TOKENS, Rows, Sequences
+from .rows import SOURCE, TOKENS, Rows, SequenceRows
 from .workload import Workload
 
 
-class Patches(Rows):
+class PatchRows(Rows):
     """The patches of an image or audio frames in an encoder's pass."""
 
     __slots__ = ()
@@ -20,14 +20,14 @@ class Patches(Rows):
         return times(workload.rows, workload.columns)
 
 
-PATCHES = Patches("patches")
+PATCHES = PatchRows("patches")
 
-IMAGES = Sequences("images")
+IMAGES = SequenceRows("images")
 """One row per image, tile or clip of an encoder's pass."""
 
 
 @frozen(slots=True)
-class PaddedSquares(Rows):
+class PaddedSquareRows(Rows):
     """The patches of an encoder's pass, with rows and columns padded to whole squares.
 
     side: the side of a square, in patches.
@@ -46,7 +46,7 @@ class PaddedSquares(Rows):
 
 
 @frozen(slots=True)
-class Distances(Rows):
+class DistanceRows(Rows):
     """One row per distance between a query and a key, shared by all sequences."""
 
     name: str = "distances"
@@ -58,7 +58,7 @@ class Distances(Rows):
 
 
 @frozen(slots=True)
-class Table(Rows):
+class TableRows(Rows):
     """The rows of an embedding table, shared by all sequences.
 
     length: the number of rows of the table.
@@ -77,7 +77,7 @@ class Table(Rows):
 
 
 @frozen(slots=True)
-class Multiple(Rows):
+class MultipleRows(Rows):
     """`by` rows for each source row (`of`), plus `more` rows, such as the samples before a strided convolution.
 
     There are none if `of` has none.
@@ -94,7 +94,7 @@ class Multiple(Rows):
 
 
 @frozen(slots=True)
-class Joined(Rows):
+class JoinedRows(Rows):
     """The concatenation of two kinds of rows."""
 
     name: str = "joined"
@@ -109,7 +109,7 @@ class Joined(Rows):
 
 
 @frozen(slots=True)
-class Padded(Rows):
+class PaddedRows(Rows):
     """The source rows (`of`), padded to whole blocks of `block` rows, plus `more` rows; empty without source rows."""
 
     name: str = "padded"
@@ -123,7 +123,7 @@ class Padded(Rows):
 
 
 @frozen(slots=True)
-class Windows(Rows):
+class WindowRows(Rows):
     """One row for each window of `window` source rows (`of`), the last of which may be padded."""
 
     name: str = "windows"
@@ -135,7 +135,7 @@ class Windows(Rows):
 
 
 @frozen(slots=True)
-class FromZeros(Rows):
+class RowsFromZeros(Rows):
     """The recurrent states before each source row (token). The first state is zeros."""
 
     name: str = "from_zeros"
@@ -149,7 +149,7 @@ class FromZeros(Rows):
 
 
 @frozen(slots=True)
-class OfThisPass(Rows):
+class RowsOfThisPass(Rows):
     """The source rows (`of`) that this pass adds, without rows of earlier passes."""
 
     name: str = "of_this_pass"
@@ -160,7 +160,7 @@ class OfThisPass(Rows):
 
 
 @frozen(slots=True)
-class Blocks(Rows):
+class BlockRows(Rows):
     """One row for each complete block of `block` rows."""
 
     name: str = "blocks"
@@ -175,7 +175,7 @@ class Blocks(Rows):
 
 
 @frozen(slots=True)
-class WithSums(Rows):
+class RowsWithSums(Rows):
     """The source rows (`of`), plus one summary row for each complete block of `block` rows."""
 
     name: str = "with_sums"
@@ -187,7 +187,7 @@ class WithSums(Rows):
 
 
 @frozen(slots=True)
-class WithStart(Rows):
+class RowsWithStart(Rows):
     """The new source rows (`of`), after a row of zeros in a pass that starts at the first token."""
 
     name: str = "with_start"
@@ -201,7 +201,7 @@ class WithStart(Rows):
 
 
 @frozen(slots=True)
-class WithPrompt(Rows):
+class RowsWithPrompt(Rows):
     """The source rows (`of`) after `more` prompt rows, which the first pass computes and caches."""
 
     name: str = "with_prompt"
@@ -219,7 +219,7 @@ class WithPrompt(Rows):
 
 
 @frozen(slots=True)
-class Strided(Rows):
+class StridedRows(Rows):
     """The output rows of a strided convolution over the source rows, padded with kernel // 2 zeros on each side."""
 
     name: str = "strided"
@@ -233,7 +233,7 @@ class Strided(Rows):
 
 
 @frozen(slots=True)
-class InChunks(Rows):
+class RowsInChunks(Rows):
     """The output rows of strided convolutions over chunks of the source rows, each padded by one row at either end.
 
     chunk: the rows of a chunk. strides: those of the convolutions, in order.
@@ -265,7 +265,7 @@ class InChunks(Rows):
 
 
 @frozen(slots=True)
-class Merged(Rows):
+class MergedRows(Rows):
     """One row per square of side × side neighbours over `frames` consecutive frames."""
 
     name: str = "merged"
@@ -302,7 +302,7 @@ class QueryKeyPairs(Rows):
 
 
 @frozen(slots=True)
-class Halved(Rows):
+class HalvedRows(Rows):
     """The averages of pairs of source rows (Funnel Transformer). A single pair is not averaged.
 
     separate_cls: whether the first row is paired with a copy of itself.
@@ -341,7 +341,7 @@ class RelativeDistances(Rows):
 
 
 @frozen(slots=True)
-class BytePatches(Rows):
+class BytePatchRows(Rows):
     """One row per patch of a text's bytes: one for the first byte, then one per `patch` bytes; 0 for no text."""
 
     name: str = "patches of bytes"
@@ -358,7 +358,7 @@ class PatchVectors(Rows):
     """`by` rows (vectors) for each patch of bytes; attention pairs them with the bytes of the same patch."""
 
     name: str = "vectors of patches"
-    of: BytePatches = BytePatches()
+    of: BytePatchRows = BytePatchRows()
     by: Number = 1
 
     def new_rows(self, workload: Workload) -> Number:
@@ -370,7 +370,7 @@ class PatchVectors(Rows):
 
 
 @frozen(slots=True)
-class PaddedBeyond(Rows):
+class RowsPaddedBeyond(Rows):
     """The source rows (`of`), padded to whole blocks of `block` rows if there are more than `least` rows."""
 
     name: str = "padded"
@@ -380,11 +380,11 @@ class PaddedBeyond(Rows):
 
     def new_rows(self, workload: Workload) -> Number:
         row_count = self.of.new_rows(workload)
-        return row_count if is_zero(row_count) else _padded_beyond(row_count, self.block, self.least)
+        return row_count if is_zero(row_count) else _padded_rows_beyond(row_count, self.block, self.least)
 
 
-def _padded_beyond(row_count: Number, block_rows: Number, threshold: Number) -> Number:
-    return row_count + is_beyond(row_count, threshold) * (ceil_div(row_count, block_rows) * block_rows - row_count)
+def _padded_rows_beyond(row_count: Number, block_rows: Number, least_rows: Number) -> Number:
+    return row_count + is_beyond(row_count, least_rows) * (ceil_div(row_count, block_rows) * block_rows - row_count)
 
 
 def is_beyond(row_count: Number, threshold: Number) -> Number:

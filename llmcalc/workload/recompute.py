@@ -109,7 +109,9 @@ def recompute_of(option_text: str) -> Recompute:
     if granularity == "nodes" and all(interval_text.split(",")):
         node_names = frozenset(interval_text.split(","))
         for node_path in node_names:
-            outer_path = next((other_path for other_path in node_names if node_path.startswith(f"{other_path}.")), None)
+            outer_path = next(
+                (candidate_path for candidate_path in node_names if node_path.startswith(f"{candidate_path}.")), None
+            )
             if outer_path is not None:
                 raise InputError(
                     f"--recompute {option_text}: {node_path} is inside {outer_path}; expected one of the two"
@@ -118,7 +120,7 @@ def recompute_of(option_text: str) -> Recompute:
     raise InputError(f"--recompute {option_text}: not known; expected {EXPECTED}")
 
 
-def check_nodes(node_names: Iterable[str], model_node_names: Iterable[str]) -> None:
+def check_node_names(node_names: Iterable[str], model_node_names: Iterable[str]) -> None:
     """Raises `InputError` for the path of a module that no layer has. model_node_names: the existing paths."""
     existing_names = list(dict.fromkeys(model_node_names))
     for node_name in sorted(node_names):

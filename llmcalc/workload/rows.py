@@ -40,7 +40,7 @@ class Rows:
         return 0
 
 
-class Tokens(Rows):
+class TokenRows(Rows):
     """The tokens of the decoder's sequence (or of the only sequence), as opposed to the encoder's source tokens."""
 
     __slots__ = ()
@@ -52,10 +52,10 @@ class Tokens(Rows):
         return workload.context
 
 
-TOKENS = Tokens("tokens")
+TOKENS = TokenRows("tokens")
 
 
-class SourceTokens(Rows):
+class SourceTokenRows(Rows):
     """The source tokens of an encoder-decoder, which the encoder reads before decoding begins."""
 
     __slots__ = ()
@@ -68,7 +68,7 @@ class SourceTokens(Rows):
 
 
 @frozen(slots=True)
-class Fixed(Rows):
+class FixedRows(Rows):
     """A fixed number of rows, such as the positions of a fixed-length encoder.
 
     length: the number of rows per sequence.
@@ -86,7 +86,7 @@ class Fixed(Rows):
         return self.length
 
 
-class Logits(Rows):
+class LogitRows(Rows):
     """The positions whose logits are computed: only the last position in prefill, otherwise all positions."""
 
     __slots__ = ()
@@ -95,7 +95,7 @@ class Logits(Rows):
         return 1 if workload.phase == "prefill" else workload.seq
 
 
-class Sequences(Rows):
+class SequenceRows(Rows):
     """A single vector per sequence, such as the input of a pooler."""
 
     __slots__ = ()
@@ -116,7 +116,7 @@ ONE_GROUP = ExpertGroups()
 
 
 @frozen(slots=True)
-class Routed(Rows):
+class RoutedRows(Rows):
     """One row per token and selected expert. Operations on these rows multiply by `top_k` themselves.
 
     groups: the groups of experts from which a token's experts are selected, one by default.
@@ -131,7 +131,7 @@ class Routed(Rows):
         return self.of.new_rows(workload) * self.top_k
 
 
-SOURCE, LOGITS, SEQUENCES = SourceTokens("source"), Logits("logits"), Sequences("sequences")
+SOURCE, LOGITS, SEQUENCES = SourceTokenRows("source"), LogitRows("logits"), SequenceRows("sequences")
 
 ONCE = Rows("once", batched=False)
 """The rows of a value without rows, such as a trained vector."""

@@ -72,9 +72,9 @@ class RunConfig:
         """Returns the FLOPs of one rank, rounded down, if a group of ranks divides the sequences evenly."""
         return flops if self.sequence_ranks == 1 else floor_div(flops, self.sequence_ranks)
 
-    def with_workload(self, **changes: Any) -> RunConfig:
+    def with_workload(self, **changed_fields: Any) -> RunConfig:
         """Returns a copy with changed fields of the workload."""
-        return replace(self, workload=self.workload.with_(**changes))
+        return replace(self, workload=self.workload.with_(**changed_fields))
 
     def with_pairs(self, pairs: Pairs) -> RunConfig:
         """Returns a copy with another counting convention for query-key pairs."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get
 
 from ..errors import InputError, shown, suggest
 from ..frozen import frozen
-from .validation import LARGEST, one_of, whole
+from .validation import LARGEST, validate_choice, validate_whole
 
 Panel: TypeAlias = Literal[
     "Options",
@@ -81,7 +81,7 @@ class Setting:
 
 
 @frozen(slots=True)
-class Declared:
+class DeclaredSetting:
     """A setting's declaration with name and type. kind: the value's type without None."""
 
     name: str
@@ -112,18 +112,18 @@ class Declared:
             replacement = (self.setting.replacements or {}).get(raw_value) if isinstance(raw_value, str) else None
             if replacement is not None:
                 raise InputError(f"{option_name}: {shown(raw_value)} is not supported; expected {replacement}")
-            return one_of(option_name, raw_value, self.kind)
+            return validate_choice(option_name, raw_value, self.kind)
         if self.kind is int:
-            return whole(option_name, length_of(option_name, raw_value), self.setting.least, self.setting.most)
+            return validate_whole(option_name, length_of(option_name, raw_value), self.setting.least, self.setting.most)
         if self.kind is float:
-            raw_value = number_of(option_name, raw_value)
+            raw_value = parse_number(option_name, raw_value)
             return raw_value if self.setting.check is None else self.setting.check(option_name, raw_value)
         if self.kind is bool:
             if not isinstance(raw_value, bool):
                 raise InputError(f"{option_name}: {shown(raw_value)} is not a truth value; expected true or false")
             return raw_value
         if get_origin(self.kind) is tuple:
-            raw_value = names_of(raw_value) if isinstance(raw_value, str) else tuple(raw_value)
+            raw_value = parse_names(raw_value) if isinstance(raw_value, str) else tuple(raw_value)
         elif not isinstance(raw_value, (str, self.kind)):
             example_value = self.setting.example or "bf16"
             raise InputError(
@@ -149,7 +149,7 @@ def length_of(option_name: str, option_value: Any) -> Any:
         raise InputError(f"{option_name}: {error}") from None
 
 
-def number_of(option_name: str, option_value: Any) -> float:
+def parse_number(option_name: str, option_value: Any) -> float:
     """Parses a number or its text. option_name: the option's name in errors. Raises `InputError` for other values."""
     try:
         parsed_number = float("nan" if isinstance(option_value, bool) else option_value)
@@ -160,26 +160,26 @@ def number_of(option_name: str, option_value: Any) -> float:
     return parsed_number
 
 
-def names_of(list_text: str) -> tuple[str, ...]:
+def parse_names(list_text: str) -> tuple[str, ...]:
     """Splits text such as `q_proj,v_proj` into a tuple of names."""
     return tuple(setting_name.strip() for setting_name in list_text.split(",") if setting_name.strip())
 
 
-def declared(settings_class: type) -> dict[str, Declared]:
+def declarations_of(settings_class: type) -> dict[str, DeclaredSetting]:
     """Returns the declared settings of a class, in order: annotations `Annotated[type | None, Setting(…)]`."""
     if settings_class not in _DECLARED:
-        declared_settings: dict[str, Declared] = {}
+        declared_settings: dict[str, DeclaredSetting] = {}
         for setting_name, type_hint in get_type_hints(settings_class, include_extras=True).items():
             if get_origin(type_hint) is Annotated:
-                value_type, *notes = get_args(type_hint)
-                setting = next((type_note for type_note in notes if isinstance(type_note, Setting)), None)
+                value_type, *type_notes = get_args(type_hint)
+                setting = next((type_note for type_note in type_notes if isinstance(type_note, Setting)), None)
                 if setting is not None:
-                    declared_settings[setting_name] = Declared(setting_name, _without_none(value_type), setting)
+                    declared_settings[setting_name] = DeclaredSetting(setting_name, _without_none(value_type), setting)
         _DECLARED[settings_class] = declared_settings
     return _DECLARED[settings_class]
 
 
-_DECLARED: dict[type, dict[str, Declared]] = {}
+_DECLARED: dict[type, dict[str, DeclaredSetting]] = {}
 
 
 def _without_none(union_type: Any) -> Any:
@@ -187,11 +187,11 @@ def _without_none(union_type: Any) -> Any:
     union_members = get_args(union_type)
     if get_origin(union_type) is Literal or type(None) not in union_members:
         return union_type
-    (other_type,) = [union_member for union_member in union_members if union_member is not type(None)]
-    return other_type
+    (remaining_type,) = [union_member for union_member in union_members if union_member is not type(None)]
+    return remaining_type
 
 
-def checked_values(declared_settings: Mapping[str, Declared], raw_values: Mapping[str, Any]) -> dict[str, Any]:
+def checked_values(declared_settings: Mapping[str, DeclaredSetting], raw_values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the checked values of settings by name. declared_settings: all declared settings, by name.
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.
@@ -212,7 +212,7 @@ def training_option(settings: Any) -> str:
     """Returns the first option that only training supports; empty if there is none. settings: of a run or a layout."""
     typed_training_options = (
         declaration.option
-        for setting_name, declaration in declared(type(settings)).items()
+        for setting_name, declaration in declarations_of(type(settings)).items()
         if declaration.setting.phases == TRAINING and getattr(settings, setting_name) is not None
     )
     return next(typed_training_options, "")
@@ -220,7 +220,7 @@ def training_option(settings: Any) -> str:
 
 def check_phase(settings: Any, phase: str) -> None:
     """Raises `InputError` for a setting of another phase, or without a required other setting."""
-    for setting_name, declaration in declared(type(settings)).items():
+    for setting_name, declaration in declarations_of(type(settings)).items():
         if getattr(settings, setting_name) is None:
             continue
         if phase not in declaration.setting.phases:

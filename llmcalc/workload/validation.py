@@ -11,26 +11,28 @@ LARGEST = 2**40
 """The largest number of sequences or tokens."""
 
 
-def whole(option_name: str, option_value: Any, least: int = 1, most: int = LARGEST) -> int:
-    """Validates an integer from `least` to `most` and returns it. Raises `InputError` for other values.
+def validate_whole(option_name: str, option_value: Any, minimum: int = 1, maximum: int = LARGEST) -> int:
+    """Validates an integer from `minimum` to `maximum` and returns it. Raises `InputError` for other values.
 
     Raises `InputError`, naming the option, if it is not.
     """
     if isinstance(option_value, bool) or not isinstance(option_value, int):
-        raise InputError(f"{option_name}: {shown(option_value)} is not a whole number; expected {least} or more")
-    if option_value < least:
-        raise InputError(f"{option_name}: {shown(option_value)} is too small; expected at least {least}")
-    if option_value > most:
-        raise InputError(f"{option_name}: {shown(option_value)} is too large; expected at most {most}")
+        raise InputError(f"{option_name}: {shown(option_value)} is not a whole number; expected {minimum} or more")
+    if option_value < minimum:
+        raise InputError(f"{option_name}: {shown(option_value)} is too small; expected at least {minimum}")
+    if option_value > maximum:
+        raise InputError(f"{option_name}: {shown(option_value)} is too large; expected at most {maximum}")
     return option_value
 
 
-def optional_whole(option_name: str, option_value: Any, least: int = 1, most: int = LARGEST) -> int | None:
+def validate_optional_whole(
+    option_name: str, option_value: Any, minimum: int = 1, maximum: int = LARGEST
+) -> int | None:
     """Validates an integer as `whole` does, but accepts None."""
-    return None if option_value is None else whole(option_name, option_value, least, most)
+    return None if option_value is None else validate_whole(option_name, option_value, minimum, maximum)
 
 
-def text(option_name: str, option_value: Any, example: str) -> str:
+def validate_text(option_name: str, option_value: Any, example: str) -> str:
     """Validates that a value is text and returns it. Raises `InputError`, with the option and an example, otherwise."""
     if not isinstance(option_value, str):
         raise InputError(f"{option_name}: {shown(option_value)} is not text; expected a name such as {example!r}")
@@ -41,15 +43,15 @@ SPELLED = {"train": "training"}
 """Other spellings of words that options take."""
 
 
-def one_of(option_name: str, option_value: Any, accepted_values: Any) -> Any:
+def validate_choice(option_name: str, option_value: Any, literal_type: Any) -> Any:
     """Returns the word of a `Literal` type that a value spells.
 
     Raises `InputError`, naming the option, for any other value.
     """
-    accepted_words: Sequence[str] = get_args(accepted_values)
-    spelled_value = SPELLED.get(option_value, option_value) if isinstance(option_value, str) else option_value
-    if spelled_value not in accepted_words:
+    accepted_words: Sequence[str] = get_args(literal_type)
+    usual_word = SPELLED.get(option_value, option_value) if isinstance(option_value, str) else option_value
+    if usual_word not in accepted_words:
         suggestion = suggest(option_value, list(accepted_words)) if isinstance(option_value, str) else ""
         expected_text = f"expected one of {', '.join(accepted_words)}.{suggestion}".rstrip(".")
         raise InputError(f"{option_name}: {shown(option_value)} is not known; {expected_text}")
-    return spelled_value
+    return usual_word

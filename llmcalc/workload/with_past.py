@@ -12,7 +12,7 @@ from .workload import Workload
 
 
 @frozen(slots=True)
-class WithPast(Rows):
+class RowsWithPast(Rows):
     """The rows of a pass: new tokens, plus recomputed tokens of earlier passes.
 
     window: only rows within a window of that many tokens are recomputed; None for all.

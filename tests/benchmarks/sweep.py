@@ -6,7 +6,7 @@ from typing import Any
 
 import llmcalc
 from llmcalc.costs.params import params
-from llmcalc.studies.shape import family
+from llmcalc.studies.shape import build_family
 from llmcalc.studies.sweep import sweep
 
 from .timing import calls, line
@@ -33,7 +33,7 @@ def main() -> None:
     import numpy as np
 
     generator = np.random.default_rng(0)
-    of = family(llmcalc.load(TARGET).model)
+    of = build_family(llmcalc.load(TARGET).model)
     h = of.step * generator.integers(1, 40, SHAPES)
     layers = generator.integers(1, 200, SHAPES)
     if not np.array_equal(sweep(of, h, layers), by_hand(h, layers)):

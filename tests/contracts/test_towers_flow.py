@@ -33,7 +33,7 @@ from llmcalc.optional import EVERY_PART
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.workload.derived_rows import IMAGES, PATCHES
 from llmcalc.workload.inputs import EncoderPass
-from llmcalc.workload.rows import Fixed
+from llmcalc.workload.rows import FixedRows
 from llmcalc.workload.workload import Workload
 from tests.components.towers.test_tower_parts import beside
 from tests.components.towers.test_towers import WRAPPED, wrapped
@@ -145,7 +145,7 @@ def test_attention_in_a_tower_sees_both_ways_and_leaves_the_text_model_causal(ex
 
 def test_the_class_vector_stands_among_the_patches_inside_the_layers_alone() -> None:
     example = next(one for one in VisionTower.examples() if one.class_embedding)
-    recorder, out = alone(example, rows=Fixed(length=12))
+    recorder, out = alone(example, rows=FixedRows(length=12))
     q = next(steps_named(recorder, "q_proj"))
     assert (q.ins[0].rows.new_rows(Workload()), out.rows.new_rows(Workload())) == (13, 12)
 
@@ -234,7 +234,7 @@ def test_a_projector_of_raw_values_or_below_no_tower_reads_no_output() -> None:
 
 def rows_of(tower: Any, given: int) -> int:
     """Returns the rows of the output for a number of rows of the input."""
-    _, out = alone(tower, rows=Fixed(length=given))
+    _, out = alone(tower, rows=FixedRows(length=given))
     rows: int = out.rows.new_rows(Workload())
     return rows
 
@@ -262,7 +262,7 @@ def test_a_spectrum_is_as_long_and_as_high_as_what_each_convolution_leaves(
         if name.startswith("conv"):
             module.register_forward_hook(lambda m, i, o, name=name: seen.update({name: o.shape[2] * o.shape[3]}))
     net(torch.randn(1, 31, below.num_mel_bins))
-    recorder, _ = alone(first.model_copy(update={"subsampling": below}), rows=Fixed(length=31))
+    recorder, _ = alone(first.model_copy(update={"subsampling": below}), rows=FixedRows(length=31))
     counted = {s.name: s.outs[0].rows.new_rows(Workload()) for s in recorder.root.steps() if s.name in seen}
     assert counted == seen
     assert len(counted) == 2

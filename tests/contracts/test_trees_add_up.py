@@ -22,7 +22,7 @@ from llmcalc.reports import flops as flops_view
 from llmcalc.reports import params as params_view
 from llmcalc.sources.preset import Preset
 from llmcalc.symbolic.explain import explain
-from llmcalc.symbolic.formulas import Setting
+from llmcalc.symbolic.formulas import FormulaSetting
 from tests.builders import family_shapes, parts_of, spec_of, verbs_of
 from tests.samples import sampled
 
@@ -83,7 +83,7 @@ def test_a_tree_that_does_not_add_up_is_found() -> None:
 
 def _rows(spec: ModelSpec, asked: Any, **setting: Any) -> tuple[dict[str, Fraction], dict[str, Fraction]]:
     """Returns `explain`'s values for the model, and the sum of the rows directly below it."""
-    explanation = explain(spec, quantity=asked, setting=Setting(**setting))
+    explanation = explain(spec, quantity=asked, setting=FormulaSetting(**setting))
     *sections, model = explanation.sections
     sums: dict[str, Fraction] = {}
     for section in sections:
@@ -123,7 +123,7 @@ def test_an_encoder_of_fixed_length_sees_all_its_positions_wherever_it_is_shown(
     up = next(c for c in mlp[0]["children"] if c["name"] == "up_proj")
     feed_forward: Any = spec.encoder.block.feed_forward
     assert up["flops"] == 2 * positions * width * feed_forward.intermediate_size
-    sections = explain(spec, "encoder", "flops", Setting(seq=10)).sections
+    sections = explain(spec, "encoder", "flops", FormulaSetting(seq=10)).sections
     assert sections[0].formulas[0].value == Fraction(encoder["flops"], 10)
 
 

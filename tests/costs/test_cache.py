@@ -22,7 +22,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import Op
 from llmcalc.ops.base import CACHE
-from llmcalc.witnesses.measure import cache_bytes_by_path
+from llmcalc.witnesses.module_measurements import cache_bytes_by_path
 from llmcalc.workload.run_config import RunConfig
 from tests.contracts.test_parts import CAUSAL, around_a_model, decoder, encoder_decoder, source_of
 from tests.samples import in_one_test

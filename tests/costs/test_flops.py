@@ -35,8 +35,8 @@ from llmcalc.costs.flops import FlopCount, flops, run_config_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
-from llmcalc.witnesses.counter import flop_counter
-from llmcalc.witnesses.variants import add_checkpoints
+from llmcalc.witnesses.flop_counter import flop_counter
+from llmcalc.witnesses.kernel_variants import add_checkpoints
 from llmcalc.workload.recompute import recompute_of
 from tests.builders import run_config, verbs_of
 from tests.contracts.test_parts import around_a_model, decoder, encoder_decoder

@@ -24,7 +24,7 @@ from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.meter import AllocationPlace
 from llmcalc.simulator.replay_result import ReplayResult
-from llmcalc.witnesses.measure import default_dtype
+from llmcalc.witnesses.module_measurements import default_dtype
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.allocator_witness import WitnessAllocator
 from tests.simulator.witness import Alive

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from llmcalc.components.layers.block import Block
 from llmcalc.device_memory.training import TrainingConfig, TrainingRun
 from llmcalc.model import ModelSpec
-from llmcalc.witnesses.measure import default_dtype
+from llmcalc.witnesses.module_measurements import default_dtype
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.witness import Alive
 

@@ -108,7 +108,7 @@ def by_torch(spec: ModelSpec, inference: InferenceConfig, layout: Layout, rank: 
             gc.collect()
             mode.now = 0
             mode.tracked.clear()
-            mode.follow(one.to_local() if isinstance(one, DTensor) else one for one in whole)
+            mode.track_tensors(one.to_local() if isinstance(one, DTensor) else one for one in whole)
             del whole
             set_up = mode.now
             for phase, tokens, past in (("prefill", inference.seq, 0), ("decode", 1, inference.seq)):

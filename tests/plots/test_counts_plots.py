@@ -20,7 +20,7 @@ from llmcalc.plots.pictures import aspect_ratio_picture
 from llmcalc.plots.series import curve_style
 from llmcalc.reports import palette
 from llmcalc.studies.compare import quantities
-from llmcalc.studies.shape import budget_for, family, find_shapes
+from llmcalc.studies.shape import budget_for, build_family, find_shapes
 from llmcalc.units import count
 
 SMALL = ("gpt2", "mixtral-8x7b")
@@ -84,7 +84,7 @@ def test_pictures_can_be_drawn_on_axes_that_are_given() -> None:
 
 def test_shapes_can_be_drawn_on_axes_that_are_given() -> None:
     preset = llmcalc.load("llama3.2-1b")
-    shape_study = find_shapes(family(preset.model), budget_for(preset.model), preset.model, 4)
+    shape_study = find_shapes(build_family(preset.model), budget_for(preset.model), preset.model, 4)
     whole = shapes.shape([("Llama", shape_study)])
     figure = new_figure(9, 4)
     axes = figure.subplots(2, 1)

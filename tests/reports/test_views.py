@@ -32,14 +32,14 @@ from llmcalc.sources.presets import load_preset
 from llmcalc.studies import compare
 from llmcalc.studies.rules import conventions
 from llmcalc.symbolic.explain import explain
-from llmcalc.symbolic.formulas import Setting
+from llmcalc.symbolic.formulas import FormulaSetting
 from tests.builders import kinds_of_parts, run_config, spec_of, verbs_of
 from tests.families import shapes_of
 from tests.samples import sampled
 
 WIDTH = 80
 
-SEQ = Setting(seq=64)
+SEQ = FormulaSetting(seq=64)
 
 
 def reports(preset: Preset) -> list[Report]:

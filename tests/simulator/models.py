@@ -15,8 +15,8 @@ from llmcalc.simulator.choices import EAGER, KernelChoices
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.profiles.eager import EagerKernels
 from llmcalc.simulator.tensor import DTYPES, INT64, Dtype, Tensor, empty
-from llmcalc.witnesses import variants
-from llmcalc.witnesses.measure import default_dtype
+from llmcalc.witnesses import kernel_variants
+from llmcalc.witnesses.module_measurements import default_dtype
 from llmcalc.workload.recompute import NONE, Recompute
 from llmcalc.workload.rows import SOURCE, TOKENS
 from llmcalc.workload.run_config import RunConfig
@@ -133,7 +133,7 @@ def by_torch(
     device = device or device_of(choices)
     with default_dtype(torch.float32 if autocast else getattr(torch, dtype)), torch.device(device):
         module: Any = spec.reference()
-        variants.use_kernels(module, choices, recompute, adapters, device)
+        kernel_variants.use_kernels(module, choices, recompute, adapters, device)
         ids, source = inputs(spec, batch, seq)
 
     def run() -> torch.Tensor:
@@ -141,7 +141,7 @@ def by_torch(
             return result(spec, module, ids, source, choices, include)
 
     outside = [*module.parameters(), *module.buffers(), ids, *([] if source is None else [source])]
-    with variants.kernel_context(choices):
+    with kernel_variants.kernel_context(choices):
         return measured(run, outside, log, device, measures_saved=recompute is NONE)
 
 
@@ -178,4 +178,4 @@ def result(
     made = module(ids, source, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.capacity)
     out, ahead = made if with_mtp else (made, [])
     del made
-    return variants.loss_of(module, choices, out, ids, ahead) if spec.head.type == "lm" else out
+    return kernel_variants.loss_of(module, choices, out, ids, ahead) if spec.head.type == "lm" else out

@@ -14,9 +14,9 @@ from llmcalc.simulator.autograd import AutogradGraph
 from llmcalc.simulator.choices import EAGER, KernelChoices
 from llmcalc.simulator.profiles.eager import EagerKernels
 from llmcalc.simulator.tensor import DTYPES, INT64, empty
-from llmcalc.witnesses import variants
-from llmcalc.witnesses.measure import default_dtype
-from llmcalc.witnesses.shapes import ShapeCache
+from llmcalc.witnesses import kernel_variants
+from llmcalc.witnesses.module_measurements import default_dtype
+from llmcalc.witnesses.shape_cache import ShapeCache
 from llmcalc.workload.execution import Execution, LatentForm
 from llmcalc.workload.recompute import NONE
 from llmcalc.workload.rows import SOURCE, TOKENS
@@ -107,7 +107,7 @@ def by_torch(
     """What each pass of the reference holds on meta."""
     with default_dtype(torch.bfloat16), torch.device("meta"):
         module: Any = spec.reference().eval()
-        variants.use_kernels(module, choices, NONE, None, "meta")
+        kernel_variants.use_kernels(module, choices, NONE, None, "meta")
         ids = {tokens: torch.zeros(BATCH, tokens, dtype=torch.int64) for tokens in (SEQ, *passes)}
         source = None
         if spec.kind == "encoder-decoder":
@@ -119,7 +119,7 @@ def by_torch(
     mode.log = lines
     store: dict[Any, Any] = {}
     found = []
-    with torch.no_grad(), variants.kernel_context(choices), ShapeCache(), mode:
+    with torch.no_grad(), kernel_variants.kernel_context(choices), ShapeCache(), mode:
         for i, tokens in enumerate(passes):
             before = len(lines)
             out = module(

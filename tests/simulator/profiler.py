@@ -11,9 +11,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.choices import EAGER, KernelChoices
-from llmcalc.witnesses import variants
+from llmcalc.witnesses import kernel_variants
 from llmcalc.witnesses.cpu_events import BACKWARD, FORWARD, CpuEvents, read_events
-from llmcalc.witnesses.measure import default_dtype
+from llmcalc.witnesses.module_measurements import default_dtype
 from llmcalc.workload.recompute import NONE
 from tests.simulator.models import inputs, result
 from tests.simulator.witness import saved_tensors
@@ -39,13 +39,13 @@ def seen(
     with default_dtype(getattr(torch, dtype)):
         module: Any = spec.reference()
         ids, source = inputs(spec, batch, seq)
-    variants.use_kernels(module, choices, NONE, adapters)
+    kernel_variants.use_kernels(module, choices, NONE, adapters)
 
     def run_forward() -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             return result(spec, module, ids, source, choices)
 
-    with variants.kernel_context(choices):
+    with kernel_variants.kernel_context(choices):
         run_forward().sum().backward()  # what is made once is made here
         module.zero_grad()
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as run:

@@ -24,7 +24,7 @@ from llmcalc.simulator.lowering import Unsupported
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.offload import STASH, Offload
 from llmcalc.simulator.tensor import BFLOAT16
-from llmcalc.witnesses import variants
+from llmcalc.witnesses import kernel_variants
 from llmcalc.workload.recompute import MODES
 from tests.comparisons import compares, of_run
 from tests.contracts.test_parts import around_a_model
@@ -39,7 +39,7 @@ def spec(number: int) -> ModelSpec:
     return around_a_model(Block.examples()[number])
 
 
-class Plain(variants.Lora):
+class Plain(kernel_variants.Lora):
     """torchtune/modules/peft/lora.py, `LoRALinear.forward`; LitGPT's `LoRALinear` does the same."""
 
     def forward(self, x: Any) -> Any:
@@ -53,12 +53,12 @@ class Plain(variants.Lora):
 @pytest.mark.parametrize("number", [0, 2, 12])
 def test_torchtune_casts_nothing(number: int, dropout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     how = Adapters(3, ALL, dropout=dropout, dtype=BFLOAT16, library="torchtune")
-    monkeypatch.setattr(variants, "Lora", Plain)
+    monkeypatch.setattr(kernel_variants, "Lora", Plain)
     held = without_values(spec(number), adapters=how)
     assert held._replace(saved=0) == by_torch(spec(number), adapters=how)._replace(saved=0)
 
 
-class PlainWithMagnitudes(variants.Dora):
+class PlainWithMagnitudes(kernel_variants.Dora):
     """torchtune/modules/peft/dora.py, `DoRALinear.forward`."""
 
     def forward(self, x: Any) -> Any:
@@ -77,7 +77,7 @@ class PlainWithMagnitudes(variants.Dora):
 @pytest.mark.parametrize("number", [0, 2])
 def test_magnitudes_of_torchtune(number: int, dropout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     adapters = Adapters(3, ALL, dropout=dropout, dtype=BFLOAT16, library="torchtune", has_magnitudes=True)
-    monkeypatch.setattr(variants, "Dora", PlainWithMagnitudes)
+    monkeypatch.setattr(kernel_variants, "Dora", PlainWithMagnitudes)
     recorded = without_values(spec(number), adapters=adapters)
     assert recorded._replace(saved=0) == by_torch(spec(number), adapters=adapters)._replace(saved=0)
 
@@ -121,14 +121,14 @@ def test_with_checkpoints_the_embedding_wants_a_gradient(number: int, mode: str)
 def test_trained_copies_beside_frozen_originals(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`modules_to_save`: what runs is the copy, which is trained; the original lies beside it."""
     how = Adapters(3, frozenset({"q_proj"}), copies=frozenset({"embed_tokens", "lm_head"}))
-    freeze = variants.attach_adapters
+    freeze = kernel_variants.attach_adapters
 
     def with_copies(module: nn.Module, how: Adapters, device: str = "cpu") -> None:
         freeze(module, how, device)
         for copied in ("embed_tokens", "lm_head"):
             module.get_submodule(copied).requires_grad_(True)
 
-    monkeypatch.setattr(variants, "attach_adapters", with_copies)
+    monkeypatch.setattr(kernel_variants, "attach_adapters", with_copies)
     held = without_values(spec(number), adapters=how)
     assert held._replace(saved=0) == by_torch(spec(number), adapters=how)._replace(saved=0)
 

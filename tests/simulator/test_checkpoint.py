@@ -12,7 +12,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.lowering import Unsupported
-from llmcalc.witnesses import variants
+from llmcalc.witnesses import kernel_variants
 from llmcalc.workload.recompute import MODES, NONE, OF_TRAINERS, Recompute, recompute_of
 from tests.contracts.test_parts import around_a_model
 from tests.samples import sampled, spread
@@ -81,7 +81,7 @@ def test_it_reads_the_same_state_again(mode: str) -> None:
     def gradients(how: Recompute) -> list[torch.Tensor]:
         torch.manual_seed(0)
         module: Any = spec.reference().float()
-        variants.add_checkpoints(module, how)
+        kernel_variants.add_checkpoints(module, how)
         ids, source = inputs(spec, 2, 7)
         result(spec, module, torch.arange(14).reshape(ids.shape), source).backward()
         return [one.grad for one in module.parameters() if one.grad is not None]

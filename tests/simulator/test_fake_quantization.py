@@ -18,7 +18,7 @@ from llmcalc.errors import InputError
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.tensor import BFLOAT16
-from llmcalc.witnesses import variants
+from llmcalc.witnesses import kernel_variants
 from llmcalc.workload.fake_quantization import FakeQuantization
 from tests.simulator import models
 from tests.simulator.test_adapter_libraries import ALL, Plain, spec
@@ -107,7 +107,7 @@ class Fresh(models.EagerKernels):
 @pytest.fixture(autouse=True)
 def rounds_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's run has the modules above, in place of all linear layers or of those below adapters."""
-    use_kernels = variants.use_kernels
+    use_kernels = kernel_variants.use_kernels
 
     def replaced(module: Any, choices: KernelChoices, recompute: Any, adapters: Any, device: str) -> None:
         scheme = choices.fake_quantization
@@ -117,13 +117,13 @@ def rounds_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
             is_rounded = adapters is None or name.endswith("base_layer")
             if choices.cross_entropy == "split" and name == "lm_head" and is_rounded:
                 head = QuantizedLinear(layer, scheme.group_size)
-                monkeypatch.setattr(variants, "logits_of_chunk", lambda _, chunk, head=head: head(chunk))
+                monkeypatch.setattr(kernel_variants, "logits_of_chunk", lambda _, chunk, head=head: head(chunk))
             elif isinstance(layer, nn.Linear) and is_rounded and layer.in_features % scheme.group_size == 0:
                 parent, _, child = name.rpartition(".")
                 setattr(module.get_submodule(parent), child, QuantizedLinear(layer, scheme.group_size))
 
-    monkeypatch.setattr(variants, "use_kernels", replaced)
-    monkeypatch.setattr(variants, "Lora", Plain)
+    monkeypatch.setattr(kernel_variants, "use_kernels", replaced)
+    monkeypatch.setattr(kernel_variants, "Lora", Plain)
     monkeypatch.setattr(models, "EagerKernels", Fresh)
 
 

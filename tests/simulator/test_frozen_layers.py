@@ -12,7 +12,7 @@ import llmcalc
 from llmcalc.components.layers.block import Block
 from llmcalc.errors import InputError
 from llmcalc.simulator.tensor import FLOAT32
-from llmcalc.witnesses import variants
+from llmcalc.witnesses import kernel_variants
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.models import by_torch, without_values
 
@@ -24,7 +24,7 @@ def test_frozen_layers_keep_nothing(number: int, is_wide: bool, monkeypatch: pyt
     spec = around_a_model(Block.examples()[number])
     assert spec.decoder is not None
     last_layer = spec.decoder.num_hidden_layers - 1
-    use_kernels = variants.use_kernels
+    use_kernels = kernel_variants.use_kernels
 
     def freeze(module: nn.Module, *arguments: Any) -> None:
         use_kernels(module, *arguments)
@@ -33,7 +33,7 @@ def test_frozen_layers_keep_nothing(number: int, is_wide: bool, monkeypatch: pyt
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)
 
-    monkeypatch.setattr(variants, "use_kernels", freeze)
+    monkeypatch.setattr(kernel_variants, "use_kernels", freeze)
     trained_dtype = FLOAT32 if is_wide else None
     recorded = without_values(spec, autocast=is_wide, first_trained_layer=last_layer, trained_dtype=trained_dtype)
     assert recorded._replace(saved=0) == by_torch(spec, autocast=is_wide)._replace(saved=0)

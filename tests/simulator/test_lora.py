@@ -1,6 +1,6 @@
 """Frozen weights with adapters hold what peft's layers hold, to the byte.
 
-peft is not installed for the tests: `variants.Lora` repeats the lines of peft 0.21 that run.
+peft is not installed for the tests: `kernel_variants.Lora` repeats the lines of peft 0.21 that run.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ SHAPE = BATCH, HEADS, ROWS, SIZE = 2, 4, 24, 16
 class Followed(Alive):
     """Follows storages, and not the tensors around what is under way."""
 
-    def _follow(self, tensor: torch.Tensor, func: Any) -> None:
+    def _track_tensor(self, tensor: torch.Tensor, func: Any) -> None:
         if not isinstance(tensor, AsyncCollectiveTensor):
-            super()._follow(tensor, func)
+            super()._track_tensor(tensor, func)
 
 
 def flash(query: torch.Tensor, *_: Any, **__: Any) -> Any:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from llmcalc.witnesses.storages import StorageTracker as Alive
-from llmcalc.witnesses.storages import saved_bytes, saved_tensors
+from llmcalc.witnesses.storage_tracker import StorageTracker as Alive
+from llmcalc.witnesses.storage_tracker import saved_bytes, saved_tensors
 
 __all__ = ["Alive", "Held", "measured", "saved_bytes", "saved_tensors"]
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from llmcalc.sources import huggingface
-from llmcalc.sources.huggingface.heads import HEAD_ENDINGS, head_of
+from llmcalc.sources.huggingface.head_kinds import HEAD_ENDINGS, head_of
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
 from tests.builders import json_lines
 from tests.sources.expert_weights import float32_weights

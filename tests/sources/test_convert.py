@@ -31,9 +31,9 @@ from llmcalc.sources.to_hf.classes import class_names
 from llmcalc.sources.to_hf.compare import canonical_values, differences
 from llmcalc.sources.to_hf.fields import FIELDS
 from llmcalc.sources.to_toml import dump_toml
-from llmcalc.witnesses.measure import parameters
+from llmcalc.witnesses.module_measurements import parameters
 from llmcalc.witnesses.reference import LEAST_SEQ
-from llmcalc.witnesses.transformers import build, verify_config
+from llmcalc.witnesses.transformers import build_class_model, verify_config
 from tests.builders import SOME_PRESETS, fields_of, kinds_of_parts, run_config, spec_of
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
@@ -202,7 +202,7 @@ def test_towers_are_written_or_the_model_is_refused(wrapper: tuple[str, dict[str
     if kind in WITH_TOWERS:
         config = to_config(spec)
         assert _same(spec, config)
-        assert parameters(build(config))[""] == params(spec, with_towers=True).total
+        assert parameters(build_class_model(config))[""] == params(spec, with_towers=True).total
         return
     with pytest.raises(
         InputError,

@@ -19,7 +19,7 @@ from llmcalc.flow.module_names import ModuleNames
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of
-from llmcalc.witnesses.transformers import build, find_modules
+from llmcalc.witnesses.transformers import build_class_model, find_modules
 from tests.builders import family_shapes, spec_of
 from tests.families import shapes_of
 from tests.samples import sampled
@@ -58,7 +58,7 @@ def named_nodes(config: dict[str, Any]) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("config", sampled(dict(family_shapes()), named_nodes))
 def test_names_are_those_of_the_class(config: dict[str, Any]) -> None:
     spec = spec_of(config)
-    model = build(config, is_to_run=False)
+    model = build_class_model(config, is_to_run=False)
     found, names = find_modules(spec, config, model), names_of(spec, config)
     candidates = {site.path: set(names(site.path)) for site in matrices(spec)}
     owners: dict[str, set[str]] = defaultdict(set)

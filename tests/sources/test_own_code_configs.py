@@ -13,8 +13,8 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.sources.huggingface.registry import read, read_config
-from llmcalc.witnesses.transformers import build
+from llmcalc.sources.huggingface.registry import read_config, read_description
+from llmcalc.witnesses.transformers import build_class_model
 from tests.builders import spec_of
 from tests.families import shapes_of
 
@@ -67,7 +67,7 @@ def test_a_class_with_the_same_layers_has_the_counted_parameters(name: str) -> N
     fields = {
         key: value for key, value in fields.items() if key not in ("quantization_config", "auto_map", "_name_or_path")
     }
-    model = build({**fields, "architectures": [cls]}, is_to_run=False)
+    model = build_class_model({**fields, "architectures": [cls]}, is_to_run=False)
     assert llmcalc.params(config_of(name)).total == sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -82,21 +82,23 @@ def test_ernies_own_code_lists_text_and_image_experts() -> None:
     } | {"model_type": "ernie4_5_vl_moe_text", "architectures": [], "moe_num_experts": 64}
     assert read_config(config, "lm")[0]["decoder"] == read_config(converted, "lm")[0]["decoder"]
     with pytest.raises(InputError, match=r"moe_num_experts: a list; expected the same number for text and for images"):
-        read({**config, "moe_num_experts": [64, 32]})
+        read_description({**config, "moe_num_experts": [64, 32]})
     with pytest.raises(InputError, match=r"moe_layer_end_index: 20; expected 27 or more"):
-        read({**config, "moe_layer_end_index": 20})
+        read_description({**config, "moe_layer_end_index": 20})
 
 
 def test_layers_without_experts_of_ernies_own_code_are_named() -> None:
     """The class of transformers reads `mlp_layer_types` alone."""
     config = {**shapes_of("ernie4_5_vl_moe_text")[0], "num_hidden_layers": 4, "moe_layer_start_index": 2}
-    assert any("moe_layer_start_index: counted as Baidu's own code reads it" in note for note in read(config).notes)
+    assert any(
+        "moe_layer_start_index: counted as Baidu's own code reads it" in note for note in read_description(config).notes
+    )
     kinds = ["dense", "dense", "sparse", "sparse"]
-    listed = read({**config, "mlp_layer_types": kinds})
+    listed = read_description({**config, "mlp_layer_types": kinds})
     assert listed.notes == []
-    assert listed.model == read(config).model
+    assert listed.model == read_description(config).model
     with pytest.raises(InputError, match="moe_layer_start_index: 2; expected the first sparse layer of mlp"):
-        read({**config, "mlp_layer_types": ["dense", *kinds[:3]]})
+        read_description({**config, "mlp_layer_types": ["dense", *kinds[:3]]})
 
 
 def test_ernies_own_code_has_no_shared_experts_by_default() -> None:
@@ -109,11 +111,11 @@ def test_layers_that_predict_further_tokens_may_end_a_list_of_layers() -> None:
     exaone = config_of("exaone-4.5-33b-fp8")
     text = exaone["text_config"]
     assert len(text["layer_types"]) == text["num_hidden_layers"] + 1
-    reading = read(exaone)
+    reading = read_description(exaone)
     assert "num_nextn_predict_layers: the multi-token-prediction modules are not counted" in reading.notes
     with pytest.raises(InputError, match=r"text_config.layer_types: a list; expected 64 times"):
-        read({**exaone, "text_config": {**text, "layer_types": text["layer_types"] * 2}})
-    ocr = read(config_of("glm-ocr"))
+        read_description({**exaone, "text_config": {**text, "layer_types": text["layer_types"] * 2}})
+    ocr = read_description(config_of("glm-ocr"))
     assert "num_nextn_predict_layers: the multi-token-prediction modules are not counted" in ocr.notes
 
 

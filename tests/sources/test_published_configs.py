@@ -16,10 +16,10 @@ import llmcalc
 from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.file import describe_data
+from llmcalc.sources.huggingface.config_file import describe_data
 from llmcalc.sources.huggingface.registry import family_of, library_classes, model_types, read_config
 from llmcalc.sources.to_hf.compare import canonical_values
-from llmcalc.witnesses.transformers import build
+from llmcalc.witnesses.transformers import build_class_model
 from tests.families import shapes_of
 
 FOLDER = Path(__file__).parents[1] / "data/published_configs"
@@ -61,7 +61,7 @@ def test_they_are_counted_as_their_class(name: str) -> None:
     description = describe_data(config)
     assert [note for note in description["notes"] if not note.startswith("sizes that")] == remarks
     counted = ModelSpec.model_validate(description["model"]).tree().total(total_params_of)
-    model = build({**config, **fields}, is_to_run=False)
+    model = build_class_model({**config, **fields}, is_to_run=False)
     assert counted == sum(parameter.numel() for parameter in model.parameters())
 
 

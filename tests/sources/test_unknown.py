@@ -11,8 +11,8 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError, edit_distance, similar_name
 from llmcalc.sources.huggingface.config import Config
-from llmcalc.sources.huggingface.file import describe_data
-from llmcalc.sources.huggingface.unknown import Unknown
+from llmcalc.sources.huggingface.config_file import describe_data
+from llmcalc.sources.huggingface.unknown_fields import UnknownField
 from tests.builders import CASES
 from tests.families import shapes_of
 from tests.samples import in_one_test
@@ -129,11 +129,11 @@ def test_how_far_one_name_is_from_another() -> None:
 
 
 def test_what_reads_like_a_size() -> None:
-    sizes = [Unknown(path, 4, "", False).is_size for path in ("num_x", "x_dim", "a.b_rank", "n_x", "x_heads")]
+    sizes = [UnknownField(path, 4, "", False).is_size for path in ("num_x", "x_dim", "a.b_rank", "n_x", "x_heads")]
     assert all(sizes)
-    others = [Unknown(path, 4, "", False).is_size for path in ("eos_id", "seed", "x_steps", "norm_scale")]
+    others = [UnknownField(path, 4, "", False).is_size for path in ("eos_id", "seed", "x_steps", "norm_scale")]
     assert not any(others)
-    assert not Unknown("num_x", True, "", False).is_size
+    assert not UnknownField("num_x", True, "", False).is_size
 
 
 def test_a_model_type_of_its_own_with_a_known_class_names_the_type_that_is_read() -> None:

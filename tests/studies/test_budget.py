@@ -13,8 +13,8 @@ import pytest
 import llmcalc
 from llmcalc.device_memory.settings import SHORTHANDS, Settings
 from llmcalc.studies.budget import check_budget
-from llmcalc.studies.budget_file import SETTINGS, Limit, read_budget
-from llmcalc.workload.setting import declared
+from llmcalc.studies.budget_file import SETTINGS, BudgetLimit, read_budget
+from llmcalc.workload.setting import declarations_of
 
 WHOLE = """
 [[model]]
@@ -68,7 +68,7 @@ def test_a_run_takes_every_setting_of_memory(tmp_path: Path) -> None:
     options: Any = settings
     assert check.measured == llmcalc.memory("gpt2", **options).device.device_bytes
     assert check.settings == settings
-    assert set(SETTINGS["memory"]) == {*declared(Settings), *SHORTHANDS}
+    assert set(SETTINGS["memory"]) == {*declarations_of(Settings), *SHORTHANDS}
 
 
 def test_a_broken_bound_is_exit_1_and_a_failure(budget: Path, tmp_path: Path, run: Any) -> None:
@@ -113,8 +113,8 @@ def test_a_path_starts_at_the_budgets_folder(tmp_path: Path, run: Any, monkeypat
     ("operator", "holds"), [("<=", (1, 1, 0)), (">=", (0, 1, 1)), ("==", (0, 1, 0)), ("<", (1, 0, 0)), (">", (0, 0, 1))]
 )
 def test_operators(operator: Any, holds: tuple[int, int, int]) -> None:
-    limit = Limit(operator=operator, value=Fraction(5))
-    assert tuple(int(limit.holds(Fraction(value))) for value in (4, 5, 6)) == holds
+    limit = BudgetLimit(operator=operator, value=Fraction(5))
+    assert tuple(int(limit.is_kept_by(Fraction(value))) for value in (4, 5, 6)) == holds
 
 
 @pytest.mark.parametrize(
@@ -194,5 +194,5 @@ def test_nothing_is_counted_before_all_is_checked(tmp_path: Path, monkeypatch: p
     def counted(*_: Any) -> None:
         raise AssertionError("counted before the second target was found")
 
-    monkeypatch.setattr("llmcalc.studies.budget._measure_value", counted)
+    monkeypatch.setattr("llmcalc.studies.budget._measured_quantity", counted)
     assert run("budget", str(file)).code == 2

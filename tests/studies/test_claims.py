@@ -32,10 +32,10 @@ from llmcalc.simulator.tensor import BOOL, Tensor
 from llmcalc.sources.presets import model_names
 from llmcalc.studies.compare import stack_shape
 from llmcalc.studies.literature import kaplan_range
-from llmcalc.studies.selection import attention_kinds, has_experts
-from llmcalc.symbolic.activations import Activations
+from llmcalc.studies.model_selection import attention_kinds, has_experts
+from llmcalc.symbolic.activations import ActivationFormulas
 from llmcalc.symbolic.explain import explain
-from llmcalc.symbolic.formulas import Formula, Formulas, RecomputeChoice, Setting, TrainingSetting
+from llmcalc.symbolic.formulas import Formula, Formulas, FormulaSetting, RecomputeChoice, TrainingSetting
 from llmcalc.symbolic.saved_bytes import NodeTrackingEager
 from tests.builders import recorded, run_config
 from tests.samples import in_one_test
@@ -210,7 +210,7 @@ def test_a_forward_pass_is_2n_flops_a_token() -> None:
 
 def test_explain_prints_these_formulas() -> None:
     """The same claims as symbolic formulas: 12Lh² + 2Vh, 24Lh² + 4LSh + 2Vh."""
-    model = explain(decoder(), setting=Setting(seq=T)).sections[-1]
+    model = explain(decoder(), setting=FormulaSetting(seq=T)).sections[-1]
     h, layers, vocab, keys = (
         s for letter in "hLVS" for s, m in explain(decoder()).formulas.meanings.items() if m.name == letter
     )
@@ -270,11 +270,11 @@ class Megatron(NodeTrackingEager):
 
 def saved_activations(
     spec: ModelSpec, training: TrainingSetting, kernels: type[NodeTrackingEager] = NodeTrackingEager
-) -> Activations:
-    return Activations(Formulas(spec, Setting(seq=T)), training, kernels)
+) -> ActivationFormulas:
+    return ActivationFormulas(Formulas(spec, FormulaSetting(seq=T)), training, kernels)
 
 
-def formula(found: Activations, path: str) -> Formula:
+def formula(found: ActivationFormulas, path: str) -> Formula:
     (node,) = [node for node in found.formulas.nodes() if node.name == path]
     return found.section(node).formulas[0]
 

@@ -13,7 +13,7 @@ from llmcalc.cli.main import app
 from llmcalc.errors import InputError
 from llmcalc.reports.compare import DecodingLoad, report
 from llmcalc.reports.document import cell_text
-from llmcalc.studies.compare import SORT_KEYS, in_dense_band, quantities, sort_order
+from llmcalc.studies.compare import SORT_KEYS, is_in_dense_band, quantities, sort_order
 
 MODELS = ["gpt3-175b", "llama3-8b", "mixtral-8x7b", "deepseek-v3", "gpt2", "bart-large"]
 
@@ -102,7 +102,7 @@ def test_an_encoder_keeps_no_cache() -> None:
     ],  # 16384/126 = 130.03
 )
 def test_the_dense_band(hidden: int, layers: int, inside: bool) -> None:
-    assert in_dense_band(hidden, layers) is inside
+    assert is_in_dense_band(hidden, layers) is inside
 
 
 def test_the_band_is_marked_without_colour() -> None:

@@ -12,7 +12,7 @@ import pytest
 import llmcalc
 from llmcalc.costs.cache import kv
 from llmcalc.costs.flops import flops, run_config_of
-from llmcalc.studies.diff import Difference, diff
+from llmcalc.studies.diff import ModelDifference, diff
 
 PAIRS = [
     ("llama3-8b", "qwen3-8b"),
@@ -22,7 +22,7 @@ PAIRS = [
 ]
 
 
-def between(before: str, after: str, seq: int = 512) -> Difference:
+def between(before: str, after: str, seq: int = 512) -> ModelDifference:
     return diff(llmcalc.load(before), llmcalc.load(after), seq)
 
 

@@ -21,7 +21,7 @@ from llmcalc.parallel.search import LayoutSearch, search
 from llmcalc.simulator.effort import EFFORT, WorkBudget
 from llmcalc.studies import fit_devices
 from llmcalc.studies.layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory
-from llmcalc.studies.plan import TOO_MUCH, UNTRIED, LayoutEstimates, LayoutOrder, Plan, search_budget
+from llmcalc.studies.plan import TOO_MUCH, UNTRIED, LayoutEstimates, LayoutOrder, RankedLayouts, search_budget
 from llmcalc.studies.step_size import default_batch, usual_batch
 from tests.samples import with_rest
 
@@ -105,7 +105,7 @@ def test_a_search_that_ends_early_says_what_it_left(monkeypatch: pytest.MonkeyPa
         EFFORT.units += 60
         return 50
 
-    def planned(units: int) -> Plan:
+    def planned(units: int) -> RankedLayouts:
         return LayoutOrder(
             LayoutSearch([(Layout(pp=pp), 4) for pp in (1, 2, 4, 8)]),
             60,
@@ -147,7 +147,7 @@ def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:
         estimated.append(layout.pp)
         return sizes[layout.pp]
 
-    def planned(capacity: int) -> Plan:
+    def planned(capacity: int) -> RankedLayouts:
         estimated.clear()
         return LayoutOrder(
             LayoutSearch([(Layout(pp=pp), 4) for pp in sizes]),

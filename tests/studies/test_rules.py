@@ -29,7 +29,7 @@ from llmcalc.studies.rules import (
     kaplan_table_1,
     megatron_flops,
     palm_appendix_b,
-    sizes,
+    sizes_of_model,
 )
 from llmcalc.workload.workload import Phase
 from tests.contracts.test_parts import decoder, encoder_decoder
@@ -90,7 +90,7 @@ def test_chinchilla_counts_embedding_and_logits_alike() -> None:
 
 def test_megatron_at_gpt3() -> None:
     """Narayanan 2021, §5: 175 B parameters, 1,536 sequences of 2,048 tokens: 8·T·P is the same within a few percent."""
-    d = sizes(llmcalc.load("gpt3-175b").model)
+    d = sizes_of_model(llmcalc.load("gpt3-175b").model)
     b, s, h, layers, v = 1536, 2048, 12288, 96, d.vocab
     assert (d.width, d.layers) == (h, layers)
     with_recompute, without = megatron_flops(d, b, s, True), megatron_flops(d, b, s, False)
@@ -158,7 +158,7 @@ def test_a_mixture_of_experts_has_more_than_one_n() -> None:
     assert abs(found["active_2n"].error_full) < 0.05
     assert found["total_2n"].error_full > 2
     part = next(part for part in MoE.examples() if part.shared_expert is not None and part.num_experts_per_tok == 3)
-    assert sizes(decoder(feed_forward=part)).feed_forward == 2 * (
+    assert sizes_of_model(decoder(feed_forward=part)).feed_forward == 2 * (
         3 * 16 + 28
     )  # in each of 2 layers, 3 experts of 16 and a shared one of 28
 

@@ -17,8 +17,8 @@ from llmcalc.sources.hardware import load_hardware
 from llmcalc.studies.layout_candidates import Candidate, sorted_by_memory, sorted_by_time, tie_flags
 from llmcalc.studies.run_time import inference_formats
 from llmcalc.timing.device import device_of
-from llmcalc.timing.records import time_stacks
-from llmcalc.timing.spread import expected_range
+from llmcalc.timing.time_ranges import expected_range
+from llmcalc.timing.timing_constants import time_stacks
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
 H100 = ("--hardware", "h100")

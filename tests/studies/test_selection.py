@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmcalc.sources.presets import load_preset, model_names
-from llmcalc.studies.selection import Selection, attention_kinds, has_experts
+from llmcalc.studies.model_selection import Selection, attention_kinds, has_experts
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import llmcalc
-from llmcalc.studies.serving import Servers
-from llmcalc.timing.spread import TIE
+from llmcalc.studies.serving import StudiedServers
+from llmcalc.timing.time_ranges import TIE
 from tests.samples import sampled
 
 
@@ -49,21 +49,21 @@ def case(request: pytest.FixtureRequest) -> Case:
     return request.param  # type: ignore[no-any-return]
 
 
-def serve(case: Case, **options: Any) -> Servers:
+def serve(case: Case, **options: Any) -> StudiedServers:
     answer = llmcalc.serve(case.model, case.hardware, case.input, case.output, price=2.0, **{**case.options, **options})
     return answer.result  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
-def servers(case: Case) -> Servers:
+def servers(case: Case) -> StudiedServers:
     found = serve(case)
     assert found.servers
     return found
 
 
-def test_one_request_takes_the_time_of_time(case: Case, servers: Servers) -> None:
+def test_one_request_takes_the_time_of_time(case: Case, servers: StudiedServers) -> None:
     for server in servers.servers[:2]:
-        replica, load = server.replica, server.replica.load(1)
+        replica, load = server.replica, server.replica.latencies(1)
         layout = {name: size for name, size in vars(server.sizes).items() if size > 1}
         if server.sizes.dp > 1 or server.kv_dtype or case.options.get("quantize") or case.options.get("prefix_hit"):
             continue
@@ -74,7 +74,7 @@ def test_one_request_takes_the_time_of_time(case: Case, servers: Servers) -> Non
         assert load.tpot == pytest.approx(token.result.seconds, rel=1e-9)
 
 
-def test_tokens_per_second_grow_with_users(servers: Servers) -> None:
+def test_tokens_per_second_grow_with_users(servers: StudiedServers) -> None:
     for curve in servers.curves:
         for fewer, more in pairwise(curve):
             assert more.concurrency > fewer.concurrency
@@ -82,7 +82,7 @@ def test_tokens_per_second_grow_with_users(servers: Servers) -> None:
             assert more.load.tpot >= fewer.load.tpot * 0.9999
 
 
-def test_no_server_of_the_front_is_dominated(servers: Servers) -> None:
+def test_no_server_of_the_front_is_dominated(servers: StudiedServers) -> None:
     points = {(i, point.concurrency): point for i, curve in enumerate(servers.curves) for point in curve}
     front = [points[key] for key in servers.front]
     for kept in front:
@@ -92,14 +92,14 @@ def test_no_server_of_the_front_is_dominated(servers: Servers) -> None:
         assert any(kept.load.tpot <= point.load.tpot and kept.per_device >= point.per_device for kept in front)
 
 
-def test_cost_is_price_times_time(servers: Servers) -> None:
+def test_cost_is_price_times_time(servers: StudiedServers) -> None:
     for curve in servers.curves:
         for point in curve:
             hours = 1e6 / point.output_tokens_per_second / 3600
             assert point.cost_per_million == pytest.approx(2.0 * point.devices * hours, rel=1e-12)
 
 
-def test_the_cheapest_is_never_dearer_than_a_typed_one(case: Case, servers: Servers) -> None:
+def test_the_cheapest_is_never_dearer_than_a_typed_one(case: Case, servers: StudiedServers) -> None:
     assert servers.chosen is not None
     cheapest = servers.chosen.point.cost_per_million
     assert cheapest is not None

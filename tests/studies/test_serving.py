@@ -17,8 +17,8 @@ from llmcalc.sources.hardware import load_hardware
 from llmcalc.sources.presets import load_preset
 from llmcalc.studies.server import LatencyLimits, LayoutSizes
 from llmcalc.studies.serving import SizesRequest
-from llmcalc.timing.batching import ServedLoad
-from llmcalc.timing.spread import TIE
+from llmcalc.timing.batching import LoadLatencies
+from llmcalc.timing.time_ranges import TIE
 from tests.families.remote_code.jet_nemotron import JET
 from tests.in_process import command
 
@@ -181,7 +181,7 @@ def test_a_first_token_that_is_at_risk_is_said_to_be(run: Any) -> None:
 
 
 def test_the_first_token_of_a_burst_is_what_a_limit_is_compared_with() -> None:
-    load = ServedLoad(8, 100, ttft=0.1, tpot=0.01, ttft_of_burst=0.4)
+    load = LoadLatencies(8, 100, ttft=0.1, tpot=0.01, ttft_of_burst=0.4)
     assert LatencyLimits(ttft=0.5).violated_limits(load) == ""
     assert LatencyLimits(ttft=0.3).violated_limits(load) == "TTFT above --ttft"
     assert LatencyLimits(ttft=0.5, tpot=0.009).violated_limits(load) == "TPOT above --tpot"

@@ -38,7 +38,7 @@ from llmcalc.studies.shape import (
     ShapeFamily,
     allowed_widths,
     budget_for,
-    family,
+    build_family,
     find_shapes,
     nearest_depth,
     parse_ratio,
@@ -69,11 +69,11 @@ def document(*args: str) -> dict[str, Any]:
 
 
 def members(name: str, **changes: Any) -> ShapeFamily:
-    return family(llmcalc.load(name).model, **changes)
+    return build_family(llmcalc.load(name).model, **changes)
 
 
 def grid(of: ShapeFamily) -> tuple[Any, Any]:
-    widths = of.step * np.array([1, 2, 3, 5, 8, 13], dtype=np.int64)
+    widths = of.width_step * np.array([1, 2, 3, 5, 8, 13], dtype=np.int64)
     depths = of.least_depth + np.array([0, 1, 2, 7, 30, 61], dtype=np.int64)
     h, layers = np.meshgrid(widths, depths)
     return h, layers
@@ -99,7 +99,7 @@ def test_arrays_count_what_ints_count(name: str) -> None:
 @pytest.mark.parametrize("name", DECODERS)
 def test_every_member_is_a_model_that_the_spec_accepts(name: str) -> None:
     of = members(name)
-    for h in (of.step, 3 * of.step, 8 * of.step):
+    for h in (of.width_step, 3 * of.width_step, 8 * of.width_step):
         spec = of.scaled_to(h, of.least_depth + 3)
         assert params(ModelSpec.model_validate(spec.model_dump())).total == params(spec).total
 
@@ -120,7 +120,7 @@ def test_the_budget_is_kept_and_the_model_marked(name: str) -> None:
     own = llmcalc.load(name).model
     budget = budget_for(own)
     assert budget == CostBudget("parameters", params(own).total)
-    shape_study = find_shapes(family(own), budget, own)
+    shape_study = find_shapes(build_family(own), budget, own)
     assert 2 <= len(shape_study.shapes) <= 12
     assert all(abs(s.parameters / budget.value - 1) <= 0.02 for s in shape_study.shapes)
     assert all(s.difference == s.parameters / budget.value - 1 for s in shape_study.shapes)
@@ -177,7 +177,7 @@ def test_experts_widen_and_keep_their_number() -> None:
 @pytest.mark.parametrize("layer", [Gemma4Layer.examples()[1], ShortcutLayer.examples()[1]], ids=["gemma4", "shortcut"])
 def test_a_dense_network_beside_the_experts_widens_too(layer: Any) -> None:
     """At twice the hidden size every FFN has twice the width."""
-    wide = family(decoder(block=layer)).scaled_to(48, 2)
+    wide = build_family(decoder(block=layer)).scaled_to(48, 2)
     found, own = wide.main.block, layer
     assert found.dense.intermediate_size == 2 * own.dense.intermediate_size
     assert found.feed_forward.expert.intermediate_size == 2 * own.feed_forward.expert.intermediate_size
@@ -197,25 +197,25 @@ def test_a_dense_network_beside_the_experts_widens_too(layer: Any) -> None:
 )
 def test_what_does_not_scale_is_refused(spec: ModelSpec, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        family(spec)
+        build_family(spec)
 
 
 def test_training_flops_as_the_budget() -> None:
     """With D tokens: D × FLOPs per token. Without: 20 tokens per parameter."""
     budget = budget_for(None, train_flops=10**21, tokens=10**11, seq=512)
-    for shape in find_shapes(family(STANDARD, vocab_size=32000), budget).shapes:
+    for shape in find_shapes(build_family(STANDARD, vocab_size=32000), budget).shapes:
         exact = 10**11 * flops(shape.spec, run_config(batch=1, seq=512, phase="training")).total // 512
         assert (shape.train_flops, shape.tokens) == (exact, 10**11)
         assert abs(exact / 10**21 - 1) <= 0.02
-    optimal = find_shapes(family(STANDARD, vocab_size=32000), budget_for(None, train_flops=10**21)).shapes
+    optimal = find_shapes(build_family(STANDARD, vocab_size=32000), budget_for(None, train_flops=10**21)).shapes
     assert all(s.tokens == 20 * s.parameters for s in optimal)
 
 
 def test_a_budget_past_64_bits_is_counted_in_ints() -> None:
-    shape_study = find_shapes(family(STANDARD), CostBudget("train_flops", 10**26), row_count=3)
+    shape_study = find_shapes(build_family(STANDARD), CostBudget("train_flops", 10**26), row_count=3)
     assert shape_study.shapes
     assert all(isinstance(s.train_flops, int) and s.train_flops > 2**63 for s in shape_study.shapes)
-    huge = find_shapes(family(STANDARD), CostBudget("parameters", 10**16), row_count=3)
+    huge = find_shapes(build_family(STANDARD), CostBudget("parameters", 10**16), row_count=3)
     assert all(abs(s.parameters / 10**16 - 1) <= 0.02 for s in huge.shapes)
 
 
@@ -233,8 +233,8 @@ def test_search_finds_what_counting_every_shape_finds(name: str, budget: CostBud
     """Counts every hidden size beyond the largest allowed one, and every depth with an h/L in range."""
     of = members(name)
     found, counted = search_shapes(of, budget, 0.02)
-    every, widest = {}, found[-1][0] + 3 * of.step
-    for h in range(of.step, widest + 1, of.step):
+    every, widest = {}, found[-1][0] + 3 * of.width_step
+    for h in range(of.width_step, widest + 1, of.width_step):
         depths = range(max(of.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, 200) + 1)
         off = {n: abs(budget.cost_of(of.scaled_to(h, n)) - budget.value) for n in depths}
         if off and min(off.values()) <= 0.02 * budget.value:
@@ -316,7 +316,7 @@ def test_the_standard_depends_on_the_size_of_the_budget() -> None:
     small = document("--params", "135M")
     assert (small["proportions"]["vocab_size"], small["proportions"]["kv_ratio"]) == (49152, 1 / 3)
     own = llmcalc.load("smollm2-135m").model
-    assert params(family(own).scaled_to(576, 30)).total == 134_515_008  # as published
+    assert params(build_family(own).scaled_to(576, 30)).total == 134_515_008  # as published
 
 
 def test_a_small_budget_has_finer_steps() -> None:
@@ -324,7 +324,7 @@ def test_a_small_budget_has_finer_steps() -> None:
     of, wide, small = members("llama3-8b"), CostBudget("parameters", 8 * 10**9), CostBudget("parameters", 10**9)
     assert refine_step(of, wide, 0.02, keep_heads=False) == of
     finer = refine_step(of, small, 0.02, keep_heads=False)
-    assert (of.step, finer.step, finer.head_divisor) == (512, 256, 2)
+    assert (of.width_step, finer.width_step, finer.head_divisor) == (512, 256, 2)
     assert len(allowed_widths(of, small, 0.02)) < FEWEST_WIDTHS <= len(allowed_widths(finer, small, 0.02))
     assert refine_step(of, small, 0.02, keep_heads=True) == of  # 512 is a multiple of 64: no smaller unit helps
     fixed = document("--params", "1B", "--head-dim", "128")
@@ -338,7 +338,7 @@ def test_a_small_budget_has_finer_steps() -> None:
     assert rotary is not None
     second = rotary.finer_family(keep_heads=False)
     assert second is not None
-    assert (rotary.step, second.step, second.finer_family(keep_heads=False)) == (128, 64, None)
+    assert (rotary.width_step, second.width_step, second.finer_family(keep_heads=False)) == (128, 64, None)
 
 
 def test_a_models_own_budget_keeps_its_heads() -> None:
@@ -367,7 +367,7 @@ def test_tie_vocab_and_set_act_on_a_budget_and_on_a_target() -> None:
     assert untied["proportions"]["tie_word_embeddings"] is False
     biased = document("--params", "1B", "--set", "q_bias=true", "--rows", "3")["shapes"][0]
     h, layers = biased["hidden_size"], biased["num_hidden_layers"]
-    plain_spec = refine_step(family(STANDARD), CostBudget("parameters", 10**9), 0.02, False).scaled_to(h, layers)
+    plain_spec = refine_step(build_family(STANDARD), CostBudget("parameters", 10**9), 0.02, False).scaled_to(h, layers)
     assert biased["parameters"] == params(plain_spec).total + layers * h  # one bias for each of a·d = h outputs
 
 
@@ -414,7 +414,7 @@ def test_words() -> None:
 
 def test_spread_keeps_ends_and_the_model() -> None:
     sizes = [(64 * i, 500 // i) for i in range(1, 60)]
-    chosen = spread_evenly(sizes, 5, kept_size=(640, 50))
+    chosen = spread_evenly(sizes, 5, required_size=(640, 50))
     assert len(chosen) == 5
     assert (640, 50) in chosen
     assert sizes[0] in chosen
@@ -461,7 +461,7 @@ def test_the_command_line_acts() -> None:
     first = changed["shapes"][0]
     assert first["kv_bytes_per_token"] == first["num_hidden_layers"] * 2 * first["num_key_value_heads"] * 64
     same_shape = find_shapes(
-        family(STANDARD, 64, Fraction(1, 8), Fraction(4), 32000), CostBudget("parameters", 8_000_000_000), seq=100
+        build_family(STANDARD, 64, Fraction(1, 8), Fraction(4), 32000), CostBudget("parameters", 8_000_000_000), seq=100
     ).shapes[0]
     assert (
         first["flops_per_token"]
@@ -504,8 +504,8 @@ def test_what_the_literature_says() -> None:
 
 def test_published_exponents_start_at_the_model() -> None:
     own = llmcalc.load("llama3-8b").model
-    assert find_shapes(family(own), budget_for(own), own).scaled is None  # its own budget: nothing to scale
-    scaled = find_shapes(family(own), CostBudget("parameters", 10 * params(own).total), own).scaled
+    assert find_shapes(build_family(own), budget_for(own), own).scaled is None  # its own budget: nothing to scale
+    scaled = find_shapes(build_family(own), CostBudget("parameters", 10 * params(own).total), own).scaled
     assert scaled is not None
     assert scaled == pytest.approx(
         (4096 * 100**0.34, 32 * 100**0.12, 100)
@@ -563,7 +563,7 @@ def test_a_proportion_is_positive(text: str) -> None:
 def test_a_head_size_that_does_not_divide_the_models_width() -> None:
     """Once raised ArithmeticError: 48 does not divide GPT-2 medium's 1,024, so its own shape is not in the family."""
     shape_study = find_shapes(
-        family(llmcalc.load("gpt2-medium").model, 48), budget_for(llmcalc.load("gpt2-medium").model)
+        build_family(llmcalc.load("gpt2-medium").model, 48), budget_for(llmcalc.load("gpt2-medium").model)
     )
     assert {s.stack.head_dim for s in shape_study.shapes} == {48}
     assert "do not meet this budget" in run("gpt2-medium", "--head-dim", "48", "--notes")
@@ -576,7 +576,9 @@ def test_a_sweep_counts_what_ints_count() -> None:
     assert totals.dtype == np.int64
     for i, j in np.ndindex(h.shape):
         assert totals[i, j] == params(of.scaled_to(int(h[i, j]), int(layers[i, j]))).total
-    assert sweep(of, [of.step], [of.least_depth]).tolist() == [params(of.scaled_to(of.step, of.least_depth)).total]
+    assert sweep(of, [of.width_step], [of.least_depth]).tolist() == [
+        params(of.scaled_to(of.width_step, of.least_depth)).total
+    ]
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from llmcalc.reports.formats.table import render
 from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.lowering import Unsupported
 from llmcalc.sources.presets import load_preset
-from llmcalc.symbolic.activations import Activations, explain_activations
+from llmcalc.symbolic.activations import ActivationFormulas, explain_activations
 from llmcalc.symbolic.explain import Explanation
-from llmcalc.symbolic.formulas import Formulas, RecomputeChoice, Setting, TrainingSetting
+from llmcalc.symbolic.formulas import Formulas, FormulaSetting, RecomputeChoice, TrainingSetting
 from llmcalc.workload.execution import AttentionImplementation
 from llmcalc.workload.recompute import MODES
 from tests.contracts.test_parts import around_a_model
@@ -57,8 +57,8 @@ def values_of(explanation: Explanation) -> dict[str, int]:
     return {place.name: int(s.formulas[0].value) for s in explanation.sections for place in s.formula_nodes}
 
 
-def activations(spec: ModelSpec, seq: int = SEQ, training: TrainingSetting = TWO) -> Activations:
-    return Activations(Formulas(spec, Setting(seq=seq)), training)
+def activations(spec: ModelSpec, seq: int = SEQ, training: TrainingSetting = TWO) -> ActivationFormulas:
+    return ActivationFormulas(Formulas(spec, FormulaSetting(seq=seq)), training)
 
 
 # --- a formula at its numbers is the count ----------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_equal_layers_times_their_number_give_the_bytes_of_all_layers(name: str)
 def test_a_formula_holds_for_other_numbers() -> None:
     """That of 2 sequences of 7 tokens, at 3 sequences of 10."""
     spec = load_preset("llama3.2-1b").model
-    row = texts(explain_activations(spec, None, Setting(seq=SEQ), TWO))["model", "activations"]
+    row = texts(explain_activations(spec, None, FormulaSetting(seq=SEQ), TWO))["model", "activations"]
     values: dict[str, Any] = {m.name: m.value for m in Formulas(spec).meanings.values()}
     assert read_back(row["symbolic"], {**values, "B": BATCH, "S": SEQ}) == row["value"]
     assert read_back(row["symbolic"], {**values, "B": 3, "S": 10}) == without_values(spec, 3, 10).saved
@@ -119,7 +119,7 @@ def test_formulas_under_every_choice(name: str, attention: AttentionImplementati
 def test_llama() -> None:
     """Per layer in bf16: norms 6 bytes an element and 4 a row each; softmax 4 in float32, 2 in bf16."""
     spec = load_preset("llama3-8b").model
-    found = formulas_of(explain_activations(spec, None, Setting(seq=2048), TWO))
+    found = formulas_of(explain_activations(spec, None, FormulaSetting(seq=2048), TWO))
     assert found == {
         "layers": "B·S·(8·a·d + 6·S·a + 16·h + 8·f + 8) + S²",
         "layers.self_attn": "B·S·(8·a·d + 6·S·a + 2·h) + S²",
@@ -138,13 +138,13 @@ def test_flash_attention_keeps_no_scores() -> None:
     number per query, in float32; three integers, of which dropout would need two.
     """
     spec, flash = load_preset("llama3-8b").model, TrainingSetting(2, "flash")
-    found = formulas_of(explain_activations(spec, "self_attn", Setting(seq=2048), flash))
+    found = formulas_of(explain_activations(spec, "self_attn", FormulaSetting(seq=2048), flash))
     assert found == {"layers.self_attn": "B·S·(4·a·d + 4·k·d + 2·h + 4·a) + 24"}
 
 
 def test_what_layers_share_counts_once() -> None:
     """An encoder's output in bf16, which the decoder's layers read; tables of sine and cosine for half of r each."""
-    t5 = formulas_of(explain_activations(load_preset("t5-base").model, None, Setting(seq=64), TWO))
+    t5 = formulas_of(explain_activations(load_preset("t5-base").model, None, FormulaSetting(seq=64), TWO))
     assert t5["decoder.shared by layers"] == "2·B·S·h"
     names = list(t5)  # below the layers that share them, above the part that follows
     assert names.index("decoder.shared by layers") == names.index("decoder.norm") - 1
@@ -153,7 +153,7 @@ def test_what_layers_share_counts_once() -> None:
 
 
 def test_parts_of_a_layer_add_up_to_it() -> None:
-    values = values_of(explain_activations(load_preset("mixtral-8x7b").model, None, Setting(seq=64), TWO))
+    values = values_of(explain_activations(load_preset("mixtral-8x7b").model, None, FormulaSetting(seq=64), TWO))
     assert values["layers"] == sum(values[f"layers.{part}"] for part in ("self_attn", "mlp", "norms"))
     assert values["model"] == 32 * values["layers"] + sum(
         values[part] for part in ("shared by layers", "norm", "lm_head", "loss")
@@ -176,8 +176,8 @@ def test_a_batch_of_one_may_keep_other_copies() -> None:
 def test_prediction_modules_count_where_they_are_asked_in() -> None:
     spec = load_preset("deepseek-v3").model
     with pytest.raises(InputError, match=r"mtp is a part of .* counted with --with-mtp"):
-        explain_activations(spec, "mtp", Setting(seq=64), TWO)
-    values = values_of(explain_activations(spec, None, Setting(seq=64), TWO, frozenset({"mtp"})))
+        explain_activations(spec, "mtp", FormulaSetting(seq=64), TWO)
+    values = values_of(explain_activations(spec, None, FormulaSetting(seq=64), TWO, frozenset({"mtp"})))
     assert values["mtp"] > 0
     assert values["loss"] == 2 * 4 * (spec.vocab_size * BATCH * 64 + 1)
 

@@ -33,8 +33,8 @@ from llmcalc.reports.formats.table import render
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import load_preset
 from llmcalc.symbolic.explain import Explanation, explain
-from llmcalc.symbolic.formulas import Formulas, Setting
-from llmcalc.symbolic.symbolic import symbolic
+from llmcalc.symbolic.formulas import Formulas, FormulaSetting
+from llmcalc.symbolic.symbolic_model import model_in_symbols
 from tests.builders import SOME_PRESETS, run_config, verbs_of
 from tests.in_process import command
 from tests.samples import sampled
@@ -71,7 +71,7 @@ def formulas_of(spec: ModelSpec, node: str | None = None, **options: Any) -> dic
 
 
 def names(spec: ModelSpec) -> dict[str, int]:
-    return {m.name: m.value for m in symbolic(spec).meanings.values()}
+    return {m.name: m.value for m in model_in_symbols(spec).meanings.values()}
 
 
 def read_back(text: str, values: dict[str, Any]) -> Fraction:
@@ -97,7 +97,7 @@ def read_back(text: str, values: dict[str, Any]) -> Fraction:
 
 def test_mha_with_an_ungated_4h_feed_forward_is_12lh2_and_2vh() -> None:
     """Kaplan 2020 §2.1: 12·L·h² in the layers; 2·L + 1 norms of h weights, and an embedding and a head of V·h each."""
-    rows = texts(explain(decoder(layer()), setting=Setting(seq=SEQ)))
+    rows = texts(explain(decoder(layer()), setting=FormulaSetting(seq=SEQ)))
     assert rows["model", "params"]["symbolic"] == "L·(4·h² + 2·h·f + 2·h) + 2·V·h + h"
     assert rows["model", "params"]["in_units_of_h"] == "12·L·h² + 2·V·h + 2·L·h + h"
     assert rows["model", "flops"]["symbolic"] == "L·(8·h² + 4·h·f + 4·S·h) + 2·V·h"
@@ -108,7 +108,7 @@ def test_mha_with_an_ungated_4h_feed_forward_is_12lh2_and_2vh() -> None:
 
 
 def test_grouped_queries_with_a_head_size_of_their_own() -> None:
-    rows = texts(explain(load_preset("llama3-8b").model, "self_attn", setting=Setting(seq=2048)))
+    rows = texts(explain(load_preset("llama3-8b").model, "self_attn", setting=FormulaSetting(seq=2048)))
     one = rows["layers.self_attn", "params"]
     assert (one["symbolic"], one["substituted"], one["value"]) == (
         "2·h·a·d + 2·h·k·d",
@@ -136,18 +136,18 @@ def test_latent_attention() -> None:
             )
         )
     )
-    rows = formulas_of(spec, "self_attn", setting=Setting(dtype="int4"))
+    rows = formulas_of(spec, "self_attn", setting=FormulaSetting(dtype="int4"))
     assert rows["layers.self_attn", "params"] == "h·a·v + q·a·(n + r) + c·a·(n + v) + h·q + h·(c + r) + q + c"
     assert rows["layers.self_attn", "kv"] == "b·(c + r)"
     assert (
-        texts(explain(spec, "self_attn", setting=Setting(dtype="int4")))["layers.self_attn", "kv"]["value"]
+        texts(explain(spec, "self_attn", setting=FormulaSetting(dtype="int4")))["layers.self_attn", "kv"]["value"]
         == (32 + 8) / 2
     )
 
 
 def test_both_forms_of_latent_attention() -> None:
     """A forward pass uses the expanded form; the absorbed form gives a decoded token's FLOPs with the same keys."""
-    spec, setting = load_preset("deepseek-v3").model, Setting(seq=100)
+    spec, setting = load_preset("deepseek-v3").model, FormulaSetting(seq=100)
     forms = [("flops", flops(spec, run_config(seq=100)).total / 100)]
     forms.append(("flops_absorbed", flops(spec, run_config(seq=1, context=99, phase="decode")).total))
     whole = explain(spec, None, "flops", setting)
@@ -186,7 +186,7 @@ def test_causal_pairs_and_windows() -> None:
         variants={"sliding": layer(Attention(num_attention_heads=8, sliding_window=32))},
         pattern=("sliding", "block"),
     )
-    rows = texts(explain(spec, "self_attn", "flops", Setting(seq=SEQ, pairs="causal")))
+    rows = texts(explain(spec, "self_attn", "flops", FormulaSetting(seq=SEQ, pairs="causal")))
     assert rows["layers.full.self_attn", "flops"]["symbolic"] == "8·h² + 2·h·(S + 1)"
     sliding = rows["layers.sliding.self_attn", "flops"]
     assert "min(W, S)" in sliding["symbolic"]
@@ -259,7 +259,7 @@ PRINTED = [*SOME_PRESETS, "gemma2-9b", "qwen3-30b-a3b", "jamba-v0.1", "gemma4-e2
 def test_what_is_printed_reads_back_to_the_count(name: str) -> None:
     """Compares every component and the whole of every preset with the counts of `params`, `flops` and `kv`."""
     preset = load_preset(name)
-    setting = Setting(seq=SEQ)
+    setting = FormulaSetting(seq=SEQ)
     asked = explain(preset.model, setting=setting)
     data = report(preset, asked).data
     assert isinstance(data, dict)
@@ -342,7 +342,10 @@ def test_what_cannot_be_explained_is_one_clear_message(
 
 def test_prediction_modules_count_where_they_are_asked_in() -> None:
     spec = load_preset("deepseek-v3").model
-    without, with_them = explain(spec, quantity="params"), explain(spec, quantity="params", include=frozenset({"mtp"}))
+    without, with_them = (
+        explain(spec, quantity="params"),
+        explain(spec, quantity="params", included_parts=frozenset({"mtp"})),
+    )
     difference = texts(with_them)["model", "params"]["value"] - texts(without)["model", "params"]["value"]
     assert difference == params(spec).left_out["mtp"] == texts(explain(spec, "mtp"))["mtp", "params"]["value"]
 

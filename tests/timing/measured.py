@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import mean, median
 
 from llmcalc.errors import InputError
-from llmcalc.timing.spread import TimeRange, expected_range
+from llmcalc.timing.time_ranges import TimeRange, expected_range
 
 from .measured_rows import (
     CLASSES,
@@ -40,10 +40,10 @@ def prompt_share(row: Row) -> float:
     """The share of a whole request's time until its first token."""
     if row["measure"] == "throughput":
         replica, requests = full_server(row)
-        served = replica.load(requests)
+        served = replica.latencies(requests)
     else:
         served = load_of(row)
-    return float(served.ttft / served.end_to_end)
+    return float(served.ttft / served.end_to_end_seconds)
 
 
 def range_of(row: Row, seconds: float) -> TimeRange:

@@ -25,16 +25,16 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import load_hardware, read_hardware
 from llmcalc.sources.preset import Preset
 from llmcalc.studies.serving import cache_flag
-from llmcalc.timing.batching import Replica, RequestSizes, ServedLoad
+from llmcalc.timing.batching import LoadLatencies, Replica, RequestSizes
 from llmcalc.timing.calibration import UNCHANGED, CalibrationFactors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, RankPass
-from llmcalc.timing.price import NumberFormats
-from llmcalc.timing.records import TimeStack, time_stacks
 from llmcalc.timing.stack import with_attention, with_overlap
 from llmcalc.timing.step import StepPlan, StepTimer
-from llmcalc.timing.work import rank_work
+from llmcalc.timing.time_estimator import NumberFormats
+from llmcalc.timing.timing_constants import TimeStack, time_stacks
+from llmcalc.timing.work_recorder import rank_work
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
 
@@ -378,7 +378,7 @@ def replica_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> Replica:
     return _replica(*_key(row, factors))
 
 
-def load_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> ServedLoad:
+def load_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> LoadLatencies:
     """The load of a row's replica by its requests."""
     return _load(row.whole("batch"), *_key(row, factors))
 
@@ -411,8 +411,8 @@ def _replica(
 
 
 @cache
-def _load(concurrency: int, *key: Any) -> ServedLoad:
-    return _replica(*key).load(concurrency)
+def _load(concurrency: int, *key: Any) -> LoadLatencies:
+    return _replica(*key).latencies(concurrency)
 
 
 ENGINES = {"trtllm": "tensorrt-llm"}
@@ -518,8 +518,8 @@ def full_seconds(row: Row) -> float:
     """Seconds of an output token where all requests of a benchmark arrive at once and fill the server in waves."""
     replica, requests_in_cache = full_server(row)
     waves, last = divmod(row.whole("requests"), requests_in_cache)
-    seconds = waves * replica.load(requests_in_cache).end_to_end if waves else 0.0
-    seconds += replica.load(last).end_to_end if last else 0.0
+    seconds = waves * replica.latencies(requests_in_cache).end_to_end_seconds if waves else 0.0
+    seconds += replica.latencies(last).end_to_end_seconds if last else 0.0
     return seconds / row.whole("requests") / row.whole("output")
 
 
@@ -538,7 +538,7 @@ def _inference_seconds(row: Row, factors: CalibrationFactors) -> float:
         return 1 / load_of(row, factors).output_tokens_per_second
     if row.is_loaded and input_tokens:
         served = load_of(row, factors)
-        return {"tpot": served.tpot, "ttft": served.ttft, "end_to_end": served.end_to_end}[measure]
+        return {"tpot": served.tpot, "ttft": served.ttft, "end_to_end": served.end_to_end_seconds}[measure]
 
     def prompt(sequences: int, context: int = 0, server: bool = False) -> float:
         seconds = prefill(spec, device, stack, sequences, input_tokens, context, None, layout, formats, server).seconds

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import NamedTuple
 
-from llmcalc.timing.spread import TestedClass
+from llmcalc.timing.time_ranges import TestedClass
 
 from . import measured, measured_rows
 from .measured import Score

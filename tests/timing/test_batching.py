@@ -15,8 +15,8 @@ from llmcalc.sources.presets import load_preset
 from llmcalc.timing.batching import Replica, RequestSizes, seconds_beside_prompts
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import decode, prefill
-from llmcalc.timing.price import NumberFormats
 from llmcalc.timing.stack import find_stack
+from llmcalc.timing.time_estimator import NumberFormats
 
 H100 = device_of(find_hardware("h100"))
 VLLM, SGLANG = find_stack("vllm"), find_stack("sglang")
@@ -42,18 +42,18 @@ def replica(name: str = "dense", requests: RequestSizes = REQUESTS["chat"], **ch
 @pytest.mark.parametrize("name", REPLICAS)
 def test_one_request_takes_the_time_of_a_prompt_and_of_tokens(name: str) -> None:
     server, requests = replica(name), REQUESTS["chat"]
-    load = server.load(1)
+    load = server.latencies(1)
     context = 1024 + 512
     assert load.tpot == decode(server.spec, H100, VLLM, 1, context, server.layout).seconds
-    assert load.ttft == prefill(server.spec, H100, VLLM, 1, 1024, 0, None, server.layout, on_server=True).seconds
-    assert load.end_to_end == pytest.approx(load.ttft + 1023 * load.tpot, rel=1e-12)
-    assert load.output_tokens_per_second == pytest.approx(requests.output / load.end_to_end, rel=1e-12)
+    assert load.ttft == prefill(server.spec, H100, VLLM, 1, 1024, 0, None, server.layout, has_server_delay=True).seconds
+    assert load.end_to_end_seconds == pytest.approx(load.ttft + 1023 * load.tpot, rel=1e-12)
+    assert load.output_tokens_per_second == pytest.approx(requests.output / load.end_to_end_seconds, rel=1e-12)
 
 
 def test_long_prompts_run_in_chunks() -> None:
     server = replica(requests=REQUESTS["documents"])
-    expected = prefill(server.spec, H100, VLLM, 1, 16384, 0, 8192, on_server=True).seconds
-    assert server.load(1).ttft == expected
+    expected = prefill(server.spec, H100, VLLM, 1, 16384, 0, 8192, has_server_delay=True).seconds
+    assert server.latencies(1).ttft == expected
     assert len(server.prompts_pass(1).timed_passes) == 2
 
 
@@ -69,7 +69,7 @@ def test_the_passes_of_a_long_prompt_are_timed_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Replica, "prompt_pass", counted)
     server = replica(requests=REQUESTS["documents"])
     for concurrency in (1, 2, 3, 5, 8):
-        server.load(concurrency)
+        server.latencies(concurrency)
     assert counts == [1]  # on an idle server with its time it is the same pass
 
 
@@ -78,10 +78,10 @@ def test_the_passes_of_a_long_prompt_are_timed_once(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("stack", [VLLM, SGLANG], ids=lambda stack: stack.name)
 def test_more_requests_give_more_tokens_and_longer_waits(name: str, requests: RequestSizes, stack: Any) -> None:
     server = replica(name, requests, stack=stack)
-    loads = [server.load(2**i) for i in range(11)]
+    loads = [server.latencies(2**i) for i in range(11)]
     for fewer, more in pairwise(loads):
         assert more.output_tokens_per_second >= fewer.output_tokens_per_second * 0.9999
-        assert more.end_to_end >= fewer.end_to_end
+        assert more.end_to_end_seconds >= fewer.end_to_end_seconds
         assert more.tpot >= fewer.tpot * 0.9999
 
 
@@ -89,9 +89,9 @@ def test_more_requests_give_more_tokens_and_longer_waits(name: str, requests: Re
 def test_little_s_law_and_every_prompt_is_somewhere(concurrency: int) -> None:
     """In one round every other request has one prompt: in the wait for the first token, or between tokens."""
     server = replica()
-    load, token = server.load(concurrency), server.decoding_pass(concurrency).seconds
-    assert load.requests_per_second * load.end_to_end == pytest.approx(concurrency, rel=1e-12)
-    others = load.end_to_end - server.prompt_seconds - 1023 * token
+    load, token = server.latencies(concurrency), server.decoding_pass(concurrency).seconds
+    assert load.requests_per_second * load.end_to_end_seconds == pytest.approx(concurrency, rel=1e-12)
+    others = load.end_to_end_seconds - server.prompt_seconds - 1023 * token
     assert others > 0
     assert load.ttft > server.prompt_seconds
     assert load.tpot > token
@@ -104,10 +104,10 @@ def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurre
     at once half of the others' prompts, in steps that are full of them.
     """
     server = replica(stack=VLLM.model_copy(update={"mixed_steps": mixed}))
-    load, token_pass = server.load(concurrency), server.decoding_pass(concurrency)
+    load, token_pass = server.latencies(concurrency), server.decoding_pass(concurrency)
     prompt = server.prompt_seconds + (seconds_beside_prompts(token_pass) if mixed else 0.0)  # p: a prompt of one step
     further = 1023 * token_pass.seconds
-    others = load.end_to_end - prompt - further
+    others = load.end_to_end_seconds - prompt - further
     assert others > 0
     assert (load.ttft - prompt) / others == pytest.approx(prompt / (prompt + further), rel=1e-9)
     at_once = min(8, concurrency)  # prompts of 1024 tokens in a step of 8192
@@ -119,37 +119,37 @@ def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurre
 
 def test_requests_beyond_those_that_every_step_has_prompts_for_only_wait() -> None:
     server = replica(requests=REQUESTS["documents"])
-    full, more = server.load(server.saturation_concurrency), server.load(2 * server.saturation_concurrency)
+    full, more = server.latencies(server.saturation_concurrency), server.latencies(2 * server.saturation_concurrency)
     assert more.output_tokens_per_second == pytest.approx(full.output_tokens_per_second, rel=1e-12)
     assert more.tpot == full.tpot
-    assert more.ttft - full.ttft == pytest.approx(full.end_to_end, rel=1e-12)  # as many again wait for as long
+    assert more.ttft - full.ttft == pytest.approx(full.end_to_end_seconds, rel=1e-12)  # as many again wait for as long
 
 
 def test_a_step_with_a_prompt_reads_weights_once() -> None:
     token_pass = replica().decoding_pass(32)
     assert 0 < seconds_beside_prompts(token_pass) < token_pass.seconds
     apart = replica(stack=VLLM.model_copy(update={"mixed_steps": False}))
-    assert apart.load(64).end_to_end > replica().load(64).end_to_end
-    assert apart.load(1) == replica().load(1)
+    assert apart.latencies(64).end_to_end_seconds > replica().latencies(64).end_to_end_seconds
+    assert apart.latencies(1) == replica().latencies(1)
 
 
 def test_cached_prompts_and_narrow_caches_are_faster() -> None:
-    cached = replica(requests=RequestSizes(1024, 1024, cached=512)).load(64)
-    whole = replica().load(64)
+    cached = replica(requests=RequestSizes(1024, 1024, cached=512)).latencies(64)
+    whole = replica().latencies(64)
     assert cached.ttft < whole.ttft
     assert cached.output_tokens_per_second > whole.output_tokens_per_second
-    narrow = replica(formats=NumberFormats(cache_bits=8)).load(64)
+    narrow = replica(formats=NumberFormats(cache_bits=8)).latencies(64)
     assert narrow.output_tokens_per_second > whole.output_tokens_per_second
 
 
 def test_an_answer_of_one_token_is_a_prompt() -> None:
-    load = replica(requests=RequestSizes(1024, 1)).load(8)
-    assert load.end_to_end == load.ttft
+    load = replica(requests=RequestSizes(1024, 1)).latencies(8)
+    assert load.end_to_end_seconds == load.ttft
 
 
 def test_less_than_a_request_is_refused() -> None:
     with pytest.raises(InputError, match="--concurrency 0: expected at least 1 request"):
-        replica().load(0)
+        replica().latencies(0)
 
 
 def test_a_batch_is_padded_to_the_next_captured_graph() -> None:

@@ -27,7 +27,7 @@ def group_of(prefill: int = 1, decode: int = 2, tp: int = 8, **requests: Any) ->
 
 def test_one_request_takes_its_prompt_its_transfer_and_its_tokens() -> None:
     group = group_of()
-    load = group.load(1)
+    load = group.latencies(1)
     # 80 layers · 8,192 tokens · 2 · 8 heads · 128 · 2 bytes, an eighth of it on each device
     assert group.sent_bytes == 80 * 8192 * 2 * 8 * 128 * 2 / 8
     device = group.replica.device
@@ -41,7 +41,7 @@ def test_one_request_takes_its_prompt_its_transfer_and_its_tokens() -> None:
 def test_requests_are_on_one_of_the_two_sides() -> None:
     group = group_of(prefill=2)
     for concurrency in (2, 8, 24):
-        load = group.load(concurrency)
+        load = group.latencies(concurrency)
         rate = load.requests_per_second
         decoding = rate * (load.output - 1) * load.tpot
         assert load.ttft == pytest.approx(group.first_token_seconds)  # no one waits
@@ -51,20 +51,20 @@ def test_requests_are_on_one_of_the_two_sides() -> None:
 
 def test_prompts_wait_for_their_replicas_and_do_not_slow_tokens() -> None:
     group = group_of()
-    loads = [group.load(2**step) for step in range(10)]
+    loads = [group.latencies(2**step) for step in range(10)]
     rates = [load.output_tokens_per_second for load in loads]
     assert all(later >= earlier * (1 - 1e-6) for earlier, later in pairwise(rates))
     assert loads[-1].requests_per_second == pytest.approx(group.prefill / group.busy_seconds)
     assert loads[-1].tpot == pytest.approx(loads[-2].tpot)
     assert loads[-1].ttft > loads[-2].ttft > group.first_token_seconds
-    mixed = group.replica.load(64)
-    assert group.load(128).tpot < mixed.tpot  # 64 decoding sequences a replica, with prompts in between
+    mixed = group.replica.latencies(64)
+    assert group.latencies(128).tpot < mixed.tpot  # 64 decoding sequences a replica, with prompts in between
 
 
 def test_the_ratio_leaves_neither_side_waiting() -> None:
     replica, sequences = group_of(output=2048).replica, 32
     group = DisaggregatedServer.balanced_group(replica, sequences)
-    prompts, tokens = group.prefill / group.busy_seconds, group.decode * group._decoded_per_second(sequences)
+    prompts, tokens = group.prefill / group.busy_seconds, group.decode * group._decoded_requests_per_second(sequences)
     assert 0.7 < prompts / tokens < 1.5
     longer = replace(replica, requests=RequestSizes(8192, 8192))
     needed = DisaggregatedServer.balanced_group(longer, sequences)
@@ -79,4 +79,4 @@ def test_the_ratio_leaves_neither_side_waiting() -> None:
 
 def test_less_than_one_request_is_refused() -> None:
     with pytest.raises(InputError, match=r"--concurrency 0\.5: expected at least 1 request"):
-        group_of().load(0.5)
+        group_of().latencies(0.5)

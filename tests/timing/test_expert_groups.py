@@ -29,10 +29,10 @@ from llmcalc.sources.to_hf import to_config
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import rank_pass
 from llmcalc.timing.kernels import LayerMessage, RankPass
-from llmcalc.timing.price import NumberFormats, TimeEstimator, _copies_per_domain
-from llmcalc.timing.records import time_stacks
-from llmcalc.timing.spread import MEASURED_EXPERT_RANKS, untested_ranks
-from llmcalc.timing.work import ROW_COPIES, rank_work
+from llmcalc.timing.time_estimator import NumberFormats, TimeEstimator, _copies_per_domain
+from llmcalc.timing.time_ranges import MEASURED_EXPERT_RANKS, untested_ranks
+from llmcalc.timing.timing_constants import time_stacks
+from llmcalc.timing.work_recorder import ROW_COPIES, rank_work
 from llmcalc.workload.rows import ExpertGroups
 from tests.builders import spec_of
 from tests.families.deepseek.dsa import SMALL

@@ -14,7 +14,7 @@ import llmcalc
 from llmcalc.sources.target import load
 from llmcalc.timing.stack import find_stack, with_attention
 from llmcalc.timing.step import StepPlan
-from llmcalc.timing.work import rank_work
+from llmcalc.timing.work_recorder import rank_work
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

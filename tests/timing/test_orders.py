@@ -17,9 +17,9 @@ from llmcalc.sources.presets import load_preset
 from llmcalc.timing.batching import Replica, RequestSizes
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
-from llmcalc.timing.price import NumberFormats
-from llmcalc.timing.records import TimeStack, time_stacks
 from llmcalc.timing.step import StepPlan, training_step
+from llmcalc.timing.time_estimator import NumberFormats
+from llmcalc.timing.timing_constants import TimeStack, time_stacks
 
 MODELS = "llama3-8b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "mamba2-2.7b", "gemma3-1b"
 FORMATS = (
@@ -110,7 +110,7 @@ def check_passes(replica: Replica, context: int, batch: int) -> None:
     check_faster(
         lambda better: float(prefill(spec, better, stack, 1, context, 0, None, layout, formats).seconds), device
     )
-    loads = [replica.load(concurrency) for concurrency in BATCHES]
+    loads = [replica.latencies(concurrency) for concurrency in BATCHES]
     for quantity in ("tpot", "output_tokens_per_second", "ttft_of_burst"):
         check_grows([getattr(load, quantity) for load in loads], f"{quantity} on {device.name}")
 

@@ -9,7 +9,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.timing.price import DEQUANTIZATION_FLOPS
+from llmcalc.timing.time_estimator import DEQUANTIZATION_FLOPS
 from tests.gpu_rows import rows_of
 
 ROWS = [row for row in rows_of("h200", "qlora_times") if row["base"] != "int8"]

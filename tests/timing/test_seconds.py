@@ -21,12 +21,12 @@ from llmcalc.timing.calibration import CalibrationFactors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, LayerKind, RankPass
-from llmcalc.timing.price import NumberFormats, time_pass
-from llmcalc.timing.records import accelerator_generations, time_stacks
-from llmcalc.timing.spread import RangedAmount, expected_range
 from llmcalc.timing.stack import find_stack, stack_names, with_overlap
 from llmcalc.timing.step import StepPlan, StepTimer, pipeline_ranks, training_step, training_steps
-from llmcalc.timing.work import rank_work
+from llmcalc.timing.time_estimator import NumberFormats, time_pass
+from llmcalc.timing.time_ranges import RangedAmount, expected_range
+from llmcalc.timing.timing_constants import accelerator_generations, time_stacks
+from llmcalc.timing.work_recorder import rank_work
 from tests.samples import in_one_test
 
 MEGATRON, VLLM = find_stack("megatron"), find_stack("vllm")
@@ -157,7 +157,7 @@ def test_parts_and_lines_add_up() -> None:
     assert step.timed_pass.seconds * 8 == pytest.approx(step.parts["work"], rel=1e-12)
     for answer in (
         decode(llama(), h100(), VLLM, 8, 1000),
-        prefill(llama(), h100(), VLLM, 1, 1000, chunk=300, on_server=True),
+        prefill(llama(), h100(), VLLM, 1, 1000, chunk=300, has_server_delay=True),
     ):
         assert sum(answer.parts.values()) == pytest.approx(answer.seconds, rel=1e-12)
 
@@ -399,10 +399,10 @@ def test_rings_through_nodes_take_steps_of_every_message() -> None:
     bytes_sent = 15 / 16 * max(1e9 / (8 * 50e9 * 0.8), 1e9 / (450e9 * 0.75))
     simple, short = (14 * 3.4e-6 + 9.6e-6, 14 * 1.9e-6 + 4e-6)
     assert alone == pytest.approx(1e-5 + min(bytes_sent + simple, bytes_sent / 0.92 + short), rel=1e-12)
-    many = device.message_seconds("reduce_scatter", 16, 1e9, messages=1000)
+    many = device.message_seconds("reduce_scatter", 16, 1e9, message_count=1000)
     assert many == pytest.approx(1e-2 + bytes_sent / 0.92 + 1000 * short, rel=1e-12)
     assert device.message_seconds("reduce_scatter", 1, 1e9) == 0.0
-    inside = device.message_seconds("all_gather", 8, 1e9, messages=10)
+    inside = device.message_seconds("all_gather", 8, 1e9, message_count=10)
     assert inside == pytest.approx(10 * 1e-5 + 7 / 8 * 1e9 / (450e9 * 0.75), rel=1e-12)
 
 

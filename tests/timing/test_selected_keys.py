@@ -13,9 +13,9 @@ from llmcalc.sources.presets import load_preset
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import prefill
 from llmcalc.timing.kernels import Kernel, RankPass
-from llmcalc.timing.price import TimeEstimator, _copies_per_domain
-from llmcalc.timing.records import time_stacks
-from llmcalc.timing.work import rank_work
+from llmcalc.timing.time_estimator import TimeEstimator, _copies_per_domain
+from llmcalc.timing.timing_constants import time_stacks
+from llmcalc.timing.work_recorder import rank_work
 
 LATENT, ROTARY, SELECTED = 512, 64, 2048
 """DeepSeek-V3.2: widths of the cached latent and of the rotary key, and tokens that its indexer selects."""
@@ -80,7 +80,7 @@ def seconds_by_kind(name: str, tokens: int, tp: int = 1) -> dict[str, float]:
 
 
 def formats() -> Any:
-    from llmcalc.timing.price import NumberFormats
+    from llmcalc.timing.time_estimator import NumberFormats
 
     return NumberFormats("fp8", 8, 16)
 

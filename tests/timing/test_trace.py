@@ -32,7 +32,7 @@ def served(
     replica: Replica, requests: list[TracedRequest], sequences: int = 256, **options: Any
 ) -> list[ServedRequest]:
     most = max(request.input + request.output for request in requests)
-    steps = StepSeconds.tabulated(replica, sequences // replica.batch_count, most, replica.requests.input)
+    steps = StepSeconds.tabulate(replica, sequences // replica.batch_count, most, replica.requests.input)
     return serve_trace(replica, steps, 1, requests, sequences, 10**9, **options)
 
 
@@ -45,7 +45,7 @@ def evenly(replica: Replica, rate: float, number: int) -> list[TracedRequest]:
 def test_a_request_alone_takes_the_time_of_a_prompt_and_of_tokens(name: str) -> None:
     replica = REPLICAS[name]
     (alone,) = served(replica, evenly(replica, 1.0, 1))
-    load = replica.load(1)
+    load = replica.latencies(1)
     assert alone.ttft == pytest.approx(load.ttft, rel=0.01)
     assert alone.tpot == pytest.approx(load.tpot, rel=0.01)
 
@@ -54,12 +54,12 @@ def test_a_request_alone_takes_the_time_of_a_prompt_and_of_tokens(name: str) -> 
 @pytest.mark.parametrize("name", REPLICAS)
 def test_evenly_spread_requests_take_the_times_in_closed_form(name: str, concurrency: int) -> None:
     replica = REPLICAS[name]
-    load = replica.load(concurrency)
+    load = replica.latencies(concurrency)
     times = served(replica, evenly(replica, load.requests_per_second, 40 * concurrency))
     settled = times[len(times) // 4 : -len(times) // 4]
     seconds = mean(request.ttft + request.tpot * (replica.requests.output - 1) for request in settled)
     assert mean(request.tpot for request in settled) == pytest.approx(load.tpot, rel=0.12)
-    assert seconds == pytest.approx(load.end_to_end, rel=0.12)
+    assert seconds == pytest.approx(load.end_to_end_seconds, rel=0.12)
     assert load.requests_per_second * seconds == pytest.approx(concurrency, rel=0.12)  # Little's law
 
 
@@ -69,8 +69,12 @@ def test_a_burst_is_a_round(concurrency: int) -> None:
     replica = REPLICAS["dense"]
     requests = [TracedRequest(0.0, replica.requests.input, replica.requests.output)] * concurrency
     times = served(replica, requests)
-    assert max(request.end for request in times) == pytest.approx(replica.load(concurrency).end_to_end, rel=0.1)
-    assert mean(request.ttft for request in times) == pytest.approx(replica.load(concurrency).ttft_of_burst, rel=0.35)
+    assert max(request.end for request in times) == pytest.approx(
+        replica.latencies(concurrency).end_to_end_seconds, rel=0.1
+    )
+    assert mean(request.ttft for request in times) == pytest.approx(
+        replica.latencies(concurrency).ttft_of_burst, rel=0.35
+    )
 
 
 def poisson(rate: float, number: int) -> list[TracedRequest]:

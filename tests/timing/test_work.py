@@ -19,7 +19,7 @@ from llmcalc.parallel.messages import rank_messages
 from llmcalc.parallel.rank_model import rank_model
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.timing.kernels import Adapters, RankPass
-from llmcalc.timing.work import rank_work
+from llmcalc.timing.work_recorder import rank_work
 from llmcalc.workload.workload import Workload
 from tests.builders import SOME_PRESETS
 from tests.samples import in_one_test

@@ -28,7 +28,7 @@ from llmcalc.simulator.choices import KernelChoices
 from llmcalc.sources.huggingface.registry import family_of
 from llmcalc.sources.target import load
 from llmcalc.sources.to_hf import to_config
-from llmcalc.symbolic.saved_bytes import Pass, saved_blocks
+from llmcalc.symbolic.saved_bytes import RecordedPass, saved_blocks
 from tests.builders import json_lines, spec_of
 from tests.simulator import witness
 from tests.simulator.models import without_values
@@ -412,12 +412,12 @@ class Named(AllReal):
     made: dict[int, str] = {}
     modules: list[str] = []
 
-    def _follow(self, tensor: torch.Tensor, func: Any) -> None:
+    def _track_tensor(self, tensor: torch.Tensor, func: Any) -> None:
         key = tensor.untyped_storage()._cdata
         if key not in self.tracked:
             module = re.sub(r"\.\d+(?=\.|$)", "", self.modules[-1]) if self.modules else ""
             self.made[key] = f"{module} {func} {list(tensor.shape)} {tensor.dtype}"
-        super()._follow(tensor, func)
+        super()._track_tensor(tensor, func)
 
 
 def saved_by_class(config: dict[str, Any], batch: int, seq: int) -> list[tuple[int, str]]:
@@ -450,7 +450,7 @@ def differences(name: str) -> Iterator[str]:
     _, choices, theirs, ours = measured(name)
     yield f"{name}: class {theirs.saved:,}, llmcalc {ours.saved:,}, difference {theirs.saved - ours.saved:,}"
     yield f"named: {explained(name)}, left {theirs.saved - ours.saved - sum(explained(name).values()):,}"
-    blocks = saved_blocks(spec_of(config), Pass(BATCH, seq, choices=choices))
+    blocks = saved_blocks(spec_of(config), RecordedPass(BATCH, seq, choices=choices))
     sides = {
         "class": saved_by_class(config, BATCH, seq),
         "llmcalc": [(block.bytes, ".".join(name for name, _ in block.creator.path)) for block in blocks],

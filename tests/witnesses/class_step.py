@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from llmcalc.model import ModelSpec
-from llmcalc.witnesses.storages import StorageTracker
-from llmcalc.witnesses.transformers import build, inputs_of
+from llmcalc.witnesses.storage_tracker import StorageTracker
+from llmcalc.witnesses.transformers import build_class_model, inputs_of
 from tests.simulator.witness import Held, measured
 
 
@@ -45,7 +45,7 @@ def class_memory(
 
 def class_to_train(config: Mapping[str, Any]) -> Any:
     """The class for a config on meta, all of whose parameters get gradients."""
-    model: Any = build(dict(config), is_to_run=False).requires_grad_(True)
+    model: Any = build_class_model(dict(config), is_to_run=False).requires_grad_(True)
     model.config._experts_implementation = "grouped_mm"  # the default of transformers
     for module in model.modules():
         if hasattr(module, "config"):

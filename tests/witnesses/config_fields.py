@@ -32,7 +32,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.optional import WITHOUT_FLOPS
 from llmcalc.sources.huggingface.config import Config
 from llmcalc.sources.huggingface.registry import family_of, model_types, read_config, text_model_of
-from llmcalc.witnesses.transformers import build, class_settings_of, run_forward
+from llmcalc.witnesses.transformers import build_class_model, class_settings_of, run_forward
 from llmcalc.witnesses.witness import fields_of, witness_of
 from tests.builders import run_config
 from tests.components.towers.test_towers import wrapped
@@ -156,7 +156,7 @@ def class_reads(config: dict[str, Any]) -> set[str]:
     """Returns the paths that the class for a config reads while it is built and processes a few tokens."""
     spec = ModelSpec.model_validate(read_config(config)[0])
     with recorded() as reads:
-        model = build(deepcopy(config))
+        model = build_class_model(deepcopy(config))
         with suppress(Exception):  # some classes read values, which meta tensors do not have; the rest was recorded
             run_forward(spec, model, 1, 12, class_settings_of(config))
     return reads.counting()

@@ -242,10 +242,10 @@ def _runs(config: dict[str, Any]) -> bool:
     """Whether the class can be built and processes a few tokens."""
     import torch
 
-    from llmcalc.witnesses.transformers import build
+    from llmcalc.witnesses.transformers import build_class_model
 
     try:
-        model = build(config)
+        model = build_class_model(config)
         ids = torch.empty(1, 12, dtype=torch.long, device=next(model.parameters()).device).zero_()
         model(input_ids=ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
     except Exception:

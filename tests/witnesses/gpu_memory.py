@@ -131,7 +131,7 @@ def settings_in(run: Configuration) -> Settings:
 
 def answer(run: Configuration, facts: Mapping[str, Any]) -> DeviceMemory:
     """What `llmcalc memory` answers for a run on that GPU."""
-    return memory(spec_of(run), settings_in(run), cuda_runtime=gpu.runtime_of_facts(facts, run.environment)).device
+    return memory(spec_of(run), settings_in(run), cuda_runtime=gpu.cuda_runtime_of_gpu(facts, run.environment)).device
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def checks(document: Mapping[str, Any]) -> Iterator[tuple[str, Check]]:
 
 def measured(name: str) -> dict[str, Any]:
     """Runs a configuration in this process: what its row has. Left out if the GPU has no room for it."""
-    run, statistics = CONFIGURATIONS[name], gpu.Cuda()
+    run, statistics = CONFIGURATIONS[name], gpu.CudaStatistics()
     spec, settings = spec_of(run), settings_in(run)
     facts = gpu.device_facts()
     why = unsupported_reason(spec, settings, "cuda")

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from llmcalc.testing import assert_counts
-from llmcalc.witnesses.counter import flop_counter
-from llmcalc.witnesses.measure import count_flops
+from llmcalc.witnesses.flop_counter import flop_counter
+from llmcalc.witnesses.module_measurements import count_flops
 from tests.builders import spec_of
 from tests.samples import in_one_test
 
@@ -160,7 +160,7 @@ def test_both_passes_of_fused_attention() -> None:
     """The backward pass has each product twice."""
     module = Attention(HEADS, functional.scaled_dot_product_attention)
     x = torch.zeros(2, 24, H, requires_grad=True)
-    forward, both = count_flops(module, lambda: [module(x)], train=True)
+    forward, both = count_flops(module, lambda: [module(x)], includes_backward=True)
     assert forward[""] == 2 * 2 * 24 * 4 * H * H + SCORES // LAYERS
     assert both[""] == 3 * forward[""]
     with flop_counter() as counter, torch.no_grad():

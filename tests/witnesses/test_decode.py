@@ -33,18 +33,18 @@ from llmcalc.ops import (
 )
 from llmcalc.sources.huggingface.registry import FILES, text_model_of
 from llmcalc.witnesses.deviations import class_total
-from llmcalc.witnesses.measure import count_flops
+from llmcalc.witnesses.module_measurements import count_flops
 from llmcalc.witnesses.transformers import (
     CACHE_NAMES,
     add_channel_axis,
-    build,
+    build_class_model,
     cache_argument,
     class_settings_of,
     required_inputs,
 )
 from llmcalc.witnesses.witness import family_of_class
 from llmcalc.workload.execution import LatentForm
-from llmcalc.workload.with_past import WithPast
+from llmcalc.workload.with_past import RowsWithPast
 from tests.builders import WITH_CLASSES, run_config, spec_of
 
 BATCH, CONTEXT = 2, 40
@@ -67,7 +67,7 @@ def _every_key(op: Op) -> Op:
         return replace(op, selected=op.pool * CONTEXT)
     if isinstance(op, AttentionCore):
         return replace(op, selected=None)
-    if isinstance(op, Linear) and isinstance(op.rows, WithPast):
+    if isinstance(op, Linear) and isinstance(op.rows, RowsWithPast):
         return replace(op, rows=replace(op.rows, selected=None, pool=None))
     return op
 
@@ -255,7 +255,7 @@ def test_a_decoded_token_costs_what_its_class_does(file: str, whole: bool) -> No
         if family in READS_VALUES:
             continue
         if family in WITHOUT_CACHE:
-            assert not {*CACHE_NAMES} & {*signature(build(config).forward).parameters}
+            assert not {*CACHE_NAMES} & {*signature(build_class_model(config).forward).parameters}
             continue
         more = {key for key, one in MORE.items() if family in one.families.split()}
         counted = _counted(config, spec, more)
@@ -286,7 +286,7 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
     import torch
     from transformers import DynamicCache
 
-    model: Any = build(config)
+    model: Any = build_class_model(config)
     device = next(model.parameters()).device
     ids = add_channel_axis(model, torch.randint(3, spec.vocab_size - 1, (BATCH, CONTEXT)).to(device))
     name = "input_ids"

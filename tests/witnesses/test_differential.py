@@ -101,7 +101,7 @@ def _raises(*_: Any, **__: Any) -> Any:
         ("llmcalc.witnesses.transformers", "cost_in_class"),
         ("llmcalc.witnesses.transformers", "find_modules_of_nodes"),
         ("llmcalc.witnesses.transformers", "cache_bytes"),
-        ("llmcalc.witnesses.measure", "flops_by_path"),
+        ("llmcalc.witnesses.module_measurements", "flops_by_path"),
     ],
 )
 def test_a_count_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, where: str, name: str) -> None:

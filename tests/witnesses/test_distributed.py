@@ -20,7 +20,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.witnesses.distributed.compare import build_job, verdict_of, verify_all
-from llmcalc.witnesses.distributed.job import Job, job_from_json, simulate_rank
+from llmcalc.witnesses.distributed.job import TrainingJob, job_from_json, simulate_rank
 from llmcalc.witnesses.distributed.launch import _free_port, run_processes
 
 pytest.importorskip("torch")
@@ -47,7 +47,7 @@ def fsdp(shards: int, **more: int) -> Layout:
 
 
 @cache
-def pairs() -> list[Job]:
+def pairs() -> list[TrainingJob]:
     """Jobs of two processes: each way of dividing a run by itself."""
     return [
         build_job(POSITIONS, Layout(pp=2), 2, 7),
@@ -58,7 +58,7 @@ def pairs() -> list[Job]:
 
 
 @cache
-def fours() -> list[Job]:
+def fours() -> list[TrainingJob]:
     """Jobs of four processes: ways of dividing a run together, which other tests compare on fake process groups
     (parallel/test_rank.py, frameworks/fsdp2).
     """
@@ -81,7 +81,7 @@ def fours() -> list[Job]:
         pytest.param(fours, id="four processes", marks=pytest.mark.exhaustive),
     ],
 )
-def test_every_rank_holds_what_its_replay_does(jobs: Callable[[], list[Job]]) -> None:
+def test_every_rank_holds_what_its_replay_does(jobs: Callable[[], list[TrainingJob]]) -> None:
     for job, verdict in zip(jobs(), verify_all(jobs()), strict=True):
         wrong = [(check.where, check.quantity, check.closed_form, check.measured) for check in verdict.failures]
         assert not wrong, (job.layout.options(), wrong)

@@ -21,9 +21,9 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, library_class_names, model_types, read_config
 from llmcalc.witnesses.checks import Verdict
 from llmcalc.witnesses.deviations import class_total
-from llmcalc.witnesses.measure import count_flops, parameters
+from llmcalc.witnesses.module_measurements import count_flops, parameters
 from llmcalc.witnesses.reference import LEAST_SEQ
-from llmcalc.witnesses.transformers import build, uncounted_parameters, verify_config
+from llmcalc.witnesses.transformers import build_class_model, uncounted_parameters, verify_config
 from llmcalc.witnesses.witness import witness_of
 from tests.builders import family_shapes, run_config, spec_of
 from tests.families import shapes_of
@@ -94,7 +94,7 @@ def test_every_head_is_counted_as_its_class_has_it(kind: str) -> None:
             continue  # labels change nothing: test_families.py compares it
         if name in PARAMETERS_ALONE:
             spec = ModelSpec.model_validate(table)
-            model = build(config)
+            model = build_class_model(config)
             uncounted = sum(uncounted_parameters(config, model).values())
             assert class_total(kind, "parameters", total_params_of, spec) == parameters(model)[""] - uncounted, name
             continue
@@ -125,7 +125,7 @@ def test_a_choice_between_sequences_costs_what_its_class_does(kind: str) -> None
 
     name = next(name for name in _classes()[kind] if name.endswith("ForMultipleChoice"))
     config = {**shapes_of(kind)[0], "architectures": [name]}
-    model, tree = build(config), spec_of(config).tree()
+    model, tree = build_class_model(config), spec_of(config).tree()
     ids = torch.empty(2, 3, 12, dtype=torch.long, device="meta")
     forward, _ = count_flops(model, lambda: model(input_ids=ids))
     assert tree.total(forward_flops_of, run_config(batch=6, seq=12)) == forward[""]

@@ -11,7 +11,7 @@ from llmcalc.costs.adapter_targets import class_layers
 from llmcalc.errors import InputError
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
-from llmcalc.witnesses.variants import attach_adapters
+from llmcalc.witnesses.kernel_variants import attach_adapters
 from tests.builders import spec_of
 from tests.simulator.models import without_values
 from tests.witnesses.class_memory import BATCH, FAMILIES, config_of, explained, kernels_of

@@ -16,9 +16,9 @@ from llmcalc.components.mixers.mla import MLA
 from llmcalc.costs.flops import backward_flops_of, forward_flops_of
 from llmcalc.model import ModelSpec
 from llmcalc.witnesses.checks import Check, compare_nodes
-from llmcalc.witnesses.measure import count_flops, module_names
+from llmcalc.witnesses.module_measurements import count_flops, module_names
 from llmcalc.witnesses.reference import build_on_device as reference
-from llmcalc.witnesses.transformers import build, cache_argument
+from llmcalc.witnesses.transformers import build_class_model, cache_argument
 from llmcalc.workload.execution import LatentForm
 from llmcalc.workload.workload import Phase
 from tests.builders import run_config, spec_of
@@ -35,7 +35,7 @@ EXAMPLES = [pytest.param(around_a_model(example), id=f"MLA-{i}") for i, example 
 def test_expanded_on_top_of_a_context_costs_what_the_class_does(family: str) -> None:
     """The expanded form recomputes keys and values from cached latents: kv_b_proj runs over cached and new tokens."""
     config = shapes_of(family)[0]
-    spec, model = spec_of(config), build(config)
+    spec, model = spec_of(config), build_class_model(config)
     device = next(model.parameters()).device
     for past, new in AFTER:
         ids = torch.randint(3, spec.vocab_size - 1, (2, past + new)).to(device)
@@ -82,7 +82,7 @@ def test_both_forms_cost_what_the_reference_runs(spec: ModelSpec, form: LatentFo
 def test_both_forms_train_as_the_reference_does(spec: ModelSpec, form: LatentForm) -> None:
     module: Any = reference(spec, "meta")
     ids = torch.empty(2, 9, dtype=torch.long, device="meta")
-    forward, train = count_flops(module, lambda: [module(ids, mla=form)], train=True)
+    forward, train = count_flops(module, lambda: [module(ids, mla=form)], includes_backward=True)
     run = run_config(batch=2, seq=9, mla=form)
     assert spec.tree().total(forward_flops_of, run) == forward[""]
     assert spec.tree().total(backward_flops_of, run) == train[""] - forward[""]

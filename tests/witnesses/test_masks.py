@@ -18,8 +18,8 @@ from llmcalc.ops import AttentionCore
 from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.witnesses.transformers import add_channel_axis, required_inputs
 from llmcalc.witnesses.witness import class_name_of, fields_of, witness_of
-from llmcalc.workload.derived_rows import Multiple, PatchVectors, Table
-from llmcalc.workload.rows import Fixed, SourceTokens
+from llmcalc.workload.derived_rows import MultipleRows, PatchVectors, TableRows
+from llmcalc.workload.rows import FixedRows, SourceTokenRows
 from llmcalc.workload.run_config import RunConfig
 from tests.builders import WITH_CLASSES, run_config, spec_of
 
@@ -74,10 +74,10 @@ def shapes(file: str, every: bool) -> Iterator[tuple[str, dict[str, Any], ModelS
                 yield f"{cls}-{i}", config, spec
 
 
-CROSSED = (SourceTokens, Fixed)
+CROSSED = (SourceTokenRows, FixedRows)
 """Rows of keys that belong to another sequence."""
 
-VECTORS = (Multiple, PatchVectors)
+VECTORS = (MultipleRows, PatchVectors)
 """Rows of learned vectors and of patches, which are another sequence than the tokens."""
 
 IN_ORDER = {"reformer": {"attn_layers": ["local", "local"]}}
@@ -90,7 +90,9 @@ BY_MODULE = {"blt"}
 def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, RunConfig]]:
     """Every attention op with attention weights; an indexer's scores only select keys, those of profiles are a bias."""
     places = spec.tree().walk(run_config(seq=SEQ, pairs="causal"))
-    attending = (p for p in places if isinstance(p.node.op, AttentionCore) and not isinstance(p.node.op.keys, Table))
+    attending = (
+        p for p in places if isinstance(p.node.op, AttentionCore) and not isinstance(p.node.op.keys, TableRows)
+    )
     attending = (p for p in attending if not p.optional)
     return [(p.node.op, p.times, p.run_config) for p in attending if not {"no_grad", "idle"} & {*p.roles}]  # type: ignore[misc]
 

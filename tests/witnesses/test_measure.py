@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from llmcalc.reports.measured import report
-from llmcalc.witnesses.measured import ModuleSize, measured_tree
+from llmcalc.witnesses.measured_modules import ModuleSize, measured_tree
 from tests.families import shapes_of
 
 CASES = Path(__file__).parents[1] / "data/cases"

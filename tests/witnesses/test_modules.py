@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from llmcalc.sources.huggingface.registry import family_of
-from llmcalc.witnesses.modules import NodeModules, find_modules_of_nodes
-from llmcalc.witnesses.transformers import build, find_modules, verify_config
+from llmcalc.witnesses.module_search import NodeModules, find_modules_of_nodes
+from llmcalc.witnesses.transformers import build_class_model, find_modules, verify_config
 from tests.builders import spec_of
 from tests.families import shapes_of
 
@@ -63,7 +63,7 @@ def test_layers_that_share_parameters_are_one_module() -> None:
     """ALBERT: one module per set of layer parameters."""
     config = shapes_of("albert")[1]
     spec = spec_of(config)
-    found = find_modules(spec, config, build(config, is_to_run=False))
+    found = find_modules(spec, config, build_class_model(config, is_to_run=False))
     owners = [name for name in found if name.count(".") == 1 and name.startswith("layers.")]
     assert len(owners) == 4
     assert len({found[name] for name in owners}) == 4

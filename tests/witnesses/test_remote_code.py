@@ -24,7 +24,7 @@ from llmcalc.costs.params import params
 from llmcalc.costs.quantization import quantized_size, scheme_of_config
 from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
-from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read
+from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_description
 from llmcalc.witnesses.reference import verify_reference
 from llmcalc.workload.inputs import Inputs
 from tests.builders import WITH_CLASSES, kinds_of_parts, spec_of
@@ -49,7 +49,7 @@ def read_and_built(config: dict[str, Any]) -> set[Any]:
 
 @pytest.mark.parametrize("config", sampled(SHAPES, read_and_built))
 def test_small_shapes_agree_with_the_reference(config: dict[str, Any]) -> None:
-    reading = read(config)
+    reading = read_description(config)
     about_encoders = ("not counted", "no vision or audio encoder is described", "its encoder has its class's defaults")
     assert [note for note in reading.notes if not any(words in note for words in about_encoders)] == []
     assert reading.unknown == []
@@ -612,7 +612,7 @@ def test_modules_of_molmo_keep_their_format_by_their_own_names() -> None:
 
 def test_an_encoder_of_a_class_that_is_not_read_is_named() -> None:
     config = {**SHAPES["DeepseekVLV2ForCausalLM-deepseek_vl_v2-0"], "vision_config": {"width": {"sam_vit_b": {}}}}
-    (note,) = read({**config, "architectures": ["DeepseekOCR2ForCausalLM"]}).notes
+    (note,) = read_description({**config, "architectures": ["DeepseekOCR2ForCausalLM"]}).notes
     assert note == "vision_config: its encoder is not counted: that of DeepseekOCR2ForCausalLM is not supported"
 
 
@@ -663,7 +663,7 @@ def test_encoders_that_are_not_supported_are_named() -> None:
         ({"image_sizes": [224, 225]}, "image_sizes: 225"),
         ({"use_fused_vision_backbone": False}, "a list of 1, as use_fused_vision_backbone says"),
     ):
-        assert any("not counted" in note and text in note for note in read({**config, **change}).notes)
+        assert any("not counted" in note and text in note for note in read_description({**config, **change}).notes)
 
 
 def test_the_weights_of_images_in_the_layers_of_cogvlm_are_named() -> None:

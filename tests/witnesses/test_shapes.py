@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmcalc.witnesses.shapes import ShapeCache
+from llmcalc.witnesses.shape_cache import ShapeCache
 
 CALLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "broadcast": lambda a, b: a * b,

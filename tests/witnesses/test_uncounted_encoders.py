@@ -14,9 +14,9 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types, read_config, text_model_of
 from llmcalc.units import bits_to_bytes
 from llmcalc.witnesses.deviations import class_total
-from llmcalc.witnesses.measure import parameters
+from llmcalc.witnesses.module_measurements import parameters
 from llmcalc.witnesses.reference import LEAST_SEQ
-from llmcalc.witnesses.transformers import build, class_settings_of, run_forward
+from llmcalc.witnesses.transformers import build_class_model, class_settings_of, run_forward
 from tests.builders import run_config
 from tests.components.towers.test_towers import held, wrapped
 from tests.families.multimodal.uncounted import UNBUILT, WRAPPERS
@@ -39,7 +39,7 @@ def files_of(kind: str) -> set[str]:
 def test_a_text_model_is_its_class_without_the_encoders(kind: str) -> None:
     config = _config(kind)
     table, notes = read_config(config)
-    spec, model = ModelSpec.model_validate(table), build(config)
+    spec, model = ModelSpec.model_validate(table), build_class_model(config)
     text_type = text_model_of(config)[2]
     encoders = held(model, WRAPPERS[kind].modules)
     assert encoders
@@ -94,7 +94,7 @@ def test_the_head_is_tied_where_the_class_ties_it(kind: str, outer: bool | None,
         assert read_config(config)[0]["tie_word_embeddings"] == (text and family_of(kind).tying_source != "never")
         return
     tied_in["tie_word_embeddings"] = outer
-    model: Any = build(config, is_to_run=False).get_submodule(WRAPPERS[kind].text_model)
+    model: Any = build_class_model(config, is_to_run=False).get_submodule(WRAPPERS[kind].text_model)
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert read_config(config)[0]["tie_word_embeddings"] == tied
 
@@ -117,7 +117,7 @@ DECODERS: list[dict[str, Any]] = [
 def test_the_decoder_of_an_encoder_decoder_has_its_cross_attention(kind: str, decoder: dict[str, Any]) -> None:
     config = {**_config(kind), "decoder": decoder}
     table, notes = read_config(config)
-    spec, model = ModelSpec.model_validate(table), build(config)
+    spec, model = ModelSpec.model_validate(table), build_class_model(config)
     text_type = text_model_of(config)[2]
     assert table["decoder"]["block"]["idle_cross_attention"]
     uncounted = held(model, WRAPPERS[kind].modules)

@@ -16,8 +16,8 @@ from llmcalc.components.mixers import attention
 from llmcalc.components.networks import feed_forward, moe
 from llmcalc.sources.target import load
 from llmcalc.witnesses.checks import Check
-from llmcalc.witnesses.difference import list_sizes
-from llmcalc.witnesses.measure import count_flops, parameters
+from llmcalc.witnesses.difference_explanation import list_sizes
+from llmcalc.witnesses.module_measurements import count_flops, parameters
 from llmcalc.witnesses.published import verify_published
 from llmcalc.witnesses.reference import build_on_device, verify_reference
 
@@ -257,7 +257,7 @@ def test_backward_products_belong_to_the_module_whose_forward_they_undo() -> Non
 
     with torch.device("meta"):
         net, x = Net(), torch.empty(10, 4)
-    forward, both = count_flops(net, lambda: [net(x)], train=True)
+    forward, both = count_flops(net, lambda: [net(x)], includes_backward=True)
     assert forward == {"": 2 * 10 * (32 + 16 + 8), "a": 640, "b": 320, "c": 160}
     assert both == {"": 2 * 640 + 3 * 320 + 2 * 160, "a": 1280, "b": 960, "c": 320}
 

@@ -29,7 +29,7 @@ from llmcalc.witnesses import gpu
 from llmcalc.witnesses.checks import MEMORY, Check
 from llmcalc.witnesses.gpu import AllocatorStatistics, compare_on_gpu
 from llmcalc.witnesses.memory import MemoryComparison, compare_memory, default_runs, unsupported_reason
-from llmcalc.witnesses.storages import StorageTracker
+from llmcalc.witnesses.storage_tracker import StorageTracker
 from tests.samples import in_one_test
 from tests.simulator.allocator_witness import WitnessAllocator
 from tests.witnesses import gpu_memory
@@ -254,7 +254,7 @@ class Modelled(StorageTracker):
         self.allocator, self.extra = WitnessAllocator(), extra
         self.begun: list[Any] = []
 
-    def _follow(self, tensor: torch.Tensor, func: Any) -> None:
+    def _track_tensor(self, tensor: torch.Tensor, func: Any) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self.tracked:
@@ -343,15 +343,15 @@ def test_counts_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: counts)
-    assert gpu.Cuda().read_bytes() == (1, 2, 3, 4)
+    assert gpu.CudaStatistics().read_bytes() == (1, 2, 3, 4)
 
 
 def test_the_runtime_is_that_of_the_measured_gpu() -> None:
-    assert gpu.runtime_of_facts({"compute_capability": "9.0"}, {}) == CudaRuntime(LARGE_WORKSPACE)
+    assert gpu.cuda_runtime_of_gpu({"compute_capability": "9.0"}, {}) == CudaRuntime(LARGE_WORKSPACE)
     older = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    assert gpu.runtime_of_facts({"compute_capability": "8.0"}, older) == CudaRuntime(WORKSPACE, expandable=True)
+    assert gpu.cuda_runtime_of_gpu({"compute_capability": "8.0"}, older) == CudaRuntime(WORKSPACE, expandable=True)
     set_to = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
-    assert gpu.runtime_of_facts({"compute_capability": "8.0"}, set_to) == CudaRuntime(128 << 10)
+    assert gpu.cuda_runtime_of_gpu({"compute_capability": "8.0"}, set_to) == CudaRuntime(128 << 10)
 
 
 @pytest.mark.parametrize(("closed_form", "ok"), [(1000, True), (1001, True), (999, True), (1002, False), (998, False)])
@@ -409,7 +409,7 @@ def test_the_runner_writes_what_it_measures(
     statistics = Modelled(extra)
     monkeypatch.setattr(gpu, "Cuda", lambda: statistics)
     monkeypatch.setattr(gpu, "device_facts", lambda: facts)
-    monkeypatch.setattr(gpu, "runtime_of_facts", lambda *_: CudaRuntime(0, 0))
+    monkeypatch.setattr(gpu, "cuda_runtime_of_gpu", lambda *_: CudaRuntime(0, 0))
     monkeypatch.setattr(gpu, "free_bytes", lambda _: 2 << 30)
     monkeypatch.setattr(gpu_memory, "in_another_process", gpu_memory.measured)
     runs = {"small": gpu_memory.passing(SMALL, "prefill", 1, 24), "large": gpu_memory.training("llama3-8b", 1, 24)}

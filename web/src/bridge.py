@@ -23,7 +23,7 @@ from llmcalc.sources.names import hub_id_of, is_hub_id
 from llmcalc.sources.preset import Preset, name_in_errors
 from llmcalc.sources.presets import find_preset, model_names
 from llmcalc.sources.target import load, load_text
-from llmcalc.studies.layers import distinct_blocks
+from llmcalc.studies.distinct_layers import distinct_blocks
 
 DEFAULTS = {"ctx": 8192, "batch": 1, "weights": "bf16", "kv": "bf16"}
 """Context, sequences, and formats of weights and cache before anybody has moved a control."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from ...plots.pictures import aspect_ratio_picture
-from ...studies.selection import Selection
+from ...studies.model_selection import Selection
 from ..options import value_option
 from ..target_options import add_target_options
 from .files import PaperColumns, Picture, write_picture

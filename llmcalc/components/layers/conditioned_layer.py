@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import Table
+from ...workload.derived_rows import TableRows
 from ..base import ModelProperties, Width
 from ..rotation import angles_of
 from ..runtime import ForwardPass
@@ -41,7 +41,7 @@ class ConditionedLayer(PreNormLayer):
         recorder.hold(x=x)
         normed_x = recorder.part("mlp_pre_norm", self.norm, x)
         with recorder.scope("condition", kind="norm"):
-            condition = recorder.sinusoids(x, Table("condition"), *x.axes)
+            condition = recorder.sinusoids(x, TableRows("condition"), *x.axes)
             condition_scale = recorder.act(
                 recorder.linear("in_proj", condition, Axis("rank", self.condition_rank)), "gelu"
             )

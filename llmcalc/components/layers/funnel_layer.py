@@ -17,8 +17,8 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import Halved, RelativeDistances
-from ...workload.rows import Fixed
+from ...workload.derived_rows import HalvedRows, RelativeDistances
+from ...workload.rows import FixedRows
 from ..base import Flag, HeadDim, Heads, ModelProperties
 from ..mixers.grouped_query import MultiHeadMixer
 from ..networks.feed_forward import FeedForward
@@ -76,7 +76,7 @@ class FunnelAttention(MultiHeadMixer):
             distance_keys,
             axes=(heads,),
         )
-        segment_rows = Fixed("segments", length=2, source=False)
+        segment_rows = FixedRows("segments", length=2, source=False)
         segment_keys = recorder.vector("segments", Axis("segments", 2), heads, head_dim)
         segment_scores = recorder.core(
             "segment_scores",
@@ -148,7 +148,7 @@ class FunnelLayer(WholeLayer):
             x = recorder.add(recorder.resampled(x, first_block.rows), first_block)
         queries, memory = x, None
         if self.halves and (layer_sharing is None or layer_sharing.is_first):
-            halved_rows = Halved(of=x.rows, separate_cls=self.separate_cls, truncate_seq=self.truncate_seq)
+            halved_rows = HalvedRows(of=x.rows, separate_cls=self.separate_cls, truncate_seq=self.truncate_seq)
             queries = recorder.resampled(x, halved_rows)
             memory = None if self.halves_keys else x
         recorder.hold(x=x, queries=queries)

@@ -15,7 +15,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import Joined, OfThisPass
+from ...workload.derived_rows import JoinedRows, RowsOfThisPass
 from ..base import Flag, HeadDim, Heads, KVHeads, ModelProperties, Window
 from ..norm import Norm
 from ..position import Rope
@@ -65,7 +65,7 @@ class ContextAttention(TwoKeySetsMixer):
             self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=bias), head_dim),
             self.position,
         )
-        joint_rows = Joined(first=x.rows, second=target_states.rows)
+        joint_rows = JoinedRows(first=x.rows, second=target_states.rows)
         keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=bias, counted_rows=joint_rows)
         normed_keys = self._normalize(recorder, "k_norm", keys, head_dim)
         values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=bias, counted_rows=joint_rows)
@@ -81,7 +81,7 @@ class ContextAttention(TwoKeySetsMixer):
         )
         core_sizes = heads.size, head_dim.size, head_dim.size
         context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
-        block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
+        block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=RowsOfThisPass(of=x.rows))
         attn_output = recorder.core("core", context_core, q, context_keys, context_values, axes=(heads, head_dim))
         own_keys = recorder.rope(normed_keys, self.position)
         attn_output = recorder.add(

@@ -17,7 +17,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.with_past import WithPast
+from ...workload.with_past import RowsWithPast
 from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
@@ -82,7 +82,7 @@ class DynamicMaskAttention(WindowedMixer):
         recorder.hold(q=q, k=k, v=v)
         recorder.mask(q, k, causal=True, window=window)
         with recorder.function():
-            key_rows = WithPast(of=x.rows, window=window)
+            key_rows = RowsWithPast(of=x.rows, window=window)
             step_sizes = recorder.act(recorder.linear("dt_proj", v, kv_heads, bias=has_bias, rows=key_rows), "softplus")
             recorder.hold(steps=step_sizes)
             key_strength = recorder.act(recorder.mul(step_sizes, recorder.vector("A", kv_heads)), "exp")

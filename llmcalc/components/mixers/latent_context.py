@@ -18,7 +18,7 @@ from ... import ops
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
-from ...workload.derived_rows import Joined, OfThisPass
+from ...workload.derived_rows import JoinedRows, RowsOfThisPass
 from ..base import (
     Flag,
     Heads,
@@ -115,7 +115,7 @@ class LatentContextAttention(TokenMixer):
         weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope_axis,), (value_axis,)))), (latent,))
         q_latent = recorder.absorb("kv_b_proj", q_nope, weight, latent)
         q = recorder.cat(q_latent, recorder.rope(q_rope, self.position), axes=(heads, key_axis))
-        joint_rows = Joined(first=x.rows, second=target_states.rows)
+        joint_rows = JoinedRows(first=x.rows, second=target_states.rows)
         projected_x = recorder.linear("kv_a_proj", x, key_axis, bias=bias, counted_rows=joint_rows)
         latents, k_rope = recorder.split(projected_x, (latent,), (rope_axis,))
         normed_latents = recorder.norm("kv_a_norm", latents, self.norm)
@@ -133,7 +133,7 @@ class LatentContextAttention(TokenMixer):
         context_keys = recorder.cat(context_c, context_rope, axes=(key_axis,))
         core_sizes = heads.size, latent.size + rope_axis.size, latent.size
         context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
-        block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
+        block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=RowsOfThisPass(of=x.rows))
         attn_output = recorder.core("core", context_core, q, context_keys, context_c, axes=(heads, latent))
         attn_output = recorder.add(
             attn_output, recorder.core("block_core", block_core, q, own_keys, normed_latents, axes=(heads, latent))

@@ -17,7 +17,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import Blocks, WithSums
+from ...workload.derived_rows import BlockRows, RowsWithSums
 from ..base import (
     BY_TORCH,
     ChunkSize,
@@ -86,13 +86,16 @@ class LocalAttention(MultiHeadMixer):
         kv_input = x
         if self.global_block_size is not None:
             global_block = self.global_block_size
-            sum_op, sum_rows = ops.BlockSumMatmul(x.width, global_block, x.rows), Blocks(of=x.rows, block=global_block)
+            sum_op, sum_rows = (
+                ops.BlockSumMatmul(x.width, global_block, x.rows),
+                BlockRows(of=x.rows, block=global_block),
+            )
             block_sums = recorder.core("sums", sum_op, x, axes=x.axes, rows=sum_rows)
             recorder.hold(summed=block_sums)
             block_sums = (
                 block_sums if self.global_norm is None else recorder.part("global_norm", self.global_norm, block_sums)
             )
-            kv_input = recorder.cat(x, block_sums, axes=x.axes, rows=WithSums(of=x.rows, block=global_block))
+            kv_input = recorder.cat(x, block_sums, axes=x.axes, rows=RowsWithSums(of=x.rows, block=global_block))
             recorder.hold(read=kv_input)
         block_size = self.local_radius + 1
         q = recorder.in_blocks(recorder.linear("q_proj", x, heads, head_dim), block_size, x.rows)

@@ -17,7 +17,7 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.recurrent import SelectiveScan
-from ...workload.rows import Routed
+from ...workload.rows import RoutedRows
 from ..base import PUBLISHED, Flag, Heads, Inner, Kernel, ModelProperties, PartWitness, StateSize, StepRank, TokenMixer
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
@@ -116,7 +116,7 @@ class Mamba(TokenMixer):
                 c = recorder.norm("c_norm", c, self.norm)
             return recorder.linear("dt_proj", time_step, inner_axis, bias=True), b, c
         heads, channels = Axis("heads", a), Axis("channels", exact_div(self.intermediate_size, a))
-        head_rows = inner_x.view(channels, new_rows=Routed(of=inner_x.rows, top_k=a))
+        head_rows = inner_x.view(channels, new_rows=RoutedRows(of=inner_x.rows, top_k=a))
         time_step, b, c = recorder.split(
             recorder.experts("x_proj", head_rows, heads, a, JoinedShapes(split_shapes)), *split_shapes
         )

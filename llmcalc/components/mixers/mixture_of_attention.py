@@ -17,7 +17,7 @@ from ...algebra import are_equal
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.rows import Routed
+from ...workload.rows import RoutedRows
 from ..base import (
     BY_TORCH,
     Experts,
@@ -112,7 +112,10 @@ class MixtureOfAttention(TokenMixer):
         attn_output = recorder.attention("core", q, k, v)
         recorder.hold(out=attn_output)
         routed_rows = recorder.dispatch(
-            attn_output.view(kv_heads, head_dim, new_rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k
+            attn_output.view(kv_heads, head_dim, new_rows=RoutedRows(of=x.rows, top_k=top_k)),
+            top_experts,
+            experts,
+            top_k,
         )
         recorder.hold(rows=routed_rows)
         attn_output = recorder.combine(

@@ -23,7 +23,7 @@ from ...algebra import Number
 from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
-from ...workload.with_past import WithPast
+from ...workload.with_past import RowsWithPast
 from ..base import (
     BY_TORCH,
     Flag,
@@ -226,7 +226,7 @@ class MLA(TokenMixer):
                 latents,
                 heads,
                 JoinedShapes(((nope_axis,), (head_axis,))),
-                rows=WithPast(of=latents.rows, **attention_limits),
+                rows=RowsWithPast(of=latents.rows, **attention_limits),
             )
             recorder.hold(expanded=keys_and_values)
             k_nope, values = recorder.split(keys_and_values, (heads, nope_axis), (heads, head_axis))

@@ -104,10 +104,10 @@ class ProfileAttention(WindowedMixer):
 
     def bias_of(self, recorder: Flow, profile_weights: Value, q: Value, keys: Value) -> Value:
         """Records the bias of every head, query and key. profile_weights: each head's weights of the profiles."""
-        from ...workload.derived_rows import Table
+        from ...workload.derived_rows import TableRows
 
         rank, distance_axis = profile_weights.axes[-1], Axis("distances", self.relative_extent)
-        profiles, _ = recorder.table("profiles", distance_axis, rank, of=Table(length=distance_axis.size), by="all")
+        profiles, _ = recorder.table("profiles", distance_axis, rank, of=TableRows(length=distance_axis.size), by="all")
         distance_bias = recorder.scores("profile_core", profile_weights, profiles, is_cross_attention=True)
         return recorder.at_distance(distance_bias, recorder.distances(q, keys, is_clamped=True, is_shifted=False))
 

@@ -18,7 +18,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import Multiple
+from ...workload.derived_rows import MultipleRows
 from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, PartWitness
 from ..rotation import angles_of
 from ..runtime import ForwardPass, softmax_core_class, vector_module
@@ -58,7 +58,9 @@ class RelativeAttention(MultiHeadMixer):
             recorder.linear(projection, x, heads, head_dim, bias=self.bias)
             for projection in ("q_proj", "k_proj", "v_proj")
         )
-        distance_rows = Multiple(of=x.rows, by=2) if self.segments else Multiple("distances", of=x.rows, by=2, more=-1)
+        distance_rows = (
+            MultipleRows(of=x.rows, by=2) if self.segments else MultipleRows("distances", of=x.rows, by=2, more=-1)
+        )
         distance_keys = recorder.linear(
             "r_proj", recorder.sinusoids(x, distance_rows, *x.axes, is_stored=True), heads, head_dim
         )

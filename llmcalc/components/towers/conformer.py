@@ -21,7 +21,7 @@ from ...algebra import Number, exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import PaddedBeyond, Strided, Table
+from ...workload.derived_rows import RowsPaddedBeyond, StridedRows, TableRows
 from ...workload.rows import ONCE
 from ..base import Flag, Heads, Layers, ModelProperties, Part, Positions, Width
 from ..conformer_convolution import ConformerConvolution
@@ -80,7 +80,7 @@ class ConformerAttention(Part):
             chunks = {"core": ops.ConformerAttentionCore, "chunk": self.chunk_size, "context": context}
         if self.relative_keys:
             q = recorder.mul(q, recorder.act(recorder.vector("q_scale", head_dim), "softplus"))
-            distances = Value(Table(name="distances", length=context + 1), x.axes, fixed=True)
+            distances = Value(TableRows(name="distances", length=context + 1), x.axes, fixed=True)
             bias, chunks["distances"] = recorder.linear("r_proj", distances, *head_axes), context + 1
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False, bias=bias, **chunks)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=self.bias)
@@ -156,14 +156,14 @@ class Conformer(TowerPart):
             x.rows,
         )
         if self.segment is not None:
-            x = x.view(*x.axes, new_rows=PaddedBeyond(of=frames, block=self.segment, least=self.segment))
+            x = x.view(*x.axes, new_rows=RowsPaddedBeyond(of=frames, block=self.segment, least=self.segment))
         if self.relative_buckets is not None:
             bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
         layer_indices = range(layer_kind) if isinstance(layer_kind, int) else None
         x = recorder.layers(x, lambda v: self._record_layer(recorder, v, bias), layer_kind, layer_indices, kind="layer")
         if self.segment is not None:
             x = x.view(*x.axes, new_rows=frames)
-        x = x.view(*x.axes, new_rows=Strided(of=frames, stride=self.reduction))
+        x = x.view(*x.axes, new_rows=StridedRows(of=frames, stride=self.reduction))
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", layer_kind), Axis("bounds", self.clamps))
         if self.output_size is not None:

@@ -16,7 +16,7 @@ from ... import ops
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import PATCHES, Padded, Table
+from ...workload.derived_rows import PATCHES, PaddedRows, TableRows
 from ..base import HeadDim, Heads, Kernel, Layers, ModelProperties, Positions, Width
 from ..batch_norm import batch_norm_class, record_batch_norm
 from ..inputs import AudioInput
@@ -132,9 +132,9 @@ class CtcConformer(TowerPart):
     def _record_attention(self, recorder: Flow, x: Value) -> Value:
         frames, head_dim = x.rows, Axis("head_dim", self.head_dim)
         head_axes = Axis("heads", self.num_attention_heads), head_dim
-        x = x.view(*x.axes, new_rows=Padded(of=frames, block=self.block))
+        x = x.view(*x.axes, new_rows=PaddedRows(of=frames, block=self.block))
         q, k, v = (recorder.linear(f"{projection_letter}_proj", x, *head_axes) for projection_letter in "qkv")
-        distance_rows = Table(name="distances", length=self.block * self.block)
+        distance_rows = TableRows(name="distances", length=self.block * self.block)
         recorder.table(
             "distance_keys", Axis("distances", 2 * self.max_distance + 1), head_dim, of=distance_rows, by="positions"
         )

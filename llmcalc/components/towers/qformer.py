@@ -16,7 +16,7 @@ from ...algebra import exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import IMAGES, Multiple, Padded, Table, Windows
+from ...workload.derived_rows import IMAGES, MultipleRows, PaddedRows, TableRows, WindowRows
 from ...workload.rows import Rows
 from ..base import Heads, Layers, ModelProperties, Positions, Width
 from ..networks.feed_forward import FeedForward
@@ -73,11 +73,11 @@ class QFormer(LearnedQueries):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the layers and returns the queries for each image or window. x: the patches."""
         hidden_axis, window = Axis("hidden", self.hidden_size), self.window
-        window_axis = IMAGES if window is None else Windows(of=x.rows, window=window)
-        patches = x if window is None else x.view(*x.axes, new_rows=Padded(of=x.rows, block=window))
+        window_axis = IMAGES if window is None else WindowRows(of=x.rows, window=window)
+        patches = x if window is None else x.view(*x.axes, new_rows=PaddedRows(of=x.rows, block=window))
         queries = recorder.vector("query", Axis("queries", self.queries), hidden_axis, row_count=self.queries)
-        query_rows = Multiple(name="queries", of=window_axis, by=self.queries)
-        single_rows = query_rows if window is None else Table(name="queries", length=self.queries)
+        query_rows = MultipleRows(name="queries", of=window_axis, by=self.queries)
+        single_rows = query_rows if window is None else TableRows(name="queries", length=self.queries)
         queries = recorder.part("query_norm", self.norm, queries.view(hidden_axis, new_rows=single_rows))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             queries = self._record_layer(recorder, queries, patches, query_rows)
@@ -118,7 +118,7 @@ class QFormer(LearnedQueries):
             recorder.linear(f"{projection_letter}_proj", projection_input, *head_axes, bias=True)
             for projection_letter, projection_input in projection_inputs.items()
         )
-        if isinstance(query_rows, Table):
+        if isinstance(query_rows, TableRows):
             shared_query_core = ops.DistanceScores(q.axes[0].size, 2 * head_dim.size, query_rows, query_rows)
             attn_output = recorder.core("", shared_query_core, q, k, v, axes=v.axes)
             return recorder.linear("o_proj", attn_output, *x.axes, bias=True)

@@ -17,7 +17,7 @@ from ...algebra import Number, exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import Merged, PaddedSquares, Table
+from ...workload.derived_rows import MergedRows, PaddedSquareRows, TableRows
 from ..base import Flag, Heads, Layers, ModelProperties, Width
 from ..inputs import ImageInput
 from ..networks.feed_forward import FeedForward
@@ -116,7 +116,7 @@ class SamEncoder(TowerPart):
         with recorder.scope("neck"):
             x = self._record_neck(recorder, x)
         for halving_index, channels in enumerate(self.halvings, 1):
-            merged_rows = Merged(of=patches, side=2**halving_index)
+            merged_rows = MergedRows(of=patches, side=2**halving_index)
             x = recorder.conv(f"halving_{halving_index}", x, Axis("channels", channels), kernel=9, rows=merged_rows)
         return x
 
@@ -144,7 +144,7 @@ class SamEncoder(TowerPart):
         window_side, patches = self.grid if window is None else window, x.rows
         head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
         head_axes = Axis("heads", self.num_attention_heads), head_dim
-        x = x if window is None else x.view(*x.axes, new_rows=PaddedSquares(side=window))
+        x = x if window is None else x.view(*x.axes, new_rows=PaddedSquareRows(side=window))
         q, k, v = (
             recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=self.qkv_bias)
             for projection_letter in "qkv"
@@ -152,7 +152,7 @@ class SamEncoder(TowerPart):
         scored_distances = 0
         if self.relative_positions:
             scored_distances = 2 * window_side
-            distances = Table(name="distances", length=window_side * window_side)
+            distances = TableRows(name="distances", length=window_side * window_side)
             for table_name in ("row_distances", "column_distances"):
                 recorder.table(
                     table_name, Axis("distances", 2 * window_side - 1), head_dim, of=distances, by="positions"

@@ -15,7 +15,7 @@ from ...algebra import floor_div
 from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import PATCHES, InChunks, Multiple, Strided
+from ...workload.derived_rows import PATCHES, MultipleRows, RowsInChunks, StridedRows
 from ...workload.rows import Rows
 from ..base import Component, Flag, Kernel, ModelProperties, Part, Positions, Width
 from ..networks.feed_forward import Activation, activate
@@ -87,18 +87,18 @@ class Subsampling(Component):
     def positions(self) -> Rows:
         """The axis of encoder positions after frames are convolved in chunks, without padding positions."""
         strides = tuple(convolution.stride[0] for convolution in self.convolutions)
-        return InChunks(chunk=self.chunk, strides=strides, padded=False)
+        return RowsInChunks(chunk=self.chunk, strides=strides, padded=False)
 
     def _convolved_rows(self, frames: Rows, conv_count: int) -> Rows:
         """Returns the rows after `conv_count` convolutions. frames: the rows before the last convolution."""
         if self.chunk is not None:
             strides = tuple(convolution.stride[0] for convolution in self.convolutions[:conv_count])
-            return InChunks(chunk=self.chunk, strides=strides, whole=self.whole_chunks)
+            return RowsInChunks(chunk=self.chunk, strides=strides, whole=self.whole_chunks)
         convolution = self.convolutions[conv_count - 1]
         return (
             frames
             if conv_count == 0
-            else Strided(of=frames, kernel=convolution.kernel[0], stride=convolution.stride[0])
+            else StridedRows(of=frames, kernel=convolution.kernel[0], stride=convolution.stride[0])
         )
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
@@ -112,12 +112,12 @@ class Subsampling(Component):
             )
             x = recorder.mul(recorder.add(x, channel_mean), channel_scale)
         output_axes, frames, pitches = width or x.axes, x.rows, self.num_mel_bins
-        conv_output = x.view(Axis("channels", 1), new_rows=Multiple("spectrum", of=frames, by=pitches))
+        conv_output = x.view(Axis("channels", 1), new_rows=MultipleRows("spectrum", of=frames, by=pitches))
         for conv_index, conv in enumerate(self.convolutions, 1):
             (time, pitch), channels = conv.kernel, Axis("channels", conv.channels)
             frames = self._convolved_rows(frames, conv_index)
             pitches = floor_div(pitches + 2 - pitch, conv.stride[1]) + 1
-            spectrum_rows = Multiple("spectrum", of=frames, by=pitches)
+            spectrum_rows = MultipleRows("spectrum", of=frames, by=pitches)
             if conv.separable:
                 conv_output = recorder.conv(
                     f"depthwise_{conv_index}",

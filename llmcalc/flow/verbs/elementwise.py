@@ -6,7 +6,7 @@ from typing import Any
 
 from ... import ops
 from ...algebra import Number, are_equal
-from ...workload.rows import Fixed, Rows
+from ...workload.rows import FixedRows, Rows
 from ..axis import Axis, JoinedShapes, Shape
 from ..recorder import Recorder
 from ..value import Value, Weight
@@ -152,7 +152,7 @@ class ElementwiseVerbs(Recorder):
 
     def absent(self, node_name: str, *axes: Axis | JoinedShapes) -> Value:
         """Records a value without rows, such as the features of an image in a pass without images."""
-        return self.step("absent", "", (), Value(Fixed(node_name, length=0), axes))
+        return self.step("absent", "", (), Value(FixedRows(node_name, length=0), axes))
 
     def merge(self, x: Value, output_rows: Rows, *neighbours: Axis, is_mean: bool = False) -> Value:
         """Records a merge of neighbouring rows: a concatenation along other axes, or an average."""

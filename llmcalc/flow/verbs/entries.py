@@ -22,12 +22,12 @@ class EntryVerbs(Recorder):
 
         includes_past: whether the rows of earlier passes are grouped again, false by default.
         """
-        from ...workload.derived_rows import Blocks
-        from ...workload.with_past import WithPast
+        from ...workload.derived_rows import BlockRows
+        from ...workload.with_past import RowsWithPast
 
-        window_rows = WithPast(of=x.rows) if includes_past else x.rows
+        window_rows = RowsWithPast(of=x.rows) if includes_past else x.rows
         return self.step(
-            "windows", "", (x,), Value(Blocks(of=window_rows, block=window_axis.size), (window_axis, *x.axes))
+            "windows", "", (x,), Value(BlockRows(of=window_rows, block=window_axis.size), (window_axis, *x.axes))
         )
 
     def weighted_mean(self, window_rows: Value, gate: Value) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ...algebra import Number
-from ...workload.rows import ONE_GROUP, ExpertGroups, Routed
+from ...workload.rows import ONE_GROUP, ExpertGroups, RoutedRows
 from ..axis import Axis
 from ..recorder import Recorder
 from ..value import Value
@@ -79,7 +79,7 @@ class ExpertVerbs(Recorder):
         x may have such rows already, in the order of the tokens.
         groups: the groups of experts from which a token's experts are selected, one by default.
         """
-        routed_rows = x.rows if isinstance(x.rows, Routed) else Routed(of=x.rows, top_k=top_k, groups=groups)
+        routed_rows = x.rows if isinstance(x.rows, RoutedRows) else RoutedRows(of=x.rows, top_k=top_k, groups=groups)
         return self.step("dispatch", "", (x, top_experts), Value(routed_rows, x.axes), experts=experts, top_k=top_k)
 
     def to_tokens(self, routed_rows: Value) -> Value:

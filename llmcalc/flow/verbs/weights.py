@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from ... import ops
 from ...algebra import Number, exact_div, is_zero
 from ...errors import InputError
-from ...workload.rows import ONCE, SEQUENCES, TOKENS, Routed, Rows
+from ...workload.rows import ONCE, SEQUENCES, TOKENS, RoutedRows, Rows
 from ..axis import Axis, JoinedShapes, Shape
 from ..recorder import Recorder
 from ..value import Value, Weight
@@ -122,7 +122,7 @@ class WeightVerbs(Recorder):
         has_identities: whether some rows are of identity experts, which return them unchanged; false by default.
         slices_weight: whether the class reads each expert's weight as a slice of this one; false by default.
         """
-        routed_rows = x.rows.of if isinstance(x.rows, Routed) else x.rows
+        routed_rows = x.rows.of if isinstance(x.rows, RoutedRows) else x.rows
         op = ops.ExpertLinear(experts.size, top_k, x.width, self.element_count(out), bias, routed_rows)
         weight = Weight(node_name, (experts, *out), x.axes)
         step_options = {

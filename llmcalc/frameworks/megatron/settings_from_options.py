@@ -25,7 +25,7 @@ from ...parallel.rank_program import divides_state_space_groups, model_axes
 from ...parallel.search import routed_experts
 from ...units import dtype, short_dtype
 from ...workload.lora import PARALLEL_LIBRARIES
-from ...workload.setting import declared, option
+from ...workload.setting import declarations_of, option
 from ..framework import RunOnRanks
 from .parallel_adapters import OPTIONS as ADAPTER_OPTIONS
 from .parallel_adapters import ParallelAdapters
@@ -167,7 +167,7 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
                 f"{option(field_name)} {option_value}: not modelled with --framework megatron; expected "
                 f"{' or '.join(known_values)}"
             )
-    for option_name, declaration in declared(Settings).items():
+    for option_name, declaration in declarations_of(Settings).items():
         if (
             not declaration.setting.every_framework
             and option_name not in KNOWN

@@ -15,7 +15,7 @@ from ...errors import shown
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...sources.files import validate
-from ...sources.huggingface.registry import read
+from ...sources.huggingface.registry import read_description
 from ..launch.python_source import UnknownValue, constants, parse_python
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, reading_of, size_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
@@ -172,4 +172,4 @@ def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec
         has_bias, vocabulary_size = run_values["bias"] is True, VOCABULARIES.get(str(run_values["dataset"]), PADDED)
     config = {"model_type": "nanogpt", "n_layer": layers, "n_head": heads, "n_embd": hidden_size, "bias": has_bias}
     config |= {"vocab_size": vocabulary_size, "block_size": run_values["block_size"], "dropout": run_values["dropout"]}
-    return validate(ModelSpec, read(config).model, reader.where)
+    return validate(ModelSpec, read_description(config).model, reader.where)

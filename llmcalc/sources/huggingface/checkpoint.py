@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...flow.module_names import WRAPPED, Checkpoint
-from .heads import architecture_of
+from .head_kinds import architecture_of
 from .registry import family_of, library_classes, model_types, text_model_of, type_of_class_name, usual_name
 
 

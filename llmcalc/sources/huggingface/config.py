@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
 from ...components.head_kind import HeadKind
 from ...errors import InputError, shown, similar_name
-from .unknown import Unknown, field_name_words
+from .unknown_fields import UnknownField, field_name_words
 
 IRRELEVANT = frozenset(
     """
@@ -96,7 +96,7 @@ class Config:
     unread_aliases: frozenset[str] = frozenset()
     fields_read: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
-    unknown: list[Unknown] = field(default_factory=list)
+    unknown: list[UnknownField] = field(default_factory=list)
     from_defaults: dict[str, int] = field(default_factory=dict)
     _names: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Names of a field → these with their aliases. A reader asks for most fields several times."""
@@ -302,7 +302,7 @@ class Config:
             usual_name for usual_name, alias in self.aliases.items() if alias in known_fields
         } - self.unread_aliases
         parent_config.unknown += [
-            Unknown(
+            UnknownField(
                 f"{self.location}{field_name}",
                 field_value,
                 self._corrected_name(field_name),

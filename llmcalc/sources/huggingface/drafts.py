@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import InputError, shown
 from .config import is_whole
-from .heads import architecture_of
+from .head_kinds import architecture_of
 
 CLASSES: dict[str, re.Pattern[str]] = {
     kind: re.compile(pattern)

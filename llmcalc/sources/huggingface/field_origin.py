@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import InputError
 from .config import IRRELEVANT
-from .heads import head_of
+from .head_kinds import head_of
 from .registry import family_of, text_model_of, typed_config
 
 
@@ -89,13 +89,13 @@ def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
     return f" (in the config: {', '.join(path_prefix + path for path in config_paths)})" if config_paths else ""
 
 
-def _tracked_value(value: Any, path: str) -> Any:
+def _tracked_value(field_value: Any, path: str) -> Any:
     """Returns a config value whose numbers remember their path in the config."""
-    if isinstance(value, dict):
-        return {field: _tracked_value(element, f"{path}.{field}") for field, element in value.items()}
-    if isinstance(value, list):
-        return [_tracked_value(list_element, path) for list_element in value]
-    return _with_origin_fields(value, frozenset({path}))
+    if isinstance(field_value, dict):
+        return {field: _tracked_value(element, f"{path}.{field}") for field, element in field_value.items()}
+    if isinstance(field_value, list):
+        return [_tracked_value(list_element, path) for list_element in field_value]
+    return _with_origin_fields(field_value, frozenset({path}))
 
 
 def _tracked_numbers(
@@ -103,11 +103,13 @@ def _tracked_numbers(
 ) -> Iterator[TrackedInt | TrackedFloat]:
     """Yields the tracked numbers in a description that stand below one of the field names."""
     if isinstance(description_table, dict):
-        for field_name, value in description_table.items():
-            yield from _tracked_numbers(value, field_names, field_name in field_names and not isinstance(value, dict))
+        for field_name, field_value in description_table.items():
+            yield from _tracked_numbers(
+                field_value, field_names, field_name in field_names and not isinstance(field_value, dict)
+            )
     elif isinstance(description_table, list | tuple):
-        for value in description_table:
-            yield from _tracked_numbers(value, field_names, is_below_field)
+        for field_value in description_table:
+            yield from _tracked_numbers(field_value, field_names, is_below_field)
     elif is_below_field and isinstance(description_table, TrackedInt | TrackedFloat):
         yield description_table
 

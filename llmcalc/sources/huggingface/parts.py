@@ -9,7 +9,7 @@ from ...components.base import LARGEST
 from ...components.stack import MOST_KINDS, overlaid_table
 from ...errors import InputError, shown
 from .config import Config, is_number, is_whole
-from .heads import HEAD_ENDINGS, architecture_of
+from .head_kinds import HEAD_ENDINGS, architecture_of
 
 Table = dict[str, Any]
 
@@ -66,7 +66,11 @@ def attention(config: Config, **other_fields: Any) -> Table:
     }
     if kv_heads is not None and kv_heads != heads:
         attention_fields["num_key_value_heads"] = kv_heads
-    return {field: value for field, value in {**attention_fields, **other_fields}.items() if value is not None}
+    return {
+        field: field_value
+        for field, field_value in {**attention_fields, **other_fields}.items()
+        if field_value is not None
+    }
 
 
 def rope(
@@ -106,7 +110,7 @@ def full_rope(config: Config) -> Table:
 
     The whole part is rotary, whatever share the config states.
     """
-    return {field: value for field, value in rope(config).items() if field != "partial_rotary_factor"}
+    return {field: field_value for field, field_value in rope(config).items() if field != "partial_rotary_factor"}
 
 
 def biases(has_biases: bool, *bias_fields: str) -> Table:
@@ -246,9 +250,9 @@ def _add_idle_cross_attention(config: Config, block: Table) -> None:
     config.notes.append(IDLE_CROSS_ATTENTION)
 
 
-def token_types(segment_types: int, task_types: int | None = None) -> Table:
+def token_types(segment_type_count: int, task_type_count: int | None = None) -> Table:
     """Returns the segment and task embeddings, as a stack's field `token_types`, if there are any."""
-    embedding_sizes = {"type_vocab_size": segment_types or None, "task_type_vocab_size": task_types}
+    embedding_sizes = {"type_vocab_size": segment_type_count or None, "task_type_vocab_size": task_type_count}
     vocab_sizes = {field: vocab_size for field, vocab_size in embedding_sizes.items() if vocab_size is not None}
     return {"token_types": vocab_sizes} if vocab_sizes else {}
 
@@ -272,7 +276,7 @@ answers by beams.
 """
 
 
-def simple_answers(config: Config) -> Table:
+def question_answering_head(config: Config) -> Table:
     """Returns the head of a question-answering class as a model's field `head`; empty for other classes.
 
     Raises `InputError` for the class of the family that searches for answers by beams.
@@ -327,12 +331,14 @@ REWARD_HEADS: dict[str, Table] = {
 """Class of a reward model → its head, which scores every token (qwen2_rm.py and internlm2.py of vLLM)."""
 
 
-def head_table(config: Config, head: Table | None = None, score_head: Table | None = None, answers: int = 2) -> Table:
+def head_table(
+    config: Config, head: Table | None = None, score_head: Table | None = None, answer_scores: int = 2
+) -> Table:
     """Returns the output head that the config's architecture names.
 
     score_head: a sequence classifier; default that of decoders, a score of every token without a bias. A head for token
         classification or question answering is one linear layer with a bias in every family.
-    answers: scores per token of a question-answering head; default 2.
+    answer_scores: scores per token of a question-answering head; default 2.
     Raises `InputError` for a multiple-choice head in a family without a class for it.
     """
     class_name = architecture(config)
@@ -348,7 +354,7 @@ def head_table(config: Config, head: Table | None = None, score_head: Table | No
     if config.head == "classification" and not scores_sequences(config):
         return {
             "type": "classification",
-            "num_labels": answers if class_name.endswith(OF_ANSWERS) else class_count(config),
+            "num_labels": answer_scores if class_name.endswith(OF_ANSWERS) else class_count(config),
             "over": "token",
         }
     if config.head == "classification":
@@ -529,7 +535,7 @@ def bidirectional_stack(stack: Table, distance_of: Callable[[int], int]) -> Tabl
 DENSE_OR_MOE = {"dense": "dense", "sparse": "moe"}
 
 
-def dense_or_moe(config: Config, depth: int, first_dense: int) -> list[str]:
+def dense_or_moe_kinds(config: Config, depth: int, first_dense: int) -> list[str]:
     """Returns `dense` for the first layers, then `moe`, or the kinds in `mlp_layer_types`."""
     default_kinds = ["dense" if layer < first_dense else "moe" for layer in range(depth)]
     return (
@@ -562,7 +568,11 @@ def combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
     kind_axes: each is (the kind of each layer, kind → the fields that it changes). An axis with one kind that
         changes nothing is omitted. No two axes may change the same field.
     """
-    varying_axes = [(kinds, changes) for kinds, changes in kind_axes if any(changes[kind] for kind in kinds)]
+    varying_axes = [
+        (kinds, fields_by_kind)
+        for kinds, fields_by_kind in kind_axes
+        if any(fields_by_kind[layer_kind_of_axis] for layer_kind_of_axis in kinds)
+    ]
     if not varying_axes:
         return {}
     layer_kinds = ["-".join(axis_kinds) for axis_kinds in zip(*(kinds for kinds, _ in varying_axes), strict=True)]
@@ -571,9 +581,9 @@ def combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
         layer_variants.setdefault(
             layer_kind,
             {
-                field: field_change
-                for kinds, changes in varying_axes
-                for field, field_change in changes[kinds[layer]].items()
+                field: changed_value
+                for kinds, fields_by_kind in varying_axes
+                for field, changed_value in fields_by_kind[kinds[layer]].items()
             },
         )
     return {"variants": layer_variants, **layer_pattern(layer_kinds)}

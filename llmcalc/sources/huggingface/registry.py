@@ -17,8 +17,8 @@ from .config import Config
 from .drafts import CLASSES, with_draft_type
 from .dropout import dropout_of
 from .family import Family
-from .heads import architecture_of, head_of
-from .unknown import Unknown, remark_on_ignored_fields
+from .head_kinds import architecture_of, head_of
+from .unknown_fields import UnknownField, remark_on_ignored_fields
 
 FILES: dict[str, tuple[str, ...]] = {
     file: tuple(kinds) for file, kinds in json.loads(Path(__file__).with_name("families.json").read_text()).items()
@@ -122,19 +122,19 @@ def library_class_names() -> dict[str, list[str]]:
     return library_classes().classes
 
 
-def with_router_fields(description_table: Any, router_fields: dict[str, Any], linear_only: bool = False) -> Any:
-    """Returns a description with these fields set in every router. linear_only: only in linear routers."""
+def with_router_fields(description_table: Any, router_fields: dict[str, Any], is_linear_only: bool = False) -> Any:
+    """Returns a description with these fields set in every router. is_linear_only: only in linear routers."""
     if isinstance(description_table, list):
-        return [with_router_fields(element, router_fields, linear_only) for element in description_table]
+        return [with_router_fields(element, router_fields, is_linear_only) for element in description_table]
     if not isinstance(description_table, dict):
         return description_table
     filled_table = {
-        field_name: with_router_fields(field_value, router_fields, linear_only)
+        field_name: with_router_fields(field_value, router_fields, is_linear_only)
         for field_name, field_value in description_table.items()
     }
     router = filled_table.get("router", {})
     is_mixture = "num_experts" in filled_table and "expert" in filled_table
-    if is_mixture and (not linear_only or router.get("type", "linear") == "linear"):
+    if is_mixture and (not is_linear_only or router.get("type", "linear") == "linear"):
         filled_table["router"] = {**router, **router_fields}
     return filled_table
 
@@ -147,8 +147,8 @@ def has_grouped_router(model_type: str, family: Family) -> bool:
 def _expert_groups(config: Config) -> dict[str, Any]:
     """Returns a router's expert groups; empty if the router selects among all experts."""
     group_count = config.optional_size("n_group")
-    reads_method = "topk_method" in config.defaults  # of the classes with groups, those of DeepSeek-V2
-    if group_count in (None, 1) or (reads_method and config.get("topk_method") == "greedy"):
+    reads_topk_method = "topk_method" in config.defaults  # of the classes with groups, those of DeepSeek-V2
+    if group_count in (None, 1) or (reads_topk_method and config.get("topk_method") == "greedy"):
         return {}
     return {"n_group": group_count, "topk_group": config.size("topk_group")}
 
@@ -481,8 +481,8 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     if family.is_decoder:
         text_fields["architectures"] = [causal_class(text_type, f"{section_name}.", config_data)]
     if text_type in FILE_OF and isinstance(text_section.get(family_of(text_type).text_section), dict):
-        path, fields_below, text_type = text_model_of({**text_fields, "model_type": text_type})
-        return f"{section_name}.{path}", fields_below, text_type
+        path, inner_fields, text_type = text_model_of({**text_fields, "model_type": text_type})
+        return f"{section_name}.{path}", inner_fields, text_type
     return f"{section_name}.", text_fields, text_type
 
 
@@ -510,8 +510,8 @@ def causal_class(model_type: str, section_path: str, config: Mapping[str, Any]) 
 def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the text model's fields that the wrapper's class takes from other config sections."""
     text_fields: dict[str, Any] = {}
-    for field_name, (section, field, default_value) in family.text_fields_from_sections.items():
-        section_data = root_config.get(section)
+    for field_name, (section_name, field, default_value) in family.text_fields_from_sections.items():
+        section_data = root_config.get(section_name)
         if isinstance(section_data, dict):
             text_fields[field_name] = section_data.get(field, default_value)
     return text_fields
@@ -528,12 +528,16 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     tying_fields = dict.fromkeys(
         (family.aliases.get("tie_word_embeddings", "tie_word_embeddings"), "tie_word_embeddings")
     )
-    tying = next((root_config[field] for field in tying_fields if root_config.get(field) is not None), None)
-    if tying is None or family.tying_source == "text" or (family.tying_source == "either" and tying is False):
+    stated_tying = next((root_config[field] for field in tying_fields if root_config.get(field) is not None), None)
+    if (
+        stated_tying is None
+        or family.tying_source == "text"
+        or (family.tying_source == "either" and stated_tying is False)
+    ):
         return {}
-    if type(tying) is not bool:
-        raise InputError(f"tie_word_embeddings: {shown(tying)}; expected true or false")
-    return dict.fromkeys(tying_fields, tying)
+    if type(stated_tying) is not bool:
+        raise InputError(f"tie_word_embeddings: {shown(stated_tying)}; expected true or false")
+    return dict.fromkeys(tying_fields, stated_tying)
 
 
 def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields: Mapping[str, Any]) -> list[str]:
@@ -635,7 +639,7 @@ class ConfigDescription(NamedTuple):
     model: dict[str, Any]
     notes: list[str]
     model_type: str
-    unknown: list[Unknown]
+    unknown: list[UnknownField]
     from_defaults: dict[str, int]
 
 
@@ -644,11 +648,14 @@ def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) ->
 
     Raises `InputError`, which names the field, its value and the expected value.
     """
-    reading = read(config_data, head)
-    return reading.model, [*reading.notes, *remark_on_ignored_fields([field.path for field in reading.unknown])]
+    config_description = read_description(config_data, head)
+    return config_description.model, [
+        *config_description.notes,
+        *remark_on_ignored_fields([field.path for field in config_description.unknown]),
+    ]
 
 
-def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> ConfigDescription:
+def read_description(config_data: Mapping[str, Any], head: HeadKind | None = None) -> ConfigDescription:
     """Reads a config, and collects all remarks and unknown fields.
 
     Raises `InputError`, which names the field, its value and the expected value.
@@ -668,18 +675,18 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
     if model_fields["head"]["type"] == "lm":
         model_fields["head"] = {**model_fields["head"], **_loss_fields(config)}
     if model_type in library_classes().float32_routers:
-        model_fields = with_router_fields(model_fields, {"float32_product": True}, linear_only=True)
+        model_fields = with_router_fields(model_fields, {"float32_product": True}, is_linear_only=True)
     if model_type in library_classes().float32_weights:
         model_fields = with_router_fields(model_fields, {"float32_weights": True})
     if has_grouped_router(model_type, family):
-        model_fields = with_router_fields(model_fields, _expert_groups(config), linear_only=True)
+        model_fields = with_router_fields(model_fields, _expert_groups(config), is_linear_only=True)
     family_records = (family,) if section_path or root_type == model_type else (family, family_of(root_type))
     uncounted_towers = {
         ignored_field: tower_notes
-        for record in family_records
-        for ignored_field, tower_notes in record.uncounted_fields.items()
+        for family_record in family_records
+        for ignored_field, tower_notes in family_record.uncounted_fields.items()
     }
-    encoders = (() if section_path else record.uncounted_encoders for record in family_records)
+    encoders = (() if section_path else family_record.uncounted_encoders for family_record in family_records)
     nested_fields = (
         ignored_field.removeprefix(section_path)
         for ignored_field in family_of(root_type).ignored_fields
@@ -687,7 +694,7 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
     )
     config.finish(
         frozenset(nested_fields).union(
-            uncounted_towers, *encoders, *(record.ignored_fields for record in family_records)
+            uncounted_towers, *encoders, *(family_record.ignored_fields for family_record in family_records)
         )
     )
     uncounted_notes = [

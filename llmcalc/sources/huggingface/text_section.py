@@ -33,8 +33,8 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
         return config, []
     section_names = [
         section_name
-        for section_name, section in config.items()
-        if isinstance(section, dict) and section_name.endswith("_config")
+        for section_name, config_section in config.items()
+        if isinstance(config_section, dict) and section_name.endswith("_config")
     ]
     nested_sections = [
         section_name
@@ -42,16 +42,20 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
         if isinstance(config[section_name].get(family.text_section), dict)
     ]
     if len(nested_sections) == 1:  # `thinker_config` of Qwen3-ASR in its own form
-        lifted_config = {
+        unwrapped_config = {
             **config[nested_sections[0]],
-            **{section_name: value for section_name, value in config.items() if section_name != nested_sections[0]},
+            **{
+                section_name: section_value
+                for section_name, section_value in config.items()
+                if section_name != nested_sections[0]
+            },
         }
-        return lifted_config, [f"{nested_sections[0]}: its sections are read as those of the config"]
+        return unwrapped_config, [f"{nested_sections[0]}: its sections are read as those of the config"]
     other_sections = [section_name for section_name in OTHER_TEXT_SECTIONS if section_name in section_names]
     if len(other_sections) == 1:
         renamed_config = {
-            family.text_section if section_name == other_sections[0] else section_name: value
-            for section_name, value in config.items()
+            family.text_section if section_name == other_sections[0] else section_name: section_value
+            for section_name, section_value in config.items()
         }
         return renamed_config, [f"{other_sections[0]}: read as {family.text_section}"]
     known_sections = {*family.uncounted_encoders, "vision_config", "audio_config", "quantization_config"}

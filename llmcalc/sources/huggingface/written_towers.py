@@ -59,8 +59,11 @@ def paligemma_sections(towers: Towers) -> Table:
 
 def gemma3_sections(towers: Towers) -> Table:
     """Returns Gemma 3's sections, with `mm_tokens_per_image`, the number of vectors per image."""
-    tower, merge = towers["vision_tower"], towers["multi_modal_projector"].merge
-    return {"mm_tokens_per_image": (_patches_per_side(tower) // merge) ** 2, "vision_config": _siglip_section(tower)}
+    tower, merge_size = towers["vision_tower"], towers["multi_modal_projector"].merge
+    return {
+        "mm_tokens_per_image": (_patches_per_side(tower) // merge_size) ** 2,
+        "vision_config": _siglip_section(tower),
+    }
 
 
 def gemma4_sections(towers: Towers) -> Table:

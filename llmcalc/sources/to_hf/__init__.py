@@ -22,11 +22,11 @@ from ...model import ModelSpec
 from ..huggingface.absent import AbsentValue
 from ..huggingface.config import Config
 from ..huggingface.family import Family
-from ..huggingface.heads import head_of
+from ..huggingface.head_kinds import head_of
 from ..huggingface.parts import ACTIVATIONS
 from ..huggingface.registry import FILE_OF, LOGIT_CAPS, family_of, has_grouped_router, read_config
 from .classes import class_names, wrapper_names
-from .compare import Difference, canonical_values, count_of_values, differences
+from .compare import Difference, canonical_values, count_changed_values, differences
 from .config_values import ConfigValues
 from .fields import ALSO, FIELDS, USUAL
 from .wrappers import wrapped_config
@@ -65,7 +65,7 @@ def find_config(
     for model_type, family in _possible_families(config_values) if families is None else families:
         for class_name in class_names(model_type, spec) or [""] * (families is not None):
             config = wrapped_config(_candidate_config(model_type, family, class_name, config_values), spec)
-            config_spec = _read_back(config)
+            config_spec = _spec_of_config(config)
             if config_spec is None:
                 continue
             class_values = canonical_values(config_spec)
@@ -111,8 +111,8 @@ def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, d
 
 def _difference_counts(mismatches: list[Difference]) -> tuple[int, int]:
     """Returns the numbers of different values in the text model, and in vision and audio encoders."""
-    tower_differences = sum(count_of_values(difference) for difference in mismatches if _is_in_tower(difference))
-    return sum(map(count_of_values, mismatches)) - tower_differences, tower_differences
+    tower_differences = sum(count_changed_values(difference) for difference in mismatches if _is_in_tower(difference))
+    return sum(map(count_changed_values, mismatches)) - tower_differences, tower_differences
 
 
 def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Family]]:
@@ -159,8 +159,8 @@ def _candidate_config(model_type: str, family: Family, class_name: str, config_v
     config: dict[str, Any] = {"model_type": model_type, "architectures": [class_name]}
     _fill_fields(config, family, config_values, [*family.defaults, *family.field_writers])
     read_fields = _fields_read(family, config)
-    kept_fields = {"model_type", "architectures", *family.field_writers} | read_fields
-    config = {field: field_value for field, field_value in config.items() if field in kept_fields}
+    written_fields = {"model_type", "architectures", *family.field_writers} | read_fields
+    config = {field: field_value for field, field_value in config.items() if field in written_fields}
     _fill_fields(config, family, config_values, [field for field in ALSO if field in read_fields])
     return (
         config
@@ -195,14 +195,20 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     """Returns the dropout probabilities that differ from the class's defaults; nothing for a spec without dropout."""
     if spec.dropout is None:
         return {}
-    dropout_fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout_fields.items()}
-    return {field: value for field, value in dropout_fields.items() if value != family.defaults.get(field, 0.0)}
+    dropout_fields = {
+        field: getattr(spec.dropout, dropout_point) or 0.0 for dropout_point, field in family.dropout_fields.items()
+    }
+    return {
+        field: probability
+        for field, probability in dropout_fields.items()
+        if probability != family.defaults.get(field, 0.0)
+    }
 
 
 def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, field_names: list[str]) -> None:
     """Sets each config field with a value in the model, except nulls that equal the class's default."""
-    other_names = {} if family.has_older_aliases else family.aliases
-    for field in (other_names.get(field, field) for field in field_names):
+    field_aliases = {} if family.has_older_aliases else family.aliases
+    for field in (field_aliases.get(field, field) for field in field_names):
         try:
             field_value = _value_of_field(family, field, config_values)
         except NOT_THERE:
@@ -253,7 +259,7 @@ def _fields_read(family: Family, config: dict[str, Any]) -> set[str]:
     return tracked_config.fields_read
 
 
-def _read_back(config: dict[str, Any]) -> ModelSpec | None:
+def _spec_of_config(config: dict[str, Any]) -> ModelSpec | None:
     """Reads a config back as a spec; None if it is rejected."""
     try:
         return ModelSpec.model_validate(read_config(config)[0])

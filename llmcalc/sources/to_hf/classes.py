@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...components.classifier import Classifier
 from ...components.head import LMHead
 from ...model import ModelSpec
-from ..huggingface.heads import head_of
+from ..huggingface.head_kinds import head_of
 from ..huggingface.registry import library_class_names
 
 CONDITIONAL = ("ForConditionalGeneration", "MTModel")

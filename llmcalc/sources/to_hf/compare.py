@@ -60,7 +60,7 @@ def canonical_values(spec: ModelSpec) -> dict[str, Any]:
         for field in ModelSpec.model_fields
         if field not in ("encoder", "decoder", "max_position_embeddings", "mtp", "dropout")
     }
-    model_fields = {field: _plain_values(value, spec.hidden_size) for field, value in model_fields.items()}
+    model_fields = {field: _plain_values(field_value, spec.hidden_size) for field, field_value in model_fields.items()}
     for stack_name, stack in spec.stacks():
         model_fields[stack_name] = _stack_tables(stack, stack.hidden_size or spec.hidden_size)
     return {**model_fields, "mtp": _prediction_table(spec, spec.mtp)}
@@ -93,20 +93,22 @@ def differences(left_value: Any, right_value: Any, path: str = "") -> Iterator[D
         yield path, left_value, right_value
 
 
-def count_of_values(difference: Difference) -> int:
+def count_changed_values(difference: Difference) -> int:
     """Returns the number of different values. A part that only one spec has counts with all fields."""
     return max(_field_values(difference[1]), _field_values(difference[2]))
 
 
-def _field_values(value: Any) -> int:
-    inner_values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+def _field_values(field_value: Any) -> int:
+    inner_values = (
+        field_value.values() if isinstance(field_value, dict) else field_value if isinstance(field_value, list) else ()
+    )
     return 1 + sum(map(_field_values, inner_values))
 
 
 def _stack_tables(stack: Stack, hidden: int) -> dict[str, Any]:
     """Returns a table per layer, with the index of the layer that owns the layer's parameters."""
     layer_kinds = stack.layer_names()
-    layers = {kind: _plain_values(stack.layer(kind), hidden) for kind in dict.fromkeys(layer_kinds)}
+    layers = {layer_kind: _plain_values(stack.layer(layer_kind), hidden) for layer_kind in dict.fromkeys(layer_kinds)}
     stack_fields = (
         field
         for field in Stack.model_fields
@@ -117,11 +119,12 @@ def _stack_tables(stack: Stack, hidden: int) -> dict[str, Any]:
         "hidden_size": stack.hidden_size,
         **{field: _plain_values(getattr(stack, field), hidden) for field in stack_fields},
     }
-    first_index = {kind: layer_kinds.index(kind) for kind in layers}
+    first_index = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in layers}
     owner_indices = [
-        first_index[kind] if kind in stack.shared_layers else layer for layer, kind in enumerate(layer_kinds)
+        first_index[layer_kind] if layer_kind in stack.shared_layers else layer
+        for layer, layer_kind in enumerate(layer_kinds)
     ]
-    return {**stack_table, "shared_layers": owner_indices, "layers": [layers[kind] for kind in layer_kinds]}
+    return {**stack_table, "shared_layers": owner_indices, "layers": [layers[layer_kind] for layer_kind in layer_kinds]}
 
 
 def _prediction_table(spec: ModelSpec, prediction: MultiTokenPrediction | None) -> Any:

@@ -60,12 +60,12 @@ class ConfigValues:
         parts: list[Part] = [self.spec]
         for _, stack in self.spec.stacks():
             layers = {id(layer): layer for layer in map(stack.layer, stack.layer_names())}
-            parts += [stack, *(part for layer in layers.values() for part in _parts_inside(layer))]
+            parts += [stack, *(inner_part for layer in layers.values() for inner_part in _parts_inside(layer))]
             parts += [
-                part
+                inner_part
                 for field_name in type(stack).model_fields
                 if field_name not in ("block", "variants")
-                for part in _parts_inside(getattr(stack, field_name))
+                for inner_part in _parts_inside(getattr(stack, field_name))
             ]
         return [*parts, *_parts_inside(self.spec.head), *_parts_inside(self.spec.mtp)]
 

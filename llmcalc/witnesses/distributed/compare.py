@@ -13,10 +13,10 @@ from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...units import DTYPE_BITS
 from ..checks import LOSS, MEMORY, Check, Verdict
-from ..difference import list_sizes
+from ..difference_explanation import list_sizes
 from ..reference import LARGEST_REAL, default_seq, longest_pass, require_torch
 from ..untested import untested_parts
-from .job import DTYPE, Job, simulate_rank
+from .job import DTYPE, TrainingJob, simulate_rank
 from .launch import is_started_by_torchrun, run_processes
 
 WITHIN = 1e-5
@@ -32,7 +32,7 @@ NOT_COUNTED = (
 
 def build_job(
     spec: ModelSpec, layout: Layout, batch: int = 1, seq: int | None = None, microbatches: int | None = None
-) -> Job:
+) -> TrainingJob:
     """Returns the distributed training job of a model in a layout. microbatches: default 2 per pipeline stage.
 
     Raises `InputError` for an unsupported layout, and for a model that is too large for the CPU.
@@ -40,36 +40,36 @@ def build_job(
     require_torch("verify --distributed")
     microbatch_count = 2 * layout.pp if microbatches is None else microbatches
     spec = spec if spec.dropout is None else spec.with_dropout(0)  # the reference has no dropout
-    job = Job(spec, layout, batch, default_seq(spec) if seq is None else seq, microbatch_count)
+    job = TrainingJob(spec, layout, batch, default_seq(spec) if seq is None else seq, microbatch_count)
     longest_tokens = longest_pass(spec)
     if longest_tokens is not None and job.seq > longest_tokens:
         raise InputError(f"--seq: {job.seq} tokens do not fit the learned positions; expected at most {longest_tokens}")
     job.require_supported()
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
+    process_count = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
     total_bytes = (
-        DTYPE_BITS[DTYPE] // 8 * spec.tree().total(total_params_of) * processes
+        DTYPE_BITS[DTYPE] // 8 * spec.tree().total(total_params_of) * process_count
     )  # every process starts with all weights
     if total_bytes <= LARGEST_REAL:
-        total_bytes = max(total_bytes, processes * max(simulate_rank(job, 0).values()))
+        total_bytes = max(total_bytes, process_count * max(simulate_rank(job, 0).values()))
     if total_bytes > LARGEST_REAL:
         raise InputError(
-            f"--distributed: {processes} processes take at least {total_bytes:,} bytes, which are too many for a CPU; "
-            "expected fewer layers (--set num_hidden_layers=2), or a smaller --batch or --seq"
+            f"--distributed: {process_count} processes take at least {total_bytes:,} bytes, which are too many for a "
+            "CPU; expected fewer layers (--set num_hidden_layers=2), or a smaller --batch or --seq"
         )
     return job
 
 
-def verify_distributed(job: Job, target: str = "model") -> Verdict:
+def verify_distributed(job: TrainingJob, model_name: str = "model") -> Verdict:
     """Runs a job on local processes, or on processes that torchrun has started, and compares the results.
 
     Raises `InputError` if a process fails or does not answer.
     """
-    return verify_all([job], target)[0]
+    return verify_all([job], model_name)[0]
 
 
-def verify_all(jobs: Sequence[Job], target: str = "model") -> list[Verdict]:
+def verify_all(jobs: Sequence[TrainingJob], model_name: str = "model") -> list[Verdict]:
     """Runs jobs with the same number of processes in sequence."""
-    started_at = time.perf_counter()
+    start_time = time.perf_counter()
     if is_started_by_torchrun():
         from .work import run_jobs
 
@@ -81,23 +81,26 @@ def verify_all(jobs: Sequence[Job], target: str = "model") -> list[Verdict]:
         results_of_jobs = run_jobs(jobs)
     else:
         results_of_jobs = run_processes(jobs)
-    seconds = (time.perf_counter() - started_at) / len(jobs)
+    seconds = (time.perf_counter() - start_time) / len(jobs)
     return [
-        verdict_of(job, job_results, target, seconds) for job, job_results in zip(jobs, results_of_jobs, strict=True)
+        verdict_of(job, job_results, model_name, seconds)
+        for job, job_results in zip(jobs, results_of_jobs, strict=True)
     ]
 
 
-def verdict_of(job: Job, job_results: dict[str, Any], target: str = "model", seconds: float = 0.0) -> Verdict:
+def verdict_of(
+    job: TrainingJob, job_results: dict[str, Any], model_name: str = "model", seconds: float = 0.0
+) -> Verdict:
     """Returns the checks of a job: each rank's memory, and the loss."""
-    witness = f"gloo, {job.layout.world} processes"
+    witness_name = f"gloo, {job.layout.world} processes"
     checks = [
-        Check(f"rank {rank}", MEMORY + quantity, simulated_bytes[quantity], bytes, witness)
+        Check(f"rank {rank}", MEMORY + quantity, simulated_bytes[quantity], bytes, witness_name)
         for rank, (simulated_bytes, measured_bytes) in enumerate(job_results["ranks"])
         for quantity, bytes in measured_bytes.items()
     ]
     loss_pairs = zip(job_results["losses_of_one"], job_results["losses"], strict=True)
     checks += [
-        Check(f"step {step_number}", LOSS, single_loss, loss, witness, within=WITHIN)
+        Check(f"step {step_number}", LOSS, single_loss, loss, witness_name, within=WITHIN)
         for step_number, (single_loss, loss) in enumerate(loss_pairs, start=1)
     ]
     verdict_info = {
@@ -105,5 +108,11 @@ def verdict_of(job: Job, job_results: dict[str, Any], target: str = "model", sec
         "dtype": DTYPE, "scratch_bytes": job_results["scratch"], "not_counted": list(NOT_COUNTED),
     }  # fmt: skip
     return Verdict(
-        target, "distributed", checks, seconds, verdict_info, list_sizes(job.spec), untested=untested_parts(job.spec)
+        model_name,
+        "distributed",
+        checks,
+        seconds,
+        verdict_info,
+        list_sizes(job.spec),
+        untested=untested_parts(job.spec),
     )

@@ -27,7 +27,7 @@ FSDP = FsdpSettings(DTYPE, DTYPE)
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A training run of a model on several processes.
 
     spec: the model.
@@ -86,57 +86,65 @@ class Job:
         return json.dumps({"spec": self.spec.model_dump(mode="json"), "layout": asdict(self.layout), **job_fields})
 
 
-def job_from_json(job_json: str) -> Job:
-    """Reads a job that `Job.to_json` wrote."""
+def job_from_json(job_json: str) -> TrainingJob:
+    """Reads a job that `TrainingJob.to_json` wrote."""
     job_fields: dict[str, Any] = json.loads(job_json)
     layout = job_fields.pop("layout")
     if layout["pp_layout"] is not None:
         layout["pp_layout"] = tuple(layout["pp_layout"])
-    return Job(ModelSpec.model_validate(job_fields.pop("spec")), Layout(**layout), **job_fields)
+    return TrainingJob(ModelSpec.model_validate(job_fields.pop("spec")), Layout(**layout), **job_fields)
 
 
-def peaks_by_phase(meter: Meter) -> dict[str, int]:
+def peaks_by_phase(memory_meter: Meter) -> dict[str, int]:
     """Returns the bytes at the peak of the forward passes, of the backward passes and of the optimizer's step."""
     peaks = {"forward": 0, "backward": 0, "step": 0}
-    for module_place, peak in meter.peaks.items():
-        if module_place.phase in peaks:
-            peaks[module_place.phase] = max(peaks[module_place.phase], peak.bytes)
+    for module_and_phase, peak in memory_meter.peaks.items():
+        if module_and_phase.phase in peaks:
+            peaks[module_and_phase.phase] = max(peaks[module_and_phase.phase], peak.bytes)
     return peaks
 
 
-def simulate_rank(job: Job, rank: int) -> dict[str, int]:
+def simulate_rank(job: TrainingJob, rank: int) -> dict[str, int]:
     """Returns the simulated bytes of one rank by quantity, as a torch dispatch mode counts them."""
-    meter = Meter()
+    memory_meter = Meter()
     rank_run: RankRun | FsdpRun
-    fsdp = replace(FSDP, prefetch=job.layout.prefetch)
+    fsdp_settings = replace(FSDP, prefetch=job.layout.prefetch)
     if job.layout.zero == 3 and job.layout.pp > 1:
-        rank_run = ShardedRank(ShardedSetup(job.spec, job.training, job.layout, rank, fsdp=fsdp), meter)
+        rank_run = ShardedRank(ShardedSetup(job.spec, job.training, job.layout, rank, fsdp=fsdp_settings), memory_meter)
     elif job.layout.zero == 3:
         layout = job.layout
-        weight_sharding = sharding_of_rank(job.training, replace(layout, tp=1), layout.coordinates(rank).dp, fsdp)
+        weight_sharding = sharding_of_rank(
+            job.training, replace(layout, tp=1), layout.coordinates(rank).dp, fsdp_settings
+        )
         program = rank_program(job.spec, layout, rank) if layout.tp > 1 else None
         rank_run = FsdpRun(
-            job.spec, job.training, weight_sharding, fsdp, layout.reshard, memory_meter=meter, program=program
+            job.spec,
+            job.training,
+            weight_sharding,
+            fsdp_settings,
+            layout.reshard,
+            memory_meter=memory_meter,
+            program=program,
         )
         rank_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     else:
-        rank_run = RankRun(RankSetup(job.spec, job.training, job.layout, rank), meter)
+        rank_run = RankRun(RankSetup(job.spec, job.training, job.layout, rank), memory_meter)
     if not isinstance(rank_run, FsdpRun):
         for model_chunk in rank_run.chunks:
             model_chunk.graph.adds_in_place = False
     rank_run.set_up()
-    quantities = {"set_up_bytes": meter.now}
+    quantities = {"set_up_bytes": memory_meter.now}
     for step_index in range(STEPS):
-        meter.peaks = {}
+        memory_meter.peaks = {}
         if isinstance(rank_run, FsdpRun):
             rank_run.next_batch()
             rank_run.run_micro_batches()
         else:
             rank_run.run_passes()
-        bytes_before_step = meter.now
+        bytes_before_step = memory_meter.now
         rank_run.update()
         rank_run.zero_grad()
-        peaks = peaks_by_phase(meter)
+        peaks = peaks_by_phase(memory_meter)
         if step_index == 0:
             quantities["first_step_peak_bytes"] = peaks["step"]
     if job.layout.pp > 1:  # the order of passes differs between ranks
@@ -144,5 +152,5 @@ def simulate_rank(job: Job, rank: int) -> dict[str, int]:
     else:
         quantities["forward_peak_bytes"], quantities["backward_peak_bytes"] = peaks["forward"], peaks["backward"]
     return quantities | {
-        "before_step_bytes": bytes_before_step, "step_peak_bytes": peaks["step"], "after_step_bytes": meter.now,
+        "before_step_bytes": bytes_before_step, "step_peak_bytes": peaks["step"], "after_step_bytes": memory_meter.now,
     }  # fmt: skip

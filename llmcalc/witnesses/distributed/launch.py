@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from .job import Job
+from .job import TrainingJob
 
 LIMIT = 600.0
 """Timeout of all processes, in seconds."""
@@ -32,7 +32,7 @@ def rank_of_process() -> int:
 
 
 def run_processes(
-    jobs: Sequence[Job], time_limit: float = LIMIT, worker_module: str = "llmcalc.witnesses.distributed.work"
+    jobs: Sequence[TrainingJob], time_limit: float = LIMIT, worker_module: str = "llmcalc.witnesses.distributed.work"
 ) -> Any:
     """Runs jobs with the same number of ranks in new processes, and returns the output of rank 0.
 

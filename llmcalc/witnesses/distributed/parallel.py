@@ -84,29 +84,29 @@ def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:
 
 def _parallel_styles(module_name: str, submodule: nn.Module) -> dict[str, ParallelStyle]:
     """Returns the tensor-parallel styles by path for a module or its children; empty if another rule applies."""
-    parent_path, _, last_name = module_name.rpartition(".")
-    if last_name == "embed_tokens" and not parent_path:
+    parent_path, _, linear_name = module_name.rpartition(".")
+    if linear_name == "embed_tokens" and not parent_path:
         if isinstance(submodule, StageInput):
             return {}
         return {module_name: RowwiseParallel(input_layouts=Replicate())}
-    if last_name == "lm_head":
+    if linear_name == "lm_head":
         return {module_name: ColwiseParallel(use_local_output=False)}
     is_in_layer = parent_path.rpartition(".")[0] == "layers"
     if (is_in_layer or not parent_path) and [*submodule.parameters(recurse=False)]:
         return {module_name: Replicated()}
-    linear_names = {last_name for last_name, child in submodule.named_children() if isinstance(child, nn.Linear)}
+    linear_names = {linear_name for linear_name, child in submodule.named_children() if isinstance(child, nn.Linear)}
     if not is_in_layer or not linear_names:
         return {}
     layouts = Replicate(), None  # the gradient of the common input of its linear layers is summed once
-    styles: dict[str, ParallelStyle] = {
+    styles_by_path: dict[str, ParallelStyle] = {
         module_name: PrepareModuleInput(input_layouts=layouts, desired_input_layouts=layouts)
     }
-    for last_name in linear_names:
-        if last_name in COLUMNS:
-            styles[f"{module_name}.{last_name}"] = ColwiseParallel()
-        elif last_name in ROWS:
-            styles[f"{module_name}.{last_name}"] = RowwiseParallel()
-    return styles
+    for linear_name in linear_names:
+        if linear_name in COLUMNS:
+            styles_by_path[f"{module_name}.{linear_name}"] = ColwiseParallel()
+        elif linear_name in ROWS:
+            styles_by_path[f"{module_name}.{linear_name}"] = RowwiseParallel()
+    return styles_by_path
 
 
 def shard_layers(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype, prefetch: int = 0) -> None:
@@ -133,8 +133,8 @@ def shard_layers(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtyp
 class SharedState:
     """A wrapper of the state that the layers share, which keeps FSDP from copying it for each layer."""
 
-    def __init__(self, shared_pass: Any) -> None:
-        self.run = shared_pass
+    def __init__(self, layer_state: Any) -> None:
+        self.layer_state = layer_state
 
 
 def _wrap_state(layer: nn.Module, inputs: tuple[Any, Any]) -> tuple[Any, SharedState]:
@@ -142,7 +142,7 @@ def _wrap_state(layer: nn.Module, inputs: tuple[Any, Any]) -> tuple[Any, SharedS
 
 
 def _unwrap_state(forward: Callable[..., torch.Tensor], x: torch.Tensor, shared_state: SharedState) -> torch.Tensor:
-    return forward(x, shared_state.run)
+    return forward(x, shared_state.layer_state)
 
 
 class StageInput(nn.Module):
@@ -155,12 +155,12 @@ class StageInput(nn.Module):
 def keep_stage(module: Any, layers: range, is_first_stage: bool, is_last_stage: bool) -> None:
     """Removes the layers of other pipeline stages, and the embedding or head if another stage has it."""
     stage_layers = nn.ModuleList(module.layers[layer_index] for layer_index in layers)
-    for stack_owner in (module, module._only[0]):
-        stack_owner.layers = stage_layers
+    for model_part in (module, module._only[0]):
+        model_part.layers = stage_layers
         removed_modules = (() if is_first_stage else BEFORE_LAYERS) + (() if is_last_stage else ("norm",))
         for module_name in removed_modules:
-            if hasattr(stack_owner, module_name):
-                delattr(stack_owner, module_name)
+            if hasattr(model_part, module_name):
+                delattr(model_part, module_name)
     if not is_last_stage:
         del module.lm_head
     if not is_first_stage:

@@ -28,10 +28,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from ...parallel.layout import Coordinates, stages
-from ..loop import build_optimizers, build_reference, layer_matrices
 from ..memory import CpuStorageTracker
+from ..training_loop import build_optimizers, build_reference, layer_matrices
 from . import parallel
-from .job import DTYPE, STEPS, Job
+from .job import DTYPE, STEPS, TrainingJob
 from .scratch import scratch_bytes_by_kernel
 
 SEED = 0
@@ -59,7 +59,7 @@ class RankStorageTracker(CpuStorageTracker):
         self.sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(type_, WRAPPERS) for type_ in types):
+        if any(issubclass(tensor_type, WRAPPERS) for tensor_type in types):
             return NotImplemented  # a distributed tensor first decomposes the operation
         if function.namespace in ("c10d", "_c10d_functional"):
             return self._collective(function, args, kwargs or {})
@@ -71,14 +71,14 @@ class RankStorageTracker(CpuStorageTracker):
         use_counts = [leaf._use_count() for leaf in tensors]
         output = func(*args, **kwargs)
         if func.namespace == "c10d" and func._opname not in POINT_TO_POINT:
-            *results, work_handle = output
+            *output_tensors, work_handle = output
             dist.Work.unbox(work_handle).wait()
             if func._opname in BUCKET_OPERATIONS:
                 return output
             del work_handle
             finished_future: torch.futures.Future[Any] = torch.futures.Future()
             finished_future.set_result([])
-            output = (*results, c10d._create_work_from_future(finished_future).boxed())
+            output = (*output_tensors, c10d._create_work_from_future(finished_future).boxed())
         elif func.namespace == "_c10d_functional" and isinstance(output, Tensor) and func._opname != "wait_tensor":
             torch.ops._c10d_functional.wait_tensor(output)
             tensors.append(output)
@@ -87,17 +87,17 @@ class RankStorageTracker(CpuStorageTracker):
             wait_for_release(tensors, use_counts)
         for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor):
-                self._follow(tensor, func)
+                self._track_tensor(tensor, func)
         return output
 
-    def _follow(self, tensor: Tensor, function: Any) -> None:
+    def _track_tensor(self, tensor: Tensor, function: Any) -> None:
         if isinstance(tensor, (*WRAPPERS, FakeTensor)):
             return
         if not self.set_up and tensor.dtype is torch.int32:  # numbers of ranks, which a mesh stores on the host
             self.tracked.add(tensor.untyped_storage()._cdata)
             weakref.finalize(tensor.untyped_storage(), self.tracked.discard, tensor.untyped_storage()._cdata)
             return
-        super()._follow(tensor, function)
+        super()._track_tensor(tensor, function)
 
     def _release(self, storage_key: int, byte_count: int) -> None:
         super()._release(storage_key, self.sizes.pop(storage_key, byte_count))
@@ -139,13 +139,13 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def token_ids(job: Job) -> Tensor:
+def token_ids(job: TrainingJob) -> Tensor:
     """Returns the tokens of all micro-batches of all replicas: [replicas, micro-batches, batch, tokens]."""
     shape = job.layout.dp, job.microbatches, job.batch, job.seq
     return torch.randint(0, job.spec.vocab_size, shape, generator=torch.Generator().manual_seed(SEED + 1))
 
 
-def seeded_reference(job: Job) -> Any:
+def seeded_reference(job: TrainingJob) -> Any:
     """Builds the model with equal values in every process."""
     torch.manual_seed(SEED)
     return build_reference(job.spec, DTYPE, "cpu")
@@ -156,14 +156,14 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
-def losses_of_one_process(job: Job) -> list[float]:
+def losses_of_one_process(job: TrainingJob) -> list[float]:
     """Returns the mean loss of every step, computed by a single process for all micro-batches of all replicas."""
-    model, ids = seeded_reference(job), token_ids(job)
+    model, token_batches = seeded_reference(job), token_ids(job)
     losses: list[float] = []
     optimizers = _build_optimizers(job, model)
     for _ in range(STEPS):
         summed_loss = 0.0
-        for micro_batch in ids.flatten(0, 1):
+        for micro_batch in token_batches.flatten(0, 1):
             loss = loss_of(model(micro_batch, None, grouped_experts=True), micro_batch)
             loss.backward(torch.full_like(loss, 1 / job.layout.dp))
             summed_loss += loss.item()
@@ -174,17 +174,17 @@ def losses_of_one_process(job: Job) -> list[float]:
     return losses
 
 
-def _build_optimizers(job: Job, model: Any) -> list[Any]:
+def _build_optimizers(job: TrainingJob, model: Any) -> list[Any]:
     matrices = layer_matrices(model)
     parameters = [(parameter, id(parameter) in matrices) for parameter in model.parameters()]
     return list(build_optimizers(job.training.optimizer, parameters, "foreach", job.training.momentum))
 
 
-class Rank:
+class RankProcess:
     """A process of a distributed run."""
 
-    def __init__(self, job: Job) -> None:
-        self.job: Job = job
+    def __init__(self, job: TrainingJob) -> None:
+        self.job: TrainingJob = job
         self.mode: RankStorageTracker = RankStorageTracker()
         self.rank: int = dist.get_rank()
         layout = job.layout
@@ -211,9 +211,9 @@ class Rank:
         losses: list[float] = []
         tracker.tracked.add(ids.untyped_storage()._cdata)
         with tracker.track_resizes(), tracker:
-            self.build_part(model)
+            self.build_model_part(model)
             del model
-            tracker.follow(map(local_part, (*self.module.parameters(), *self.module.buffers())))
+            tracker.track_tensors(map(local_part, (*self.module.parameters(), *self.module.buffers())))
             optimizers_of_rank = _build_optimizers(job, self.module)
             quantities["set_up_bytes"] = tracker.now
             tracker.set_up = True
@@ -255,7 +255,7 @@ class Rank:
 
     # --- building ---------------------------------------------------------------------------------------------------
 
-    def build_part(self, model: Any) -> None:
+    def build_model_part(self, model: Any) -> None:
         """Builds this process's part of the model."""
         layout = self.job.layout
         self.last: bool = True
@@ -318,15 +318,17 @@ class Rank:
     def pipeline_runner(self) -> Callable[[Tensor], float]:
         """Returns a function that runs the passes of a step in a pipeline."""
         job, coordinates = self.job, self.at
-        group = self.meshes["pp"].get_group()
-        pipeline_stage = PipelineStage(self.module, coordinates.pp, job.layout.pp, torch.device("cpu"), group=group)
+        process_group = self.meshes["pp"].get_group()
+        pipeline_stage = PipelineStage(
+            self.module, coordinates.pp, job.layout.pp, torch.device("cpu"), group=process_group
+        )
 
         def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
             return loss_of(logits, labels)
 
         schedule = Schedule1F1B(pipeline_stage, job.microbatches, loss_fn=loss_fn, scale_grads=False)
 
-        def run(ids: Tensor) -> float:
+        def run_pipeline(ids: Tensor) -> float:
             self.ids = ids.flatten(0, 1).clone()
             inputs = (self.ids,) if coordinates.pp == 0 else ()
             losses: list[Tensor] = []
@@ -334,7 +336,7 @@ class Rank:
                 schedule.step(*inputs, target=self.ids if self.last else None, losses=losses, return_outputs=False)
             return sum(float(loss.detach()) for loss in losses)
 
-        return run
+        return run_pipeline
 
 
 class RankResult(NamedTuple):
@@ -350,9 +352,9 @@ class RankResult(NamedTuple):
     scratch: dict[str, int]
 
 
-def run_rank(job: Job) -> RankResult:
+def run_rank(job: TrainingJob) -> RankResult:
     """Runs this process's part of a job in the default process group."""
-    rank = Rank(job)
+    rank = RankProcess(job)
     quantities, losses = rank.measure_training()
     loss_sums = torch.tensor([loss if rank.last and rank.at.tp == 0 else 0.0 for loss in losses], dtype=torch.float64)
     dist.all_reduce(loss_sums)

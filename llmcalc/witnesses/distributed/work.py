@@ -21,14 +21,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .job import Job, job_from_json, simulate_rank
+from .job import TrainingJob, job_from_json, simulate_rank
 from .rank import losses_of_one_process, run_rank
 
 TIMEOUT = 300
 """Timeout of communication between processes, in seconds."""
 
 
-def run_jobs(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+def run_jobs(jobs: Sequence[TrainingJob]) -> list[dict[str, Any]]:
     """Runs jobs one after the other in a process group of all processes, and returns the results of each job.
 
     ranks: (simulated, measured) bytes of each rank.
@@ -45,19 +45,19 @@ def run_jobs(jobs: Sequence[Job]) -> list[dict[str, Any]]:
         dist.destroy_process_group()
 
 
-def _result_of_job(job: Job) -> dict[str, Any]:
+def _result_of_job(job: TrainingJob) -> dict[str, Any]:
     job_result = run_rank(job)
     simulated_bytes = simulate_rank(job, dist.get_rank())
     rank_results: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(rank_results, (simulated_bytes, job_result.bytes, job_result.scratch))
     single_losses = losses_of_one_process(job) if dist.get_rank() == 0 else job_result.losses
-    scratch = {
+    scratch_bytes = {
         kernel_name: max(rank_result[2].get(kernel_name, 0) for rank_result in rank_results)
         for kernel_name in sorted({scratch_kernel for rank_result in rank_results for scratch_kernel in rank_result[2]})
     }
     return {
         "ranks": [rank_result[:2] for rank_result in rank_results],
-        "scratch": scratch,
+        "scratch": scratch_bytes,
         "losses": job_result.losses,
         "losses_of_one": single_losses,
     }

@@ -20,7 +20,7 @@ from llmcalc.ops import Linear
 from llmcalc.ops.products import ExpertRows
 from llmcalc.ops.sparse import MaskedAttentionCore
 from llmcalc.sources.huggingface.registry import read_config
-from llmcalc.workload.with_past import WithPast
+from llmcalc.workload.with_past import RowsWithPast
 from tests.builders import run_config
 from tests.samples import in_one_test
 
@@ -37,9 +37,9 @@ CONFIG: dict[str, Any] = {
 def test_decoding_maps_every_value_again() -> None:
     """10 values are cached and 1 is new; with a window of 4, 3 of the cached ones are visible."""
     after = run_config(batch=2, seq=1, context=10, phase="decode")
-    assert Linear(6, 2, rows=WithPast()).forward_flops(after) == 2 * 2 * (10 + 1) * 6 * 2
-    assert Linear(6, 2, rows=WithPast(window=4)).forward_flops(after) == 2 * 2 * (3 + 1) * 6 * 2
-    assert Linear(6, 2, rows=WithPast(window=4)).forward_flops(run_config(batch=2, seq=10)) == 2 * 2 * 10 * 6 * 2
+    assert Linear(6, 2, rows=RowsWithPast()).forward_flops(after) == 2 * 2 * (10 + 1) * 6 * 2
+    assert Linear(6, 2, rows=RowsWithPast(window=4)).forward_flops(after) == 2 * 2 * (3 + 1) * 6 * 2
+    assert Linear(6, 2, rows=RowsWithPast(window=4)).forward_flops(run_config(batch=2, seq=10)) == 2 * 2 * 10 * 6 * 2
 
 
 @in_one_test

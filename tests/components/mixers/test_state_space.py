@@ -16,7 +16,7 @@ from llmcalc.components.layers.zamba import ZambaLayer
 from llmcalc.components.mixers.mamba2 import Mamba2
 from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec
-from llmcalc.witnesses.measure import count_flops
+from llmcalc.witnesses.module_measurements import count_flops
 from llmcalc.witnesses.reference import verify_reference
 from tests.builders import run_config
 
@@ -97,7 +97,7 @@ def test_a_depthwise_convolution_costs_in_backward_twice_its_forward() -> None:
     """
     conv = torch.nn.Sequential(torch.nn.Linear(11, 11, bias=False), torch.nn.Conv1d(6, 6, 4, groups=6, padding=3))
     x = torch.randn(2, 6, 11)
-    forward, both = count_flops(conv, lambda: [conv(x)], train=True)
+    forward, both = count_flops(conv, lambda: [conv(x)], includes_backward=True)
     op = ops.Conv1d(6, 6, kernel=4, groups=6, padding=3)
     assert forward["1"] == op.forward_flops(run_config(batch=2, seq=11)) == 1344
     assert both["1"] - forward["1"] == op.backward_flops(run_config(batch=2, seq=11)) == 2 * 1344

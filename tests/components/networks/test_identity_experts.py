@@ -24,7 +24,7 @@ from llmcalc.reports.params import report as params_report
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.sources.preset import Preset
 from llmcalc.studies.rules import conventions
-from llmcalc.witnesses.transformers import build
+from llmcalc.witnesses.transformers import build_class_model
 from tests.builders import run_config
 from tests.families.deepseek.longcat_flash import SMALL
 
@@ -177,7 +177,7 @@ def test_an_identity_expert_gives_what_it_reads() -> None:
 
 
 def test_the_class_is_kept_from_its_identity_experts() -> None:
-    model: Any = build({"architectures": ["LongcatFlashForCausalLM"], **SMALL})
+    model: Any = build_class_model({"architectures": ["LongcatFlashForCausalLM"], **SMALL})
     chosen: list[torch.Tensor] = []
     for layer in model.model.layers:
         layer.mlp.router.register_forward_hook(lambda _, __, out: chosen.append(out[2]))

@@ -21,9 +21,9 @@ from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
 from llmcalc.sources.huggingface.towers import sections_of
-from llmcalc.witnesses.measure import buffers, parameters
+from llmcalc.witnesses.module_measurements import buffers, parameters
 from llmcalc.witnesses.reference import verify_reference
-from llmcalc.witnesses.transformers import build, verify_config
+from llmcalc.witnesses.transformers import build_class_model, verify_config
 from llmcalc.workload.inputs import Inputs
 from tests.builders import fields_of, spec_of
 from tests.components.towers.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
@@ -71,7 +71,7 @@ def test_qwen_vl_is_its_text_model_nested_or_flat(kind: str) -> None:
     (table, notes), (other, _) = read_config({**flat, "vision_token_id": 7}), read_config(nested)
     assert table == other
     assert not notes
-    assert params(ModelSpec.model_validate(table), with_towers=True).total == parameters(build(flat))[""]
+    assert params(ModelSpec.model_validate(table), with_towers=True).total == parameters(build_class_model(flat))[""]
 
 
 # --- vision and audio encoders with the text model --------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_towers_hold_what_their_class_holds(kind: str, shape: dict[str, Any]) ->
     """Compares node by node with the class's modules, and the total with encoders with the whole class."""
     config = wrapped(kind, shape)
     table, notes = read_config(config)
-    spec, model = ModelSpec.model_validate(table), build(config)
+    spec, model = ModelSpec.model_validate(table), build_class_model(config)
     nodes, counted = towers_of(spec), parameters(model)
     known = {place: [name for name in names if name in nodes] for place, names in WRAPPERS[kind][1].items()}
     assert not [note for note in notes if "not counted" not in note]
@@ -350,7 +350,7 @@ def test_a_section_that_is_not_given_is_what_the_class_makes_then(kind: str) -> 
     table, notes = read_config(config)
     assert notes
     assert all("not given; its encoder has its class's defaults" in note for note in notes)
-    assert params(ModelSpec.model_validate(table), with_towers=True).total == parameters(build(config))[""]
+    assert params(ModelSpec.model_validate(table), with_towers=True).total == parameters(build_class_model(config))[""]
 
 
 @pytest.mark.skipif(find_spec("timm") is not None, reason="the class is built where timm is installed")
@@ -539,7 +539,7 @@ def test_a_class_that_projects_every_token_agrees_with_what_is_counted(kind: str
         assert verdict.ok, verdict.failures
         return
     assert any("vision_config" in note for note in notes)  # its encoder is not counted, as it says
-    whole = dict(build(config, is_to_run=False).named_parameters())
+    whole = dict(build_class_model(config, is_to_run=False).named_parameters())
     text = {name: p for name, p in whole.items() if "vision_model" not in name and "connector" not in name}
     assert (
         spec.tree().total(total_params_of)

@@ -17,7 +17,7 @@ from llmcalc.costs.quantization.base import weight_tensors_of
 from llmcalc.costs.quantization.linear import LinearScheme
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import family_of, read_config
-from llmcalc.witnesses.transformers import build, uncounted_parameters
+from llmcalc.witnesses.transformers import build_class_model, uncounted_parameters
 from tests.builders import WITH_CLASSES, kinds_of_parts, spec_of
 from tests.samples import sampled
 
@@ -114,7 +114,7 @@ def test_the_same_maps_are_converted(config: dict[str, Any]) -> None:
     import torch
 
     spec = ModelSpec.model_validate(read_config(config)[0])
-    model = fp8(build(config))
+    model = fp8(build_class_model(config))
     uncounted = uncounted_parameters(config, model)
     converted = {name: p for name, p in model.named_parameters() if p.dtype == torch.float8_e4m3fn}
     real = sum(p.numel() for name, p in converted.items() if name not in uncounted)
@@ -130,7 +130,7 @@ def test_routers_alone_are_what_is_not_converted() -> None:
 
     for kind in ROUTERS:
         spec, config = first(kind)
-        real = sum(p.numel() for p in fp8(build(config)).parameters() if p.dtype == torch.float8_e4m3fn)
+        real = sum(p.numel() for p in fp8(build_class_model(config)).parameters() if p.dtype == torch.float8_e4m3fn)
         scheme = scheme_of_config({"quantization_config": {"quant_method": "fp8", "weight_block_size": None}})
         assert scheme is not None
         routers = sum(
@@ -223,7 +223,9 @@ def test_gemma_with_quantized_tables() -> None:
     assert described.checkpoint is not None
     names = described.checkpoint.names(described.model.tree(), described.model.kind)
     size = quantized_size(described.model, scheme, module_names=names)
-    model = replace_with_quant_layers(build(config), GemmaQuantizationConfig(**table), table["modules_to_not_convert"])
+    model = replace_with_quant_layers(
+        build_class_model(config), GemmaQuantizationConfig(**table), table["modules_to_not_convert"]
+    )
     assert size.total == sum(p.numel() * p.element_size() for p in model.parameters())
     assert "3 % more than its class" in " ".join(scheme.notes())
 
@@ -239,7 +241,7 @@ def test_a_bitnet_model() -> None:
     from transformers.quantizers.base import get_keys_to_not_convert
 
     spec, config = first("bitnet")
-    model = build(config)
+    model = build_class_model(config)
     replace_with_bitnet_linear(model, get_keys_to_not_convert(model), BitNetQuantConfig())
     model.to(torch.bfloat16)
     scheme = scheme_of_config({"quantization_config": {"quant_method": "bitnet", "modules_to_not_convert": None}})

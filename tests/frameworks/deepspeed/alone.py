@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from llmcalc.witnesses.storages import StorageTracker
+from llmcalc.witnesses.storage_tracker import StorageTracker
 
 COLLECTIVES = (
     "broadcast",

@@ -4,9 +4,9 @@ Where it keeps something on the host, each rank runs by itself on meta instead (
 
 `python -m tests.frameworks.deepspeed.record [NAME…]` runs every case, or those named, with the deepspeed that is
 installed, and writes tests/data/deepspeed.json: the versions, the date, and each case with its model, configuration and
-bytes of every rank. A dispatch mode follows the storages (`StorageTracker` of `llmcalc.witnesses.storages`), so what
-gloo and a kernel of the CPU take for themselves is not in these bytes; nor are the step counts of the optimizer, which
-are on the host.
+bytes of every rank. A dispatch mode follows the storages (`StorageTracker` of `llmcalc.witnesses.storage_tracker`), so
+what gloo and a kernel of the CPU take for themselves is not in these bytes; nor are the step counts of the optimizer,
+which are on the host.
 """
 
 from __future__ import annotations
@@ -214,9 +214,9 @@ def work(rank: int, name: str, port: int, folder: str, log: bool = False) -> Non
     class OfModel(CpuStorageTracker):
         """Does not follow the copy of its input that gloo makes to scatter a sum, which it then splits."""
 
-        def _follow(self, tensor: torch.Tensor, func: Any) -> None:
+        def _track_tensor(self, tensor: torch.Tensor, func: Any) -> None:
             if func is not torch.ops.aten.split.Tensor:
-                super()._follow(tensor, func)
+                super()._track_tensor(tensor, func)
 
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
@@ -237,7 +237,7 @@ def run_steps(case: Case, mode: Any, device: str, number: int) -> tuple[int, lis
 
     with mode:
         module, logits = built(case, device)
-        mode.follow((*module.parameters(), *module.buffers()))
+        mode.track_tensors((*module.parameters(), *module.buffers()))
         optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad], foreach=True)
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=case.config)
         del module, optimizer
@@ -252,13 +252,13 @@ def built(case: Case, device: str) -> tuple[Any, Any]:
     import torch
 
     from llmcalc.simulator.choices import EAGER
-    from llmcalc.witnesses import loop, variants
+    from llmcalc.witnesses import kernel_variants, training_loop
     from llmcalc.workload.recompute import recompute_of
 
     if case.of == "reference":
         dtype = "bfloat16" if case.config["bf16"]["enabled"] else "float32"
-        module = loop.build_reference(model(), dtype, device)
-        variants.use_kernels(module, EAGER, recompute_of(case.recompute), case.trained_beside, device)
+        module = training_loop.build_reference(model(), dtype, device)
+        kernel_variants.use_kernels(module, EAGER, recompute_of(case.recompute), case.trained_beside, device)
         return module, lambda engine, ids: engine(ids, None, with_mtp=False, grouped_experts=True, expert_capacity=None)
     import transformers
 

@@ -34,9 +34,9 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.rank_program import rank_program
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.tensor import DTYPES
-from llmcalc.witnesses import variants
-from llmcalc.witnesses.loop import build_optimizers, encoder_input, loss_or_output, token_ids
-from llmcalc.witnesses.measure import default_dtype
+from llmcalc.witnesses import kernel_variants
+from llmcalc.witnesses.module_measurements import default_dtype
+from llmcalc.witnesses.training_loop import build_optimizers, encoder_input, loss_or_output, token_ids
 from tests.simulator.witness import Alive
 
 STEPS = 2
@@ -163,10 +163,10 @@ class Followed(Alive):
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(device="cpu")
         self.sizes: dict[int, int] = {}
-        self.follow(one.to_local() for one in model.parameters())  # type: ignore[attr-defined]
-        self.follow(model.buffers())
+        self.track_tensors(one.to_local() for one in model.parameters())  # type: ignore[attr-defined]
+        self.track_tensors(model.buffers())
 
-    def _follow(self, tensor: torch.Tensor, func: Any) -> None:
+    def _track_tensor(self, tensor: torch.Tensor, func: Any) -> None:
         if hasattr(tensor, "to_local"):
             tensor = tensor.to_local()
         storage = tensor.untyped_storage()
@@ -246,7 +246,7 @@ def sharded(spec: ModelSpec, training: TrainingConfig, layout: Layout, fsdp: Fsd
     with default_dtype(getattr(torch, fsdp.frozen or fsdp.dtype)):
         model: Any = spec.reference()
     adapters = None if training.adapters is None else replace(training.adapters, dtype=DTYPES[fsdp.dtype])
-    variants.use_kernels(model, training.choices, training.recompute, adapters)
+    kernel_variants.use_kernels(model, training.choices, training.recompute, adapters)
     layers = shard_layers(model, training, layout, fsdp, mesh)
     modules = [model.get_submodule(name) for name in layers]
     for i, module in enumerate(modules):  # as in PyTorch's distributed/FSDP2/example.py
@@ -322,7 +322,7 @@ def _steps(
             source = encoder_input(spec, training.batch, training.seq, training.dtype, "cpu")
             model.set_requires_gradient_sync(fsdp.reduces_each or batch == training.microbatches - 1)
             tracker.restart()
-            with variants.kernel_context(training.choices):
+            with kernel_variants.kernel_context(training.choices):
                 loss = loss_or_output(spec, model, ids, source, training.choices)
                 seen.bytes[Seen(step, batch, "forward")], seen.bytes[Seen(step, batch, "live")] = (
                     tracker.peak,

@@ -58,7 +58,7 @@ from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
 from llmcalc.simulator.meter import AllocationPlace, Meter
 from llmcalc.simulator.repeat_layers import RepeatAnalysis
 from llmcalc.simulator.tensor import BFLOAT16
-from llmcalc.witnesses import variants
+from llmcalc.witnesses import kernel_variants
 from llmcalc.witnesses.cpu_events import GradientSums, read_events
 from llmcalc.workload.recompute import recompute_of
 from tests.comparisons import compares, under
@@ -262,7 +262,7 @@ def test_frozen_layers_are_gathered_and_have_no_gradients(recompute: str, monkey
     spec, layout, fsdp = family("llama3-8b"), Layout(dp=2, zero=3), FsdpSettings("bfloat16")
     assert spec.decoder is not None
     last_layer = spec.decoder.num_hidden_layers - 1
-    use_kernels = variants.use_kernels
+    use_kernels = kernel_variants.use_kernels
 
     def freeze(module: Any, *arguments: Any) -> None:
         use_kernels(module, *arguments)
@@ -272,7 +272,7 @@ def test_frozen_layers_are_gathered_and_have_no_gradients(recompute: str, monkey
             layer = module.get_submodule(f"layers.{last_layer}")
             layer.register_forward_pre_hook(lambda _, arguments: (arguments[0].requires_grad_(True), *arguments[1:]))
 
-    monkeypatch.setattr(variants, "use_kernels", freeze)
+    monkeypatch.setattr(kernel_variants, "use_kernels", freeze)
     training = TrainingConfig(batch=2, seq=7, recompute=recompute_of(recompute), first_trained_layer=last_layer)
     theirs = by_torch(spec, training, layout, 0, fsdp)
     assert differences(replayed(spec, training, layout, 0, fsdp), theirs) == {}

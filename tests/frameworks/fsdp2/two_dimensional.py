@@ -37,8 +37,8 @@ from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.frameworks.fsdp2.training import TITAN, FsdpSettings
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
-from llmcalc.witnesses import variants
-from llmcalc.witnesses.measure import default_dtype
+from llmcalc.witnesses import kernel_variants
+from llmcalc.witnesses.module_measurements import default_dtype
 from tests.frameworks.fsdp2 import fully_sharded
 from tests.frameworks.fsdp2.fully_sharded import Followed, Steps, Tracker, is_layer, shard_layers
 
@@ -80,9 +80,9 @@ class Parts(Followed):
             return NotImplemented
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _follow(self, tensor: torch.Tensor, func: Any) -> None:
+    def _track_tensor(self, tensor: torch.Tensor, func: Any) -> None:
         if not isinstance(tensor, (AsyncCollectiveTensor, FakeTensor)):  # shapes are found on fake tensors
-            super()._follow(tensor, func)
+            super()._track_tensor(tensor, func)
 
 
 ROWS = ("o_proj", "down_proj")
@@ -129,7 +129,7 @@ def sharded(spec: ModelSpec, training: TrainingConfig, layout: Layout, fsdp: Fsd
     with default_dtype(getattr(torch, fsdp.dtype)):
         model: Any = spec.reference()
     divide(model, mesh["tp"], fsdp.divides_loss)
-    variants.use_kernels(model, training.choices, training.recompute)
+    kernel_variants.use_kernels(model, training.choices, training.recompute)
     if not layout.zero:
         model.set_requires_gradient_sync = lambda _: None  # which `fully_shard` would have given it
         return model

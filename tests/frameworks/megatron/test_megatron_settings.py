@@ -11,10 +11,10 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.frameworks.megatron.parallel_adapters import OPTIONS as ADAPTER_OPTIONS
 from llmcalc.frameworks.megatron.settings_from_options import KNOWN
-from llmcalc.workload.setting import Declared, declared
+from llmcalc.workload.setting import DeclaredSetting, declarations_of
 from tests.samples import in_one_test
 
-SETTINGS = declared(Settings)
+SETTINGS = declarations_of(Settings)
 TRAINING = {name: found for name, found in SETTINGS.items() if "training" in found.setting.phases and name != "phase"}
 VALUES: dict[str, Any] = {
     "source": 64,
@@ -32,7 +32,7 @@ VALUES: dict[str, Any] = {
 """Values of settings whose first word or example is no choice of Megatron's."""
 
 
-def value_of(name: str, found: Declared) -> Any:
+def value_of(name: str, found: DeclaredSetting) -> Any:
     """A value that the setting takes."""
     if name in KNOWN:
         return KNOWN[name][0]

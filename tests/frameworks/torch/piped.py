@@ -28,10 +28,10 @@ from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout, stages
 from llmcalc.parallel.schedules import effective_schedule
 from llmcalc.simulator.meter import Meter
-from llmcalc.witnesses import variants
+from llmcalc.witnesses import kernel_variants
 from llmcalc.witnesses.distributed.parallel import keep_stage
-from llmcalc.witnesses.loop import build_optimizers, token_ids
-from llmcalc.witnesses.measure import default_dtype
+from llmcalc.witnesses.module_measurements import default_dtype
+from llmcalc.witnesses.training_loop import build_optimizers, token_ids
 from tests.frameworks.fsdp2.fully_sharded import STEP_COUNT, without_shared_fields
 from tests.frameworks.fsdp2.two_dimensional import Parts, divide
 
@@ -87,7 +87,7 @@ def wrapped(
     if layout.tp > 1:
         divide(model, mesh["tp"], fsdp.divides_loss)
     keep_stage(model, stage.layers, stage.first, stage.last)
-    variants.use_kernels(model, training.choices, training.recompute)
+    kernel_variants.use_kernels(model, training.choices, training.recompute)
     formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduced))
     shards = mesh["shards"] if layout.hsdp_replicas == 1 else mesh["replicas", "shards"]
     wrap = partial(fully_shard, mesh=shards, mp_policy=formats)
@@ -179,7 +179,7 @@ def _schedule(spec: ModelSpec, training: TrainingConfig, layout: Layout, mesh: A
     ids = torch.empty(training.batch, training.seq, dtype=torch.int64, device="meta")
 
     def loss(out: Any, labels: Any) -> Any:
-        return variants.loss_of(None, training.choices, out, labels)
+        return kernel_variants.loss_of(None, training.choices, out, labels)
 
     made = [
         PipelineStage(

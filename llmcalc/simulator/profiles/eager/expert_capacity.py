@@ -8,7 +8,7 @@ from ....flow.axis import element_count
 from ....flow.program import Step
 from ....flow.value import Value
 from ....workload.expert_capacity import expert_rows
-from ....workload.rows import Routed
+from ....workload.rows import RoutedRows
 from ...tensor import Tensor
 from .experts import ExpertKernels
 
@@ -19,7 +19,7 @@ class ExpertCapacityKernels(ExpertKernels):
 
     def store_tensor(self, flow_value: Value, tensor: Tensor) -> None:
         """Assigns a tensor to a value. Rows of experts keep the shape [experts, rows, width]."""
-        if self.choices.capacity is not None and isinstance(flow_value.rows, Routed) and len(tensor.shape) == 3:
+        if self.choices.capacity is not None and isinstance(flow_value.rows, RoutedRows) and len(tensor.shape) == 3:
             self.bind(flow_value, tensor)
         else:
             super().store_tensor(flow_value, tensor)

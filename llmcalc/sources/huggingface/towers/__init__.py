@@ -19,8 +19,8 @@ from ....errors import InputError
 from ..config import Config
 from ..family import Family
 from ..parts import Table
-from ..unknown import remark_on_ignored_fields
-from .section import IGNORED, Section
+from ..unknown_fields import remark_on_ignored_fields
+from .section import IGNORED, TowerSection
 
 SETTINGS = ("aligner", "compression", "freeze", "generation", "projector", "quantization", "transformers.js")
 """Sections of a wrapper's config, without `_config`, that describe no further part of the model."""
@@ -28,11 +28,11 @@ SETTINGS = ("aligner", "compression", "freeze", "generation", "projector", "quan
 SECTIONS = ("vision_config", "audio_config", "vq_config", "discrete_vision_config", "discrete_audio_config")
 
 
-def sections_of(root_type: str, reader_file: str) -> Mapping[str, Section]:
+def sections_of(root_type: str, reader_file: str) -> Mapping[str, TowerSection]:
     """Returns the supported sections of a wrapper's config by name. reader_file: the family's `tower_file`."""
     if not reader_file:
         return {}
-    sections_by_type: dict[str, dict[str, Section]] = import_module(f".{reader_file}", __package__).WRAPPERS
+    sections_by_type: dict[str, dict[str, TowerSection]] = import_module(f".{reader_file}", __package__).WRAPPERS
     return sections_by_type[root_type]
 
 
@@ -47,18 +47,18 @@ def read_towers(
     """
     supported_sections, towers, notes = sections_of(root_type, family.tower_file), Table(), list[str]()
     for section_name in dict.fromkeys((*SECTIONS, *supported_sections, *family.uncounted_encoders)):
-        section = root_config.get(section_name)
+        tower_section = root_config.get(section_name)
         if section_name not in supported_sections:
-            stated_type = section.get("model_type") if isinstance(section, dict) else None
-            if isinstance(section, dict) or section_name in family.uncounted_encoders:
+            stated_type = tower_section.get("model_type") if isinstance(tower_section, dict) else None
+            if isinstance(tower_section, dict) or section_name in family.uncounted_encoders:
                 encoder_type = stated_type or family.uncounted_encoders.get(
                     section_name, section_name.removesuffix("_config")
                 )
                 notes.append(f"its encoder is not counted: {section_name}: '{encoder_type}' is not supported")
             continue
-        if section is None and supported_sections[section_name].default_section is None:
+        if tower_section is None and supported_sections[section_name].default_section is None:
             continue
-        if section is None and not supported_sections[section_name].is_flat:
+        if tower_section is None and not supported_sections[section_name].is_flat:
             notes.append(f"{section_name}: not given; its encoder has its class's defaults")
         try:
             tower_tables, remarks = _read_section(
@@ -100,7 +100,7 @@ def _unread_sections(family: Family, root_config: Mapping[str, Any], read_names:
 
 
 def _read_section(
-    root_type: str, root_config: Mapping[str, Any], section_name: str, section: Section, text_width: int
+    root_type: str, root_config: Mapping[str, Any], section_name: str, section: TowerSection, text_width: int
 ) -> tuple[Table, list[str]]:
     """Reads one section. Raises `InputError` if it is not supported."""
     section_fields = section.default_section if root_config.get(section_name) is None else root_config[section_name]

@@ -13,7 +13,7 @@ from typing import Any
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm, rope
-from .section import Section, patches_per_side, projector, self_attention, two_linear_layers
+from .section import TowerSection, patches_per_side, projector, self_attention, two_linear_layers
 from .siglip import siglip_of_rows
 
 
@@ -121,14 +121,19 @@ def _read_ultravox(root_config: Config, config: Config, text_width: int) -> Tabl
     if inner_width % 2:
         raise root_config.error("hidden_size", inner_width, "an even number: one half gates the other")
     inner_norm, last_norm = (norm, None) if root_config.flag("projector_ln_mid") else (None, norm)
-    stacking = {"frames": root_config.size("stack_factor"), "norm": norm, "norm_of": "merged", "out_norm": inner_norm}
+    frame_stacking = {
+        "frames": root_config.size("stack_factor"),
+        "norm": norm,
+        "norm_of": "merged",
+        "out_norm": inner_norm,
+    }
     gated_layer = {"size": inner_width, "hidden_act": "silu", "gated": True}
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
     tower["audio"] = _audio_clip_rule(config, root_config.size("stack_factor"), several=True, fits=True)
     tower["stack"]["stem"]["chunk"] = tower["audio"]["frames"]
     return {
         "audio_tower": tower,
-        "audio_projector": {**projector(config.size("d_model"), **stacking), "maps": [gated_layer]},
+        "audio_projector": {**projector(config.size("d_model"), **frame_stacking), "maps": [gated_layer]},
         "multi_modal_projector": projector(inner_width // 2, (text_width, False, "identity"), out_norm=last_norm),
     }
 
@@ -158,21 +163,24 @@ def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Ta
         raise config.error(
             "head_dim", config.get("head_dim"), "none: hidden_size / num_attention_heads is what is counted"
         )
-    hidden, heads, reduction = (
+    hidden, heads, time_reduction = (
         config.size(field) for field in ("hidden_size", "num_attention_heads", "time_reduction")
     )
     config.quotient("num_attention_heads", hidden, heads)
     config.require("ext_pw_out_channel", hidden)
     config.require("depthwise_separable_out_channel", hidden)
-    if reduction % 2:
-        raise config.error("time_reduction", reduction, "an even number")
-    pitch_count = config.size("input_size")
-    for _ in range(reduction.bit_length() - 1):
-        pitch_count = (pitch_count - 1) // 2 + 1
+    if time_reduction % 2:
+        raise config.error("time_reduction", time_reduction, "an even number")
+    mel_bin_count = config.size("input_size")
+    for _ in range(time_reduction.bit_length() - 1):
+        mel_bin_count = (mel_bin_count - 1) // 2 + 1
     if config.has("nemo_final_size"):
-        config.require("nemo_final_size", pitch_count)
+        config.require("nemo_final_size", mel_bin_count)
     first_conv = {"channels": config.size("nemo_conv_channels"), "bias": True}
-    halving_convolutions = [first_conv, *({**first_conv, "separable": True} for _ in range(reduction.bit_length() - 2))]
+    halving_convolutions = [
+        first_conv,
+        *({**first_conv, "separable": True} for _ in range(time_reduction.bit_length() - 2)),
+    ]
     subsampling = {
         "num_mel_bins": config.size("input_size"),
         "convolutions": halving_convolutions,
@@ -198,7 +206,11 @@ def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Ta
         "feed_forward": glu(config, bias=True, act_field="activation"),
         "norm": layernorm(),
         "segment": PHI4_POSITIONS,
-        "audio": {"type": "recording", "window": 400, "frames_per_token": reduction * config.size("downsample_rate")},
+        "audio": {
+            "type": "recording",
+            "window": 400,
+            "frames_per_token": time_reduction * config.size("downsample_rate"),
+        },
         "relative_buckets": config.size("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
     }
     audio_projector = projector(hidden, *two_linear_layers(text_width), frames=config.size("downsample_rate"))
@@ -306,7 +318,7 @@ WHISPER_NAMES = {
     "intermediate_size": "encoder_ffn_dim",
 }
 
-FLAMINGO = Section(
+FLAMINGO = TowerSection(
     _read_audio_flamingo,
     {"audioflamingo3_encoder": VOXTRAL, "musicflamingo_encoder": VOXTRAL},
     {"projector_hidden_act": "gelu", "projector_bias": True},
@@ -316,10 +328,12 @@ FLAMINGO = Section(
 
 WRAPPERS = {
     "qwen2_audio": {
-        "audio_config": Section(_read_qwen2_audio, {"qwen2_audio_encoder": QWEN2_AUDIO}, ignored_fields=AUDIO_FIELDS)
+        "audio_config": TowerSection(
+            _read_qwen2_audio, {"qwen2_audio_encoder": QWEN2_AUDIO}, ignored_fields=AUDIO_FIELDS
+        )
     },
     "voxtral": {
-        "audio_config": Section(
+        "audio_config": TowerSection(
             _read_voxtral,
             {"voxtral_encoder": VOXTRAL},
             {"projector_hidden_act": "gelu"},
@@ -329,7 +343,7 @@ WRAPPERS = {
     "audioflamingo3": {"audio_config": FLAMINGO},
     "musicflamingo": {"audio_config": replace(FLAMINGO, read_tower=_read_music_flamingo)},
     "moss_transcribe_diarize": {
-        "audio_config": Section(
+        "audio_config": TowerSection(
             _read_moss,
             {
                 "moss_transcribe_diarize_audio": {
@@ -347,7 +361,7 @@ WRAPPERS = {
         )
     },
     "glmasr": {
-        "audio_config": Section(
+        "audio_config": TowerSection(
             _read_glmasr,
             {"glmasr_encoder": GLMASR},
             {"projector_hidden_act": "gelu"},
@@ -355,16 +369,18 @@ WRAPPERS = {
         )
     },
     "ultravox": {
-        "audio_config": Section(
+        "audio_config": TowerSection(
             _read_ultravox, {"whisper": WHISPER}, ULTRAVOX, None, AUDIO_FIELDS | WHISPER_DECODER, WHISPER_NAMES
         )
     },
     "phi4_multimodal": {
-        "vision_config": Section(
+        "vision_config": TowerSection(
             _read_phi4_vision,
             {"phi4_multimodal_vision": PHI4_VISION},
             ignored_fields=frozenset({"crop_size", "feature_layer", "image_token_id"}),
         ),
-        "audio_config": Section(_read_phi4_audio, {"phi4_multimodal_audio": PHI4_AUDIO}, ignored_fields=AUDIO_FIELDS),
+        "audio_config": TowerSection(
+            _read_phi4_audio, {"phi4_multimodal_audio": PHI4_AUDIO}, ignored_fields=AUDIO_FIELDS
+        ),
     },
 }

@@ -10,7 +10,7 @@ from math import log2
 from ....components.base import LARGEST
 from ..config import Config
 from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, layer_table, layernorm, mlp
-from .section import Section, patches_per_side, projector, self_attention, vision_transformer
+from .section import TowerSection, patches_per_side, projector, self_attention, vision_transformer
 
 GROUPS = 32
 """The groups of channels of a norm in Emu 3's class."""
@@ -38,16 +38,20 @@ def _read_emu3(root_config: Config, config: Config, text_width: int) -> Table:
     base_channels, channel_multipliers = _read_channels(config)
     attended_levels = _read_numbers(config, "attn_resolutions", minimum=0)
     hidden = config.size("hidden_size")
-    for level in {
-        *(level for level in attended_levels if level < len(channel_multipliers)),
+    for channel_level in {
+        *(channel_level for channel_level in attended_levels if channel_level < len(channel_multipliers)),
         len(channel_multipliers) - 1,
     }:
-        if base_channels * channel_multipliers[level] != hidden:
+        if base_channels * channel_multipliers[channel_level] != hidden:
             raise config.error(
-                "hidden_size", hidden, f"{base_channels * channel_multipliers[level]}, the channels of level {level}"
+                "hidden_size",
+                hidden,
+                f"{base_channels * channel_multipliers[channel_level]}, the channels of level {channel_level}",
             )
     tokenizer = _tokenizer(config, base_channels, channel_multipliers) | {
-        "attn_resolutions": [level for level in attended_levels if level < len(channel_multipliers)],
+        "attn_resolutions": [
+            channel_level for channel_level in attended_levels if channel_level < len(channel_multipliers)
+        ],
         "attention": self_attention(config, **biases(True, *QKVO)),
         "codebook_size": config.size("codebook_size"),
         "temporal_levels": int(log2(config.size("temporal_downsample_factor"))),
@@ -60,11 +64,14 @@ def _read_emu3(root_config: Config, config: Config, text_width: int) -> Table:
 def _read_channels(config: Config) -> tuple[int, list[int]]:
     """Reads the channels of the first level and their multiples in all levels."""
     config.require("double_latent", False)
-    base_channels, multiples = config.size("base_channels"), _read_numbers(config, "channel_multiplier", minimum=1)
-    for multiplier in multiples:
+    base_channels, channel_multiples = (
+        config.size("base_channels"),
+        _read_numbers(config, "channel_multiplier", minimum=1),
+    )
+    for multiplier in channel_multiples:
         if base_channels * multiplier % GROUPS:
             raise config.error("channel_multiplier", multiplier, f"a number that makes a multiple of {GROUPS} channels")
-    return base_channels, multiples
+    return base_channels, channel_multiples
 
 
 def _tokenizer(config: Config, base_channels: int, channel_multipliers: list[int]) -> Table:
@@ -121,7 +128,7 @@ def _read_janus(root_config: Config, config: Config, text_width: int) -> Table:
         config,
         layer_table(attention, mlp(int(hidden * config.number("mlp_ratio")), activation), norm),
         stack={"final_norm": norm},
-        patches={"num_channels": config.size("num_channels"), "bias": True},
+        patch_fields={"num_channels": config.size("num_channels"), "bias": True},
         positions={"rows": patches_per_side(config) ** 2},
     )
     if image_tokens == patches_per_side(config) ** 2:
@@ -134,7 +141,7 @@ def _read_numbers(config: Config, field_name: str, minimum: int) -> list[int]:
     """Reads a list of whole numbers of at least `minimum`."""
     listed_numbers = config.get(field_name)
     if not isinstance(listed_numbers, list | tuple) or any(
-        type(number) is not int or not minimum <= number <= LARGEST for number in listed_numbers
+        type(listed_number) is not int or not minimum <= listed_number <= LARGEST for listed_number in listed_numbers
     ):
         raise config.error(field_name, listed_numbers, f"a list of whole numbers of at least {minimum}")
     if minimum and not listed_numbers:
@@ -192,14 +199,16 @@ JANUS_TOKENIZER: Table = {
 
 WRAPPERS = {
     "janus": {
-        "vision_config": Section(
+        "vision_config": TowerSection(
             _read_janus,
             {"janus_vision_model": JANUS_VISION},
             ignored_fields=frozenset({"hidden_dropout_rate", "projection_dropout"}),
         ),
-        "vq_config": Section(
+        "vq_config": TowerSection(
             _read_janus_tokenizer, {"janus_vqgan": JANUS_TOKENIZER}, ignored_fields=frozenset({"num_patches"})
         ),
     },
-    "emu3": {"vq_config": Section(_read_emu3, {"emu3_vqgan": EMU3}, ignored_fields=frozenset({"attention_dropout"}))},
+    "emu3": {
+        "vq_config": TowerSection(_read_emu3, {"emu3_vqgan": EMU3}, ignored_fields=frozenset({"attention_dropout"}))
+    },
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..config import Config
 from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, layernorm, mlp
-from .section import Section, projector, self_attention
+from .section import TowerSection, projector, self_attention
 
 WINDOW, HOP = 400, 960
 """The samples of a frame in Fun-ASR's processor, and those from one group of six frames to the next."""
@@ -77,7 +77,7 @@ ADAPTOR: Table = {
 
 WRAPPERS = {
     "fun_asr_nano": {
-        "audio_config": Section(
+        "audio_config": TowerSection(
             _read_fun_asr,
             {"fun_asr_nano_encoder": FUN_ASR},
             ignored_fields=frozenset({"attention_dropout", "hidden_dropout"}),

@@ -16,7 +16,7 @@ from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm_fields, rmsnorm
 from .mobilenet import GEMMA3N_IMAGE, OUTPUT_WIDTH, mobilenet_v5
-from .section import Section, projector, vision_section, vision_transformer
+from .section import TowerSection, projector, vision_section, vision_transformer
 
 GEMMA4_BUDGET: Table = {"type": "budget", "max_tokens": 280, "marks": 2}
 """The most embeddings of an image in Gemma 4's published processors, and the tokens that they write around it."""
@@ -95,7 +95,7 @@ def _read_pair(config: Config, field_name: str) -> list[int]:
     if (
         not isinstance(size_pair, list | tuple)
         or len(size_pair) != 2
-        or any(type(size) is not int or not 0 < size <= LARGEST for size in size_pair)
+        or any(type(pair_size) is not int or not 0 < pair_size <= LARGEST for pair_size in size_pair)
     ):
         raise config.error(field_name, size_pair, "two positive whole numbers")
     return list(size_pair)
@@ -114,9 +114,9 @@ def _read_gemma4_audio(root_config: Config, config: Config, text_width: int) -> 
     }
     output_width, activation = config.size("output_proj_dims"), config.choice(ACTIVATIONS, "hidden_act")
     clamp_count = 4 * 10 if config.flag("use_clipped_linears") else 0
-    audio = {"type": "recording", **GEMMA4_FRAMES}
+    audio_rule = {"type": "recording", **GEMMA4_FRAMES}
     tower = _conformer_encoder(
-        config, "", activation, subsampling, output_size=output_width, clamps=clamp_count, audio=audio
+        config, "", activation, subsampling, output_size=output_width, clamps=clamp_count, audio=audio_rule
     )
     unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     return {
@@ -196,9 +196,9 @@ def _read_gemma3n_audio(root_config: Config, config: Config, text_width: int) ->
     ]
     norm = layernorm(config.number("sscp_conv_group_norm_eps"), bias=False)
     subsampling = {"num_mel_bins": config.size("input_feat_size"), "convolutions": convolutions, "norm": norm}
-    audio = {"type": "recording", **GEMMA3N_FRAMES}
+    audio_rule = {"type": "recording", **GEMMA3N_FRAMES}
     tower = _conformer_encoder(
-        config, "conf_", "silu", subsampling, reduction=config.size("conf_reduction_factor"), audio=audio
+        config, "conf_", "silu", subsampling, reduction=config.size("conf_reduction_factor"), audio=audio_rule
     )
     return {"audio_tower": tower, "embed_audio": _gemma3n_embedder(config, text_width)}
 
@@ -279,8 +279,8 @@ AUDIO_FIELDS = field_names("""
 IMAGE_FIELDS = frozenset({"do_pooling", "label_names", "num_classes", "vocab_offset"})
 
 GEMMA4 = {
-    "vision_config": Section(_read_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}, default_section=None),
-    "audio_config": Section(
+    "vision_config": TowerSection(_read_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}, default_section=None),
+    "audio_config": TowerSection(
         _read_gemma4_audio, {"gemma4_audio": GEMMA4_AUDIO}, default_section=None, ignored_fields=AUDIO_FIELDS
     ),
 }
@@ -290,20 +290,20 @@ WRAPPERS = {
     "diffusion_gemma": vision_section(_read_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}),
     "embedding_gemma2": GEMMA4,
     "gemma4_unified": {
-        "vision_config": Section(
+        "vision_config": TowerSection(
             _read_unified_vision,
             {"gemma4_unified_vision": UNIFIED_VISION},
             default_section=None,
             ignored_fields=frozenset({"model_patch_size"}),
         ),
-        "audio_config": Section(
+        "audio_config": TowerSection(
             _read_unified_audio,
             {"gemma4_unified_audio": {"audio_embed_dim": 640, "rms_norm_eps": 1e-6}},
             default_section=None,
         ),
     },
     "gemma3n": {
-        "vision_config": Section(
+        "vision_config": TowerSection(
             _read_gemma3n_vision,
             {
                 "gemma3n_vision": {
@@ -317,6 +317,8 @@ WRAPPERS = {
             {"vision_soft_tokens_per_image": 256},
             ignored_fields=IMAGE_FIELDS,
         ),
-        "audio_config": Section(_read_gemma3n_audio, {"gemma3n_audio": GEMMA3N_AUDIO}, ignored_fields=AUDIO_FIELDS),
+        "audio_config": TowerSection(
+            _read_gemma3n_audio, {"gemma3n_audio": GEMMA3N_AUDIO}, ignored_fields=AUDIO_FIELDS
+        ),
     },
 }

@@ -81,7 +81,7 @@ def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, 
         "enlarge": True,
     }
     tower = vision_transformer(
-        config, block, depth="depth", stack=stack, patches=patches, image=image_rule, **encoder_fields
+        config, block, depth="depth", stack=stack, patch_fields=patches, image=image_rule, **encoder_fields
     )
     gated_layers = [{"size": 2 * merger_width, "hidden_act": activation, "gated": True}, {"size": output_width}]
     return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, layernorm, mlp
-from .section import Section, projector
+from .section import TowerSection, projector
 
 WINDOW, HOP = 160, 320
 """The samples from the start of a recording to its first frame's end, and those of a frame, in the processor."""
@@ -16,7 +16,7 @@ WINDOW, HOP = 160, 320
 
 def _read_granite_speech(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Granite Speech, whose Q-Former may read the outputs of further layers beside the last one's."""
-    joined_layers = 1 + _count_of_joined_layers(config)
+    concatenated_layers = 1 + _count_of_concatenated_layers(config)
     hidden_size, heads, window = config.size("hidden_dim"), config.size("num_heads"), root_config.size("window_size")
     query_count = root_config.quotient("downsample_rate", window, root_config.size("downsample_rate"))
     head_dim = config.optional_size("dim_head") or config.quotient("num_heads", hidden_size, heads)
@@ -37,15 +37,15 @@ def _read_granite_speech(root_config: Config, config: Config, text_width: int) -
         "labels": config.size("output_dim"),
         "audio": {**audio_rule, "tokens_at_once": query_count},
     }
-    feature_width = joined_layers * hidden_size
+    feature_width = concatenated_layers * hidden_size
     qformer = _qformer(root_config.section("projector_config", QFORMER), feature_width, query_count, window, config)
     linear_layer = projector(
-        feature_width, (text_width, True, "identity"), resampler=qformer, encoder_layers=joined_layers
+        feature_width, (text_width, True, "identity"), resampler=qformer, encoder_layers=concatenated_layers
     )
     return {"audio_encoder": tower, "projector": linear_layer}
 
 
-def _count_of_joined_layers(config: Config) -> int:
+def _count_of_concatenated_layers(config: Config) -> int:
     """Returns the number of encoder layers whose outputs are concatenated to the last layer's output."""
     if not config.has("cat_hidden_layers"):
         return 0
@@ -55,14 +55,14 @@ def _count_of_joined_layers(config: Config) -> int:
     return len(layers)
 
 
-def _qformer(section: Config, encoder_width: int, query_count: int, window: int, parent_config: Config) -> Table:
+def _qformer(qformer_config: Config, encoder_width: int, query_count: int, window: int, parent_config: Config) -> Table:
     """Returns the Q-Former of a section. parent_config: the config that collects the section's unknown fields."""
-    section.require("model_type", "blip_2_qformer")
-    section.require("encoder_hidden_size", encoder_width)
-    section.require("use_qformer_text_input", False)
-    hidden, heads = section.size("hidden_size"), section.size("num_attention_heads")
-    section.quotient("num_attention_heads", hidden, heads)
-    depth, frequency = section.size("num_hidden_layers"), section.size("cross_attention_frequency")
+    qformer_config.require("model_type", "blip_2_qformer")
+    qformer_config.require("encoder_hidden_size", encoder_width)
+    qformer_config.require("use_qformer_text_input", False)
+    hidden, heads = qformer_config.size("hidden_size"), qformer_config.size("num_attention_heads")
+    qformer_config.quotient("num_attention_heads", hidden, heads)
+    depth, frequency = qformer_config.size("num_hidden_layers"), qformer_config.size("cross_attention_frequency")
     qformer = {
         "type": "qformer",
         "queries": query_count,
@@ -71,11 +71,11 @@ def _qformer(section: Config, encoder_width: int, query_count: int, window: int,
         "num_attention_heads": heads,
         "input_size": encoder_width,
         "reading_layers": list(range(0, depth, frequency)),
-        "feed_forward": mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")),
-        "norm": layernorm(section.number("layer_norm_eps")),
+        "feed_forward": mlp(qformer_config.size("intermediate_size"), qformer_config.choice(ACTIVATIONS, "hidden_act")),
+        "norm": layernorm(qformer_config.number("layer_norm_eps")),
         "window": window,
     }
-    section.finish(QFORMER_FIELDS, parent_config)
+    qformer_config.finish(QFORMER_FIELDS, parent_config)
     return qformer
 
 
@@ -119,10 +119,12 @@ ALIASES = {
 
 WRAPPERS = {
     "granite_speech": {
-        "encoder_config": Section(_read_granite_speech, {"granite_speech_encoder": GRANITE}, SIZES, aliases=ALIASES)
+        "encoder_config": TowerSection(
+            _read_granite_speech, {"granite_speech_encoder": GRANITE}, SIZES, aliases=ALIASES
+        )
     },
     "granite_speech_plus": {
-        "encoder_config": Section(
+        "encoder_config": TowerSection(
             _read_granite_speech,
             {"granite_speech_plus_encoder": {**GRANITE, "cat_hidden_layers": None}},
             SIZES,

@@ -143,9 +143,14 @@ def _read_idefics3(root_config: Config, config: Config, text_width: int) -> Tabl
     merge_size, image_size = root_config.size("scale_factor"), config.size("image_size")
     connector = projector(config.size("hidden_size"), (text_width, False, "identity"), merge=merge_size)
     tokens = patches_per_side(config) ** 2 // merge_size**2
-    image = {"type": "split", "size": image_size, "longest_edge": LONGEST_TILES * image_size, "tokens": max(tokens, 1)}
+    image_rule = {
+        "type": "split",
+        "size": image_size,
+        "longest_edge": LONGEST_TILES * image_size,
+        "tokens": max(tokens, 1),
+    }
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
-    return {"vision_model": {**tower, "image": image}, "connector": connector}
+    return {"vision_model": {**tower, "image": image_rule}, "connector": connector}
 
 
 def _read_idefics2(root_config: Config, config: Config, text_width: int) -> Table:
@@ -243,7 +248,7 @@ def read_internvl(root_config: Config, config: Config, text_width: int) -> Table
         square_config,
         internvit_layer(config, config.flag("attention_bias"), config.flag("use_qk_norm")),
         stack=final_norm,
-        patches={"num_channels": config.size("num_channels"), "bias": True},
+        patch_fields={"num_channels": config.size("num_channels"), "bias": True},
         class_embedding=True,
         image=image_rule,
         **position_table,

@@ -12,12 +12,12 @@ from ..config import Config
 from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, layernorm, mlp
 from .audio import AUDIO_FIELDS, QWEN2_AUDIO, WHISPER_NAMES
 from .qwen import IGNORED, QWEN2_5, QWEN3, read_qwen2_5, read_qwen3
-from .section import Section, projector, self_attention, two_linear_layers
+from .section import TowerSection, projector, self_attention, two_linear_layers
 
 
-def _chunked_encoder(config: Config, stem: Table, window: int, audio_rule: Table, **attention: Any) -> Table:
+def _chunked_encoder(config: Config, stem: Table, window: int, audio_rule: Table, **attention_fields: Any) -> Table:
     """Returns an audio encoder whose layers attend within stretches of `window` positions."""
-    heads = self_attention(config, "encoder_attention_heads", "d_model", grid_window=window, **attention)
+    heads = self_attention(config, "encoder_attention_heads", "d_model", grid_window=window, **attention_fields)
     ffn = mlp(config.size("encoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
     stack = {
         "num_hidden_layers": config.size("encoder_layers"),
@@ -56,10 +56,10 @@ def _read_qwen3_audio(root_config: Config, config: Config, text_width: int) -> T
     return _qwen3_audio_towers(config, text_width)
 
 
-def _qwen3_audio_towers(config: Config, text_width: int, whole_chunks: bool = False) -> Table:
+def _qwen3_audio_towers(config: Config, text_width: int, has_whole_chunks: bool = False) -> Table:
     """Returns Qwen3-Omni's audio encoder: three convolutions over time and frequency in chunks, and two linear layers.
 
-    text_width: that of the output. whole_chunks: whether a recording shorter than a chunk is padded to one.
+    text_width: that of the output. has_whole_chunks: whether a recording shorter than a chunk is padded to one.
     """
     chunk_frames, channels = 2 * config.size("n_window"), config.size("downsample_hidden_size")
     window_chunks = config.size("n_window_infer") // chunk_frames
@@ -72,7 +72,7 @@ def _qwen3_audio_towers(config: Config, text_width: int, whole_chunks: bool = Fa
         "convolutions": [{"channels": channels, "bias": True}] * 3,
         "hidden_act": "gelu",
         "chunk": chunk_frames,
-        "whole_chunks": whole_chunks,
+        "whole_chunks": has_whole_chunks,
     }
     audio_rule = {"type": "chunks", "chunk": chunk_frames, "halvings": 3, "drops_rest": True}
     stem = {"type": "spectrum", "subsampling": subsampling}
@@ -87,7 +87,7 @@ def _qwen3_audio_towers(config: Config, text_width: int, whole_chunks: bool = Fa
 
 def _read_qwen3_asr(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen3-ASR: Qwen3-Omni's encoder; recordings of less than half a second are padded to one."""
-    towers = _qwen3_audio_towers(config, config.size("output_dim"), whole_chunks=True)
+    towers = _qwen3_audio_towers(config, config.size("output_dim"), has_whole_chunks=True)
     towers["audio_tower"]["audio"]["least_samples"] = QWEN3_ASR_SAMPLES
     return towers
 
@@ -110,7 +110,7 @@ QWEN3_ASR: Table = {
     "encoder_ffn_dim": 4096,
     "d_model": 1024,
 }
-QWEN3_AUDIO_SECTION = Section(
+QWEN3_AUDIO_SECTION = TowerSection(
     _read_qwen3_audio,
     {"qwen3_omni_moe_audio_encoder": QWEN3_AUDIO},
     ignored_fields=AUDIO_FIELDS | {"conv_chunksize", "max_source_positions", "max_position_embeddings"},
@@ -119,15 +119,15 @@ QWEN3_AUDIO_SECTION = Section(
 
 WRAPPERS = {
     "qwen2_5_omni_thinker": {
-        "vision_config": Section(
+        "vision_config": TowerSection(
             read_qwen2_5, {"qwen2_5_omni_vision_encoder": QWEN2_5}, ignored_fields=IGNORED | {"embed_dim"}
         ),
-        "audio_config": Section(
+        "audio_config": TowerSection(
             _read_qwen2_5_audio, {"qwen2_5_omni_audio_encoder": QWEN2_5_AUDIO}, ignored_fields=AUDIO_FIELDS
         ),
     },
     "qwen3_omni_moe_thinker": {
-        "vision_config": Section(read_qwen3, {"qwen3_omni_moe_vision_encoder": QWEN3}, ignored_fields=IGNORED),
+        "vision_config": TowerSection(read_qwen3, {"qwen3_omni_moe_vision_encoder": QWEN3}, ignored_fields=IGNORED),
         "audio_config": QWEN3_AUDIO_SECTION,
     },
     "qwen3_asr": {

@@ -13,7 +13,7 @@ from ..parts import QKVO, Table, biases, glu, layer_table, layernorm, rmsnorm
 from .section import (
     IGNORED,
     ROTARY,
-    Section,
+    TowerSection,
     patches_per_side,
     projector,
     self_attention,
@@ -55,7 +55,7 @@ def _aimv2_encoder(config: Config) -> Table:
         config,
         layer_table(attention, glu(config, config.flag("mlp_bias")), norm),
         stack={"embedding_norm": norm, "final_norm": norm},
-        patches={"num_channels": config.size("num_channels"), "bias": True},
+        patch_fields={"num_channels": config.size("num_channels"), "bias": True},
         positions={"rows": patches_per_side(config) ** 2},
     )
 
@@ -114,16 +114,16 @@ def _visual_vocabulary(
     indicator_count: the number of these rows. vocab_size: that of all rows, by default the section's `vocab_size`.
     """
     vocab_size = vocab_size or config.size("vocab_size")
-    visual_words = vocab_size - indicator_count
-    if visual_words < 1:
+    visual_token_count = vocab_size - indicator_count
+    if visual_token_count < 1:
         raise config.error("vocab_size", vocab_size, f"more than the {indicator_count} that mark images")
     head = projector(
-        encoder_width, (visual_words, False, "identity"), merge=config.size("hidden_stride"), out_norm=layernorm()
+        encoder_width, (visual_token_count, False, "identity"), merge=config.size("hidden_stride"), out_norm=layernorm()
     )
     return {
         "visual_head": head,
         "visual_embeddings_table": projector(
-            visual_words, (text_width, False, "identity"), output_marks=indicator_count
+            visual_token_count, (text_width, False, "identity"), output_marks=indicator_count
         ),
     }
 
@@ -169,7 +169,7 @@ TOKENIZER_FIELDS = frozenset({"backbone_kwargs", "sepsilon", "tau", "tokenize_fu
 
 WRAPPERS = {
     "ovis": {
-        "visual_tokenizer_config": Section(
+        "visual_tokenizer_config": TowerSection(
             _read_ovis,
             {"siglip_visual_tokenizer": OVIS, "aimv2_visual_tokenizer": OVIS},
             default_section=None,
@@ -177,7 +177,7 @@ WRAPPERS = {
         )
     },
     "ovis2_5": {
-        "vit_config": Section(
+        "vit_config": TowerSection(
             _read_ovis2_5,
             {"siglip2_navit": NAVIT},
             {"visual_vocab_size": 65536},

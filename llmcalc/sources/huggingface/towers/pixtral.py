@@ -39,7 +39,7 @@ def pixtral_encoder(config: Config) -> Table:
     norm = rmsnorm(1e-5)
     block = layer_table(self_attention(config, **ROTARY), glu(config), norm)
     return vision_transformer(
-        config, block, stack={"embedding_norm": norm}, patches={"num_channels": config.size("num_channels")}
+        config, block, stack={"embedding_norm": norm}, patch_fields={"num_channels": config.size("num_channels")}
     )
 
 
@@ -93,7 +93,7 @@ def _read_llama4(root_config: Config, config: Config, text_width: int) -> Table:
         config,
         biased_layer(config, norm, **ROTARY),
         stack={"embedding_norm": norm, "final_norm": norm},
-        patches={"num_channels": config.size("num_channels")},
+        patch_fields={"num_channels": config.size("num_channels")},
         positions={"rows": patches_per_side(config) ** 2 + 1},
         class_embedding=True,
         image=_image_tile_rule(config, merge_size),
@@ -125,8 +125,11 @@ def _read_lfm3(root_config: Config, config: Config, text_width: int) -> Table:
     block = layer_table(mixers[layer_kinds[0]], ffn, norm)
     layer_changes = {layer_kind: {"attention": mixers[layer_kind]} for layer_kind in dict.fromkeys(layer_kinds)}
     layers: Table = {"variants": layer_changes, **layer_pattern(layer_kinds)} if len(layer_changes) > 1 else {}
-    patches = {"num_channels": config.size("in_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
-    tower = vision_transformer(config, block, stack={"embedding_norm": norm, **layers}, patches=patches)
+    patch_fields = {
+        "num_channels": config.size("in_channels"),
+        "temporal_patch_size": config.size("temporal_patch_size"),
+    }
+    tower = vision_transformer(config, block, stack={"embedding_norm": norm, **layers}, patch_fields=patch_fields)
     bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
     linear_layers, merge_size = (
         two_linear_layers(text_width, activation, bias, root_config.size("projector_hidden_size")),
@@ -147,12 +150,12 @@ def _read_hunyuan(root_config: Config, config: Config, text_width: int) -> Table
     merge_size = config.size("spatial_merge_size")
     image_rule = {"type": "smart_resize", "merge": merge_size, **HUNYUAN_PIXELS, "line_marks": True, "marks": 2}
     block = biased_layer(config, layernorm(eps))
-    tower = vision_transformer(config, block, patches=patches, positions={"rows": position_rows}, image=image_rule)
+    tower = vision_transformer(config, block, patch_fields=patches, positions={"rows": position_rows}, image=image_rule)
     linear_layers = two_linear_layers(4 * hidden, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * hidden)
     merger = projector(hidden, *linear_layers, merge=merge_size, norm=rmsnorm(eps))
     marker_vectors: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}
-    mark_projector = projector(4 * hidden, (text_width, True, "identity"), **marker_vectors)
-    return {"vision_tower": tower, "vision_merger": merger, "vision_projector": mark_projector}
+    marker_projector = projector(4 * hidden, (text_width, True, "identity"), **marker_vectors)
+    return {"vision_tower": tower, "vision_merger": merger, "vision_projector": marker_projector}
 
 
 HUNYUAN_PIXELS = {"min_pixels": 512 * 512, "max_pixels": 2048 * 2048}

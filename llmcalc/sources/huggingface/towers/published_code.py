@@ -20,7 +20,7 @@ from .qwen import KIMI_SIDE, moonvit
 from .section import (
     ROTARY,
     LinearLayer,
-    Section,
+    TowerSection,
     biased_layer,
     merged_square_side,
     patches_per_side,
@@ -41,7 +41,7 @@ def _internvit_encoder(config: Config, dummy_heads: int = 0) -> Table:
     return vision_transformer(
         config,
         internvit_layer(config, config.flag("qkv_bias"), config.flag("qk_normalization"), dummy_heads),
-        patches={"num_channels": config.size("num_channels"), "bias": True},
+        patch_fields={"num_channels": config.size("num_channels"), "bias": True},
         positions={"rows": patches_per_side(config) ** 2 + 1},
         class_embedding=True,
     )
@@ -139,7 +139,7 @@ def _read_rice(root_config: Config, config: Config, text_width: int) -> Table:
         block,
         depth="depth",
         stack={"embedding_norm": norm},
-        patches={"num_channels": config.size("in_channels")},
+        patch_fields={"num_channels": config.size("in_channels")},
         class_embedding=True,
     )
     merger = projector(
@@ -173,7 +173,7 @@ def _read_kimi_k3(root_config: Config, config: Config, text_width: int) -> Table
         config,
         layer_table(attention, ffn, norm),
         stack={"final_norm": norm},
-        patches={"bias": config.flag("patch_embed_proj_bias")},
+        patch_fields={"bias": config.flag("patch_embed_proj_bias")},
         positions={"rows": config.size("init_pos_emb_height") * config.size("init_pos_emb_width")},
     )
     hidden = config.size("hidden_size")
@@ -211,7 +211,7 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_width: int) -> 
         block,
         depth="layers",
         stack={"final_norm": norm},
-        patches={"bias": True},
+        patch_fields={"bias": True},
         positions={"rows": patches_per_side(config) ** 2},
         pooling={"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm},
     )
@@ -249,7 +249,7 @@ def _read_deepseek_v41(root_config: Config, config: Config, text_width: int) -> 
     """Reads DeepSeek-V4.1: gated layers with RMSNorm and RoPE, merged patches, and three marker vectors."""
     norm = rmsnorm(1e-6)
     block = biased_layer(config, norm, ffn=glu(config), **ROTARY)
-    tower = vision_transformer(config, block, stack={"final_norm": norm}, patches={"bias": True})
+    tower = vision_transformer(config, block, stack={"final_norm": norm}, patch_fields={"bias": True})
     merge_size = config.size("downsample_ratio")
     aligner = projector(config.size("hidden_size"), *two_linear_layers(text_width), merge=merge_size, output_marks=3)
     return {"vision": tower, "aligner": aligner}
@@ -267,7 +267,7 @@ def _read_dots_ocr(root_config: Config, config: Config, text_width: int) -> Tabl
         config.with_fields(hidden_size=hidden_size),
         layer_table(attention, glu(config, bias), norm),
         stack={"embedding_norm": norm, **final_norm},
-        patches={**patches, "bias": True},
+        patch_fields={**patches, "bias": True},
     )
     merger = projector(
         hidden_size,
@@ -300,8 +300,8 @@ def _read_keye(root_config: Config, config: Config, text_width: int) -> Table:
 def _read_keye_1_5(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Keye-VL 1.5, whose processor's limits are those of `KeyeVL1_5ImageProcessor`."""
     towers = _keye_towers(config, text_width, "merged")
-    image = {"type": "smart_resize", "merge": 2, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
-    return towers | {"vision_model": {**towers["vision_model"], "image": {**image, "rounds_sides": True}}}
+    image_rule = {"type": "smart_resize", "merge": 2, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
+    return towers | {"vision_model": {**towers["vision_model"], "image": {**image_rule, "rounds_sides": True}}}
 
 
 def _keye_towers(config: Config, text_width: int, normed_vectors: str) -> Table:
@@ -325,7 +325,7 @@ def _read_glm4v(root_config: Config, config: Config, text_width: int) -> Table:
     tower = vision_transformer(
         config,
         block,
-        patches={"num_channels": config.size("in_channels"), "bias": True},
+        patch_fields={"num_channels": config.size("in_channels"), "bias": True},
         positions={"rows": config.size("num_positions")},
         class_embedding=True,
     )
@@ -383,8 +383,8 @@ def _read_minicpmv(root_config: Config, config: Config, text_width: int) -> Tabl
     if str(root_config.get("version")) in MINICPM_SLICED:
         stated_sizes = root_config.table("slice_config") if root_config.has("slice_config") else {}
         slice_config = Config({**MINICPM_SLICES, **stated_sizes}, {}, "slice_config", location="slice_config.")
-        limits = {"size": slice_config.size("scale_resolution"), "max_slices": slice_config.size("max_slice_nums")}
-        tower["image"] = {"type": "slices", **limits, "tokens": query_count}
+        slice_rule = {"size": slice_config.size("scale_resolution"), "max_slices": slice_config.size("max_slice_nums")}
+        tower["image"] = {"type": "slices", **slice_rule, "tokens": query_count}
     return {
         "vision": tower,
         "resampler": _query_projector(config, config.size("hidden_size"), text_width, query_count, is_first_version),
@@ -584,7 +584,7 @@ INTERNVIT_SECTION = {"intern_vit_6b": INTERNVIT}
 
 ISAAC: Table = {**SIGLIP, "num_patches": 256, "pixel_shuffle_scale_factor": 1}
 MOONDREAM_SECTION = {
-    "config": Section(
+    "config": TowerSection(
         _read_moondream,
         {"config": {}},
         {"text_config": None},
@@ -652,7 +652,7 @@ WRAPPERS = {
     "minicpmv": MINICPM,
     "minicpmo": MINICPM,
     "qwen": {
-        "visual": Section(
+        "visual": TowerSection(
             _read_qwen_vl, {"visual": QWEN_VL}, default_section=None, ignored_fields=frozenset({"image_start_id"})
         )
     },
@@ -660,7 +660,7 @@ WRAPPERS = {
     "moondream2": MOONDREAM_SECTION,
     "moondream3": MOONDREAM_SECTION,
     "phi3_v": {
-        "img_processor": Section(
+        "img_processor": TowerSection(
             _read_phi3v,
             {"img_processor": {"name": "clip_vision_model", "image_dim_out": 1024}},
             {"num_crops": 16},

@@ -55,10 +55,10 @@ def _merging_encoder(
 
     Without learned positions the class has no vectors besides those of the layers; else it holds the positions.
     """
-    image, frees_first_input = _resizing_rule(config), "positions" not in encoder_fields
+    image_rule, frees_first_input = _resizing_rule(config), "positions" not in encoder_fields
     return {
         "visual": vision_transformer(
-            config, block, depth="depth", image=image, frees_first_input=frees_first_input, **encoder_fields
+            config, block, depth="depth", image=image_rule, frees_first_input=frees_first_input, **encoder_fields
         ),
         "visual_merger": _patch_merger(config, config.size("hidden_size"), output_width, merger_norm),
     }
@@ -177,10 +177,10 @@ KIMI_PATCHES, KIMI_SIDE = 16384, 512
 """The most patches of an image, and along one side, in the processor of Kimi K2.5; Kimi K3 has the same side."""
 
 
-def moonvit(config: Config, position_rows: int, text_width: int, **layer: Any) -> tuple[Table, Table]:
+def moonvit(config: Config, position_rows: int, text_width: int, **layer_fields: Any) -> tuple[Table, Table]:
     """Returns MoonViT, and the projector that merges square patch blocks.
 
-    position_rows: those of the position embedding. layer: further arguments of `biased_layer`.
+    position_rows: those of the position embedding. layer_fields: further arguments of `biased_layer`.
     """
     merged_shape = config.get("merge_kernel_size")
     if (
@@ -190,9 +190,9 @@ def moonvit(config: Config, position_rows: int, text_width: int, **layer: Any) -
     ):
         raise config.error("merge_kernel_size", merged_shape, "two equal positive numbers")
     norm, merge_size, hidden_size = layernorm(1e-5), merged_shape[0], config.size("hidden_size")
-    block = biased_layer(config, norm, **ROTARY, **layer)
+    block = biased_layer(config, norm, **ROTARY, **layer_fields)
     tower = vision_transformer(
-        config, block, stack={"final_norm": norm}, patches={"bias": True}, positions={"rows": position_rows}
+        config, block, stack={"final_norm": norm}, patch_fields={"bias": True}, positions={"rows": position_rows}
     )
     return tower, projector(
         hidden_size,
@@ -224,7 +224,7 @@ def _read_ernie(root_config: Config, config: Config, text_width: int) -> Table:
         biased_layer(config, layernorm(1e-6), heads="num_heads", **ROTARY),
         depth="depth",
         stack={"final_norm": layernorm(1e-6)},
-        patches={"num_channels": config.size("in_channels")},
+        patch_fields={"num_channels": config.size("in_channels")},
     )
     merged_width = config.size("hidden_size") * merge_size * merge_size
     linear_layers = two_linear_layers(merged_width)
@@ -253,7 +253,7 @@ def _read_minimax(root_config: Config, config: Config, text_width: int) -> Table
         "marks": 2,
     }
     layer = biased_layer(config, norm, **ROTARY)
-    tower = vision_transformer(config, layer, stack={"embedding_norm": norm}, patches=patches, image=image_rule)
+    tower = vision_transformer(config, layer, stack={"embedding_norm": norm}, patch_fields=patches, image=image_rule)
     linear_layers = two_linear_layers(text_width, inner_width=projector_width)
     return {
         "vision_tower": tower,

@@ -9,7 +9,7 @@ from ..config import Config
 from ..families.seq2seq.fast_conformer import NO_COUNT, PARAKEET, PARAKEET_FIELDS, parakeet_encoder
 from ..family import field_names
 from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, layernorm, mlp, rmsnorm
-from .section import Section, merged_square_side, projector, self_attention, vision_transformer
+from .section import TowerSection, merged_square_side, projector, self_attention, vision_transformer
 
 LEAST_PATCHES, MOST_PATCHES = 1024, 13312
 """The least and the most patches of an image in the processor of Nemotron Omni."""
@@ -49,7 +49,7 @@ def _radio_encoder(config: Config) -> Table:
     return vision_transformer(
         config,
         layer_table(attention, ffn, layernorm(config.number("layer_norm_eps")), residual_scale="output"),
-        patches={"num_channels": config.size("num_channels")},
+        patch_fields={"num_channels": config.size("num_channels")},
         positions={"rows": position_rows * position_rows},
         registers=config.size("num_cls_tokens") + config.count("num_registers"),
         video_frames=config.optional_size("video_temporal_patch_size"),
@@ -102,7 +102,7 @@ FIELDS = field_names("""
 
 WRAPPERS = {
     "nemotron_h_omni": {
-        "vision_config": Section(
+        "vision_config": TowerSection(
             _read_nemotron,
             {"radio": RADIO},
             {
@@ -114,7 +114,7 @@ WRAPPERS = {
             {"video_temporal_patch_size": 2},
             FIELDS,
         ),
-        "audio_config": Section(
+        "audio_config": TowerSection(
             _read_nemotron_audio,
             {"parakeet_encoder": PARAKEET, "parakeet": PARAKEET},
             default_section=None,

@@ -55,14 +55,17 @@ def _read_hybrid(root_config: Config, config: Config, text_width: int) -> Table:
     inner_width = sam_config.optional_size("mlp_dim") or int(
         sam_config.size("hidden_size") * sam_config.number("mlp_ratio")
     )
-    high_res = {**_sam_encoder(sam_config, [2 * channels, 4 * channels], inner_width), "second_neck": True}
+    high_resolution_encoder = {
+        **_sam_encoder(sam_config, [2 * channels, 4 * channels], inner_width),
+        "second_neck": True,
+    }
     sam_config.finish(FIELDS, config)
-    half_width = (text_width // 2, True, "gelu")
+    half_width_layer = (text_width // 2, True, "gelu")
     return {
         "vision_model": siglip_encoder(config),
-        "vision_aligner": projector(config.size("hidden_size"), half_width),
-        "high_res_vision_model": high_res,
-        "high_res_vision_aligner": projector(4 * channels, half_width),
+        "vision_aligner": projector(config.size("hidden_size"), half_width_layer),
+        "high_res_vision_model": high_resolution_encoder,
+        "high_res_vision_aligner": projector(4 * channels, half_width_layer),
         "aligner": projector(2 * (text_width // 2), (text_width, True, "identity"), encoders=2),
     }
 

@@ -15,7 +15,7 @@ Reader: TypeAlias = Callable[[Config, Config, int], Table]
 
 
 @dataclass(frozen=True)
-class Section:
+class TowerSection:
     """A section of a wrapper's config, such as `vision_config`.
 
     defaults_by_type: supported model types of the section → defaults of their configuration classes; the first is the
@@ -38,9 +38,9 @@ class Section:
 
 def vision_section(
     read_tower: Reader, defaults_by_type: Mapping[str, Table], *section_fields: Any, **named_fields: Any
-) -> dict[str, Section]:
-    """Returns the sections of a wrapper that has only `vision_config`. The arguments are those of `Section`."""
-    return {"vision_config": Section(read_tower, defaults_by_type, *section_fields, **named_fields)}
+) -> dict[str, TowerSection]:
+    """Returns the sections of a wrapper that has only `vision_config`. The arguments are those of `TowerSection`."""
+    return {"vision_config": TowerSection(read_tower, defaults_by_type, *section_fields, **named_fields)}
 
 
 def vision_transformer(
@@ -48,14 +48,14 @@ def vision_transformer(
     block: Table,
     depth: str = "num_hidden_layers",
     stack: Table | None = None,
-    patches: Table | None = None,
+    patch_fields: Table | None = None,
     **encoder_fields: Any,
 ) -> Table:
     """Returns a vision encoder with image patches and layers. depth: the field of the number of layers."""
     return {
         "type": "vision",
         "hidden_size": config.size("hidden_size"),
-        "patches": {"patch_size": config.size("patch_size"), **(patches or {})},
+        "patches": {"patch_size": config.size("patch_size"), **(patch_fields or {})},
         "stack": {"num_hidden_layers": config.size(depth), "block": block, **(stack or {})},
         **encoder_fields,
     }

@@ -12,7 +12,7 @@ from ..config import Config
 from ..parts import ACTIVATIONS, Table, layernorm, rmsnorm
 from .section import (
     ROTARY,
-    Section,
+    TowerSection,
     biased_layer,
     patches_per_side,
     projector,
@@ -38,13 +38,13 @@ def siglip2_encoder(config: Config) -> Table:
     return siglip_of_rows(config, config.size("num_patches"), config.flag("vision_use_head"))
 
 
-def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False, **attention: Any) -> Table:
+def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False, **attention_fields: Any) -> Table:
     """Returns an encoder with SigLIP's layers. position_rows: rows of the position embedding; 0 for none.
 
-    attention: further fields of its attention.
+    attention_fields: further fields of its attention.
     """
     norm = layernorm(config.number("layer_norm_eps"))
-    block = biased_layer(config, norm, **attention)
+    block = biased_layer(config, norm, **attention_fields)
     encoder_fields: Table = {"positions": {"rows": position_rows}} if position_rows else {}
     if has_pooling:
         encoder_fields["pooling"] = {
@@ -52,8 +52,8 @@ def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False
             "feed_forward": block["feed_forward"],
             "norm": norm,
         }
-    patches = {"num_channels": config.size("num_channels"), "bias": True}
-    return vision_transformer(config, block, stack={"final_norm": norm}, patches=patches, **encoder_fields)
+    patch_fields = {"num_channels": config.size("num_channels"), "bias": True}
+    return vision_transformer(config, block, stack={"final_norm": norm}, patch_fields=patch_fields, **encoder_fields)
 
 
 def _read_video_llama(root_config: Config, config: Config, text_width: int) -> Table:
@@ -99,10 +99,15 @@ def _read_minicpm(root_config: Config, config: Config, text_width: int) -> Table
 
 def _square_of_two_sides(config: Config, field: str) -> int:
     """Returns the side of a square from a list of two equal sides."""
-    sides = config.get(field)
-    if not isinstance(sides, list | tuple) or len(sides) != 2 or sides[0] != sides[1] or type(sides[0]) is not int:
-        raise config.error(field, sides, "two equal whole numbers")
-    return sides[0]
+    side_lengths = config.get(field)
+    if (
+        not isinstance(side_lengths, list | tuple)
+        or len(side_lengths) != 2
+        or side_lengths[0] != side_lengths[1]
+        or type(side_lengths[0]) is not int
+    ):
+        raise config.error(field, side_lengths, "two equal whole numbers")
+    return side_lengths[0]
 
 
 def clip_encoder(config: Config) -> Table:
@@ -112,7 +117,7 @@ def clip_encoder(config: Config) -> Table:
         config,
         biased_layer(config, norm),
         stack={"embedding_norm": norm, "final_norm": norm},
-        patches={"num_channels": config.size("num_channels")},
+        patch_fields={"num_channels": config.size("num_channels")},
         positions={"rows": patches_per_side(config) ** 2 + 1},
         class_embedding=True,
     )
@@ -144,10 +149,10 @@ def _read_t5gemma2(root_config: Config, config: Config, text_width: int) -> Tabl
 
 def _read_paligemma(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads PaliGemma: SigLIP and one linear layer."""
-    image = {"type": "fixed", "size": config.size("image_size"), "tokens": patches_per_side(config) ** 2}
+    image_rule = {"type": "fixed", "size": config.size("image_size"), "tokens": patches_per_side(config) ** 2}
     linear_layer = (root_config.size("projection_dim"), True, "identity")
     return {
-        "vision_tower": {**siglip_encoder(config), "image": image},
+        "vision_tower": {**siglip_encoder(config), "image": image_rule},
         "multi_modal_projector": projector(config.size("hidden_size"), linear_layer),
     }
 
@@ -294,7 +299,7 @@ WRAPPERS = {
         _read_video_llama, {"video_llama_3_vision": VIDEO_LLAMA}, ignored_fields=frozenset({"rope_parameters"})
     ),
     "videollama3_qwen2": {
-        "vision_encoder_config": Section(
+        "vision_encoder_config": TowerSection(
             _read_video_llama, {"videollama3_vision_encoder": VIDEO_LLAMA}, default_section=None
         )
     },

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import Config
 from ..parts import Table, layernorm
-from .section import LinearLayer, Section, biased_layer, projector, two_linear_layers, vision_transformer
+from .section import LinearLayer, TowerSection, biased_layer, projector, two_linear_layers, vision_transformer
 
 DINOV2_L: Table = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 SO400M: Table = {"hidden_size": 1152, "num_hidden_layers": 27, "num_attention_heads": 16, "intermediate_size": 4304}
@@ -55,7 +55,7 @@ def _timm_encoder(root_config: Config, model_id: Any, image_size: Any) -> Table:
             "feed_forward": block["feed_forward"],
             "norm": norm,
         }
-    return vision_transformer(config, block, stack={"final_norm": norm}, patches={"bias": True}, **encoder_fields)
+    return vision_transformer(config, block, stack={"final_norm": norm}, patch_fields={"bias": True}, **encoder_fields)
 
 
 def _read_openvla(root_config: Config, config: Config, text_width: int) -> Table:
@@ -68,7 +68,10 @@ def _read_openvla(root_config: Config, config: Config, text_width: int) -> Table
             raise root_config.error(
                 field, listed_entries, f"a list of {encoder_count}, as use_fused_vision_backbone says"
             )
-    encoders = [_timm_encoder(root_config, *pair) for pair in zip(encoder_names, image_sizes, strict=True)]
+    encoders = [
+        _timm_encoder(root_config, *encoder_and_size)
+        for encoder_and_size in zip(encoder_names, image_sizes, strict=True)
+    ]
     encoder_width = sum(encoder["hidden_size"] for encoder in encoders)
     linear_layers: tuple[LinearLayer, ...] = two_linear_layers(text_width)
     if is_fused:
@@ -79,7 +82,7 @@ def _read_openvla(root_config: Config, config: Config, text_width: int) -> Table
 
 WRAPPERS = {
     "openvla": {
-        "vision_backbone": Section(
+        "vision_backbone": TowerSection(
             _read_openvla,
             {"vision_backbone": {}},
             {"use_fused_vision_backbone": True, "timm_model_ids": None, "image_sizes": None},

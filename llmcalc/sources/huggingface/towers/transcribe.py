@@ -7,21 +7,24 @@ from __future__ import annotations
 
 from ..config import Config
 from ..parts import ACTIVATIONS, Table, layer_table, layernorm, mlp, qk_norm_fields, rope
-from .section import Section, projector, self_attention
+from .section import TowerSection, projector, self_attention
 
 
 def _read_transcribe(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads the speech encoder, the diarization encoder and the layers of word timestamps."""
-    speech, diarization = config.section("asr_config", SPEECH), config.section("diarization_config", DIARIZATION)
-    speaker_config = diarization.section("audio_config", SPEAKERS)
+    speech_config, diarization_config = (
+        config.section("asr_config", SPEECH),
+        config.section("diarization_config", DIARIZATION),
+    )
+    speaker_config = diarization_config.section("audio_config", SPEAKERS)
     head, timestamp_config = (
-        diarization.section("head_config", HEAD),
+        diarization_config.section("head_config", HEAD),
         root_config.section("word_timestamp_config", TIMESTAMPS),
     )
-    speech.require("model_type", "nemotron3_5_transcribe_asr_audio")
-    diarization.require("model_type", "nemotron3_diarization")
+    speech_config.require("model_type", "nemotron3_5_transcribe_asr_audio")
+    diarization_config.require("model_type", "nemotron3_diarization")
     hidden, frames_per_token, mel_bins = (
-        speech.size(field_name) for field_name in ("hidden_size", "subsampling_factor", "num_mel_bins")
+        speech_config.size(field_name) for field_name in ("hidden_size", "subsampling_factor", "num_mel_bins")
     )
     timestamp_config.require("hidden_size", hidden)
     for section_config, field, field_value in (
@@ -36,7 +39,7 @@ def _read_transcribe(root_config: Config, config: Config, text_width: int) -> Ta
         "num_mel_bins": mel_bins,
         "frames": frames_per_token,
         "hidden_size": hidden,
-        "stack": _stack(speech, has_qk_norm=True),
+        "stack": _stack(speech_config, has_qk_norm=True),
         "norm": layernorm(),
         "speakers": {
             "hidden_size": speaker_config.size("hidden_size"),
@@ -51,10 +54,10 @@ def _read_transcribe(root_config: Config, config: Config, text_width: int) -> Ta
         },
     }
     for section_config, parent_config in (
-        (speaker_config, diarization),
-        (head, diarization),
-        (diarization, config),
-        (speech, config),
+        (speaker_config, diarization_config),
+        (head, diarization_config),
+        (diarization_config, config),
+        (speech_config, config),
     ):
         section_config.finish(FIELDS, parent_config)
     timestamp_config.finish(FIELDS, config)
@@ -114,7 +117,7 @@ FIELDS = frozenset(
 
 WRAPPERS = {
     "nemo_speechlm": {
-        "audio_config": Section(
+        "audio_config": TowerSection(
             _read_transcribe,
             {"nemotron3_5_transcribe_audio": {}},
             ignored_fields=frozenset({"speaker_activity_threshold"}),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..config import Config
 from ..parts import ACTIVATIONS, Table, biases, mlp, rmsnorm
-from .section import Reader, Section, projector
+from .section import Reader, TowerSection, projector
 
 
 def _encoder(config: Config) -> Table:
@@ -95,8 +95,8 @@ HEAD_FIELDS = frozenset({"diffusion_max_period", "hidden_size", "latent_size"})
 
 WRAPPERS = {
     "vibevoice": {
-        "audio_config": Section(_read_acoustic, {"vibevoice_acoustic_tokenizer": ENCODER}, ignored_fields=FIELDS),
-        "semantic_model_config": Section(
+        "audio_config": TowerSection(_read_acoustic, {"vibevoice_acoustic_tokenizer": ENCODER}, ignored_fields=FIELDS),
+        "semantic_model_config": TowerSection(
             _tokenizer_reader("semantic"),
             {"vibevoice_acoustic_tokenizer_encoder": ENCODER},
             default_section={"hidden_size": 128},
@@ -104,7 +104,7 @@ WRAPPERS = {
         ),
     },
     "vibevoice_asr": {
-        f"{name}_tokenizer_encoder_config": Section(
+        f"{name}_tokenizer_encoder_config": TowerSection(
             _tokenizer_reader(name),
             {"vibevoice_acoustic_tokenizer_encoder": ENCODER},
             default_section=default_section,

@@ -20,8 +20,8 @@ from ...parts import (
     layernorm,
     learned_positions,
     mlp,
+    question_answering_head,
     scores_sequences,
-    simple_answers,
     token_types,
 )
 
@@ -45,7 +45,9 @@ def _read_xlm(config: Config, norm_placement: str = "post") -> Table:
         "embedding_norm": norm,
         **token_types(language_count if language_count > 1 and config.flag("use_lang_emb") else 0),
     }
-    model_fields = encoder(config, block, stack, {"bias": True}, _summary_classifier(config), **simple_answers(config))
+    model_fields = encoder(
+        config, block, stack, {"bias": True}, _summary_classifier(config), **question_answering_head(config)
+    )
     if config.flag("causal"):
         model_fields["decoder"] = model_fields.pop("encoder")
     return model_fields

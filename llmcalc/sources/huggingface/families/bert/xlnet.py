@@ -16,14 +16,14 @@ from ...parts import (
     layer_table,
     layernorm,
     mlp,
+    question_answering_head,
     scores_sequences,
-    simple_answers,
 )
 
 
 def _read_xlnet(config: Config) -> Table:
     heads, norm = config.size("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
-    model_fields = simple_answers(config)
+    model_fields = question_answering_head(config)
     config.require("attn_type", "bi")
     config.require("bi_data", False)
     head_dim = config.quotient("n_head", config.size("hidden_size"), heads)

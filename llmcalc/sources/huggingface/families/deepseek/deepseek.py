@@ -10,7 +10,18 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import Table, combined_kinds, decoder, dense_or_moe, full_rope, glu, layer_table, moe, prediction, rmsnorm
+from ...parts import (
+    Table,
+    combined_kinds,
+    decoder,
+    dense_or_moe_kinds,
+    full_rope,
+    glu,
+    layer_table,
+    moe,
+    prediction,
+    rmsnorm,
+)
 from ...writes import PARTIAL_ROTARY, Writes
 
 
@@ -78,7 +89,7 @@ def _read_deepseek_v2(config: Config) -> Table:
             0,
             "1 or more with mlp_bias (with 0, the class still has the biases of an FFN of width 0)",
         )
-    layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    layer_kinds = dense_or_moe_kinds(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     mixer = (
         _attention_without_query_latent(config)
         if config.has("use_mla") and not config.flag("use_mla")
@@ -103,13 +114,13 @@ def _attention_without_query_latent(config: Config) -> Table:
 
 
 def _read_deepseek_v3(config: Config) -> Table:
-    layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    layer_kinds = dense_or_moe_kinds(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(config, latent_attention(config), routed_experts(config, **SIGMOID), layer_kinds)
 
 
 def _read_mistral4(config: Config) -> Table:
     config.require("mlp_bias", False)
-    layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    layer_kinds = dense_or_moe_kinds(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(config, latent_attention(config), routed_experts(config), layer_kinds)
 
 
@@ -123,13 +134,13 @@ def _read_glm4_moe_lite(config: Config) -> Table:
         config,
         attention_table,
         routed_experts(config, **SIGMOID),
-        dense_or_moe(config, config.size("num_hidden_layers"), 1),
+        dense_or_moe_kinds(config, config.size("num_hidden_layers"), 1),
     )
 
 
 def _read_axk1(config: Config) -> Table:
     """Reads A.X-K1, which has a norm only on the output of the experts."""
-    layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    layer_kinds = dense_or_moe_kinds(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(
         config,
         latent_attention(config),

@@ -13,7 +13,7 @@ from ...parts import (
     Table,
     combined_kinds,
     decoder,
-    dense_or_moe,
+    dense_or_moe_kinds,
     glu,
     layer_table,
     listed_kinds,
@@ -74,7 +74,7 @@ def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
     config.require("mlp_bias", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
-    ffn_kinds = dense_or_moe(config, len(layer_indexers), config.count("first_k_dense_replace"))
+    ffn_kinds = dense_or_moe_kinds(config, len(layer_indexers), config.count("first_k_dense_replace"))
     experts = routed_experts(config, **SIGMOID)
     ffn = glu(config) if "dense" in ffn_kinds else experts
     layer_kinds = {"dense": {}, "moe": {"feed_forward": experts}}

@@ -18,7 +18,7 @@ from ...parts import (
     biases,
     combined_kinds,
     decoder,
-    dense_or_moe,
+    dense_or_moe_kinds,
     glu,
     layer_table,
     listed_kinds,
@@ -35,7 +35,7 @@ def _read_glm4_moe(config: Config) -> Table:
     """Reads GLM-4.5: o_proj has no bias, regardless of attention_bias."""
     norm = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if config.flag("use_qk_norm") else {}
     mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKV), **norm)
-    layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    layer_kinds = dense_or_moe_kinds(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID), layer_kinds)
 
 
@@ -51,7 +51,7 @@ def _read_dots1(config: Config) -> Table:
         FULL_OR_SLIDING,
         ["full" if layer < first_sliding_layer else "sliding" for layer in range(depth)],
     )
-    ffn_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
+    ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     attention_fields: Table = {
         "full": {},
         "sliding": {} if window is None else {"attention": {"sliding_window": window}},

@@ -19,7 +19,7 @@ from ...parts import (
     Table,
     clamped_swiglu,
     decoder,
-    dense_or_moe,
+    dense_or_moe_kinds,
     glu,
     listed_kinds,
     rmsnorm,
@@ -69,7 +69,7 @@ def _read_glm5_next_text(config: Config) -> Table:
         "full": _latent_attention(config, indexer, latent_fields),
         "shared": _latent_attention(config, {**indexer, "shared": True}, latent_fields),
     }
-    ffn_kinds = dense_or_moe(config, depth, 3)
+    ffn_kinds = dense_or_moe_kinds(config, depth, 3)
     experts = routed_experts(config, **SIGMOID)
     clamped_networks = {
         field: clamped_swiglu(experts[field]) for field in ("expert", "shared_expert") if field in experts

@@ -14,7 +14,7 @@ from ...parts import (
     clamped_swiglu,
     combined_kinds,
     decoder,
-    dense_or_moe,
+    dense_or_moe_kinds,
     glu,
     listed_kinds,
     rmsnorm,
@@ -38,7 +38,7 @@ def _read_hy_v4(config: Config) -> Table:
         ["shared" if layer and (layer - 1) % 4 else "full" for layer in range(depth)],
     )
     check_first_indexer(config, layer_indexers)
-    ffn_kinds, experts = dense_or_moe(config, depth, 1), routed_experts(config, **SIGMOID)
+    ffn_kinds, experts = dense_or_moe_kinds(config, depth, 1), routed_experts(config, **SIGMOID)
     experts["expert"] = clamped_swiglu(experts["expert"])
     ffn = glu(config) if "dense" in ffn_kinds else experts
     layer_kinds = {"dense": {}, "moe": {"feed_forward": experts}}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.mla import MLA
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, layer_table, layernorm, rmsnorm
+from ...parts import Table, combined_kinds, decoder, dense_or_moe_kinds, glu, layer_table, layernorm, rmsnorm
 from .deepseek import LATENT_WRITES, ROUTING, latent_attention, routed_experts
 from .dsa import DSA_MODULES, indexer_kinds
 
@@ -39,7 +39,7 @@ def _read_mistral_large4_text(config: Config) -> Table:
     }
     layer_indexers = indexer_kinds(config, depth)
     latent_kinds = _latent_layer_kinds(config, positions)
-    ffn_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
+    ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     experts = routed_experts(config, expert_count_names=("num_experts", "num_local_experts"))
     block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
     layers = list(zip(positions, layer_indexers, latent_kinds, strict=True))

@@ -18,7 +18,7 @@ from ...parts import (
     biases,
     combined_kinds,
     decoder,
-    dense_or_moe,
+    dense_or_moe_kinds,
     glu,
     layer_table,
     listed_kinds,
@@ -50,7 +50,7 @@ def _read_mellum(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     window = config.optional_size("sliding_window")
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
-    ffn_kinds = dense_or_moe(config, depth, 0)
+    ffn_kinds = dense_or_moe_kinds(config, depth, 0)
     mixer = attention(
         config,
         position=rope(config, layer_kind="full_attention"),

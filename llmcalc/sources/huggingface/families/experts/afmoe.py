@@ -18,7 +18,7 @@ from ...parts import (
     biases,
     combined_kinds,
     decoder,
-    dense_or_moe,
+    dense_or_moe_kinds,
     float32_rmsnorm,
     glu,
     kinds_with_nth_full,
@@ -65,7 +65,7 @@ def _read_afmoe(config: Config) -> Table:
     )
     ffn_kinds = _dense_and_expert_ffns(
         config,
-        dense_or_moe(config, depth, config.count("num_dense_layers")),
+        dense_or_moe_kinds(config, depth, config.count("num_dense_layers")),
         config.size("moe_intermediate_size") * config.count("num_shared_experts"),
     )
     block = layer_table(mixer, glu(config), norm, "sandwich")
@@ -108,7 +108,7 @@ def _read_laguna(config: Config) -> Table:
         for variant_name, head_count, layer_kind in zip(layer_kinds, heads, attention_kinds, strict=True)
     }
     ffn_kinds = _dense_and_expert_ffns(
-        config, dense_or_moe(config, depth, 1), config.count("shared_expert_intermediate_size")
+        config, dense_or_moe_kinds(config, depth, 1), config.count("shared_expert_intermediate_size")
     )
     block = layer_table(mixer, glu(config), norm)
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, attention_fields), ffn_kinds))

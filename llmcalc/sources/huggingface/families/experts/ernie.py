@@ -21,7 +21,7 @@ from ...parts import (
     biases,
     combined_kinds,
     decoder,
-    dense_or_moe,
+    dense_or_moe_kinds,
     glu,
     layer_table,
     moe,
@@ -71,7 +71,7 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
     depth = config.size("num_hidden_layers")
     is_stated = config.has("moe_layer_start_index")
     first_layer = _text_expert_number(config, "moe_layer_start_index", depth) if is_stated else 1
-    layer_kinds = dense_or_moe(config, depth, first_layer)
+    layer_kinds = dense_or_moe_kinds(config, depth, first_layer)
     if is_stated and layer_kinds != ["dense"] * first_layer + ["moe"] * (depth - first_layer):
         raise config.error(
             "moe_layer_start_index",

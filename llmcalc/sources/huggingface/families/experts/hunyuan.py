@@ -21,7 +21,7 @@ from ...parts import (
     biases,
     combined_kinds,
     decoder,
-    dense_or_moe,
+    dense_or_moe_kinds,
     glu,
     layer_table,
     moe,
@@ -140,7 +140,7 @@ def _read_hy_v3(config: Config) -> Table:
         config,
         block,
         norm,
-        stack=combined_kinds((dense_or_moe(config, config.size("num_hidden_layers"), 1), ffns_by_kind)),
+        stack=combined_kinds((dense_or_moe_kinds(config, config.size("num_hidden_layers"), 1), ffns_by_kind)),
     )
 
 

@@ -13,7 +13,7 @@ from ...parts import (
     attention,
     biases,
     decoder,
-    dense_or_moe,
+    dense_or_moe_kinds,
     fused_glu,
     layer_table,
     rmsnorm,
@@ -51,7 +51,7 @@ def _read_glm4v_moe_text(config: Config) -> Table:
     config.require("use_qk_norm", None, False)
     head = config.optional_size("head_dim") or _head_dim(config)
     mixer = attention(config, position=rope(config, 0.5), head_dim=head, **biases(config.flag("attention_bias"), *QKV))
-    layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    layer_kinds = dense_or_moe_kinds(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID), layer_kinds)
 
 

@@ -24,14 +24,17 @@ def _read_hrm_text(config: Config) -> Table:
     mixer = attention(
         config, num_key_value_heads=None, output_gate={"per": "element", "bias": bias}, **biases(bias, *QKVO)
     )
-    low_names, high_names = [f"low_{layer}" for layer in range(depth)], [f"high_{layer}" for layer in range(depth)]
-    layer_kinds = [*low_names * low_level_cycles, *high_names] * high_level_cycles
+    low_level_names, high_level_names = (
+        [f"low_{layer}" for layer in range(depth)],
+        [f"high_{layer}" for layer in range(depth)],
+    )
+    layer_kinds = [*low_level_names * low_level_cycles, *high_level_names] * high_level_cycles
     stack = {
         "num_hidden_layers": len(layer_kinds),
-        "variants": {layer_kind: {} for layer_kind in (*low_names, *high_names)},
+        "variants": {layer_kind: {} for layer_kind in (*low_level_names, *high_level_names)},
         "first_layers": layer_kinds,
         "pattern": layer_kinds[-1:],
-        "shared_layers": [*low_names, *high_names],
+        "shared_layers": [*low_level_names, *high_level_names],
         "second_stream": {},
     }
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)

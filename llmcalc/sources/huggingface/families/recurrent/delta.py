@@ -21,7 +21,7 @@ from ...parts import (
     attention,
     biases,
     decoder,
-    dense_or_moe,
+    dense_or_moe_kinds,
     float32_rmsnorm,
     glu,
     layer_table,
@@ -104,14 +104,14 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
 def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
     """Returns Qwen's multi-token prediction: one module with a full-attention layer."""
     layers = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
-    full_kind = next((layer_kind for layer_kind in reversed(layer_kinds) if layer_kind.startswith("full")), None)
-    if layers != 1 or full_kind is None or config.head != "lm":
+    last_full_kind = next((layer_kind for layer_kind in reversed(layer_kinds) if layer_kind.startswith("full")), None)
+    if layers != 1 or last_full_kind is None or config.head != "lm":
         return {}
     return {
         "mtp": {
             "num_nextn_predict_layers": 1,
             "norm": offset_rmsnorm(config.number("rms_norm_eps")),
-            **({"layer": full_kind} if len(set(layer_kinds)) > 1 else {}),
+            **({"layer": last_full_kind} if len(set(layer_kinds)) > 1 else {}),
         }
     }
 
@@ -240,7 +240,7 @@ def latent_decoder(config: Config, linear_attention: Table, full_attention: Tabl
         shared_expert,
         **SIGMOID,
     )
-    layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    layer_kinds = dense_or_moe_kinds(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     ffns_by_kind: Table = {
         "moe": experts,
         **({"dense": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}),

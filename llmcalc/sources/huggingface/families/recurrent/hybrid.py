@@ -49,7 +49,10 @@ def mixed_decoder(config: Config, layer_tables: dict[str, Table], layer_kinds: l
     """Returns a decoder with several kinds of layers. Each kind is a layer table without a norm."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     stack = stack_of_kinds(
-        {kind: {**layer_table, "norm": norm, "norm_placement": "pre"} for kind, layer_table in layer_tables.items()},
+        {
+            layer_kind: {**layer_table, "norm": norm, "norm_placement": "pre"}
+            for layer_kind, layer_table in layer_tables.items()
+        },
         layer_kinds,
     )
     return decoder(config, stack.pop("block"), norm, stack=stack)

@@ -76,7 +76,8 @@ def _read_lfm2(config: Config) -> Table:
     )
     block: Table = {"feed_forward": _swiglu(ffn_width), "norm": norm, "norm_placement": "pre"}
     stack = stack_of_kinds(
-        {kind: {**block, "attention": mixer} for kind, mixer in _mixer_tables(config, norm).items()}, layer_kinds
+        {layer_kind: {**block, "attention": mixer} for layer_kind, mixer in _mixer_tables(config, norm).items()},
+        layer_kinds,
     )
     return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
 

@@ -140,18 +140,21 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
         },
         "moe": lambda layer_config: {"attention": NONE, "feed_forward": _moe(layer_config, activation)},
     }
-    table_by_kind: dict[str, Table] = {}
+    layer_table_by_kind: dict[str, Table] = {}
     kind_names: list[str] = []
     for layer_kind, layer_config in layers:
         layer_fields = {**layer_parts[layer_kind](layer_config), "norm": norm, "norm_placement": "pre"}
-        names_of_kind = [variant_name for variant_name in table_by_kind if variant_name.partition("_")[0] == layer_kind]
+        names_of_kind = [
+            variant_name for variant_name in layer_table_by_kind if variant_name.partition("_")[0] == layer_kind
+        ]
         new_name = f"{layer_kind}_{len(names_of_kind)}" if names_of_kind else layer_kind
         variant_name = next(
-            (variant_name for variant_name in names_of_kind if table_by_kind[variant_name] == layer_fields), new_name
+            (variant_name for variant_name in names_of_kind if layer_table_by_kind[variant_name] == layer_fields),
+            new_name,
         )
-        table_by_kind[variant_name] = layer_fields
+        layer_table_by_kind[variant_name] = layer_fields
         kind_names.append(variant_name)
-    stack = stack_of_kinds(table_by_kind, kind_names)
+    stack = stack_of_kinds(layer_table_by_kind, kind_names)
     return decoder(
         config,
         stack.pop("block"),

@@ -39,13 +39,13 @@ def _read_recurrent_gemma(config: Config) -> Table:
         o_bias=True,
         **biases(config.flag("attention_bias"), *QKV),
     )
-    recurrent: Table = {
+    recurrent_mixer: Table = {
         "type": "rglru",
         "lru_width": recurrent_width,
         "num_attention_heads": heads,
         "conv1d_width": config.size("conv1d_width"),
     }
-    recurrent["hidden_act"] = config.choice(ACTIVATIONS, "hidden_activation")
+    recurrent_mixer["hidden_act"] = config.choice(ACTIVATIONS, "hidden_activation")
     ffn = glu(
         config,
         bias=True,
@@ -57,7 +57,7 @@ def _read_recurrent_gemma(config: Config) -> Table:
     if not block_types or set(block_types) - {"recurrent", "attention"}:
         raise config.error("block_types", config.get("block_types"), "a list of recurrent and attention")
     layer_kinds = (block_types * depth)[:depth]
-    layer_variants = {"recurrent": {"attention": recurrent}, "attention": {}}
+    layer_variants = {"recurrent": {"attention": recurrent_mixer}, "attention": {}}
     return decoder(config, block, norm, stack=stack_of_variants(layer_variants, layer_kinds))
 
 

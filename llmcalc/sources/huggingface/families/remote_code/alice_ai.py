@@ -19,8 +19,12 @@ QWEN = DELTA["qwen3_next"]
 
 
 def _read_alice_ai(config: Config) -> Table:
-    for field, value in (("attention_bias", False), ("decoder_sparse_step", 1), ("router_bias_correction", True)):
-        config.require(field, value)
+    for field, expected_value in (
+        ("attention_bias", False),
+        ("decoder_sparse_step", 1),
+        ("router_bias_correction", True),
+    ):
+        config.require(field, expected_value)
     config.require("mlp_only_layers", None, [])
     config.require("router_score_function", "sigmoid")
     if config.count("mtp_num_hidden_layers"):

@@ -46,8 +46,8 @@ def _read_deepseek_v41_text(config: Config) -> Table:
     }
     ngram_inputs = _ngram_inputs(config, depth, stream_count, norm)
     layers: list[tuple[str, Table]] = []
-    for layer, (layer_kind, changes) in enumerate(_layers_with_changes(config, depth)):
-        layer_changes: Table = {"attention": changes} if changes else {}
+    for layer, (layer_kind, changed_fields) in enumerate(_layers_with_changes(config, depth)):
+        layer_changes: Table = {"attention": changed_fields} if changed_fields else {}
         layers.append(
             (layer_kind + ("_ngrams" if layer in ngram_inputs else ""), layer_changes | ngram_inputs.get(layer, {}))
         )
@@ -64,15 +64,15 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
     kv_sources, index_sources = (
         _layer_indices(config, field_name, depth) for field_name in ("kv_source_layer_ids", "index_source_layer_ids")
     )
-    selected_tokens, blocks = config.size("index_topk"), _candidate_blocks(config)
+    selected_tokens, candidate_block_fields = config.size("index_topk"), _candidate_blocks(config)
     indexer: Table = {field: config.size(field) for field in ("index_n_heads", "index_head_dim")}
     indexer["index_topk"] = selected_tokens
-    candidate_source = config.get("candidate_source_layer_id")
-    if candidate_source != -1 and (
-        not is_whole(candidate_source) or candidate_source not in config.sizes("index_source_layer_ids")
+    candidate_source_layer = config.get("candidate_source_layer_id")
+    if candidate_source_layer != -1 and (
+        not is_whole(candidate_source_layer) or candidate_source_layer not in config.sizes("index_source_layer_ids")
     ):
         raise config.error(
-            "candidate_source_layer_id", candidate_source, "a layer of index_source_layer_ids, or -1 for none"
+            "candidate_source_layer_id", candidate_source_layer, "a layer of index_source_layer_ids, or -1 for none"
         )
     layers: list[tuple[str, Table]] = []
     rate_of_source = 0
@@ -104,15 +104,15 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
         if layer not in index_sources:
             layers.append(("shared", {**layer_changes, "index_topk": selected_tokens}))
             continue
-        if layer >= candidate_source >= 0 and compression_ratio != 1:
+        if layer >= candidate_source_layer >= 0 and compression_ratio != 1:
             raise config.error(
                 "compress_ratios", compression_ratios, f"1 for layer {layer}, at or above candidate_source_layer_id"
             )
         attention_sizes = (
-            {"finds": blocks}
-            if layer == candidate_source
-            else {"candidates": blocks}
-            if layer > candidate_source >= 0
+            {"finds": candidate_block_fields}
+            if layer == candidate_source_layer
+            else {"candidates": candidate_block_fields}
+            if layer > candidate_source_layer >= 0
             else {}
         )
         layers.append(
@@ -150,7 +150,9 @@ def _ngram_inputs(config: Config, depth: int, stream_count: int, norm: Table) ->
         "norm": norm,
     }
     rows_by_layer = zip(layer_ids, ngram_rows, strict=True)
-    return {i: {"ngram_input": {"ngram_rows": count, **common_fields}} for i, count in rows_by_layer if i < depth}
+    return {
+        i: {"ngram_input": {"ngram_rows": row_count, **common_fields}} for i, row_count in rows_by_layer if i < depth
+    }
 
 
 DEFAULTS: dict[str, Any] = {

@@ -29,16 +29,20 @@ def _read_domyn_edge(config: Config) -> Table:
     layers: list[tuple[str, Table]] = []
     for position, (tokens_before, _), head_dim in zip(position_kinds, windows, head_dims, strict=True):
         window = {"sliding_window": tokens_before + 1} if tokens_before > 0 else {}
-        changes: Table = {"head_dim": head_dim, **window, **({"position": "none"} if position == "nope" else {})}
-        layers.append((f"{'sliding' if window else 'full'}_{position}_{head_dim}", {"attention": changes}))
+        changed_fields: Table = {"head_dim": head_dim, **window, **({"position": "none"} if position == "nope" else {})}
+        layers.append((f"{'sliding' if window else 'full'}_{position}_{head_dim}", {"attention": changed_fields}))
     block = layer_table({**mixer, "head_dim": head_dims[0]}, glu(config), norm, "sandwich")
     return decoder(config, block, norm, stack=stack_of_layers(layers))
 
 
-def _is_window(value: object) -> bool:
+def _is_window(config_value: object) -> bool:
     """Whether a value is a window `[tokens, 0]`: a number of earlier tokens or -1 for all, and no later tokens."""
     return (
-        isinstance(value, list | tuple) and len(value) == 2 and is_whole(value[0]) and value[0] >= -1 and value[1] == 0
+        isinstance(config_value, list | tuple)
+        and len(config_value) == 2
+        and is_whole(config_value[0])
+        and config_value[0] >= -1
+        and config_value[1] == 0
     )
 
 

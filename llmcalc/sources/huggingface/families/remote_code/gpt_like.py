@@ -38,10 +38,10 @@ from ...parts import (
 from ..gpt.gpt import full_width_heads, plain_ffn
 
 
-def _gpt_decoder(config: Config, mixer: Table, ffn: Table, head: Table | None = None, **block: Any) -> Table:
+def _gpt_decoder(config: Config, mixer: Table, ffn: Table, head: Table | None = None, **block_fields: Any) -> Table:
     """Returns a decoder of layers with LayerNorm before each sublayer."""
     norm = layernorm(config.number("layer_norm_epsilon"))
-    layer = {"attention": mixer, "feed_forward": ffn, "norm": norm, "norm_placement": "pre", **block}
+    layer = {"attention": mixer, "feed_forward": ffn, "norm": norm, "norm_placement": "pre", **block_fields}
     return decoder(config, layer, norm, head)
 
 
@@ -165,12 +165,12 @@ def _checked_width(config: Config, field: str, expected_width: int) -> int:
     return expected_width
 
 
-def _is_positive(value: Any) -> bool:
-    return is_number(value) and 0 < value <= LARGEST
+def _is_positive(config_value: Any) -> bool:
+    return is_number(config_value) and 0 < config_value <= LARGEST
 
 
-def _is_size(value: Any) -> bool:
-    return is_whole(value) and 0 < value <= LARGEST
+def _is_size(config_value: Any) -> bool:
+    return is_whole(config_value) and 0 < config_value <= LARGEST
 
 
 def _read_openelm(config: Config) -> Table:

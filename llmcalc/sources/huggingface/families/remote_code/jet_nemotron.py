@@ -53,8 +53,8 @@ def _read_jet_nemotron(config: Config) -> Table:
 def _mixer_config(config: Config, section_name: str, field_defaults: dict[str, Any]) -> Config:
     """Returns the table of one kind of layer in `efficient_attention_config`."""
     field_path_prefix = f"{config.location}{SECTION}."
-    section = Config(config.table(SECTION), {}, config.model_type, location=field_path_prefix).table(section_name)
-    return Config(section, field_defaults, config.model_type, location=f"{field_path_prefix}{section_name}.")
+    mixer_section = Config(config.table(SECTION), {}, config.model_type, location=field_path_prefix).table(section_name)
+    return Config(mixer_section, field_defaults, config.model_type, location=f"{field_path_prefix}{section_name}.")
 
 
 def _jet_block(config: Config, block_config: Config) -> Table:
@@ -63,8 +63,8 @@ def _jet_block(config: Config, block_config: Config) -> Table:
         block_config.size("head_dim"),
         block_config.number("expand_v"),
     )
-    value_dim, exact_dim = int(key_dim * value_expansion), key_dim * value_expansion
-    if not isclose(value_dim, exact_dim, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST:
+    value_dim, exact_value_dim = int(key_dim * value_expansion), key_dim * value_expansion
+    if not isclose(value_dim, exact_value_dim, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST:
         raise block_config.error("expand_v", value_expansion, f"a multiple of 1 / head_dim ({key_dim})")
     value_width, generator_reduction = heads * value_dim, block_config.size("dconv_generator_reduction")
     if generator_reduction > value_width:

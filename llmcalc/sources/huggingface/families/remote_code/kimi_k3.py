@@ -12,7 +12,7 @@ from .....algebra import ceil_div
 from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
-from ...parts import Table, decoder, dense_or_moe, glu, layer_table, moe, rmsnorm, stack_of_layers
+from ...parts import Table, decoder, dense_or_moe_kinds, glu, layer_table, moe, rmsnorm, stack_of_layers
 from ..deepseek.deepseek import SIGMOID, latent_attention
 from ..recurrent.delta import KDA_MODULES, KIMI_LINEAR, KIMI_NAMES, ROUTING, kda, kimi_mixers, linear_attention_config
 
@@ -30,7 +30,7 @@ def _read_kimi_k3(config: Config) -> Table:
         "moe": {},
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}},
     }
-    ffn_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
+    ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     layers = [
         (f"{mixer}_{ffn_kind}", {**layer_changes[mixer], **layer_changes[ffn_kind]})
         for mixer, ffn_kind in zip(mixers.kinds, ffn_kinds, strict=True)
@@ -95,13 +95,13 @@ def _attention_mixers(config: Config, depth: int) -> _Mixers:
     """Returns Kimi delta attention, latent attention, and each layer's kind of attention."""
     linear_config = linear_attention_config(config, {"gate_lower_bound": None, "use_full_rank_gate": False})
     stated_bound = linear_config.get("gate_lower_bound")
-    bound_fields: Table = {}
+    lower_bound_fields: Table = {}
     if stated_bound is not None:
-        bound_fields = {"kda_lower_bound": linear_config.number("gate_lower_bound", minimum=-1000.0)}
-        if bound_fields["kda_lower_bound"] >= 0:
+        lower_bound_fields = {"kda_lower_bound": linear_config.number("gate_lower_bound", minimum=-1000.0)}
+        if lower_bound_fields["kda_lower_bound"] >= 0:
             raise linear_config.error("gate_lower_bound", stated_bound, "a number below 0")
     linear_attention = kda(
-        config, linear_config, full_rank_output_gate=linear_config.flag("use_full_rank_gate"), **bound_fields
+        config, linear_config, full_rank_output_gate=linear_config.flag("use_full_rank_gate"), **lower_bound_fields
     )
     output_gate: Table = {"output_gate": {"per": "element"}} if config.flag("mla_use_output_gate") else {}
     full_attention = latent_attention(config, mla_use_nope=config.flag("mla_use_nope"), **output_gate)

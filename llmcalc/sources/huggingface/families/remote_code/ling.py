@@ -13,7 +13,7 @@ from ...class_defaults import class_defaults
 from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, layer_table, rmsnorm, uncounted_prediction
+from ...parts import Table, combined_kinds, decoder, dense_or_moe_kinds, glu, layer_table, rmsnorm, uncounted_prediction
 from ..deepseek.deepseek import LATENT, latent_attention
 from ..recurrent import delta
 from .experts import LING, LING_IGNORED, ling_experts, ling_lightning
@@ -25,7 +25,7 @@ def _read_ling_2_5(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     group_size = config.size("layer_group_size")
     mixers = ["linear" if (layer + 1) % group_size else "full" for layer in range(depth)]
-    ffn_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
+    ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     bias = config.flag("use_bias")
     block = layer_table(ling_lightning(config, norm), ling_experts(config), norm)
     mixer_kinds: Table = {"linear": {}, "full": {"attention": latent_attention(config)}}

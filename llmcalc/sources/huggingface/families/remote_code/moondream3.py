@@ -82,10 +82,10 @@ def _read_moondream3(config: Config) -> Table:
 
 def config_section(config: Config, sections: Mapping[str, Any], section_name: str) -> Mapping[str, Any]:
     """Returns a table of the config; empty if missing. Raises `InputError` for a value that is not a table."""
-    section = sections.get(section_name)
-    if section is not None and not isinstance(section, dict):
-        raise config.error(f"config.{section_name}", section, "a table of fields")
-    return section or {}
+    section_fields = sections.get(section_name)
+    if section_fields is not None and not isinstance(section_fields, dict):
+        raise config.error(f"config.{section_name}", section_fields, "a table of fields")
+    return section_fields or {}
 
 
 FAMILIES = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import Table, dense_or_moe
+from ...parts import Table, dense_or_moe_kinds
 from ..deepseek.deepseek import LATENT, ROUTING, SIGMOID, deepseek_decoder, latent_attention, routed_experts
 
 
@@ -20,7 +20,7 @@ def _read_pangu_ultra_moe(config: Config) -> Table:
         config,
         latent_attention(config),
         routed_experts(config, **router),
-        dense_or_moe(config, depth, first_expert_layer),
+        dense_or_moe_kinds(config, depth, first_expert_layer),
     )
     model_fields["decoder"]["block"]["norm_placement"] = "sandwich"
     for layer in model_fields["decoder"].get("variants", {}).values():

@@ -22,7 +22,7 @@ def _read_phi4flash(config: Config) -> Table:
     heads, channels = config.size("num_attention_heads"), config.size("mamba_expand") * hidden
     if depth % 4:
         raise config.error("num_hidden_layers", depth, "a multiple of 4")
-    proj_bias, norm = config.flag("mamba_proj_bias"), layernorm(config.number("layer_norm_eps"))
+    has_projection_bias, norm = config.flag("mamba_proj_bias"), layernorm(config.number("layer_norm_eps"))
     mamba: Table = {
         "type": "mamba",
         "intermediate_size": channels,
@@ -30,7 +30,7 @@ def _read_phi4flash(config: Config) -> Table:
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
         "conv_kernel": config.size("mamba_d_conv"),
         "use_conv_bias": config.flag("mamba_conv_bias"),
-        "use_bias": proj_bias,
+        "use_bias": has_projection_bias,
     }
     attention: Table = {
         "type": "differential",
@@ -47,7 +47,7 @@ def _read_phi4flash(config: Config) -> Table:
         "sliding": {"attention": attention if window is None else {**attention, "sliding_window": window}},
         "memory": {"attention": {**mamba, "lends_output": True}},
         "full": {"attention": attention},
-        "gate": {"attention": {"type": "memory_gate", "intermediate_size": channels, "use_bias": proj_bias}},
+        "gate": {"attention": {"type": "memory_gate", "intermediate_size": channels, "use_bias": has_projection_bias}},
         "shared": {"attention": {**attention, "kv_shared": True}},
     }
     half_depth = depth // 2
@@ -60,7 +60,9 @@ def _read_phi4flash(config: Config) -> Table:
     ffn = glu(config, config.flag("mlp_bias"))
     block = layer_table(mamba, ffn, norm)
     head = {"bias": True} if config.flag("lm_head_bias") else None
-    layer_changes = {kind: layer_fields for kind, layer_fields in layer_changes.items() if kind in layer_kinds}
+    layer_changes = {
+        layer_kind: layer_fields for layer_kind, layer_fields in layer_changes.items() if layer_kind in layer_kinds
+    }
     return decoder(config, block, norm, head, combined_kinds((layer_kinds, layer_changes)))
 
 

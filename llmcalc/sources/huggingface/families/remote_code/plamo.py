@@ -26,7 +26,11 @@ from ...parts import (
 
 def _read_plamo2(config: Config) -> Table:
     """Reads PLaMo 2: every `mamba_step`-th layer has attention; `full_attention_idx` lists layers without a window."""
-    eps, depth, period = config.number("rms_norm_eps"), config.size("num_hidden_layers"), config.size("mamba_step")
+    eps, depth, mamba_period = (
+        config.number("rms_norm_eps"),
+        config.size("num_hidden_layers"),
+        config.size("mamba_step"),
+    )
     norm, heads, hidden_size = (
         offset_rmsnorm(eps),
         config.size("num_attention_heads"),
@@ -56,7 +60,7 @@ def _read_plamo2(config: Config) -> Table:
     layer_tables: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
     layer_kinds = [
         "mamba"
-        if _is_mamba(config, layer, depth, period)
+        if _is_mamba(config, layer, depth, mamba_period)
         else "full"
         if window is None or layer in full_attention_indices
         else "sliding"

@@ -146,23 +146,23 @@ def bart_model(
     position: Table,
     embedding_norm: bool = False,
     bias: bool = True,
-    **sides: Table,
+    **fields_by_stack: Table,
 ) -> Table:
     """Returns the encoder's and the decoder's stack, with biases everywhere. Pre-norm stacks end in a norm.
 
     bias: whether the projections of attention have biases.
-    sides: further fields of `encoder` or `decoder`.
+    fields_by_stack: further fields of `encoder` or `decoder`.
     Without tying each stack has its own embedding, and the classes also keep the shared one. The decoder alone
     (`BartForCausalLM`) keeps its cross-attention, which never runs.
     """
     class_name = architecture(config)
-    decoder_only = architecture(config).endswith("ForCausalLM")
+    is_decoder_only = architecture(config).endswith("ForCausalLM")
     is_tied = config.flag("tie_word_embeddings")
     if class_name.endswith(("ForTokenClassification", "EncoderModel", "ForAudioClassification")):
         raise config.error(
             "architectures", class_name, f"an encoder-decoder of {config.model_type}, or its decoder (ForCausalLM)"
         )
-    if not decoder_only:
+    if not is_decoder_only:
         config.require("is_encoder_decoder", True)
     config.fields_read.add("is_encoder_decoder")
     model_fields: Table = {
@@ -183,9 +183,9 @@ def bart_model(
             "num_hidden_layers": depth,
             "block": bart_block(config, stack_name, norm_placement, bias),
             **stack_fields,
-            **sides.get(stack_name, {}),
+            **fields_by_stack.get(stack_name, {}),
         }
-    if decoder_only:
+    if is_decoder_only:
         del model_fields["encoder"]
         model_fields["decoder"]["block"] |= {"idle_cross_attention": True}
     elif not is_tied and "stem" not in model_fields["encoder"]:

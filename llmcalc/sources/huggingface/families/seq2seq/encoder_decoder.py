@@ -70,11 +70,11 @@ def read_section_model(
     family = family_of(model_type, f"{section_name}.", section_fields)
     if family.read_model is None:
         raise config.error(section_name, model_type, "a model of text, not a wrapper")
-    section = typed_config(section_fields, model_type, family, head, f"{section_name}.")
-    model_fields = family.read_model(section)
-    model_fields |= dropout_of(section, family)
-    section.finish(family.ignored_fields, config)
-    config.notes += [note for note in section.notes if note != IDLE_CROSS_ATTENTION]
+    section_config = typed_config(section_fields, model_type, family, head, f"{section_name}.")
+    model_fields = family.read_model(section_config)
+    model_fields |= dropout_of(section_config, family)
+    section_config.finish(family.ignored_fields, config)
+    config.notes += [note for note in section_config.notes if note != IDLE_CROSS_ATTENTION]
     return model_fields
 
 

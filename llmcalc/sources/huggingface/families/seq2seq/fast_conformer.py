@@ -44,12 +44,12 @@ def _require_sizes_of_nemo(config: Config) -> None:
     """Raises `InputError` if NeMo's sections, which the class ignores, have other sizes than the class reads."""
     encoder = _config_section(config, "encoder_config", "parakeet_encoder", COHERE_ENCODER)
     decoder_section = config.section("transf_decoder").section("config_dict")
-    for section_config, class_config, field_pairs in (
+    for section_config, class_config, class_fields in (
         (config.section("encoder"), encoder, NEMO_ENCODER),
         (decoder_section, config, NEMO_DECODER),
         (config.section("head"), config, {"num_classes": "vocab_size"}),
     ):
-        for section_field, class_field in field_pairs.items():
+        for section_field, class_field in class_fields.items():
             if section_config.has(section_field) and section_config.get(section_field) != class_config.size(
                 class_field
             ):
@@ -81,25 +81,28 @@ def _speech_model(config: Config, decoder_config: Config, encoder: Table, decode
     }
 
 
-def _decoder(section: Config, position: Table) -> Table:
-    hidden, heads = section.size("hidden_size"), section.size("num_attention_heads")
-    kv_heads, head_dim = section.optional_size("num_key_value_heads") or heads, section.optional_size("head_dim")
+def _decoder(decoder_config: Config, position: Table) -> Table:
+    hidden, heads = decoder_config.size("hidden_size"), decoder_config.size("num_attention_heads")
+    kv_heads, head_dim = (
+        decoder_config.optional_size("num_key_value_heads") or heads,
+        decoder_config.optional_size("head_dim"),
+    )
     if heads % kv_heads:
-        raise section.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
+        raise decoder_config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
     mixer: Table = {
         "num_attention_heads": heads,
-        "head_dim": section.quotient("num_attention_heads", hidden, heads) if head_dim is None else head_dim,
+        "head_dim": decoder_config.quotient("num_attention_heads", hidden, heads) if head_dim is None else head_dim,
         **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
-        **biases(section.flag("attention_bias"), *QKVO),
+        **biases(decoder_config.flag("attention_bias"), *QKVO),
     }
     norm = layernorm()
     block = layer_table(
         mixer,
-        mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")),
+        mlp(decoder_config.size("intermediate_size"), decoder_config.choice(ACTIVATIONS, "hidden_act")),
         norm,
         cross_attention=mixer,
     )
-    depth = section.size("num_hidden_layers")
+    depth = decoder_config.size("num_hidden_layers")
     return {
         "num_hidden_layers": depth,
         "block": block,

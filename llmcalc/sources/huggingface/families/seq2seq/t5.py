@@ -40,7 +40,7 @@ def _read_longt5(config: Config) -> Table:
     """Reads LongT5: T5's decoder, and a local-attention encoder, which has a second position bias for block sums."""
     block = t5_block(config)
     has_block_sums = config.choice({"local": False, "transient-global": True}, "encoder_attention_type")
-    heads = {field: value for field, value in block["attention"].items() if field != "float32_softmax"}
+    heads = {field: head_value for field, head_value in block["attention"].items() if field != "float32_softmax"}
     local_attention = {"type": "local", **heads, "local_radius": config.size("local_radius")}
     local_attention |= (
         {"global_block_size": config.size("global_block_size"), "global_norm": block["norm"]} if has_block_sums else {}

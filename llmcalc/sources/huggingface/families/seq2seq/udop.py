@@ -30,15 +30,15 @@ BUCKETS = 32
 def _read_udop(config: Config) -> Table:
     first_bucket, *other_buckets = _bias_buckets(config)
     bias = shared_position_bias(config)["relative_bias"]
-    bare_class = config.head == "none" and architecture(config).endswith("UdopModel")
-    if not bare_class and first_bucket != bias["relative_attention_num_buckets"]:
+    is_bare_class = config.head == "none" and architecture(config).endswith("UdopModel")
+    if not is_bare_class and first_bucket != bias["relative_attention_num_buckets"]:
         raise config.error(
             "relative_bias_args",
             config.get("relative_bias_args"),
             "a first table with relative_attention_num_buckets buckets, whose weights the first layer's bias has",
         )
     page_buckets = (
-        [first_bucket, *other_buckets] if bare_class else other_buckets
+        [first_bucket, *other_buckets] if is_bare_class else other_buckets
     )  # the bare class keeps the first layer's bias beside its table
     config.notes.append("patch_size: the projection of the page's image to patches is not counted, nor its products")
     model_fields = t5_model(config, t5_block(config), {"relative_bias": {**bias, "other_buckets": page_buckets}})
@@ -59,8 +59,10 @@ def _bias_buckets(config: Config) -> list[int]:
         raise config.error(field, bias_tables, expected_text)
     bucket_counts = []
     for table_index, bias_table in enumerate(bias_tables):
-        known_type = isinstance(bias_table, dict) and bias_table.get("type") in (BIASES if table_index else BIASES[:1])
-        bucket_count = bias_table.get("relative_attention_num_buckets", BUCKETS) if known_type else None
+        is_known_type = isinstance(bias_table, dict) and bias_table.get("type") in (
+            BIASES if table_index else BIASES[:1]
+        )
+        bucket_count = bias_table.get("relative_attention_num_buckets", BUCKETS) if is_known_type else None
         if not is_whole(bucket_count) or not 4 <= bucket_count <= LARGEST:
             raise config.error(field, bias_tables, expected_text)
         if bias_table.get("prefix_bucket", False) is not False:

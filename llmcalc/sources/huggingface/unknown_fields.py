@@ -25,7 +25,7 @@ def field_name_words(field_name: str) -> frozenset[str]:
     return frozenset(field_name.lower().split("_")) - COUNTING_WORDS
 
 
-class Unknown(NamedTuple):
+class UnknownField(NamedTuple):
     """A config field that was never read.
 
     path: its name, with the path from the top of the file.
@@ -56,7 +56,7 @@ class Unknown(NamedTuple):
         return has_size_name and type(self.value) is int and self.value > 0
 
 
-def require_known(unknown_fields: Sequence[Unknown], model_type: str) -> None:
+def require_known(unknown_fields: Sequence[UnknownField], model_type: str) -> None:
     """Raises `InputError` for misspelt fields and unknown sizes, all named in the message."""
     problem_texts = [
         f"{field.path} (did you mean {field.intended_name}?)"

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ..components.base import Part
 from ..model import ModelSpec
-from ..symbolic.symbolic import letter_of_field
+from ..symbolic.symbolic_model import letter_of_field
 
 Sizes: TypeAlias = tuple[tuple[str, int], ...]
 """(field, value) pairs, without duplicates."""
@@ -42,20 +42,20 @@ def _sizes_below(spec_part: Part) -> Iterator[tuple[str, int]]:
 def explain_difference(difference: int, model_sizes: Sizes) -> str:
     """Explains a difference, such as `= num_experts` or `= 2 × hidden_size`; empty if no size fits or too many do."""
     absolute_difference = abs(difference)
-    names_of_equal_sizes = [size_name for size_name, size in model_sizes if size == absolute_difference]
-    large_sizes = [(size_name, size) for size_name, size in model_sizes if size >= LEAST]
-    multiples = [
-        f"{factor} × {size_name}"
-        for size_name, size in large_sizes
-        for factor in range(2, MOST_MULTIPLE + 1)
-        if factor * size == absolute_difference
+    names_of_equal_sizes = [size_name for size_name, model_size in model_sizes if model_size == absolute_difference]
+    large_sizes = [(size_name, model_size) for size_name, model_size in model_sizes if model_size >= LEAST]
+    size_multiples = [
+        f"{size_factor} × {size_name}"
+        for size_name, model_size in large_sizes
+        for size_factor in range(2, MOST_MULTIPLE + 1)
+        if size_factor * model_size == absolute_difference
     ]
     size_products = [
         f"{first_name} × {second_name}"
         for (first_name, first_size), (second_name, second_size) in combinations_with_replacement(large_sizes, 2)
         if first_size * second_size == absolute_difference
     ]
-    explanations = list(dict.fromkeys(names_of_equal_sizes or multiples or size_products))
+    explanations = list(dict.fromkeys(names_of_equal_sizes or size_multiples or size_products))
     if not explanations or len(explanations) > MOST_NAMES:
         return ""
     return f"= {' or '.join(explanations)}"

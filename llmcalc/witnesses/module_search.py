@@ -50,41 +50,49 @@ TOWERS = "towers."
 
 
 def find_modules_of_nodes(
-    tree: Node,
-    paths: frozenset[str],
+    model_tree: Node,
+    class_paths: frozenset[str],
     model_kind: str,
     base_path: str,
-    names: Modules,
+    class_module_names: Modules,
     context_modules: Modules | None = None,
 ) -> ModulesByNode:
     """Finds the modules of a `transformers` class for the nodes of the model's tree.
 
-    paths: the paths of the class's modules and tensors.
+    class_paths: the paths of the class's modules and tensors.
     model_kind: the kind of the spec.
     base_path: the path of the model without a head.
-    names: the module names of its family.
+    class_module_names: the module names of its family.
     context_modules: the module names of the wrapper around it; none by default.
     """
-    towers = {
+    tower_names = {
         tower_key[len(TOWERS) :]: tower_names_entry
-        for tower_key, tower_names_entry in (context_modules or names).items()
+        for tower_key, tower_names_entry in (context_modules or class_module_names).items()
         if tower_key.startswith(TOWERS)
     }
-    tower_modules = _Search(paths, {**TOWER_MODULES, **towers}, towers).find_tower_modules(tree, base_path)
+    tower_modules = _ModuleSearch(class_paths, {**TOWER_MODULES, **tower_names}, tower_names).find_tower_modules(
+        model_tree, base_path
+    )
     return {
-        **dict(_Search(paths, {**USUAL, **names}, names).all_nodes(tree, model_kind, base_path)),
+        **dict(
+            _ModuleSearch(class_paths, {**USUAL, **class_module_names}, class_module_names).find_modules_outside_towers(
+                model_tree, model_kind, base_path
+            )
+        ),
         **dict(tower_modules),
     }
 
 
 @dataclass(frozen=True)
-class _Search:
+class _ModuleSearch:
     known: frozenset[str]
     names: Modules
     family_names: Modules
     """Of the family: they come before the usual ones."""
 
-    def all_nodes(self, tree: Node, model_kind: str, base_path: str) -> Iterator[tuple[str, NodeModules]]:
+    def find_modules_outside_towers(
+        self, tree: Node, model_kind: str, base_path: str
+    ) -> Iterator[tuple[str, NodeModules]]:
         text_model = self._first_existing_modules(self.names[""], (base_path,)) or NodeModules((base_path,))
         root_modules = tuple(dict.fromkeys((*text_model.modules, base_path, "")))
         stacks_by_name = {
@@ -108,11 +116,11 @@ class _Search:
         Such a module may contain another one (the projector), so it is not compared as a whole.
         """
         root_modules = (base_path, _join_path(base_path, "encoder"), "")
-        for towers in (child_node for child_node in tree.children if child_node.optional == "towers"):
-            for tower in towers.children:
+        for towers_node in (child_node for child_node in tree.children if child_node.optional == "towers"):
+            for tower in towers_node.children:
                 tower_modules = self._search_names(tower, root_modules, root_modules, (tower.name,))
                 if tower_modules is not None:
-                    path = f"{towers.name}.{tower.name}."
+                    path = f"{towers_node.name}.{tower.name}."
                     yield from self._modules_of_stack(path, tower.children, (*tower_modules.modules, *root_modules))
 
     def _side_modules(self, module_name: str, root_modules: tuple[str, ...]) -> tuple[str, ...]:
@@ -208,8 +216,8 @@ class _Search:
         node_modules = self._search_names(node, parent_paths, outer_modules, table_keys)
         paths_and_modules: list[tuple[str, tuple[str, ...]]]
         if node_modules is None:
-            has_open_name = any(self.names.get(table_key) == "" for table_key in table_keys)
-            paths_and_modules = [(module_path, parent_paths if has_open_name else ())] if node.indices is None else []
+            has_empty_name = any(self.names.get(table_key) == "" for table_key in table_keys)
+            paths_and_modules = [(module_path, parent_paths if has_empty_name else ())] if node.indices is None else []
         elif node.indices is None:
             yield module_path, node_modules
             paths_and_modules = [(module_path, node_modules.modules)]
@@ -239,13 +247,15 @@ class _Search:
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Finds the modules of a node's repeats by index in a module list, or in several lists of one length."""
         member_lists = [self._members_of_list(list_path) for list_path in list_paths]
-        has_equal_lists = len({len(members) for members in member_lists}) == 1
+        has_equal_lists = len({len(repeat_modules) for repeat_modules in member_lists}) == 1
         for i in indices:
-            members = tuple(
-                members[i] for members in member_lists[: None if has_equal_lists else 1] if i < len(members)
+            repeat_modules = tuple(
+                repeat_modules[i]
+                for repeat_modules in member_lists[: None if has_equal_lists else 1]
+                if i < len(repeat_modules)
             )
-            if members:
-                yield f"{module_path}.{i}", members
+            if repeat_modules:
+                yield f"{module_path}.{i}", repeat_modules
 
     def _members_of_list(self, list_path: str) -> list[str]:
         """Returns the modules of a module list, without placeholders that have no modules (Zamba 2)."""
@@ -257,17 +267,17 @@ class _Search:
         ] or list_members
 
     def _first_existing_modules(
-        self, alternatives: str, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...] = ()
+        self, name_alternatives: str, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...] = ()
     ) -> NodeModules | None:
         """Returns the first alternative whose modules all exist in the class."""
-        for alternative in alternatives.split(" | ") if alternatives else ():
-            module_names, _, share_text = alternative.partition("/")
+        for name_alternative in name_alternatives.split(" | ") if name_alternatives else ():
+            module_names, _, share_text = name_alternative.partition("/")
             modules: list[str] = []
             subtracted_names: list[str] = []
             for module_name in module_names.replace(" - ", " + -").split(" + "):
-                found_modules = self._modules_below(module_name.removeprefix("-"), parent_paths, outer_modules)
-                (subtracted_names if module_name.startswith("-") else modules).extend(found_modules)
-                if not found_modules:
+                existing_modules = self._modules_below(module_name.removeprefix("-"), parent_paths, outer_modules)
+                (subtracted_names if module_name.startswith("-") else modules).extend(existing_modules)
+                if not existing_modules:
                     break
             else:
                 return NodeModules(tuple(modules), tuple(subtracted_names), int(share_text or 1))
@@ -333,13 +343,13 @@ def remove_shared_parameters(modules_of_nodes: ModulesByNode, params: Mapping[st
         for path, modules in modules_of_nodes.items()
         if re.fullmatch(r"(\w+\.)?layers\.\d+", path)
     )
-    other_paths = {
+    paths_outside_layers = {
         tensor
         for path, node_modules in modules_of_nodes.items()
         if "layers." not in path
         for tensor in node_modules.modules
     }
-    for module_path in other_paths:
+    for module_path in paths_outside_layers:
         parent_path = module_path.rpartition(".")[0] if module_path.startswith(layers) else ""
         while parent_path:
             remaining_params[parent_path] -= params.get(module_path, 0)

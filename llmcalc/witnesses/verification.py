@@ -57,7 +57,7 @@ def _add_memory_checks(verdict: Verdict, spec: ModelSpec, device: Device, batch:
     """Adds memory checks to a verdict, with the same tokens or, on a GPU, with more tokens."""
     from .memory import compare_memory, default_runs
 
-    started_at = time.perf_counter()
+    start_time = time.perf_counter()
     if device != "cuda":
         memory_comparison = compare_memory(spec, default_runs(spec, batch, verdict.info["seq"]), device)
     else:
@@ -66,4 +66,4 @@ def _add_memory_checks(verdict: Verdict, spec: ModelSpec, device: Device, batch:
         memory_comparison = compare_on_gpu(
             spec, default_runs(spec, batch, seq or gpu_filling_seq(spec, verdict.info["seq"]))
         )
-    return memory_comparison.add_memory_checks(verdict, time.perf_counter() - started_at)
+    return memory_comparison.add_memory_checks(verdict, time.perf_counter() - start_time)

@@ -55,20 +55,20 @@ EVERY_MODEL = Selection()
 """No filter."""
 
 
-def require_attention(name: str | None, specs: Sequence[ModelSpec]) -> str | None:
+def require_attention(attention_name: str | None, specs: Sequence[ModelSpec]) -> str | None:
     """Returns a kind of attention in the models' spelling. Raises `InputError` for a kind that no model has.
 
     Raises `InputError`, which lists the kinds of the models, if no model has it.
     """
-    if name is None:
+    if attention_name is None:
         return None
     attention_names = sorted(set().union(*map(attention_kinds, specs)))
-    if name.lower() not in attention_names:
+    if attention_name.lower() not in attention_names:
         raise InputError(
-            f"--attention: no model has '{name}'; expected one of {', '.join(attention_names)}."
-            f"{suggest(name, attention_names)}"
+            f"--attention: no model has '{attention_name}'; expected one of {', '.join(attention_names)}."
+            f"{suggest(attention_name, attention_names)}"
         )
-    return name.lower()
+    return attention_name.lower()
 
 
 def attention_kinds(spec: ModelSpec) -> frozenset[str]:
@@ -78,7 +78,7 @@ def attention_kinds(spec: ModelSpec) -> frozenset[str]:
     own names (`mla`, `mamba2`, `gated_delta_net`, …).
     """
     from ..components.base import TokenMixer
-    from .layers import distinct_blocks
+    from .distinct_layers import distinct_blocks
 
     attention_names: set[str] = set()
     mixers: list[Any] = [block.attention for block in distinct_blocks(spec) if isinstance(block.attention, TokenMixer)]
@@ -98,7 +98,7 @@ def attention_kinds(spec: ModelSpec) -> frozenset[str]:
 def has_experts(spec: ModelSpec) -> bool:
     """Whether any layer has a mixture of experts."""
     from ..components.base import Network
-    from .layers import distinct_blocks
+    from .distinct_layers import distinct_blocks
 
     return any(
         isinstance(block.feed_forward, Network) and block.feed_forward.mixture for block in distinct_blocks(spec)

@@ -28,13 +28,15 @@ class StorageTracker(TorchDispatchMode):
     device: type of the device; default meta.
     """
 
-    def __init__(self, known_tensors: Iterable[torch.Tensor] = (), log: bool = False, device: str = "meta") -> None:
+    def __init__(
+        self, known_tensors: Iterable[torch.Tensor] = (), keeps_log: bool = False, device: str = "meta"
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own __init__ has no types
         self.device = device
         self.tracked: set[Any] = {tensor.untyped_storage()._cdata for tensor in known_tensors}
         self.now: int = 0
         self.peak: int = 0
-        self.log: list[str] | None = [] if log else None
+        self.log: list[str] | None = [] if keeps_log else None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -42,18 +44,20 @@ class StorageTracker(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = function(*args, **(kwargs or {}))
-        for tensor in [results] if isinstance(results, torch.Tensor) else tree_leaves(results):
+        operation_results = function(*args, **(kwargs or {}))
+        for tensor in (
+            [operation_results] if isinstance(operation_results, torch.Tensor) else tree_leaves(operation_results)
+        ):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device:
-                self._follow(tensor, function)
-        return results
+                self._track_tensor(tensor, function)
+        return operation_results
 
-    def follow(self, tensors: Iterable[torch.Tensor]) -> None:
+    def track_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
         """Tracks the storages of tensors that this mode did not see created, such as those of `torch.tensor`."""
         for tensor in tensors:
-            self._follow(tensor, "created before")
+            self._track_tensor(tensor, "created before")
 
-    def _follow(self, tensor: torch.Tensor, function: Any) -> None:
+    def _track_tensor(self, tensor: torch.Tensor, function: Any) -> None:
         storage = tensor.untyped_storage()
         storage_key, byte_count = storage._cdata, storage.nbytes()
         if storage_key in self.tracked:
@@ -89,12 +93,14 @@ _SAVED: dict[Any, list[str]] = {}
 """Class of a graph node → attributes with saved tensors."""
 
 
-def _tensors_saved_by(node_type: Any) -> list[str]:
-    if node_type not in _SAVED:
-        _SAVED[node_type] = [
-            attribute for attribute in dir(node_type) if attribute.startswith("_saved_") or attribute == "saved_tensors"
+def _tensors_saved_by(autograd_node_type: Any) -> list[str]:
+    if autograd_node_type not in _SAVED:
+        _SAVED[autograd_node_type] = [
+            attribute
+            for attribute in dir(autograd_node_type)
+            if attribute.startswith("_saved_") or attribute == "saved_tensors"
         ]
-    return _SAVED[node_type]
+    return _SAVED[autograd_node_type]
 
 
 def saved_tensors(outputs: torch.Tensor) -> list[torch.Tensor]:

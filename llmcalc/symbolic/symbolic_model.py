@@ -62,7 +62,7 @@ SizeReplacer: TypeAlias = Callable[[SizeOccurrence], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Symbolic:
+class SymbolicModel:
     """The tree of a model with sizes as numbers, and the same tree with sizes as symbols.
 
     meanings: symbol → its meaning.
@@ -86,45 +86,47 @@ def missing_sympy_error(feature: str) -> MissingExtra:
     return MissingExtra(feature, "sympy", "explain")
 
 
-def numeric_tree(spec: ModelSpec) -> Symbolic:
+def numeric_tree(spec: ModelSpec) -> SymbolicModel:
     """Returns the formulas' tree with numbers instead of symbols, without importing sympy."""
-    tree = spec.tree()
-    return Symbolic(spec, tree, tree, {}, {})
+    model_tree = spec.tree()
+    return SymbolicModel(spec, model_tree, model_tree, {}, {})
 
 
 GROUPS = {"tp": "ranks of a tensor group", "ep": "ranks that divide the experts", "etp": "ranks that divide an expert"}
 """Size of a layout in the formulas of a rank → its meaning."""
 
 
-_latest: dict[int, tuple[ModelSpec, Symbolic]] = {}
+_latest: dict[int, tuple[ModelSpec, SymbolicModel]] = {}
 """The latest model, by its identity, with its tree in symbols."""
 
 
-def cached_symbolic(spec: ModelSpec) -> Symbolic:
-    """Returns the result of `symbolic`, cached for the last model.
+def cached_symbolic(spec: ModelSpec) -> SymbolicModel:
+    """Returns the result of `model_in_symbols`, cached for the last model.
 
     Who asks for the formulas of one part after another, as the page does, has the tree made once.
     """
     cache_entry = _latest.get(id(spec))
     if cache_entry is None:
         _latest.clear()
-        cache_entry = _latest[id(spec)] = spec, symbolic(spec)
+        cache_entry = _latest[id(spec)] = spec, model_in_symbols(spec)
     return cache_entry[1]
 
 
-def symbolic(spec: ModelSpec) -> Symbolic:
+def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
     """Returns the tree of a model, or of one rank of a layout, in symbols. Imports sympy."""
     rank_model = spec if isinstance(spec, RankModel) else None
     used_occurrences = _occurrences_in_ops(spec if rank_model is None else rank_model.full_model)
     symbol_names = _symbol_names(used_occurrences + _depth_size_occurrences(spec))
-    meanings: dict[Any, SymbolMeaning] = {}
+    symbol_meanings: dict[Any, SymbolMeaning] = {}
 
-    def symbol(layer_name: str, field: str, size: Number) -> Any:
+    def symbol(layer_name: str, field: str, size_value: Number) -> Any:
         layer_name = _remove_hyphens(layer_name)
         new_symbol = _symbol(layer_name)
-        meaning = meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field, size))
-        if meaning.value != size:
-            raise ArithmeticError(f"{layer_name} stands for {meaning.field} = {meaning.value} and for {field} = {size}")
+        meaning = symbol_meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field, size_value))
+        if meaning.value != size_value:
+            raise ArithmeticError(
+                f"{layer_name} stands for {meaning.field} = {meaning.value} and for {field} = {size_value}"
+            )
         return new_symbol
 
     def symbol_or_size(occurrence: SizeOccurrence) -> Any:
@@ -140,35 +142,40 @@ def symbolic(spec: ModelSpec) -> Symbolic:
         else _rank_in_symbols(rank_model, symbol_or_size, symbol)
     )
     depths: dict[Any, frozenset[Any]] = {}
-    groups: dict[tuple[str, str], tuple[Any, str]] = {}
+    layer_groups: dict[tuple[str, str], tuple[Any, str]] = {}
     has_several_stacks = len(spec.stacks()) > 1
     for occurrence in _depth_size_occurrences(spec):
         stack = getattr(spec, occurrence.side)
-        layer_labels, layer_counts, suffix = (
+        layer_labels, layer_counts, label_suffix = (
             _layer_labels(stack),
             _layer_counts(stack, rank_model),
             _rank_suffix(rank_model),
         )
         labels_by_kind = {layer_name: layer_labels[layer_name] for layer_name in layer_counts}
-        depth_symbol = symbol(symbol_names[occurrence], occurrence.field + suffix, sum(layer_counts.values()))
+        depth_symbol = symbol(symbol_names[occurrence], occurrence.field + label_suffix, sum(layer_counts.values()))
         if len(labels_by_kind) == 1:
-            groups[occurrence.side, next(iter(labels_by_kind))] = (depth_symbol, next(iter(labels_by_kind.values())))
+            layer_groups[occurrence.side, next(iter(labels_by_kind))] = (
+                depth_symbol,
+                next(iter(labels_by_kind.values())),
+            )
             continue
         base_name = (
             f"{occurrence.letter}_{SIDE_NAMES[occurrence.side]}" if has_several_stacks else symbol_names[occurrence]
         )
         for layer_name, layer_count in layer_counts.items():
-            groups[occurrence.side, layer_name] = (
+            layer_groups[occurrence.side, layer_name] = (
                 symbol(
                     f"{base_name}_{labels_by_kind[layer_name]}",
-                    f"{DEPTH} ({labels_by_kind[layer_name]}){suffix}",
+                    f"{DEPTH} ({labels_by_kind[layer_name]}){label_suffix}",
                     layer_count,
                 ),
                 labels_by_kind[layer_name],
             )
-        depths[depth_symbol] = frozenset(groups[occurrence.side, layer_name][0] for layer_name in labels_by_kind)
+        depths[depth_symbol] = frozenset(layer_groups[occurrence.side, layer_name][0] for layer_name in labels_by_kind)
     main_stack = "decoder" if spec.decoder is not None else "encoder"
-    return Symbolic(spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack, groups), meanings, depths)
+    return SymbolicModel(
+        spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack, layer_groups), symbol_meanings, depths
+    )
 
 
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
@@ -190,7 +197,9 @@ def _rank_suffix(rank: RankModel | None) -> str:
     return "" if rank is None or rank.layout.pp == 1 else " of this rank"
 
 
-def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Callable[[str, str, Number], Any]) -> Node:
+def _rank_in_symbols(
+    rank: RankModel, size_replacer: SizeReplacer, create_symbol: Callable[[str, str, Number], Any]
+) -> Node:
     """Returns the tree of one rank in symbols, computed with integers that remember their formulas."""
 
     def traced_size(occurrence: SizeOccurrence) -> Any:
@@ -202,9 +211,9 @@ def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Calla
     if layout.expert_tp == layout.tp:
         del layout_sizes["etp"]
     degrees: dict[str, Any] = {
-        size_name: SymbolicInt(n, symbol(size_name, GROUPS[size_name], n))
-        for size_name, n in layout_sizes.items()
-        if n > 1
+        size_name: SymbolicInt(group_size, create_symbol(size_name, GROUPS[size_name], group_size))
+        for size_name, group_size in layout_sizes.items()
+        if group_size > 1
     }
     if "etp" not in layout_sizes:
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
@@ -276,16 +285,16 @@ def sequences_symbol() -> Any:
 
 def letter_of_field(field_info: FieldInfo) -> str | None:
     """Returns the letter of a field's type, or of the type inside `| None`."""
-    return _letter(field_info.metadata) or _letter_inside(field_info.annotation)
+    return _letter_of_metadata(field_info.metadata) or _letter_inside(field_info.annotation)
 
 
-def _letter(metadata: Iterable[Any]) -> str | None:
+def _letter_of_metadata(metadata: Iterable[Any]) -> str | None:
     return next((annotation.letter for annotation in metadata if isinstance(annotation, SizeSymbol)), None)
 
 
 def _letter_inside(annotation: Any) -> str | None:
     if get_origin(annotation) is Annotated:
-        return _letter(annotation.__metadata__)
+        return _letter_of_metadata(annotation.__metadata__)
     return next((letter for argument in get_args(annotation) if (letter := _letter_inside(argument))), None)
 
 
@@ -294,14 +303,14 @@ def _replace_sizes_by_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> M
     changed_fields: dict[str, Any] = {
         stack_name: _stack_in_symbols(stack, stack_name, size_replacer) for stack_name, stack in spec.stacks()
     }
-    model_changes = _symbol_changes(spec, "", "", "", size_replacer, kept_fields=frozenset(changed_fields))
+    model_changes = _symbol_changes(spec, "", "", "", size_replacer, unchanged_fields=frozenset(changed_fields))
     return spec.model_copy(update={**model_changes, **changed_fields})
 
 
 def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer) -> Stack:
     layer_labels = _layer_labels(stack)
     changed_fields = _symbol_changes(
-        stack, stack_name, "", "", size_replacer, kept_fields=frozenset({"block", "variants", DEPTH})
+        stack, stack_name, "", "", size_replacer, unchanged_fields=frozenset({"block", "variants", DEPTH})
     )
 
     def with_symbols(layer_name: str, layer: Layer) -> Part:
@@ -318,8 +327,8 @@ def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer
     return stack.model_copy(update=changed_fields)
 
 
-def _part_in_symbols(part: Part, stack_name: str, layer: str, part_name: str, size_replacer: SizeReplacer) -> Part:
-    return part.model_copy(update=_symbol_changes(part, stack_name, layer, part_name, size_replacer))
+def _part_in_symbols(spec_part: Part, stack_name: str, layer: str, part_name: str, size_replacer: SizeReplacer) -> Part:
+    return spec_part.model_copy(update=_symbol_changes(spec_part, stack_name, layer, part_name, size_replacer))
 
 
 def _symbol_changes(
@@ -328,13 +337,13 @@ def _symbol_changes(
     layer: str,
     part_name: str,
     size_replacer: SizeReplacer,
-    kept_fields: frozenset[str] = frozenset(),
+    unchanged_fields: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
     """Returns the fields of a part that get symbols, each with its new value."""
     new_values: dict[str, Any] = {}
     for field_name, field_info in type(part).model_fields.items():
         field_value, symbol_letter = getattr(part, field_name), letter_of_field(field_info)
-        if field_name in kept_fields:
+        if field_name in unchanged_fields:
             continue
         if isinstance(field_value, Part):
             new_values[field_name] = _part_in_symbols(field_value, stack_name, layer, field_name, size_replacer)
@@ -403,22 +412,25 @@ def _layer_traits(layer: Layer) -> tuple[str, str]:
 
 
 def _add_depth_symbols(
-    node: Node, stack_name: str, groups: dict[tuple[str, str], tuple[Any, str]], sharing: frozenset[str] = frozenset()
+    node: Node,
+    stack_name: str,
+    layer_groups: dict[tuple[str, str], tuple[Any, str]],
+    shared_kinds: frozenset[str] = frozenset(),
 ) -> Node:
     """Adds labels, and symbols for the repeats of each kind of layer.
 
-    sharing: the kinds of which one layer has the parameters; the other layers, a node of their own, share them.
+    shared_kinds: the kinds of which one layer has the parameters; the other layers, a node of their own, share them.
     """
     stack_name = node.name if node.name in SIDE_NAMES and node.is_stack else stack_name
     shared_labels = frozenset(
         child.label.removesuffix(SHARED) for child in node.children if child.label.endswith(SHARED)
     )
-    children = tuple(_add_depth_symbols(child, stack_name, groups, shared_labels) for child in node.children)
+    children = tuple(_add_depth_symbols(child, stack_name, layer_groups, shared_labels) for child in node.children)
     if node.kind != "layer":
         return replace(node, children=children)
     layer_kind = node.label.removesuffix(SHARED) or BASE
-    layer_count, layer_label = groups[stack_name, layer_kind]
-    repeat = layer_count - 1 if node.label.endswith(SHARED) else 1 if layer_kind in sharing else layer_count
+    layer_count, layer_label = layer_groups[stack_name, layer_kind]
+    repeat = layer_count - 1 if node.label.endswith(SHARED) else 1 if layer_kind in shared_kinds else layer_count
     return replace(node, repeat=repeat, label=node.label or layer_label, children=children)
 
 
@@ -452,7 +464,7 @@ def _subscripts(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     """Returns the shortest subscripts that determine a size's value; empty if all values are equal."""
     if len({occurrence.value for occurrence in occurrences}) == 1:
         return dict.fromkeys(occurrences, "")
-    for levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):
+    for name_levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):
         traits_of_occurrence = {
             occurrence: {
                 "part": PART_NAMES.get(occurrence.part, occurrence.part),
@@ -463,12 +475,14 @@ def _subscripts(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
         }
         described_symbols = {
             occurrence: "_".join(
-                traits_of_occurrence[occurrence][level] for level in levels if traits_of_occurrence[occurrence][level]
+                traits_of_occurrence[occurrence][name_level]
+                for name_level in name_levels
+                if traits_of_occurrence[occurrence][name_level]
             )
             for occurrence in occurrences
         }
         if all(described_symbols.values()) and len(
-            {(description, occurrence.value) for occurrence, description in described_symbols.items()}
+            {(symbol_description, occurrence.value) for occurrence, symbol_description in described_symbols.items()}
         ) == len(set(described_symbols.values())):
             return described_symbols
     size_values = list(dict.fromkeys(occurrence.value for occurrence in occurrences))

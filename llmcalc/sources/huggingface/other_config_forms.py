@@ -207,23 +207,23 @@ def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], lis
         for field_name, field in multiplier_fields.items()
         if model_args.get(field) is not None
     }
-    layer_kind_names = {
+    signs_of_types = {
         "qwen2": has_bias,
         "qwen3": has_norms,
         "granite": stated_multipliers,
         "smollm3": model_args.get("no_rope_layer_interval"),
     }
-    named_types = [model_type for model_type, is_stated in layer_kind_names.items() if is_stated]
-    if len(named_types) > 1:
+    matching_types = [model_type for model_type, sign_of_type in signs_of_types.items() if sign_of_type]
+    if len(matching_types) > 1:
         raise InputError(
             "attention_qkv_bias, use_qk_norm, no_rope_layer_interval, multipliers: those of "
-            f"{', '.join(named_types)} together; expected those of one"
+            f"{', '.join(matching_types)} together; expected those of one"
         )
-    if named_types:
-        config["model_type"] = named_types[0]
-    if named_types == ["qwen2"]:
+    if matching_types:
+        config["model_type"] = matching_types[0]
+    if matching_types == ["qwen2"]:
         config.pop("attention_bias")
-    if named_types == ["smollm3"]:
+    if matching_types == ["smollm3"]:
         config["no_rope_layer_interval"] = _positive_size(model_args, "no_rope_layer_interval")
     return config | stated_multipliers, [
         f"arguments of ExecuTorch's Llama: read as '{config['model_type']}' with an output head of its own"
@@ -282,9 +282,11 @@ def _shared_fields(model_args: Mapping[str, Any]) -> dict[str, Any]:
         "vocab_size": _positive_size(model_args, "vocab_size"),
         "tie_word_embeddings": False,
     }
-    other_names = {"rms_norm_eps": "norm_eps", "rope_theta": "rope_theta", "max_position_embeddings": "max_seq_len"}
+    names_by_field = {"rms_norm_eps": "norm_eps", "rope_theta": "rope_theta", "max_position_embeddings": "max_seq_len"}
     return config | {
-        field_name: model_args[field] for field_name, field in other_names.items() if model_args.get(field) is not None
+        field_name: model_args[field]
+        for field_name, field in names_by_field.items()
+        if model_args.get(field) is not None
     }
 
 
@@ -315,8 +317,8 @@ def _read_simumax(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
         latent_fields |= {"qk_rope_head_dim": "qk_pos_emb_head_dim"}
         config |= {field_name: _positive_size(model_args, field) for field_name, field in latent_fields.items()}
         config |= {"n_group": 1, "topk_group": 1}
-        is_low_rank = model_args.get("q_lora_rank") is not None
-        config["q_lora_rank"] = _positive_size(model_args, "q_lora_rank") if is_low_rank else None
+        has_low_rank_queries = model_args.get("q_lora_rank") is not None
+        config["q_lora_rank"] = _positive_size(model_args, "q_lora_rank") if has_low_rank_queries else None
     else:
         config["head_dim"] = _positive_size(model_args, "head_size")
     if _positive_size(model_args, "expert_num", 1) > 1:
@@ -368,9 +370,9 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 
     Raises `InputError` for layers of attention or networks between those of Mamba, which its other models have.
     """
-    ssm = model_args["ssm_cfg"]
-    if not isinstance(ssm, dict):
-        raise InputError(f"ssm_cfg: {shown(ssm)}; expected a table of fields")
+    ssm_config = model_args["ssm_cfg"]
+    if not isinstance(ssm_config, dict):
+        raise InputError(f"ssm_cfg: {shown(ssm_config)}; expected a table of fields")
     for field in ("attn_layer_idx", "attn_cfg", "d_intermediate"):
         if model_args.get(field):
             raise InputError(
@@ -379,32 +381,32 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
     for field in ("rms_norm", "tie_embeddings"):
         if model_args.get(field, True) is not True:
             raise InputError(f"{field}: {shown(model_args[field])}; expected true, as in the published models")
-    layer, hidden_size = ssm.get("layer", "Mamba1"), _positive_size(model_args, "d_model")
-    if layer not in ("Mamba1", "Mamba2") or set(ssm) - {"layer", "d_state", "expand", "headdim", "ngroups"}:
+    layer, hidden_size = ssm_config.get("layer", "Mamba1"), _positive_size(model_args, "d_model")
+    if layer not in ("Mamba1", "Mamba2") or set(ssm_config) - {"layer", "d_state", "expand", "headdim", "ngroups"}:
         raise InputError(
-            f"ssm_cfg: {shown(ssm)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
+            f"ssm_cfg: {shown(ssm_config)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
         )
     vocab_multiple, vocab = (
         _positive_size(model_args, "pad_vocab_size_multiple", 8),
         _positive_size(model_args, "vocab_size"),
     )
-    expansion_factor = _positive_size(ssm, "expand", 2)
+    expansion_factor = _positive_size(ssm_config, "expand", 2)
     config: dict[str, Any] = {
         "model_type": "mamba" if layer == "Mamba1" else "mamba2",
         "vocab_size": vocab_multiple * ceil(vocab / vocab_multiple),
         "hidden_size": hidden_size,
         "num_hidden_layers": _positive_size(model_args, "n_layer"),
         "expand": expansion_factor,
-        "state_size": _positive_size(ssm, "d_state", 16 if layer == "Mamba1" else 128),
+        "state_size": _positive_size(ssm_config, "d_state", 16 if layer == "Mamba1" else 128),
         "tie_word_embeddings": True,
     }
     if layer == "Mamba2":
-        head = _positive_size(ssm, "headdim", 64)
+        head = _positive_size(ssm_config, "headdim", 64)
         if expansion_factor * hidden_size % head:
             raise InputError(
                 f"ssm_cfg: headdim {head} does not divide {expansion_factor * hidden_size}, the width of the scan"
             )
-        group_count = _positive_size(ssm, "ngroups", 1)
+        group_count = _positive_size(ssm_config, "ngroups", 1)
         config |= {"head_dim": head, "num_heads": expansion_factor * hidden_size // head, "n_groups": group_count}
     else:
         config["intermediate_size"] = expansion_factor * hidden_size
@@ -414,7 +416,9 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 def _read_mlc(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads MLC's config: the fields of the model's original config, without the engine's settings."""
     model_config = {
-        field_name: value for field_name, value in model_args["model_config"].items() if field_name not in MLC
+        field_name: field_value
+        for field_name, field_value in model_args["model_config"].items()
+        if field_name not in MLC
     }
     original_fields = model_args["model_config"]
     other_names = {"rope_theta": "position_embedding_base", "max_position_embeddings": "context_window_size"}

@@ -43,8 +43,8 @@ from ..simulator.choices import EAGER, KernelChoices
 from ..simulator.meter import Meter
 from ..workload.execution import OptimizerImplementation
 from ..workload.recompute import NONE
-from . import measure, variants
-from .measure import default_dtype, encoder_input
+from . import kernel_variants, module_measurements
+from .module_measurements import default_dtype, encoder_input
 
 PhaseCallback: TypeAlias = Callable[[str, Tensor | None], None]
 """Function that is called after each phase with (its name, the loss after a forward pass or None)."""
@@ -53,14 +53,14 @@ PhaseCallback: TypeAlias = Callable[[str, Tensor | None], None]
 # --- the model and what it reads --------------------------------------------------------------------------------------
 
 
-def build_reference(spec: ModelSpec, dtype: str, device: str, include: frozenset[str] = frozenset()) -> Any:
+def build_reference(spec: ModelSpec, dtype: str, device: str, included_parts: frozenset[str] = frozenset()) -> Any:
     """Builds the reference in one number format, without image and audio encoders.
 
-    Multi-token prediction is removed too, unless it is in `include`.
+    Multi-token prediction is removed too, unless it is in `included_parts`.
     """
     with torch.device(device), default_dtype(getattr(torch, dtype)):
         module: Any = spec.reference()
-    for slot_name in ("towers", *(() if MTP.name in include else ("mtp",))):
+    for slot_name in ("towers", *(() if MTP.name in included_parts else ("mtp",))):
         if hasattr(module, slot_name):
             delattr(module, slot_name)
     return module
@@ -77,7 +77,7 @@ class without_initial_values(TorchFunctionMode):  # it is used as a function
 
 def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str) -> Tensor:
     """Returns random token ids on a GPU, and elsewhere zeros, which route all rows to the same experts."""
-    return measure.token_ids(spec, batch, tokens, device, is_random=device == "cuda")
+    return module_measurements.token_ids(spec, batch, tokens, device, is_random=device == "cuda")
 
 
 def loss_or_output(
@@ -93,7 +93,7 @@ def loss_or_output(
     model_output = module(ids, source_input, with_mtp=has_mtp, grouped_experts=True, expert_capacity=kernels.capacity)
     output, logits_ahead = model_output if has_mtp else (model_output, [])
     del model_output
-    return variants.loss_of(module, kernels, output, ids, logits_ahead) if spec.head.type == "lm" else output
+    return kernel_variants.loss_of(module, kernels, output, ids, logits_ahead) if spec.head.type == "lm" else output
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class TrainingLoop:
         self.training: TrainingConfig = training
         self.device: str = device
         self.module: Any = build_reference(spec, training.dtype, device, training.include)
-        variants.use_kernels(self.module, training.choices, training.recompute, training.adapters, device)
+        kernel_variants.use_kernels(self.module, training.choices, training.recompute, training.adapters, device)
         self.weights: list[Tensor] = self._parameters_in_order()
         self.updated: list[Tensor] = (
             [parameter.detach().float() for parameter in self.weights] if training.master else self.weights
@@ -142,7 +142,7 @@ class TrainingLoop:
         return [*ordered_parameters, *parameters_by_name.values()]
 
     @property
-    def outside(self) -> Iterable[Tensor]:
+    def outside_tensors(self) -> Iterable[Tensor]:
         """Returns the tensors outside of a micro-batch's autograd graph: parameters, buffers and inputs."""
         source_tensors = () if self.source is None else (self.source,)
         return (*self.module.parameters(), *self.module.buffers(), self.ids, *source_tensors)
@@ -156,15 +156,15 @@ class TrainingLoop:
 
     def micro_batch(self, on_phase: PhaseCallback) -> None:
         """Runs the passes of one micro-batch. on_phase: called after `forward` and `backward`."""
-        self.read()
-        with variants.kernel_context(self.training.choices):
+        self.create_tokens()
+        with kernel_variants.kernel_context(self.training.choices):
             loss = self.loss()
             on_phase("forward", loss)
             loss.backward(torch.ones_like(loss))
         del loss
         on_phase("backward", None)
 
-    def read(self) -> None:
+    def create_tokens(self) -> None:
         """Creates the tokens of a micro-batch."""
         training = self.training
         self.ids: Tensor = token_ids(self.spec, training.batch, training.seq, self.device)
@@ -238,9 +238,9 @@ def cache_shapes(spec: ModelSpec, inference: InferenceConfig) -> CacheShapes:
     """Returns the shapes of the cache after a prompt, from a run on the meta device."""
     inference_passes = InferencePasses(spec, inference, "meta")
     inference_passes.prefill()
-    paths = {module: module_path for module_path, module in inference_passes.module.named_modules()}
+    path_by_module = {module: module_path for module_path, module in inference_passes.module.named_modules()}
     return {
-        paths[module]: [
+        path_by_module[module]: [
             (tensor.shape, tensor.stride(), tensor.dtype, tensor.untyped_storage().nbytes() // tensor.itemsize)
             for tensor in tensors
         ]
@@ -259,7 +259,7 @@ class InferencePasses:
         self.inference: InferenceConfig = inference
         self.device: str = device
         self.module: Any = build_reference(spec, inference.dtype, device, inference.include).eval()
-        variants.use_kernels(self.module, inference.choices, NONE)
+        kernel_variants.use_kernels(self.module, inference.choices, NONE)
         self.store: dict[Any, tuple[Tensor, ...]] | None = None if spec.one_pass_model_name else {}
 
     def prefill(self) -> None:
@@ -291,7 +291,7 @@ class InferencePasses:
         if not past_tokens:
             input_tokens = inference.seq if inference.source is None else inference.source
             source_input = encoder_input(self.spec, inference.batch, input_tokens, inference.dtype, self.device)
-        with torch.no_grad(), variants.kernel_context(inference.choices):
+        with torch.no_grad(), kernel_variants.kernel_context(inference.choices):
             self.module(
                 ids,
                 source_input,

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from .shapes import ShapeCache, shape_cache_key
+from .shape_cache import ShapeCache, shape_cache_key
 
 
 @contextmanager
@@ -43,8 +43,8 @@ def unfused_attention() -> Iterator[None]:
 @contextmanager
 def flop_counter() -> Iterator[FlopCounterMode]:
     """Counts the FLOPs of operations inside the context, with attention as separate products."""
-    formulas = {torch.ops.aten.convolution_backward: convolution_backward}
-    counter = FlopCounterMode(display=False, custom_mapping=formulas)
+    flop_formulas = {torch.ops.aten.convolution_backward: convolution_backward}
+    counter = FlopCounterMode(display=False, custom_mapping=flop_formulas)
     counter.flop_registry = {op: _cached_formula(op, formula) for op, formula in counter.flop_registry.items()}
     with unfused_attention(), counter, ShapeCache(counter):  # the innermost receives every operation first
         yield counter
@@ -90,5 +90,5 @@ def convolution_backward(
     times too much.
     """
     counted_tensor = x if transposed else grad
-    products = counted_tensor[0] * math.prod(counted_tensor[2:]) * math.prod(weight)
-    return 2 * int(products) * (bool(output_mask[0]) + bool(output_mask[1]))
+    product_count = counted_tensor[0] * math.prod(counted_tensor[2:]) * math.prod(weight)
+    return 2 * int(product_count) * (bool(output_mask[0]) + bool(output_mask[1]))

@@ -17,7 +17,7 @@ from ..parallel.placements import Collective
 from ..workload.rows import ONE_GROUP, ExpertGroups
 from .device import Device
 from .kernels import STATE_BITS, Kernel, LayerMessage, RankPass, RankWork
-from .records import TimeStack
+from .timing_constants import TimeStack
 
 BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
 """Bytes per element that a product reads in training; 2 in other formats. fp4: 4 bits and a scale per 16 elements."""
@@ -197,7 +197,7 @@ class TimeEstimator:
         return self.rank_pass.phase == "training"
 
     @property
-    def kernel_wait(self) -> float:
+    def seconds_before_kernel(self) -> float:
         """The seconds before a kernel starts."""
         generation = self.device.generation
         launch_gap = generation.kernel_start if self.is_training else generation.launch_gap * self.stack.launch
@@ -225,21 +225,21 @@ class TimeEstimator:
         """
         return self.device.depth_factor(self._units_format(dtype), inner_size)
 
-    def timed_pass(self, work: RankWork) -> TimedPass:
+    def timed_pass(self, rank_work: RankWork) -> TimedPass:
         """Returns the timed kernels and messages of a rank."""
         timed_operations: list[TimedOperation] = []
-        for kernel in work.kernels:
+        for kernel in rank_work.kernels:
             timed_operations += self.timed_kernels(kernel)
-        for layer_message in work.messages:
+        for layer_message in rank_work.messages:
             layer, message = layer_message.layer, layer_message.collective
             seconds, wait_seconds = self._message_seconds(layer_message), self._exchange_wait(message)
-            message_times = message.times
+            message_count = message.times
             timed_operations.append(
                 TimedOperation(
                     message.node,
                     message.kind,
                     layer,
-                    message_times,
+                    message_count,
                     message.backward,
                     True,
                     0.0,
@@ -248,7 +248,7 @@ class TimeEstimator:
                     wait_seconds,
                 )
             )
-        return TimedPass(work, timed_operations)
+        return TimedPass(rank_work, timed_operations)
 
     def timed_kernels(self, kernel: Kernel) -> Iterator[TimedOperation]:
         """Returns the timed kernels of a product. A backward product is two kernels, for the input and the weight."""
@@ -257,11 +257,13 @@ class TimeEstimator:
         )
         launched_directions: set[bool] = set()
         is_in_graph = not (self.is_training or self.stack.host_kernel)
-        launches = self.stack.kernels.get(kernel.verb, kernel.launches) if is_in_graph else kernel.launches
+        launch_counts = self.stack.kernels.get(kernel.verb, kernel.launches) if is_in_graph else kernel.launches
         for backward, compute_seconds, memory_seconds in pass_parts:
             if backward and not self.is_training:
                 continue
-            launch_seconds = 0.0 if backward in launched_directions else launches[backward] * self.kernel_wait
+            launch_seconds = (
+                0.0 if backward in launched_directions else launch_counts[backward] * self.seconds_before_kernel
+            )
             launched_directions.add(backward)
             if is_in_graph and launch_seconds:
                 launch_seconds += self.product_wait(kernel)
@@ -321,21 +323,21 @@ class TimeEstimator:
         yield from self._time_with_weights(
             kernel, False, forward_seconds, bytes_per_element * weight, bytes_per_element * m * k + output_bytes * m * n
         )
-        casts_input, casts_gradient = self._separate_casts(kernel)
+        casts_input, casts_gradient = self._needs_separate_casts(kernel)
         if cast_bytes and casts_input:
             yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
-            moved = bytes_per_element * m * n + output_bytes * m * k
+            moved_bytes = bytes_per_element * m * n + output_bytes * m * k
             input_gradient = backward * self._depth_factor(dtype, n) * self._wave_factor(kernel, m, k)
-            yield from self._time_with_weights(kernel, True, input_gradient, bytes_per_element * weight, moved)
+            yield from self._time_with_weights(kernel, True, input_gradient, bytes_per_element * weight, moved_bytes)
             if cast_bytes and casts_gradient:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
             if kernel.frozen:
                 return
             backward = backward * self._depth_factor(dtype, m / kernel.experts) * self._wave_factor(kernel, n, k)
-            moved = bytes_per_element * m * k + output_bytes * m * n
+            moved_bytes = bytes_per_element * m * k + output_bytes * m * n
             yield from self._time_with_weights(
-                kernel, True, backward, self._gradient_bytes(bytes_per_element) * weight, moved
+                kernel, True, backward, self._gradient_bytes(bytes_per_element) * weight, moved_bytes
             )
 
     def _wave_factor(self, kernel: Kernel, row_count: Number, column_count: Number) -> Number:
@@ -358,7 +360,7 @@ class TimeEstimator:
 
     _experts_seconds = _product_seconds
 
-    def _separate_casts(self, kernel: Kernel) -> tuple[bool, bool]:
+    def _needs_separate_casts(self, kernel: Kernel) -> tuple[bool, bool]:
         """Returns whether separate kernels cast a training product's input and its output's gradient.
 
         Products with the same input cast it once. Fused experts cast what enters and leaves their activation.
@@ -425,9 +427,9 @@ class TimeEstimator:
             return
         if self.stack.attention == "scores":
             scores = kernel.heads * kernel.m * kernel.n
-            unaligned_dim = isinstance(kernel.dim, int) and kernel.dim % 8
+            has_unaligned_dim = isinstance(kernel.dim, int) and kernel.dim % 8
             score_flops = (
-                2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if unaligned_dim else 1.0)
+                2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if has_unaligned_dim else 1.0)
             )
             score_bytes = SCORE_BYTES if self.stack.fused else EAGER_SCORE_BYTES
             compute_seconds, memory_seconds = (
@@ -568,14 +570,14 @@ class TimeEstimator:
         products. Where a stack sends copies, each goes to its rank by itself, as in NCCL's all-to-all.
         """
         ranks, copies_per_token = layer_message.collective.ranks, layer_message.copies
-        format_share = (
+        share_of_16_bits = (
             0.5 if layer_message.is_dispatch and self.formats.dtype == "fp8" and not self.is_training else 1.0
         )
         if self.rank_pass.phase == "decode" or self.stack.sends_copies:
-            return format_share
+            return share_of_16_bits
         domains = maximum(1.0, ranks / self.device.domain)
         copies_of_domains = _copies_per_domain(domains, copies_per_token, layer_message.groups)
-        return format_share * choose(ranks > self.device.domain, copies_of_domains, 1.0)
+        return share_of_16_bits * choose(ranks > self.device.domain, copies_of_domains, 1.0)
 
 
 def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGroups = ONE_GROUP) -> Number:
@@ -586,16 +588,16 @@ def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGrou
     """
     n_group, topk_group = expert_groups
     reachable_domains = maximum(1.0, domains * topk_group / n_group)
-    domain_copies = reachable_domains * (1 - (1 - 1 / reachable_domains) ** top_k)
+    copies_per_token = reachable_domains * (1 - (1 - 1 / reachable_domains) ** top_k)
     if n_group > 1:
         least_groups = n_group // domains
-        larger_share = n_group / domains - least_groups
-        chances_of_copy = [
+        share_of_larger_domains = n_group / domains - least_groups
+        copy_chances = [
             _chance_of_copy(group_count, top_k, expert_groups) for group_count in (least_groups, least_groups + 1)
         ]
-        chance_of_copy = (1 - larger_share) * chances_of_copy[0] + larger_share * chances_of_copy[1]
-        domain_copies = choose(domains < n_group, domains * chance_of_copy, domain_copies)
-    return minimum(1.0, domain_copies / top_k)
+        mean_copy_chance = (1 - share_of_larger_domains) * copy_chances[0] + share_of_larger_domains * copy_chances[1]
+        copies_per_token = choose(domains < n_group, domains * mean_copy_chance, copies_per_token)
+    return minimum(1.0, copies_per_token / top_k)
 
 
 def _chance_of_copy(groups_in_domain: Number, top_k: Number, expert_groups: ExpertGroups) -> Number:
@@ -604,13 +606,13 @@ def _chance_of_copy(groups_in_domain: Number, top_k: Number, expert_groups: Expe
     The number of these groups among the token's groups is hypergeometric.
     """
     n_group, topk_group = expert_groups
-    chances = (
+    weighted_chances = (
         _binomial(groups_in_domain, group_count)
         * _binomial(n_group - groups_in_domain, topk_group - group_count)
         * (1 - (1 - group_count / topk_group) ** top_k)
         for group_count in range(1, topk_group + 1)
     )
-    return sum(chances) / comb(n_group, topk_group)
+    return sum(weighted_chances) / comb(n_group, topk_group)
 
 
 def _binomial(total_count: Number, selected_count: int) -> Number:
@@ -618,6 +620,6 @@ def _binomial(total_count: Number, selected_count: int) -> Number:
     return prod((total_count - factor_index) / (factor_index + 1) for factor_index in range(selected_count))
 
 
-def time_pass(work: RankWork, device: Device, time_stack: TimeStack, formats: NumberFormats) -> TimedPass:
+def time_pass(rank_work: RankWork, device: Device, time_stack: TimeStack, formats: NumberFormats) -> TimedPass:
     """Estimates the seconds of the kernels and messages of a rank's pass."""
-    return TimeEstimator(device, time_stack, formats, work.rank_pass).timed_pass(work)
+    return TimeEstimator(device, time_stack, formats, rank_work.rank_pass).timed_pass(rank_work)

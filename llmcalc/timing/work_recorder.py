@@ -25,7 +25,7 @@ from ..parallel.layout import Layout
 from ..parallel.placements import FLOAT32, Collective, CollectiveKind, Group, Placements
 from ..parallel.rank_program import RankFlow, is_divided, shared_rank_program
 from ..workload.derived_rows import QueryKeyPairs
-from ..workload.rows import LOGITS, ONCE, Routed
+from ..workload.rows import LOGITS, ONCE, RoutedRows
 from ..workload.run_config import RunConfig
 from .eager import eager_repeats, eager_verb
 from .kernels import (
@@ -211,8 +211,10 @@ class WorkRecorder(Placements):
         self, attributes: Mapping[str, Any], scope_items: Iterable[Item], module_path: str, repeats: Number
     ) -> None:
         self._record_elementwise_group()
-        indices = attributes.get("indices")
-        layer_kind = LayerKind(attributes.get("label", ""), tuple(range(repeats) if indices is None else indices))
+        layer_indices = attributes.get("indices")
+        layer_kind = LayerKind(
+            attributes.get("label", ""), tuple(range(repeats) if layer_indices is None else layer_indices)
+        )
         self.work.layer_kinds.append(layer_kind)
         self.layer, self.layers = len(self.work.layer_kinds) - 1, repeats
         self._run_scope(scope_items, module_path, repeats)
@@ -245,13 +247,13 @@ class WorkRecorder(Placements):
                 self._record_elementwise_group()
                 self._add_kernel("elementwise", "dropout", moved_elements=(2 * self._elements(operation.outs[0]),) * 2)
             return
-        lowering = getattr(self, f"_lower_{operation.verb}", None)
-        if lowering is None and (operation.op is None or "forward_flops" not in operation.op.effects):
+        lowering_method = getattr(self, f"_lower_{operation.verb}", None)
+        if lowering_method is None and (operation.op is None or "forward_flops" not in operation.op.effects):
             if operation.outs and not operation.outs[0].fixed and not self._is_inside_attention(operation):
                 self._add_elementwise_step(operation)  # masks and angles are computed once per pass, or inside kernels
             return
         self._record_elementwise_group()
-        (lowering or self._add_operation)(operation)
+        (lowering_method or self._add_operation)(operation)
 
     def _runs_step(self, operation: Step) -> bool:
         """Whether the pass runs a step; for example, decoding does not run the encoder again."""
@@ -276,9 +278,9 @@ class WorkRecorder(Placements):
         if "params" in operation.op.effects and not self.shares_parameters and operation.about.get("role") != "shared":
             self._count_parameters(operation.op.params(), self._runs_per_layer(), operation.verb == "experts")
         if "cache_bits" in operation.op.effects:
-            elements = operation.op.cache_bits(self.full_run, 1)  # type: ignore[attr-defined]
-            self.work.cache[self.layer] = self.work.cache.get(self.layer, 0) + elements * self._runs_per_layer()
-            self.cache_reads[operation.name] = self.cache_reads[self.where] = elements
+            element_count = operation.op.cache_bits(self.full_run, 1)  # type: ignore[attr-defined]
+            self.work.cache[self.layer] = self.work.cache.get(self.layer, 0) + element_count * self._runs_per_layer()
+            self.cache_reads[operation.name] = self.cache_reads[self.where] = element_count
 
     def _count_parameters(self, parameters: Number, repeat_count: Number, experts: bool = False) -> None:
         parameter_key = self.layer, experts
@@ -307,7 +309,7 @@ class WorkRecorder(Placements):
         if message.backward and self.rank_pass.phase != "training":
             return
         message = message._replace(times=exact_div(message.times, self.layers))
-        routed_rows = flow_value.rows if isinstance(flow_value.rows, Routed) else Routed()
+        routed_rows = flow_value.rows if isinstance(flow_value.rows, RoutedRows) else RoutedRows()
         is_dispatch = self.gathering_verb == "dispatch" and process_group == "ep"
         self.work.messages.append(
             LayerMessage(self.layer, self._with_group_size(message), routed_rows.top_k, routed_rows.groups, is_dispatch)
@@ -326,7 +328,7 @@ class WorkRecorder(Placements):
         replicas = self.rank_pass.gathered_ranks
         if backward or replicas == 1:
             return
-        assert isinstance(routed_value.rows, Routed)
+        assert isinstance(routed_value.rows, RoutedRows)
         self._record_elementwise_group()
         gathered_bytes = replicas * self.run_config.rows(routed_value.rows.of) * routed_value.width * self.width
         collective_kind: CollectiveKind = "all_gather" if self.gathering_verb == "dispatch" else "reduce_scatter"
@@ -357,18 +359,18 @@ class WorkRecorder(Placements):
         if flow_value.rows is ONCE:
             return 1
         row_count = self.run_config.rows(flow_value.rows)
-        if isinstance(flow_value.rows, Routed):  # expert ranks receive as many rows as they send
+        if isinstance(flow_value.rows, RoutedRows):  # expert ranks receive as many rows as they send
             return rank_share(row_count * self.layout.expert_tp, self.layout.tp)
         return rank_share(row_count, self.layout.tp) if self.placement(flow_value) == "rows" else row_count
 
     def _elements(self, flow_value: Value) -> Number:
-        moves_every_row = self.rank_pass.moves_all_rows and isinstance(flow_value.rows, Routed)
+        moves_every_row = self.rank_pass.moves_all_rows and isinstance(flow_value.rows, RoutedRows)
         return self._rows_on_rank(flow_value) * flow_value.width * (self.rank_pass.ep if moves_every_row else 1)
 
     # --- kernels -----------------------------------------------------------------------------------------------------
 
-    def _add_kernel(self, kernel_kind: KernelKind, verb: str, **sizes: Any) -> Kernel:
-        kernel = Kernel(self.where or verb, kernel_kind, self.layer, self._runs_per_layer(), verb, **sizes)
+    def _add_kernel(self, kernel_kind: KernelKind, verb: str, **kernel_sizes: Any) -> Kernel:
+        kernel = Kernel(self.where or verb, kernel_kind, self.layer, self._runs_per_layer(), verb, **kernel_sizes)
         self.work.kernels.append(kernel)
         return kernel
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..flow.tree import index_ranges
+from ..sources.huggingface.config_file import read_json
 from ..sources.huggingface.drafts import CLASSES, with_draft_type
-from ..sources.huggingface.file import read_json
-from ..sources.huggingface.heads import architecture_of
+from ..sources.huggingface.head_kinds import architecture_of
 from ..sources.huggingface.registry import type_of_class_name, usual_name
-from .measure import parameters
-from .transformers import build, require_transformers
+from .module_measurements import parameters
+from .transformers import build_class_model, require_transformers
 from .witness import witness_of
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def measure_config(config_path: Path) -> tuple[str, ModuleSize]:
         del config["architectures"]  # a class of another model type, which does not fit this config
     _require_class(config_path, model_type, "auto_map" in config_file)
     try:
-        module = build(config, is_to_run=False)
+        module = build_class_model(config, is_to_run=False)
     except InputError:
         raise
     except Exception as error:  # any error that a class may raise for a config
@@ -70,13 +70,15 @@ def measure_config(config_path: Path) -> tuple[str, ModuleSize]:
     return type(module).__name__, measured_tree(module)
 
 
-def _require_class(config_path: Path, model_type: str, remote_code: bool) -> None:
+def _require_class(config_path: Path, model_type: str, has_remote_code: bool) -> None:
     """Raises `InputError` if the installed library has no config class for the model type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if witness_of(model_type) not in CONFIG_MAPPING:
         remote_note = (
-            "; its classes are code of its own repository (auto_map), which llmcalc never runs" if remote_code else ""
+            "; its classes are code of its own repository (auto_map), which llmcalc never runs"
+            if has_remote_code
+            else ""
         )
         raise InputError(f"{config_path}: model_type: the installed transformers has no '{model_type}'{remote_note}")
 

@@ -35,7 +35,7 @@ def use_kernels(
 ) -> None:
     """Makes a reference use these kernels inside `kernel_context`, with dropout in training mode."""
     if module.training:
-        with_dropout(module)
+        attach_dropout(module)
     if adapters is not None:
         attach_adapters(module, adapters, device)
     if kernel_choices.attention != "eager":
@@ -122,17 +122,17 @@ def replace_attention(module: nn.Module, kernel_choices: KernelChoices) -> None:
     for module_name, submodule in module.named_modules():
         parent_name = module_name.rpartition(".")[0]
         if is_attention_core(module_name):
-            owner: Any = module.get_submodule(parent_name)
-            causal = getattr(owner, "causal", True) and not getattr(owner, "cross", False)
+            parent_module: Any = module.get_submodule(parent_name)
+            causal = getattr(parent_module, "causal", True) and not getattr(parent_module, "cross", False)
             kernels: dict[str, Callable[..., Any]] = {
                 "flash": flash_attention,
                 "sdpa": partial(scaled_dot_product, kernel_choices.capability),
             }
             submodule.forward = partial(kernels.get(kernel_choices.attention, sdpa_math), causal)
-            if getattr(getattr(owner, "spec", None), "indexer", None) is not None:
-                keep_attention_masks(owner)
-            if hasattr(owner, "_mask_and_bias"):
-                owner._mask_and_bias = lambda *_: (None, None)
+            if getattr(getattr(parent_module, "spec", None), "indexer", None) is not None:
+                keep_attention_masks(parent_module)
+            if hasattr(parent_module, "_mask_and_bias"):
+                parent_module._mask_and_bias = lambda *_: (None, None)
 
 
 def is_attention_core(name: str) -> bool:
@@ -154,9 +154,13 @@ def kernel_context(kernel_choices: KernelChoices) -> Iterator[None]:
         mask = attention_mask.__name__
         changed_attributes = [(module, mask, lambda *_, **__: None) for module in mixers if hasattr(module, mask)]
     if kernel_choices.attention in ("flash", "sdpa"):
-        repeat = torch.Tensor.repeat_interleave
+        original_repeat_interleave = torch.Tensor.repeat_interleave
         changed_attributes.append(
-            (torch.Tensor, "repeat_interleave", lambda x, n, axis: x if axis == 1 else repeat(x, n, axis))
+            (
+                torch.Tensor,
+                "repeat_interleave",
+                lambda x, n, axis: x if axis == 1 else original_repeat_interleave(x, n, axis),
+            )
         )
     original_attributes = [
         (owner, module_name, getattr(owner, module_name)) for owner, module_name, _ in changed_attributes
@@ -242,12 +246,12 @@ class FlashCrossEntropy(torch.autograd.Function):
     """flash-attn's cross-entropy (ops/triton/cross_entropy.py), whose backward pass may overwrite the logits."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Any, labels: Any, in_place: bool) -> Any:
+    def forward(ctx: Any, logits: Any, labels: Any, is_in_place: bool) -> Any:
         losses = logits.new_empty(logits.shape[0], dtype=torch.float)
         log_sums, squares = torch.empty_like(losses), torch.empty_like(losses)
         ctx.save_for_backward(logits, log_sums, labels)
         ctx.mark_non_differentiable(squares)
-        ctx.in_place = in_place
+        ctx.in_place = is_in_place
         return losses, squares
 
     @staticmethod
@@ -395,20 +399,20 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
         loss_sum = torch.zeros((), dtype=torch.float32, device=x.device)
         is_trained = [tensor is not None and tensor.requires_grad for tensor in (weight, bias)]
         loss_sums = [
-            torch.zeros_like(tensor) if trained else None
-            for tensor, trained in zip((weight, bias), is_trained, strict=True)
+            torch.zeros_like(tensor) if is_tensor_trained else None
+            for tensor, is_tensor_trained in zip((weight, bias), is_trained, strict=True)
         ]
         gradients_of_x = []
         for sequence, sequence_labels in zip(torch.chunk(x, x.shape[0]), torch.chunk(labels, x.shape[0]), strict=True):
-            loss, of_x, *other_gradients = LigerLogProbabilityLoss.of_sequence(
+            loss, gradient_of_x, *other_gradients = LigerLogProbabilityLoss.of_sequence(
                 sequence, weight, bias, sequence_labels, is_trained
             )
             for gradient_sum in loss_sums:
                 if gradient_sum is not None:
                     gradient_sum.add_(other_gradients.pop(0))
-            gradients_of_x.append(of_x)
+            gradients_of_x.append(gradient_of_x)
             loss_sum.add_(loss)
-            del loss, of_x, other_gradients
+            del loss, gradient_of_x, other_gradients
         ctx.save_for_backward(torch.cat(gradients_of_x, dim=0), *loss_sums)
         return loss_sum
 
@@ -558,11 +562,11 @@ def selective_checkpoint(saved_operations: frozenset[str], alternate_operations:
     )
 
     def create_contexts() -> Any:
-        calls = Counter[Any]()
+        call_counts = Counter[Any]()
 
         def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-            calls[context.is_recompute, op] += 1
-            is_skipped = op in alternating_operations and calls[context.is_recompute, op] % 2 == 0
+            call_counts[context.is_recompute, op] += 1
+            is_skipped = op in alternating_operations and call_counts[context.is_recompute, op] % 2 == 0
             return (
                 CheckpointPolicy.MUST_SAVE if op in operations and not is_skipped else CheckpointPolicy.PREFER_RECOMPUTE
             )
@@ -584,11 +588,11 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
         parent_name, _, child_name = module_name.rpartition(".")
         module_path = _path_in_layer(module_name)
         layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
-        core = recompute.core and is_attention_core(module_name)
+        recomputes_core = recompute.core and is_attention_core(module_name)
         is_recomputed = layer and recompute.includes_layer(int(child_name))
         if is_recomputed and carries_router_state:
             submodule.forward = partial(_checkpoint_with_router_state, run_checkpointed, submodule.forward)
-        elif is_recomputed or core or module_path in recompute.nodes:
+        elif is_recomputed or recomputes_core or module_path in recompute.nodes:
             submodule.forward = partial(run_checkpointed, submodule.forward)
 
 
@@ -628,7 +632,7 @@ class Dropout(nn.Module):
         return torch.native_dropout(x, 0.1, True)[0]
 
 
-def with_dropout(module: Any) -> None:
+def attach_dropout(module: Any) -> None:
     """Attaches dropout to all modules of a reference, at the spec's dropout points."""
     if module.spec.dropout is not None:
         dropout_modules = dict.fromkeys(module.spec.dropout.probabilities(), Dropout())
@@ -665,16 +669,16 @@ class Dora(Lora):
             self.magnitude = nn.Parameter(torch.ones(base_layer.out_features, dtype=self.lora_A.weight.dtype))
 
     def forward(self, x: Any) -> Any:
-        result = self.base_layer(x)
-        result_dtype = result.dtype
+        layer_output = self.base_layer(x)
+        result_dtype = layer_output.dtype
         x = x.to(self.lora_A.weight.dtype)
         base_result = None
         if isinstance(self.dropout, nn.Identity):
-            base_result = result
+            base_result = layer_output
         else:
             x = self.dropout(x)
-        result = result + self._decomposed_output(x, base_result)
-        return result.to(result_dtype)
+        layer_output = layer_output + self._decomposed_output(x, base_result)
+        return layer_output.to(result_dtype)
 
     def _decomposed_output(self, x: Any, base_result: Any) -> Any:
         lora_weight = self._lora_weight().to(x.dtype)

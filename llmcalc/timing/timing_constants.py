@@ -90,21 +90,21 @@ def _read_tables(file_name: str) -> dict[str, dict[str, Any]]:
     return parse_toml(read_text(preset_path), preset_path.name)
 
 
-def _with_base(tables_by_name: dict[str, dict[str, Any]], table_name: str) -> dict[str, Any]:
+def _with_base_table(tables_by_name: dict[str, dict[str, Any]], table_name: str) -> dict[str, Any]:
     """Returns a table with missing values from the table in the field `like`."""
-    table = tables_by_name[table_name]
-    base_table = _with_base(tables_by_name, table["like"]) if table.get("like") else {}
+    named_table = tables_by_name[table_name]
+    base_table = _with_base_table(tables_by_name, named_table["like"]) if named_table.get("like") else {}
     inherited_values = {
         field_name: field_value
         for field_name, field_value in base_table.items()
         if field_name not in IDENTITY or field_name == "sources"
     }
     merged_tables = {
-        field_name: {**inherited_values[field_name], **table[field_name]}
+        field_name: {**inherited_values[field_name], **named_table[field_name]}
         for field_name in TABLES
-        if field_name in table and field_name in inherited_values
+        if field_name in named_table and field_name in inherited_values
     }
-    return {**inherited_values, **table, **merged_tables, "name": table_name}
+    return {**inherited_values, **named_table, **merged_tables, "name": table_name}
 
 
 @cache
@@ -112,7 +112,7 @@ def accelerator_generations() -> dict[str, AcceleratorGeneration]:
     """Returns every accelerator generation by name."""
     tables_by_name = _read_tables("generations.toml")
     return {
-        generation_name: AcceleratorGeneration(**_with_base(tables_by_name, generation_name))
+        generation_name: AcceleratorGeneration(**_with_base_table(tables_by_name, generation_name))
         for generation_name in tables_by_name
     }
 
@@ -228,4 +228,4 @@ class TimeStack(Record):
 def time_stacks() -> dict[str, TimeStack]:
     """Returns every time stack by name."""
     tables_by_name = _read_tables("stacks.toml")
-    return {stack_name: TimeStack(**_with_base(tables_by_name, stack_name)) for stack_name in tables_by_name}
+    return {stack_name: TimeStack(**_with_base_table(tables_by_name, stack_name)) for stack_name in tables_by_name}

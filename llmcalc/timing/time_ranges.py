@@ -20,7 +20,7 @@ from ..record import Record
 from ..sources.files import parse_toml, read_text
 from ..sources.presets import presets_dir
 from .device import Device
-from .records import TimeStack
+from .timing_constants import TimeStack
 
 TIE = 0.03
 """Difference of two estimates, as a share, below which they cannot be told apart: equal runs repeat within 3 to 5 %."""
@@ -61,20 +61,22 @@ class TestedClass(RatioBounds):
             raise ValueError(f"{self.words}: median_error is more than p90_error")
         return self
 
-    def contains_estimate(self, phase: str, experts: bool, device: str, time_stack: TimeStack, loaded: bool) -> bool:
-        """Whether an estimate belongs to this class. device: class of its devices. loaded: beside other requests."""
+    def contains_estimate(
+        self, phase: str, has_experts: bool, device_class: str, time_stack: TimeStack, is_loaded: bool
+    ) -> bool:
+        """Whether an estimate belongs to this class. is_loaded: whether the requests run beside others."""
         return (
             self.phase == phase
-            and self.experts in (None, experts)
-            and self.device in (None, device)
+            and self.experts in (None, has_experts)
+            and self.device in (None, device_class)
             and self.stack in (None, "tested" if time_stack.rows else "new")
             and self.server in (None, time_stack.server)
-            and self.loaded in (None, loaded)
+            and self.loaded in (None, is_loaded)
             and self.eager in (None, time_stack.host_kernel > 0)
         )
 
 
-class _Classes(Record):
+class _TestedClasses(Record):
     classes: tuple[TestedClass, ...]
 
     def widest_bounds(self, phase: str) -> RatioBounds:
@@ -97,14 +99,14 @@ def untested_ranks(time_stack: TimeStack, layout: Layout) -> str:
 
 
 @cache
-def _tested_classes() -> _Classes:
+def _tested_classes() -> _TestedClasses:
     preset_path = presets_dir() / "timing" / "classes.toml"
-    return _Classes(**parse_toml(read_text(preset_path), preset_path.name))
+    return _TestedClasses(**parse_toml(read_text(preset_path), preset_path.name))
 
 
-def rounded(number: Number) -> float:
+def round_to_digits(value: Number) -> float:
     """Rounds a number to digits that do not depend on the platform's floating-point library."""
-    return float(f"{number:.{DIGITS}g}")
+    return float(f"{value:.{DIGITS}g}")
 
 
 class RangedAmount(NamedTuple):
@@ -124,7 +126,7 @@ class RangedAmount(NamedTuple):
 
     def as_data(self) -> dict[str, float]:
         """The amount and range as plain data."""
-        return {bound_name: rounded(bound_value) for bound_name, bound_value in self._asdict().items()}
+        return {bound_name: round_to_digits(bound_value) for bound_name, bound_value in self._asdict().items()}
 
 
 @frozen
@@ -197,9 +199,11 @@ def expected_range(
     )
     bounds = tested_class or _tested_classes().widest_bounds(phase)
     latest_seconds = seconds if burst_seconds is None else max(float(seconds), float(burst_seconds))
-    holds_hosts = tested_class is not None and bool(tested_class.eager)  # its rows are of steps that wait for hosts
+    includes_host_waits = tested_class is not None and bool(
+        tested_class.eager
+    )  # its rows are of steps that wait for hosts
     earliest_seconds = seconds
-    if fast_host_seconds is not None and not holds_hosts:
+    if fast_host_seconds is not None and not includes_host_waits:
         earliest_seconds = min(float(seconds), float(fast_host_seconds))
     low_seconds, high_seconds = earliest_seconds * bounds.low, latest_seconds * bounds.high
     return TimeRange(

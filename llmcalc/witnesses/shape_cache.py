@@ -27,9 +27,9 @@ class ShapeCache(TorchDispatchMode):
 
     known: ClassVar[dict[Hashable, Any]] = {}
 
-    def __init__(self, counter: FlopCounterMode | None = None) -> None:
+    def __init__(self, flop_counter: FlopCounterMode | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own __init__ has no types
-        self.counter = counter
+        self.counter = flop_counter
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -41,10 +41,10 @@ class ShapeCache(TorchDispatchMode):
         if _is_composed(function):
             return function(*args, **kwargs)  # counted by the counter, because its parts may have FLOPs
         with torch._C._DisableTorchDispatch():  # bypasses the counter
-            results = self._empty_result(function, args, kwargs)
+            empty_results = self._empty_result(function, args, kwargs)
         if self.counter is not None and function._overloadpacket in self.counter.flop_registry:
-            self.counter._count_flops(function._overloadpacket, results, args, kwargs)
-        return results
+            self.counter._count_flops(function._overloadpacket, empty_results, args, kwargs)
+        return empty_results
 
     def _empty_result(self, function: Any, args: Any, kwargs: Any) -> Any:
         shape_key = shape_cache_key((*args, *kwargs.items())) if _only_creates_tensors(function) else None
@@ -53,12 +53,12 @@ class ShapeCache(TorchDispatchMode):
         input_key = function, shape_key
         if input_key in self.known:
             return _new_tensors(self.known[input_key])
-        results = function(*args, **kwargs)
-        if _is_cacheable(results, args):
+        operation_results = function(*args, **kwargs)
+        if _is_cacheable(operation_results, args):
             if len(self.known) >= MOST:
                 self.known.clear()
-            self.known[input_key] = _result_description(results)
-        return results
+            self.known[input_key] = _result_description(operation_results)
+        return operation_results
 
 
 @cache
@@ -107,10 +107,12 @@ def _result_description(call_result: Any) -> Any:
     return [None if tensor is None else _result_description(tensor) for tensor in call_result]
 
 
-def _new_tensors(description: Any) -> Any:
-    if isinstance(description, list):
-        return tuple(None if nested_element is None else _new_tensors(nested_element) for nested_element in description)
-    shape, strides, dtype = description
+def _new_tensors(result_description: Any) -> Any:
+    if isinstance(result_description, list):
+        return tuple(
+            None if nested_element is None else _new_tensors(nested_element) for nested_element in result_description
+        )
+    shape, strides, dtype = result_description
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 

@@ -53,13 +53,13 @@ def encoder_input(
     return torch.zeros(spec.encoder.stem.input_shape(batch, tokens), dtype=getattr(torch, dtype), device=device)
 
 
-def _sum_over_submodules(own_counts: Iterable[tuple[str, int]]) -> dict[str, int]:
+def _sum_over_submodules(direct_counts: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Adds the values of submodules to each module's value. The keys are module paths, empty for the root."""
     summed_counts = {"": 0}
-    for module_path, own_count in own_counts:
-        summed_counts[""] += own_count
+    for module_path, direct_count in direct_counts:
+        summed_counts[""] += direct_count
         while module_path:
-            summed_counts[module_path] = summed_counts.get(module_path, 0) + own_count
+            summed_counts[module_path] = summed_counts.get(module_path, 0) + direct_count
             module_path = module_path.rpartition(".")[0]
     return summed_counts
 
@@ -83,13 +83,13 @@ def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, 
         return position_by_path.get(tensor_name, len(position_by_path))
 
     names_by_tensor: dict[int, list[str]] = {}
-    elements_by_id: dict[int, int] = {}
+    element_counts: dict[int, int] = {}
     for tensor_name, parameter in module.named_parameters(remove_duplicate=False):
         names_by_tensor.setdefault(id(parameter), []).append(tensor_name)
-        elements_by_id[id(parameter)] = parameter.numel()
+        element_counts[id(parameter)] = parameter.numel()
     return _sum_over_submodules(
-        (min(aliases, key=list_position), elements_by_id[path_and_name])
-        for path_and_name, aliases in names_by_tensor.items()
+        (min(parameter_names, key=list_position), element_counts[parameter_id])
+        for parameter_id, parameter_names in names_by_tensor.items()
     )
 
 
@@ -103,10 +103,10 @@ def buffers(module: nn.Module) -> dict[str, int]:
     )
 
 
-def skip_modules(module: nn.Module, paths: Iterable[str]) -> None:
+def skip_modules(module: nn.Module, module_paths: Iterable[str]) -> None:
     """Makes the modules at these paths return their first input unchanged."""
-    for jobs_path in paths:
-        module.get_submodule(jobs_path).forward = lambda x, *_: x
+    for module_path in module_paths:
+        module.get_submodule(module_path).forward = lambda x, *_: x
 
 
 def copy_to_repeats(measured_values: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
@@ -114,16 +114,18 @@ def copy_to_repeats(measured_values: dict[str, int], repeats: dict[str, str]) ->
 
     repeats: their paths by skipped path.
     """
-    completed_values = dict(measured_values)
+    values_of_all_repeats = dict(measured_values)
     for module_path, measured_path in repeats.items():
-        for name, measured_count in measured_values.items():
-            if name == measured_path or name.startswith(measured_path + "."):
-                completed_values[module_path + name[len(measured_path) :]] = measured_count
+        for path, measured_count in measured_values.items():
+            if path == measured_path or path.startswith(measured_path + "."):
+                values_of_all_repeats[module_path + path[len(measured_path) :]] = measured_count
         parent_path = module_path
         while parent_path:
             parent_path = parent_path.rpartition(".")[0]
-            completed_values[parent_path] = completed_values.get(parent_path, 0) + measured_values.get(measured_path, 0)
-    return completed_values
+            values_of_all_repeats[parent_path] = values_of_all_repeats.get(parent_path, 0) + measured_values.get(
+                measured_path, 0
+            )
+    return values_of_all_repeats
 
 
 def module_names(module: nn.Module) -> frozenset[str]:
@@ -136,38 +138,38 @@ def tensor_names(module: nn.Module) -> frozenset[str]:
     return frozenset(tensor_name for tensor_name, _ in module.named_parameters(remove_duplicate=False))
 
 
-def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
+def flops_by_path(counter: FlopCounterMode, root_name: str) -> dict[str, int]:
     """Returns the counter's result by module path; an empty dict without matrix multiplications."""
     path_flops: dict[str, int] = {}
     for module_name, flops_by_operation in counter.get_flop_counts().items():
         operation_flops = sum(flops_by_operation.values())
         if module_name == "Global":
             path_flops[""] = operation_flops
-        elif module_name.startswith(root + "."):
-            path_flops[module_name[len(root) + 1 :]] = operation_flops
+        elif module_name.startswith(root_name + "."):
+            path_flops[module_name[len(root_name) + 1 :]] = operation_flops
     return path_flops
 
 
 def count_flops(
-    module: nn.Module, run: Callable[[], Any], train: bool = False
+    module: nn.Module, run: Callable[[], Any], includes_backward: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Returns the FLOPs of `run()` by module path, without and with the backward pass of all outputs.
 
     run: calls the module and returns the tensors that a loss would be computed from.
-    train: whether to run the backward pass; without it the second dict is empty. False by default.
+    includes_backward: whether to run the backward pass; without it the second dict is empty. False by default.
     """
     import torch
 
-    from .counter import flop_counter
+    from .flop_counter import flop_counter
 
     root_name = type(module).__name__
-    owners = BackwardOwners(module) if train else None
-    with flop_counter() as counter, torch.set_grad_enabled(train):
+    backward_owners = BackwardOwners(module) if includes_backward else None
+    with flop_counter() as counter, torch.set_grad_enabled(includes_backward):
         model_outputs = run()
         forward_flops = flops_by_path(counter, root_name)
-        if owners is None:
+        if backward_owners is None:
             return forward_flops, {}
-        backward = owners.backward(model_outputs, counter.get_total_flops)
+        backward = backward_owners.backward(model_outputs, counter.get_total_flops)
     for parameter in module.parameters():
         parameter.grad = None
     forward_and_backward = {
@@ -227,13 +229,13 @@ class BackwardOwners:
         self._assign_owner(model_outputs, "")
         loss: Any = sum(module_output.float().sum() for module_output in model_outputs)
         flops_by_owner: dict[str, int] = {}
-        running_path, bytes_before = "", count_so_far()
+        running_path, flops_before = "", count_so_far()
 
         def count_for_owner(next_path: str) -> None:
-            nonlocal running_path, bytes_before
-            current_bytes = count_so_far()
-            flops_by_owner[running_path] = flops_by_owner.get(running_path, 0) + current_bytes - bytes_before
-            running_path, bytes_before = next_path, current_bytes
+            nonlocal running_path, flops_before
+            current_flops = count_so_far()
+            flops_by_owner[running_path] = flops_by_owner.get(running_path, 0) + current_flops - flops_before
+            running_path, flops_before = next_path, current_flops
 
         for autograd_node, module_path in self.owner.items():
             autograd_node.register_prehook(lambda _, module_path=module_path: count_for_owner(module_path))

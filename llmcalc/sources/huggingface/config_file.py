@@ -9,11 +9,11 @@ from typing import Any
 from ...components.head_kind import HeadKind
 from ...errors import InputError, one_line, shown
 from ..files import LARGEST_CONFIG, parse_json, read_text
-from .heads import architecture_of
-from .other_forms import config_of_other_form
-from .registry import family_of, read, type_of_class_name, usual_name, with_model_type
+from .head_kinds import architecture_of
+from .other_config_forms import config_of_other_form
+from .registry import family_of, read_description, type_of_class_name, usual_name, with_model_type
 from .text_section import require_read_sizes, with_text_section
-from .unknown import remark_on_defaults, remark_on_ignored_fields, require_known
+from .unknown_fields import remark_on_defaults, remark_on_ignored_fields, require_known
 
 QUANTIZATION_FILE = "hf_quant_config.json"
 """The file beside a `config.json` in which ModelOpt says how the weights are stored."""
@@ -84,21 +84,21 @@ def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict
 
     Both are empty for a config that has one, and without such a file. A file without an algorithm for weights
     quantises the KV cache alone.
-    Raises `InputError` for a file that cannot be read or that has no table `quantization`.
+    Raises `InputError` for a file that cannot be read or that has no table `quantization_table`.
     """
     file = path.with_name(QUANTIZATION_FILE)
     config_sections = (config, *(field_value for field_value in config.values() if isinstance(field_value, dict)))
-    is_stated = any(section.get("quantization_config") is not None for section in config_sections)
+    is_stated = any(config_section.get("quantization_config") is not None for config_section in config_sections)
     if path.name != "config.json" or is_stated or not file.exists():
         return {}, []
-    quantization = read_json(file).get("quantization")
-    if not isinstance(quantization, dict):
+    quantization_table = read_json(file).get("quantization")
+    if not isinstance(quantization_table, dict):
         raise InputError(
-            f"{file}: quantization: {shown(quantization)}; expected a table of fields, as ModelOpt writes it"
+            f"{file}: quantization: {shown(quantization_table)}; expected a table of fields, as ModelOpt writes it"
         )
-    if quantization.get("quant_algo") is None:
+    if quantization_table.get("quant_algo") is None:
         return {}, [f"{file.name}: no quant_algo, so the weights count as the config's; give --kv-dtype for its cache"]
-    return {"quantization_config": {**quantization, "quant_method": "modelopt"}}, [
+    return {"quantization_config": {**quantization_table, "quant_method": "modelopt"}}, [
         f"quantization_config: not in the config; taken from {file.name} beside it"
     ]
 
@@ -114,7 +114,7 @@ def describe_data(
     config, type_remarks = with_model_type(config_data)
     config, section_remarks = with_text_section(config)
     config_remarks = [*form_remarks, *type_remarks, *section_remarks]
-    config_description = read(config, head)
+    config_description = read_description(config, head)
     if not allow_unknown:
         require_known(config_description.unknown, config_description.model_type)
         require_read_sizes(config_description)
@@ -133,7 +133,13 @@ def describe_data(
         model_description["dtype"] = dtype
     config_tables = [*_config_tables(config_data)]
     state_dtype = next(
-        (table[dtype_field] for table in config_tables for dtype_field in STATE_DTYPES if dtype_field in table), None
+        (
+            config_table[dtype_field]
+            for config_table in config_tables
+            for dtype_field in STATE_DTYPES
+            if dtype_field in config_table
+        ),
+        None,
     )
     if isinstance(state_dtype, str) and state_dtype != "auto":
         model_description["state_dtype"] = state_dtype
