@@ -21,6 +21,8 @@ from llmcalc.sources.huggingface.registry import family_of, library_classes, mod
 from llmcalc.sources.to_hf.compare import canonical_values
 from llmcalc.witnesses.transformers import build
 from tests.families import shapes_of
+from tests.samples import with_rest
+from tests.witnesses.config_fields import configured
 
 FOLDER = Path(__file__).parents[1] / "data/published_configs"
 
@@ -220,6 +222,34 @@ def test_mimos_published_fields_for_sliding_layers_must_be_those_of_the_class() 
         InputError, match="hybrid_layer_pattern: a list; expected 1 for the sliding layers of layer_types"
     ):
         describe_data({**config, "hybrid_layer_pattern": [0] * config["num_hidden_layers"]})
+
+
+# --- configs that a class has saved -----------------------------------------------------------------------------------
+
+
+WITH_CLASS = [
+    kind
+    for kind in model_types()
+    if family_of(kind).read_model is not None and not family_of(kind).source and kind != "encoder-decoder"
+]
+SAVED = {
+    "few": ["blt", "dbrx", "gpt_bigcode", "kimi_linear", "llama", "qwen2_moe", "qwen3_moe"],
+    "all": WITH_CLASS,
+}
+
+
+@pytest.mark.parametrize("kinds", with_rest(SAVED, ["few"]))
+def test_a_config_is_counted_as_before_when_its_class_has_saved_it(kinds: list[str]) -> None:
+    """A fine-tuned model has every attribute of its configuration in its file, also those that the class derives
+    (`num_key_value_heads` of StarCoder) or replaces (a window of 0 in Qwen2-MoE's without `use_sliding_window`).
+    """
+    for kind in kinds:
+        shape = shapes_of(kind)[0]
+        saved = json.loads(json.dumps(configured(shape).to_dict(), default=str))
+        saved |= {"model_type": kind, "architectures": shape["architectures"]}
+        models = [ModelSpec.model_validate(describe_data(config)["model"]) for config in (shape, saved)]
+        counts = [model.tree().total(total_params_of) for model in models]
+        assert counts[0] == counts[1], kind
 
 
 # --- drafts -----------------------------------------------------------------------------------------------------------

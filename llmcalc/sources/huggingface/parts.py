@@ -368,8 +368,7 @@ def head_table(config: Config, head: Table | None = None, score_head: Table | No
     if class_name and not class_name.endswith(tuple(HEAD_ENDINGS)):
         config.notes.append(
             f"architectures: the head of {class_name} is not supported; a language-model head is counted (--head none "
-            "for "
-            "(--head none for none)"
+            "for none)"
         )
     return {"type": "lm", **(head or {})}
 

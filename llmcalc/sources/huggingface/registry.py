@@ -241,8 +241,7 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
     ):
         raise InputError(
             f"architectures: {class_name} is a class of '{class_model_type}', but model_type says '{model_type}', and "
-            "these are "
-            "and these are two models; expected fields that name one"
+            "these are two models; expected fields that name one"
         )
     return config_data, []
 
