@@ -252,6 +252,14 @@ def test_a_config_is_counted_as_before_when_its_class_has_saved_it(kinds: list[s
         assert counts[0] == counts[1], kind
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "qwen2_moe", "qwen3_moe"])
+def test_a_window_of_0_is_none_where_no_layer_has_a_window(kind: str) -> None:
+    config = {**shapes_of(kind)[0], "use_sliding_window": False, "sliding_window": None}
+    assert read_config({**config, "sliding_window": 0}) == read_config(config)
+    with pytest.raises(InputError, match="sliding_window: 0; expected a positive whole number"):
+        read_config({**config, "sliding_window": 0, "use_sliding_window": True})
+
+
 # --- drafts -----------------------------------------------------------------------------------------------------------
 
 EAGLE: dict[str, Any] = {
