@@ -260,6 +260,41 @@ def test_a_window_of_0_is_none_where_no_layer_has_a_window(kind: str) -> None:
         read_config({**config, "sliding_window": 0, "use_sliding_window": True})
 
 
+# --- classes of other names -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("class_name", "is_remarked_on"),
+    [
+        ("LlamaRewardModel", True),
+        ("LlamaModel", False),
+        ("TFLlamaModel", False),
+        ("FlaxLlamaModel", False),
+        ("LlamaForCausalLM", False),
+    ],
+)
+def test_a_class_of_an_unknown_name_without_a_head_is_remarked_on(class_name: str, is_remarked_on: bool) -> None:
+    """`LlamaRewardModel` of openbmb/UltraRM-13b has a `regression_head` with hidden_size weights."""
+    config = {**shapes_of("llama")[0], "architectures": [class_name]}
+    remark = (
+        f"architectures: {class_name} is no known class of 'llama'; its layers and norms are counted, and no head or "
+        "other weights that it may have"
+    )
+    assert (remark in describe_data(config)["notes"]) == is_remarked_on
+    assert remark not in describe_data(config, head="none")["notes"]
+
+
+def test_messages_about_classes_say_nothing_twice() -> None:
+    llama = shapes_of("llama")[0]
+    assert describe_data({**llama, "architectures": ["LlamaForScore"]})["notes"][0] == (
+        "architectures: the head of LlamaForScore is not supported; a language-model head is counted (--head none for "
+        "none)"
+    )
+    bert = {**shapes_of("bert")[0], "architectures": ["NomicBertModel"]}
+    with pytest.raises(InputError, match="model_type says 'bert', and these are two models; expected fields that name"):
+        describe_data(bert)
+
+
 # --- drafts -----------------------------------------------------------------------------------------------------------
 
 EAGLE: dict[str, Any] = {
