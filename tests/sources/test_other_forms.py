@@ -93,6 +93,29 @@ GPT_OSS_20B: dict[str, Any] = {
 NANOCHAT = {"sequence_len": 2048, "vocab_size": 65536, "n_layer": 20, "n_head": 10, "n_kv_head": 10, "n_embd": 1280}
 
 
+def test_arguments_without_a_word_on_tying_are_remarked_on(run: Any, tmp_path: Path) -> None:
+    """Llama 3.2 1B's params.json is in the form of 3.1's, whose models have a head of their own; its checkpoint of
+    2.47 GB has none: 1,235,814,400 parameters.
+    """
+    arguments = {
+        **LLAMA3_8B,
+        "dim": 2048,
+        "n_layers": 16,
+        "n_heads": 32,
+        "ffn_dim_multiplier": 1.5,
+        "multiple_of": 256,
+        "use_scaled_rope": True,
+    }
+    note = llmcalc.load(arguments).notes[0]
+    assert note == (
+        "params.json of Llama: read as 'llama' with an output head of its own (Llama 3.2 1B and 3B have none: --set "
+        "tie_word_embeddings=true)"
+    )
+    (tmp_path / "params.json").write_text(json.dumps(arguments))
+    tied = run("params", str(tmp_path / "params.json"), "--set", "tie_word_embeddings=true", "--format", "json")
+    assert tied.document["params"]["total"] == 1_235_814_400
+
+
 @pytest.mark.parametrize(
     ("config", "preset"),
     [

@@ -21,6 +21,8 @@ from llmcalc.sources.huggingface.registry import family_of, library_classes, mod
 from llmcalc.sources.to_hf.compare import canonical_values
 from llmcalc.witnesses.transformers import build_class_model
 from tests.families import shapes_of
+from tests.samples import with_rest
+from tests.witnesses.config_fields import configured
 
 FOLDER = Path(__file__).parents[1] / "data/published_configs"
 
@@ -220,6 +222,77 @@ def test_mimos_published_fields_for_sliding_layers_must_be_those_of_the_class() 
         InputError, match="hybrid_layer_pattern: a list; expected 1 for the sliding layers of layer_types"
     ):
         describe_data({**config, "hybrid_layer_pattern": [0] * config["num_hidden_layers"]})
+
+
+# --- configs that a class has saved -----------------------------------------------------------------------------------
+
+
+WITH_CLASS = [
+    kind
+    for kind in model_types()
+    if family_of(kind).read_model is not None and not family_of(kind).source and kind != "encoder-decoder"
+]
+SAVED = {
+    "few": ["blt", "dbrx", "gpt_bigcode", "kimi_linear", "llama", "qwen2_moe", "qwen3_moe"],
+    "all": WITH_CLASS,
+}
+
+
+@pytest.mark.parametrize("kinds", with_rest(SAVED, ["few"]))
+def test_a_config_is_counted_as_before_when_its_class_has_saved_it(kinds: list[str]) -> None:
+    """A fine-tuned model has every attribute of its configuration in its file, also those that the class derives
+    (`num_key_value_heads` of StarCoder) or replaces (a window of 0 in Qwen2-MoE's without `use_sliding_window`).
+    """
+    for kind in kinds:
+        shape = shapes_of(kind)[0]
+        saved = json.loads(json.dumps(configured(shape).to_dict(), default=str))
+        saved |= {"model_type": kind, "architectures": shape["architectures"]}
+        models = [ModelSpec.model_validate(describe_data(config)["model"]) for config in (shape, saved)]
+        counts = [model.tree().total(total_params_of) for model in models]
+        assert counts[0] == counts[1], kind
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "qwen2_moe", "qwen3_moe"])
+def test_a_window_of_0_is_none_where_no_layer_has_a_window(kind: str) -> None:
+    config = {**shapes_of(kind)[0], "use_sliding_window": False, "sliding_window": None}
+    assert read_config({**config, "sliding_window": 0}) == read_config(config)
+    with pytest.raises(InputError, match="sliding_window: 0; expected a positive whole number"):
+        read_config({**config, "sliding_window": 0, "use_sliding_window": True})
+
+
+# --- classes of other names -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("class_name", "is_remarked_on"),
+    [
+        ("LlamaRewardModel", True),
+        ("LlamaModel", False),
+        ("TFLlamaModel", False),
+        ("FlaxLlamaModel", False),
+        ("LlamaForCausalLM", False),
+    ],
+)
+def test_a_class_of_an_unknown_name_without_a_head_is_remarked_on(class_name: str, is_remarked_on: bool) -> None:
+    """`LlamaRewardModel` of openbmb/UltraRM-13b has a `regression_head` with hidden_size weights."""
+    config = {**shapes_of("llama")[0], "architectures": [class_name]}
+    remark = (
+        f"architectures: {class_name} is no known class of 'llama'; its layers and norms are counted, and no head or "
+        "other weights that it may have"
+    )
+    assert (remark in describe_data(config)["notes"]) == is_remarked_on
+    assert remark not in describe_data(config, head="none")["notes"]
+
+
+def test_messages_about_classes_say_nothing_twice() -> None:
+    llama = shapes_of("llama")[0]
+    assert describe_data({**llama, "architectures": ["LlamaForScore"]})["notes"][0] == (
+        "architectures: the head of LlamaForScore is not supported; a language-model head is counted (--head none for "
+        "none)"
+    )
+    bert = {**shapes_of("bert")[0], "architectures": ["NomicBertModel"]}
+    with pytest.raises(InputError, match="model_type says 'bert', and these are two models; expected fields that name"):
+        describe_data(bert)
 
 
 # --- drafts -----------------------------------------------------------------------------------------------------------

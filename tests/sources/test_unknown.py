@@ -61,6 +61,37 @@ def test_a_size_of_which_nothing_is_known_is_an_error(field: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("per_layer_config", {"1": {"intermediate_size": 40}}),
+        ("num_kv_heads_per_layer", [2, 1, 2]),
+        ("ffn_widths", [96, 40, 96]),
+    ],
+)
+def test_sizes_of_single_layers_of_which_nothing_is_known_are_an_error(field: str, value: Any) -> None:
+    """transformers takes `per_layer_config` in every config; pruned models have lists with a size for every layer."""
+    assert LLAMA["num_hidden_layers"] == 3
+    with pytest.raises(InputError, match=rf"{field} = .*: unknown field of a llama config.*--allow-unknown"):
+        describe_data({**LLAMA, field: value})
+    assert describe_data({**LLAMA, field: value}, allow_unknown=True)["model"] == describe_data(LLAMA)["model"]
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"per_layer_config": {}},
+        {"per_layer_config": {"1": {}}},
+        {"layer_marks": [1, 0, 1]},
+        {"layer_widths": [64, 64, 64]},
+        {"layer_factors": [1.0, 0.5, 0.5]},
+        {"some_layers": [1, 2]},
+    ],
+)
+def test_lists_and_tables_without_sizes_of_single_layers_are_remarked_on(harmless: dict[str, Any]) -> None:
+    assert describe_data({**LLAMA, **harmless})["notes"][-1] == f"unrecognised fields, ignored: {next(iter(harmless))}"
+
+
+@pytest.mark.parametrize(
     "harmless", [{"num_experts": 0}, {"num_experts": None}, {"n_something": "text"}, {"expert_size": 0.5}]
 )
 def test_a_size_of_nothing_is_remarked_on(harmless: dict[str, Any]) -> None:

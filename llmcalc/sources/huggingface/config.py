@@ -301,12 +301,14 @@ class Config:
         known_fields |= {
             usual_name for usual_name, alias in self.aliases.items() if alias in known_fields
         } - self.unread_aliases
+        layer_count = self.data.get(self.aliases.get("num_hidden_layers", ""), self.data.get("num_hidden_layers"))
         parent_config.unknown += [
             UnknownField(
                 f"{self.location}{field_name}",
                 field_value,
                 self._corrected_name(field_name),
                 self._restates_another_field(field_name, field_value),
+                layer_count if is_whole(layer_count) else 0,
             )
             for field_name, field_value in sorted(self.data.items())
             if field_name not in known_fields and not field_name.startswith("_")

@@ -159,10 +159,14 @@ def _positive_size(model_args: Mapping[str, Any], field_name: str, default_size:
     return field_value
 
 
+WITH_A_HEAD = "with an output head of its own (Llama 3.2 1B and 3B have none: --set tie_word_embeddings=true)"
+"""The end of the remark on arguments that do not say whether a checkpoint has a weight of its own for the head."""
+
+
 def _read_meta(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads Llama's `params.json`: the FFN's width is computed from the model's width (`FeedForward`)."""
     config = {**_shared_fields(model_args), "model_type": "llama", "intermediate_size": _ffn_width(model_args)}
-    return config, ["params.json of Llama: read as 'llama' with an output head of its own"]
+    return config, [f"params.json of Llama: read as 'llama' {WITH_A_HEAD}"]
 
 
 def _ffn_width(model_args: Mapping[str, Any]) -> int:
@@ -226,7 +230,7 @@ def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], lis
     if matching_types == ["smollm3"]:
         config["no_rope_layer_interval"] = _positive_size(model_args, "no_rope_layer_interval")
     return config | stated_multipliers, [
-        f"arguments of ExecuTorch's Llama: read as '{config['model_type']}' with an output head of its own"
+        f"arguments of ExecuTorch's Llama: read as '{config['model_type']}' {WITH_A_HEAD}"
     ]
 
 

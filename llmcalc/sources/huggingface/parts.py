@@ -374,8 +374,7 @@ def head_table(
     if class_name and not class_name.endswith(tuple(HEAD_ENDINGS)):
         config.notes.append(
             f"architectures: the head of {class_name} is not supported; a language-model head is counted (--head none "
-            "for "
-            "(--head none for none)"
+            "for none)"
         )
     return {"type": "lm", **(head or {})}
 

@@ -241,8 +241,7 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
     ):
         raise InputError(
             f"architectures: {class_name} is a class of '{class_model_type}', but model_type says '{model_type}', and "
-            "these are "
-            "and these are two models; expected fields that name one"
+            "these are two models; expected fields that name one"
         )
     return config_data, []
 
@@ -540,6 +539,29 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     return dict.fromkeys(tying_fields, stated_tying)
 
 
+def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any]) -> list[str]:
+    """Returns a remark on a class that is counted without a head for its name ends with `Model`, if it is not known.
+
+    It may have weights beside the model's (`LlamaRewardModel` of UltraRM has a head with one score). Names of the same
+    class in TensorFlow and JAX are known.
+    """
+    class_name, family = architecture_of(config_data), family_of(model_type)
+    class_names = library_class_names()
+    known_names = {known_name.lower() for names in class_names.values() for known_name in names}
+    if (
+        family.source
+        or not class_names.get(model_type)
+        or not class_name.endswith("Model")
+        or class_name.removeprefix("TF").removeprefix("Flax").lower() in known_names
+        or "For" in class_name  # `head_table` has the remark
+    ):
+        return []
+    return [
+        f"architectures: {class_name} is no known class of '{model_type}'; its layers and norms are counted, and no "
+        "head or other weights that it may have"
+    ]
+
+
 def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields: Mapping[str, Any]) -> list[str]:
     """Returns a remark if the wrapper's config omits weight tying and the class's default differs.
 
@@ -703,6 +725,8 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         if config_data.get(ignored_field)
     ]
     notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(root_type, root_config, model_fields)]
+    if head is None and model_fields["head"]["type"] == "none":
+        notes += _remark_on_other_class(root_type, root_config)
     projection_field = family_of(root_type).projection_size
     if projection_field is not None:
         root_type, root_config, vector_size = _inner_model_config(root_type, root_config, *projection_field)

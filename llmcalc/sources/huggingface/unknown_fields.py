@@ -19,6 +19,9 @@ SIZED_THINGS = frozenset(
 )
 """Words for the parts of an architecture that have a number or a size."""
 
+PER_LAYER = "per_layer_config"
+"""The table of transformers with a layer's number → its values of fields, where they differ from the config's."""
+
 
 def field_name_words(field_name: str) -> frozenset[str]:
     """Returns the words of a field's name, except words such as `num` that mean a count."""
@@ -33,21 +36,31 @@ class UnknownField(NamedTuple):
     intended_name: the field that it may misspell; empty if none is near.
     restates: whether it repeats the value of a field that was read, under a name with a word in common (`num_experts`
         beside `n_routed_experts`).
+    layer_count: number of layers of the model; 0 if unknown.
     """
 
     path: str
     value: Any
     intended_name: str
     restates: bool
+    layer_count: int = 0
 
     @property
     def is_size(self) -> bool:
         """Whether the field is a size of the architecture.
 
-        That is a number above 0 with a name like `num_…`, `…_size` or `…_heads`, or a list with several kinds of layers
-        (`layer_types`).
+        That is a number above 0 with a name like `num_…`, `…_size` or `…_heads`, a list with several kinds of layers
+        (`layer_types`), a table with other values for some layers (`per_layer_config`, which transformers accepts in
+        every config), or a list with a number for every layer that is not the same in all of them.
         """
-        name_words = self.path.rpartition(".")[2].lower().split("_")
+        field_name = self.path.rpartition(".")[2]
+        name_words = field_name.lower().split("_")
+        if field_name == PER_LAYER and isinstance(self.value, dict):
+            return any(self.value.values())
+        if isinstance(self.value, list) and len(self.value) == self.layer_count:
+            numbers = {layer_value for layer_value in self.value if type(layer_value) is int}
+            if len(numbers) > 1 and not numbers <= {0, 1} and all(type(value) is int for value in self.value):
+                return True
         if name_words[-2:] == ["layer", "types"] and isinstance(self.value, list):
             return len({repr(element) for element in self.value}) > 1
         has_size_name = (

@@ -33,6 +33,7 @@ UNBOUNDED = 1e9
 FAMILIES = {
     "dbrx": Family(
         _read_dbrx,
+        ignored_fields=frozenset({"num_key_value_heads"}),  # the class copies it from `attn_config`
         aliases={
             "num_attention_heads": "n_heads",
             "hidden_size": "d_model",

@@ -63,10 +63,11 @@ def _read_qwen2_moe(config: Config) -> Table:
             for layer in range(depth)
         ],
     )
-    window = config.optional_size("sliding_window")
+    # The class writes a window of 0 into a config without `use_sliding_window`.
+    window = config.optional_size("sliding_window") if uses_window else None
     layer_windows = (
         (layer_kinds, {"full": {}, "sliding": {"attention": {"sliding_window": window}}})
-        if uses_window and window is not None
+        if window is not None
         else (["full"] * depth, {"full": {}})
     )
     mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV))
@@ -82,11 +83,11 @@ def read_qwen3_moe(config: Config) -> Table:
     ):  # in Qwen3-Coder's config; no class reads it
         if config.has(field_name):
             config.require(field_name, field_value)
-    window, uses_window = config.optional_size("sliding_window"), config.flag("use_sliding_window")
+    window = config.optional_size("sliding_window") if config.flag("use_sliding_window") else None
     qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
     mixer = attention(
         config,
-        sliding_window=window if uses_window else None,
+        sliding_window=window,
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norms,
     )

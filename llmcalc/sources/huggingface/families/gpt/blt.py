@@ -74,7 +74,7 @@ def _read_blt(config: Config) -> Table:
     _check_vocabulary(config, local_encoder)
     layers = _llama_layers(global_config)
     for stack_config in (global_config, local_encoder, local_decoder):
-        stack_config.finish(frozenset(stack_config.defaults), config)
+        stack_config.finish(frozenset(stack_config.defaults) | DERIVED, config)
     embedding_fields: Table = {} if hidden == global_config.size("hidden_size") else {"embedding_size": hidden}
     stack = {**layers, "streams": residual_streams, **({"input_size": hidden} if embedding_fields else {})}
     block = stack.pop("block")
@@ -123,6 +123,9 @@ LOCAL: dict[str, Any] = {
     "max_position_embeddings": 24576,
     "sliding_window": None,
 }
+DERIVED = frozenset({"encoder_cross_output_size"})
+"""Field of the global model that the class computes from the local encoder's sizes, and saves."""
+
 SECTIONS: dict[str, dict[str, Any]] = {
     "global": {
         **SHARED,

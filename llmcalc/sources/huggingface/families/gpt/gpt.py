@@ -234,7 +234,7 @@ FAMILIES = {
     "gpt_bigcode": Family(
         _read_gpt_bigcode,
         {"summary_use_proj": True, "summary_proj_to_labels": True},
-        NO_COUNT,
+        NO_COUNT | {"num_key_value_heads"},  # the class derives it from `multi_query`
         aliases=ALIASES,
         modules={**module_names("gpt2"), "q_proj": "c_attn", "k_proj": "c_attn", "v_proj": "c_attn"},
         dropout_fields=GPT2_DROPOUT,

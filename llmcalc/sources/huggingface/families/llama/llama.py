@@ -47,13 +47,14 @@ def sliding_variants(config: Config, by_layer: bool = False) -> Table:
     """
     if "sliding_window" not in config.defaults:
         return {}
-    depth, window = config.size("num_hidden_layers"), config.optional_size("sliding_window")
-    first_sliding_layer = config.count("max_window_layers") if "max_window_layers" in config.defaults else 0
+    depth = config.size("num_hidden_layers")
     uses_window = config.flag("use_sliding_window") if "use_sliding_window" in config.defaults else True
+    window = config.optional_size("sliding_window") if uses_window else None  # without windows also 0 in some files
+    first_sliding_layer = config.count("max_window_layers") if "max_window_layers" in config.defaults else 0
     layer_kinds = ["full" if layer < first_sliding_layer else "sliding" for layer in range(depth)]
     if by_layer or "layer_types" in config.defaults:
         layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, layer_kinds)
-    if window is None or not uses_window:
+    if window is None:
         return {}
     layer_variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
     return {

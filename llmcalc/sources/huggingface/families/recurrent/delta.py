@@ -431,7 +431,7 @@ FAMILIES = {
     "kimi_linear": Family(
         _read_kimi_linear,
         {"first_k_dense_replace": 1, "moe_layer_freq": 1},
-        ROUTING,
+        ROUTING | {"qk_head_dim"},  # the class derives it from its two parts
         aliases=KIMI_NAMES,
         field_writers={**LATENT_WRITES, **UNPADDED},
         modules=KDA_MODULES,
