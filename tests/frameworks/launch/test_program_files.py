@@ -675,6 +675,27 @@ def test_accelerate_launch_selects_the_framework_of_every_program(
     assert (launch.framework, (launch.layout.world, launch.layout.zero)) == (framework, layout)
 
 
+@pytest.mark.parametrize(
+    ("command", "devices"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 llamafactory-cli train llama_factory_qlora.yaml", 4),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 NNODES=2 llamafactory-cli train llama_factory_qlora.yaml", 8),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 NPROC_PER_NODE=2 llamafactory-cli train llama_factory_qlora.yaml", 2),
+        ("export CUDA_VISIBLE_DEVICES=4,5\naxolotl train axolotl_dora.yaml", 2),
+        (f"CUDA_VISIBLE_DEVICES=0,1 accelerate launch trl/scripts/sft.py {ONE_SEQUENCE}", 2),
+        (f"deepspeed --include localhost:1,2,3 train.py {ONE_SEQUENCE}", 3),
+        (f"CUDA_VISIBLE_DEVICES=0,1 deepspeed --num_gpus 1 train.py {ONE_SEQUENCE}", 1),
+        (f"CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node gpu train.py {ONE_SEQUENCE}", 2),
+        (f"CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node $COUNT train.py {ONE_SEQUENCE}", 1),
+        (f"CUDA_VISIBLE_DEVICES=0,1 python train.py {ONE_SEQUENCE}", 1),
+        (f"CUDA_VISIBLE_DEVICES=$DEVICES accelerate launch train.py {ONE_SEQUENCE}", 1),
+    ],
+)
+def test_a_launcher_without_a_number_of_processes_starts_one_on_each_visible_device(command: str, devices: int) -> None:
+    launch = launch_of(f"#!/bin/bash\n{command}\n", "x.sh", launch_folder=FOLDER)
+    assert launch.layout.world == devices
+
+
 def test_devices_of_torchtune_are_typed_before_the_recipe() -> None:
     text = "tune run --nproc_per_node 2 lora_finetune_distributed --config torchtune_lora.yaml\n"
     assert launch_of(text, "x.sh", launch_folder=FOLDER).layout.world == 2
