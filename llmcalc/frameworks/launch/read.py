@@ -37,6 +37,7 @@ from .refused_programs import refuse_config
 from .shell import read_script
 from .shell_words import ShellScript
 from .unresolved import UNRESOLVED, is_unresolved, is_unset_variable, printable, unresolved_reason
+from .windows import posix_paths
 from .yaml_text import LARGEST, parse_braces, parse_yaml
 
 
@@ -61,7 +62,7 @@ def read_launch(
     Raises `InputError`, which names file, field and fix.
     """
     if trains_by_command(str(launch_path)):
-        shell_script = read_script(str(launch_path), TYPED_COMMAND, None, ())
+        shell_script = read_script(posix_paths(str(launch_path)), TYPED_COMMAND, None, ())
         source_file = LaunchSource(
             TYPED_COMMAND,
             world_size,
@@ -88,7 +89,7 @@ def read_launch(
     )
 
 
-SCRIPT_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
+SCRIPT_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".bat", ".cmd", ".ps1")
 """Endings of the names of shell scripts."""
 
 
