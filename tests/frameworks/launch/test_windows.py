@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,8 @@ $env:CTX = "20480"
 
 
 def needed(launch: str | Path) -> int:
-    return llmcalc.memory(launch=str(launch), hardware="rtx-4090").result.bytes_of("kv_buffer")
+    answer: Any = llmcalc.memory(launch=str(launch), hardware="rtx-4090")
+    return int(answer.result.bytes_of("kv_buffer"))
 
 
 def test_a_script_of_windows_is_read_as_the_same_script_of_a_shell(tmp_path: Path) -> None:
