@@ -565,8 +565,11 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
         return True
     if any(is_unresolved(count_text) for _, count_text in _launcher_counts(launcher)):
         return False
-    is_accelerate = any(pair == ("accelerate", "launch") for pair in pairwise(program_names))
-    return is_accelerate or "deepspeed" in program_names or command_line.program in LAUNCHES_ON_EVERY_DEVICE
+    if any(pair == ("accelerate", "launch") for pair in pairwise(program_names)):
+        return True
+    records = map(framework, NAMES)
+    launchers = [record.launcher for record in records if record.starts_on_every_device]
+    return command_line.program in LAUNCHES_ON_EVERY_DEVICE or any(name in launchers for name in program_names)
 
 
 def visible_processes(launcher: Sequence[str], environment: Mapping[str, str]) -> int | None:
