@@ -149,6 +149,7 @@ class Framework:
     evidence: (layout, whether it trains) → the witnesses of its runs; None (default) where they are untested.
     implied_by: the options that imply it where no framework is named, in words, and a test of a layout's options.
     launcher: the program that starts a run's processes, where scripts name it; empty for none of its own.
+    starts_on_every_device: whether the launcher starts a process on each visible device, if no number is stated.
     launch_file: the kind of launch file that is its own; None (default) for none.
     plugin: how files of accelerate and of the Trainer ask for it; None (default) where they cannot.
     replays_every_micro_batch: whether each micro-batch of a pipeline is replayed, however many; false by default.
@@ -179,6 +180,7 @@ class Framework:
     evidence: Callable[[Layout, bool], FrameworkEvidence] | None = None
     implied_by: tuple[str, Callable[[LayoutRequest], bool]] | None = None
     launcher: str = ""
+    starts_on_every_device: bool = False
     launch_file: LaunchFile | None = None
     plugin: Plugin | None = None
     replays_every_micro_batch: bool = False

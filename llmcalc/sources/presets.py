@@ -114,6 +114,9 @@ def known_model(model_name: str) -> Preset | None:
 
 _GGUF_TYPE = r"(?P<mix>(?:i?q[1-8]_(?:[01k]|xxs|xs|nl|s|m)(?:_[sml])?|f16|fp16|bf16))"
 
+MXFP4_OF_GGUF = "mxfp4-moe"
+"""The scheme of GGUF files of gpt-oss with its published experts, the other matrices in Q8_0 (llama-quantize)."""
+
 SCHEMES_IN_NAMES = (
     (r"awq(?:[-_]?int4|[-_]?4bit)?|int4[-_]awq", "awq-int4-g128"),
     (r"gptq(?:[-_]?int4|[-_]?4bit)?|int4[-_]gptq", "gptq-int4-g128"),
@@ -124,6 +127,7 @@ SCHEMES_IN_NAMES = (
     (r"nvfp4|fp4", "nvfp4"),
     (r"w8a8|quantized\.w8a8", "w8a8"),
     (rf"{_GGUF_TYPE}(?:-[0-9]{{5}}-of-[0-9]{{5}})?\.gguf", ""),
+    (r"mxfp4(?:_moe)?(?:(?:-[0-9]{5}-of-[0-9]{5})?\.gguf|-gguf)|gguf:mxfp4(?:_moe)?", MXFP4_OF_GGUF),
     (rf"gguf:{_GGUF_TYPE}|{_GGUF_TYPE.replace('mix', 'mix_of_repository')}-gguf", ""),
     (r"gguf", "q4_k_m"),
 )
@@ -164,10 +168,10 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
         preset = None if name_match is None else find_model(name_match["model"])
         if name_match is not None and preset is not None:
             scheme_words = name_match.groupdict()
-            if (
-                scheme_pattern == "gguf" and preset.quantization_config is not None
-            ):  # gpt-oss: its files have its own format
-                continue
+            if scheme_pattern == "gguf" and preset.quantization_config is not None:
+                if preset.quantization_config.get("quant_method") != "mxfp4":
+                    continue
+                return preset, MXFP4_OF_GGUF
             quantization_scheme = (
                 quantization_scheme or (scheme_words.get("mix") or scheme_words["mix_of_repository"]).lower()
             )

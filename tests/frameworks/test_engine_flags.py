@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.flags import Flag, find_flag, flags_by_spelling, read_values, split_arguments
 from tests.in_process import Result
@@ -162,3 +163,18 @@ def test_an_unknown_flag_takes_its_values_along() -> None:
 def test_the_option_of_drafts_names_the_flag_of_the_engine(engine: str, flag: str, run: Callable[..., Result]) -> None:
     error = run("memory", "qwen3-8b", "--hardware", "h200", "--engine", engine, "--draft", "mtp").error
     assert f"--draft: {'vLLM' if engine == 'vllm' else 'SGLang'} has no such flag; expected {flag}" in error
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag", "expected"),
+    [
+        ("ollama", "max_model_len", "--num-ctx"),
+        ("llama.cpp", "max_model_len", "--ctx-size"),
+        ("vllm", "context_length", "--max-model-len"),
+        ("sglang", "num_ctx", "--context-length"),
+    ],
+)
+def test_the_length_of_another_engine_names_the_engines_own(engine: str, flag: str, expected: str) -> None:
+    length: dict[str, Any] = {flag: 8192}
+    with pytest.raises(InputError, match=f"has no such flag. Did you mean {expected}"):
+        llmcalc.memory("qwen3-8b", engine=engine, hardware="rtx-3090", **length)

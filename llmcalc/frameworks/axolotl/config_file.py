@@ -13,6 +13,7 @@ from typing import Any
 
 from ...errors import shown
 from ...sources.huggingface.family import field_names
+from ..launch.accelerate_command import with_launcher_arguments
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, default_attention, reading_of, size_of
 from ..launch.trainer import (
     QUANTIZATION_AWARE,
@@ -152,6 +153,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an axolotl config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
         reader.check_names(config, READ, IGNORED, "no key that is known")
+        config = with_launcher_arguments(config, source_file, sets_precision=False)
         reader.refuse_set(config, REFUSED)
         _check_trained_patterns(reader, config)
         add_noise_note(reader, config)

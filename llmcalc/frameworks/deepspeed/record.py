@@ -17,6 +17,7 @@ FRAMEWORK = Framework(
     layouts=LayoutRules("deepspeed", zero=3, other_stages=(1, 2), untried=("tp", "cp", "pp", "vpp", "ep")),
     implied_by=("with --zero 2", lambda request: request.zero_stage() == 2),
     launcher="deepspeed",
+    starts_on_every_device=True,
     launch_file=LaunchFile(
         "deepspeed",
         "a DeepSpeed config",

@@ -233,6 +233,10 @@ def with_hyphens(argument: str) -> str:
     return argument.replace("_", "-") if argument.startswith("--") else argument
 
 
+LENGTH_FLAGS = ("--max-model-len", "--context-length", "--ctx-size", "--num-ctx", "--max-seq-len")
+"""The flags of the engines with the tokens of a request."""
+
+
 def read_values(
     engine_title: str,
     flags: Sequence[Flag],
@@ -262,6 +266,7 @@ def read_values(
             spellings = (flag_spelling for flag in flags for flag_spelling in flag.names)
             suggestion = suggest(flag_name, {keyword_of(flag_spelling): flag_spelling for flag_spelling in spellings})
             typed_flag = flag_name if flag_name.isupper() else f"--{flag_name.replace('_', '-')}"
+            suggestion = _suggested_length(typed_flag, flags_by_name) or suggestion
             raise _unknown_flag_error(engine_title, typed_flag, suggestion, other_ways)
         if flag_value is not None and flag_value is not False:
             field_values[flags_by_keyword[flag_name].field_name] = flags_by_keyword[flag_name].read_value(flag_value)
@@ -270,6 +275,13 @@ def read_values(
     return {
         flag_name: flag_value for flag_name, flag_value in field_values.items() if not _is_idle_field(flags, flag_name)
     }
+
+
+def _suggested_length(flag_name: str, flags_by_name: Mapping[str, Flag]) -> str:
+    """Returns the engine's flag that has the meaning of another engine's; empty for another flag."""
+    if flag_name not in LENGTH_FLAGS:
+        return ""
+    return f" Did you mean {next((spelling for spelling in LENGTH_FLAGS if spelling in flags_by_name), '--seq')}?"
 
 
 def _unknown_flag_error(
@@ -377,7 +389,7 @@ def split_arguments(
                 with_hyphens(spelling): spelling
                 for spelling in (*(spelling for flag in flags for spelling in flag.names), *other_arguments)
             }
-            suggestion = suggest(with_hyphens(option), known_spellings)
+            suggestion = _suggested_length(option, flags_by_name) or suggest(with_hyphens(option), known_spellings)
             if unknown_flags is None:
                 raise _unknown_flag_error(engine_title, option, suggestion, other_ways)
             unknown_flags[option] = f"{engine_title} has no such flag"

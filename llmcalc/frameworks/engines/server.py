@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -9,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from ...accelerator import Hardware
 from ...components.mixers.shared_entries import SharedEntryAttention
-from ...errors import InputError
+from ...errors import InputError, shown
 from ...frozen import frozen
 from ...sources.preset import Preset
 from ...units import DTYPE_BITS
@@ -37,6 +38,7 @@ class EngineServer:
     default_length: tokens of the longest request of a model that states no context length; None if it is needed.
     long_request_variable: the environment variable with which requests may be longer than the model's context; empty
         if they may be without one.
+    stages_variable: the environment variable with the layers of each pipeline stage; empty without one.
     halves_float32: whether a model that was published in float32 runs in half precision by default.
     """
 
@@ -46,6 +48,7 @@ class EngineServer:
     decided_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     default_length: ClassVar[int | None] = None
     long_request_variable: ClassVar[str] = ""
+    stages_variable: ClassVar[str] = ""
     halves_float32: ClassVar[bool] = False
 
     preset: Preset
@@ -147,10 +150,28 @@ class EngineServer:
             raise InputError(
                 f"{engine(self.name).spelling(self.layout_fields[1])} {self.pp}: the model has {layer_count} layers"
             )
+        stages_text = self.flags.get(self.stages_variable)
+        if stages_text is not None:
+            return self._stated_stages(str(stages_text), layer_count)
         layers_per_stage = [layer_count // self.pp] * self.pp
         for stage_number in list(stage_order)[: layer_count % self.pp]:
             layers_per_stage[stage_number] += 1
         return None if len(set(layers_per_stage)) == 1 else tuple(layers_per_stage)
+
+    def _stated_stages(self, stages_text: str, layer_count: int) -> tuple[int, ...] | None:
+        """Returns the layers of each stage as the environment states them. Raises `InputError` for another sum."""
+        stated_layers = [int(text) for text in stages_text.split(",") if re.fullmatch(r" *[0-9]{1,5} *", text)]
+        if len(stated_layers) != stages_text.count(",") + 1 or 0 in stated_layers:
+            raise InputError(
+                f"{self.stages_variable}={shown(stages_text)}: expected the layers of each stage, such as 16,32"
+            )
+        if len(stated_layers) != self.pp or sum(stated_layers) != layer_count:
+            raise InputError(
+                f"{self.stages_variable}={stages_text}: {len(stated_layers)} stages of {sum(stated_layers)} layers; "
+                f"{engine(self.name).spelling(self.layout_fields[1])} {self.pp} and {layer_count} layers of the model "
+                "are to be divided"
+            )
+        return None if len(set(stated_layers)) == 1 else tuple(stated_layers)
 
     @property
     def element_bytes(self) -> int:

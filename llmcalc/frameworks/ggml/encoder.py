@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...costs.quantization.base import weight_tensors_of
+from ...costs.quantization.base import WeightTensor, weight_tensors_of
 from ...errors import InputError, shown
 from ...optional import TOWERS
 from ...sources.checkpoints.read import read_checkpoint
@@ -30,11 +30,7 @@ def encoder_bytes(flags: Mapping[str, Any], preset: Preset) -> int:
     encoder_path = Path(str(encoder_file))
     if encoder_path.suffix == ".gguf" and encoder_path.is_file():
         return sum(file_tensor.nbytes for file_tensor in read_checkpoint(encoder_path).tensors)
-    model_encoders = [
-        weight_tensor
-        for weight_tensor in weight_tensors_of(preset.model.tree(), frozenset({TOWERS.name}))
-        if weight_tensor.optional == TOWERS.name
-    ]
+    model_encoders = _encoder_tensors(preset)
     if not model_encoders:
         raise InputError(
             f"--mmproj {shown(encoder_file)}: there is no such file here, and {preset.name} has no encoder of "
@@ -46,6 +42,19 @@ def encoder_bytes(flags: Mapping[str, Any], preset: Preset) -> int:
         * (4 if encoder_weight.tensor.role == "vector" else 2)
         for encoder_weight in model_encoders
     )
+
+
+def has_encoder(preset: Preset) -> bool:
+    """Whether the model's description has an encoder of images or sound."""
+    return bool(_encoder_tensors(preset))
+
+
+def _encoder_tensors(preset: Preset) -> list[WeightTensor]:
+    return [
+        weight_tensor
+        for weight_tensor in weight_tensors_of(preset.model.tree(), frozenset({TOWERS.name}))
+        if weight_tensor.optional == TOWERS.name
+    ]
 
 
 def encoder_device(flags: Mapping[str, Any], devices: Sequence[str]) -> str:

@@ -12,6 +12,9 @@ from .settings import GIB, VULKAN
 UNQUANTIZED_NOTE = "no --quantize: the weights are counted in bf16; a GGUF file as TARGET has its own types"
 """The note on a model whose checkpoint has no number format of ggml."""
 
+COMPUTE_BUFFER_NOTE = "the compute buffer of the encoder of images (--mmproj) is not modelled; it takes more"
+"""The note on a server with an encoder."""
+
 
 def engine_memory(server: GgmlServer, buffers: Buffers, memory_notes: Iterable[str] = ()) -> EngineMemory:
     """Returns the memory of a server's devices and host."""
@@ -104,7 +107,7 @@ def _server_notes(server: GgmlServer) -> list[str]:
     if server.model.gguf_file is None and server.model.scheme == "bf16":
         server_remarks.append(UNQUANTIZED_NOTE)
     if server.encoder_bytes:
-        server_remarks.append("the compute buffer of the encoder of images (--mmproj) is not modelled; it takes more")
+        server_remarks.append(COMPUTE_BUFFER_NOTE)
     elif server.preset.model.towers:
         server_remarks.append("the encoder of images (--mmproj) is a file of its own and is not counted")
     if any(device.startswith(VULKAN) for device in server.devices):

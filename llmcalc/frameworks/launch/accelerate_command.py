@@ -114,6 +114,28 @@ def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:
     return arguments
 
 
+FRAMEWORK_KEYS = ("deepspeed", "fsdp", "fsdp_config")
+"""The Trainer's arguments that select a framework. A program that states one replaces the launcher's."""
+
+PRECISION_KEYS = ("bf16", "fp16")
+
+
+def with_launcher_arguments(config: Table, source_file: LaunchSource, sets_precision: bool = True) -> dict[str, Any]:
+    """Returns a program's Trainer arguments with those of the `accelerate launch` in front of the program.
+
+    The launcher hands its config over in the environment, where the Trainer reads what its own arguments leave open
+    (transformers/training_args.py, `ACCELERATE_USE_DEEPSPEED`, `ACCELERATE_USE_FSDP`, `ACCELERATE_MIXED_PRECISION`).
+
+    sets_precision: whether the program takes the launcher's number format; true by default.
+    """
+    launcher_arguments = trainer_arguments(source_file)
+    for replaced_keys in (FRAMEWORK_KEYS, PRECISION_KEYS):
+        is_stated = any(config.get(key) not in (None, "", []) for key in replaced_keys)
+        if is_stated or (replaced_keys is PRECISION_KEYS and not sets_precision):
+            launcher_arguments = {key: value for key, value in launcher_arguments.items() if key not in replaced_keys}
+    return {**config, **{key: value for key, value in launcher_arguments.items() if config.get(key) is None}}
+
+
 def _deepspeed_config(config: Any) -> Any:
     """Returns the DeepSpeed config in accelerate's config: the named file, or a table of the config's keys."""
     deepspeed_table = config if isinstance(config, Mapping) else {}

@@ -41,6 +41,17 @@ PACKAGE_FILES = re.compile(r"(?:^|/)(swift/cli/\w+)\.py$")
 TRL_SCRIPT = re.compile(r"(?:^|/)(?:trl|examples)/scripts/(sft|dpo|grpo|kto|reward|rloo)\.py$")
 """The path of a script of TRL's repository that the command `trl` runs too: `trl/scripts/dpo.py` is `trl dpo`."""
 
+TRL_LAUNCHERS: Mapping[str, tuple[str, ...]] = {
+    "single_gpu": ("--num_processes", "1"),
+    "multi_gpu": ("--num_processes", "8"),
+    **{f"zero{stage}": ("--num_processes", "8", "--use_deepspeed", "--zero_stage", str(stage)) for stage in (1, 2, 3)},
+    **{f"fsdp{version}": ("--num_processes", "8", "--use_fsdp", "--fsdp_version", str(version)) for version in (1, 2)},
+}
+"""Name of a config of accelerate that comes with TRL (trl/accelerate_configs) → the same as arguments."""
+
+TRL_LAUNCHER_OPTION = re.compile(r"--(accelerate[_-]config|num[_-](?:processes|machines))")
+"""An argument of the command `trl` that it hands to `accelerate launch` (trl/cli)."""
+
 SHELLS = ("bash", "sh", "sbatch", "source", ".")
 """Words before a script's name that start it."""
 
@@ -181,10 +192,29 @@ def command_line(command: ShellCommand) -> CommandLine | None:
             and (next_word in CONSOLE_PROGRAMS[file_name] or not CONSOLE_PROGRAMS[file_name])
             and i < 12
         ):
-            return CommandLine(
-                command_words[:i], f"{file_name} {next_word}".strip(), command_words[i + 2 :], *line_and_loops
-            )
+            launcher, arguments = command_words[:i], command_words[i + 2 :]
+            if file_name == "trl":
+                launcher, arguments = _trl_launcher(launcher, arguments)
+            return CommandLine(launcher, f"{file_name} {next_word}".strip(), arguments, *line_and_loops)
     return None
+
+
+def _trl_launcher(launcher: list[str], arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the launcher of the command `trl`, with the arguments that it takes from the command, and the others."""
+    launcher_words: list[str] = []
+    other_words: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        option, equals_sign, option_value = word.partition("=")
+        if not TRL_LAUNCHER_OPTION.fullmatch(option):
+            other_words.append(word)
+            continue
+        option_value = option_value if equals_sign else next(words, "")
+        if "config" not in option:
+            launcher_words += [option, option_value]
+        else:
+            launcher_words = [*TRL_LAUNCHERS.get(option_value, ("--config_file", option_value)), *launcher_words]
+    return ([*launcher, "accelerate", "launch", *launcher_words] if launcher_words else launcher), other_words
 
 
 def _without_separator(command_words: list[str]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 from ...errors import InputError
 from ...sources.files import parse_json, read_text
 from .python_source import constants
+from .windows import shell_text
 from .yaml_text import LARGEST
 
 ENDING = ".ipynb"
@@ -37,9 +38,12 @@ FILE_END = "END_OF_THIS_CELL"
 
 
 def read_launch_text(path: Path) -> str:
-    """Returns a launch file's text, or a notebook's code. Raises `InputError` for a file that is not text."""
+    """Returns a launch file's text: of a notebook its code, of a script of Windows the same as shell.
+
+    Raises `InputError` for a file that is not text.
+    """
     if path.suffix != ENDING:
-        return read_text(path, LARGEST)
+        return shell_text(read_text(path, LARGEST), path.name)
     return code_of_notebook(read_text(path, LARGEST_NOTEBOOK), str(path))
 
 

@@ -37,6 +37,7 @@ from .refused_programs import refuse_config
 from .shell import read_script
 from .shell_words import ShellScript
 from .unresolved import UNRESOLVED, is_unresolved, is_unset_variable, printable, unresolved_reason
+from .windows import posix_paths
 from .yaml_text import LARGEST, parse_braces, parse_yaml
 
 
@@ -61,7 +62,7 @@ def read_launch(
     Raises `InputError`, which names file, field and fix.
     """
     if trains_by_command(str(launch_path)):
-        shell_script = read_script(str(launch_path), TYPED_COMMAND, None, ())
+        shell_script = read_script(posix_paths(str(launch_path)), TYPED_COMMAND, None, ())
         source_file = LaunchSource(
             TYPED_COMMAND,
             world_size,
@@ -88,7 +89,7 @@ def read_launch(
     )
 
 
-SCRIPT_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
+SCRIPT_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".bat", ".cmd", ".ps1")
 """Endings of the names of shell scripts."""
 
 
@@ -306,6 +307,8 @@ def _read_training_command(
         read_file = _text_reader_with_written_files(source_file.read_text, script.files)
         if world_size is None:
             world_size = process_count_of(config_table(command_line.launcher, name_in_errors, read_file))
+        if world_size is None and starts_on_every_device(command_line):
+            world_size = visible_processes(command_line.launcher, source_env)
         fetch_config = _reader_with_written_files(source_file.fetch, script.files, name_in_errors)
         skipped_variables = {
             printable(command_word)
@@ -575,6 +578,45 @@ def _launcher_counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
         count_kind = COUNTS.get(f"--{option[2:].replace('_', '-')}" if option.startswith("--") else option)
         if count_kind is not None:
             yield count_kind, option_value if equals_sign else (launcher[i + 1] if i + 1 < len(launcher) else "")
+
+
+LAUNCHES_ON_EVERY_DEVICE = ("llamafactory-cli train", "axolotl train", "trl sft", "trl dpo", "trl grpo", "trl kto")
+"""Programs that start torchrun (llamafactory/launcher.py) or accelerate with a process for each visible device."""
+
+
+def starts_on_every_device(command_line: CommandLine) -> bool:
+    """Whether a command without a number of processes starts one on each visible device.
+
+    `accelerate launch` does (commands/launch.py), as do DeepSpeed's launcher and `torchrun --nproc-per-node gpu`.
+    """
+    launcher = command_line.launcher
+    program_names = [command_word.rpartition("/")[2] for command_word in launcher]
+    if any(count_text in ("gpu", "auto") for _, count_text in _launcher_counts(launcher)):
+        return True
+    if any(is_unresolved(count_text) for _, count_text in _launcher_counts(launcher)):
+        return False
+    if any(pair == ("accelerate", "launch") for pair in pairwise(program_names)):
+        return True
+    records = map(framework, NAMES)
+    launchers = [record.launcher for record in records if record.starts_on_every_device]
+    return command_line.program in LAUNCHES_ON_EVERY_DEVICE or any(name in launchers for name in program_names)
+
+
+def visible_processes(launcher: Sequence[str], environment: Mapping[str, str]) -> int | None:
+    """Returns visible devices · machines; None without CUDA_VISIBLE_DEVICES and DeepSpeed's `--include`."""
+    devices_text = environment.get("CUDA_VISIBLE_DEVICES", "")
+    for option, option_value in pairwise([*launcher, ""]):
+        if option.startswith("--include"):  # localhost:0,1,2,3
+            devices_text = (option.partition("=")[2] or option_value).rpartition(":")[2]
+    if not re.fullmatch(r"[\w-]+(,[\w-]+){0,1000},?", devices_text):
+        return None
+    visible_count = len(devices_text.strip(",").split(","))
+    machines_texts = [
+        environment.get("NNODES", ""),
+        *(text for kind, text in _launcher_counts(launcher) if kind == "machines"),
+    ]
+    machines = [int(text) for text in machines_texts if re.fullmatch(r"[1-9][0-9]{0,5}", text)]
+    return visible_count * (machines[-1] if machines else 1)
 
 
 def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:

@@ -16,6 +16,9 @@ from .unresolved import ITEM, NAME, UNRESOLVED, is_unresolved, mark_unresolved
 LISTED_DEVICES = re.compile(r"nvidia-smi\s[^|]*\|\s*wc\s+-l\s*$")
 """A command that counts the devices of a machine."""
 
+DEVICES_OF_CONTAINER = "LLMCALC_DEVICES_OF_CONTAINER"
+"""The variable with the number of devices of the container that runs the script."""
+
 
 class UnsplittableText(InputError):
     """A text that a shell cannot split into words."""
@@ -305,7 +308,7 @@ class WordReader:
         """Returns the output of a command, or a mark if it is unknown.
 
         Known are those of `expr` and of `echo` with known words, and the number of devices that `nvidia-smi` lists on a
-        machine of Slurm.
+        machine of Slurm or in a container with a limit.
         """
         command_name, _, arguments = command_text.partition(" ")
         if command_name in ("expr", "echo") and self.depth < 3 and not set(arguments) & set("|<>;&`()"):
@@ -317,7 +320,8 @@ class WordReader:
                 return result_text if not is_unresolved(result_text) else mark_unresolved(f"$({command_name}…)")
             if command_name == "echo" and not is_unresolved(arithmetic_text) and not arithmetic_text.startswith("-"):
                 return arithmetic_text.strip()
-        devices_of_machine = self.script.variables.get("SLURM_GPUS_ON_NODE")
+        variables = self.script.variables
+        devices_of_machine = variables.get("SLURM_GPUS_ON_NODE", variables.get(DEVICES_OF_CONTAINER))
         if LISTED_DEVICES.match(command_text) is not None and isinstance(devices_of_machine, str):
             return devices_of_machine
         return mark_unresolved(f"$({command_name}…)" if arguments else f"$({command_name})")

@@ -16,7 +16,7 @@ from ...sources.files import parse_json
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel
 from ..registry import WITHOUT_A_NAME, framework, plugins
-from .accelerate_command import trainer_arguments
+from .accelerate_command import with_launcher_arguments
 from .command_line import plain_arguments
 from .record import (
     FP16_NOTE,
@@ -132,7 +132,7 @@ def is_run_by(command_words: Sequence[str]) -> bool:
 def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of Trainer arguments. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
-        return _read_arguments(reader, config)
+        return _read_arguments(reader, with_launcher_arguments(config, source_file))
 
 
 def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
@@ -141,7 +141,7 @@ def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
         config = plain_arguments(arguments, reader, known_argument_names() - {"model_name_or_path"})
         if config.get("deepspeed") is True and "deepspeed_config" in config:  # deepspeed.add_config_arguments
             config["deepspeed"] = config.pop("deepspeed_config")
-        return _read_arguments(reader, {**trainer_arguments(source_file), **config})
+        return _read_arguments(reader, with_launcher_arguments(config, source_file))
 
 
 def launch_as_trainer(reader: LaunchReader, config: Table, model_id: str) -> Launch:
@@ -151,7 +151,7 @@ def launch_as_trainer(reader: LaunchReader, config: Table, model_id: str) -> Lau
     model_id: the model's name.
     """
     reader.check_unknown()
-    launched_run = read_trainer({**trainer_arguments(reader.source), **config}, reader.source)
+    launched_run = read_trainer(config, reader.source)
     frozen_model = reader.frozen_model_on(launched_run.layout)
     return replace(reader.with_records(launched_run), target=model_id, frozen=frozen_model)
 

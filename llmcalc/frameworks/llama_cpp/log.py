@@ -137,7 +137,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         model=log_values.last_text("model"),
         device=log_values.last_text("gpu"),
         total=next(iter(_device_sizes(log_values)), None),
-        flags=_ollama_flags(log_values) if is_ollama else _llama_server_flags(log_values),
+        flags=_ollama_flags(log_values) if is_ollama else _llama_server_flags(log_values, memory_terms),
         scheme=log_values.last_text("file_type").lower().replace(" - ", "_"),
         message=next((log_line.strip() for log_line in log_text.lines_with("out of memory", "failed to allocate")), ""),
         off=failed_buffer,
@@ -166,12 +166,15 @@ def _device_sizes(log_values: LogValues) -> list[int]:
     return device_bytes[-min(len(device_bytes), max(1, int(log_values.last_text("devices") or 1))) :]
 
 
-def _llama_server_flags(log_values: LogValues) -> dict[str, str]:
+def _llama_server_flags(log_values: LogValues, memory_terms: Sequence[LogTerm]) -> dict[str, str]:
     """Returns the flags of llama-server that the log states, with the cache's number formats.
+
+    An excerpt without the list of devices has those of its buffers (CUDA0, CUDA1, …).
 
     Layers are divided over several devices by their memory, which stands for what of it was free.
     """
-    device_count = int(log_values.last_text("devices") or 1)
+    numbered_devices = {term.device for term in memory_terms if re.fullmatch(r"[A-Za-z]+[0-9]{1,3}", term.device or "")}
+    device_count = int(log_values.last_text("devices") or len(numbered_devices) or 1)
     device_bytes = _device_sizes(log_values)
     tensor_split = (
         [str(buffer_bytes >> 20) for buffer_bytes in device_bytes]

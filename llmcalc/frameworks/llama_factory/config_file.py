@@ -13,6 +13,7 @@ from ...device_memory.optimizers.registry import LARGEST_RANK
 from ...errors import shown
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
+from ..launch.accelerate_command import with_launcher_arguments
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of
 from ..launch.trainer import (
     LOSSES_WITHOUT_REFERENCE,
@@ -118,6 +119,7 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
     with reading_of(source_file) as reader:
         if trains_with_megatron(config):
             return read_megatron(reader, config, TRAINER_IGNORED | IGNORED)
+        config = with_launcher_arguments(config, source_file)
         reader.expandable = (source_file.world_size or 1) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
         reader.check_names(config, (*known_argument_names(), *READ, *REFUSED), TRAINER_IGNORED | IGNORED)
         reader.refuse_set(

@@ -20,7 +20,8 @@ from ...workload.setting import option
 from ..engines.engine import EngineMemory, EngineVersion
 from ..engines.versions import EngineRecord, VersionRules, numbers_of, read_engine_record
 from ..ggml import changes
-from ..ggml.engine_memory import UNQUANTIZED_NOTE, engine_memory
+from ..ggml.encoder import has_encoder
+from ..ggml.engine_memory import COMPUTE_BUFFER_NOTE, UNQUANTIZED_NOTE, engine_memory
 from ..ggml.gguf_model import GgufModel
 from ..ggml.layer_fit import FittedServer, fit_server, largest_number
 from ..ggml.server import GgmlServer
@@ -43,6 +44,14 @@ in 9.1 GB)."""
 
 LIBRARY_HEADING = "weights in q4_k_m, as tags without a format have them (for a tag such as fp16: --quantize none)"
 """The remark on a model for which nothing states the format of the weights."""
+
+
+ENCODER_OF_TAG = "projector"
+"""The encoder of images that comes with a tag; Ollama passes it to llama-server (llm/llama_server.go, --mmproj)."""
+
+ENCODER_NOTE = (
+    "the encoder of images is counted, as it comes with the tag; its compute buffer is not modelled and takes more"
+)
 
 
 class OllamaRules(VersionRules):
@@ -184,6 +193,7 @@ class OllamaServer:
             "fit": "on" if self.rules.runner == "llama-server" else "off",
             **({"no_mmap": True} if str(self.flags.get("use_mmap", "true")) in ("0", "false") else {}),
             **({} if self.scheme is None else {"quantize": self.scheme}),
+            **({"mmproj": ENCODER_OF_TAG} if has_encoder(self.preset) else {}),
         }
 
     def micro_batch(self, sequences: int) -> int:
@@ -274,6 +284,8 @@ def memory(server: OllamaServer) -> EngineMemory:
     error_heading = LIBRARY_HEADING if server.scheme != flags.get("quantize") else ""
     if UNQUANTIZED_NOTE in answer_notes:
         answer_notes.remove(UNQUANTIZED_NOTE)
+    if COMPUTE_BUFFER_NOTE in answer_notes:
+        answer_notes[answer_notes.index(COMPUTE_BUFFER_NOTE)] = ENCODER_NOTE
     return replace(
         computed_answer,
         max_model_len=server.num_ctx,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..argument_names import argument_names
+from ..launch.accelerate_command import FRAMEWORK_KEYS, with_launcher_arguments
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import TRAINER_IGNORED, known_argument_names, lora_settings, pair_settings, trainer_launch
 
@@ -60,7 +61,11 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
         if loss is not None:
             run_settings |= pair_settings(reader, str(loss), run_settings, caches_reference=True)
             reader.notes.append("the reference model's log-probabilities are computed before the training, and cached")
-        reader.notes.append("accelerate's own config says how devices divide the run; --zero and --fsdp say it here")
+        config = with_launcher_arguments(config, source_file, sets_precision=False)
+        if not any(config.get(key) for key in FRAMEWORK_KEYS):
+            reader.notes.append(
+                "accelerate's own config says how devices divide the run; --zero and --fsdp say it here"
+            )
         arguments = {
             argument_name: argument_value
             for argument_name, argument_value in config.items()

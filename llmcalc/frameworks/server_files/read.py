@@ -23,6 +23,7 @@ from ..launch.command_line import (
 from ..launch.notebook import is_python_name, read_launch_text
 from ..launch.python_source import is_python
 from ..launch.unresolved import is_unresolved, printable
+from ..launch.windows import posix_paths
 from ..launch.yaml_text import LARGEST, parse_braces, parse_yaml
 from .accelerators import accelerator_of
 from .arguments import engine_of_flags, flags_of_program, read_arguments, words_of_tables
@@ -65,6 +66,7 @@ def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
     """Returns the name, the text and the folder of a launch file, or of a command that is typed in its place."""
     typed_text = str(launch_path)
     if words_of_typed_command(typed_text):
+        typed_text = posix_paths(typed_text)
         typed_command = TypedLaunch(TYPED_COMMAND, {}, ())
         if trains_by_command(typed_text) or any(_find_servers(typed_text, typed_command, Path())):
             return typed_command, typed_text, Path()

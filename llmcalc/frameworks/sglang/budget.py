@@ -67,6 +67,7 @@ class SGLangServer(EngineServer):
     layout_fields = "tp_size", "pp_size", "dp_size"
     default_length = 2048  # srt/utils/hf_transformers/common.py, `get_context_length`
     long_request_variable = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+    stages_variable = "SGLANG_PP_LAYER_PARTITION"  # srt/distributed/utils.py, `get_pp_indices`
     halves_float32 = True  # configs/model_config.py, `_get_and_verify_dtype`
     decided_by = {
         "weights": (

@@ -30,6 +30,7 @@ FLAGS = (
     Flag(("--enable-dp-lm-head",), "switch"),
     Flag(("--mem-fraction-static",), "share"),
     Flag(("--context-length",), "tokens"),
+    Flag(("SGLANG_PP_LAYER_PARTITION",), "text"),
     Flag(("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",), "word", ("0", "1", "false", "true")),
     Flag(("--max-total-tokens",), "tokens"),
     Flag(("--max-running-requests",), "number"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
+from ..launch.accelerate_command import with_launcher_arguments
 from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length, with_log_probabilities
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import (
@@ -117,6 +118,7 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         config = _with_model_arguments(reader, config)
         if config.get("use_liger") is not None:  # SFTConfig before TRL 0.16
             config = {"use_liger_kernel": config["use_liger"], **config}
+        config = with_launcher_arguments(config, source_file)
         is_grpo = any(argument in config for argument in GRPO_SIGNS)
         ignored_names = (
             TRAINER_IGNORED | IGNORED | {"use_liger"} | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())

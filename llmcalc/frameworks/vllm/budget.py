@@ -121,6 +121,7 @@ class VLLMServer(EngineServer):
     }
     default_length = 2048  # vllm/config/model.py, `_get_and_verify_max_len`
     long_request_variable = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+    stages_variable = "VLLM_PP_LAYER_PARTITION"  # vllm/distributed/utils.py, `get_pp_indices`
     halves_float32 = True  # vllm/config/model.py, `_get_and_verify_dtype`
 
     def __post_init__(self) -> None:

@@ -74,6 +74,7 @@ FLAGS = (
     Flag(("--offload-backend",), "word", ("auto", "uva"), is_idle=True),
     Flag(("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",), "number", least=0, most=1),
     Flag(("VLLM_ALLOW_LONG_MAX_MODEL_LEN",), "number", least=0, most=1),
+    Flag(("VLLM_PP_LAYER_PARTITION",), "text"),
     Flag(("VLLM_USE_V1",), "number", least=0, most=1),
     Flag(("VLLM_USE_V2_MODEL_RUNNER",), "number", least=0, most=1),
     Flag(("VLLM_USE_FLASHINFER_SAMPLER",), "number", least=0, most=1),

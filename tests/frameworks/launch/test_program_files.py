@@ -647,6 +647,55 @@ def test_values_typed_behind_a_config_replace_the_file_s(command: str, kind: str
     assert {name: launch.settings.get(name) for name in values} == values
 
 
+ZERO_3 = "accelerate launch --num_processes 4 --use_deepspeed --zero_stage 3 --mixed_precision bf16"
+ONE_SEQUENCE = "--model_name_or_path a/b --max_length 64 --per_device_train_batch_size 1 --output_dir o"
+
+
+@pytest.mark.parametrize(
+    ("command", "framework", "layout"),
+    [
+        (f"{ZERO_3} trl/scripts/sft.py {ONE_SEQUENCE}", "deepspeed", (4, 3)),
+        (f"{ZERO_3} scripts/run_sft.py trl_sft.yaml", "deepspeed", (4, 3)),
+        (f"{ZERO_3} src/train.py llama_factory_qlora.yaml", "deepspeed", (4, 3)),
+        (f"{ZERO_3} -m axolotl.cli.train axolotl_dora.yaml", "deepspeed", (4, 3)),
+        (f"{ZERO_3} trl/scripts/sft.py {ONE_SEQUENCE} --deepspeed z1.json", "deepspeed", (4, 1)),
+        (f"accelerate launch --num_processes 4 --use_fsdp trl/scripts/sft.py {ONE_SEQUENCE}", "fsdp2", (4, 3)),
+        (f"trl sft --accelerate_config zero2 {ONE_SEQUENCE}", "deepspeed", (8, 2)),
+        (f"trl sft --num_processes=2 --accelerate_config fsdp2 {ONE_SEQUENCE}", "fsdp2", (2, 3)),
+        (f"trl sft --num_processes 2 {ONE_SEQUENCE}", "torch", (2, 0)),
+    ],
+)
+def test_accelerate_launch_selects_the_framework_of_every_program(
+    command: str, framework: str, layout: tuple[int, int], tmp_path: Path
+) -> None:
+    for file in FOLDER.glob("*.yaml"):
+        (tmp_path / file.name).write_text(file.read_text())
+    (tmp_path / "z1.json").write_text('{"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": "auto"}')
+    launch = launch_of(f"#!/bin/bash\n{command}\n", "x.sh", launch_folder=tmp_path)
+    assert (launch.framework, (launch.layout.world, launch.layout.zero)) == (framework, layout)
+
+
+@pytest.mark.parametrize(
+    ("command", "devices"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 llamafactory-cli train llama_factory_qlora.yaml", 4),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 NNODES=2 llamafactory-cli train llama_factory_qlora.yaml", 8),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 NPROC_PER_NODE=2 llamafactory-cli train llama_factory_qlora.yaml", 2),
+        ("export CUDA_VISIBLE_DEVICES=4,5\naxolotl train axolotl_dora.yaml", 2),
+        (f"CUDA_VISIBLE_DEVICES=0,1 accelerate launch trl/scripts/sft.py {ONE_SEQUENCE}", 2),
+        (f"deepspeed --include localhost:1,2,3 train.py {ONE_SEQUENCE}", 3),
+        (f"CUDA_VISIBLE_DEVICES=0,1 deepspeed --num_gpus 1 train.py {ONE_SEQUENCE}", 1),
+        (f"CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node gpu train.py {ONE_SEQUENCE}", 2),
+        (f"CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node $COUNT train.py {ONE_SEQUENCE}", 1),
+        (f"CUDA_VISIBLE_DEVICES=0,1 python train.py {ONE_SEQUENCE}", 1),
+        (f"CUDA_VISIBLE_DEVICES=$DEVICES accelerate launch train.py {ONE_SEQUENCE}", 1),
+    ],
+)
+def test_a_launcher_without_a_number_of_processes_starts_one_on_each_visible_device(command: str, devices: int) -> None:
+    launch = launch_of(f"#!/bin/bash\n{command}\n", "x.sh", launch_folder=FOLDER)
+    assert launch.layout.world == devices
+
+
 def test_devices_of_torchtune_are_typed_before_the_recipe() -> None:
     text = "tune run --nproc_per_node 2 lora_finetune_distributed --config torchtune_lora.yaml\n"
     assert launch_of(text, "x.sh", launch_folder=FOLDER).layout.world == 2

@@ -97,3 +97,24 @@ def test_tokens_of_a_cache_follow_from_its_size(tmp_path: Path) -> None:
     assert terms["kv_cache"][1] is None
     other = terms_of(tmp_path, VLLM.replace("enable_prefix_caching=True", "enable_prefix_caching=False"), "qwen3.5-9b")
     assert other["kv_tokens"][1] != 148_816
+
+
+EXCERPT = """
+print_info: general.name     = Llama 3.3 70B Instruct
+load_tensors: offloaded 81/81 layers to GPU
+load_tensors:        CUDA0 model buffer size = 19899.32 MiB
+load_tensors:        CUDA1 model buffer size = 20070.85 MiB
+llama_context: n_ctx         = 8192
+llama_kv_cache_unified:      CUDA0 KV buffer size =  1312.00 MiB
+llama_kv_cache_unified:      CUDA1 KV buffer size =  1248.00 MiB
+"""
+
+
+def test_an_excerpt_has_the_devices_of_its_buffers(tmp_path: Path) -> None:
+    """ollama/ollama#9782 has buffers of eight devices: the first one was compared with the whole model."""
+    file = tmp_path / "log.txt"
+    file.write_text(EXCERPT)
+    document = functions.explain_log(file, "llama3.3-70b", quantize="q4_k_m", hardware="rtx-3090").document
+    differences = [term["difference"] for term in document["terms"]]
+    assert len(differences) == 4
+    assert all(abs(difference) < 0.01 for difference in differences)

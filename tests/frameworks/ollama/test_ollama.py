@@ -64,6 +64,16 @@ def test_what_does_not_fit_is_on_the_cpu_and_changes_bring_it_back() -> None:
     assert any("on the CPU" in n for n in answer("qwen3-14b", num_ctx=int(context.split()[1]) + 512).result.notes)
 
 
+def test_a_tag_of_a_model_that_sees_has_its_encoder_on_the_gpu() -> None:
+    # ollama/ollama#11819, gemma3:12b with num_ctx 2048: projector.weights="795.9 MiB", which is of no other file
+    tag = answer("gemma3-12b", num_ctx=2048).result
+    text_alone = llmcalc.memory("gemma3-12b", hardware="rtx-3060", engine="llama.cpp", quantize="q4_k_m").result
+    encoder_bytes = tag.bytes_of("model_buffer") - text_alone.bytes_of("model_buffer")
+    assert encoder_bytes == pytest.approx(795.9 * 2**20, rel=0.02)
+    assert any("the encoder of images is counted" in note for note in tag.notes)
+    assert not any("the encoder of images" in note for note in answer("qwen3-14b", num_ctx=2048).result.notes)
+
+
 def test_num_gpu_says_how_many_layers_are_on_the_gpu() -> None:
     assert answer(num_gpu=0, num_ctx=4096).result.bytes_of("model_buffer", "CUDA0") == 0
     assert answer(num_gpu=99, num_ctx=4096).result.bytes_of("kv_buffer", "CPU") == 0

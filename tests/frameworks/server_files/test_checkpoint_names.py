@@ -26,6 +26,26 @@ services:
 """
 
 
+POD = """
+apiVersion: v1
+kind: Pod
+spec:
+  containers:
+  - image: vllm/vllm-openai:v0.24.0
+    command: [bash, -c, "vllm serve Qwen/Qwen3-8B --tensor-parallel-size $(nvidia-smi -L | wc -l)"]
+    resources: {limits: {nvidia.com/gpu: 4}}
+"""
+
+
+def test_the_devices_that_a_container_counts_are_those_of_its_limit(tmp_path: Path) -> None:
+    file = tmp_path / "pod.yaml"
+    file.write_text(POD)
+    assert servers_of_file(file)[0].values == {"tensor_parallel_size": "4"}
+    file.write_text(POD.replace("    resources", "    # resources"))
+    with pytest.raises(InputError, match="known only when the script runs"):
+        servers_of_file(file)
+
+
 @pytest.mark.parametrize("text", [COMPOSE_WITH_ARGUMENTS, COMPOSE_WITH_ARGUMENTS.replace("$", "$$")])
 def test_a_dollar_that_begins_no_variable_stays_for_the_shell(text: str, tmp_path: Path) -> None:
     """Compose replaces `$NAME` and `${NAME}` alone, so `"$@"` may stand there once or doubled."""
@@ -44,6 +64,11 @@ def test_a_dollar_that_begins_no_variable_stays_for_the_shell(text: str, tmp_pat
         ("nvidia/Qwen3.6-35B-A3B-NVFP4", "qwen3.6-35b-a3b", "nvfp4"),
         ("/models/qwen3-14b-gguf/Qwen3-14B-Q4_K_M.gguf", "qwen3-14b", "q4_k_m"),
         ("/models/Llama-3.1-8B-Instruct-GPTQ-Int4/", "llama3.1-8b", "gptq-int4-g128"),
+        # llama.cpp's own files of gpt-oss (ggml-org): 12,109,566,560 bytes of the 20B
+        ("models/gpt-oss-20b-mxfp4.gguf", "gpt-oss-20b", "mxfp4-moe"),
+        ("gpt-oss-120b-mxfp4-00001-of-00003.gguf", "gpt-oss-120b", "mxfp4-moe"),
+        ("ggml-org/gpt-oss-20b-GGUF:mxfp4", "gpt-oss-20b", "mxfp4-moe"),
+        ("noctrex/Qwen3-30B-A3B-MXFP4_MOE-GGUF", "qwen3-30b-a3b", "mxfp4-moe"),
     ],
 )
 def test_the_name_of_a_quantized_checkpoint_states_preset_and_scheme(name: str, preset: str, scheme: str) -> None:
@@ -90,7 +115,7 @@ def test_a_checkpoint_that_is_not_here_is_counted_by_its_name(tmp_path: Path) ->
         ("unsloth/gpt-oss-120b-GGUF:F16", "gpt-oss-120b", ""),  # whose experts stay in MXFP4
         ("/models/google_gemma-3-12b-it-Q5_K_S.gguf", "gemma3-12b", "q5_k_s"),
         ("unsloth/Qwen3-8B-GGUF:UD-Q4_K_XL", None, ""),
-        ("ggml-org/gpt-oss-20b-GGUF", None, ""),  # in mxfp4 alone
+        ("ggml-org/gpt-oss-20b-GGUF", "gpt-oss-20b", "mxfp4-moe"),  # in mxfp4 alone
     ],
 )
 def test_a_repository_of_gguf_files_states_preset_and_type(name: str, preset: str | None, scheme: str) -> None:

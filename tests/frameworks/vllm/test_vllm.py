@@ -621,6 +621,28 @@ def test_stages_that_are_asked_for_do_not_ask_for_the_heads_divisions(engine: st
         assert {option["devices"] for option in fit.document["options"]} == {stages}
 
 
+@pytest.mark.parametrize(
+    ("engine", "pp", "variable"),
+    [
+        ("vllm", "pipeline_parallel_size", "VLLM_PP_LAYER_PARTITION"),
+        ("sglang", "pp_size", "SGLANG_PP_LAYER_PARTITION"),
+    ],
+)
+def test_layers_of_stages_in_the_environment(engine: str, pp: str, variable: str) -> None:
+    """vllm-project/vllm#34076: 16 and 32 of 48 layers, which were counted as 24 and 24."""
+
+    def weights(stages: str) -> int:
+        flags: dict[str, Any] = {pp: 2, variable: stages}
+        memory = llmcalc.memory("qwen3-30b-a3b", engine=engine, hardware="h200", **flags)
+        return memory.result.bytes_of("weights")
+
+    layer_bytes = weights("15,33") - weights("16,32")
+    assert weights("16,32") - weights("24,24") == pytest.approx(8 * layer_bytes, rel=1e-5)  # and the last norm
+    for stages, message in (("16,30", "2 stages of 46 layers"), ("16,16,16", "3 stages"), ("a,b", "such as 16,32")):
+        with pytest.raises(InputError, match=message):
+            weights(stages)
+
+
 def test_sparse_attention_reserves_a_workspace() -> None:
     """40 of the longest sequences in keys of 132 bytes: 825 MiB of DeepSeek-V3.2 (mla/indexer.py); by entries of four
     tokens in DeepSeek-V4, or the gathered keys of four prompts where they are more.

@@ -1,0 +1,58 @@
+"""Translates batch files and PowerShell scripts of Windows to the shell that `shell.py` reads, line by line.
+
+Continued lines, variables, comments and paths are translated. Conditions, loops and functions are not.
+"""
+
+from __future__ import annotations
+
+import re
+
+BATCH_ENDINGS = (".bat", ".cmd")
+POWERSHELL_ENDING = ".ps1"
+
+_BATCH_WITHOUT_PROGRAMS = re.compile(
+    r"@?(rem\b|::|:\w|echo\b|pause\b|setlocal\b|endlocal\b|title\b|color\b|cls\b|chcp\b|timeout\b|cd\b|exit\b)",
+    re.IGNORECASE,
+)
+"""The beginning of a line that starts no program."""
+
+_BATCH_SET = re.compile(r'set\s+"?([A-Za-z_]\w*)=([^"]*)"?\s*$', re.IGNORECASE)
+_BATCH_START = re.compile(r'(call|start)\s+("[^"]*"\s+)?(/\w+\s+)*', re.IGNORECASE)
+_POWERSHELL_SET = re.compile(r"\$(env:)?([A-Za-z_]\w*)\s*=\s*(.*)$", re.IGNORECASE)
+_WINDOWS_PATH = re.compile(r"(?:^|[\s\"'=])(?:[A-Za-z]:|\.)\\\w")
+
+
+def posix_paths(command_text: str) -> str:
+    """Returns a typed command with slashes in the paths of Windows; a command without such paths unchanged."""
+    return re.sub(r"\\(?=\S)", "/", command_text) if _WINDOWS_PATH.search(command_text) else command_text
+
+
+def shell_text(file_text: str, file_name: str) -> str:
+    """Returns the text of a batch file or a PowerShell script as shell; any other file's text unchanged."""
+    name_in_lower_case = file_name.lower()
+    if name_in_lower_case.endswith(BATCH_ENDINGS):
+        return "\n".join(map(_line_of_batch, file_text.splitlines()))
+    if name_in_lower_case.endswith(POWERSHELL_ENDING):
+        return "\n".join(map(_line_of_powershell, file_text.splitlines()))
+    return file_text
+
+
+def _line_of_batch(line: str) -> str:
+    line = line.strip().replace("\\", "/")
+    if _BATCH_WITHOUT_PROGRAMS.match(line):
+        return ""
+    line = re.sub(r"%([A-Za-z_]\w*)%", r"${\1}", line.removeprefix("@").replace("%~dp0", "./"))
+    variable = _BATCH_SET.match(line)
+    if variable is not None:
+        return f'export {variable[1]}="{variable[2]}"'
+    line = _BATCH_START.sub("", line, count=1) if _BATCH_START.match(line) else line
+    return f"{line[:-1]}\\" if line.endswith("^") else line
+
+
+def _line_of_powershell(line: str) -> str:
+    line = line.strip().replace("\\", "/")
+    variable = _POWERSHELL_SET.match(line)
+    if variable is not None:
+        return f"{'export ' if variable[1] else ''}{variable[2]}={variable[3]}"
+    line = re.sub(r"\$env:([A-Za-z_]\w*)", r"${\1}", line.removeprefix("&").lstrip(), flags=re.IGNORECASE)
+    return f"{line[:-1]}\\" if line.endswith("`") else line
