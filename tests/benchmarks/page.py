@@ -14,7 +14,7 @@ from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
-from llmcalc.page_server import Handler
+from llmcalc.page_server import PageRequestHandler
 from tests.web.loading import settled, until
 
 from .timing import line
@@ -68,7 +68,7 @@ def main() -> None:
     if path is None or not (DIST / "index.html").is_file():
         print("page: not measured; expected Chromium (apt-get install chromium) and a page (python web/build.py)")
         return
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(DIST)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(PageRequestHandler, directory=str(DIST)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     first, ready, slider, worked, moved, asked = [], [], [], [], [], set()

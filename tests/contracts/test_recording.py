@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import sympy
-from llmcalc.symbolic_model.symbolic_model import letter_of_field
 
 from llmcalc.components.base import Component, Part
 from llmcalc.components.distance_bias import RelativeBias
@@ -18,6 +17,7 @@ from llmcalc.costs.params import active_params_of, total_params_of
 from llmcalc.flow.program import Alternatives, Scope, Step
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
+from llmcalc.symbolic.symbolic_model import letter_of_field
 from tests.contracts.test_parts import EXAMPLES, around_a_model, decoder
 from tests.samples import in_one_test
 

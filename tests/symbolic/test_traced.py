@@ -10,7 +10,7 @@ import pytest
 import sympy
 
 from llmcalc.algebra import ceil_div, exact_div, floor_div, minimum, triangular_number
-from llmcalc.simulator.strides import broadcast, clear_caches, count, view_strides
+from llmcalc.simulator.strides import broadcast_shape, clear_caches, count, view_strides
 from llmcalc.symbolic.symbolic_int import SymbolicInt, formula_of
 from tests.samples import in_one_test
 
@@ -73,7 +73,7 @@ def test_it_is_its_value_to_everything_else() -> None:
 
 def test_shapes_keep_formulas_and_strides_are_forgotten() -> None:
     rows, width = SymbolicInt(1, X), SymbolicInt(5, Y)
-    wide = broadcast((rows, 3, width), (3, 1))
+    wide = broadcast_shape((rows, 3, width), (3, 1))
     assert [formula_of(size) for size in wide] == [X, 3, Y]
     view_strides((rows, width), (width, 1), (rows * width,))
     clear_caches()
