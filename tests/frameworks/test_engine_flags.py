@@ -105,7 +105,7 @@ def test_a_number_behind_a_switch_is_refused() -> None:
 
 def test_suffixes_are_powers_of_ten_and_of_two() -> None:
     tokens = Flag(("--tokens",), "tokens")
-    numbers = [tokens.read(f"1{suffix}") for suffix in ("", "k", "m", "g", "K", "M", "G")]
+    numbers = [tokens.read_value(f"1{suffix}") for suffix in ("", "k", "m", "g", "K", "M", "G")]
     assert numbers == [1, 10**3, 10**6, 10**9, 2**10, 2**20, 2**30]
 
 
@@ -126,7 +126,7 @@ def test_suffixes_are_powers_of_ten_and_of_two() -> None:
 )
 def test_flags_are_found_by_beginnings_of_five_letters(name: str, field: str | None, keys: tuple[str, ...]) -> None:
     match = find_flag(flags_by_spelling(FLAGS), name)
-    assert (None if match is None else match.flag.field) == field
+    assert (None if match is None else match.flag.field_name) == field
     assert match is None or match.keys == keys
 
 

@@ -77,7 +77,7 @@ def test_the_terminal_shows_what_runs_and_when(name: str, columns: int) -> None:
     (table,) = answer.tables
     at = [column.key for column in table.columns].index("time")
     chart = TimetableChart.from_timetable(found, len(table.rows[0].cells[at]))
-    assert (chart.left_out is not None) == ("left out" in out.getvalue()) == (" … " in out.getvalue())
+    assert (chart.omitted_interval is not None) == ("left out" in out.getvalue()) == (" … " in out.getvalue())
     for number, row in enumerate(table.rows):
         rank, chunk = divmod(number, found.pipeline.chunks)
         spans = [span for span in found.spans[rank] if span.action.chunk == chunk]

@@ -91,7 +91,7 @@ class TestTables:
         assert run(*words).error.startswith("error: --table: there is no table 'x'; expected ")
 
     def test_one_report_alone(self) -> None:
-        report = Report({}, [table(node_name="a"), table(node_name="b")])
+        report = Report({}, [table(name="a"), table(name="b")])
         assert [one.name for one in report.with_only_table("b").tables] == ["b"]
         with pytest.raises(InputError, match="expected one of a, b"):
             report.with_only_table("c")

@@ -114,7 +114,7 @@ def by_torch(
             assert spec.encoder is not None
             source = ids[SEQ] if spec.encoder.stem is None else torch.empty(spec.encoder.stem.input_shape(BATCH, SEQ))
     outside = [*module.parameters(), *module.buffers(), *ids.values(), *([] if source is None else [source])]
-    mode, past = Alive(outside, log=True), 0
+    mode, past = Alive(outside, keeps_log=True), 0
     lines: list[str] = []
     mode.log = lines
     store: dict[Any, Any] = {}

@@ -168,7 +168,7 @@ def test_where_repeats_differ_all_layers_are_replayed(monkeypatch: pytest.Monkey
         asked.append(layers)
         return record_training(spec, training, layers, workspace)
 
-    monkeypatch.setattr(answer, "record", noted)
+    monkeypatch.setattr(answer, "record_training", noted)
     found, whole = training_memory(spec, WAITING, runtime), replay(spec, WAITING, device, None, WORKSPACE)
     assert asked == [{0: RECORDED_REPEATS}, {}]
     assert (found.peak_bytes, found.reserved_bytes) == (device.peak_allocated, device.peak_reserved)

@@ -91,13 +91,13 @@ def test_the_least_bytes_are_a_bound(model: str, settings: Settings) -> None:
 def test_runs_of_a_deep_model_that_cannot_fit_are_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run itself and the few changes that are listed; no shorter sequence, of which one token is too large."""
     replays: list[RepeatAnalysis] = []
-    overhead = RepeatAnalysis.overhead
+    overhead = RepeatAnalysis.allocator_overhead
 
     def counted(self: RepeatAnalysis, *arguments: Any) -> Any:
         replays.append(self)
         return overhead(self, *arguments)
 
-    monkeypatch.setattr(RepeatAnalysis, "overhead", counted)
+    monkeypatch.setattr(RepeatAnalysis, "allocator_overhead", counted)
     fitting = fit(
         memory(load("smollm2-135m?num_hidden_layers=300").model, Settings(phase="training")), find_hardware("4GiB")
     )

@@ -407,7 +407,7 @@ def test_the_runner_writes_what_it_measures(
     """With a modelled allocator in the place of a GPU, in this process. Exit code 1 if a run is beyond the bounds."""
     facts = {"gpu": "NVIDIA H100 80GB HBM3", "compute_capability": "9.0", "torch": "2.13"}
     statistics = Modelled(extra)
-    monkeypatch.setattr(gpu, "Cuda", lambda: statistics)
+    monkeypatch.setattr(gpu, "CudaStatistics", lambda: statistics)
     monkeypatch.setattr(gpu, "device_facts", lambda: facts)
     monkeypatch.setattr(gpu, "cuda_runtime_of_gpu", lambda *_: CudaRuntime(0, 0))
     monkeypatch.setattr(gpu, "free_bytes", lambda _: 2 << 30)

@@ -72,7 +72,7 @@ def work(_: int, name: str, rank: int, folder: str, log: bool = False) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(case.ranks))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1", DS_ACCELERATOR="cpu")
     alone(rank, case.ranks)
-    mode = OfDevice(device="meta", log=log)
+    mode = OfDevice(device="meta", keeps_log=log)
     set_up, found = run_steps(case, mode, "meta", ALIKE)
     text = "\n".join(mode.log or ())
     Path(folder, f"{rank}.json").write_text(json.dumps({"set_up": set_up, "steps": found, "log": text}))

@@ -221,7 +221,7 @@ def work(rank: int, name: str, port: int, folder: str, log: bool = False) -> Non
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     deepspeed.init_distributed(dist_backend="gloo")
-    mode = OfModel(device="cpu", log=log)
+    mode = OfModel(device="cpu", keeps_log=log)
     set_up, found = run_steps(case, mode, "cpu", STEPS)
     text = "\n".join(mode.log or ())
     Path(folder, f"{rank}.json").write_text(json.dumps({"set_up": set_up, "steps": found, "log": text}))

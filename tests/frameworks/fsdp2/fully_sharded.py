@@ -35,8 +35,8 @@ from llmcalc.parallel.rank_program import rank_program
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.tensor import DTYPES
 from llmcalc.witnesses import kernel_variants
-from llmcalc.witnesses.module_measurements import default_dtype
-from llmcalc.witnesses.training_loop import build_optimizers, encoder_input, loss_or_output, token_ids
+from llmcalc.witnesses.module_measurements import default_dtype, encoder_input
+from llmcalc.witnesses.training_loop import build_optimizers, loss_or_output, token_ids
 from tests.simulator.witness import Alive
 
 STEPS = 2

@@ -76,8 +76,8 @@ def test_only_adapters_have_gradients_and_states(library: str, tp: int) -> None:
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_count_of_a_model_is_that_of_its_ranks(tp: int) -> None:
     """Of Megatron-Bridge, which divides both weights, exactly; of mcore-bridge each rank has one of both whole."""
-    assert run_of("megatron-bridge").states.trained == tp * adapters_by_hand("megatron-bridge", 8, tp)
-    assert run_of("mcore-bridge").states.trained == adapters_by_hand("mcore-bridge", 8, 1)
+    assert run_of("megatron-bridge").states.trained_parameters == tp * adapters_by_hand("megatron-bridge", 8, tp)
+    assert run_of("mcore-bridge").states.trained_parameters == adapters_by_hand("mcore-bridge", 8, 1)
 
 
 def test_experts_have_an_adapter_each_or_one_together() -> None:
@@ -92,7 +92,7 @@ def test_experts_have_an_adapter_each_or_one_together() -> None:
             parameter.size for parameter in rank_of(run, layout)[0].chunks[0].parameters if parameter.is_trained
         )
         assert elements == 2 * (attention + experts // 4 * expert)
-    assert run_of("mcore-bridge", rank, EXPERTS).states.trained == 2 * (attention + 128 * expert)
+    assert run_of("mcore-bridge", rank, EXPERTS).states.trained_parameters == 2 * (attention + 128 * expert)
 
 
 def test_a_frozen_product_saves_no_input() -> None:
