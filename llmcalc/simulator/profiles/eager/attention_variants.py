@@ -174,12 +174,12 @@ class AttentionVariantKernels(AttentionKernels):
         self.bind(operation.outs[0], visible_mask)
         self._store_selected_keys(operation, [self.heads_first(k) for k in keys])
 
-    def attention_BlockCore(self, operation: Step) -> None:
+    def attention_BlockAttentionCore(self, operation: Step) -> None:
         self.attention_AttentionCore(operation)
 
     # --- one softmax over two kinds of keys (T5Gemma 2, DeepSeek-V4) --------------------------------------------------
 
-    def attention_PooledCore(self, operation: Step) -> None:
+    def attention_PooledAttentionCore(self, operation: Step) -> None:
         self.attention_AttentionCore(operation)
 
     def do_joint_softmax(self, operation: Step) -> None:
@@ -250,5 +250,5 @@ class AttentionVariantKernels(AttentionKernels):
             mask = aten.scatter(aten.like(mask), top_keys, aten.gather(mask, top_keys))
         self.bind(operation.outs[0], mask)
 
-    def attention_MaskedCore(self, operation: Step) -> None:
+    def attention_MaskedAttentionCore(self, operation: Step) -> None:
         self.attention_AttentionCore(operation)

@@ -283,7 +283,7 @@ class DecodeStepKernels(ScanKernels):
 
     # --- lightning attention, mLSTM, RWKV-4 ---------------------------------------------------------------------------
 
-    def decode_LightningCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def decode_LightningAttentionCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         return self.decode_tokens(operations, x)
 
     def decode_MatrixMemory(self, operations: ModuleSteps, x: Tensor) -> Tensor:

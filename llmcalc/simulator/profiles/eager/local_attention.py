@@ -23,7 +23,7 @@ class LocalAttentionKernels(PositionKernels):
         block_of_token = self.computed_once(index_key, lambda: self.t.like(self.t.like(self.token_positions(tokens))))
         return block_of_token, self.token_positions(floor_div(tokens, block_size))
 
-    def core_BlockSums(self, operation: Step) -> None:
+    def core_BlockSumMatmul(self, operation: Step) -> None:
         assert isinstance(operation.op, BlockSumMatmul)
         aten, x = self.t, self.flat_tensor(operation.ins[0])
         block_of_token, block_indices = self._block_sum_indices(x.shape[1], operation.op.block)
@@ -127,7 +127,7 @@ class LocalAttentionKernels(PositionKernels):
             bias = aten.cat([aten.expand(bias, (sum_mask.shape[0], *bias.shape[1:])), sum_mask])
         return mask, bias
 
-    def attention_LocalCore(self, operation: Step) -> None:
+    def attention_LocalAttentionCore(self, operation: Step) -> None:
         if self.choices.attention != "eager":
             raise self.unsupported("local attention runs with eager attention alone", operation.name)
         q, k, v = map(self.tensor_of, operation.ins)

@@ -46,11 +46,11 @@ class ResidualStreamKernels(Lowering):
         else:
             self.store_tensor(operation.outs[0], aten.matmul(matrix, x))
 
-    def core_StreamMix(self, operation: Step) -> None:
+    def core_ResidualStreamMix(self, operation: Step) -> None:
         matrix, x = map(self.tensor_of, operation.ins)
         self.store_tensor(operation.outs[0], self.t.matmul(self.t.transpose(matrix, -1, -2), x))
 
-    def core_StreamOffsets(self, operation: Step) -> None:
+    def core_ResidualStreamOffsets(self, operation: Step) -> None:
         """Applies one scale per kind of weight and one offset per weight (Offsets.forward)."""
         aten, part_sizes = self.t, [output.width for output in operation.outs]
         weight_parts = aten.split(self.tensor_of(operation.ins[0]), part_sizes)

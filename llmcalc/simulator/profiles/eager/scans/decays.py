@@ -19,7 +19,7 @@ from .modules import ScanModuleKernels
 class DecayScanKernels(AttentionKernels, ScanModuleKernels):
     """Kernels of lightning attention, mLSTM and RWKV-4."""
 
-    def module_LightningCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def module_LightningAttentionCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a lightning attention layer like the reference, but with the authors' training kernel."""
         aten, op = self.t, operations.op("core", LightningAttentionCore)
         if self.has_earlier_tokens:
