@@ -70,7 +70,7 @@ def _read_qwen2(root_config: Config, config: Config, text_width: int) -> Table:
     encoder = config.with_fields(hidden_size=embed_dim)
     ffn = mlp(embed_dim * config.size("mlp_ratio"), config.choice(ACTIVATIONS, "hidden_act"))
     block = biased_layer(encoder, norm, heads="num_heads", ffn=ffn, **ROTARY)
-    return _merging_encoder(encoder, block, norm, config.size("hidden_size"), patches=_patch_fields(config))
+    return _merging_encoder(encoder, block, norm, config.size("hidden_size"), patch_fields=_patch_fields(config))
 
 
 def read_qwen2_5(root_config: Config, config: Config, text_width: int) -> Table:
@@ -79,7 +79,7 @@ def read_qwen2_5(root_config: Config, config: Config, text_width: int) -> Table:
     block = biased_layer(config, norm, heads="num_heads", ffn=glu(config, bias=True), **ROTARY)
     output_width = config.size("out_hidden_size")
     return _merging_encoder(
-        config, block, norm, output_width, stack=_window_stack(config), patches=_patch_fields(config)
+        config, block, norm, output_width, stack=_window_stack(config), patch_fields=_patch_fields(config)
     )
 
 
@@ -126,7 +126,7 @@ def _read_qwen3_5(root_config: Config, config: Config, text_width: int) -> Table
     block = biased_layer(config, norm, heads="num_heads", **ROTARY)
     output_width = config.size("out_hidden_size")
     return _merging_encoder(
-        config, block, norm, output_width, patches=_patch_fields(config, bias=True), positions=position_table
+        config, block, norm, output_width, patch_fields=_patch_fields(config, bias=True), positions=position_table
     )
 
 
