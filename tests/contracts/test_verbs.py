@@ -51,5 +51,5 @@ def test_a_verb_says_what_it_does(name: str, sections: dict[str, str]) -> None:
 
 
 def test_shapes_are_those_of_the_call(sections: dict[str, str]) -> None:
-    assert "`[tokens, hidden]` → `[tokens, key_heads, key_dim]`" in sections["linear"]
+    assert "`[tokens, hidden]` → `[tokens, heads, head_dim]`" in sections["linear"]
     assert "Records `linear` with `ops.Linear`." in sections["linear"]

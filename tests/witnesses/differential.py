@@ -219,7 +219,7 @@ def _count(spec: ModelSpec, seq: int) -> None:
         assert kv(spec, seq=seq).bytes >= 0
 
 
-FORWARDING = ("shapes", "counter")
+FORWARDING = ("shape_cache", "flop_counter")
 """Modules of llmcalc.witnesses whose dispatch modes only forward an operation of the class."""
 
 
