@@ -49,9 +49,7 @@ LIBRARY_HEADING = "weights in q4_k_m, as tags without a format have them (for a 
 ENCODER_OF_TAG = "projector"
 """The encoder of images that comes with a tag; Ollama passes it to llama-server (llm/llama_server.go, --mmproj)."""
 
-ENCODER_NOTE = (
-    "the encoder of images is counted, as it comes with the tag; its compute buffer is not modelled and takes more"
-)
+ENCODER_NOTE = "the encoder of images, which comes with the tag, is counted; its compute buffer is not modelled"
 
 
 class OllamaRules(VersionRules):
