@@ -59,6 +59,8 @@ PATTERNS = (
     pattern(" architecture=", r'file_type="?(?P<file_type>[A-Z][A-Z0-9_]{1,12})\b'),
     pattern(" architecture=", r' name="?(?P<model>[^"=]{2,200}?)"? description='),
     pattern("--ctx-size ", r"size (?P<ctx_size>[0-9]{1,12})"),
+    pattern("clip_model_loader: model size:", rf"size: +(?P<encoder>{AMOUNT})"),
+    pattern("CLIP using ", r"using (?P<encoder_device>[A-Za-z][A-Za-z0-9_]{0,30}) backend"),
     pattern("ollama", r"(?P<ollama>ollama)"),
 )
 
@@ -109,6 +111,8 @@ def read_log(log_text: LogText) -> ParsedLog | None:
             for term_name in buffer_names
             if term_name in log_values
         )
+    if is_ollama:
+        memory_terms = tuple(_with_encoder(memory_term, log_values) for memory_term in memory_terms)
     is_out_of_memory = "stop" in log_values
     requested_bytes = log_values.last_size("requested") or next(
         iter(log_values.whole_numbers("requested_bytes")[-1:]), 0
@@ -203,6 +207,13 @@ def _ollama_flags(log_values: LogValues) -> dict[str, str]:
     if "ctx_size" in log_values:
         option_texts["num_ctx"] = str(int(log_values.last_text("ctx_size")) // parallel_requests)
     return {option: option_text for option, option_text in option_texts.items() if option_text}
+
+
+def _with_encoder(memory_term: LogTerm, log_values: LogValues) -> LogTerm:
+    """Returns a device's model buffer with the encoder of images, which comes with Ollama's tag and is logged apart."""
+    if (memory_term.name, memory_term.device) != ("model_buffer", log_values.last_text("encoder_device")):
+        return memory_term
+    return memory_term._replace(value=memory_term.value + (log_values.last_size("encoder") or 0))
 
 
 def _largest_buffer(memory_terms: Sequence[LogTerm]) -> str:

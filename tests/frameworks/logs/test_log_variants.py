@@ -161,6 +161,29 @@ def test_ollamas_request_for_memory_states_the_context(tmp_path: Path) -> None:
     assert abs(terms["model_buffer", "CUDA0"]["difference"]) < 0.02
 
 
+ENCODER_APART = """\
+time=2026-11-02T10:00:00.000Z level=INFO source=server.go:1 msg="starting llama-server" cmd="ollama runner"
+print_info: general.name = Gemma 3 12b It
+print_info: file type = Q4_K - Medium
+load_tensors: offloaded 49/49 layers to GPU
+load_tensors:   CPU_Mapped model buffer size =   787.50 MiB
+load_tensors:        CUDA0 model buffer size =  6956.38 MiB
+clip_model_loader: model size:         811.82 MiB
+clip_ctx: CLIP using CUDA0 backend
+"""
+
+
+def test_the_encoder_of_ollamas_tag_is_logged_apart_and_counted_with_the_model(tmp_path: Path) -> None:
+    """Both lines of the encoder are those that llama.cpp prints (tools/mtmd/clip.cpp); the sizes are made up."""
+    file = tmp_path / "ollama.log"
+    file.write_text(ENCODER_APART)
+    document = functions.explain_log(file, "gemma3-12b", hardware="rtx-3090").document
+    assert document["engine"]["name"] == "ollama"
+    terms = {(term["name"], term["device"]): term for term in document["terms"]}
+    assert terms["model_buffer", "CUDA0"]["log"] == pytest.approx((6956.38 + 811.82) * 2**20, abs=2**20)
+    assert abs(terms["model_buffer", "CUDA0"]["difference"]) < 0.02
+
+
 CONFIG_LINE = (
     "INFO 04-29 01:34:48 [core.py:58] Initializing a V1 LLM engine (v0.8.5) with config: model='Qwen/Qwen3-14B', "
     "speculative_config=None, tokenizer='Qwen/Qwen3-14B', dtype=torch.bfloat16, max_seq_len=4096, "
