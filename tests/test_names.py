@@ -50,3 +50,23 @@ def test_docstrings_describe_arguments_that_functions_take() -> None:
     assert list(described_arguments('def f(a):\n    """Counts.\n\n    a, b: sizes.\n    """')) == [("f", "b")]
     wrong = {str(file): list(described_arguments(file.read_text())) for file in PACKAGE.rglob("*.py")}
     assert {file: names for file, names in wrong.items() if names} == {}
+
+
+TWICE = re.compile(r"(?<!\S)((?:\S+ ){3,6}?)\1")
+"""Three to six words, and the same again."""
+
+
+def repeated_words(text: str) -> Iterator[str]:
+    """Yields what stands twice in a row in a text of a module. text: the module's code."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant | ast.JoinedStr):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            words = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts).split()
+            yield from (found for found in TWICE.findall(" ".join(words) + " ") if len(set(found.split())) > 2)
+
+
+def test_no_text_says_its_words_twice() -> None:
+    """A text that is broken into lines anew, by hand or by a merge, may keep the old beginning beside the new one."""
+    assert set(repeated_words('f"{x}: expected a (of the model " "(of the model of it)"')) == {"(of the model "}
+    wrong = {str(file): list(repeated_words(file.read_text())) for file in PACKAGE.rglob("*.py")}
+    assert {file: texts for file, texts in wrong.items() if texts} == {}

@@ -303,7 +303,7 @@ def _add_gradient(
         gradient = autograd_graph.new_tensor(first_gradient.shape, gradient.dtype)
     is_only_reference = (
         sys.getrefcount(first_gradient) <= OWN_REFERENCES + 1 and sys.getrefcount(first_gradient.storage) <= 2
-    )  # besides `held` and the tensor
+    )  # besides the first gradient and the tensor
     is_only_reference = is_only_reference and (
         not first_gradient.has_base or (graph_node is not None and graph_node.compiled)
     )

@@ -185,7 +185,6 @@ def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], lis
         if field_name not in EXECUTORCH | EXECUTORCH_SETTINGS and field_value != EXECUTORCH_FIXED.get(field_name):
             raise InputError(
                 f"{field_name}: {shown(field_value)}; expected {shown(EXECUTORCH_FIXED.get(field_name))} "
-                "(ExecuTorch's models with "
                 "(ExecuTorch's models with another value are not read; the config.json of the model is)"
             )
     has_bias, has_norms = model_args.get("attention_qkv_bias", False), model_args.get("use_qk_norm", False)
