@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.names import PACKAGE, vague_counts
+from tests.names import PACKAGE, sources, vague_counts
 
 MOST = json.loads((Path(__file__).parent / "data" / "vague_names.json").read_text("utf-8"))
 """Room → how many vague identifiers it may have."""
@@ -56,17 +56,19 @@ TWICE = re.compile(r"(?<!\S)((?:\S+ ){3,6}?)\1")
 """Three to six words, and the same again."""
 
 
-def repeated_words(text: str) -> Iterator[str]:
-    """Yields what stands twice in a row in a text of a module. text: the module's code."""
-    for node in ast.walk(ast.parse(text)):
+def repeated_words(tree: ast.Module) -> Iterator[str]:
+    """Yields what stands twice in a row in a text of a module."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Constant | ast.JoinedStr):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
             words = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts).split()
-            yield from (found for found in TWICE.findall(" ".join(words) + " ") if len(set(found.split())) > 2)
+            phrases = TWICE.findall(" ".join(words) + " ")
+            yield from (phrase for phrase in phrases if len(set(phrase.split())) > 2)
 
 
 def test_no_text_says_its_words_twice() -> None:
     """A text that is broken into lines anew, by hand or by a merge, may keep the old beginning beside the new one."""
-    assert set(repeated_words('f"{x}: expected a (of the model " "(of the model of it)"')) == {"(of the model "}
-    wrong = {str(file): list(repeated_words(file.read_text())) for file in PACKAGE.rglob("*.py")}
+    broken_text = ast.parse('f"{x}: expected a (of the model " "(of the model of it)"')
+    assert set(repeated_words(broken_text)) == {"(of the model "}
+    wrong = {file: list(repeated_words(tree)) for file, tree in sources()}
     assert {file: texts for file, texts in wrong.items() if texts} == {}

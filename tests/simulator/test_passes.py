@@ -115,8 +115,8 @@ def test_what_runs_begin_with_is_played_once(expandable: bool, monkeypatch: pyte
         calls = 0
         with monkeypatch.context() as patch:
             patch.setattr(CachingAllocator, "play", counted)
-            found = prefix_cache.play_step_lists(run, count + 1, 7)
-        assert [getattr(found, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
+            replayed_device = prefix_cache.play_step_lists(run, count + 1, 7)
+        assert [getattr(replayed_device, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
         assert calls == played
 
 

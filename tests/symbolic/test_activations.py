@@ -119,8 +119,8 @@ def test_formulas_under_every_choice(name: str, attention: AttentionImplementati
 def test_llama() -> None:
     """Per layer in bf16: norms 6 bytes an element and 4 a row each; softmax 4 in float32, 2 in bf16."""
     spec = load_preset("llama3-8b").model
-    found = formulas_of(explain_activations(spec, None, FormulaSetting(seq=2048), TWO))
-    assert found == {
+    formulas = formulas_of(explain_activations(spec, None, FormulaSetting(seq=2048), TWO))
+    assert formulas == {
         "layers": "B·S·(8·a·d + 6·S·a + 16·h + 8·f + 8) + S²",
         "layers.self_attn": "B·S·(8·a·d + 6·S·a + 2·h) + S²",
         "layers.mlp": "B·S·(2·h + 8·f)",
@@ -138,8 +138,8 @@ def test_flash_attention_keeps_no_scores() -> None:
     number per query, in float32; three integers, of which dropout would need two.
     """
     spec, flash = load_preset("llama3-8b").model, TrainingSetting(2, "flash")
-    found = formulas_of(explain_activations(spec, "self_attn", FormulaSetting(seq=2048), flash))
-    assert found == {"layers.self_attn": "B·S·(4·a·d + 4·k·d + 2·h + 4·a) + 24"}
+    formulas = formulas_of(explain_activations(spec, "self_attn", FormulaSetting(seq=2048), flash))
+    assert formulas == {"layers.self_attn": "B·S·(4·a·d + 4·k·d + 2·h + 4·a) + 24"}
 
 
 def test_what_layers_share_counts_once() -> None:
@@ -161,8 +161,8 @@ def test_parts_of_a_layer_add_up_to_it() -> None:
 
 
 def test_a_node_that_reads_what_another_keeps() -> None:
-    found = formulas_of(explain_activations(load_preset("llama3-8b").model, "k_proj", training=TWO))
-    assert found == {"layers.self_attn.k_proj": "0"}
+    formulas = formulas_of(explain_activations(load_preset("llama3-8b").model, "k_proj", training=TWO))
+    assert formulas == {"layers.self_attn.k_proj": "0"}
 
 
 def test_a_batch_of_one_may_keep_other_copies() -> None:

@@ -63,10 +63,10 @@ def test_layers_that_share_parameters_are_one_module() -> None:
     """ALBERT: one module per set of layer parameters."""
     config = shapes_of("albert")[1]
     spec = spec_of(config)
-    found = find_modules(spec, config, build_class_model(config, is_to_run=False))
-    owners = [name for name in found if name.count(".") == 1 and name.startswith("layers.")]
+    modules_by_node = find_modules(spec, config, build_class_model(config, is_to_run=False))
+    owners = [name for name in modules_by_node if name.count(".") == 1 and name.startswith("layers.")]
     assert len(owners) == 4
-    assert len({found[name] for name in owners}) == 4
+    assert len({modules_by_node[name] for name in owners}) == 4
 
 
 def test_a_list_of_another_length_is_not_the_layers() -> None:

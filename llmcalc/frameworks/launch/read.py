@@ -591,15 +591,16 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
     """
     launcher = command_line.launcher
     program_names = [command_word.rpartition("/")[2] for command_word in launcher]
-    if any(count_text in ("gpu", "auto") for _, count_text in _launcher_counts(launcher)):
+    count_texts = [count_text for _, count_text in _launcher_counts(launcher)]
+    if any(count_text in ("gpu", "auto") for count_text in count_texts):
         return True
-    if any(is_unresolved(count_text) for _, count_text in _launcher_counts(launcher)):
+    if any(map(is_unresolved, count_texts)):
         return False
-    if any(pair == ("accelerate", "launch") for pair in pairwise(program_names)):
-        return True
-    records = map(framework, NAMES)
-    launchers = [record.launcher for record in records if record.starts_on_every_device]
-    return command_line.program in LAUNCHES_ON_EVERY_DEVICE or any(name in launchers for name in program_names)
+    return (
+        ("accelerate", "launch") in pairwise(program_names)
+        or command_line.program in LAUNCHES_ON_EVERY_DEVICE
+        or any(record.starts_on_every_device and record.launcher in program_names for record in map(framework, NAMES))
+    )
 
 
 def visible_processes(launcher: Sequence[str], environment: Mapping[str, str]) -> int | None:

@@ -486,7 +486,7 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
     few = record_fsdp_run(
         spec, training, rank_model, fsdp, layers={0: stacks[0].repeats_of_layer_types(RECORDED_REPEATS)}
     )
-    found = RepeatAnalysis(few, stacks, [0]).count_bytes({})
+    counted_bytes = RepeatAnalysis(few, stacks, [0]).count_bytes({})
     meter = Meter()
     run = FsdpRun(spec, training, rank_model, fsdp, memory_meter=meter)
     run.set_up()
@@ -494,7 +494,7 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
     meter.peaks, meter.place = {}, AllocationPlace()
     run.step()
     expected = {place: (peak.bytes, peak.kinds) for place, peak in meter.peaks.items() if place.phase}
-    assert {place: (peak.bytes, peak.kinds) for place, peak in found.peaks.items()} == expected
+    assert {place: (peak.bytes, peak.kinds) for place, peak in counted_bytes.peaks.items()} == expected
 
 
 def test_an_answer_of_a_model_too_large_for_one_device() -> None:
@@ -573,8 +573,10 @@ def test_what_many_layers_send() -> None:
     spec = llmcalc.load("llama3.1-405b").model
     h, kv, f, v = 16384, 1024, 53248, 128256
     layer = 2 * h * h + 2 * h * kv + 3 * h * f + 2 * h
-    found = step_collectives_of_rank(spec, TrainingConfig(batch=1, seq=8192), Layout(dp=256, hsdp_replicas=2, zero=3))
-    assert [(one.kind, one.ranks, one.bytes, one.times) for one in found] == [
+    collectives = step_collectives_of_rank(
+        spec, TrainingConfig(batch=1, seq=8192), Layout(dp=256, hsdp_replicas=2, zero=3)
+    )
+    assert [(message.kind, message.ranks, message.bytes, message.times) for message in collectives] == [
         ("all_gather", 128, 2 * (2 * v * h + h), 1),
         ("reduce_scatter", 128, 4 * (2 * v * h + h), 1),
         ("all_reduce", 2, 4 * (2 * v * h + h) // 128, 1),
