@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -171,19 +172,54 @@ def bytes_of(size_text: str) -> int:
 
 _PAIR = re.compile(
     r"['\"]?\b(?P<name>[a-z][a-z_0-9]{0,50})['\"]?[=:] ?"
-    r"(?P<value>'[^'\n]{0,400}'|\"[^\"\n]{0,400}\"|True|False|"
-    r"[\[{][^\[{\]}]{0,400}[\]}]|[a-z0-9][A-Za-z0-9_.+-]{0,60})"
+    r"(?P<value>'[^'\n]{0,400}'|\"[^\"\n]{0,400}\"|True|False|[\[{]|[a-z0-9][A-Za-z0-9_.+-]{0,60})"
 )
+
+_BRACKET_OR_QUOTED = re.compile(r"[\[{(]|[\]})]|'[^'\n]*'|\"[^\"\n]*\"")
+
+LONGEST_CONTAINER, DEEPEST_CONTAINER = 4_000, 20
+"""Bounds of a printed list or table: its characters, and the brackets inside each other."""
 
 
 def argument_pairs(arguments_text: str) -> dict[str, Any]:
-    """Returns name → value, from arguments as Python prints them: `{'a': 1}`, `Namespace(a=1)`, `a=1, b='x'`."""
+    """Returns name → value, from arguments as Python prints them: `{'a': 1}`, `Namespace(a=1)`, `a=1, b='x'`.
+
+    A list or a table of Python's literals is that list or table, another one is its text.
+    """
     values_by_name: dict[str, Any] = {}
-    for pair_match in _PAIR.finditer(arguments_text):
+    position = 0
+    while (pair_match := _PAIR.search(arguments_text, position)) is not None:
         printed_value: Any = pair_match["value"]
+        position = pair_match.end()
         if printed_value in ("True", "False"):
             printed_value = printed_value == "True"
         elif printed_value[0] in "'\"":
             printed_value = printed_value[1:-1]
+        elif printed_value in "[{":
+            container_text = _container_text(arguments_text, pair_match.start("value"))
+            if not container_text:
+                continue
+            position = pair_match.start("value") + len(container_text)
+            printed_value = _literal(container_text)
         values_by_name.setdefault(pair_match["name"], printed_value)
     return values_by_name
+
+
+def _container_text(arguments_text: str, start: int) -> str:
+    """Returns the text of a list or table from its opening to its closing bracket; empty if it is not closed."""
+    depth = 0
+    for bracket_match in _BRACKET_OR_QUOTED.finditer(arguments_text, start, start + LONGEST_CONTAINER):
+        depth += (bracket_match[0] in "[{(") - (bracket_match[0] in "]})")
+        if depth == 0:
+            return arguments_text[start : bracket_match.end()]
+        if depth > DEEPEST_CONTAINER:
+            break
+    return ""
+
+
+def _literal(container_text: str) -> Any:
+    """Returns the list or table that Python printed as this text; the text where it has other objects."""
+    try:
+        return ast.literal_eval(container_text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return container_text

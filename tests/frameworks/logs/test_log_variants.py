@@ -292,3 +292,23 @@ def test_a_refusal_names_the_flag_of_its_message(message: str, engine: str, flag
     file.write_text(message)
     document = functions.explain_log(file).document
     assert (document["engine"]["name"], document["off"], document["flag"]) == (engine, "kv_cache", flag)
+
+
+def test_tables_among_the_arguments_are_read(tmp_path: Path) -> None:
+    """vLLM prints tables as Python does, with single quotes; a table inside another one has no flags of its own.
+
+    Lines of a log of vLLM 0.21.1: https://github.com/noonghunna/club-3090/issues/294, on two RTX 3090.
+    """
+    file = tmp_path / "tables.log"
+    file.write_text(
+        "INFO [utils.py:278] non-default args: {'model': 'Qwen/Qwen3.6-27B', 'tensor_parallel_size': 2, "
+        "'speculative_config': {'method': 'mtp', 'num_speculative_tokens': 3}, "
+        "'limit_mm_per_prompt': {'image': {'count': 0}, 'video': 0}, 'compilation_config': {'pass_config': "
+        "{'tensor_parallel_size': 4}, 'level': 3}}\n"
+        "INFO [core.py:112] Initializing a V1 LLM engine (v0.21.1) with config: model='x'\n"
+        "INFO [gpu_worker.py:440] Available KV cache memory: 9.62 GiB\n"
+    )
+    answer = functions.explain_log(file, hardware="rtx-3090", quantize="w4a16-g128").result
+    assert not [note for note in answer.notes if note.startswith("computed without")]
+    assert answer.reading.flags["tensor_parallel_size"] == "2"
+    assert answer.reading.flags["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 3}
