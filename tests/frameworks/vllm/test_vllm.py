@@ -745,7 +745,7 @@ def answer_of(target: str, **options: Any) -> Any:
 
 
 def test_embedding_models_have_no_logits_in_the_profile_run() -> None:
-    """vLLM's profile run of `--runner pooling` ends with the pooler; such models have no full CUDA graphs (0.19's log)."""
+    """vLLM's profile run of `--runner pooling` ends with the pooler; such models have no full CUDA graphs."""
     embedding = answer_of("qwen3-embedding-0.6b", hardware="b200", engine="vllm==0.19")
     generating = answer_of("qwen3-0.6b", hardware="b200", engine="vllm==0.19")
     logits = 1024 * 151_669 * 4
