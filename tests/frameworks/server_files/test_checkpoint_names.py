@@ -184,7 +184,7 @@ def test_a_draft_on_another_machine_is_the_preset_of_its_name(tmp_path: Path) ->
 
 
 def test_a_variable_in_a_script_is_no_argument_of_the_image(tmp_path: Path) -> None:
-    """The head of a Ray cluster starts Ray by a variable, then the server (vllm-project/aibrix, deepseek-r1-pvc.yaml)."""
+    """The head of a Ray cluster starts Ray by a variable, then the server (aibrix, deepseek-r1-pvc.yaml)."""
     file = tmp_path / "head.yaml"
     script = "ulimit -n 65536; echo head; $KUBERAY_GEN_RAY_START_CMD; vllm serve Qwen/Qwen3-8B --tensor-parallel-size 4"
     file.write_text(POD.partition("    command:")[0] + f'    command: [/bin/bash, -lc, --]\n    args: ["{script}"]\n')
