@@ -128,7 +128,7 @@ FLAGS = (
         --offload-group-size --offload-num-in-group --offload-prefetch-step --offload-params --cpu-offload-params
         """,
     ),
-    Flag(("--omni",), refused="starts vLLM-Omni, an engine of its own, which is not modelled"),
+    Flag(("--omni",), "switch", refused="starts vLLM-Omni, an engine of its own, which is not modelled"),
     *refused_flags("a size of states' blocks", "--mamba-block-size --replayssm-buffer-len"),
     *refused_flags("a cache of several number formats", "--kv-cache-dtype-skip-layers"),
     *refused_flags(

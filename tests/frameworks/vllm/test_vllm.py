@@ -768,3 +768,9 @@ def test_the_command_of_qwen3_nexts_card_starts() -> None:
     )
     assert drafting.starts
     assert drafting.bytes_of("weights") - plain.bytes_of("weights") > 1_650_471_424 * 2 // 4
+
+
+def test_a_flag_without_a_value_behind_another_engine_is_named(run: Any) -> None:
+    """As `vllm serve Qwen/Qwen2.5-Omni-7B --omni` is typed (vllm-project/aibrix, samples/vllm_omni)."""
+    words = "memory", "qwen3-8b", "--engine", "vllm", "--hardware", "h100", "--omni"
+    assert "--omni: starts vLLM-Omni" in run(*words).error
