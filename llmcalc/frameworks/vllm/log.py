@@ -173,7 +173,11 @@ def _advised_flag(refusal_line: str) -> str:
     return next((flag for refusal_text, flag in ADVISED_FLAGS.items() if refusal_text in refusal_line), "")
 
 
-_WORKER = re.compile(r"\(Worker(?P<ranks>(?:_[A-Z]{2,3}[0-9]{1,4}){1,6}) pid=")
+_WORKER = re.compile(
+    r"\((?:(?:Worker|EngineCore(?!_DP0 ))(?P<ranks>(?:_[A-Z]{2,3}[0-9]{1,4}){1,6})|VllmWorker rank=(?P<rank>[0-9]{1,4}))"
+    r" pid="
+)
+"""The name of a process: of a worker, of a further replica's engine, or before 0.10 of a tensor-parallel worker."""
 
 RANK_FLAGS = {"TP": "tensor_parallel_size", "PP": "pipeline_parallel_size", "DP": "data_parallel_size"}
 """Group of ranks in the name of a worker → the flag with the group's size."""
@@ -181,7 +185,9 @@ RANK_FLAGS = {"TP": "tensor_parallel_size", "PP": "pipeline_parallel_size", "DP"
 
 def _flags_of_workers(log_text: LogText) -> tuple[dict[str, Any], str]:
     """Returns the layout in the names of workers, such as `(Worker_PP0_TP1 pid=9)`, and a remark on it."""
-    worker_names = {match["ranks"] for line in log_text.lines_with("(Worker_") if (match := _WORKER.search(line[:200]))}
+    named_lines = log_text.lines_with("(Worker_", "(EngineCore_DP", "(VllmWorker rank=")
+    matches = [worker_match for line in named_lines if (worker_match := _WORKER.search(line[:200]))]
+    worker_names = {worker_match["ranks"] or f"_TP{worker_match['rank']}" for worker_match in matches}
     group_sizes, layout_note = sizes_of_groups(sorted(worker_names))
     layout_flags: dict[str, Any] = {RANK_FLAGS[group_name]: size for group_name, size in group_sizes.items()}
     if any("_EP" in worker_name for worker_name in worker_names):

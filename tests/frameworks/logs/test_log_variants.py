@@ -335,6 +335,15 @@ def test_names_of_workers_show_the_layout_of_a_part_of_a_log(tmp_path: Path) -> 
     assert (first_rank.off, first_rank.flag, first_rank.terms[0].computed) == ("kv_cache", "", 0)
     assert any("TP0 alone" in note for note in first_rank.notes)
 
+    for names, layout in (
+        (("VllmWorker rank=0", "VllmWorker rank=3"), {"tensor_parallel_size": 4}),
+        (("EngineCore_DP0", "EngineCore_DP1"), {"data_parallel_size": 2}),
+        (("EngineCore_DP0",), {}),
+    ):
+        file.write_text("".join(f"({name} pid=9) {line}" for name in names) + tokens)
+        answer = functions.explain_log(file, "qwen3-0.6b", hardware="h100").result
+        assert (answer.reading.flags, bool(answer.reading.layout_note)) == (layout, bool(layout))
+
     file.write_text(
         "".join(
             f"[2025-10-07 DP{rank} TP{rank}] KV Cache is allocated. #tokens: 9, KV size: 43.67 GB\n" for rank in (0, 7)
