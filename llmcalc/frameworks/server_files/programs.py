@@ -248,8 +248,11 @@ def _is_model_name(command_word: str) -> bool:
 
 
 def program_of_image(image_reference: str) -> ServerProgram | None:
-    """Returns the server program of a container image by name; None for other images."""
-    image_name = image_reference.lower().partition("@")[0]
+    """Returns the server program of a container image by name; None for other images.
+
+    An organization such as vllm-project has images of routers too, so it names no program.
+    """
+    image_name = re.sub(r"[^/]*-project/", "", image_reference.lower().partition("@")[0])
     return next(
         (program for program in PROGRAMS if any(image_name_part in image_name for image_name_part in program.images)),
         None,

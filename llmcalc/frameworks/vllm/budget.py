@@ -217,7 +217,10 @@ class VLLMServer(EngineServer):
     def check_environment(self) -> None:
         """Raises `InputError` for environment variables and JSON flags that are not modelled."""
         if self.flags.get("VLLM_USE_V1") == 0 and self.version_numbers >= FIRST_VERSION_WITHOUT_V0:
-            raise InputError("VLLM_USE_V1=0: vLLM 0.11 and later have no first engine; remove the variable")
+            raise InputError(
+                "VLLM_USE_V1=0: vLLM 0.11 and later have no first engine; expected a version that has it, such as "
+                "--engine vllm==0.8.5, or no such variable"
+            )
         kv_connector = self.flags.get("kv_transfer_config", {}).get("kv_connector", CPU_CONNECTORS[0])
         if kv_connector not in CPU_CONNECTORS:
             raise InputError(

@@ -190,3 +190,13 @@ def test_a_variable_in_a_script_is_no_argument_of_the_image(tmp_path: Path) -> N
     file.write_text(POD.partition("    command:")[0] + f'    command: [/bin/bash, -lc, --]\n    args: ["{script}"]\n')
     servers = servers_of_file(file)
     assert [(server.target, server.values) for server in servers] == [("Qwen/Qwen3-8B", {"tensor_parallel_size": "4"})]
+
+
+def test_a_router_of_the_engines_project_is_no_server(tmp_path: Path) -> None:
+    """Of vllm-project/aibrix, samples/semantic-router."""
+    file = tmp_path / "router.yaml"
+    container = (
+        "{name: extproc, image: 'ghcr.io/vllm-project/semantic-router/extproc:latest', args: ['--secure=false']}"
+    )
+    file.write_text(POD + f"  - {container}\n")
+    assert [server.target for server in servers_of_file(file)] == ["Qwen/Qwen3-8B"]
