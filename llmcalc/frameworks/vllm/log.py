@@ -174,8 +174,8 @@ def _advised_flag(refusal_line: str) -> str:
 
 
 _WORKER = re.compile(
-    r"\((?:(?:Worker|EngineCore(?!_DP0 ))(?P<ranks>(?:_[A-Z]{2,3}[0-9]{1,4}){1,6})|VllmWorker rank=(?P<rank>[0-9]{1,4}))"
-    r" pid="
+    r"\((?:(?:Worker|EngineCore(?!_DP0 ))(?P<ranks>(?:_[A-Z]{2,3}[0-9]{1,4}){1,6})"
+    r"|VllmWorker rank=(?P<rank>[0-9]{1,4})) pid="
 )
 """The name of a process: of a worker, of a further replica's engine, or before 0.10 of a tensor-parallel worker."""
 
