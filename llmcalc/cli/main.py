@@ -221,6 +221,12 @@ OTHER_NAMES = {
     "--tensor-parallel-size": "--tp",
     "--pipeline-parallel-size": "--pp",
     "--data-parallel-size": "--dp",
+    "--tp-size": "--tp",
+    "--dp-size": "--dp",
+    "--ep-size": "--ep",
+    "--enable-expert-parallel": "--ep N, as many as --tp times --dp",
+    "--kv-cache-dtype": "--kv-dtype",
+    "--quantization": "--quantize",
 }
 """Names that other programs give an option → the option here, where a command has it. Letters do not show it."""
 

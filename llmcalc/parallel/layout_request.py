@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import date
 from typing import Annotated, Any
 
@@ -209,6 +209,17 @@ class LayoutRequest:
         layout = Layout(**typed_sizes)
         self.check_zero_options(layout)
         return layout
+
+    def with_experts_of_a_server(self) -> LayoutRequest:
+        """Returns the request with the experts over all ranks of `--tp` and `--dp`, as serving engines divide them.
+
+        Only where `--etp` is not typed, and its default, as many as `--tp`, is impossible.
+        """
+        tp, ep = self.tp or 1, self.ep or 1
+        ranks = tp * self._replica_count(tp * (self.pp or 1) * (self.cp or 1))
+        if self.etp is not None or ep == 1 or ranks % (ep * tp) == 0 or ranks % ep:
+            return self
+        return replace(self, etp=ranks // ep)
 
     def check_zero_options(self, layout: Layout) -> None:
         """Raises `InputError` for an option of ZeRO 3 in a layout with another ZeRO stage."""

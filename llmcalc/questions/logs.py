@@ -169,6 +169,9 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
             if memory_term.bytes
         }
         computed_bytes |= {("kv_tokens", ""): engine_memory.kv_tokens, ("blocks", ""): engine_memory.blocks}
+        if has_logged_cache(log_reading) and not engine_memory.kv_tokens:
+            computed_bytes[("kv_cache", "")] = 0
+            logged_run.notes.insert(0, NO_ROOM)
     has_logged_layer_split = (
         engine_memory is not None and engine_memory.layout is None and "n_gpu_layers" in log_reading.flags
     )
@@ -221,7 +224,7 @@ def _engine_run(
             f"--engine {logged_run.question.engine}: the log is of {log_reading.title}; expected {log_reading.program}"
         )
     engine_flags, notes = read_flags(log_reading, engine)
-    logged_run.notes.extend([*notes, *filter(None, [log_reading.note])])
+    logged_run.notes.extend([*notes, *filter(None, [log_reading.layout_note, log_reading.note])])
     cache = next(
         (
             memory_term.value
@@ -278,6 +281,17 @@ def _engine_run(
     )
     flag_changes = engine.changes_on(preset, hardware, version, {**engine_flags, RECEIPT_FIELD: logged_sizes})
     return version, engine_memory, next((flag_change.flag for flag_change in flag_changes if flag_change.starts), "")
+
+
+NO_ROOM = "computed, nothing is left for the cache: the log does not show all of the layout and of the flags"
+"""The remark on a log of a server that started, where the computed one has no room for its cache."""
+
+
+def has_logged_cache(log_reading: ParsedLog) -> bool:
+    """Whether the log is of an engine that started, and prints the size of its cache as one term."""
+    return not log_reading.refused and any(
+        log_term.name == "kv_cache" and log_term.value > 0 for log_term in log_reading.terms
+    )
 
 
 def bytes_in_use_before_run(log_reading: ParsedLog, hardware: Hardware) -> dict[str, int]:
@@ -382,6 +396,8 @@ def _wrong_term_and_flag(
     wrong_term = "kv_cache" if most_different_term is None else most_different_term.term.name
     if log_reading.note and not helpful_flag and wrong_term in ("profile_run", "kv_cache"):
         return wrong_term, ""  # what compiled is off, which no flag changes
+    if wrong_term == "kv_cache" and most_different_term is not None and not most_different_term.computed:
+        return wrong_term, helpful_flag  # the layout is another one, which no flag for the cache changes
     engine_flags = engine(log_reading.program).flag_of if log_reading.program in FOLDERS else {}
     flag_of_log = log_reading.flag if wrong_term == "kv_cache" else ""
     return wrong_term, helpful_flag or flag_of_log or engine_flags.get(wrong_term, "")

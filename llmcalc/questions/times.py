@@ -358,6 +358,8 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
             factors=options.factors or UNCHANGED,
         )
         run_memory = with_format_of_stack(run_memory, settings.supporting_stack("decode"))
+        if layout_request.framework is None:
+            layout_request = layout_request.with_experts_of_a_server()
         layout = serving_layout(run_memory, hardware, layout_request)
         return time_inference(run_memory, hardware, layout, settings, cached_tokens, options.server)
 

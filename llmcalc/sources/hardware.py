@@ -63,8 +63,8 @@ def hardware_order(hardware_name: str) -> list[tuple[int, int, str]]:
 MAKER = re.compile(r"^\s*(?:(?:nvidia|amd|intel|tesla|geforce|quadro|instinct|radeon|\(r\)|\(tm\))[\s_-]*)+", re.I)
 """The words of a maker and of its brand, which drivers print before a name and people leave out."""
 
-SEVERAL = re.compile(r"(?:(?P<before>[0-9]{1,7})\s*[x×*]\s*)?(?P<name>.+?)(?:\s*[x×*]\s*(?P<after>[0-9]{1,7}))?")
-"""A number of accelerators and their name: `8x h100`, `rtx-4090 x2`."""
+SEVERAL = re.compile(r"(?:(?P<before>[0-9]{1,7})\s*[x×*]\s*)?(?P<name>.+?)(?:\s*[x×*:]\s*(?P<after>[0-9]{1,7}))?")
+"""A number of accelerators and their name: `8x h100`, `rtx-4090 x2`, `H100:8`."""
 
 
 @cache

@@ -94,10 +94,15 @@ _CACHED = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{1,96}?)(?:
 """A folder of the hub's cache: `models--meta-llama--Llama-3.1-8B`."""
 
 
+def _repository_name(model_path: str) -> str:
+    """Returns the repository of a folder of the hub's cache, and any other name or path without a slash at its end."""
+    cached_match = _CACHED.search(model_path)
+    return cached_match[1].replace("--", "/") if cached_match else model_path.strip().rstrip("/")
+
+
 def known_model(model_name: str) -> Preset | None:
     """Returns the preset of a model's name or path in logs and launch files; None if unknown."""
-    cached_match = _CACHED.search(model_name)
-    model_name = cached_match[1].replace("--", "/") if cached_match else model_name.strip().rstrip("/")
+    model_name = _repository_name(model_name)
     last_segment = model_name.rpartition("/")[2]
     owner_path = last_segment.replace("_", "/", 1)  # google_gemma-3-12b-it, as in repositories of GGUF files
     preset_name = next(
@@ -162,7 +167,7 @@ def known_checkpoint(checkpoint_name: str) -> tuple[Preset, str] | None:
 
 def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset | None]) -> tuple[Preset, str] | None:
     """Returns the preset and the scheme in a checkpoint's name. find_model: finds the preset of a model name."""
-    last_segment = checkpoint_name.strip().rstrip("/").rpartition("/")[2]
+    last_segment = _repository_name(checkpoint_name).rpartition("/")[2]
     for scheme_pattern, quantization_scheme in (*SCHEMES_IN_NAMES, *(SCHEMES_IN_TAGS if ":" in last_segment else ())):
         name_match = re.fullmatch(rf"(?P<model>.{{2,200}}?)[-_.](?:{scheme_pattern})", last_segment, re.IGNORECASE)
         preset = None if name_match is None else find_model(name_match["model"])

@@ -261,7 +261,7 @@ def test_a_mistyped_name_gets_suggestions():
         find_hardware("h1000")
 
 
-@pytest.mark.parametrize("asked", ["2x4090", "2 × RTX 4090", "rtx-4090 x2", "NVIDIA GeForce RTX 4090*2"])
+@pytest.mark.parametrize("asked", ["2x4090", "2 × RTX 4090", "rtx-4090 x2", "NVIDIA GeForce RTX 4090*2", "RTX4090:2"])
 def test_several_accelerators_are_named_with_the_option_for_their_number(asked):
     with pytest.raises(InputError, match=r"names one accelerator; expected --hardware rtx-4090 --devices 2$"):
         find_hardware(asked)

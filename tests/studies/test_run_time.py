@@ -722,3 +722,11 @@ def test_heads_that_ranks_of_a_context_cannot_share_out_have_no_time(run: Any) -
     assert answer(run, *words[:-2], "--cp", "16")["seconds"]
     latent = "time", "deepseek-v2-lite", *H100, "--devices", "16", "--seq", "8k", "--cp", "16", "--cp-comm", "a2a"
     assert answer(run, *latent, "--framework", "megatron")["seconds"]
+
+
+def test_a_server_divides_its_experts_over_the_ranks_of_tensor_parallelism() -> None:
+    """vLLM's --enable-expert-parallel on --tensor-parallel-size 2 is ep 2 with whole experts, as `serve` counts it."""
+    typed = llmcalc.time("qwen3-30b-a3b", engine="vllm", hardware="h100", tp=2, ep=2).document
+    assert typed == llmcalc.time("qwen3-30b-a3b", engine="vllm", hardware="h100", tp=2, ep=2, etp=1).document
+    divided = llmcalc.time("mixtral-8x7b", hardware="h100", tp=2, dp=4, ep=2).document
+    assert divided == llmcalc.time("mixtral-8x7b", hardware="h100", tp=2, dp=4, ep=2, etp=2).document

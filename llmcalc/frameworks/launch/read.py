@@ -40,6 +40,9 @@ from .unresolved import UNRESOLVED, is_unresolved, is_unset_variable, printable,
 from .windows import posix_paths
 from .yaml_text import LARGEST, parse_braces, parse_yaml
 
+SERVER_FILES = "; of servers (vLLM, SGLang, llama.cpp, …) memory and fit read scripts, compose files and manifests"
+"""The end of messages that list the kinds of launch files: where the files of servers are read."""
+
 
 def read_launch(
     launch_path: str | Path,
@@ -146,13 +149,15 @@ def _read_tables(config: Any, source_file: LaunchSource, options: Mapping[str, A
     """Returns the training run of the parsed tables of a launch file."""
     name_in_errors = source_file.where
     if not isinstance(config, Mapping):
-        raise InputError(f"{name_in_errors}: is no launch file; expected {launch_files()}")
+        raise InputError(f"{name_in_errors}: is no launch file; expected {launch_files()}{SERVER_FILES}")
     refuse_config(config, name_in_errors)
     for launch_file in launch_file_kinds():
         if launch_file.read is not None and launch_file.matches(config):
             return read_with_options(launch_file, launch_file.read, config, source_file, options)
     key_list = ", ".join(str(config_key)[:30] for config_key in list(config)[:4])
-    raise InputError(f"{name_in_errors}: is no launch file: it has {key_list or 'nothing'}; expected {launch_files()}")
+    raise InputError(
+        f"{name_in_errors}: is no launch file: it has {key_list or 'nothing'}; expected {launch_files()}{SERVER_FILES}"
+    )
 
 
 def _parse_tables(file_text: str, name_in_errors: str) -> Any:
@@ -188,7 +193,7 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
     )
     raise InputError(
         f"{source_file.where}: a Python file of no program that is read (it is never run); expected {known_titles}, "
-        "or the script that starts it"
+        f"or the script that starts it{SERVER_FILES}"
     )
 
 
@@ -422,7 +427,7 @@ def _read_by_arguments(
     known_programs = " or ".join(file_kind.arguments_of for file_kind in argument_readers)
     raise InputError(
         f"{name_in_errors}: no command runs with arguments of {known_programs}{reason_text}{runs_programs}; expected "
-        f"{launch_files()}"
+        f"{launch_files()}{SERVER_FILES}"
     )
 
 

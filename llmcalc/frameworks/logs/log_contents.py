@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -59,6 +60,7 @@ class ParsedLog:
     oom_flag: what makes the program allocate less while it runs.
     cache_tokens, cache_dtype: the cache's length and number format, where they follow from the log alone.
     note: a remark on the start that the log shows; empty for none.
+    layout_note: a remark on the layout where the names of processes show it, and no arguments do; empty for none.
     """
 
     program: str
@@ -81,6 +83,7 @@ class ParsedLog:
     cache_tokens: int = 0
     cache_dtype: str = ""
     note: str = ""
+    layout_note: str = ""
 
 
 class LinePattern(NamedTuple):
@@ -169,21 +172,82 @@ def bytes_of(size_text: str) -> int:
     return -round(byte_count) if size_match[1] else round(byte_count)
 
 
+_RANK = re.compile(r"(?<![A-Za-z0-9])(DP|PP|TP|EP)([0-9]{1,4})(?![A-Za-z0-9])")
+
+
+def ranks_by_group(process_name: str) -> dict[str, int]:
+    """Returns the group of ranks → the rank, from the name of a process: `Worker_PP0_TP1` is {"PP": 0, "TP": 1}."""
+    return {rank_match[1]: int(rank_match[2]) for rank_match in _RANK.finditer(process_name.replace("_", " "))}
+
+
+def sizes_of_groups(process_names: Iterable[str]) -> tuple[dict[str, int], str]:
+    """Returns the group of ranks → its size, the largest rank in the names of processes and 1, and a remark on them.
+
+    A group of which no name has another rank than 0 is not there, since some programs name the rank of one device too.
+    """
+    named_ranks = [ranks_by_group(process_name) for process_name in process_names]
+    group_names = sorted({group_name for ranks in named_ranks for group_name in ranks} - {"EP"})
+    sizes = {name: max(ranks.get(name, 0) for ranks in named_ranks) + 1 for name in group_names}
+    shown_ranks = ", ".join(f"{name}{size - 1}" for name, size in sizes.items() if size > 1)
+    remark = f"the log shows no arguments, but ranks up to {shown_ranks}: computed with as many ranks"
+    if not shown_ranks:
+        remark = (
+            f"the log shows no arguments, and of the ranks {'0, '.join(group_names)}0 alone: computed with no others"
+        )
+    return {name: size for name, size in sizes.items() if size > 1}, remark if group_names else ""
+
+
 _PAIR = re.compile(
     r"['\"]?\b(?P<name>[a-z][a-z_0-9]{0,50})['\"]?[=:] ?"
-    r"(?P<value>'[^'\n]{0,400}'|\"[^\"\n]{0,400}\"|True|False|"
-    r"[\[{][^\[{\]}]{0,400}[\]}]|[a-z0-9][A-Za-z0-9_.+-]{0,60})"
+    r"(?P<value>'[^'\n]{0,400}'|\"[^\"\n]{0,400}\"|True|False|[\[{]|[a-z0-9][A-Za-z0-9_.+-]{0,60})"
 )
+
+_BRACKET_OR_QUOTED = re.compile(r"[\[{(]|[\]})]|'[^'\n]*'|\"[^\"\n]*\"")
+
+DEEPEST_CONTAINER = 20
+"""Most brackets inside each other of a printed list or table."""
 
 
 def argument_pairs(arguments_text: str) -> dict[str, Any]:
-    """Returns name → value, from arguments as Python prints them: `{'a': 1}`, `Namespace(a=1)`, `a=1, b='x'`."""
+    """Returns name → value, from arguments as Python prints them: `{'a': 1}`, `Namespace(a=1)`, `a=1, b='x'`.
+
+    A list or a table of Python's literals is that list or table, another one is its text.
+    """
     values_by_name: dict[str, Any] = {}
-    for pair_match in _PAIR.finditer(arguments_text):
+    position, is_cut_off = 0, False
+    while (pair_match := _PAIR.search(arguments_text, position)) is not None:
         printed_value: Any = pair_match["value"]
+        position = pair_match.end()
         if printed_value in ("True", "False"):
             printed_value = printed_value == "True"
         elif printed_value[0] in "'\"":
             printed_value = printed_value[1:-1]
+        elif printed_value in "[{":
+            container_text = "" if is_cut_off else _container_text(arguments_text, pair_match.start("value"))
+            if not container_text:
+                is_cut_off = True
+                continue
+            position = pair_match.start("value") + len(container_text)
+            printed_value = _literal(container_text)
         values_by_name.setdefault(pair_match["name"], printed_value)
     return values_by_name
+
+
+def _container_text(arguments_text: str, start: int) -> str:
+    """Returns the text of a list or table from its opening to its closing bracket; empty if it is not closed."""
+    depth = 0
+    for bracket_match in _BRACKET_OR_QUOTED.finditer(arguments_text, start):
+        depth += (bracket_match[0] in "[{(") - (bracket_match[0] in "]})")
+        if depth == 0:
+            return arguments_text[start : bracket_match.end()]
+        if depth > DEEPEST_CONTAINER:
+            break
+    return ""
+
+
+def _literal(container_text: str) -> Any:
+    """Returns the list or table that Python printed as this text; the text where it has other objects."""
+    try:
+        return ast.literal_eval(container_text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return container_text

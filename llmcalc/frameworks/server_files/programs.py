@@ -201,10 +201,13 @@ def program_named(engine_name: str) -> ServerProgram | None:
     return next((server_program for server_program in PROGRAMS if server_program.engine == engine_name), None)
 
 
-def server_start_of(command_words: Sequence[str], image: str = "") -> ServerStart | None:
+def server_start_of(
+    command_words: Sequence[str], image: str = "", is_shell_command: bool = False
+) -> ServerStart | None:
     """Returns the server start in a command of a shell or a container; None if the command starts no server.
 
-    image: the image of the container; empty for a shell.
+    image: the image of the container; empty for a shell. is_shell_command: whether a script inside the container has
+    the command, which then is no argument of the image's entry point; default false.
     """
     for i in range(min(len(command_words), LONGEST_PREFIX)):
         server_start = _server_start_at_word(command_words, i, image)
@@ -228,6 +231,7 @@ def server_start_of(command_words: Sequence[str], image: str = "") -> ServerStar
     if (
         server_program is not None
         and server_program.entry
+        and not is_shell_command
         and (not command_words or command_words[0].startswith("-") or _is_model_name(command_words[0]))
     ):
         return _server_start_at_word([*server_program.entry.split(), *command_words], 0, image)
@@ -244,8 +248,11 @@ def _is_model_name(command_word: str) -> bool:
 
 
 def program_of_image(image_reference: str) -> ServerProgram | None:
-    """Returns the server program of a container image by name; None for other images."""
-    image_name = image_reference.lower().partition("@")[0]
+    """Returns the server program of a container image by name; None for other images.
+
+    An organization such as vllm-project has images of routers too, so it names no program.
+    """
+    image_name = re.sub(r"[^/]*-project/", "", image_reference.lower().partition("@")[0])
     return next(
         (program for program in PROGRAMS if any(image_name_part in image_name for image_name_part in program.images)),
         None,

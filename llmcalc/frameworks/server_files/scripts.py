@@ -77,14 +77,22 @@ class ServerFinder:
             place_of_line = outer_container.place if outer_container.image else f"line {command_line.line}"
             command_environment = {**outer_container.env, **shell_script.env(), **_known_variables(command_line.env)}
             container = replace(outer_container, place=place_of_line, words=command_words, env=command_environment)
-            for started_server in self.servers_in_words(container, shell_script.files, nesting_depth):
+            for started_server in self.servers_in_words(container, shell_script.files, nesting_depth, True):
                 yield started_server.with_version_in_file(engine_versions)
         yield from _modelfile_servers(shell_script, self.where, outer_container)
 
     def servers_in_words(
-        self, container: Container, files: Mapping[str, str] | None = None, depth: int = 0
+        self,
+        container: Container,
+        files: Mapping[str, str] | None = None,
+        depth: int = 0,
+        is_shell_command: bool = False,
     ) -> Iterator[StartedServer]:
-        """Yields the servers that a container's command starts. files: file name → text that the script writes."""
+        """Yields the servers that a container's command starts.
+
+        files: file name → text that the script writes. is_shell_command: whether a script has the command; default
+        false, for arguments of the image's entry point.
+        """
         command_words = list(container.words)
         server_program = program_named(container.engine)
         if not command_words and server_program is not None and container.model:
@@ -108,7 +116,7 @@ class ServerFinder:
         if script_text:
             yield from self.servers_in_script(script_text, container.env, script_arguments, container, depth + 1)
             return
-        server_start = server_start_of(command_words, container.image)
+        server_start = server_start_of(command_words, container.image, is_shell_command)
         if server_start is None and server_program is not None and command_words[0].startswith("-"):
             server_start = ServerStart(server_program, tuple(command_words))
         if server_start is not None:

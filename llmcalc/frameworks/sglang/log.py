@@ -6,7 +6,18 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..logs.log_contents import AMOUNT, COUNT, VERSION, LogTerm, LogValues, ParsedLog, argument_pairs, pattern
+from ..logs.log_contents import (
+    AMOUNT,
+    COUNT,
+    VERSION,
+    LogTerm,
+    LogValues,
+    ParsedLog,
+    argument_pairs,
+    pattern,
+    ranks_by_group,
+    sizes_of_groups,
+)
 from ..logs.log_text import LogText
 from .flags import flags
 from .versions import sglang_record
@@ -41,6 +52,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     logged_flags: dict[str, Any] = {}
     for log_line in log_text.lines_with("ServerArgs("):
         logged_flags |= argument_pairs(log_line[log_line.index("ServerArgs(") :])
+    layout_flags, layout_note = _flags_of_processes(log_text)
     message_texts = sglang_record().messages
     startup_message = next(
         iter(log_text.lines_with(message_texts["no_cache"], message_texts["no_states"], NO_CACHE_AFTER_WEIGHTS)), ""
@@ -57,13 +69,35 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         free=log_values.last_size("free"),
         model=str(logged_flags.get("model_path", "")),
         flags=log_values.stated_numbers("context_length")
+        | ({} if logged_flags else layout_flags)
         | {flag_field: flag_value for flag_field, flag_value in logged_flags.items() if flag_field in known_fields},
         has_arguments=bool(logged_flags),
         message=startup_message.strip(),
         refused=bool(startup_message),
         flag="--mem-fraction-static" if startup_message else "",
         oom_flag="--mem-fraction-static",
+        layout_note="" if logged_flags else layout_note,
     )
+
+
+def _flags_of_processes(log_text: LogText) -> tuple[dict[str, Any], str]:
+    """Returns the layout in the names of processes, such as `[2025-10-07 23:17:19 DP1 TP3]`, and a remark on it.
+
+    With replicas of attention each rank of tensor parallelism is in one replica; replicas of the model have all ranks.
+    """
+    process_names = {log_line[:120].partition("]")[0] for log_line in log_text.lines_with(*RANK_HINTS)}
+    group_sizes, layout_note = sizes_of_groups(sorted(process_names))
+    layout_flags: dict[str, Any] = {
+        flag_field: group_sizes[group_name]
+        for group_name, flag_field in (("TP", "tp_size"), ("PP", "pp_size"), ("DP", "dp_size"))
+        if group_name in group_sizes
+    }
+    named_ranks = [ranks_by_group(process_name) for process_name in process_names]
+    replicas_and_ranks = {(ranks["DP"], ranks["TP"]) for ranks in named_ranks if {"DP", "TP"} <= ranks.keys()}
+    if "DP" in group_sizes and "TP" in group_sizes:
+        tensor_ranks = [tensor_rank for _, tensor_rank in replicas_and_ranks]
+        layout_flags["enable_dp_attention"] = len(tensor_ranks) == len(set(tensor_ranks))
+    return layout_flags, layout_note
 
 
 def _is_of_another_rank(log_line: str, first_rank: int) -> bool:

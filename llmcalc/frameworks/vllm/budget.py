@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ...components.head import LMHead
 from ...device_memory.cuda_runtime import cuda_runtime_of
 from ...errors import InputError, shown
 from ...parallel.layout import ONE_DEVICE, Layout
@@ -44,7 +45,7 @@ from .encoder_run import (
     input_limit,
     patch_of_long_videos,
 )
-from .flags import CPU_CONNECTORS
+from .flags import CPU_CONNECTORS, POOLING_TASKS
 from .flashinfer_sampler import SAMPLER_VARIABLE, assumes_torch_sampler, rules_with_sampler
 from .fused_projections import layer_embedding_bytes, unused_projection_bytes
 from .kv_blocks import BlockPool, block_pool
@@ -56,6 +57,9 @@ from .speculation import Speculation, speculation_of
 from .versions import SecondRunner, StateRules, VLLMRecord, VLLMRules, vllm_record
 
 GIB, MIB = 2**30, 2**20
+
+POOLING_WORDS = ("pooling", *POOLING_TASKS)
+"""Values of `--runner`, `--task` and `--convert` with which a server gives embeddings or scores."""
 
 RAY_EXECUTOR_VARIABLE = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
 """The variable that chooses Ray's executor: 0 for the first one."""
@@ -213,7 +217,10 @@ class VLLMServer(EngineServer):
     def check_environment(self) -> None:
         """Raises `InputError` for environment variables and JSON flags that are not modelled."""
         if self.flags.get("VLLM_USE_V1") == 0 and self.version_numbers >= FIRST_VERSION_WITHOUT_V0:
-            raise InputError("VLLM_USE_V1=0: vLLM 0.11 and later have no first engine; remove the variable")
+            raise InputError(
+                "VLLM_USE_V1=0: vLLM 0.11 and later have no first engine; expected a version that has it, such as "
+                "--engine vllm==0.8.5, or no such variable"
+            )
         kv_connector = self.flags.get("kv_transfer_config", {}).get("kv_connector", CPU_CONNECTORS[0])
         if kv_connector not in CPU_CONNECTORS:
             raise InputError(
@@ -228,7 +235,26 @@ class VLLMServer(EngineServer):
     def compilation(self) -> Mapping[str, Any]:
         """The contents of `--compilation-config`: name → value."""
         compilation_config: Mapping[str, Any] = self.flags.get("compilation_config", {})
+        if self.gives_embeddings and "FULL" in graph_mode_of(compilation_config):
+            return {**compilation_config, "cudagraph_mode": "PIECEWISE"}  # config/vllm.py: pooling has no full graphs
         return compilation_config
+
+    @cached_property
+    def gives_embeddings(self) -> bool:
+        """Whether the server gives embeddings or scores (`--runner pooling`), without logits and without a sampler.
+
+        v1/worker/gpu_model_runner.py, `profile_run`: such a model's profile run ends with its pooler. vLLM takes this
+        runner by default for models without a language-model head. Raises `InputError` for a model with such a head,
+        which vLLM drops.
+        """
+        has_logits = isinstance(self.preset.model.head, LMHead)
+        flag = next((name for name in ("runner", "task", "convert") if self.flags.get(name) in POOLING_WORDS), "")
+        if flag and has_logits:
+            raise InputError(
+                f"--{flag} {self.flags[flag]}: the output head, which vLLM drops, is not left out of this model; "
+                "expected --set head.type=none too"
+            )
+        return not has_logits
 
     @cached_property
     def speculation(self) -> Speculation:
@@ -323,7 +349,9 @@ class VLLMServer(EngineServer):
     def assumes_torch_sampler(self) -> bool:
         """Whether torch's sampler is assumed, although vLLM would prefer an installed FlashInfer."""
         has_second_runner = self.second_runner is not None
-        return assumes_torch_sampler(self.engine_record, self.version_of_rules, self.flags, has_second_runner)
+        return not self.gives_embeddings and assumes_torch_sampler(
+            self.engine_record, self.version_of_rules, self.flags, has_second_runner
+        )
 
     @cached_property
     def state_rules(self) -> StateRules:
@@ -472,7 +500,7 @@ class VLLMServer(EngineServer):
             sequences=min(self.max_num_seqs, self.max_num_batched_tokens),
             element_bytes=self.element_bytes,
             units=DEFAULT_COMPUTE_UNITS if compute_units is None else compute_units.count,
-            last_stage=stage_number == self.pp - 1,
+            last_stage=stage_number == self.pp - 1 and not self.gives_embeddings,
             chunked=self.divides_prompts,
             stages=self.pp,
             encoder=self.encoder_run if stage_number == 0 else None,
@@ -693,13 +721,13 @@ class VLLMServer(EngineServer):
 
     def penalty_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of token counts for sampling penalties, if these reduce the KV cache."""
-        if self.second_runner is None or not self.second_runner.counts_penalties:
+        if self.second_runner is None or not self.second_runner.counts_penalties or self.gives_embeddings:
             return 0
         return penalty_bytes(self.max_num_seqs, rank.vocab_size)
 
     @property
     def _non_torch_origin(self) -> str:
-        includes_penalty_counts = self.second_runner is not None and self.second_runner.counts_penalties
+        includes_penalty_counts = bool(self.penalty_bytes(self.rank_of_stage(0)))
         return "context, NCCL and libraries" + (", counts for penalties" if includes_penalty_counts else "")
 
     def _weights_origin(self, rank: EngineRank) -> str:

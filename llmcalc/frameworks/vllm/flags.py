@@ -10,6 +10,9 @@ from ..engines.flags import AUTO_WORDS, Flag, idle_flags_of, refused_flags
 from .cache_formats import FP8_WORDS, PACKED_FORMATS, SCALED_LATENTS
 
 CACHE_WORDS = ("auto", "bfloat16", "float16", *FP8_WORDS, SCALED_LATENTS, *PACKED_FORMATS)
+POOLING_TASKS = ("embed", "embedding", "classify", "score", "reward")
+"""Words of `--task` and `--convert` for a model that gives embeddings or scores."""
+
 DTYPE_WORDS = ("auto", "bfloat16", "half", "float16", "float", "float32")
 QUANTIZATION_WORDS = (
     "fp8", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "mxfp4", "gpt_oss_mxfp4", "modelopt",
@@ -56,9 +59,9 @@ FLAGS = (
     Flag(("--kv-transfer-config",), "table"),
     Flag(("--disable-hybrid-kv-cache-manager",), "switch"),
     Flag(("--device",), "word", ("auto", "cuda"), is_idle=True),
-    Flag(("--runner",), "word", ("auto", "generate"), is_idle=True),
-    Flag(("--task",), "word", ("auto", "generate"), is_idle=True),
-    Flag(("--convert",), "word", ("auto", "none"), is_idle=True),
+    Flag(("--runner",), "word", ("auto", "generate", "pooling")),
+    Flag(("--task",), "word", ("auto", "generate", *POOLING_TASKS)),
+    Flag(("--convert",), "word", ("auto", "none", *POOLING_TASKS)),
     Flag(("--performance-mode",), "word", ("balanced", "interactivity", "throughput")),
     Flag(("--mamba-cache-dtype",), "word", STATE_FORMATS),
     Flag(("--mamba-ssm-cache-dtype",), "word", STATE_FORMATS),
@@ -125,7 +128,7 @@ FLAGS = (
         --offload-group-size --offload-num-in-group --offload-prefetch-step --offload-params --cpu-offload-params
         """,
     ),
-    Flag(("--omni",), refused="starts vLLM-Omni, an engine of its own, which is not modelled"),
+    Flag(("--omni",), "switch", refused="starts vLLM-Omni, an engine of its own, which is not modelled"),
     *refused_flags("a size of states' blocks", "--mamba-block-size --replayssm-buffer-len"),
     *refused_flags("a cache of several number formats", "--kv-cache-dtype-skip-layers"),
     *refused_flags(

@@ -25,19 +25,17 @@ def rules_with_sampler(
 ) -> VLLMRules:
     """Returns the memory rules with FlashInfer's sampler if the variable selects it; otherwise `base_rules` unchanged.
 
+    The second model runner has its own dummy run, whose rules hold with either sampler.
     Raises `InputError` where FlashInfer's sampler is not modelled.
     """
-    if not flags.get(SAMPLER_VARIABLE):
+    if not flags.get(SAMPLER_VARIABLE) or has_second_runner:
         return base_rules
     version_ranges = ranges_at(record.flashinfer_sampler, version_numbers)
-    if not version_ranges or has_second_runner:
-        first_version, first_unsupported_version = record.flashinfer_sampler[0].start, record.flashinfer_sampler[-1].to
-        supported_versions = (
-            "of the second model runner is not modelled"
-            if version_ranges
-            else f"is modelled from vLLM {first_version} on, before {first_unsupported_version}"
+    if not version_ranges:
+        first_version = record.flashinfer_sampler[0].start
+        raise InputError(
+            f"{SAMPLER_VARIABLE}=1: FlashInfer's sampler is modelled from vLLM {first_version} on; remove the variable"
         )
-        raise InputError(f"{SAMPLER_VARIABLE}=1: FlashInfer's sampler {supported_versions}; remove the variable")
     changed_rules = {"logits_copies": version_ranges[-1].logits_copies, "sampler_rows_per_unit": 0}
     return base_rules.model_copy(
         update=changed_rules | {"source": "vllm/v1/sample/ops/topk_topp_sampler.py", "function": "flashinfer_sample"}

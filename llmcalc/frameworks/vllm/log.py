@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..logs.log_contents import AMOUNT, COUNT, VERSION, LogTerm, LogValues, ParsedLog, argument_pairs, pattern
+from ..logs.log_contents import (
+    AMOUNT,
+    COUNT,
+    VERSION,
+    LogTerm,
+    LogValues,
+    ParsedLog,
+    argument_pairs,
+    pattern,
+    sizes_of_groups,
+)
 from ..logs.log_text import LogText
 from .compilation import CACHE_VARIABLE
 
@@ -133,6 +144,9 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         total_bytes = round(log_values.byte_sizes("budget")[-1] / float(memory_utilization))
     stated_values: dict[str, Any] = {"gpu_memory_utilization": memory_utilization} if memory_utilization else {}
     stated_values |= log_values.stated_numbers("max_model_len", "max_num_batched_tokens")
+    has_arguments = bool(log_text.lines_with(*ARGUMENT_LINES))
+    layout_flags, layout_note = _flags_of_workers(log_text)
+    is_layout_shown = has_arguments or "tensor_parallel_size" in logged_flags
     is_compiled = bool(log_text.lines_with(*COMPILATION_LINES))
     stated_values |= {CACHE_VARIABLE: 1} if is_compiled else {}
     return ParsedLog(
@@ -142,8 +156,8 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         version=log_values.version,
         model=model,
         total=total_bytes,
-        flags=stated_values | logged_flags,
-        has_arguments=bool(log_text.lines_with(*ARGUMENT_LINES)),
+        flags=stated_values | ({} if is_layout_shown else layout_flags) | logged_flags,
+        has_arguments=has_arguments,
         message=startup_message.strip(),
         refused=bool(refusal_line),
         kind="oom" if is_out_of_memory else "startup",
@@ -151,11 +165,34 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         flag="--max-num-seqs" if is_out_of_memory else _advised_flag(refusal_line),
         oom_flag="--max-num-seqs",
         note=FIRST_START if is_compiled else "",
+        layout_note="" if is_layout_shown else layout_note,
     )
 
 
 def _advised_flag(refusal_line: str) -> str:
     return next((flag for refusal_text, flag in ADVISED_FLAGS.items() if refusal_text in refusal_line), "")
+
+
+_WORKER = re.compile(
+    r"\((?:(?:Worker|EngineCore(?!_DP0 ))(?P<ranks>(?:_[A-Z]{2,3}[0-9]{1,4}){1,6})"
+    r"|VllmWorker rank=(?P<rank>[0-9]{1,4})) pid="
+)
+"""The name of a process: of a worker, of a further replica's engine, or before 0.10 of a tensor-parallel worker."""
+
+RANK_FLAGS = {"TP": "tensor_parallel_size", "PP": "pipeline_parallel_size", "DP": "data_parallel_size"}
+"""Group of ranks in the name of a worker → the flag with the group's size."""
+
+
+def _flags_of_workers(log_text: LogText) -> tuple[dict[str, Any], str]:
+    """Returns the layout in the names of workers, such as `(Worker_PP0_TP1 pid=9)`, and a remark on it."""
+    named_lines = log_text.lines_with("(Worker_", "(EngineCore_DP", "(VllmWorker rank=")
+    matches = [worker_match for line in named_lines if (worker_match := _WORKER.search(line[:200]))]
+    worker_names = {worker_match["ranks"] or f"_TP{worker_match['rank']}" for worker_match in matches}
+    group_sizes, layout_note = sizes_of_groups(sorted(worker_names))
+    layout_flags: dict[str, Any] = {RANK_FLAGS[group_name]: size for group_name, size in group_sizes.items()}
+    if any("_EP" in worker_name for worker_name in worker_names):
+        layout_flags["enable_expert_parallel"] = True
+    return layout_flags, layout_note
 
 
 def _memory_terms(log_values: LogValues) -> Iterator[LogTerm]:

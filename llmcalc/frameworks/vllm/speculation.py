@@ -68,7 +68,8 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     if str(drafting_method).endswith("mtp") and model is None:
         if preset.model.mtp is None:
             raise InputError(
-                f"{FLAG}: method {shown(drafting_method)}: the model has no modules of multi-token prediction"
+                f"{FLAG}: method {shown(drafting_method)}: llmcalc counts no modules of multi-token prediction of this "
+                "model; expected ngram, or a draft model"
             )
         return Speculation(draft_tokens, with_mtp=True)
     if drafting_method not in ("draft_model", *STATE_METHODS) or not isinstance(model, str | Preset):

@@ -210,3 +210,12 @@ def test_a_wrong_value_anywhere(which: int, at: int, value: Any, allow: bool) ->
     table = dict(TABLES[which])
     table[list(table)[at % len(table)]] = value
     read(json.dumps(table), allow)
+
+
+def test_the_message_says_where_files_of_servers_are_read(run: Any, tmp_path: Path) -> None:
+    """Of a Workspace of Kaito, and of `time` with a script that starts vLLM."""
+    manifest, script = tmp_path / "workspace.yaml", tmp_path / "serve.sh"
+    manifest.write_text("apiVersion: kaito.sh/v1beta1\nkind: Workspace\ninference: {preset: {name: phi-4}}\n")
+    script.write_text("vllm serve Qwen/Qwen3-8B\n")
+    for words in (("memory", "--launch", str(manifest)), ("time", "--launch", str(script))):
+        assert "of servers (vLLM, SGLang, llama.cpp, …) memory and fit read" in run(*words).error

@@ -292,3 +292,62 @@ def test_a_refusal_names_the_flag_of_its_message(message: str, engine: str, flag
     file.write_text(message)
     document = functions.explain_log(file).document
     assert (document["engine"]["name"], document["off"], document["flag"]) == (engine, "kv_cache", flag)
+
+
+def test_tables_among_the_arguments_are_read(tmp_path: Path) -> None:
+    """vLLM prints tables as Python does, with single quotes; a table inside another one has no flags of its own.
+
+    Lines of a log of vLLM 0.21.1: https://github.com/noonghunna/club-3090/issues/294, on two RTX 3090.
+    """
+    file = tmp_path / "tables.log"
+    file.write_text(
+        "INFO [utils.py:278] non-default args: {'model': 'Qwen/Qwen3.6-27B', 'tensor_parallel_size': 2, "
+        "'speculative_config': {'method': 'mtp', 'num_speculative_tokens': 3}, "
+        "'limit_mm_per_prompt': {'image': {'count': 0}, 'video': 0}, 'compilation_config': {'pass_config': "
+        "{'tensor_parallel_size': 4}, 'level': 3}}\n"
+        "INFO [core.py:112] Initializing a V1 LLM engine (v0.21.1) with config: model='x'\n"
+        "INFO [gpu_worker.py:440] Available KV cache memory: 9.62 GiB\n"
+    )
+    answer = functions.explain_log(file, hardware="rtx-3090", quantize="w4a16-g128").result
+    assert not [note for note in answer.notes if note.startswith("computed without")]
+    assert answer.reading.flags["tensor_parallel_size"] == "2"
+    assert answer.reading.flags["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 3}
+
+
+def test_names_of_workers_show_the_layout_of_a_part_of_a_log(tmp_path: Path) -> None:
+    """Lines of https://github.com/noonghunna/club-3090/issues/104, and of https://github.com/sgl-project/sglang/pull/11309.
+
+    With the first rank alone a server of one device is computed, which has no room, and that is said.
+    """
+    file = tmp_path / "part.log"
+    line = "INFO 05-07 20:28:11 [gpu_worker.py:460] Available KV cache memory: 9.84 GiB\n"
+    tokens = "(EngineCore pid=90) INFO 05-07 20:28:11 [kv_cache_utils.py:1710] GPU KV cache size: 619,202 tokens\n"
+    options = {"engine": "vllm==0.21.1", "hardware": "rtx-3090"}
+
+    def explained(*ranks: str, **others: Any) -> Any:
+        file.write_text("".join(f"(Worker_{rank} pid=99) {line}" for rank in ranks) + tokens)
+        return functions.explain_log(file, "qwen3.6-27b", **options, **others).result
+
+    answer = explained("TP0", "TP1", quantize="w4a16-g128")
+    assert answer.reading.flags["tensor_parallel_size"] == 2
+    assert abs(answer.terms[0].difference) < 0.15
+    first_rank = explained("TP0")
+    assert (first_rank.off, first_rank.flag, first_rank.terms[0].computed) == ("kv_cache", "", 0)
+    assert any("TP0 alone" in note for note in first_rank.notes)
+
+    for names, layout in (
+        (("VllmWorker rank=0", "VllmWorker rank=3"), {"tensor_parallel_size": 4}),
+        (("EngineCore_DP0", "EngineCore_DP1"), {"data_parallel_size": 2}),
+        (("EngineCore_DP0",), {}),
+    ):
+        file.write_text("".join(f"({name} pid=9) {line}" for name in names) + tokens)
+        answer = functions.explain_log(file, "qwen3-0.6b", hardware="h100").result
+        assert (answer.reading.flags, bool(answer.reading.layout_note)) == (layout, bool(layout))
+
+    file.write_text(
+        "".join(
+            f"[2025-10-07 DP{rank} TP{rank}] KV Cache is allocated. #tokens: 9, KV size: 43.67 GB\n" for rank in (0, 7)
+        )
+    )
+    flags = functions.explain_log(file).result.reading.flags
+    assert flags == {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}

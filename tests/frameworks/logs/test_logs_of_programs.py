@@ -178,9 +178,11 @@ def test_a_sampler_without_room_is_out_of_memory(tmp_path: Path) -> None:
     assert (document["kind"], document["off"], document["flag"]) == ("oom", "profile_run", "--max-num-seqs")
 
 
-def test_a_flag_that_is_not_modelled_is_noted() -> None:
-    notes = functions.explain_log(LOGS / "vllm_refused.log", hardware="rtx-4090").document["notes"]
-    assert any("computed without --limit-mm-per-prompt" in note for note in notes)
+def test_a_flag_that_is_not_modelled_is_noted(tmp_path: Path) -> None:
+    log = tmp_path / "refused.log"
+    log.write_text((LOGS / "vllm_refused.log").read_text().replace("'limit_mm_per_prompt'", "'enable_eplb': True, 'x'"))
+    notes = functions.explain_log(log, hardware="rtx-4090").document["notes"]
+    assert any("computed without --enable-eplb" in note for note in notes)
 
 
 def test_without_the_devices_memory_weights_alone_are_computed() -> None:
@@ -297,7 +299,7 @@ def test_amounts(text: str, size: int) -> None:
 def test_arguments_as_python_prints_them() -> None:
     text = "Namespace(a=1, b='x y', c=None, d=True, e=0.9, f=torch.bfloat16) {'g': 'h', 'i': [1], 'j': \"k\"}"
     assert argument_pairs(text) == {
-        "a": "1", "b": "x y", "d": True, "e": "0.9", "f": "torch.bfloat16", "g": "h", "i": "[1]", "j": "k"
+        "a": "1", "b": "x y", "d": True, "e": "0.9", "f": "torch.bfloat16", "g": "h", "i": [1], "j": "k"
     }  # fmt: skip
 
 

@@ -61,6 +61,7 @@ def test_a_dollar_that_begins_no_variable_stays_for_the_shell(text: str, tmp_pat
         ("/models/Qwen3-8B-AWQ", "qwen3-8b", "awq-int4-g128"),
         ("/models/huggingface/qwen3.6-27b-autoround-int4", "qwen3.6-27b", "w4a16-g128"),
         ("zai-org/GLM-5.2-FP8", "glm-5.2", "fp8-dynamic"),
+        ("/root/.cache/huggingface/hub/models--Qwen--Qwen3-32B-AWQ/snapshots/2a9c1f", "qwen3-32b", "awq-int4-g128"),
         ("nvidia/Qwen3.6-35B-A3B-NVFP4", "qwen3.6-35b-a3b", "nvfp4"),
         ("/models/qwen3-14b-gguf/Qwen3-14B-Q4_K_M.gguf", "qwen3-14b", "q4_k_m"),
         ("/models/Llama-3.1-8B-Instruct-GPTQ-Int4/", "llama3.1-8b", "gptq-int4-g128"),
@@ -180,3 +181,22 @@ def test_a_draft_on_another_machine_is_the_preset_of_its_name(tmp_path: Path) ->
     file.write_text(text + "/data/own-draft\n")
     with pytest.raises(InputError, match="cannot be read"):
         llmcalc.memory(launch=file, hardware="h100")
+
+
+def test_a_variable_in_a_script_is_no_argument_of_the_image(tmp_path: Path) -> None:
+    """The head of a Ray cluster starts Ray by a variable, then the server (aibrix, deepseek-r1-pvc.yaml)."""
+    file = tmp_path / "head.yaml"
+    script = "ulimit -n 65536; echo head; $KUBERAY_GEN_RAY_START_CMD; vllm serve Qwen/Qwen3-8B --tensor-parallel-size 4"
+    file.write_text(POD.partition("    command:")[0] + f'    command: [/bin/bash, -lc, --]\n    args: ["{script}"]\n')
+    servers = servers_of_file(file)
+    assert [(server.target, server.values) for server in servers] == [("Qwen/Qwen3-8B", {"tensor_parallel_size": "4"})]
+
+
+def test_a_router_of_the_engines_project_is_no_server(tmp_path: Path) -> None:
+    """Of vllm-project/aibrix, samples/semantic-router."""
+    file = tmp_path / "router.yaml"
+    container = (
+        "{name: extproc, image: 'ghcr.io/vllm-project/semantic-router/extproc:latest', args: ['--secure=false']}"
+    )
+    file.write_text(POD + f"  - {container}\n")
+    assert [server.target for server in servers_of_file(file)] == ["Qwen/Qwen3-8B"]

@@ -738,3 +738,39 @@ def test_a_class_that_a_version_does_not_have_is_named(model: str, engine: str, 
     """The lists of models in releases of vLLM: model_executor/models/registry.py of 0.7.3, 0.8.0, 0.10.0, 0.10.1."""
     notes = llmcalc.memory(model, engine=engine, hardware="h200").result.notes
     assert [note in text for text in notes if "has no class for" in text] == ([True] if note else [])
+
+
+def answer_of(target: str, **options: Any) -> Any:
+    return llmcalc.memory(target, **options).result
+
+
+def test_embedding_models_have_no_logits_in_the_profile_run() -> None:
+    """vLLM's profile run of `--runner pooling` ends with the pooler; such models have no full CUDA graphs."""
+    embedding = answer_of("qwen3-embedding-0.6b", hardware="b200", engine="vllm==0.19")
+    generating = answer_of("qwen3-0.6b", hardware="b200", engine="vllm==0.19")
+    logits = 1024 * 151_669 * 4
+    assert embedding.bytes_of("profile_run") < logits < generating.bytes_of("profile_run")
+    assert embedding.bytes_of("cuda_graphs") < generating.bytes_of("cuda_graphs")
+    assert (
+        answer_of("qwen3-embedding-0.6b", hardware="b200", engine="vllm==0.19", runner="pooling").terms
+        == embedding.terms
+    )
+    with pytest.raises(InputError, match=r"--task embed: .*--set head\.type=none"):
+        answer_of("qwen3-0.6b", hardware="b200", engine="vllm==0.19", task="embed")
+
+
+def test_the_command_of_qwen3_nexts_card_starts() -> None:
+    """Its weights have a module of multi-token prediction (`mtp.*`, 1,650,471,424 parameters); its config has none."""
+    config = {"method": "qwen3_next_mtp", "num_speculative_tokens": 2}
+    options = {"hardware": "h100", "engine": "vllm==0.11.0", "tensor_parallel_size": 4, "max_model_len": 262_144}
+    plain, drafting = (
+        answer_of("qwen3-next-80b-a3b", **options, **flags) for flags in ({}, {"speculative_config": config})
+    )
+    assert drafting.starts
+    assert drafting.bytes_of("weights") - plain.bytes_of("weights") > 1_650_471_424 * 2 // 4
+
+
+def test_a_flag_without_a_value_behind_another_engine_is_named(run: Any) -> None:
+    """As `vllm serve Qwen/Qwen2.5-Omni-7B --omni` is typed (vllm-project/aibrix, samples/vllm_omni)."""
+    words = "memory", "qwen3-8b", "--engine", "vllm", "--hardware", "h100", "--omni"
+    assert "--omni: starts vLLM-Omni" in run(*words).error
