@@ -283,6 +283,9 @@ def time_settings(run: RunQuestion, framework_record: Framework, options: TimeOp
         if has_format and framework_record.product_format is not None
         else "",
         options.factors or UNCHANGED,
+        None
+        if launched_run is None or options.stack is not None or framework_record.overlapped_groups is None
+        else framework_record.overlapped_groups(launched_run),
     )
 
 

@@ -29,6 +29,9 @@ from .work_recorder import rank_work
 WEIGHT_BYTES = 2.0
 """Bytes per parameter of gathered weights."""
 
+FP32_BYTES = 4.0
+"""Bytes per gradient in messages where the weights are in 32 bits."""
+
 UPDATED_BYTES = 8.0
 """Bytes per parameter of a rank that an update moves beside optimizer states: gradients, and new 16-bit weights."""
 
@@ -437,6 +440,8 @@ def _data_parallel_seconds(
         ),
     )
     gather_seconds, reduction_seconds, updated_params = map(sum, zip(*seconds_of_groups, strict=True))
+    if step_plan.zero not in time_stack.overlapped_stages:
+        return gather_seconds + reduction_seconds, updated_params
     pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
     if step_plan.zero == 3:
         return _exposed_seconds(
@@ -472,7 +477,8 @@ def _group_messages(
     ranks, rank_stride: of a group, which replicates the weights, and the devices from one of its ranks to the next.
     parameters, trained_params: weights of a rank, and those of them or of their adapters that are trained.
     """
-    gradients = time_stack.gradient_bytes * trained_params
+    sends_weight_format = step_plan.dtype == "fp32" and not time_stack.sends_gradient_buffers
+    gradients = (FP32_BYTES if sends_weight_format else time_stack.gradient_bytes) * trained_params
     if time_stack.bucket == "layer":
         bucket_count = layers
     else:

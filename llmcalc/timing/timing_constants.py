@@ -140,6 +140,7 @@ class TimeStack(Record):
     reduces_late: bool = False
     attention: Literal["flash", "fa2", "triton", "scores"] = "flash"
     hidden: dict[str, float] = {}
+    overlapped_stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
     bucket: float | Literal["layer"] = "layer"
     bucket_per_rank: float = 0.0
     reduces_all: bool = False

@@ -1,0 +1,77 @@
+"""Which messages a framework's settings send beside products, and what that does to a step's exchanges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
+from llmcalc.frameworks.launch.record import Launch
+from llmcalc.frameworks.registry import framework
+from llmcalc.parallel.layout import Layout
+from llmcalc.sources.hardware import load_hardware
+from llmcalc.sources.presets import load_preset
+from llmcalc.timing.device import device_of
+from llmcalc.timing.stack import find_stack, with_overlapped_groups
+from llmcalc.timing.step import StepPlan, training_step
+from llmcalc.timing.timing_constants import TimeStack
+from tests.frameworks.megatron.test_megatron_arguments import settings
+
+LLAMA, A100 = load_preset("llama3-8b").model, device_of(load_hardware("a100-80gb"))
+
+
+def exchange_seconds(stack: TimeStack, zero: int, dtype: str = "bf16") -> float:
+    """Seconds of the gradients and weights of a step on 32 devices that nothing hides."""
+    layout = Layout(dp=32, zero=zero)  # type: ignore[arg-type]
+    plan = StepPlan.from_layout(layout, 1, 2, 2048, dtype=dtype)
+    return float(training_step(LLAMA, A100, stack, plan).parts["data"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "groups", "stack"),
+    [
+        ({}, set(), "megatron-no-overlap"),
+        ({"overlap_grad_reduce": True}, {"dp"}, "megatron"),
+        ({"overlap_grad_reduce": True, "overlap_param_gather": True}, {"dp", "weights"}, "megatron"),
+        ({"tp_comm_overlap": True}, set(), "megatron-no-overlap"),  # without sequence parallelism it does nothing
+        ({"tp_comm_overlap": True, "sequence_parallel": True, "tensor_model_parallel_size": 2}, {"tp"}, "megatron"),
+    ],
+)
+def test_arguments_of_megatron_state_which_messages_overlap(
+    arguments: dict[str, Any], groups: set[str], stack: str
+) -> None:
+    launch = Launch("run.sh", "", "megatron", own_settings=settings(**arguments))
+    megatron = framework("megatron")
+    assert megatron.overlapped_groups is not None
+    assert set(megatron.overlapped_groups(launch) or ()) == groups
+    assert megatron.stack(launch, False) == stack
+
+
+def test_weights_that_are_gathered_after_the_update_are_hidden_only_where_the_file_says_so() -> None:
+    megatron = find_stack("megatron")
+    reduced, gathered = frozenset({"dp"}), frozenset({"dp", "weights"})
+    assert with_overlapped_groups(megatron, gathered).hidden_share("weights") == megatron.hidden_share("weights")
+    assert with_overlapped_groups(megatron, reduced).hidden_share("weights") == 0
+    assert with_overlapped_groups(megatron, reduced).hidden_share("dp") == megatron.hidden_share("dp")
+
+
+def test_deepspeed_hides_gradients_of_stages_1_and_2_only_with_overlap_comm() -> None:
+    """Stage 3 overlaps by default; gradients are all-reduced in the format of the weights."""
+    deepspeed = find_stack("deepspeed")
+    groups = framework("deepspeed").overlapped_groups
+    assert groups is not None
+
+    def groups_of(stage: int, overlap_comm: bool | None) -> frozenset[str] | None:
+        own_settings = DeepSpeedSettings(stage=stage, overlap_comm=overlap_comm)  # type: ignore[arg-type]
+        return groups(Launch("ds.json", "", "deepspeed", own_settings=own_settings))
+
+    assert groups_of(2, None) is None
+    assert [groups_of(stage, True) for stage in (0, 1, 2)] == [frozenset(), frozenset({"dp"}), frozenset({"dp"})]
+    assert groups_of(3, False) == frozenset()
+    overlapped = with_overlapped_groups(deepspeed, frozenset({"dp"}))
+    for stage in (1, 2):
+        assert exchange_seconds(overlapped, stage) < 0.6 * exchange_seconds(deepspeed, stage)
+    assert exchange_seconds(overlapped, 3) == exchange_seconds(deepspeed, 3)
+    assert exchange_seconds(deepspeed, 1) > 1.4 * exchange_seconds(deepspeed, 0)  # and the weights
+    assert exchange_seconds(deepspeed, 0, "fp32") == pytest.approx(2 * exchange_seconds(deepspeed, 0), rel=0.02)
