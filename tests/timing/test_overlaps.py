@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
+from llmcalc.frameworks.launch.read import read_launch
 from llmcalc.frameworks.launch.record import Launch
 from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout
@@ -18,6 +20,7 @@ from llmcalc.timing.step import StepPlan, training_step
 from llmcalc.timing.timing_constants import TimeStack
 from tests.frameworks.megatron.test_megatron_arguments import settings
 
+DATA = Path(__file__).parents[1] / "data" / "launch"
 LLAMA, A100 = load_preset("llama3-8b").model, device_of(load_hardware("a100-80gb"))
 
 
@@ -75,3 +78,18 @@ def test_deepspeed_hides_gradients_of_stages_1_and_2_only_with_overlap_comm() ->
     assert exchange_seconds(overlapped, 3) == exchange_seconds(deepspeed, 3)
     assert exchange_seconds(deepspeed, 1) > 1.4 * exchange_seconds(deepspeed, 0)  # and the weights
     assert exchange_seconds(deepspeed, 0, "fp32") == pytest.approx(2 * exchange_seconds(deepspeed, 0), rel=0.02)
+
+
+def test_recipes_of_megatron_bridge_overlap_gradients_as_their_common_functions_do(tmp_path: Path) -> None:
+    """`_pretrain_common` overlaps both, those of fine-tuning neither; LLaMA-Factory's argument may say false."""
+    megatron = framework("megatron")
+    recipes = DATA / "megatron_bridge_recipes.py"
+    pretraining, adapters = (read_launch(f"{recipes} qwen25_7b_{kind}_config") for kind in ("pretrain_8gpu", "peft"))
+    assert megatron.overlapped_groups is not None
+    assert megatron.overlapped_groups(pretraining) == frozenset({"dp", "weights"})
+    assert megatron.stack(adapters, False) == "megatron-no-overlap"
+    text = (DATA / "llama_factory_megatron.yaml").read_text()
+    changed = tmp_path / "train.yaml"
+    changed.write_text(text.replace("overlap_grad_reduce: true", "overlap_grad_reduce: false"))
+    stacks = [megatron.stack(read_launch(path), False) for path in (DATA / "llama_factory_megatron.yaml", changed)]
+    assert stacks == ["megatron", "megatron-no-overlap"]
