@@ -236,7 +236,11 @@ def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, backward
     kernels: seconds of the kernels and messages of that direction.
     """
     launch_count = timed_pass.layer_launches(layer, backward, time_stack.kernels)
-    return maximum(0.0, launch_count * time_stack.host_kernel - kernels)
+    host_seconds = launch_count * time_stack.host_kernel
+    if time_stack.dtensor_operation:
+        dtensor_count = timed_pass.dtensor_operations(layer, backward, time_stack.dtensor_operations)
+        host_seconds = host_seconds + dtensor_count * time_stack.dtensor_operation
+    return maximum(0.0, host_seconds - kernels)
 
 
 @cache
