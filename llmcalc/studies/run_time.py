@@ -296,6 +296,7 @@ class TimeSettings:
     nic: bytes/s of a device's network; None for the accelerator's.
     product_format: number format of products in training; empty for that of the precision.
     overlapped_groups: groups whose messages a launch file sends beside products; None for those of the stack.
+    unpriced: what a launch file sets that slows a step and that the time ignores.
     factors: of a calibration; default none.
     """
 
@@ -305,6 +306,7 @@ class TimeSettings:
     product_format: str = ""
     factors: CalibrationFactors = UNCHANGED
     overlapped_groups: frozenset[str] | None = None
+    unpriced: tuple[str, ...] = ()
 
     def device(self, hardware: Hardware) -> Device:
         return self.factors.device(device_of(hardware, self.nic))
@@ -379,7 +381,7 @@ class TrainingTimes:
     @property
     def unpriced(self) -> list[str]:
         """The options of the run whose effect on kernels the time estimate ignores."""
-        return unpriced_options(self.memory, self.stack)
+        return [*unpriced_options(self.memory, self.stack), *self.settings.unpriced]
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the step plan of a layout."""

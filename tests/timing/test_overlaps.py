@@ -93,3 +93,17 @@ def test_recipes_of_megatron_bridge_overlap_gradients_as_their_common_functions_
     changed.write_text(text.replace("overlap_grad_reduce: true", "overlap_grad_reduce: false"))
     stacks = [megatron.stack(read_launch(path), False) for path in (DATA / "llama_factory_megatron.yaml", changed)]
     assert stacks == ["megatron", "megatron-no-overlap"]
+
+
+def test_what_a_launch_file_sets_that_slows_each_step_is_named(run: Any, tmp_path: Path) -> None:
+    """Lucie's and nanotron's scripts set these variables, the tests of Megatron-LM the argument."""
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "export CUDA_LAUNCH_BLOCKING=1\nexport TORCH_DISTRIBUTED_DEBUG=DETAIL\n"
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 256 --num-attention-heads 4 "
+        "--seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 8 --bf16 "
+        "--tokenizer-type NullTokenizer --vocab-size 1000 --deterministic-mode\n"
+    )
+    answer = run("time", "--launch", str(script), "--hardware", "h100")
+    text = " ".join(answer.out.split())
+    assert "timed as without CUDA_LAUNCH_BLOCKING=1, TORCH_DISTRIBUTED_DEBUG=DETAIL, --deterministic-mode" in text
