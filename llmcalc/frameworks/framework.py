@@ -157,6 +157,8 @@ class Framework:
     selective_recompute: the value of `--recompute` that `selective` stands for.
     stack: (launch file or None, whether torch.compile runs) → the name of the stack that times its runs
         (`presets/timing/stacks.toml`).
+    overlapped_groups: launch file → groups whose messages its settings send beside products (`dp`, `weights`, `tp`,
+        `ep`), or None where it does not say; None (default) for those of the stack.
     product_format: own settings → number format of matrix products, `bf16`, `fp8` or `fp4`; None (default) for the
         format of the run's precision.
     narrow_precisions: training precisions with products in 8 or 4 bits whose memory it has; none by default.
@@ -187,6 +189,7 @@ class Framework:
     serves: bool = False
     selective_recompute: str = "attention"
     stack: Callable[[Launch | None, bool], str] = _eager_stack
+    overlapped_groups: Callable[[Launch], frozenset[str] | None] | None = None
     product_format: Callable[[Any], str] | None = None
     narrow_precisions: frozenset[str] = frozenset()
 

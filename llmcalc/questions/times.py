@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..accelerator import Hardware
     from ..device_memory.estimate import Memory
     from ..frameworks.framework import Framework
+    from ..frameworks.launch.record import Launch
     from ..parallel.layout_request import LayoutRequest
     from ..studies.plan import LayoutPlan, Order, RankedLayouts
     from ..studies.run_time import TimedRun, TimeSettings
@@ -283,7 +284,22 @@ def time_settings(run: RunQuestion, framework_record: Framework, options: TimeOp
         if has_format and framework_record.product_format is not None
         else "",
         options.factors or UNCHANGED,
+        None
+        if launched_run is None or options.stack is not None or framework_record.overlapped_groups is None
+        else framework_record.overlapped_groups(launched_run),
+        () if launched_run is None else _slow_settings(launched_run),
     )
+
+
+SLOW_VARIABLES = {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+"""Environment variables → the value with which the host waits for each kernel, or for all ranks before a message."""
+
+
+def _slow_settings(launched_run: Launch) -> tuple[str, ...]:
+    """Returns what a launch file sets that slows each step and that no time estimate holds."""
+    variables = [f"{name}={value}" for name, value in SLOW_VARIABLES.items() if launched_run.env.get(name) == value]
+    is_deterministic = getattr(launched_run.own_settings, "deterministic_mode", False)
+    return (*variables, *(["--deterministic-mode"] if is_deterministic else []))
 
 
 def layout_time_settings(

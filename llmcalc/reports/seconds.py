@@ -167,9 +167,12 @@ def _host_notes(timed_run: TimedRun) -> list[str]:
         return []
     kernel_seconds = 1e6 * software_stack.host_kernel
     host_wait_percent = units.percent(timed_run.hidden_host / timed_run.seconds, 0)
+    is_divided = timed_run.plan is not None and timed_run.plan.tp > 1 and bool(software_stack.dtensor_operation)
+    dtensor_text = f" ({1e6 * software_stack.dtensor_operation:.0f} on a DTensor, none with --compile)"
     return [
-        f"{host_wait_percent} waits for the host at {kernel_seconds:.0f} µs an operation; the "
-        f" low end has the fastest measured host, {kernel_seconds * software_stack.fastest_host:.0f} µs"
+        f"{host_wait_percent} waits for the host at {kernel_seconds:.0f} µs an operation"
+        f"{dtensor_text if is_divided else ''}; the low end has the fastest measured host, "
+        f"{kernel_seconds * software_stack.fastest_host:.0f} µs"
     ]
 
 

@@ -37,6 +37,7 @@ from ..timing.stack import (
     with_gradient_buffers,
     with_optimizer,
     with_overlap,
+    with_overlapped_groups,
     with_schedule,
 )
 from ..timing.step import StepPlan, StepTime, StepTimer, host_wait
@@ -294,6 +295,8 @@ class TimeSettings:
     overlap: messages that run beside products: none, dp, tp, all; None for the stack's own.
     nic: bytes/s of a device's network; None for the accelerator's.
     product_format: number format of products in training; empty for that of the precision.
+    overlapped_groups: groups whose messages a launch file sends beside products; None for those of the stack.
+    unpriced: what a launch file sets that slows a step and that the time ignores.
     factors: of a calibration; default none.
     """
 
@@ -302,6 +305,8 @@ class TimeSettings:
     nic: float | None = None
     product_format: str = ""
     factors: CalibrationFactors = UNCHANGED
+    overlapped_groups: frozenset[str] | None = None
+    unpriced: tuple[str, ...] = ()
 
     def device(self, hardware: Hardware) -> Device:
         return self.factors.device(device_of(hardware, self.nic))
@@ -309,6 +314,7 @@ class TimeSettings:
     def supporting_stack(self, phase: TimePhase) -> TimeStack:
         """Returns the named software stack. Raises `InputError` for a stack that does not support the phase."""
         time_stack = find_stack(self.stack, "training" if phase == "training" else "inference")
+        time_stack = with_overlapped_groups(time_stack, self.overlapped_groups)
         return self.factors.stack(with_overlap(time_stack, self.overlap))
 
 
@@ -375,7 +381,7 @@ class TrainingTimes:
     @property
     def unpriced(self) -> list[str]:
         """The options of the run whose effect on kernels the time estimate ignores."""
-        return unpriced_options(self.memory, self.stack)
+        return [*unpriced_options(self.memory, self.stack), *self.settings.unpriced]
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the step plan of a layout."""

@@ -28,7 +28,7 @@ Pricer: TypeAlias = Callable[["CalibrationFactors"], float]
 
 WAITS = (
     "kernel_gap", "host_kernel", "host_prompt_kernel", "host_step", "host_sequence", "first_token", "layer_wait",
-    "exchange_wait", "host_update", "offloaded_update",
+    "exchange_wait", "host_update", "offloaded_update", "dtensor_operation",
 )  # fmt: skip
 """Seconds of a stack in which no kernel runs."""
 

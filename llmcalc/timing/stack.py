@@ -113,6 +113,18 @@ def with_optimizer(stack: TimeStack, state_bytes: float, flops: float = 0.0, is_
     )
 
 
+def with_overlapped_groups(time_stack: TimeStack, groups: frozenset[str] | None) -> TimeStack:
+    """Returns a software stack that sends the messages of these groups beside products; unchanged for None.
+
+    groups: of `dp` (gradients), `weights` (those gathered after an update), `tp` and `ep`.
+    """
+    if groups is None:
+        return time_stack
+    hidden_shares = {"dp": WITH_OVERLAP.dp, "weights": WITH_OVERLAP.dp, "tp": WITH_OVERLAP.tp, "ep": WITH_OVERLAP.ep}
+    hidden = {group: hidden_share if group in groups else 0.0 for group, hidden_share in hidden_shares.items()}
+    return time_stack.model_copy(update={"hidden": hidden, "overlapped_stages": (0, 1, 2, 3)})
+
+
 def with_overlap(time_stack: TimeStack, overlap: str | None) -> TimeStack:
     """Returns a time stack with the stated overlap of each group's messages; unchanged for None.
 
@@ -124,5 +136,8 @@ def with_overlap(time_stack: TimeStack, overlap: str | None) -> TimeStack:
         raise InputError(f"--overlap: '{overlap}' is not known; expected one of {', '.join(OVERLAPS)}")
     hidden_groups = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
     return time_stack.model_copy(
-        update={"hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in hidden_groups}}
+        update={
+            "hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in hidden_groups},
+            "overlapped_stages": (0, 1, 2, 3),
+        }
     )

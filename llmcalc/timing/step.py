@@ -29,6 +29,9 @@ from .work_recorder import rank_work
 WEIGHT_BYTES = 2.0
 """Bytes per parameter of gathered weights."""
 
+FP32_BYTES = 4.0
+"""Bytes per gradient in messages where the weights are in 32 bits."""
+
 UPDATED_BYTES = 8.0
 """Bytes per parameter of a rank that an update moves beside optimizer states: gradients, and new 16-bit weights."""
 
@@ -233,7 +236,11 @@ def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, backward
     kernels: seconds of the kernels and messages of that direction.
     """
     launch_count = timed_pass.layer_launches(layer, backward, time_stack.kernels)
-    return maximum(0.0, launch_count * time_stack.host_kernel - kernels)
+    host_seconds = launch_count * time_stack.host_kernel
+    if time_stack.dtensor_operation:
+        dtensor_count = timed_pass.dtensor_operations(layer, backward, time_stack.dtensor_operations)
+        host_seconds = host_seconds + dtensor_count * time_stack.dtensor_operation
+    return maximum(0.0, host_seconds - kernels)
 
 
 @cache
@@ -437,6 +444,8 @@ def _data_parallel_seconds(
         ),
     )
     gather_seconds, reduction_seconds, updated_params = map(sum, zip(*seconds_of_groups, strict=True))
+    if step_plan.zero not in time_stack.overlapped_stages:
+        return gather_seconds + reduction_seconds, updated_params
     pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
     if step_plan.zero == 3:
         return _exposed_seconds(
@@ -472,7 +481,8 @@ def _group_messages(
     ranks, rank_stride: of a group, which replicates the weights, and the devices from one of its ranks to the next.
     parameters, trained_params: weights of a rank, and those of them or of their adapters that are trained.
     """
-    gradients = time_stack.gradient_bytes * trained_params
+    sends_weight_format = step_plan.dtype == "fp32" and not time_stack.sends_gradient_buffers
+    gradients = (FP32_BYTES if sends_weight_format else time_stack.gradient_bytes) * trained_params
     if time_stack.bucket == "layer":
         bucket_count = layers
     else:

@@ -169,6 +169,22 @@ class TimedPass:
             if kernel.layer == layer
         )
 
+    def dtensor_operations(self, layer: int, backward: bool, operations: KernelCounts) -> Number:
+        """Returns the number of operations on DTensors in one direction of a layer that tensor-parallel ranks divide.
+
+        operations: of a product and, with sequence parallelism, of a norm.
+        """
+        rank_pass = self.work.rank_pass
+        if not operations or rank_pass.tp == 1:
+            return 0
+        divided_parts = ("product", "norm") if rank_pass.sequence_parallel else ("product",)
+        return sum(
+            kernel.times * operations[part][backward]
+            for kernel in self.work.kernels
+            for part in divided_parts
+            if kernel.layer == layer and part in (kernel.kind, kernel.verb)
+        )
+
     @property
     def seconds(self) -> Number:
         """The seconds of the forward and backward passes through all layers."""

@@ -140,6 +140,7 @@ class TimeStack(Record):
     reduces_late: bool = False
     attention: Literal["flash", "fa2", "triton", "scores"] = "flash"
     hidden: dict[str, float] = {}
+    overlapped_stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
     bucket: float | Literal["layer"] = "layer"
     bucket_per_rank: float = 0.0
     reduces_all: bool = False
@@ -174,6 +175,8 @@ class TimeStack(Record):
     kernels: dict[str, tuple[float, float]] = {}
     host_kernel: float = 0.0
     host_prompt_kernel: float = 0.0
+    dtensor_operation: float = 0.0
+    dtensor_operations: dict[str, tuple[float, float]] = {}
     fastest_host: Share = 1.0
     host_step: float = 0.0
     hides_host: bool = False
@@ -212,7 +215,9 @@ class TimeStack(Record):
         """The stack on the fastest host whose launches were measured; None where the host's speed is not a range."""
         if self.fastest_host == 1.0:
             return None
-        return self.model_copy(update={"host_kernel": self.host_kernel * self.fastest_host})
+        return self.model_copy(
+            update={name: getattr(self, name) * self.fastest_host for name in ("host_kernel", "dtensor_operation")}
+        )
 
     def gathers_on(self, replicas: int, expert_ranks: int) -> bool:
         """Whether expert ranks gather the tokens of all attention replicas, in place of exchanging routed rows."""

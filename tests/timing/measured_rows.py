@@ -46,6 +46,7 @@ STACKS = {
     "megatron-no-overlap": "megatron-no-overlap",
     "megatron-deepspeed-2022": "megatron-2021",
     "megatron-deepspeed-2021": "megatron-2021",
+    "megatron-deepspeed-2024": "deepspeed",
     "aleph-alpha": "aleph-alpha-scaling",
     "flagperf-megatron": "megatron-no-overlap",
     "llm-foundry": "llm-foundry-2023",

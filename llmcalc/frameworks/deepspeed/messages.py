@@ -1,7 +1,9 @@
 """The collective messages with which DeepSpeed reduces gradients and gathers weights.
 
 Gradients are reduced in the format of the weights, in buckets of 500 million elements, in stages 2 and 3 per
-micro-batch. Weights are gathered once per step, in stage 3 module by module in both passes (deepspeed/runtime/zero).
+micro-batch. Stages 1 and 2 all-reduce each bucket, of which a rank keeps its own part
+(`allreduce_and_copy_with_multiple_ranks` of runtime/zero/stage_1_and_2.py). Weights are gathered once per step, in
+stage 3 module by module in both passes (deepspeed/runtime/zero).
 """
 
 from __future__ import annotations
@@ -9,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...parallel.messages import GradientRules, Message, ReplicatedWeights
+from ...parallel.placements import CollectiveKind
 from ...parallel.weight_shards import WeightShard
+from ..launch.record import Launch
+from .settings import DeepSpeedSettings
 
 BUCKET = 5 * 10**8
 """Elements of gradients that are reduced at once (`reduce_bucket_size`)."""
@@ -23,8 +28,9 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
             yield ranks.message("all_reduce", bucket_elements * element_bytes, 1)
         return
     reduction_count = replicated_weights.chunk.batches if stage >= 2 else 1
+    reduction: CollectiveKind = "reduce_scatter" if stage == 3 else "all_reduce"
     for bucket_elements in _bucket_sizes(replicated_weights.elements):
-        yield ranks.message("reduce_scatter", bucket_elements * element_bytes, reduction_count)
+        yield ranks.message(reduction, bucket_elements * element_bytes, reduction_count)
         yield ranks.replica_all_reduce(bucket_elements * element_bytes // ranks.shards, reduction_count)
     if stage < 3:
         yield ranks.message("all_gather", replicated_weights.elements * element_bytes, 1)
@@ -48,6 +54,19 @@ def _bucket_sizes(element_count: int) -> list[int]:
     """Returns the number of elements per gradient bucket."""
     full_buckets, remaining_elements = divmod(element_count, BUCKET)
     return [BUCKET] * full_buckets + [remaining_elements] * (remaining_elements > 0)
+
+
+def overlapped_groups(launched_run: Launch) -> frozenset[str] | None:
+    """Returns the groups whose messages a config sends beside products; None where it does not state `overlap_comm`.
+
+    Without it the stage decides (`overlapped_stages` of the stack). Stage 0 reduces after the backward pass, and stages
+    1 and 2 gather weights after the update (`allreduce_gradients` of runtime/engine.py, `all_gather_dp_groups`).
+    """
+    settings = launched_run.own_settings
+    if not isinstance(settings, DeepSpeedSettings) or settings.overlap_comm is None:
+        return None
+    stage = launched_run.layout.zero if settings.stage is None else settings.stage
+    return frozenset({"dp"} if settings.overlap_comm and stage else ())
 
 
 def gradient_rules() -> GradientRules:

@@ -34,5 +34,6 @@ FRAMEWORK = Framework(
         LazyFunction(__package__, "plugin:read_trainer"),
     ),
     stack=lambda launch, compiled: "deepspeed",
+    overlapped_groups=LazyFunction(__package__, "messages:overlapped_groups"),
     world_communicators=True,  # deepspeed/utils/groups.py, `_clone_world_group`
 )

@@ -50,6 +50,7 @@ def trains_with_megatron(config: Table) -> bool:
 def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[str]) -> Launch:
     """Returns the training run of a config. ignored_names: LLaMA-Factory's arguments that change no memory."""
     reader.check_names(config, (*SIZES, *READ), ignored_names | IGNORED)
+    reader.ignored = [name for name in reader.ignored if not name.startswith("overlap_") or config.get(name) is True]
     uses_bridge = BRIDGE in reader.source.env or "mixed_precision" in config  # which MCoreAdapter does not have
     if not uses_bridge:
         reader.notes.append(

@@ -33,6 +33,7 @@ FRAMEWORK = Framework(
     check=LazyFunction(__package__, "run:check"),
     check_layout=LazyFunction(__package__, "settings_from_options:megatron_settings_of"),
     stack=LazyFunction(__package__, "stack:stack"),
+    overlapped_groups=LazyFunction(__package__, "stack:overlapped_groups"),
     product_format=LazyFunction(__package__, "stack:product_format"),
     narrow_precisions=frozenset({"fp8", "mxfp8"}),
 )

@@ -5,19 +5,38 @@ from __future__ import annotations
 from ..launch.record import Launch
 from .settings import MegatronSettings
 
-OVERLAPS = frozenset({"overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap"})
-"""Arguments that send messages beside products; none of them changes memory."""
+OVERLAPS = {
+    "overlap_grad_reduce": "dp",
+    "overlap_param_gather": "weights",
+    "tp_comm_overlap": "tp",
+    "overlap_moe_expert_parallel_comm": "ep",
+}
+"""Arguments → the group whose messages they send beside products."""
 
 
 def stack(launched_run: Launch | None, is_compiled: bool) -> str:
     """Returns the name of the software stack, which depends on a file's overlapped communication and dispatcher."""
     if launched_run is None:
         return "megatron"
-    if OVERLAPS.isdisjoint(argument_name.lstrip("-").replace("_", "-") for argument_name in launched_run.ignored):
+    if not overlapped_groups(launched_run):
         return "megatron-no-overlap"
     settings = launched_run.own_settings
     sends_copies = isinstance(settings, MegatronSettings) and settings.moe_token_dispatcher_type == "alltoall"
     return "megatron-alltoall" if sends_copies and settings.num_experts is not None else "megatron"
+
+
+def overlapped_groups(launched_run: Launch) -> frozenset[str]:
+    """Returns the groups whose messages a file sends beside products.
+
+    Files of other programs may list the arguments among those that do not change memory. Tensor-parallel messages
+    overlap with sequence parallelism alone (`user_buffers` of kernel_choices.py).
+    """
+    settings = launched_run.own_settings
+    stated_names = {name.lstrip("-").replace("-", "_").rpartition(".")[2] for name in launched_run.ignored}
+    groups = {group for name, group in OVERLAPS.items() if name in stated_names or getattr(settings, name, False)}
+    if isinstance(settings, MegatronSettings) and not settings.uses_sequence_parallelism:
+        groups.discard("tp")
+    return frozenset(groups)
 
 
 def product_format(settings: MegatronSettings) -> str:

@@ -35,6 +35,8 @@ COMMON: dict[str, Config] = {
         "train.micro_batch_size": 2,
         "mixed_precision": "bf16_mixed",
         "model.seq_length": 4096,
+        "ddp.overlap_grad_reduce": True,
+        "ddp.overlap_param_gather": True,
     },
     "_sft_common": {
         "train.global_batch_size": 128,
@@ -65,6 +67,9 @@ OFF: dict[str, tuple[Any, ...]] = {
     "comm_overlap.overlap_moe_expert_parallel_comm": (False, None),
 }
 """Keys of which only these values are modelled for a model that is named."""
+
+OVERLAPS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather", "comm_overlap.tp_comm_overlap")
+"""Keys that send messages beside products; none of them changes memory."""
 
 PEFT_OFF: dict[str, tuple[Any, ...]] = {
     "share_expert_adapters": (True,),
@@ -264,6 +269,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     if config_value("model.cp_comm_type") == "a2a":
         launched_run = launched_run._replace(layout=replace(launched_run.layout, cp_comm="a2a"))
     reader.ignored += [key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")]
+    reader.ignored += [key for key in OVERLAPS if config.get(key) is True]
     return reader.launch("megatron", launched_run, target="" if model_name is None else str(model_name)[:200])
 
 

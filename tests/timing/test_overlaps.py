@@ -1,0 +1,109 @@
+"""Which messages a framework's settings send beside products, and what that does to a step's exchanges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
+from llmcalc.frameworks.launch.read import read_launch
+from llmcalc.frameworks.launch.record import Launch
+from llmcalc.frameworks.registry import framework
+from llmcalc.parallel.layout import Layout
+from llmcalc.sources.hardware import load_hardware
+from llmcalc.sources.presets import load_preset
+from llmcalc.timing.device import device_of
+from llmcalc.timing.stack import find_stack, with_overlapped_groups
+from llmcalc.timing.step import StepPlan, training_step
+from llmcalc.timing.timing_constants import TimeStack
+from tests.frameworks.megatron.test_megatron_arguments import settings
+
+DATA = Path(__file__).parents[1] / "data" / "launch"
+LLAMA, A100 = load_preset("llama3-8b").model, device_of(load_hardware("a100-80gb"))
+
+
+def exchange_seconds(stack: TimeStack, zero: int, dtype: str = "bf16") -> float:
+    """Seconds of the gradients and weights of a step on 32 devices that nothing hides."""
+    layout = Layout(dp=32, zero=zero)  # type: ignore[arg-type]
+    plan = StepPlan.from_layout(layout, 1, 2, 2048, dtype=dtype)
+    return float(training_step(LLAMA, A100, stack, plan).parts["data"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "groups", "stack"),
+    [
+        ({}, set(), "megatron-no-overlap"),
+        ({"overlap_grad_reduce": True}, {"dp"}, "megatron"),
+        ({"overlap_grad_reduce": True, "overlap_param_gather": True}, {"dp", "weights"}, "megatron"),
+        ({"tp_comm_overlap": True}, set(), "megatron-no-overlap"),  # without sequence parallelism it does nothing
+        ({"tp_comm_overlap": True, "sequence_parallel": True, "tensor_model_parallel_size": 2}, {"tp"}, "megatron"),
+    ],
+)
+def test_arguments_of_megatron_state_which_messages_overlap(
+    arguments: dict[str, Any], groups: set[str], stack: str
+) -> None:
+    launch = Launch("run.sh", "", "megatron", own_settings=settings(**arguments))
+    megatron = framework("megatron")
+    assert megatron.overlapped_groups is not None
+    assert set(megatron.overlapped_groups(launch) or ()) == groups
+    assert megatron.stack(launch, False) == stack
+
+
+def test_weights_that_are_gathered_after_the_update_are_hidden_only_where_the_file_says_so() -> None:
+    megatron = find_stack("megatron")
+    reduced, gathered = frozenset({"dp"}), frozenset({"dp", "weights"})
+    assert with_overlapped_groups(megatron, gathered).hidden_share("weights") == megatron.hidden_share("weights")
+    assert with_overlapped_groups(megatron, reduced).hidden_share("weights") == 0
+    assert with_overlapped_groups(megatron, reduced).hidden_share("dp") == megatron.hidden_share("dp")
+
+
+def test_deepspeed_hides_gradients_of_stages_1_and_2_only_with_overlap_comm() -> None:
+    """Stage 3 overlaps by default; gradients are all-reduced in the format of the weights."""
+    deepspeed = find_stack("deepspeed")
+    groups = framework("deepspeed").overlapped_groups
+    assert groups is not None
+
+    def groups_of(stage: int, overlap_comm: bool | None) -> frozenset[str] | None:
+        own_settings = DeepSpeedSettings(stage=stage, overlap_comm=overlap_comm)  # type: ignore[arg-type]
+        return groups(Launch("ds.json", "", "deepspeed", own_settings=own_settings))
+
+    assert groups_of(2, None) is None
+    assert [groups_of(stage, True) for stage in (0, 1, 2)] == [frozenset(), frozenset({"dp"}), frozenset({"dp"})]
+    assert groups_of(3, False) == frozenset()
+    overlapped = with_overlapped_groups(deepspeed, frozenset({"dp"}))
+    for stage in (1, 2):
+        assert exchange_seconds(overlapped, stage) < 0.6 * exchange_seconds(deepspeed, stage)
+    assert exchange_seconds(overlapped, 3) == exchange_seconds(deepspeed, 3)
+    assert exchange_seconds(deepspeed, 1) > 1.4 * exchange_seconds(deepspeed, 0)  # and the weights
+    assert exchange_seconds(deepspeed, 0, "fp32") == pytest.approx(2 * exchange_seconds(deepspeed, 0), rel=0.02)
+
+
+def test_recipes_of_megatron_bridge_overlap_gradients_as_their_common_functions_do(tmp_path: Path) -> None:
+    """`_pretrain_common` overlaps both, those of fine-tuning neither; LLaMA-Factory's argument may say false."""
+    megatron = framework("megatron")
+    recipes = DATA / "megatron_bridge_recipes.py"
+    pretraining, adapters = (read_launch(f"{recipes} qwen25_7b_{kind}_config") for kind in ("pretrain_8gpu", "peft"))
+    assert megatron.overlapped_groups is not None
+    assert megatron.overlapped_groups(pretraining) == frozenset({"dp", "weights"})
+    assert megatron.stack(adapters, False) == "megatron-no-overlap"
+    text = (DATA / "llama_factory_megatron.yaml").read_text()
+    changed = tmp_path / "train.yaml"
+    changed.write_text(text.replace("overlap_grad_reduce: true", "overlap_grad_reduce: false"))
+    stacks = [megatron.stack(read_launch(path), False) for path in (DATA / "llama_factory_megatron.yaml", changed)]
+    assert stacks == ["megatron", "megatron-no-overlap"]
+
+
+def test_what_a_launch_file_sets_that_slows_each_step_is_named(run: Any, tmp_path: Path) -> None:
+    """Lucie's and nanotron's scripts set these variables, the tests of Megatron-LM the argument."""
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "export CUDA_LAUNCH_BLOCKING=1\nexport TORCH_DISTRIBUTED_DEBUG=DETAIL\n"
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 256 --num-attention-heads 4 "
+        "--seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 8 --bf16 "
+        "--tokenizer-type NullTokenizer --vocab-size 1000 --deterministic-mode\n"
+    )
+    answer = run("time", "--launch", str(script), "--hardware", "h100")
+    text = " ".join(answer.out.split())
+    assert "timed as without CUDA_LAUNCH_BLOCKING=1, TORCH_DISTRIBUTED_DEBUG=DETAIL, --deterministic-mode" in text
