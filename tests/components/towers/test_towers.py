@@ -534,6 +534,9 @@ def test_the_published_aria_has_the_parameters_of_its_index() -> None:
     assert encoded_inputs(spec, Inputs(image="640x480")).image_tokens == 256
     (note,) = (n for n in read_config({**config, "projector_patch_to_query_dict": [128]})[1] if "not counted" in n)
     assert "projector_patch_to_query_dict: a list; expected a positive number of queries for each number" in note
+    rows = {"max_value_projector_patch_to_query_dict": 300}  # as in a saved config, from which the class reads it
+    longer = ModelSpec.model_validate(read_config({**config, **rows})[0])
+    assert params(longer, with_towers=True).total == 50_614_622_432 // 2 + (300 - 256) * 1152
 
 
 @pytest.mark.parametrize(
