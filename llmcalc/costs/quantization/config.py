@@ -64,7 +64,7 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
         raise InputError(f"{error} ({WITHOUT})") from None
     if isinstance(scheme, MLXScheme):
         model_types = {config_part.get("model_type") for config_part in (model_config, config_section)}
-        unconverted = [UNCONVERTED[model_type] for model_type in model_types & UNCONVERTED.keys()]
+        unconverted = [components for kind, components in UNCONVERTED.items() if kind in model_types]
         head_in_doubt = not model_types.isdisjoint(HEAD_IN_DOUBT)
         return replace(scheme, unconverted=frozenset().union(*unconverted), head_in_doubt=head_in_doubt)
     return replace(scheme, stated=scheme_fields.where) if isinstance(scheme, LinearScheme) else scheme

@@ -164,6 +164,7 @@ def test_towers_hold_what_their_class_holds(kind: str, shape: dict[str, Any]) ->
     [
         ("qwen2_5_vl", "vision_config", {"num_hidden_layers": 3}),
         ("qwen2_5_omni_thinker", "audio_config", {"num_hidden_layers": 3, "intermediate_size": 44}),
+        ("voxtral", "audio_config", {"encoder_layers": 3}),
     ],
 )
 def test_the_usual_name_of_an_encoders_size_counts_as_in_its_class(
