@@ -605,7 +605,8 @@ def _towers_of(root_type: str, root_config: Mapping[str, Any], text_width: int) 
     from .towers import read_towers
 
     family = family_of(root_type)
-    section_aliases = library_classes().section_names.get(root_type, {})
+    class_facts = library_classes()
+    section_aliases = {**class_facts.section_names.get(root_type, {}), "": class_facts.names.get(root_type, {})}
     towers, notes = read_towers(root_type, family, _with_usual_model_types(root_config), text_width, section_aliases)
     inner_config = root_config.get(family.text_section)
     if (

@@ -165,14 +165,15 @@ def test_towers_hold_what_their_class_holds(kind: str, shape: dict[str, Any]) ->
         ("qwen2_5_vl", "vision_config", {"num_hidden_layers": 3}),
         ("qwen2_5_omni_thinker", "audio_config", {"num_hidden_layers": 3, "intermediate_size": 44}),
         ("voxtral", "audio_config", {"encoder_layers": 3}),
+        ("vipllava", "", {"vision_feature_layers": [-2, -1]}),
     ],
 )
 def test_the_usual_name_of_an_encoders_size_counts_as_in_its_class(
-    kind: str, section: str, fields: dict[str, int]
+    kind: str, section: str, fields: dict[str, Any]
 ) -> None:
     """The `attribute_map` of its configuration class writes `num_hidden_layers` into `depth`, also beside it."""
     config = wrapped(kind, WRAPPERS[kind][2][0])
-    config = {**config, section: {**config[section], **fields}}
+    config = {**config, **({section: {**config[section], **fields}} if section else fields)}
     table, notes = read_config(config)
     assert params(ModelSpec.model_validate(table), with_towers=True).total == parameters(build_class_model(config))[""]
     assert not [note for note in notes if "unrecognised" in note]

@@ -48,7 +48,7 @@ def read_towers(
     root_type: the wrapper's model type.
     family: its record.
     text_width: width of the text model.
-    section_aliases: section → the `attribute_map` of its configuration class.
+    section_aliases: section → the `attribute_map` of its configuration class; under the empty name the wrapper's.
     """
     supported_sections, towers, notes = sections_of(root_type, family.tower_file), Table(), list[str]()
     for section_name in dict.fromkeys((*SECTIONS, *supported_sections, *family.uncounted_encoders)):
@@ -73,6 +73,7 @@ def read_towers(
                 supported_sections[section_name],
                 text_width,
                 section_aliases.get(section_name, {}),
+                section_aliases.get("", {}),
             )
         except InputError as error:
             notes.append(f"its encoder is not counted: {error}")
@@ -116,10 +117,11 @@ def _read_section(
     section: TowerSection,
     text_width: int,
     class_aliases: Mapping[str, str],
+    root_aliases: Mapping[str, str],
 ) -> tuple[Table, list[str]]:
     """Reads one section. Raises `InputError` if it is not supported.
 
-    class_aliases: the `attribute_map` of the section's configuration class.
+    class_aliases, root_aliases: the `attribute_map` of the configuration classes of the section and of the wrapper.
     """
     section_fields = section.default_section if root_config.get(section_name) is None else root_config[section_name]
     if not isinstance(section_fields, dict):
@@ -137,7 +139,8 @@ def _read_section(
         location=f"{section_name}.",
         aliases={**class_aliases, **section.aliases},
     )
-    tower_tables = section.read_tower(Config(root_config, section.wrapper_defaults, root_type), config, text_width)
+    wrapper_config = Config(root_config, section.wrapper_defaults, root_type, aliases=root_aliases)
+    tower_tables = section.read_tower(wrapper_config, config, text_width)
     for tower, tower_fields in tower_tables.items():
         try:
             TypeAdapter(Tower).validate_python(tower_fields)
