@@ -413,6 +413,7 @@ def test_layers_of_albert_are_those_of_its_groups() -> None:
             "config_dict.inner_size: 64; expected 48, as intermediate_size",
         ),
         ("head", "num_classes", 8, "head.num_classes: 8; expected 96, as vocab_size"),
+        ("encoder_config", "num_key_value_heads", 2, "encoder_config.num_key_value_heads: 2; expected one of 8"),
     ],
 )
 def test_sizes_of_nemo_are_those_that_the_class_reads(section: str, name: str, value: int, expected: str) -> None:

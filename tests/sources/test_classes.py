@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -19,6 +19,7 @@ import pytest
 from llmcalc.sources import huggingface
 from llmcalc.sources.huggingface.head_kinds import HEAD_ENDINGS, head_of
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
+from llmcalc.sources.huggingface.towers import SECTIONS
 from tests.builders import json_lines
 from tests.sources.expert_weights import float32_weights
 
@@ -87,6 +88,18 @@ def other_names_of(kind: str) -> dict[str, str]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     return dict(sorted(CONFIG_MAPPING[kind].attribute_map.items())) if kind in CONFIG_MAPPING else {}
+
+
+def section_names_of(kind: str) -> dict[str, dict[str, str]]:
+    """Returns the `attribute_map` of the configuration class of each section of a wrapper that describes an encoder."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    encoders = {*SECTIONS, "encoder_config"}
+    if kind not in CONFIG_MAPPING or encoders.isdisjoint(CONFIG_MAPPING[kind].sub_configs):
+        return {}
+    sections = CONFIG_MAPPING[kind]()  # has the sections whose class their model type chooses
+    names = {name: getattr(getattr(sections, name), "attribute_map", {}) for name in CONFIG_MAPPING[kind].sub_configs}
+    return {name: dict(sorted(names[name].items())) for name in sorted(encoders & names.keys()) if names[name]}
 
 
 OF_LOGITS = re.compile(
@@ -158,8 +171,10 @@ def written(found: dict[str, list[str]], bases: bool = False, **lists: list[str]
     version, more = json.dumps(transformers.__version__), ""
     if bases:
         of_types = {kind: some for kind, names in found.items() if (some := bases_of(names))}
-        names = {kind: some for kind in found if (some := other_names_of(kind))}
-        more = f',\n  "bases": {json_lines(of_types, indent="  ")},\n  "names": {json_lines(names, indent="  ")}'
+        names = {kind: other_names for kind in found if (other_names := other_names_of(kind))}
+        sections = {kind: of_kind for kind in found if (of_kind := section_names_of(kind))}
+        facts: dict[str, Mapping[str, Any]] = {"bases": of_types, "names": names, "section_names": sections}
+        more = "".join(f',\n  "{name}": {json_lines(fact, indent="  ")}' for name, fact in facts.items())
     more += "".join(f',\n  "{name}": {json.dumps(kinds)}' for name, kinds in lists.items())
     return f'{{\n  "transformers": {version},\n  "classes": {named}{more}\n}}\n'
 

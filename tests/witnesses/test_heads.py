@@ -131,6 +131,11 @@ def test_a_choice_between_sequences_costs_what_its_class_does(kind: str) -> None
     assert tree.total(forward_flops_of, run_config(batch=6, seq=12)) == forward[""]
 
 
+def test_a_class_that_is_named_by_itself_counts_as_one_in_a_list() -> None:
+    config, name = shapes_of("qwen2")[0], "Qwen2ForSequenceClassification"
+    assert read_config({**config, "architectures": name}) == read_config({**config, "architectures": [name]})
+
+
 def test_a_head_of_an_unknown_name_is_said() -> None:
     config = shapes_of("qwen2")[0]
     assert "ForImageText" in read_config({**config, "architectures": ["Qwen2ForImageText"]})[1][0]

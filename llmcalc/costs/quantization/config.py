@@ -19,7 +19,7 @@ from .compressed import read_compressed_tensors
 from .fields import NO_FIELDS, ConfigFields
 from .formats import AWQ, FP4, FP8, GPTQ, Bnb8, TernaryCodes, WholeInt
 from .linear import LayerGroup, LinearScheme, every_linear, listed_modules
-from .mlx import BARE_ROUTERS, MLXScheme, read_mlx
+from .mlx import HEAD_IN_DOUBT, UNCONVERTED, MLXScheme, read_mlx
 from .modelopt import listed_groups, read_modelopt
 from .patterns import ModuleList
 
@@ -64,7 +64,9 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
         raise InputError(f"{error} ({WITHOUT})") from None
     if isinstance(scheme, MLXScheme):
         model_types = {config_part.get("model_type") for config_part in (model_config, config_section)}
-        return replace(scheme, bare_routers=not model_types.isdisjoint(BARE_ROUTERS))
+        unconverted = [components for kind, components in UNCONVERTED.items() if kind in model_types]
+        head_in_doubt = not model_types.isdisjoint(HEAD_IN_DOUBT)
+        return replace(scheme, unconverted=frozenset().union(*unconverted), head_in_doubt=head_in_doubt)
     return replace(scheme, stated=scheme_fields.where) if isinstance(scheme, LinearScheme) else scheme
 
 

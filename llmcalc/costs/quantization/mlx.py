@@ -33,14 +33,29 @@ other recurrences have, such as block-diagonal gates, are no linear layers.
 
 BARE_ROUTERS = frozenset(
     (
-        "deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v41", "deepseek_v41_text", "dots1",
-        "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "joyai_llm_flash", "kimi_k2", "kimi_k25", "kimi_vl",
-        "mimo_v2_flash", "muse_spark", "nemotron_h",
+        "deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "deepseek_v41", "deepseek_v41_text",
+        "deepseek_vl_v2", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm4v_moe_text",
+        "glm_moe_dsa", "joyai_llm_flash", "kimi_k2", "kimi_k25", "kimi_vl", "laguna", "llada2_moe", "mimo_v2_flash",
+        "muse_spark", "nemotron_h", "solar_open", "unlimited_ocr",
     )
 )  # fmt: skip
-"""Model types whose router is a bare parameter in mlx-lm 0.32, and no linear layer: it stays unconverted."""
+"""Model types whose router is a bare parameter in mlx-lm 0.32 or mlx-vlm, and no linear layer: it stays unconverted."""
+
+UNCONVERTED: dict[str, frozenset[str]] = {
+    **dict.fromkeys(BARE_ROUTERS, frozenset({"router"})),
+    "cohere2_moe": frozenset({"attention", "router"}),
+    "minicpmv4_6": frozenset({"embedding", "linear_attention", "lm_head"}),
+}
+"""Model type → components that its class leaves unconverted although the table does not list them: bare routers, and
+the modules to which `quant_predicate` of mlx-vlm says no (models/cohere2_moe/language.py, minicpmv4_6/minicpmv4_6.py;
+mlx-lm has no class for these types).
+"""
 
 ROUTERS = "whether mlx-lm converts the routers is not in the config: they are counted as converted"
+HEAD_IN_DOUBT = frozenset({"mistral3"})
+"""Model types whose output head mlx-lm converts and mlx-vlm does not (models/mistral3/language.py since April 2026)."""
+
+HEAD = "mlx-vlm leaves the output head unconverted since April 2026, without a word in the config: counted as converted"
 
 
 @frozen(slots=True)
@@ -74,13 +89,15 @@ class MLXScheme(QuantizationScheme):
 
     usual: format of all modules that `others` does not list.
     others: (modules, their format; None for unconverted) of the modules that the config lists.
-    bare_routers: whether routers are no linear layers in the model's class; default False.
+    unconverted: components that the model's class leaves unconverted unless the config lists them; default none.
+    head_in_doubt: whether versions of the converter differ about the output head; default False.
     assumed: notes on what was counted though the config does not say it.
     """
 
     usual: ModuleFormat = ModuleFormat(MLXAffine(4, 64), 64)
     others: tuple[tuple[ModuleList, ModuleFormat | None], ...] = field(default=())
-    bare_routers: bool = False
+    unconverted: frozenset[str] = frozenset()
+    head_in_doubt: bool = False
     assumed: set[str] = field(default_factory=set, compare=False)
 
     @property
@@ -97,6 +114,8 @@ class MLXScheme(QuantizationScheme):
                 continue
             if param.kind == "router" and module_format is self.usual:
                 self.assumed.add(ROUTERS)
+            if self.head_in_doubt and param.kind == "lm_head" and module_format is self.usual:
+                self.assumed.add(HEAD)
             *leading_axes, n_out, n_in = param.tensor.shape
             matrix_count: Number = 1
             for axis in leading_axes:
@@ -134,10 +153,10 @@ class MLXScheme(QuantizationScheme):
                 f"quantization: {unknown_reason}; expected an entry for it, or --quantize none, which counts without it"
             )
         column_count = param.tensor.shape[-1]
-        is_listless_router = self.bare_routers and param.kind == "router" and module_format is self.usual
+        is_left_by_class = param.kind in self.unconverted and module_format is self.usual
         if (
             module_format is None
-            or is_listless_router
+            or is_left_by_class
             or (isinstance(column_count, int) and column_count % module_format.group)
         ):
             return None
@@ -148,7 +167,7 @@ class MLXScheme(QuantizationScheme):
         return [
             f"{self.label} ({self.source}): linear layers, embeddings and output head: "
             f"{self.usual.format.describe()}{other_formats_text}",
-            "unconverted: norms, biases",
+            f"unconverted: {', '.join(('norms', 'biases', *sorted(self.unconverted)))}",
             *sorted(self.assumed),
         ]
 

@@ -50,9 +50,10 @@ heads.
 
 
 def architecture_of(config_data: Mapping[str, Any]) -> str:
-    """Returns the name of the class that saved a config; empty if the config has none."""
+    """Returns the name of the class that saved a config, in a list or by itself; empty if the config has none."""
     class_names = config_data.get("architectures")
-    return class_names[0] if isinstance(class_names, list) and class_names and isinstance(class_names[0], str) else ""
+    class_name = class_names[0] if isinstance(class_names, list) and class_names else class_names
+    return class_name if isinstance(class_name, str) else ""
 
 
 def head_of(config_data: Mapping[str, Any]) -> HeadKind:

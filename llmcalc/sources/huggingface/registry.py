@@ -95,6 +95,7 @@ class LibraryClasses(NamedTuple):
     classes: model type → its classes.
     bases: model type → the `base_model_prefix` of its classes, if that is not `model`.
     names: model type → the `attribute_map` of its configuration class.
+    section_names: model type of a wrapper → section with an encoder → the `attribute_map` of its configuration class.
     losses_of_logits: the classes whose loss reads the logits in the logits' own number format.
     float32_routers: the model types whose classes route tokens by a product of float32 copies.
     float32_weights: the model types whose classes weigh experts' outputs in float32.
@@ -105,6 +106,7 @@ class LibraryClasses(NamedTuple):
     classes: dict[str, list[str]]
     bases: dict[str, list[str]]
     names: dict[str, dict[str, str]]
+    section_names: dict[str, dict[str, dict[str, str]]]
     losses_of_logits: list[str]
     float32_routers: list[str]
     float32_weights: list[str]
@@ -603,7 +605,9 @@ def _towers_of(root_type: str, root_config: Mapping[str, Any], text_width: int) 
     from .towers import read_towers
 
     family = family_of(root_type)
-    towers, notes = read_towers(root_type, family, _with_usual_model_types(root_config), text_width)
+    class_facts = library_classes()
+    section_aliases = {**class_facts.section_names.get(root_type, {}), "": class_facts.names.get(root_type, {})}
+    towers, notes = read_towers(root_type, family, _with_usual_model_types(root_config), text_width, section_aliases)
     inner_config = root_config.get(family.text_section)
     if (
         isinstance(inner_config, dict)

@@ -158,6 +158,27 @@ def test_towers_hold_what_their_class_holds(kind: str, shape: dict[str, Any]) ->
     assert sum(node.total(buffer_elements_of) for node in nodes.values()) == elements
 
 
+@in_one_test
+@pytest.mark.parametrize(
+    ("kind", "section", "fields"),
+    [
+        ("qwen2_5_vl", "vision_config", {"num_hidden_layers": 3}),
+        ("qwen2_5_omni_thinker", "audio_config", {"num_hidden_layers": 3, "intermediate_size": 44}),
+        ("voxtral", "audio_config", {"encoder_layers": 3}),
+        ("vipllava", "", {"vision_feature_layers": [-2, -1]}),
+    ],
+)
+def test_the_usual_name_of_an_encoders_size_counts_as_in_its_class(
+    kind: str, section: str, fields: dict[str, Any]
+) -> None:
+    """The `attribute_map` of its configuration class writes `num_hidden_layers` into `depth`, also beside it."""
+    config = wrapped(kind, WRAPPERS[kind][2][0])
+    config = {**config, **({section: {**config[section], **fields}} if section else fields)}
+    table, notes = read_config(config)
+    assert params(ModelSpec.model_validate(table), with_towers=True).total == parameters(build_class_model(config))[""]
+    assert not [note for note in notes if "unrecognised" in note]
+
+
 def wrappers() -> dict[str, ModelSpec]:
     """The models of `WRAPPED`, by kind and number."""
     return {
@@ -515,6 +536,9 @@ def test_the_published_aria_has_the_parameters_of_its_index() -> None:
     assert encoded_inputs(spec, Inputs(image="640x480")).image_tokens == 256
     (note,) = (n for n in read_config({**config, "projector_patch_to_query_dict": [128]})[1] if "not counted" in n)
     assert "projector_patch_to_query_dict: a list; expected a positive number of queries for each number" in note
+    rows = {"max_value_projector_patch_to_query_dict": 300}  # as in a saved config, from which the class reads it
+    longer = ModelSpec.model_validate(read_config({**config, **rows})[0])
+    assert params(longer, with_towers=True).total == 50_614_622_432 // 2 + (300 - 256) * 1152
 
 
 @pytest.mark.parametrize(

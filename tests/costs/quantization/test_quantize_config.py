@@ -424,11 +424,24 @@ def test_mlx_converts_no_router_that_is_a_bare_parameter() -> None:
         quantized_size(MIXTURE, _mlx({"model_type": kind, "quantization": MLX})).by_part
         for kind in ("deepseek_v3", "qwen3_moe")
     )
+    assert quantized_size(MIXTURE, _mlx({"model_type": "glm4v_moe", "quantization": MLX})).by_part == bare
     assert bare.unconverted - usual.unconverted == 2 * routers
     assert usual.weights - bare.weights == routers // 2
     scheme = _mlx({"model_type": "kimi_k25", "text_config": {}, "quantization": MLX})
     quantized_size(MIXTURE, scheme)
     assert "routers" not in " ".join(scheme.notes())
+
+
+def test_mlx_leaves_what_a_class_of_mlx_vlm_refuses_without_listing_it() -> None:
+    """`quant_predicate` of cohere2_moe says no to attention and routers, and that of mistral3 since April to a head."""
+    kept = sum(site.tensor.size for site in weight_tensors_of(MIXTURE.tree()) if site.kind in ("attention", "router"))
+    refusing, usual = (_mlx({"model_type": kind, "quantization": MLX}) for kind in ("cohere2_moe", "qwen3_moe"))
+    found, converted = (quantized_size(MIXTURE, scheme).by_part for scheme in (refusing, usual))
+    assert found.unconverted - converted.unconverted == 2 * kept
+    assert "unconverted: norms, biases, attention, router" in refusing.notes()
+    scheme = _mlx({"model_type": "mistral3", "text_config": {}, "quantization": MLX})
+    quantized_size(DENSE, scheme)
+    assert "output head unconverted since April 2026" in " ".join(scheme.notes())
 
 
 @pytest.mark.parametrize("case", ["mamba-130m", "mamba2-2.7b"])

@@ -37,13 +37,18 @@ def sections_of(root_type: str, reader_file: str) -> Mapping[str, TowerSection]:
 
 
 def read_towers(
-    root_type: str, family: Family, root_config: Mapping[str, Any], text_width: int
+    root_type: str,
+    family: Family,
+    root_config: Mapping[str, Any],
+    text_width: int,
+    section_aliases: Mapping[str, Mapping[str, str]],
 ) -> tuple[Table, list[str]]:
     """Returns the `towers` table of a wrapper's description, and remarks.
 
     root_type: the wrapper's model type.
     family: its record.
     text_width: width of the text model.
+    section_aliases: section → the `attribute_map` of its configuration class; under the empty name the wrapper's.
     """
     supported_sections, towers, notes = sections_of(root_type, family.tower_file), Table(), list[str]()
     for section_name in dict.fromkeys((*SECTIONS, *supported_sections, *family.uncounted_encoders)):
@@ -62,7 +67,13 @@ def read_towers(
             notes.append(f"{section_name}: not given; its encoder has its class's defaults")
         try:
             tower_tables, remarks = _read_section(
-                root_type, root_config, section_name, supported_sections[section_name], text_width
+                root_type,
+                root_config,
+                section_name,
+                supported_sections[section_name],
+                text_width,
+                section_aliases.get(section_name, {}),
+                section_aliases.get("", {}),
             )
         except InputError as error:
             notes.append(f"its encoder is not counted: {error}")
@@ -100,9 +111,18 @@ def _unread_sections(family: Family, root_config: Mapping[str, Any], read_names:
 
 
 def _read_section(
-    root_type: str, root_config: Mapping[str, Any], section_name: str, section: TowerSection, text_width: int
+    root_type: str,
+    root_config: Mapping[str, Any],
+    section_name: str,
+    section: TowerSection,
+    text_width: int,
+    class_aliases: Mapping[str, str],
+    root_aliases: Mapping[str, str],
 ) -> tuple[Table, list[str]]:
-    """Reads one section. Raises `InputError` if it is not supported."""
+    """Reads one section. Raises `InputError` if it is not supported.
+
+    class_aliases, root_aliases: the `attribute_map` of the configuration classes of the section and of the wrapper.
+    """
     section_fields = section.default_section if root_config.get(section_name) is None else root_config[section_name]
     if not isinstance(section_fields, dict):
         raise InputError(f"{section_name}: {type(section_fields).__name__}; expected a table of fields")
@@ -117,9 +137,10 @@ def _read_section(
         section.defaults_by_type[model_type],
         model_type,
         location=f"{section_name}.",
-        aliases=section.aliases,
+        aliases={**class_aliases, **section.aliases},
     )
-    tower_tables = section.read_tower(Config(root_config, section.wrapper_defaults, root_type), config, text_width)
+    wrapper_config = Config(root_config, section.wrapper_defaults, root_type, aliases=root_aliases)
+    tower_tables = section.read_tower(wrapper_config, config, text_width)
     for tower, tower_fields in tower_tables.items():
         try:
             TypeAdapter(Tower).validate_python(tower_fields)

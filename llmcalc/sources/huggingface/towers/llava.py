@@ -192,12 +192,13 @@ def _read_aria(root_config: Config, config: Config, text_width: int) -> Table:
     require_one_layer(root_config)
     queries_of_patches = _read_query_counts(root_config)
     hidden, patch_count, norm = config.size("hidden_size"), patches_per_side(config) ** 2, layernorm(1e-5)
-    most_queries = max(queries_of_patches.values())
+    rows_field, most_queries = "max_value_projector_patch_to_query_dict", max(queries_of_patches.values())
+    query_rows = root_config.size(rows_field) if root_config.has(rows_field) else most_queries
     tower = siglip_of_rows(config, patch_count)
-    if queries_of_patches.get(patch_count) == most_queries:  # else fewer of the learned queries read the patches
-        tower["image"] = {"type": "fixed", "size": config.size("image_size"), "tokens": most_queries}
+    if queries_of_patches.get(patch_count) == query_rows:  # else fewer of the learned queries read the patches
+        tower["image"] = {"type": "fixed", "size": config.size("image_size"), "tokens": query_rows}
     resampler = {
-        "queries": most_queries,
+        "queries": query_rows,
         "hidden_size": hidden,
         "attention": self_attention(config, **biases(True, *QKVO)),
         "norm": norm,

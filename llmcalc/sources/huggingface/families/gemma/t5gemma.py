@@ -108,7 +108,7 @@ def _read_t5gemma2(config: Config) -> Table:
     from ...towers import read_towers
 
     towers, notes = read_towers(
-        "t5gemma2", FAMILIES["t5gemma2"], {**encoder_wrapper.data, "tie_word_embeddings": is_tied}, hidden_size
+        "t5gemma2", FAMILIES["t5gemma2"], {**encoder_wrapper.data, "tie_word_embeddings": is_tied}, hidden_size, {}
     )
     for part_config, ignored_fields in (
         (encoder_wrapper, IMAGES),

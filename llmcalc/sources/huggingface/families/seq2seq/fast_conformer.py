@@ -127,6 +127,8 @@ def parakeet_encoder(section: Config) -> Table:
     kernel_size, activation = section.size("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")
     if kernel_size % 2 == 0:
         raise section.error("conv_kernel_size", kernel_size, "an odd number")
+    if section.has("num_key_value_heads"):
+        section.require("num_key_value_heads", heads)
     attention = {
         "type": "relative",
         "num_attention_heads": heads,
@@ -177,7 +179,7 @@ def _subsampling(encoder_config: Config) -> Table:
 
 
 NO_COUNT = frozenset({"activation_dropout", "max_position_embeddings"})
-PARAKEET_FIELDS = frozenset({"dropout_positions", "layerdrop", "num_key_value_heads", "scale_input"})
+PARAKEET_FIELDS = frozenset({"dropout_positions", "layerdrop", "scale_input"})
 
 PARAKEET: dict[str, Any] = {
     "hidden_size": 1024,
