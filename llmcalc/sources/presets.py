@@ -112,7 +112,7 @@ def known_model(model_name: str) -> Preset | None:
     return None if preset_name is None else load_preset(preset_name)
 
 
-_GGUF_TYPE = r"(?P<mix>(?:i?q[1-8]_(?:[01k]|xxs|xs|nl|s|m)(?:_[sml])?|f16|fp16|bf16))"
+_GGUF_TYPE = r"(?P<mix>(?:(?:ud[-_])?[it]?q[1-8]_(?:[01k]|xxs|xs|nl|s|m)(?:_[sml]|_xl)?|f16|fp16|bf16))"
 
 MXFP4_OF_GGUF = "mxfp4-moe"
 """The scheme of GGUF files of gpt-oss with its published experts, the other matrices in Q8_0 (llama-quantize)."""
@@ -142,6 +142,10 @@ SCHEMES_IN_TAGS = ((_GGUF_TYPE, ""), ("qat", "q4_0"))
 """End of a tag of Ollama's library, such as `llama3.3:70b-instruct-q4_K_M` → its scheme of `--quantize`."""
 
 
+SCHEMES_OF_MLX = tuple((rf"(?:mlx[-_])?{bits}[-_]?bit(?:[-_](?:dwq|mlx))*", f"mlx-int{bits}-g64") for bits in "34568")
+"""End of the name of a checkpoint of mlx-lm, such as `mlx-community/Qwen3-8B-4bit` → its scheme of `--quantize`."""
+
+
 def scheme_in_name(checkpoint_name: str, preset: Preset) -> str | None:
     """Returns the scheme of `--quantize` in the name of a checkpoint's file or repository; None if it names none.
 
@@ -163,7 +167,9 @@ def known_checkpoint(checkpoint_name: str) -> tuple[Preset, str] | None:
 def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset | None]) -> tuple[Preset, str] | None:
     """Returns the preset and the scheme in a checkpoint's name. find_model: finds the preset of a model name."""
     last_segment = checkpoint_name.strip().rstrip("/").rpartition("/")[2]
-    for scheme_pattern, quantization_scheme in (*SCHEMES_IN_NAMES, *(SCHEMES_IN_TAGS if ":" in last_segment else ())):
+    schemes_of_publisher = SCHEMES_OF_MLX if "mlx" in checkpoint_name.lower() else ()
+    schemes_in_tags = SCHEMES_IN_TAGS if ":" in last_segment else ()
+    for scheme_pattern, quantization_scheme in (*schemes_of_publisher, *SCHEMES_IN_NAMES, *schemes_in_tags):
         name_match = re.fullmatch(rf"(?P<model>.{{2,200}}?)[-_.](?:{scheme_pattern})", last_segment, re.IGNORECASE)
         preset = None if name_match is None else find_model(name_match["model"])
         if name_match is not None and preset is not None:

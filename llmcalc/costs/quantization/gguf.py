@@ -68,6 +68,17 @@ FALLBACK = {
 }
 """Type → the type used instead if the rows of a tensor are not a multiple of the type's block."""
 
+LARGER_EMBEDDINGS = {
+    "Q2_K_L": "Q2_K",
+    "Q3_K_XL": "Q3_K_L",
+    "Q4_K_L": "Q4_K_M",
+    "Q5_K_L": "Q5_K_M",
+    "Q6_K_L": "Q6_K",
+}
+"""Name of a file with embeddings and output head in Q8_0 → the mix of its other tensors, as bartowski makes them
+(llama-quantize --token-embedding-type q8_0 --output-tensor-type q8_0; https://huggingface.co/bartowski).
+"""
+
 MORE_FOR_EIGHT_EXPERTS = (
     *("IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M"),
     *("Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ4_XS"),
@@ -109,12 +120,14 @@ class GGUFMix(QuantizationScheme):
     fused: whether q, k and v of a layer are one tensor in the file, also where the model's class computes them apart.
     has_mxfp4_experts: whether experts stay in MXFP4, as the model is published (convert_hf_to_gguf.py repacks them,
         and llama-quantize takes no tensor that is quantized); false by default.
+    has_larger_embeddings: whether embeddings and output head are in Q8_0, whatever the mix has; false by default.
     """
 
     mix: str = "Q4_K_M"
     imatrix: bool = False
     fused: bool = False
     has_mxfp4_experts: bool = False
+    has_larger_embeddings: bool = False
 
     def store(
         self, spec: ModelSpec, params: list[WeightTensor], dtype: str
@@ -166,6 +179,8 @@ class GGUFMix(QuantizationScheme):
         note_texts.append(
             "norms, biases, routers and position embeddings in F32; metadata and padding of the file are not counted"
         )
+        if self.has_larger_embeddings:
+            note_texts.append("embeddings and output head in Q8_0")
         if self.has_mxfp4_experts:
             note_texts.append("experts stay in MXFP4, in which the model is published, whatever the file is called")
         separate_text = (
@@ -242,6 +257,8 @@ class _ModelRules:
         if self.mix.has_mxfp4_experts and param.kind == "experts":
             return "MXFP4"
         mix_name, default_type = self.mix.mix, MIXES[self.mix.mix]
+        if self.mix.has_larger_embeddings and category in ("output", "token_embd"):
+            return "Q8_0"
         if category == "output" or (category == "token_embd" and self.has_tied_output):
             if mix_name == "MXFP4_MOE" or param.tensor.shape[-1] % BLOCKS[default_type][0]:
                 return "Q8_0"

@@ -341,6 +341,15 @@ def test_published_files_of_the_mixes_of_one_to_three_bits() -> None:
         assert quantized_size(mixtral, scheme_named(name)).total / 1e9 == pytest.approx(gb, abs=0.06), name
 
 
+def test_files_with_larger_embeddings_and_those_of_no_known_types() -> None:
+    """The sizes in GB that bartowski/Meta-Llama-3.1-8B-Instruct-GGUF lists, with 8 MB of metadata."""
+    spec = llmcalc.load("llama3-8b").model
+    for name, gb in {"q2_k_l": 3.69, "q3_k_xl": 4.78, "q4_k_l": 5.31, "q5_k_l": 6.06, "q6_k_l": 6.85}.items():
+        assert round(quantized_size(spec, scheme_named(name)).total / 1e9 + 0.008, 2) == gb, name
+    with pytest.raises(InputError, match=r"ud-q4_k_xl: Unsloth chooses .*expected the .gguf file itself as TARGET"):
+        scheme_named("ud-q4_k_xl")
+
+
 BEFORE_2026_03 = {"Q4_K_M": 176, "Q5_K_M": 210, "Q3_K_M": 144, "Q3_K_L": 144, "Q2_K": 84, "Q4_K_S": 144}
 """Mix → bytes of 256 weights of `attn_qkv` in its type before March 2026: Q5_K, Q6_K, Q4_K, Q4_K, and the mix's own."""
 
