@@ -63,7 +63,27 @@ def find_preset(name_or_alias: str) -> str | None:
         ) or _preset_with_alias(normalized_name, normalize_name)
         if preset is not None:
             return preset
-    return None
+    return _preset_of_tag(name_or_alias)
+
+
+def _preset_of_tag(tag: str) -> str | None:
+    """Returns the preset of a tag of Ollama's library with the size alone, such as `qwen3:30b` → qwen3-30b-a3b.
+
+    It is the one whose name goes on with the active parameters, else the only one whose name goes on; None without one.
+    """
+    tag_match = re.fullmatch(r"(?P<model>[A-Za-z0-9._-]{1,60}):(?P<size>[0-9.]{1,6}[bm])", tag, re.IGNORECASE)
+    if tag_match is None:
+        return None
+    beginning = normalized_with_points(f"{tag_match['model']}-{tag_match['size']}")
+    longer_names = [
+        preset_name for preset_name in model_names() if normalized_with_points(preset_name).startswith(beginning)
+    ]
+    active_size = re.compile(rf"{re.escape(beginning)}a[0-9.]+b")
+    with_active_size = [
+        preset_name for preset_name in longer_names if active_size.fullmatch(normalized_with_points(preset_name))
+    ]
+    matching_names = with_active_size or longer_names
+    return matching_names[0] if len(matching_names) == 1 else None
 
 
 def _preset_with_alias(alias: str, normalize_name: Callable[[str], str]) -> str | None:
