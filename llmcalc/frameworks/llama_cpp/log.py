@@ -16,7 +16,8 @@ _BUFFER = re.compile(
     rf"(?P<size>{AMOUNT})"
 )
 _OLLAMA_BUFFER = re.compile(
-    r'msg="(?P<kind>model weights|kv cache|compute graph)" device="?(?P<device>[A-Za-z][A-Za-z0-9_]{0,30})"? '
+    r'msg="(?P<kind>model weights|kv cache|compute graph)" (?:device|buffer|backend)='
+    r'"?(?P<device>[A-Za-z][A-Za-z0-9_]{0,30})"? (?:buffer_type=[A-Za-z0-9_]{1,30} )?'
     rf'size="(?P<size>{AMOUNT})'
 )
 _OLLAMA_NAMES = {"model weights": "model_buffer", "kv cache": "kv_buffer", "compute graph": "compute_buffer"}

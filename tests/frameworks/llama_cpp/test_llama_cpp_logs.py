@@ -120,3 +120,18 @@ def test_the_cache_of_ollamas_plan_is_compared(tmp_path: Path) -> None:
     assert computed["kv_buffer"] == 64_000 * 80 * 2 * 8 * 128 * 2
     assert computed["model_buffer"] is None
     assert any("msg=offload is what Ollama reckoned" in note for note in answer.document["notes"])
+
+
+def test_buffers_of_ollamas_engine_before_it_called_them_devices(tmp_path: Path) -> None:
+    """Ollama 0.7 to 0.11 print `buffer=` and `backend=`; https://github.com/ollama/ollama/pull/11090."""
+    file = tmp_path / "ollama.log"
+    file.write_text(
+        'source=ggml.go:116 msg="" architecture=mistral3 file_type=Q8_0 name="" description=""\n'
+        'source=ggml.go:365 msg="model weights" buffer=CUDA0 size="11.5 GiB"\n'
+        'source=ggml.go:672 msg="compute graph" backend=CUDA0 buffer_type=CUDA0 size="1.25 GiB"\n'
+    )
+    answer = llmcalc.explain_log(file, "mistral-small-3.1-24b", hardware="rtx-3090")
+    assert {(term["name"], term["device"]): term["log"] for term in answer.document["terms"]} == {
+        ("model_buffer", "CUDA0"): int(11.5 * 2**30),
+        ("compute_buffer", "CUDA0"): int(1.25 * 2**30),
+    }
