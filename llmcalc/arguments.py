@@ -253,13 +253,13 @@ def engine_questions_of(
 
     options: those of reading a model, the scheme of the weights, and the engines' own flags.
     """
-    from .questions.engines import engine_questions
+    from .questions.engines import ONE_ACCELERATOR, engine_questions
 
     reading_options = {option_name: options.pop(option_name) for option_name in READING if option_name in options}
     quantize = options.pop("quantize", None)
     hardware_names = _hardware_names(hardware)
     if len(hardware_names) > 1:
-        raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
+        raise InputError(ONE_ACCELERATOR)
     engines = (engine,) if isinstance(engine, str) else tuple(engine or ())
     if not all(isinstance(engine_name, str) for engine_name in engines) or not (engines or launch):
         raise InputError("--engine: expected a name such as vllm or vllm==0.19")

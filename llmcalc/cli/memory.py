@@ -76,10 +76,10 @@ def command(
 
         starts_servers = starts_any_server(launch)
     if engine or starts_servers:
-        from ..questions.engines import ask_engine_memory
+        from ..questions.engines import ONE_ACCELERATOR, ask_engine_memory
 
         if len(hardware or ()) > 1:
-            raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
+            raise InputError(ONE_ACCELERATOR)
         show_servers(ask_engine_memory, context, hardware[0] if hardware else None, target_options, output_options)
         return
     included_parts = included_part_names(with_mtp, with_towers)

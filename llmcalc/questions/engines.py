@@ -24,6 +24,12 @@ from ..sources.presets import known_checkpoint, scheme_in_name
 from .engine_times import decoded_token_time
 from .receipts import ReceiptFile
 
+ONE_ACCELERATOR = (
+    "--hardware: with --engine the answer is for one accelerator; expected it once. Cards of two sizes under "
+    "llama.cpp: the larger one with --devices 2 -ts 24,12, whose line 'all, CUDA1' is what the smaller one needs"
+)
+"""The message on several accelerators beside `--engine`."""
+
 if TYPE_CHECKING:
     from ..reports.document import Report
 

@@ -172,6 +172,13 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
         if has_logged_cache(log_reading) and not engine_memory.kv_tokens:
             computed_bytes[("kv_cache", "")] = 0
             logged_run.notes.insert(0, NO_ROOM)
+        whole_cache = sum(
+            memory_term.bytes
+            for memory_term in engine_memory.terms
+            if memory_term.name == "kv_buffer" and memory_term.bytes
+        )
+        if whole_cache:  # an excerpt prints the cache of all devices
+            computed_bytes["kv_buffer", ""] = whole_cache
     has_logged_layer_split = (
         engine_memory is not None and engine_memory.layout is None and "n_gpu_layers" in log_reading.flags
     )

@@ -47,6 +47,7 @@ TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
         "bnb_4bit_use_double_quant": True,
         "bnb_4bit_compute_dtype": "bfloat16",
     },
+    **{f"mlx-int{bits}-g64": {"group_size": 64, "bits": bits} for bits in (3, 4, 5, 6, 8)},
 }
 """Scheme of `--quantize` → the table `quantization_config` of a checkpoint in that scheme."""
 

@@ -60,8 +60,14 @@ def hardware_order(hardware_name: str) -> list[tuple[int, int, str]]:
     ]
 
 
-MAKER = re.compile(r"^\s*(?:(?:nvidia|amd|intel|tesla|geforce|quadro|instinct|radeon|\(r\)|\(tm\))[\s_-]*)+", re.I)
-"""The words of a maker and of its brand, which drivers print before a name and people leave out."""
+MAKER = re.compile(
+    r"^\s*(?:(?:nvidia|amd|intel|tesla|geforce|quadro|instinct|radeon|apple|macbook|mac|pro|air|studio|mini)[\s_-]+)+",
+    re.I,
+)
+"""The words of a maker and of its brand or computer, which stand before a name and are no part of it."""
+
+TRADEMARK = re.compile(r"\((?:r|tm)\)", re.I)
+"""The signs that drivers print behind the words of a maker."""
 
 SEVERAL = re.compile(r"(?:(?P<before>[0-9]{1,7})\s*[x×*]\s*)?(?P<name>.+?)(?:\s*[x×*:]\s*(?P<after>[0-9]{1,7}))?")
 """A number of accelerators and their name: `8x h100`, `rtx-4090 x2`, `H100:8`."""
@@ -183,7 +189,7 @@ def _hardware_by_name(typed_name: str) -> Hardware:
 
 def _preset_with_spelling(hardware_argument: str) -> Hardware | None:
     """Returns the preset whose name, alias or title an argument spells, with or without the vendor's name."""
-    normalized_names = {normalized(hardware_argument), normalized(MAKER.sub("", hardware_argument))} - {""}
+    normalized_names = _normalized_arguments(hardware_argument)
     matching_names = (
         hardware_name for hardware_name in hardware_names() if normalized(hardware_name) in normalized_names
     )
@@ -196,35 +202,53 @@ def _preset_with_spelling(hardware_argument: str) -> Hardware | None:
     return None if hardware_name is None else load_hardware(hardware_name)
 
 
+def _normalized_arguments(hardware_argument: str) -> set[str]:
+    """Returns an argument without case and punctuation, with and without the words of the maker before it."""
+    words = TRADEMARK.sub(" ", hardware_argument)
+    return {normalized(hardware_argument), normalized(MAKER.sub("", words))} - {""}
+
+
 def _normalized_names(hardware: Hardware) -> set[str]:
     """Returns name, aliases and title of a preset without case and punctuation."""
     return {normalized(spelling) for spelling in (hardware.name, *hardware.aliases, hardware.title)}
 
 
 def _hardware_of_memory_size(typed_name: str) -> Hardware | None:
-    """Returns a chip with the memory size at the end of a name: `m4-max-64gb`; None for other arguments.
+    """Returns an accelerator with the memory size at the end of a name: `m4-max-64gb`, `rtx 4060 8gb`.
 
-    Raises `InputError` for a size that the chip is not sold with.
+    None for other arguments. Raises `InputError` for a size that the accelerator is not sold with.
     """
-    normalized_argument = normalized(typed_name)
     for hardware_name in hardware_names():
         hardware = load_hardware(hardware_name)
-        for spelling in (hardware_name, *hardware.aliases) if hardware.configurations else ():
-            size_match = re.fullmatch(r"([0-9]{1,6})(gi?b)?", normalized_argument.removeprefix(normalized(spelling)))
-            if size_match is None or not normalized_argument.startswith(normalized(spelling)):
-                continue
-            configuration_by_gib = {
-                configuration.memory_bytes // 2**30: configuration for configuration in hardware.configurations
-            }
-            memory_gib = int(size_match.group(1))
-            if memory_gib not in configuration_by_gib:
-                raise InputError(
-                    f"{typed_name}: {hardware.vendor} does not sell the {hardware.title} with {memory_gib} GB; "
-                    "expected one of "
-                    f"{', '.join(f'{hardware_name}-{configuration}gb' for configuration in configuration_by_gib)}"
-                )
-            return with_configuration(hardware, configuration_by_gib[memory_gib])
+        # without a unit, as in m4-64, only where there are several sizes: rtx 40 is no size of a card
+        size_pattern = r"([1-9][0-9]{0,5})(gi?b)?" if hardware.configurations else r"([1-9][0-9]{0,5})(gi?b)"
+        for normalized_argument in _normalized_arguments(typed_name):
+            for spelling in sorted(_normalized_names(hardware)):
+                size_text = normalized_argument.removeprefix(spelling)
+                size_match = re.fullmatch(size_pattern, size_text)
+                if size_match is not None and size_text != normalized_argument:
+                    return _with_memory_size(hardware, int(size_match.group(1)), typed_name)
     return None
+
+
+def _with_memory_size(hardware: Hardware, memory_gib: int, typed_name: str) -> Hardware:
+    """Returns the accelerator with this memory size; raises `InputError` if it is not sold with it."""
+    if not hardware.configurations:
+        if memory_gib * 2**30 == hardware.memory_bytes:
+            return hardware
+        raise InputError(
+            f"{typed_name}: the {hardware.title} has {hardware.memory_bytes // 2**30} GB; expected {hardware.name}, or "
+            f"{memory_gib}GiB for a memory of that size alone"
+        )
+    configuration_by_gib = {
+        configuration.memory_bytes // 2**30: configuration for configuration in hardware.configurations
+    }
+    if memory_gib not in configuration_by_gib:
+        raise InputError(
+            f"{typed_name}: {hardware.vendor} does not sell the {hardware.title} with {memory_gib} GB; expected one of "
+            f"{', '.join(f'{hardware.name}-{size}gb' for size in configuration_by_gib)}"
+        )
+    return with_configuration(hardware, configuration_by_gib[memory_gib])
 
 
 def with_configuration(hardware: Hardware, memory_configuration: MemoryConfiguration) -> Hardware:

@@ -63,7 +63,27 @@ def find_preset(name_or_alias: str) -> str | None:
         ) or _preset_with_alias(normalized_name, normalize_name)
         if preset is not None:
             return preset
-    return None
+    return _preset_of_tag(name_or_alias)
+
+
+def _preset_of_tag(tag: str) -> str | None:
+    """Returns the preset of a tag of Ollama's library with the size alone, such as `qwen3:30b` → qwen3-30b-a3b.
+
+    It is the one whose name goes on with the active parameters, else the only one whose name goes on; None without one.
+    """
+    tag_match = re.fullmatch(r"(?P<model>[A-Za-z0-9._-]{1,60}):(?P<size>[0-9.]{1,6}[bm])", tag, re.IGNORECASE)
+    if tag_match is None:
+        return None
+    beginning = normalized_with_points(f"{tag_match['model']}-{tag_match['size']}")
+    longer_names = [
+        preset_name for preset_name in model_names() if normalized_with_points(preset_name).startswith(beginning)
+    ]
+    active_size = re.compile(rf"{re.escape(beginning)}a[0-9.]+b")
+    with_active_size = [
+        preset_name for preset_name in longer_names if active_size.fullmatch(normalized_with_points(preset_name))
+    ]
+    matching_names = with_active_size or longer_names
+    return matching_names[0] if len(matching_names) == 1 else None
 
 
 def _preset_with_alias(alias: str, normalize_name: Callable[[str], str]) -> str | None:
@@ -117,7 +137,7 @@ def known_model(model_name: str) -> Preset | None:
     return None if preset_name is None else load_preset(preset_name)
 
 
-_GGUF_TYPE = r"(?P<mix>(?:i?q[1-8]_(?:[01k]|xxs|xs|nl|s|m)(?:_[sml])?|f16|fp16|bf16))"
+_GGUF_TYPE = r"(?P<mix>(?:(?:ud[-_])?[it]?q[1-8]_(?:[01k]|xxs|xs|nl|s|m)(?:_[sml]|_xl)?|f16|fp16|bf16))"
 
 MXFP4_OF_GGUF = "mxfp4-moe"
 """The scheme of GGUF files of gpt-oss with its published experts, the other matrices in Q8_0 (llama-quantize)."""
@@ -147,6 +167,10 @@ SCHEMES_IN_TAGS = ((_GGUF_TYPE, ""), ("qat", "q4_0"))
 """End of a tag of Ollama's library, such as `llama3.3:70b-instruct-q4_K_M` → its scheme of `--quantize`."""
 
 
+SCHEMES_OF_MLX = tuple((rf"(?:mlx[-_])?{bits}[-_]?bit(?:[-_](?:dwq|mlx))*", f"mlx-int{bits}-g64") for bits in "34568")
+"""End of the name of a checkpoint of mlx-lm, such as `mlx-community/Qwen3-8B-4bit` → its scheme of `--quantize`."""
+
+
 def scheme_in_name(checkpoint_name: str, preset: Preset) -> str | None:
     """Returns the scheme of `--quantize` in the name of a checkpoint's file or repository; None if it names none.
 
@@ -168,7 +192,9 @@ def known_checkpoint(checkpoint_name: str) -> tuple[Preset, str] | None:
 def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset | None]) -> tuple[Preset, str] | None:
     """Returns the preset and the scheme in a checkpoint's name. find_model: finds the preset of a model name."""
     last_segment = _repository_name(checkpoint_name).rpartition("/")[2]
-    for scheme_pattern, quantization_scheme in (*SCHEMES_IN_NAMES, *(SCHEMES_IN_TAGS if ":" in last_segment else ())):
+    schemes_of_publisher = SCHEMES_OF_MLX if "mlx" in checkpoint_name.lower() else ()
+    schemes_in_tags = SCHEMES_IN_TAGS if ":" in last_segment else ()
+    for scheme_pattern, quantization_scheme in (*schemes_of_publisher, *SCHEMES_IN_NAMES, *schemes_in_tags):
         name_match = re.fullmatch(rf"(?P<model>.{{2,200}}?)[-_.](?:{scheme_pattern})", last_segment, re.IGNORECASE)
         preset = None if name_match is None else find_model(name_match["model"])
         if name_match is not None and preset is not None:

@@ -15,7 +15,7 @@ from ..errors import InputError, MissingExtra, one_line, suggest
 from .files import is_object, parse_toml, read_stdin, read_text, require_shallow_nesting, validate
 from .names import STDIN, hub_id_of, is_checkpoint, is_hub_id
 from .preset import NOT_IN_FILES, Preset
-from .presets import find_by_repository, find_preset, model_names, names_by_alias, read_preset
+from .presets import find_by_repository, find_preset, known_checkpoint, model_names, names_by_alias, read_preset
 
 if TYPE_CHECKING:
     from ..components.head_kind import HeadKind
@@ -238,6 +238,15 @@ def _unknown_target(target: str) -> str:
     known_names = {**names_by_alias(), **dict.fromkeys(model_names())}
     if len(target_names) > 1 and all(target_name in known_names for target_name in target_names):
         return f"'{target}': models are separate words; expected {' '.join(target_names)}"
+    checkpoint = known_checkpoint(target)
+    if checkpoint is not None and checkpoint[1]:
+        model_name, scheme_name = checkpoint[0].name, checkpoint[1]
+        if scheme_name.startswith("ud"):
+            return (
+                f"{target}: has no config, and Unsloth's dynamic files have types of their own; expected the .gguf "
+                f"file, or a mix near it: {model_name} --quantize q4_k_m"
+            )
+        return f"{target}: has no config; by its name it is {model_name} --quantize {scheme_name}: type these"
     base_preset = find_preset(VARIANT.sub("", target))
     if base_preset is not None:
         fix_text = f"Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"

@@ -235,3 +235,13 @@ def test_llama_cpp_runs_on_gpus_alone(run: Callable[..., Result]) -> None:
     words = ("memory", "llama3.2-1b", "--engine", "llama.cpp", "--hardware")
     assert "expected a GPU of NVIDIA or AMD or Apple or Intel" in run(*words, "gaudi3").error
     assert run(*words, "arc-pro-b60").code == 0
+
+
+def test_programs_that_run_llama_cpp_and_cards_of_two_sizes_say_what_to_type(run: Callable[..., Result]) -> None:
+    for words, message in (
+        (("--engine", "lmstudio"), "--engine: LM Studio runs llama.cpp; expected llama.cpp"),
+        (("--engine", "mlx"), "--engine: MLX's server is not modelled; without --engine, --quantize mlx-4bit"),
+        (("--engine", "llama.cpp", "--hardware", "rtx-3060"), "the larger one with --devices 2 -ts 24,12"),
+        (("--launch", "koboldcpp -m model.gguf"), "It runs llama.cpp: type its flags to --engine llama.cpp"),
+    ):
+        assert message in run("memory", "qwen3-14b", "--hardware", "rtx-3090", *words).error

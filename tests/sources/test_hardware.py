@@ -34,6 +34,17 @@ EXPECTED = {
     "quadro-rtx-6000", "quadro-rtx-8000", "tesla-p40", "tesla-p100", "gtx-1080-ti", "mi50", "mi60", "mi100", "mi210",
     "rx-7900-xt", "rx-9070", "rx-9070-xt", "radeon-pro-w7900", "radeon-ai-pro-r9700", "jetson-agx-orin",
     "jetson-orin-nano",
+    "a16", "a2", "a2000", "a2000-6gb", "a5500", "arc-a750", "arc-a770", "arc-b570", "arc-b580", "arc-pro-b50",
+    "gtx-1060", "gtx-1070", "gtx-1070-ti", "gtx-1080", "gtx-1660-super", "gtx-1660-ti", "agx-orin-32gb",
+    "jetson-orin-nx", "jetson-orin-nx-8gb", "l20", "l40", "mi250", "quadro-rtx-5000", "radeon-vii", "rtx-2060",
+    "rtx-2060-12gb", "rtx-2060-super", "rtx-2070", "rtx-2070-super", "rtx-2080", "rtx-2080-super", "rtx-3050",
+    "rtx-3060-laptop", "rtx-3070-laptop", "rtx-3070-ti-laptop", "rtx-3080-laptop", "rtx-3080-ti-laptop",
+    "rtx-4000-sff-ada", "rtx-4050-laptop", "rtx-4060-laptop", "rtx-4070-laptop", "rtx-4080-laptop",
+    "rtx-4090-laptop", "rtx-4500-ada", "rtx-5050", "rtx-5050-laptop", "rtx-5060-laptop", "rtx-5070-laptop",
+    "rtx-5070-ti-laptop", "rtx-5080-laptop", "rtx-5090-laptop", "rtx-pro-2000",
+    "rtx-pro-6000-max-q", "rx-6600", "rx-6600-xt", "rx-6650-xt", "rx-6700-xt", "rx-6750-xt", "rx-6800",
+    "rx-6800-xt", "rx-6900-xt", "rx-6950-xt", "rx-7600", "rx-7600-xt", "rx-7700-xt", "rx-7800-xt", "rx-7900-gre",
+    "rx-9060-xt-16gb", "rx-9060-xt-8gb", "t1000-8gb", "tesla-p4", "jetson-agx-thor", "snapdragon-x-elite",
 }  # fmt: skip
 
 MINIMAL = {
@@ -72,8 +83,10 @@ SAME_RATE = {
     ("trainium3", "float4", "float8"),
     ("mi455x", "int8", "bfloat16"),
     ("ryzen-ai-max-395", "int8", "bfloat16"),
+    ("mi250", "int8", "bfloat16"),
 }
-SLOW_HALVES = {"gtx-1080-ti", "tesla-p40"}  # GP102 has one unit for float16 for 64 for float32
+SLOW_HALVES = {"gtx-1060", "gtx-1070", "gtx-1070-ti", "gtx-1080", "gtx-1080-ti", "tesla-p4", "tesla-p40"}
+"""Chips of Pascal with one unit for float16 for 64 for float32."""
 SLOW_INTEGERS = {"b300", "gb300", "rubin"}  # Blackwell Ultra and Rubin have few int8 units
 
 
@@ -82,7 +95,7 @@ def test_the_accelerators_are_there():
 
 
 def test_names_are_sorted_as_people_read_them():
-    assert [name for name in NAMES if name.startswith("a1")] == ["a10", "a10g", "a100-40gb", "a100-80gb", "a100-pcie"]
+    assert [name for name in NAMES if name.startswith("a10")] == ["a10", "a10g", "a100-40gb", "a100-80gb", "a100-pcie"]
 
 
 def test_the_accelerators_that_memory_asks_about_are_some_of_them():
@@ -118,7 +131,7 @@ class TestEachAccelerator:
     def test_figures_are_plausible(self, name):
         hardware = load_hardware(name)
         assert hardware.memory_bandwidth is not None
-        assert 2**33 <= hardware.memory_bytes <= 2**40  # 8 GiB to 1 TiB
+        assert 6 * 2**30 <= hardware.memory_bytes <= 2**40
         assert hardware.memory_bytes % 2**30 == 0  # binary sizes, as stated in the notes
         assert 6 * 10**10 <= hardware.memory_bandwidth <= 3 * 10**13
         if hardware.driver_total is not None:  # 0.1 to 0.7 GiB below what nvidia-smi shows
@@ -131,9 +144,9 @@ class TestEachAccelerator:
             if hardware.nic is not None:  # and the network is slower than the link
                 assert hardware.nic.bandwidth_per_direction < hardware.interconnect.bandwidth_per_direction
         if hardware.tdp_watts is not None:
-            assert 25 <= hardware.tdp_watts <= 2000  # a Jetson module to a module of two accelerators
+            assert 20 <= hardware.tdp_watts <= 2000  # a Jetson module to a module of two accelerators
         if hardware.boost_clock_hz is not None:
-            assert 10**9 <= hardware.boost_clock_hz <= 3 * 10**9
+            assert 7 * 10**8 <= hardware.boost_clock_hz <= 3.2 * 10**9
 
     def test_peaks_fit_each_other(self, name):
         peaks = load_hardware(name).peak_flops
@@ -166,7 +179,7 @@ class TestEachAccelerator:
         for value, whole, divisor in re.findall(r"= ([0-9_]+)  # ([0-9.e+]+)[a-z/ ]* / ([0-9]+)$", text, re.MULTILINE):
             assert int(value) * int(divisor) == float(whole)
         for value, units, flop, clock in re.findall(
-            r"= ([0-9_]+)  # ([0-9]+) (?:SM|CU|GPU cores) x ([0-9]+) FLOP x ([0-9_]+) Hz$", text, re.MULTILINE
+            r"= ([0-9_]+)  # ([0-9]+) (?:SM|CU|GPU cores|Xe cores) x ([0-9]+) FLOP x ([0-9_]+) Hz$", text, re.MULTILINE
         ):
             assert int(value) == int(units) * int(flop) * int(clock)
             assert load_hardware(name).compute_units.count == int(units)
@@ -250,6 +263,11 @@ def test_names_and_aliases_are_unique():
         ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
         ("Tesla V100-SXM2-16GB", "v100-16gb"),
         ("AMD Radeon RX 7900 XTX", "rx-7900-xtx"),
+        ("NVIDIA GeForce RTX 4070 Laptop GPU", "rtx-4070-laptop"),  # not the card of that name
+        ("NVIDIA L40", "l40"),
+        ("Intel(R) Arc(TM) B580 Graphics", "arc-b580"),
+        ("RTX 4060 8GB", "rtx-4060"),  # with its memory, as in questions
+        ("MacBook Pro M3 Max 64 GB", "m3-max-64gb"),
     ],
 )
 def test_finding_ignores_case_and_punctuation(asked, name):
@@ -259,6 +277,13 @@ def test_finding_ignores_case_and_punctuation(asked, name):
 def test_a_mistyped_name_gets_suggestions():
     with pytest.raises(InputError, match=r"no accelerator called 'h1000'.*Did you mean .*h100-sxm"):
         find_hardware("h1000")
+
+
+def test_a_memory_that_a_card_does_not_have_is_refused_with_its_own() -> None:
+    with pytest.raises(InputError, match=r"RTX 4060 16GB: the GeForce RTX 4060 has 8 GB; .* rtx-4060, or 16GiB for"):
+        find_hardware("RTX 4060 16GB")
+    with pytest.raises(InputError, match=r"no accelerator called .M40."):  # and not: no M4 with 0 GB
+        find_hardware("M40")
 
 
 @pytest.mark.parametrize("asked", ["2x4090", "2 × RTX 4090", "rtx-4090 x2", "NVIDIA GeForce RTX 4090*2", "RTX4090:2"])

@@ -106,6 +106,17 @@ def test_every_alias_finds_its_preset():
     assert all(find_preset(alias) == name for name in NAMES[::20] for alias in load_preset(name).aliases)
 
 
+def test_tags_of_ollama_with_a_size_alone_find_their_presets() -> None:
+    for tag, name in (
+        ("qwen3:30b", "qwen3-30b-a3b"),
+        ("mistral-small:24b", "mistral-small-24b-2501"),
+        ("deepseek-r1:14b", "deepseek-r1-distill-qwen-14b"),
+        ("llama3:1b", None),  # and not llama3-1 with the wrong size
+        ("qwen2.5:7", None),
+    ):
+        assert find_preset(tag) == name, tag
+
+
 class TestSearch:
     def test_nothing_means_all(self):
         assert search_presets([]) == (list(NAMES), False)

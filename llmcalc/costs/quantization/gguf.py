@@ -1,10 +1,10 @@
 """The quantization mixes of llama.cpp: the ggml type of each tensor of a `.gguf` file, and its bytes.
 
 Rules: llama.cpp, src/llama-quant.cpp (tensor_allows_quantization, llama_tensor_get_type_impl, use_more_bits,
-tensor_type_fallback) as of 2026-09. Blocks: ggml-common.h. Tensors that are not quantised have the type that the
-converter wrote (conversion/base.py, prepare_tensors): F32 for 1-D tensors, biases, norms, routers, convolutions and
-position embeddings; 16 bits for the few matrices that the quantiser skips. For MLA the file has kv_b_proj as two
-tensors, and the keys' one is transposed.
+tensor_type_fallback, tensor_requires_imatrix) as of 2026-09. Blocks: ggml-common.h. Tensors that are not quantised have
+the type that the converter wrote (conversion/base.py, prepare_tensors): F32 for 1-D tensors, biases, norms, routers,
+convolutions and position embeddings; 16 bits for the few matrices that the quantiser skips. For MLA the file has
+kv_b_proj as two tensors, and the keys' one is transposed.
 
 q, k and v are three tensors, or one tensor `attn_qkv` if the checkpoint fuses them. Since #19770 (2026-03) `attn_qkv`
 has the type of `attn_v`; before, it was Q5_K in Q4_K_M, Q6_K in Q5_K_M, Q4_K in Q3_K_M and Q3_K_L, and the mix's own
@@ -31,6 +31,17 @@ MIXES = {
     "Q5_0": "Q5_0",
     "Q5_1": "Q5_1",
     "Q8_0": "Q8_0",
+    "IQ1_S": "IQ1_S",
+    "IQ1_M": "IQ1_M",
+    "IQ2_XXS": "IQ2_XXS",
+    "IQ2_XS": "IQ2_XS",
+    "IQ2_S": "IQ2_XS",
+    "IQ2_M": "IQ2_S",
+    "IQ3_XXS": "IQ3_XXS",
+    "IQ3_XS": "IQ3_S",
+    "IQ3_S": "IQ3_S",
+    "IQ3_M": "IQ3_S",
+    "Q2_K_S": "Q2_K",
     "Q2_K": "Q2_K",
     "Q3_K_S": "Q3_K",
     "Q3_K_M": "Q3_K",
@@ -42,14 +53,62 @@ MIXES = {
     "Q6_K": "Q6_K",
     "IQ4_NL": "IQ4_NL",
     "IQ4_XS": "IQ4_XS",
+    "TQ1_0": "TQ1_0",
+    "TQ2_0": "TQ2_0",
     "MXFP4_MOE": "MXFP4",
 }
 """Mix → the type of most of its tensors."""
 
-FALLBACK = {"IQ4_XS": "IQ4_NL", "Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+FALLBACK = {
+    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
+    **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+}
 """Type → the type used instead if the rows of a tensor are not a multiple of the type's block."""
 
-MORE_FOR_EIGHT_EXPERTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ4_XS")
+LARGER_EMBEDDINGS = {
+    "Q2_K_L": "Q2_K",
+    "Q3_K_XL": "Q3_K_L",
+    "Q4_K_L": "Q4_K_M",
+    "Q5_K_L": "Q5_K_M",
+    "Q6_K_L": "Q6_K",
+}
+"""Name of a file with embeddings and output head in Q8_0 → the mix of its other tensors, as bartowski makes them
+(llama-quantize --token-embedding-type q8_0 --output-tensor-type q8_0; https://huggingface.co/bartowski).
+"""
+
+MORE_FOR_EIGHT_EXPERTS = (
+    *("IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M"),
+    *("Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ4_XS"),
+)
+
+SMALLEST = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")
+"""The mixes with rules of their own for every tensor inside the layers."""
+
+WITH_IMATRIX = (*SMALLEST, "IQ3_XXS", "IQ3_XS", "Q2_K_S")
+"""The mixes that llama-quantize makes with an importance matrix alone (tensor_requires_imatrix)."""
+
+EMBEDDINGS = {
+    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS"), "Q2_K"),
+    **dict.fromkeys(("IQ2_S", "IQ2_M", "IQ3_XXS"), "IQ3_S"),
+    **dict.fromkeys(("TQ1_0", "TQ2_0"), "Q4_K"),
+}
+"""Mix → the type of an input embedding that is not the output head too, where it is not that of most tensors."""
+
+ATTENTION_OUTPUTS = {
+    **dict.fromkeys(("IQ1_S", "IQ1_M"), "IQ2_XXS"),
+    **dict.fromkeys(("IQ2_S", "IQ2_M", "IQ3_XXS"), "IQ3_S"),
+    "IQ3_M": "Q4_K",
+    "Q2_K": "Q3_K",
+    "Q3_K_M": "Q4_K",
+    "Q3_K_L": "Q5_K",
+}
+"""Mix → the type of `attn_output` of a model without eight experts, where it is not that of most tensors."""
+
+QUERIES_AND_KEYS = {"IQ3_XS": "IQ3_XXS", "IQ3_XXS": "IQ2_S"}
+"""Mix → the type of `attn_q` and `attn_k`, where it is not that of most tensors."""
 
 
 @frozen
@@ -61,12 +120,14 @@ class GGUFMix(QuantizationScheme):
     fused: whether q, k and v of a layer are one tensor in the file, also where the model's class computes them apart.
     has_mxfp4_experts: whether experts stay in MXFP4, as the model is published (convert_hf_to_gguf.py repacks them,
         and llama-quantize takes no tensor that is quantized); false by default.
+    has_larger_embeddings: whether embeddings and output head are in Q8_0, whatever the mix has; false by default.
     """
 
     mix: str = "Q4_K_M"
     imatrix: bool = False
     fused: bool = False
     has_mxfp4_experts: bool = False
+    has_larger_embeddings: bool = False
 
     def store(
         self, spec: ModelSpec, params: list[WeightTensor], dtype: str
@@ -110,7 +171,7 @@ class GGUFMix(QuantizationScheme):
         return _ModelRules(self, spec, params)
 
     def notes(self) -> list[str]:
-        matrix_text = ", with an importance matrix" if self.imatrix else ""
+        matrix_text = ", with an importance matrix" if self.imatrix or self.mix in WITH_IMATRIX else ""
         note_texts = [
             f"{self.label} ({self.source}): each tensor has the type that llama-quantize {self.mix} chooses"
             f"{matrix_text}"
@@ -118,6 +179,8 @@ class GGUFMix(QuantizationScheme):
         note_texts.append(
             "norms, biases, routers and position embeddings in F32; metadata and padding of the file are not counted"
         )
+        if self.has_larger_embeddings:
+            note_texts.append("embeddings and output head in Q8_0")
         if self.has_mxfp4_experts:
             note_texts.append("experts stay in MXFP4, in which the model is published, whatever the file is called")
         separate_text = (
@@ -151,9 +214,13 @@ class _ModelRules:
         self.value_indices = _first_occurrence_indices(
             _parent_path(param) for param in ordered_params if self.tensor_category(param) in ("attn_v", "attn_qkv")
         )
-        self.down_proj_indices = _first_occurrence_indices(
-            param.path for param in ordered_params if _tensor_category(param) == "ffn_down"
-        )
+        self.ffn_indices: dict[str, int] = {}
+        for tensor_name in {param.name for param in params}:
+            self.ffn_indices |= _first_occurrence_indices(
+                param.path
+                for param in ordered_params
+                if param.name == tensor_name and _tensor_category(param) in ("ffn_in", "ffn_down")
+            )
         self.expert_count = next(
             (param.tensor.shape[0] for param in params if param.kind == "experts" and len(param.tensor.shape) == 3), 0
         )
@@ -190,29 +257,62 @@ class _ModelRules:
         if self.mix.has_mxfp4_experts and param.kind == "experts":
             return "MXFP4"
         mix_name, default_type = self.mix.mix, MIXES[self.mix.mix]
+        if self.mix.has_larger_embeddings and category in ("output", "token_embd"):
+            return "Q8_0"
         if category == "output" or (category == "token_embd" and self.has_tied_output):
             if mix_name == "MXFP4_MOE" or param.tensor.shape[-1] % BLOCKS[default_type][0]:
                 return "Q8_0"
+            if mix_name in (*SMALLEST, "IQ3_XXS"):
+                return "Q5_K"
             return default_type if default_type == "Q8_0" else "Q6_K"
         if mix_name == "MXFP4_MOE":
             return "MXFP4" if len(param.tensor.shape) == 3 or param.name == "kv_b_proj" else "Q8_0"
+        if category == "token_embd":
+            return EMBEDDINGS.get(mix_name, default_type)
+        if category == "attn_output" and self.expert_count != 8:
+            return ATTENTION_OUTPUTS.get(mix_name, default_type)
+        if mix_name in SMALLEST:
+            return self._type_in_smallest_mixes(category, param)
         if category in ("attn_v", "attn_qkv"):
             return self._type_of_values(mix_name, default_type, self.value_indices[_parent_path(param)])
-        if category == "attn_k":
-            return "Q8_0" if self.expert_count == 8 else default_type
+        if category == "attn_k" and self.expert_count == 8:
+            return "Q8_0"
+        if category in ("attn_q", "attn_k"):
+            return QUERIES_AND_KEYS.get(mix_name, default_type)
         if category == "ffn_down":
             return self._type_of_down_proj(mix_name, default_type, param)
         if category == "attn_output":
-            if self.expert_count == 8:
-                return "Q5_K" if mix_name in MORE_FOR_EIGHT_EXPERTS else default_type
-            return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mix_name, default_type)
+            return "Q5_K" if mix_name in MORE_FOR_EIGHT_EXPERTS else default_type
+        if category == "ffn_in" and mix_name == "IQ3_XS":
+            layer_index, layer_count = self._layer_index(param), self.layer_count
+            return "IQ3_XXS" if layer_count // 8 <= layer_index < 7 * layer_count // 8 else default_type
         return default_type
+
+    def _type_in_smallest_mixes(self, category: str, param: WeightTensor) -> str:
+        """Returns the ggml type of a tensor inside a layer for the mixes of one and two bits."""
+        mix_name, default_type = self.mix.mix, MIXES[self.mix.mix]
+        more_bits = "IQ3_S" if mix_name in ("IQ2_S", "IQ2_M") else "Q2_K"
+        if category in ("attn_v", "attn_qkv"):
+            return "Q4_K" if self.query_groups >= 4 or self.expert_count >= 4 else more_bits
+        if category == "ffn_down":  # in the order of the file's tensors, also of experts
+            return more_bits if self.ffn_indices[param.path] < self.layer_count // 8 else default_type
+        if self.expert_count == 8 and category in ("attn_k", "attn_output"):
+            return "Q4_K" if category == "attn_k" else "Q5_K"
+        return default_type
+
+    def _layer_index(self, param: WeightTensor) -> int:
+        """Returns the layer of a matrix of a feed-forward network, as llama.cpp counts it."""
+        if self.expert_count > 1 and param.layer is not None:
+            return param.layer
+        return self.ffn_indices[param.path]
 
     def _type_of_values(self, mix_name: str, default_type: str, earlier_layers: int) -> str:
         """Returns the ggml type of `attn_v` or `attn_qkv`. earlier_layers: layers before it with such a tensor."""
         ggml_type, layer_count = default_type, len(self.value_indices)
         if mix_name == "Q2_K":
             ggml_type = "Q4_K" if self.query_groups >= 4 else "Q3_K"
+        elif mix_name == "IQ3_M" or (mix_name in ("Q2_K_S", "IQ3_XXS", "IQ3_XS", "IQ3_S") and self.query_groups >= 4):
+            ggml_type = "Q4_K"
         elif mix_name == "Q3_K_M":
             ggml_type = "Q5_K" if earlier_layers < 2 else "Q4_K"
         elif (
@@ -231,10 +331,7 @@ class _ModelRules:
 
     def _type_of_down_proj(self, mix_name: str, default_type: str, param: WeightTensor) -> str:
         """Returns the ggml type of `ffn_down`, which depends on the layer."""
-        layer_count = self.layer_count
-        layer_index = (
-            param.layer if self.expert_count > 1 and param.layer is not None else self.down_proj_indices[param.path]
-        )
+        layer_index, layer_count = self._layer_index(param), self.layer_count
         if mix_name == "Q2_K":
             return "Q3_K"
         if mix_name == "Q3_K_M":
@@ -244,6 +341,11 @@ class _ModelRules:
         if mix_name in ("Q4_K_M", "Q5_K_M"):
             return "Q6_K" if _layer_gets_more_bits(layer_index, layer_count) else default_type
         is_in_first_eighth = layer_index < layer_count // 8
+        if mix_name == "IQ3_M":
+            has_more_bits = self.expert_count == 8 and _layer_gets_more_bits(layer_index, layer_count)
+            return "Q4_K" if is_in_first_eighth or has_more_bits else default_type
+        if mix_name == "Q2_K_S":
+            return "Q4_K" if is_in_first_eighth else default_type
         if is_in_first_eighth and (mix_name == "Q4_K_S" or (mix_name in ("IQ4_NL", "IQ4_XS") and not self.mix.imatrix)):
             return "Q5_K"
         if is_in_first_eighth and self.mix.imatrix and mix_name in ("Q4_0", "Q5_0"):
@@ -321,7 +423,7 @@ def _tensor_category(param: WeightTensor) -> str:
     if tensor_kind == "lm_head" and tensor_name in ("lm_head", "decoder"):
         return "output"
     if tensor_kind in ("feed_forward", "experts", "shared_expert"):
-        return "ffn_down" if tensor_name == "down_proj" else "other"
+        return "ffn_down" if tensor_name == "down_proj" else "ffn_in"
     if tensor_kind == "attention" or (
         tensor_kind == "linear_attention"
         and {"q_proj", "v_proj", "b_proj"} <= sibling_names

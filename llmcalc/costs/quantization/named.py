@@ -10,8 +10,9 @@ from typing import Any
 from ...errors import InputError, suggest
 from .base import QuantizationScheme
 from .formats import AWQ, FP4, FP8, GPTQ, Bnb4, Bnb8, LinearFormat, PackedInt, WholeInt
-from .gguf import MIXES, GGUFMix
+from .gguf import LARGER_EMBEDDINGS, MIXES, GGUFMix
 from .linear import LayerGroup, LinearScheme
+from .mlx import MLXAffine, MLXScheme, ModuleFormat
 
 MOST = 2**20
 """The largest group or block size that is supported."""
@@ -62,6 +63,18 @@ def mxfp4_scheme(scheme_label: str) -> LinearScheme:
     return LinearScheme(scheme_label, MX_SOURCE, (), (LayerGroup(FP4(32)),), scope="experts")
 
 
+def mlx_scheme(scheme_label: str, bits: int, group_size: int | None) -> MLXScheme:
+    """Returns mlx-lm's affine mode, as `mlx_lm.convert -q --q-bits B --q-group-size N` stores weights."""
+    group_size = 64 if group_size is None else group_size
+    if group_size not in (32, 64, 128):
+        raise InputError(
+            f"--quantize {scheme_label}: a group of {group_size}; MLX has groups of 32, 64 and 128 columns"
+        )
+    return MLXScheme(
+        f"mlx-int{bits}-g{group_size}", "mlx-lm", (), ModuleFormat(MLXAffine(bits, group_size), group_size)
+    )
+
+
 _FIXED: dict[str, Callable[[str], QuantizationScheme]] = {
     "fp8": lambda label: scheme_of_linears(label, TRANSFORMERS_FP8, FP8("tensor")),
     "fp8-channel": lambda label: scheme_of_linears(label, FBGEMM_SOURCE, FP8("row")),
@@ -96,10 +109,19 @@ _SIZED: tuple[tuple[str, str, Callable[[str, int, int | None], QuantizationSchem
         r"w(?P<bits>[48])a16(?:-g(?P<group>\d+))?",
         lambda label, bits, group: scheme_of_layers(label, COMPRESSED, PackedInt(bits, group)),
     ),
+    ("mlx-intB-gN", r"mlx-(?:int)?(?P<bits>[234568])(?:bit)?(?:-g(?P<group>\d+))?", mlx_scheme),
 )
 """(name as printed, pattern, function that builds the scheme). A name without a group has one scale per row."""
 
-COMMON = ("fp8-block128", "awq-int4-g128", "gptq-int4-g128", "w4a16-g128", *_FIXED, *(mix.lower() for mix in MIXES))
+COMMON = (
+    "fp8-block128",
+    "awq-int4-g128",
+    "gptq-int4-g128",
+    "w4a16-g128",
+    "mlx-int4-g64",
+    *_FIXED,
+    *(mix.lower() for mix in (*MIXES, *LARGER_EMBEDDINGS)),
+)
 """Scheme names with the sizes of most published models."""
 
 GROUPS = {
@@ -108,7 +130,8 @@ GROUPS = {
     "compressed-tensors": ("wBa16-gN", "w8a8"),
     "bitsandbytes": ("nf4", "nf4-double", "int8"),
     "microscaling": ("mxfp4", "mxfp4-linear", "nvfp4"),
-    "llama.cpp, also with -imatrix and -qkv": tuple(mix.lower() for mix in MIXES),
+    "MLX": ("mlx-intB-gN",),
+    "llama.cpp, also with -imatrix and -qkv": tuple(mix.lower() for mix in (*MIXES, *LARGER_EMBEDDINGS)),
 }
 """Tool → its scheme names, with N for a size and B for bits."""
 
@@ -125,8 +148,21 @@ def scheme_named(scheme_name: str, option: str = "--quantize") -> QuantizationSc
     base_label, fuses_qkv = scheme_label.removesuffix("-qkv"), scheme_label.endswith("-qkv")
     mix_name = base_label.removesuffix("-imatrix").upper().replace("-", "_")
     mix_name = mix_name + "_M" if mix_name in ("Q3_K", "Q4_K", "Q5_K") else mix_name
-    if mix_name in MIXES:
-        return GGUFMix(scheme_label, LLAMA_CPP, (), mix_name, base_label.endswith("-imatrix"), fuses_qkv)
+    if mix_name in MIXES or mix_name in LARGER_EMBEDDINGS:
+        return GGUFMix(
+            scheme_label,
+            LLAMA_CPP,
+            (),
+            LARGER_EMBEDDINGS.get(mix_name, mix_name),
+            base_label.endswith("-imatrix"),
+            fuses_qkv,
+            has_larger_embeddings=mix_name in LARGER_EMBEDDINGS,
+        )
+    if re.fullmatch(r"ud[-_].*|.*_xl", base_label):
+        raise InputError(
+            f"{option} {scheme_name[:40]}: Unsloth chooses the types of its dynamic files tensor by tensor; expected "
+            "the .gguf file itself as TARGET or with -m, or a mix near it such as q4_k_m"
+        )
     for _, name_pattern, make_scheme in _SIZED:
         name_match = re.fullmatch(name_pattern, scheme_label)
         if name_match:

@@ -19,6 +19,20 @@ FOLDERS = {
 """The words of `--engine` → the folder of the engine."""
 
 
+ON_LLAMA_CPP = {
+    **dict.fromkeys(("lmstudio", "lm-studio"), "LM Studio"),
+    "koboldcpp": "KoboldCpp",
+    "llama-cpp-python": "llama-cpp-python",
+    "llamafile": "llamafile",
+    "jan": "Jan",
+    "gpt4all": "GPT4All",
+    "localai": "LocalAI",
+    "text-generation-webui": "text-generation-webui",
+}
+"""Words for programs that run llama.cpp → the program's title."""
+
+MLX_NAMES = ("mlx", "mlx-lm", "mlx_lm")
+
 USUAL_ENGINE = "vllm"
 """The engine of an inference run that names none, which most servers run; its software stack has the same name."""
 
@@ -28,6 +42,15 @@ def engine(engine_name: str) -> Engine:
     """Returns the registry record of an engine. Raises `InputError` for an unknown name."""
     if engine_name not in FOLDERS:
         engine_names = list(FOLDERS)
+        if engine_name in ON_LLAMA_CPP:
+            raise InputError(
+                f"--engine: {ON_LLAMA_CPP[engine_name]} runs llama.cpp; expected llama.cpp with its flags (-c, -ngl, …)"
+            )
+        if engine_name in MLX_NAMES:
+            raise InputError(
+                "--engine: MLX's server is not modelled; without --engine, --quantize mlx-4bit has the weights, the "
+                "cache and one pass"
+            )
         raise InputError(
             f"--engine: '{engine_name}' is not known; expected one of "
             f"{', '.join(engine_names)}.{suggest(engine_name, engine_names)}"

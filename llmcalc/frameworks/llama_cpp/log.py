@@ -16,7 +16,8 @@ _BUFFER = re.compile(
     rf"(?P<size>{AMOUNT})"
 )
 _OLLAMA_BUFFER = re.compile(
-    r'msg="(?P<kind>model weights|kv cache|compute graph)" device="?(?P<device>[A-Za-z][A-Za-z0-9_]{0,30})"? '
+    r'msg="(?P<kind>model weights|kv cache|compute graph)" (?:device|buffer|backend)='
+    r'"?(?P<device>[A-Za-z][A-Za-z0-9_]{0,30})"? (?:buffer_type=[A-Za-z0-9_]{1,30} )?'
     rf'size="(?P<size>{AMOUNT})'
 )
 _OLLAMA_NAMES = {"model weights": "model_buffer", "kv cache": "kv_buffer", "compute graph": "compute_buffer"}
@@ -81,6 +82,12 @@ BUFFER_FLAGS = {"compute_buffer": "--ubatch-size", "model_buffer": "--n-gpu-laye
 OLLAMA_OPTIONS = {"compute_buffer": "num_batch", "model_buffer": "num_gpu"}
 """Name of a buffer → the flag, and the option of Ollama, that changes it; of the cache it is the context."""
 
+PLAN_NOTE = (
+    "msg=offload is what Ollama reckoned before it loaded the model: its weights lack the input embedding and have the "
+    "cache in some versions, and its graphs are a rule of thumb; the cache is compared"
+)
+"""What the numbers of Ollama's own plan are."""
+
 MOST_DEVICES = 16
 """Devices of a log over which layers are divided at most."""
 
@@ -104,6 +111,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     if not memory_terms and "layers_cache" in log_values:  # an excerpt; full layers and those with a window
         memory_terms = (LogTerm("kv_buffer", sum(log_values.byte_sizes("layers_cache"))),)
     is_ollama = "ollama" in log_values or not memory_terms
+    is_plan = not memory_terms
     if not memory_terms:
         buffer_names = ("model_buffer", "kv_buffer", "compute_buffer")
         memory_terms = tuple(
@@ -144,6 +152,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         flags=_ollama_flags(log_values) if is_ollama else _llama_server_flags(log_values, memory_terms),
         scheme=log_values.last_text("file_type").lower().replace(" - ", "_"),
         message=next((log_line.strip() for log_line in log_text.lines_with("out of memory", "failed to allocate")), ""),
+        note=PLAN_NOTE if is_plan and memory_terms else "",
         off=failed_buffer,
         flag=(OLLAMA_OPTIONS if is_ollama else BUFFER_FLAGS).get(
             failed_buffer, "num_ctx" if is_ollama else "--ctx-size"

@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import InputError, MissingExtra, one_line
 from ...sources.files import read_text
 from ..engines.flags import find_flag, flags_by_spelling
-from ..engines.registry import FOLDERS, engine
+from ..engines.registry import FOLDERS, ON_LLAMA_CPP, engine
 from ..launch.command_line import (
     TRAINING_COMMAND,
     TYPED_COMMAND,
@@ -269,9 +269,11 @@ def _read_server(
     server_location = f"{name_in_errors}: {container.place}" if container.place else name_in_errors
     engine_name = server_start.program.engine
     if engine_name not in FOLDERS:
+        runs_llama_cpp = engine_name in ON_LLAMA_CPP.values()
+        hint = ". It runs llama.cpp: type its flags to --engine llama.cpp" if runs_llama_cpp else ""
         raise InputError(
             f"{server_location}: starts a server of {engine_name}, which is not modelled; expected one of "
-            f"{', '.join(FOLDERS)}"
+            f"{', '.join(FOLDERS)}{hint}"
         )
     if engine_name in PYTHON_ENGINES and re.search(r"\bcpu\b", container.image):
         image_name = one_line(container.image)[:80]

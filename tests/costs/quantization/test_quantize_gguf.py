@@ -266,6 +266,17 @@ def test_a_tied_embedding_is_stored_as_the_output_head() -> None:
 
 
 LLAMA_CPP_BITS = {
+    "iq1_s": 2.0042,
+    "iq1_m": 2.1460,
+    "iq2_xxs": 2.3824,
+    "iq2_xs": 2.5882,
+    "iq2_s": 2.7403,
+    "iq2_m": 2.9294,
+    "iq3_xxs": 3.2548,
+    "iq3_xs": 3.4977,
+    "iq3_s": 3.6606,
+    "iq3_m": 3.7628,
+    "q2_k_s": 2.9697,
     "q2_k": 3.1593,
     "q3_k_s": 3.6429,
     "q3_k_m": 3.9960,
@@ -315,6 +326,28 @@ def test_published_files_to_the_byte(entry: dict[str, Any], tmp_path: Path) -> N
     }
     assert max(left.values()) - min(left.values()) <= 64, left
     assert 5e5 < min(left.values()) < 1e7  # 32,768 to 262,144 words
+
+
+def test_published_files_of_the_mixes_of_one_to_three_bits() -> None:
+    """Two files of ThomasBaruzier/Qwen2.5-3B-Instruct-GGUF leave the same metadata; its embedding is the output head.
+
+    With eight experts, mradermacher/Mixtral-8x7b-v0.1-sft-i1-GGUF lists 12.6, 21.4 and 19.4 GB.
+    """
+    spec = llmcalc.load("qwen2.5-3b").model
+    sizes = {"iq2_xxs": 948_249_728, "iq2_xs": 1_031_545_984}
+    assert {size - quantized_size(spec, scheme_named(name)).total for name, size in sizes.items()} == {5_956_736}
+    mixtral = llmcalc.load("mixtral-8x7b").model
+    for name, gb in {"iq2_xxs": 12.6, "iq3_m": 21.4, "iq3_xs": 19.4}.items():
+        assert quantized_size(mixtral, scheme_named(name)).total / 1e9 == pytest.approx(gb, abs=0.06), name
+
+
+def test_files_with_larger_embeddings_and_those_of_no_known_types() -> None:
+    """The sizes in GB that bartowski/Meta-Llama-3.1-8B-Instruct-GGUF lists, with 8 MB of metadata."""
+    spec = llmcalc.load("llama3-8b").model
+    for name, gb in {"q2_k_l": 3.69, "q3_k_xl": 4.78, "q4_k_l": 5.31, "q5_k_l": 6.06, "q6_k_l": 6.85}.items():
+        assert round(quantized_size(spec, scheme_named(name)).total / 1e9 + 0.008, 2) == gb, name
+    with pytest.raises(InputError, match=r"ud-q4_k_xl: Unsloth chooses .*expected the .gguf file itself as TARGET"):
+        scheme_named("ud-q4_k_xl")
 
 
 BEFORE_2026_03 = {"Q4_K_M": 176, "Q5_K_M": 210, "Q3_K_M": 144, "Q3_K_L": 144, "Q2_K": 84, "Q4_K_S": 144}

@@ -16,8 +16,10 @@ import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import StoredBytes, quantized_size, scheme_of_config
 from llmcalc.costs.quantization.formats import AQLM, FP4, FP8, HQQ, ActivationScales, QuantoInt, WholeInt
+from llmcalc.costs.quantization.named import scheme_named
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
+from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
 from tests.builders import spec_of
 from tests.costs.quantization.test_quantize import DENSE
@@ -294,3 +296,13 @@ def test_a_model_has_the_bytes_that_quark_exports(
     assert scheme_of_quark is not None
     names = checkpoint_of(config).names(spec.tree(), spec.kind)
     assert quantized_size(spec, scheme_of_quark, module_names=names).total == total
+
+
+def test_the_names_of_mlx_are_its_configs_default_mode() -> None:
+    spec = llmcalc.load("llama3-8b").model
+    for name, bits, group in (("mlx-4bit", 4, 64), ("mlx-int6-g32", 6, 32)):
+        scheme = scheme_of_config({"quantization": {"group_size": group, "bits": bits}})
+        assert scheme is not None
+        assert quantized_size(spec, scheme_named(name)) == quantized_size(spec, scheme)
+    with pytest.raises(InputError, match="mlx-int4-g16: a group of 16; MLX has groups of 32, 64 and 128 columns"):
+        scheme_named("mlx-int4-g16")

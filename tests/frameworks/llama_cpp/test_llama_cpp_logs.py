@@ -105,3 +105,33 @@ def test_sequences_shared_a_cache_of_windows_before_each_had_one(build: str, cel
     memory = record.memory_on(llmcalc.load("gemma3-27b"), find_hardware("l40s"), version, flags)
     assert memory.bytes_of("kv_buffer") == (10 * 49_152 + 52 * cells) * 2 * 16 * 128 * 2
     assert (memory.max_model_len, memory.max_concurrency) == (49_152 // 16, 16)
+
+
+def test_the_cache_of_ollamas_plan_is_compared(tmp_path: Path) -> None:
+    """msg=offload prints the cache of all devices; https://github.com/ollama/ollama/issues/9181, 80 layers."""
+    file = tmp_path / "ollama.log"
+    file.write_text(
+        'level=INFO source=server.go:130 msg=offload library=cuda layers.model=81 memory.required.kv="19.5 GiB" '
+        'memory.weights.total="87.3 GiB" memory.graph.full="8.2 GiB"\n'
+        'level=INFO msg="starting llama server" cmd="ollama runner --ctx-size 64000 --parallel 1"\n'
+    )
+    answer = llmcalc.explain_log(file, "qwen2.5-72b", hardware="a10g")
+    computed = {term["name"]: term["computed"] for term in answer.document["terms"]}
+    assert computed["kv_buffer"] == 64_000 * 80 * 2 * 8 * 128 * 2
+    assert computed["model_buffer"] is None
+    assert any("msg=offload is what Ollama reckoned" in note for note in answer.document["notes"])
+
+
+def test_buffers_of_ollamas_engine_before_it_called_them_devices(tmp_path: Path) -> None:
+    """Ollama 0.7 to 0.11 print `buffer=` and `backend=`; https://github.com/ollama/ollama/pull/11090."""
+    file = tmp_path / "ollama.log"
+    file.write_text(
+        'source=ggml.go:116 msg="" architecture=mistral3 file_type=Q8_0 name="" description=""\n'
+        'source=ggml.go:365 msg="model weights" buffer=CUDA0 size="11.5 GiB"\n'
+        'source=ggml.go:672 msg="compute graph" backend=CUDA0 buffer_type=CUDA0 size="1.25 GiB"\n'
+    )
+    answer = llmcalc.explain_log(file, "mistral-small-3.1-24b", hardware="rtx-3090")
+    assert {(term["name"], term["device"]): term["log"] for term in answer.document["terms"]} == {
+        ("model_buffer", "CUDA0"): int(11.5 * 2**30),
+        ("compute_buffer", "CUDA0"): int(1.25 * 2**30),
+    }

@@ -79,9 +79,7 @@ def test_the_name_of_a_quantized_checkpoint_states_preset_and_scheme(name: str, 
     assert scheme_named(known[1]) is not None
 
 
-@pytest.mark.parametrize(
-    "name", ["/models/unknown-8b-AWQ", "Qwen3-8B", "awq", "-fp8", "/models/Qwen3-8B-UD-Q4_K_XL.gguf"]
-)
+@pytest.mark.parametrize("name", ["/models/unknown-8b-AWQ", "Qwen3-8B", "awq", "-fp8", "/models/Qwen3-8B-4bit"])
 def test_other_names_state_none(name: str) -> None:
     assert known_checkpoint(name) is None
 
@@ -115,13 +113,22 @@ def test_a_checkpoint_that_is_not_here_is_counted_by_its_name(tmp_path: Path) ->
         ("unsloth/Qwen3-8B-GGUF:BF16", "qwen3-8b", "none"),
         ("unsloth/gpt-oss-120b-GGUF:F16", "gpt-oss-120b", ""),  # whose experts stay in MXFP4
         ("/models/google_gemma-3-12b-it-Q5_K_S.gguf", "gemma3-12b", "q5_k_s"),
-        ("unsloth/Qwen3-8B-GGUF:UD-Q4_K_XL", None, ""),
+        ("unsloth/Qwen3-8B-GGUF:UD-Q4_K_XL", "qwen3-8b", "ud-q4_k_xl"),  # which --quantize refuses by name
+        ("bartowski/Qwen_Qwen3-8B-GGUF:Q6_K_L", "qwen3-8b", "q6_k_l"),
+        ("mlx-community/Qwen3-8B-4bit-DWQ", "qwen3-8b", "mlx-int4-g64"),
         ("ggml-org/gpt-oss-20b-GGUF", "gpt-oss-20b", "mxfp4-moe"),  # in mxfp4 alone
     ],
 )
 def test_a_repository_of_gguf_files_states_preset_and_type(name: str, preset: str | None, scheme: str) -> None:
     known = known_checkpoint(name)
     assert (None if known is None else (known[0].name, known[1])) == (None if preset is None else (preset, scheme))
+
+
+def test_a_repository_of_gguf_files_as_target_says_what_to_type() -> None:
+    with pytest.raises(InputError, match="by its name it is qwen3-8b --quantize q8_0: type these"):
+        llmcalc.params("unsloth/Qwen3-8B-GGUF:Q8_0")
+    with pytest.raises(InputError, match=r"types of their own; .* or a mix near it: qwen3-8b --quantize q4_k_m"):
+        llmcalc.params("unsloth/Qwen3-8B-GGUF:UD-Q4_K_XL")
 
 
 def test_a_file_of_a_repository_states_how_it_is_quantized(tmp_path: Path) -> None:
