@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...sources.huggingface.family import field_names
+from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
     UnknownValue,
     calls_in_order,
@@ -126,7 +127,10 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             else CONFIGS[config_class]
         )
         config = {**base_config, **_arguments_of(named_calls, config_class), **_model_arguments(named_calls)}
-        config |= _arguments_of_model_calls(named_calls)
+        changes = changes_of_model(syntax_tree, calls_in_order(syntax_tree), ADAPTER_ARGUMENTS)
+        if "dtype" in changes.arguments:
+            config.pop("torch_dtype", None)
+        config |= changes.arguments | _arguments_of_model_calls(named_calls)
         if not is_trl_run:
             config |= _length_of_samples(reader, named_calls)
         unknown_arguments = {
@@ -140,6 +144,8 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             for argument_name, argument in unknown_arguments.items()
             if argument_name in DECIDING
         }
+        reader.unknown |= changes.unknown
+        reader.notes += changes.notes
         reader.check_unknown()
         if script_arguments.values_used:
             reader.notes.append(f"arguments of the file: {script_arguments.values_used}")
@@ -147,7 +153,12 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         notes = tuple(reader.notes)
     launch = (read_trl if is_trl_run else read_trainer)(config, source_file)
     is_published = config.get("dtype") == AUTO and launch.framework == WITHOUT_A_NAME
-    return replace(launch, notes=(*launch.notes, *notes), published_weights=is_published or launch.published_weights)
+    return replace(
+        launch,
+        unknown={**reader.unknown, **launch.unknown},
+        notes=(*launch.notes, *notes),
+        published_weights=is_published or launch.published_weights,
+    )
 
 
 def _length_of_samples(reader: LaunchReader, named_calls: list[NamedCall]) -> dict[str, Any]:

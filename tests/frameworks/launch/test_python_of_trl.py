@@ -228,3 +228,29 @@ def test_a_script_whose_settings_are_arguments_of_its_command(tmp_path: Path) ->
     launch = read_launch(f"{file} {arguments}", 1)
     assert launch.settings == read_launch(f"python {file} {arguments}", 1).settings
     assert (launch.target, launch.settings["seq"]) == ("gpt2", 64)
+
+
+def test_what_a_script_does_to_its_model_is_counted_or_refused(tmp_path: Path) -> None:
+    """Of a change that is not modelled, no run is counted as if it were not there."""
+    loaded = 'from_pretrained("EleutherAI/pythia-1.4b")\n'
+    for change, named in (
+        ("from peft import IA3Config\n    adapters = IA3Config()", "IA3Config"),
+        ("for weight in model.parameters():\n        weight.requires_grad = False", "requires_grad"),
+        ("model.gpt_neox.layers = model.gpt_neox.layers[:8]", "layers"),
+        ("adapters = LoraConfig(r=8, rank_pattern={'dense': 64})", "rank_pattern"),
+        ("adapters = LoraConfig(r=8, bias='all')", "bias"),
+    ):
+        with pytest.raises(InputError, match=f"may change memory: {named} "):
+            settings_of(tmp_path, PLAIN.replace(loaded, f"{loaded}    {change}\n"))
+    with pytest.raises(InputError, match=r"GPTNeoXForTokenClassification \(its head"):
+        settings_of(tmp_path, PLAIN.replace("AutoModelForCausalLM", "GPTNeoXForTokenClassification"))
+    with pytest.raises(InputError, match=r"optimizers \(Muon is not modelled"):
+        settings_of(tmp_path, PLAIN.replace("args=args", "args=args, optimizers=(Muon(model), None)"))
+    eight_bits = "args=args, optimizers=(bnb.optim.Adam8bit(model.parameters()), None)"
+    assert settings_of(tmp_path, PLAIN.replace("args=args", eight_bits))[1]["optimizer"] == "adamw-8bit-trainer"
+    changes = """    model = torch.compile(model.half())
+    for weight in ref_model.parameters():
+        weight.requires_grad = False
+"""
+    _, settings = settings_of(tmp_path, PLAIN.replace(loaded, loaded + changes))
+    assert settings["dtype"] == "fp16"
