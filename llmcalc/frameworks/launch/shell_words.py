@@ -110,6 +110,11 @@ _PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w ./:-]{0,80}[\w.])?>(?=[\s/'\"_]|$)")
 """A place that a user is to fill, such as `<path to the data>`. The shell would read a file."""
 _PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`\0]+")
 _QUOTED = re.compile(r'[^"\\$`\0]+')
+_ESCAPED = re.compile(r"((?:[^'\\]|\\.)*+)'", re.DOTALL)
+"""The text of a string with escapes, `$'…'`, up to its last quote."""
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
+"""Letter behind a backslash in `$'…'` → the character; any other stands for itself."""
 
 
 class WordReader:
