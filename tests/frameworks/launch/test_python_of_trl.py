@@ -254,3 +254,28 @@ def test_what_a_script_does_to_its_model_is_counted_or_refused(tmp_path: Path) -
 """
     _, settings = settings_of(tmp_path, PLAIN.replace(loaded, loaded + changes))
     assert settings["dtype"] == "fp16"
+
+
+def test_arguments_in_tables_are_read(tmp_path: Path) -> None:
+    """Of `model_init_kwargs` and of tables that a call unpacks; a model may be the first argument of its trainer."""
+    named = """
+from trl import SFTConfig, SFTTrainer
+args = SFTConfig("out", model_init_kwargs={"torch_dtype": "bfloat16", "attn_implementation": "flash_attention_2"})
+SFTTrainer("Qwen/Qwen3-8B", args=args, train_dataset=load("x")).train()
+"""
+    model, settings = settings_of(tmp_path, named)
+    assert (model, settings["attn_implementation"], settings["dtype"]) == ("Qwen/Qwen3-8B", "flash", "bf16")
+    loaded = """
+arguments = dict(attn_implementation="flash_attention_2", device_map="auto")
+arguments["torch_dtype"] = torch.bfloat16 if torch.cuda.get_device_capability()[0] >= 8 else torch.float16
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B", **arguments)
+args = SFTConfig("out", bf16=arguments["torch_dtype"] == torch.bfloat16)
+"""
+    unpacked = named.replace('"Qwen/Qwen3-8B"', "model").replace("\nargs", f"{loaded}\nunused")
+    model, settings = settings_of(tmp_path, unpacked)
+    assert (model, settings["attn_implementation"], settings["dtype"]) == ("Qwen/Qwen3-8B", "flash", "bf16")
+
+
+def test_a_trainer_that_is_not_modelled_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"ORPOTrainer: training by it is not modelled; expected one of SFTTrainer"):
+        settings_of(tmp_path, POLICY.replace("GRPO", "ORPO"))
