@@ -543,7 +543,7 @@ def _reader_with_written_files(
 
 TABLES_OF = {
     **dict.fromkeys(("trl sft", "trl dpo", "trl grpo", "trl kto"), "trl"),
-    "llamafactory-cli train": "llama-factory",
+    **dict.fromkeys(("llamafactory-cli train", "train_bash.py"), "llama-factory"),
 }
 """Program whose arguments are the keys of its own configuration files → the kind of those files."""
 
