@@ -63,11 +63,15 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 """Defaults of arguments that change memory (transformers 5.23, training_args.py)."""
 
+LENGTH_NAMES = ("max_seq_length", "max_length", "block_size", "cutoff_len", "model_max_length")
+"""Arguments of scripts for the length of sequences; the last is the tokenizer's, in scripts derived from Alpaca's."""
+
 TRAINER_READ = field_names("""
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs
     activation_checkpointing activation_checkpointing_kwargs optim bf16 fp16 torch_compile
-    max_seq_length max_length block_size cutoff_len torch_dtype dtype attn_implementation use_liger_kernel
-    liger_kernel_config model_name_or_path use_peft lora_r lora_target_modules lora_dropout load_in_4bit load_in_8bit
+    max_seq_length max_length block_size cutoff_len model_max_length torch_dtype dtype attn_implementation
+    use_liger_kernel liger_kernel_config label_smoothing_factor
+    model_name_or_path use_peft lora_r lora_target_modules lora_dropout load_in_4bit load_in_8bit
     use_cpu no_cuda lora_modules_to_save parallelism_config optim_args optim_target_modules
     auto_find_batch_size neftune_noise_alpha use_bnb_nested_quant use_dora
     """)
@@ -75,7 +79,7 @@ TRAINER_READ = field_names("""
 TRAINER_IGNORED = field_names("""
     output_dir overwrite_output_dir num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs
     warmup_steps warmup_ratio weight_decay adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices
-    max_grad_norm label_smoothing_factor bf16_full_eval fp16_full_eval tf32 torch_compile_backend torch_compile_mode
+    max_grad_norm bf16_full_eval fp16_full_eval tf32 torch_compile_backend torch_compile_mode
     use_cache logging_strategy logging_steps logging_first_step log_on_each_node
     logging_nan_inf_filter include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to run_name
     project trackio_space_id trackio_bucket_id trackio_static_space_id eval_strategy evaluation_strategy eval_steps
@@ -98,10 +102,13 @@ TRAINER_IGNORED = field_names("""
     train_file validation_file test_file dataset_config_name validation_split_percentage keep_linebreaks streaming
     max_train_samples max_eval_samples max_predict_samples overwrite_cache cache_dir tokenizer_name use_fast_tokenizer
     use_auth_token token low_cpu_mem_usage predict_with_generate
+    fp16_backend include_tokens_per_second tpu_num_cores tpu_metrics_debug ray_scope split_batches dispatch_batches
+    jit_mode_eval xpu_backend use_legacy_prediction_loop evaluate_during_training lazy_preprocess
     """)
 """Arguments that do not change the memory of a training step, or by less than one block.
 
-The last lines are those of transformers' examples (language-modeling/run_clm.py, summarization/run_summarization.py).
+The last lines are those of transformers' examples (language-modeling/run_clm.py, summarization/run_summarization.py),
+and arguments of the Trainer of earlier versions.
 """
 
 QUANTIZATION_AWARE = (
@@ -247,7 +254,7 @@ def trainer_settings(
         "batch": reader.size(config, "per_device_train_batch_size", default_values["per_device_train_batch_size"]),
         "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
     }
-    length_names = (length_option,) if length_option else ("max_seq_length", "max_length", "block_size", "cutoff_len")
+    length_names = (length_option,) if length_option else LENGTH_NAMES
     length_key = next((length_name for length_name in length_names if config.get(length_name) is not None), "")
     if length_key or length_option:
         run_settings["seq"] = size_of(
@@ -263,6 +270,8 @@ def trainer_settings(
     for argument_name in ("auto_find_batch_size", "optim_args", "optim_target_modules", "use_cpu", "no_cuda"):
         if config.get(argument_name) not in (None, False, ""):
             reader.unknown[argument_name] = "it is modelled without"
+    if str(config.get("label_smoothing_factor") or 0) not in ("0", "0.0"):  # Trainer.compute_loss: of all logits
+        reader.unknown["label_smoothing_factor"] = "the loss is modelled without"
     return run_settings
 
 

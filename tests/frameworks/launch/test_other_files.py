@@ -415,6 +415,7 @@ def test_the_trainers_layouts(more: dict[str, Any], layout: Layout) -> None:
         ({"bf16": "maybe"}, "bf16: 'maybe'; expected true or false"),
         ({"deepspeed": "none.json"}, "expected the path of a config of DeepSpeed that can be read"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size (it is modelled without)"),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor (the loss is modelled without)"),
         ({"gradient_chekpointing": True}, "gradient_chekpointing (no argument that is known)"),
     ],
 )

@@ -620,6 +620,12 @@ def test_a_file_that_a_program_is_started_with_is_read(tmp_path: Path) -> None:
         ("llamafactory-cli train --model_name_or_path a/b --stage sft --cutoff_len 64", "llama-factory", {"seq": 64}),
         ("python src/train_bash.py --stage sft --model_name_or_path a/b --cutoff_len 64", "llama-factory", {"seq": 64}),
         ("torchrun ../src/train.py --stage sft --model_name_or_path a/b --cutoff_len 64", "llama-factory", {"seq": 64}),
+        ("torchrun train.py --model_name_or_path a/b --data_path x.json --bf16 True", "fastchat", {"seq": 512}),
+        (
+            "python t.py --model_max_length 64 --per_device_train_batch_size 2 --fp16_backend amp",
+            "trainer",
+            {"seq": 64},
+        ),
         ("trl dpo --config trl_sft.yaml --use_peft --per_device_train_batch_size 5", "trl", {"batch": 10}),
         (
             "trl dpo --model_name_or_path a/b --use_peft --max_length 64 --per_device_train_batch_size 2",
