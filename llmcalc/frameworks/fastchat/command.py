@@ -79,10 +79,11 @@ def _script_name(command_line: CommandLine) -> str:
 
 def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts a training script of FastChat, Qwen or Stanford Alpaca."""
-    known_arguments = ("--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora", "--data_path")
-    return _script_name(command_line) in SCRIPTS and any(
-        command_word.partition("=")[0] in known_arguments for command_word in command_line.words
-    )
+    known_arguments = {"--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora"}
+    option_names = {command_word.partition("=")[0] for command_word in command_line.words}
+    script_name = _script_name(command_line)
+    is_of_alpaca = script_name == "train" and {"--data_path", "--model_name_or_path"} <= option_names
+    return script_name in SCRIPTS and (is_of_alpaca or not known_arguments.isdisjoint(option_names))
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:

@@ -132,8 +132,11 @@ def is_trainer(config: Table) -> bool:
 
 
 def is_run_by(command_words: Sequence[str]) -> bool:
-    """Whether a command's words are arguments of the Trainer."""
-    return any(command_word.startswith("--per_device_train_batch") for command_word in command_words)
+    """Whether a command's words are arguments of the Trainer, which has a default for the batch size."""
+    option_names = {command_word.partition("=")[0] for command_word in command_words}
+    return {"--do_train", "--model_name_or_path"} <= option_names or any(
+        option_name.startswith("--per_device_train_batch") for option_name in option_names
+    )
 
 
 def read_trainer(config: Table, source_file: LaunchSource) -> Launch:

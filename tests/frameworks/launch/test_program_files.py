@@ -626,6 +626,7 @@ def test_a_file_that_a_program_is_started_with_is_read(tmp_path: Path) -> None:
             "trainer",
             {"seq": 64},
         ),
+        ("python run_clm.py --do_train --model_name_or_path a/b --block_size 64", "trainer", {"batch": 8}),
         ("trl dpo --config trl_sft.yaml --use_peft --per_device_train_batch_size 5", "trl", {"batch": 10}),
         (
             "trl dpo --model_name_or_path a/b --use_peft --max_length 64 --per_device_train_batch_size 2",

@@ -279,3 +279,12 @@ args = SFTConfig("out", bf16=arguments["torch_dtype"] == torch.bfloat16)
 def test_a_trainer_that_is_not_modelled_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"ORPOTrainer: training by it is not modelled; expected one of SFTTrainer"):
         settings_of(tmp_path, POLICY.replace("GRPO", "ORPO"))
+
+
+def test_a_loop_of_the_file_s_own_is_told_what_to_type(tmp_path: Path) -> None:
+    loop = 'model = FullyShardedDataParallel(AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B"))\n'
+    with pytest.raises(
+        InputError, match=r"expected Qwen/Qwen3-8B in its place, with --phase training .* --fsdp N, or"
+    ) as error:
+        settings_of(tmp_path, loop)
+    assert "a file of NeMo" not in str(error.value)  # which is refused
