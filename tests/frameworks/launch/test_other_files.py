@@ -307,6 +307,10 @@ def test_two_of_three_batch_sizes(sizes: dict[str, int], batch: int, steps: int)
             {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}},
             "zero_optimization.zero_hpz_partition_size",
         ),
+        (
+            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
+            "zero_optimization.offload_optimizer.ratio (0.5 is not modelled",
+        ),
         ({"train_batch_size": 6}, "train_batch_size: 6; expected"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "both are enabled"),
         ({"bf16": True}, "bf16: True; expected a table"),
