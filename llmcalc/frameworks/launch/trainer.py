@@ -265,13 +265,20 @@ def trainer_settings(
             length_key or length_option,
             reader.value(config, length_key or length_option, default_values.get(length_option)),
         )
-    run_settings |= optimizer_settings(reader, "optim", reader.value(config, "optim", default_values["optim"]))
+    optimizer_name = str(reader.value(config, "optim", default_values["optim"]))
+    is_low_rank = optimizer_name.removesuffix("_layerwise") in LOW_RANK_OPTIMIZERS
+    run_settings |= (
+        _low_rank_optimizer(reader, config, optimizer_name, run_settings)
+        if is_low_rank
+        else optimizer_settings(reader, "optim", optimizer_name)
+    )
     run_settings |= trainer_kernels(reader, config, default_values)
     run_settings |= trainer_adapters(reader, config)
     add_noise_note(reader, config)
     _add_evaluation_note(reader, config, run_settings["batch"])
     for argument_name in ("auto_find_batch_size", "optim_args", "optim_target_modules", "use_cpu", "no_cuda"):
-        if config.get(argument_name) not in (None, False, ""):
+        is_of_optimizer = is_low_rank and argument_name.startswith("optim_")
+        if config.get(argument_name) not in (None, False, "") and not is_of_optimizer:
             reader.unknown[argument_name] = "it is modelled without"
     if str(config.get("label_smoothing_factor") or 0) not in ("0", "0.0"):  # Trainer.compute_loss: of all logits
         reader.unknown["label_smoothing_factor"] = "the loss is modelled without"
@@ -305,6 +312,37 @@ def optimizer_settings(reader: LaunchReader, argument_name: str, written_name: A
         reader.unknown[argument_name] = f"'{optimizer_name}' is not modelled"
         return {}
     return dict(OPTIMIZERS[optimizer_name])
+
+
+LOW_RANK_OPTIMIZERS = {"galore_adamw": "galore", "apollo_adamw": "apollo"}
+"""`optim` without `_layerwise` → the optimizer (transformers/trainer_optimizer.py, `_setup_low_rank_optimizer`)."""
+
+
+def _low_rank_optimizer(
+    reader: LaunchReader, config: Table, optimizer_name: str, run_settings: Table
+) -> dict[str, Any]:
+    """Returns the settings of GaLore or APOLLO on the linear layers of attention and of feed-forward networks."""
+    family = LOW_RANK_OPTIMIZERS[optimizer_name.removesuffix("_layerwise")]
+    written_targets = config.get("optim_target_modules") or ()
+    target_list = [written_targets] if isinstance(written_targets, str) else list(written_targets)
+    targets = {re.sub(r"[^a-z_]", "", str(target)).removeprefix("self_") for target in target_list}
+    if targets != {"attn", "mlp"}:  # "all-linear" has the output head too
+        reader.unknown["optim_target_modules"] = "[attn, mlp] alone is modelled"
+    written_arguments = config.get("optim_args") or {}
+    pairs = re.findall(r"(\w+) *= *([\w.]+)", written_arguments) if isinstance(written_arguments, str) else ()
+    arguments = written_arguments if isinstance(written_arguments, Mapping) else dict(pairs)
+    for argument_name, modelled_value in (("proj_type", "std"), ("proj", "random")):
+        if arguments.get(argument_name, modelled_value) != modelled_value:
+            reader.unknown[f"optim_args.{argument_name}"] = f"{modelled_value} alone is modelled"
+    rank_text = str(reader.value(arguments, "rank", 128))
+    if re.fullmatch(r"[1-9][0-9]{0,4}", rank_text) is None:
+        raise reader.wrong("optim_args", f"rank {shown(rank_text)[:60]}; expected a whole number of 1 to 99,999")
+    settings: dict[str, Any] = {"optimizer": f"{family}-r{rank_text}", "optimizer_impl": "loop"}
+    if not optimizer_name.endswith("_layerwise"):
+        return settings
+    if run_settings["num_microbatches"] > 1:
+        raise reader.wrong("optim", f"{optimizer_name} refuses gradient_accumulation_steps above 1; expected 1")
+    return {**settings, "optimizer_in_backward": True}
 
 
 WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}

@@ -410,11 +410,23 @@ def test_the_trainers_layouts(more: dict[str, Any], layout: Layout) -> None:
     assert read_trainer({**TRAINER, **more}, LaunchSource("t.yaml", 16)).layout == layout
 
 
+def test_low_rank_optimizers_of_the_trainer() -> None:
+    arguments = {"optim": "galore_adamw", "optim_target_modules": [r".*.self_attn.*", "mlp"]}
+    settings = read_trainer({**TRAINER, **arguments}, LaunchSource("t.yaml", 1)).settings
+    assert settings["optimizer"] == "galore-r128"
+    arguments |= {"optim": "apollo_adamw_layerwise", "optim_args": "rank=64, scale=1.0"}
+    settings = read_trainer(
+        {**TRAINER, **arguments, "gradient_accumulation_steps": 1}, LaunchSource("t.yaml", 1)
+    ).settings
+    assert (settings["optimizer"], settings["optimizer_in_backward"]) == ("apollo-r64", True)
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size: 0; expected a whole number of at least 1"),
-        ({"optim": "galore_adamw"}, "optim ('galore_adamw' is not modelled)"),
+        ({"optim": "galore_adamw"}, "optim_target_modules ([attn, mlp] alone is modelled)"),
+        ({"optim": "galore_adamw_8bit"}, "optim ('galore_adamw_8bit' is not modelled)"),
         ({"fsdp": "half_shard"}, "fsdp: 'half_shard'; expected full_shard"),
         ({"bf16": "maybe"}, "bf16: 'maybe'; expected true or false"),
         ({"deepspeed": "none.json"}, "expected the path of a config of DeepSpeed that can be read"),
