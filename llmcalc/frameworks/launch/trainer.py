@@ -265,20 +265,14 @@ def trainer_settings(
             length_key or length_option,
             reader.value(config, length_key or length_option, default_values.get(length_option)),
         )
-    optimizer_name = str(reader.value(config, "optim", default_values["optim"]))
-    is_low_rank = optimizer_name.removesuffix("_layerwise") in LOW_RANK_OPTIMIZERS
-    run_settings |= (
-        _low_rank_optimizer(reader, config, optimizer_name, run_settings)
-        if is_low_rank
-        else optimizer_settings(reader, "optim", optimizer_name)
-    )
+    run_settings |= optimizer_with_targets(reader, config, "optim", default_values["optim"], run_settings)
     run_settings |= trainer_kernels(reader, config, default_values)
     run_settings |= trainer_adapters(reader, config)
     add_noise_note(reader, config)
     _add_evaluation_note(reader, config, run_settings["batch"])
-    for argument_name in ("auto_find_batch_size", "optim_args", "optim_target_modules", "use_cpu", "no_cuda"):
-        is_of_optimizer = is_low_rank and argument_name.startswith("optim_")
-        if config.get(argument_name) not in (None, False, "") and not is_of_optimizer:
+    is_low_rank = _is_low_rank(str(config.get("optim")))
+    for argument_name in ("auto_find_batch_size", "use_cpu", "no_cuda", *(("optim_args",) * (not is_low_rank))):
+        if config.get(argument_name) not in (None, False, ""):
             reader.unknown[argument_name] = "it is modelled without"
     if str(config.get("label_smoothing_factor") or 0) not in ("0", "0.0"):  # Trainer.compute_loss: of all logits
         reader.unknown["label_smoothing_factor"] = "the loss is modelled without"
@@ -318,6 +312,22 @@ LOW_RANK_OPTIMIZERS = {"galore_adamw": "galore", "apollo_adamw": "apollo"}
 """`optim` without `_layerwise` → the optimizer (transformers/trainer_optimizer.py, `_setup_low_rank_optimizer`)."""
 
 
+def _is_low_rank(optimizer_name: str) -> bool:
+    return optimizer_name.removesuffix("_layerwise") in LOW_RANK_OPTIMIZERS
+
+
+def optimizer_with_targets(
+    reader: LaunchReader, config: Table, argument_name: str, default_name: str, run_settings: Table
+) -> dict[str, Any]:
+    """Returns the settings of the optimizer that an argument names, with the modules that a low-rank one projects."""
+    optimizer_name = str(reader.value(config, argument_name, default_name))
+    if _is_low_rank(optimizer_name):
+        return _low_rank_optimizer(reader, config, optimizer_name, run_settings)
+    if config.get("optim_target_modules"):
+        reader.unknown["optim_target_modules"] = "it is modelled without"
+    return optimizer_settings(reader, argument_name, optimizer_name)
+
+
 def _low_rank_optimizer(
     reader: LaunchReader, config: Table, optimizer_name: str, run_settings: Table
 ) -> dict[str, Any]:
@@ -341,7 +351,9 @@ def _low_rank_optimizer(
     if not optimizer_name.endswith("_layerwise"):
         return settings
     if run_settings["num_microbatches"] > 1:
-        raise reader.wrong("optim", f"{optimizer_name} refuses gradient_accumulation_steps above 1; expected 1")
+        raise reader.wrong(
+            "gradient_accumulation_steps", f"{optimizer_name} refuses {run_settings['num_microbatches']}; expected 1"
+        )
     return {**settings, "optimizer_in_backward": True}
 
 
