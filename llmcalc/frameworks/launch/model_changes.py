@@ -48,6 +48,12 @@ HEADS = re.compile(r"(AutoModel|\w+)For(SequenceClassification|TokenClassificati
 OTHER_MODELS = re.compile(r"ref|reward|teacher|critic|value|vis|image|audio|embed_model", re.IGNORECASE)
 """Names of models beside the trained one, and of encoders, which are not counted."""
 
+SIZES = re.compile(
+    r"num_(hidden_layers|attention_heads|key_value_heads|layers|heads|local_experts)|n_(layers?|embd|heads?|inner)|"
+    r"hidden_size|intermediate_size|head_dim|d_model|d_ff|ffn_dim|vocab_size"
+)
+"""Fields of a model's configuration that are sizes."""
+
 LAYER_LISTS = ("layers", "h", "blocks", "layer")
 """Attributes of models that hold their layers."""
 
@@ -86,6 +92,7 @@ def changes_of_model(
     for call in calls:
         _add_conversion(changes, call, models)
         _add_head(changes, call)
+    _add_sizes(changes, syntax_tree, calls)
     if any(_replaces_layers(statement, models) for statement in ast.walk(syntax_tree)):
         changes.unknown["layers"] = "the file replaces layers of the model; expected TARGET with --set"
     if any(_last_name(call) == "resize_token_embeddings" for call in calls):
@@ -218,6 +225,26 @@ def _add_head(changes: ModelChanges, call: ast.Call) -> None:
             "its head is not modelled in a file; expected TARGET with --phase training --set head.type=classification "
             "--set head.num_labels=N"
         )
+
+
+def _add_sizes(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
+    """Records sizes that the file gives a published configuration, as arguments or as attributes."""
+    sizes: dict[str, Any] = {}
+    for call in calls:
+        if _last_name(call) in ("from_pretrained", "from_config"):
+            sizes |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    for statement in ast.walk(syntax_tree):
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        if isinstance(target, ast.Attribute) and re.search(r"config$", dotted_name_of(target.value)) is not None:
+            sizes[target.attr] = statement.value if isinstance(statement, ast.Assign) else None
+    numbers = {
+        field_name: value.value
+        for field_name, value in sizes.items()
+        if SIZES.fullmatch(field_name) and isinstance(value, ast.Constant) and type(value.value) is int
+    }
+    if numbers:
+        settings = " ".join(f"--set {field_name}={number}" for field_name, number in numbers.items())
+        changes.unknown[next(iter(numbers))] = f"the file changes the model's sizes; expected TARGET with {settings}"
 
 
 def _replaces_layers(statement: ast.AST, models: Collection[str]) -> bool:

@@ -10,7 +10,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ...sources.huggingface.family import field_names
 from ..launch.model_changes import changes_of_model
@@ -89,11 +89,13 @@ class NamedCall(NamedTuple):
     """A call in the file. name: the last component of the function's name. arguments: keyword → value.
 
     first: the first positional argument; None without one.
+    node: the call in the syntax tree; None (default) for no call.
     """
 
     name: str
     arguments: Mapping[str, Any]
     first: Any
+    node: ast.Call | None = None
 
 
 OTHER_TRAINERS = re.compile(
@@ -141,7 +143,8 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             else CONFIGS[config_class]
         )
         config = {**base_config, **_arguments_of(named_calls, config_class), **_model_arguments(named_calls)}
-        changes = changes_of_model(syntax_tree, calls_in_order(syntax_tree), ADAPTER_ARGUMENTS)
+        call_nodes = [call.node for call in named_calls if call.node is not None]
+        changes = changes_of_model(syntax_tree, call_nodes, ADAPTER_ARGUMENTS)
         if "dtype" in changes.arguments:
             config.pop("torch_dtype", None)
         config.pop("model_init_kwargs", None)
@@ -279,7 +282,7 @@ def _arguments_of(named_calls: list[NamedCall], call_name: str) -> Mapping[str, 
 
 
 def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> Iterator[NamedCall]:
-    """Yields every call of the file with its evaluated arguments, in line order.
+    """Yields every call of the file with its evaluated arguments, in line order, but for branches that are not run.
 
     file_variables: dotted name → value of the arguments that the file takes.
     """
@@ -287,16 +290,45 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
     assignments = [statement for statement in statements if isinstance(statement, ast.Assign | ast.AnnAssign)]
     variables = {**file_variables, **constants(statements)}  # of a name that is assigned below its use, the last value
     later_assignments = sorted(assignments, key=lambda assignment: -assignment.lineno)
+    conditions = _conditions_of_calls(syntax_tree)
     for node in calls_in_order(syntax_tree):
         call_name = dotted_name_of(node.func)
         if call_name.endswith("okenizer.from_pretrained") or "Processor" in call_name:
             continue
         while later_assignments and later_assignments[-1].lineno < node.lineno:
             variables |= _assigned_value(later_assignments.pop(), variables)
+        if any(_is_skipped(test, branch, variables) for test, branch in conditions.get(id(node), ())):
+            continue
         arguments = _keyword_arguments(node, variables)
-        yield NamedCall(
-            call_name.rpartition(".")[2], arguments, _value_of(node.args[0], variables) if node.args else None
-        )
+        first_argument = _value_of(node.args[0], variables) if node.args else None
+        yield NamedCall(call_name.rpartition(".")[2], arguments, first_argument, node)
+
+
+Condition: TypeAlias = tuple[ast.expr, bool]
+"""A condition, and whether a call runs if it is true."""
+
+
+def _conditions_of_calls(syntax_tree: ast.Module) -> dict[int, list[Condition]]:
+    """Returns the identity of a call → the conditions of the branches in which it is, of plain names alone."""
+    conditions: dict[int, list[Condition]] = {}
+    for choice in ast.walk(syntax_tree):
+        if not isinstance(choice, ast.If | ast.IfExp):
+            continue
+        for branch, content in ((True, choice.body), (False, choice.orelse)):
+            for part in content if isinstance(content, list) else [content]:
+                for node in ast.walk(part):
+                    if isinstance(node, ast.Call):
+                        conditions.setdefault(id(node), []).append((choice.test, branch))
+    return conditions
+
+
+def _is_skipped(test: ast.expr, branch: bool, variables: Mapping[str, Any]) -> bool:
+    """Whether a condition that is a name, or its negation, is known not to have the value of a branch."""
+    name_node = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
+    if not isinstance(name_node, ast.Name | ast.Attribute):
+        return False
+    value = value_of(name_node, variables)
+    return isinstance(value, bool) and (value == (name_node is test)) != branch
 
 
 def _keyword_arguments(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -239,6 +239,7 @@ def test_what_a_script_does_to_its_model_is_counted_or_refused(tmp_path: Path) -
         ("model.gpt_neox.layers = model.gpt_neox.layers[:8]", "layers"),
         ("adapters = LoraConfig(r=8, rank_pattern={'dense': 64})", "rank_pattern"),
         ("adapters = LoraConfig(r=8, bias='all')", "bias"),
+        ("model.config.num_hidden_layers = 8", "num_hidden_layers"),
     ):
         with pytest.raises(InputError, match=f"may change memory: {named} "):
             settings_of(tmp_path, PLAIN.replace(loaded, f"{loaded}    {change}\n"))
@@ -288,3 +289,18 @@ def test_a_loop_of_the_file_s_own_is_told_what_to_type(tmp_path: Path) -> None:
     ) as error:
         settings_of(tmp_path, loop)
     assert "a file of NeMo" not in str(error.value)  # which is refused
+
+
+def test_a_branch_that_is_not_run_adds_no_adapters(tmp_path: Path) -> None:
+    script = """
+from trl import SFTConfig, SFTTrainer
+use_peft = True
+adapters = LoraConfig(r=16, target_modules="all-linear") if use_peft else None
+if not use_peft:
+    model = AutoModelForCausalLM.from_pretrained("gpt2", n_layer=2)
+SFTTrainer(model="Qwen/Qwen3-8B", args=SFTConfig("out"), peft_config=adapters).train()
+"""
+    model, settings = settings_of(tmp_path, script)
+    assert (model, settings["lora_rank"]) == ("Qwen/Qwen3-8B", 16)
+    with pytest.raises(InputError, match=r"n_layer \(the file changes .* expected TARGET with --set n_layer=2\)"):
+        settings_of(tmp_path, script.replace("use_peft = True", "use_peft = False"))
