@@ -180,7 +180,7 @@ def _frozen_places(syntax_tree: ast.Module) -> Iterator[ast.AST]:
     """Yields the places where the file freezes parameters of the trained model."""
     of_other_models: set[int] = set()
     for loop in ast.walk(syntax_tree):
-        if isinstance(loop, ast.For) and OTHER_MODELS.search(ast.unparse(loop.iter)) is not None:
+        if isinstance(loop, ast.For) and not _is_of_model(loop.iter):
             of_other_models |= {id(node) for node in ast.walk(loop)}
     for node in ast.walk(syntax_tree):
         if id(node) in of_other_models:
@@ -196,7 +196,9 @@ def _frozen_places(syntax_tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _is_of_model(owner: ast.expr) -> bool:
-    return OTHER_MODELS.search(ast.unparse(owner)) is None
+    """Whether no name in an expression is that of a model beside the trained one."""
+    names = (getattr(node, "id", "") or getattr(node, "attr", "") for node in ast.walk(owner))
+    return not any(map(OTHER_MODELS.search, names))
 
 
 def _add_conversion(changes: ModelChanges, call: ast.Call, models: Collection[str]) -> None:

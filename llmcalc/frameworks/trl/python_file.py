@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ...sources.huggingface.family import field_names
 from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
+    DEEPEST,
     UnknownValue,
     calls_in_order,
     constants,
@@ -308,17 +309,22 @@ Condition: TypeAlias = tuple[ast.expr, bool]
 """A condition, and whether a call runs if it is true."""
 
 
-def _conditions_of_calls(syntax_tree: ast.Module) -> dict[int, list[Condition]]:
+def _conditions_of_calls(syntax_tree: ast.Module) -> dict[int, tuple[Condition, ...]]:
     """Returns the identity of a call → the conditions of the branches in which it is, of plain names alone."""
-    conditions: dict[int, list[Condition]] = {}
-    for choice in ast.walk(syntax_tree):
-        if not isinstance(choice, ast.If | ast.IfExp):
+    conditions: dict[int, tuple[Condition, ...]] = {}
+    open_nodes: list[tuple[ast.AST, tuple[Condition, ...]]] = [(syntax_tree, ())]
+    while open_nodes:
+        node, node_conditions = open_nodes.pop()
+        if isinstance(node, ast.Call):
+            conditions[id(node)] = node_conditions
+        if not isinstance(node, ast.If | ast.IfExp):
+            open_nodes += [(child, node_conditions) for child in ast.iter_child_nodes(node)]
             continue
-        for branch, content in ((True, choice.body), (False, choice.orelse)):
-            for part in content if isinstance(content, list) else [content]:
-                for node in ast.walk(part):
-                    if isinstance(node, ast.Call):
-                        conditions.setdefault(id(node), []).append((choice.test, branch))
+        open_nodes.append((node.test, node_conditions))
+        for branch, content in ((True, node.body), (False, node.orelse)):
+            branch_conditions = (*node_conditions, (node.test, branch))[-DEEPEST:]
+            parts = content if isinstance(content, list) else [content]
+            open_nodes += [(part, branch_conditions) for part in parts]
     return conditions
 
 
@@ -335,7 +341,7 @@ def _keyword_arguments(call: ast.Call, variables: Mapping[str, Any]) -> dict[str
     """Returns the arguments of a call by keyword, with those of a table that is unpacked (`**arguments`)."""
     arguments: dict[str, Any] = {}
     for keyword in call.keywords[:1000]:
-        keyword_value = _value_of(keyword.value, variables)
+        keyword_value = _item_of_table(keyword.value, variables)
         if keyword.arg:
             arguments[keyword.arg] = keyword_value
         elif isinstance(keyword_value, dict):
@@ -353,7 +359,7 @@ def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[s
         table_name = dotted_name_of(target_node.value)
         table, item_name = variables.get(table_name), value_of(target_node.slice, variables)
         if isinstance(table, dict) and isinstance(item_name, str):
-            return {table_name: {**table, item_name: _value_of(assignment.value, variables)}}
+            return {table_name: {**table, item_name: _item_of_table(assignment.value, variables)}}
     if not isinstance(target_node, ast.Name) or assignment.value is None:
         return {}
     return {target_node.id: _value_of(assignment.value, variables)}
@@ -391,7 +397,8 @@ def _value_of(expression: ast.expr, variables: Mapping[str, Any]) -> Any:
 def _comparison(comparison: ast.Compare, variables: Mapping[str, Any]) -> Any:
     """Returns whether two known values, such as number formats, are equal, and whether the device computes in bf16."""
     operation, right_node = comparison.ops[0], comparison.comparators[0]
-    if "get_device_capability(" in ast.unparse(comparison.left) and isinstance(operation, ast.GtE):
+    names = {getattr(node, "attr", "") for node in ast.walk(comparison.left)}
+    if "get_device_capability" in names and isinstance(operation, ast.GtE):
         return True  # of 8 and later, as `SUPPORTS_BF16`
     sides = [_format_name(_value_of(side, variables)) for side in (comparison.left, right_node)]
     if any(map(_has_unknown, sides)) or not isinstance(operation, ast.Eq | ast.NotEq):
@@ -403,7 +410,7 @@ def _table_of(expression: ast.Dict, variables: Mapping[str, Any]) -> Any:
     """Returns the value of a table whose keys are texts; unknown for other keys."""
     table: dict[str, Any] = {}
     for key_node, value_node in list(zip(expression.keys, expression.values, strict=True))[:1000]:
-        item_value = _value_of(value_node, variables)
+        item_value = _item_of_table(value_node, variables)
         if isinstance(key_node, ast.Constant) and isinstance(key_node.value, str):
             table[key_node.value] = item_value
         elif key_node is None and isinstance(item_value, dict):
@@ -411,6 +418,14 @@ def _table_of(expression: ast.Dict, variables: Mapping[str, Any]) -> Any:
         else:
             return UnknownValue("a table")
     return table
+
+
+def _item_of_table(expression: ast.expr, variables: Mapping[str, Any]) -> Any:
+    """Returns the value of an item; unknown for a variable with tables in tables, which could double at every line."""
+    item_value = _value_of(expression, variables)
+    inner_values = list(item_value.values()) if isinstance(item_value, dict) else item_value
+    is_nested = isinstance(inner_values, list) and any(isinstance(value, dict | list) for value in inner_values)
+    return UnknownValue("a table") if is_nested and not isinstance(expression, ast.Dict) else item_value
 
 
 def _has_unknown(value: Any) -> bool:
