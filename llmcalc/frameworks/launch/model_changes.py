@@ -45,6 +45,12 @@ LORA_IDLE = field_names("""
 HEADS = re.compile(r"(AutoModel|\w+)For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)")
 """A class of transformers with another head than a language model's."""
 
+OTHER_HEAD = (
+    "its head is no language model's; expected TARGET with --phase training --set head.type=classification --set "
+    "head.num_labels=N"
+)
+"""Why a model with another head is refused, and what to type."""
+
 OTHER_MODELS = re.compile(r"ref|reward|teacher|critic|value|vis|image|audio|embed_model", re.IGNORECASE)
 """Names of models beside the trained one, and of encoders, which are not counted."""
 
@@ -223,10 +229,7 @@ def _add_head(changes: ModelChanges, call: ast.Call) -> None:
     """Records a class that loads the model with another head than that of a language model."""
     class_name = dotted_name_of(call.func).removesuffix(".from_pretrained").rpartition(".")[2]
     if HEADS.fullmatch(class_name) is not None:
-        changes.unknown[class_name] = (
-            "its head is not modelled in a file; expected TARGET with --phase training --set head.type=classification "
-            "--set head.num_labels=N"
-        )
+        changes.unknown[class_name] = OTHER_HEAD
 
 
 def _add_sizes(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:

@@ -18,6 +18,7 @@ from ..frozen_model import FrozenModel
 from ..registry import WITHOUT_A_NAME, framework, plugins
 from .accelerate_command import with_launcher_arguments
 from .command_line import plain_arguments
+from .model_changes import OTHER_HEAD
 from .record import (
     FP16_NOTE,
     NO_FILES,
@@ -126,6 +127,10 @@ TRAINER_SIGNS = (
 )
 
 
+SCRIPTS_OF_OTHER_HEADS = re.compile(r"run_(glue|classification|ner|qa|qa_beam_search|swag|xnli)(_no_trainer)?\.py")
+"""Examples of transformers (examples/pytorch) that train a model with another head than a language model's."""
+
+
 def is_trainer(config: Table) -> bool:
     """Whether a table has arguments of Hugging Face's Trainer."""
     return any(argument_name in config for argument_name in TRAINER_SIGNS) and "distributed_type" not in config
@@ -148,6 +153,9 @@ def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
 def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command with Trainer arguments."""
     with reading_of(source_file) as reader:  # a TARGET may replace the model
+        script_name = source_file.script.rpartition("/")[2]
+        if SCRIPTS_OF_OTHER_HEADS.fullmatch(script_name) is not None:
+            reader.unknown[script_name] = OTHER_HEAD
         config = plain_arguments(arguments, reader, known_argument_names() - {"model_name_or_path"})
         if config.get("deepspeed") is True and "deepspeed_config" in config:  # deepspeed.add_config_arguments
             config["deepspeed"] = config.pop("deepspeed_config")

@@ -544,6 +544,7 @@ COMMANDS = [
     ("python run_recipe.py --recipe my_config train.micro_batch_size=2", "expected --launch 'megatron/bridge/recipes/"),
     ("deepspeed pretrain_gpt.py --num-layers 2 --deepspeed --zero-stage 3", "stage 3 under Megatron-DeepSpeed"),
     ("llamafactory-cli train my.yaml", "my.yaml: names a file, which is not read"),
+    ("run_ner.py --model_name_or_path a/b --do_train --per_device_train_batch_size 8", "run_ner.py (its head is no"),
 ]
 
 

@@ -243,7 +243,7 @@ def test_what_a_script_does_to_its_model_is_counted_or_refused(tmp_path: Path) -
     ):
         with pytest.raises(InputError, match=f"may change memory: {named} "):
             settings_of(tmp_path, PLAIN.replace(loaded, f"{loaded}    {change}\n"))
-    with pytest.raises(InputError, match=r"GPTNeoXForTokenClassification \(its head"):
+    with pytest.raises(InputError, match=r"GPTNeoXForTokenClassification \(its head is no"):
         settings_of(tmp_path, PLAIN.replace("AutoModelForCausalLM", "GPTNeoXForTokenClassification"))
     with pytest.raises(InputError, match=r"optimizers \(Muon is not modelled"):
         settings_of(tmp_path, PLAIN.replace("args=args", "args=args, optimizers=(Muon(model), None)"))
