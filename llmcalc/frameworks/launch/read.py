@@ -199,7 +199,6 @@ SETTINGS_ADVICE = "TARGET with --phase training and the run's settings, such as 
 
 WRAPPERS = {
     r"FullyShardedDataParallel|fully_shard\(": "--fsdp N",
-    r"deepspeed\.initialize": "--zero N --framework deepspeed",
     r"DistributedDataParallel": "--dp N",
 }
 """Pattern of a call that divides a model's training over devices → the options that say the same."""
