@@ -34,7 +34,8 @@ def command(
 ) -> None:
     """Compare the memory that a log prints with the computed memory.
     Names the term that is off or in the way, and the flag that changes it. Of vLLM, SGLang, TensorRT-LLM, llama.cpp,
-    Ollama, torch, Megatron-LM, DeepSpeed, torchtitan and the Trainer. Exit code 2 if nothing of the log is known.
+    Ollama, torch, Megatron-LM, DeepSpeed, torchtitan and trainers (the Trainer, torchtune, axolotl, LitGPT, ms-swift,
+    Unsloth). Exit code 2 if nothing of the log is known.
     """
     from ..questions.logs import LogQuestion, ask_log
 

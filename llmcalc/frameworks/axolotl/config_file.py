@@ -21,7 +21,7 @@ from ..launch.trainer import (
     attention_settings,
     kto_settings,
     lora_settings,
-    optimizer_settings,
+    optimizer_with_targets,
     pair_settings,
     trainer_launch,
 )
@@ -42,7 +42,7 @@ READ = field_names("""
     bnb_config_kwargs model_quantization_config_kwargs model_config overrides_of_model_config expert_parallel_size ebft
     diffusion llmcompressor
     lisa_n_layers use_scattermoe use_sonicmoe use_onebitllms llama4_linearized_experts fused_attn_kernel
-    nvfp4_merge_aware liger_rms_norm_gated
+    nvfp4_merge_aware liger_rms_norm_gated optim_target_modules
     """)
 
 IGNORED = field_names("""
@@ -166,8 +166,8 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
             "batch": reader.size(config, "micro_batch_size", 1),
             "num_microbatches": _accumulation_steps(reader, config),
             "seq": reader.size(config, "sequence_len", 512),
-            **optimizer_settings(reader, "optimizer", reader.value(config, "optimizer", "adamw_torch_fused")),
         }
+        run_settings |= optimizer_with_targets(reader, config, "optimizer", "adamw_torch_fused", run_settings)
         dtype_16b = _half_format(reader, config)
         run_settings |= {"precision": "fp32"} if dtype_16b is None else {"dtype": dtype_16b, "master_weights": "none"}
         run_settings |= _kernel_settings(reader, config)

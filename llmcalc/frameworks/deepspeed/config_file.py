@@ -195,10 +195,25 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
             reader.unknown[f"zero_optimization.{zero_field.name}"] = (
                 f"{shown(getattr(settings, zero_field.name))} is not modelled"
             )
+    _refuse_partial_offload(reader, reader.table(config, "zero_optimization"), settings.stage)
     for setting_name in ("offload_optimizer", "offload_param"):
         if getattr(settings, setting_name) == "nvme":
             reader.unknown[f"zero_optimization.{setting_name}"] = "offloading to NVMe is not modelled"
     return settings
+
+
+def _refuse_partial_offload(reader: LaunchReader, zero_table: Table, stage: int | None) -> None:
+    """Records as unknown an optimizer of which a share alone is on the host (runtime/zero/offload_config.py)."""
+    offload_table = zero_table.get("offload_optimizer")
+    if not isinstance(offload_table, Mapping):
+        return
+    host_share = offload_table.get("ratio", 1)
+    if stage == 3 and host_share not in (1, AUTO):  # the other stages do not read it
+        reader.unknown["zero_optimization.offload_optimizer.ratio"] = (
+            f"{shown(host_share)} is not modelled: all states are counted on the host"
+        )
+    if offload_table.get("super_offload"):
+        reader.unknown["zero_optimization.offload_optimizer.super_offload"] = "it is modelled without"
 
 
 AUTO_TEXT = "'auto'"

@@ -1,7 +1,9 @@
-"""Reads commands of FastChat's train.py, train_mem.py and train_lora.py, and of Qwen's derived finetune.py.
+"""Reads commands of FastChat's train.py, train_mem.py and train_lora.py, of Qwen's derived finetune.py, and of the
+train.py of Stanford Alpaca, from which both are derived.
 
-Sources: fastchat/train/*.py of FastChat 0.2.36; finetune.py of QwenLM/Qwen. Both are arguments of the Trainer with a
-length, `--model_max_length`, and adapters of their own names.
+Sources: fastchat/train/*.py of FastChat 0.2.36; finetune.py of QwenLM/Qwen; train.py of tatsu-lab/stanford_alpaca, with
+FastChat's defaults. They are arguments of the Trainer with a length, `--model_max_length`, and adapters of their own
+names.
 """
 
 from __future__ import annotations
@@ -76,11 +78,12 @@ def _script_name(command_line: CommandLine) -> str:
 
 
 def starts_program(command_line: CommandLine) -> bool:
-    """Whether a command starts a training script of FastChat or Qwen."""
-    known_arguments = ("--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora")
-    return _script_name(command_line) in SCRIPTS and any(
-        command_word.partition("=")[0] in known_arguments for command_word in command_line.words
-    )
+    """Whether a command starts a training script of FastChat, Qwen or Stanford Alpaca."""
+    known_arguments = {"--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora"}
+    option_names = {command_word.partition("=")[0] for command_word in command_line.words}
+    script_name = _script_name(command_line)
+    is_of_alpaca = script_name == "train" and {"--data_path", "--model_name_or_path"} <= option_names
+    return script_name in SCRIPTS and (is_of_alpaca or not known_arguments.isdisjoint(option_names))
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:

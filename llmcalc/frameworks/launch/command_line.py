@@ -41,6 +41,9 @@ PACKAGE_FILES = re.compile(r"(?:^|/)(swift/cli/\w+)\.py$")
 TRL_SCRIPT = re.compile(r"(?:^|/)(?:trl|examples)/scripts/(sft|dpo|grpo|kto|reward|rloo)\.py$")
 """The path of a script of TRL's repository that the command `trl` runs too: `trl/scripts/dpo.py` is `trl dpo`."""
 
+LLAMA_FACTORY_SCRIPT = re.compile(r"(?:^|/)src/train\.py$")
+"""The path of LLaMA-Factory's script, if its words have `--stage`; before version 0.7 it was `src/train_bash.py`."""
+
 TRL_LAUNCHERS: Mapping[str, tuple[str, ...]] = {
     "single_gpu": ("--num_processes", "1"),
     "multi_gpu": ("--num_processes", "8"),
@@ -163,6 +166,8 @@ def command_line(command: ShellCommand) -> CommandLine | None:
             package_match, trl_script = PACKAGE_FILES.search(command_word), TRL_SCRIPT.search(command_word)
             program_name = file_name if package_match is None else package_match[1].replace("/", ".")
             program_name = program_name if trl_script is None else f"trl {trl_script[1]}"
+            if LLAMA_FACTORY_SCRIPT.search(command_word) and "--stage" in command_words:
+                program_name = "train_bash.py"
             return CommandLine(
                 command_words[:i],
                 program_name,

@@ -104,7 +104,13 @@ PROGRAMS = dict(
             "deepspeed_chat", "DeepSpeed-Chat", "83757d9 (2025-02-11)", "a command of DeepSpeed-Chat", **COMMAND
         ),
         _program_file("gpt_neox", "GPT-NeoX", "2.0 (2026-05-19)"),
-        _program_file("fastchat", "FastChat", "0.2.36", "a command of FastChat's or Qwen's training script", **COMMAND),
+        _program_file(
+            "fastchat",
+            "FastChat",
+            "0.2.36",
+            "a command of FastChat's, Stanford Alpaca's or Qwen's training script",
+            **COMMAND,
+        ),
         _program_file(
             "megatron_bridge",
             "Megatron-Bridge",

@@ -33,7 +33,7 @@ from .notebook import read_launch_text
 from .options import NO_OPTIONS, read_with_options
 from .python_source import is_python
 from .record import CommandLine, Fetch, Launch, LaunchSource, ReadText
-from .refused_programs import refuse_config
+from .refused_programs import REFUSED, refuse_config
 from .shell import read_script
 from .shell_words import ShellScript
 from .unresolved import UNRESOLVED, is_unresolved, is_unset_variable, printable, unresolved_reason
@@ -189,12 +189,32 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
             "or YAML file that has them"
         )
     known_titles = ", ".join(
-        launch_file.title for launch_file in launch_file_kinds() if launch_file.read_python is not None
+        launch_file.title
+        for launch_file in launch_file_kinds()
+        if launch_file.read_python is not None and launch_file not in REFUSED
     )
     raise InputError(
-        f"{source_file.where}: a Python file of no program that is read (it is never run); expected {known_titles}, "
-        f"or the script that starts it{SERVER_FILES}"
+        f"{source_file.where}: a Python file of no program that is read (it is never run); expected "
+        f"{_advice_of_loop(file_text)}, or the script that starts it, or {known_titles}{SERVER_FILES}"
     )
+
+
+SETTINGS_ADVICE = "TARGET with --phase training and the run's settings, such as --batch 4 --seq 2048 --recompute full"
+"""What to type for a run that no reader knows."""
+
+WRAPPERS = {
+    r"FullyShardedDataParallel|fully_shard\(": "--fsdp N",
+    r"DistributedDataParallel": "--dp N",
+}
+"""Pattern of a call that divides a model's training over devices → the options that say the same."""
+
+
+def _advice_of_loop(file_text: str) -> str:
+    """Returns what to type for a Python file with a training loop of its own, with the model that it names."""
+    loaded_model = re.search(r"\.from_pretrained\(\s*[\"']([\w.-]{1,60}/[\w.-]{1,60})[\"']", file_text)
+    target = "TARGET" if loaded_model is None else loaded_model[1]
+    options = next((options for pattern, options in WRAPPERS.items() if re.search(pattern, file_text)), "")
+    return f"{target} in its place, {SETTINGS_ADVICE.removeprefix('TARGET ')}{options and f' {options}'}"
 
 
 @cache
@@ -427,7 +447,7 @@ def _read_by_arguments(
     known_programs = " or ".join(file_kind.arguments_of for file_kind in argument_readers)
     raise InputError(
         f"{name_in_errors}: no command runs with arguments of {known_programs}{reason_text}{runs_programs}; expected "
-        f"{launch_files()}{SERVER_FILES}"
+        f"{SETTINGS_ADVICE}, or {launch_files()}{SERVER_FILES}"
     )
 
 
@@ -548,7 +568,7 @@ def _reader_with_written_files(
 
 TABLES_OF = {
     **dict.fromkeys(("trl sft", "trl dpo", "trl grpo", "trl kto"), "trl"),
-    "llamafactory-cli train": "llama-factory",
+    **dict.fromkeys(("llamafactory-cli train", "train_bash.py"), "llama-factory"),
 }
 """Program whose arguments are the keys of its own configuration files → the kind of those files."""
 

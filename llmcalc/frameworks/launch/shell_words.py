@@ -110,6 +110,11 @@ _PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w ./:-]{0,80}[\w.])?>(?=[\s/'\"_]|$)")
 """A place that a user is to fill, such as `<path to the data>`. The shell would read a file."""
 _PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`\0]+")
 _QUOTED = re.compile(r'[^"\\$`\0]+')
+_ESCAPED = re.compile(r"((?:[^'\\]|\\.)*+)'", re.DOTALL)
+"""The text of a string with escapes, `$'…'`, up to its last quote."""
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
+"""Letter behind a backslash in `$'…'` → the character; any other stands for itself."""
 
 
 class WordReader:
@@ -204,6 +209,8 @@ class WordReader:
             elif character == '"':
                 self.at += 1
                 word_pieces += self.read_quoted_text()
+            elif self.text.startswith(("$'", '$"'), self.at):
+                word_pieces += self.read_dollar_quote()
             elif character in "$`":
                 expanded_text = self.read_expansion()
                 word_pieces.append((expanded_text.replace(ITEM, " "), True))
@@ -214,6 +221,18 @@ class WordReader:
             if letter_count > LONGEST_VALUE:
                 raise self.error(f"a word grows too long; expected at most {LONGEST_VALUE:,} letters")
         return word_pieces
+
+    def read_dollar_quote(self) -> list[tuple[str, bool]]:
+        """Reads and returns the pieces of a string with escapes, `$'…'`, or of a text to be translated, `$"…"`."""
+        if self.text[self.at + 1] == '"':
+            self.at += 2
+            return self.read_quoted_text()
+        escaped_text = _ESCAPED.match(self.text, self.at + 2)
+        if escaped_text is None:
+            raise self.error("a quote ' that does not end")
+        self.at = escaped_text.end()
+        unescaped_text = _ESCAPE.sub(lambda escape: ESCAPES.get(escape[1], escape[1]), escaped_text[1])
+        return [(unescaped_text, False)]
 
     def read_quoted_text(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a text in double quotes."""

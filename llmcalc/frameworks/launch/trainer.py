@@ -18,6 +18,7 @@ from ..frozen_model import FrozenModel
 from ..registry import WITHOUT_A_NAME, framework, plugins
 from .accelerate_command import with_launcher_arguments
 from .command_line import plain_arguments
+from .model_changes import OTHER_HEAD
 from .record import (
     FP16_NOTE,
     NO_FILES,
@@ -63,11 +64,15 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 """Defaults of arguments that change memory (transformers 5.23, training_args.py)."""
 
+LENGTH_NAMES = ("max_seq_length", "max_length", "block_size", "cutoff_len", "model_max_length")
+"""Arguments of scripts for the length of sequences; the last is the tokenizer's, in scripts derived from Alpaca's."""
+
 TRAINER_READ = field_names("""
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs
     activation_checkpointing activation_checkpointing_kwargs optim bf16 fp16 torch_compile
-    max_seq_length max_length block_size cutoff_len torch_dtype dtype attn_implementation use_liger_kernel
-    liger_kernel_config model_name_or_path use_peft lora_r lora_target_modules lora_dropout load_in_4bit load_in_8bit
+    max_seq_length max_length block_size cutoff_len model_max_length torch_dtype dtype attn_implementation
+    use_liger_kernel liger_kernel_config label_smoothing_factor
+    model_name_or_path use_peft lora_r lora_target_modules lora_dropout load_in_4bit load_in_8bit
     use_cpu no_cuda lora_modules_to_save parallelism_config optim_args optim_target_modules
     auto_find_batch_size neftune_noise_alpha use_bnb_nested_quant use_dora
     """)
@@ -75,7 +80,7 @@ TRAINER_READ = field_names("""
 TRAINER_IGNORED = field_names("""
     output_dir overwrite_output_dir num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs
     warmup_steps warmup_ratio weight_decay adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices
-    max_grad_norm label_smoothing_factor bf16_full_eval fp16_full_eval tf32 torch_compile_backend torch_compile_mode
+    max_grad_norm bf16_full_eval fp16_full_eval tf32 torch_compile_backend torch_compile_mode
     use_cache logging_strategy logging_steps logging_first_step log_on_each_node
     logging_nan_inf_filter include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to run_name
     project trackio_space_id trackio_bucket_id trackio_static_space_id eval_strategy evaluation_strategy eval_steps
@@ -98,10 +103,13 @@ TRAINER_IGNORED = field_names("""
     train_file validation_file test_file dataset_config_name validation_split_percentage keep_linebreaks streaming
     max_train_samples max_eval_samples max_predict_samples overwrite_cache cache_dir tokenizer_name use_fast_tokenizer
     use_auth_token token low_cpu_mem_usage predict_with_generate
+    fp16_backend include_tokens_per_second tpu_num_cores tpu_metrics_debug ray_scope split_batches dispatch_batches
+    jit_mode_eval xpu_backend use_legacy_prediction_loop evaluate_during_training lazy_preprocess
     """)
 """Arguments that do not change the memory of a training step, or by less than one block.
 
-The last lines are those of transformers' examples (language-modeling/run_clm.py, summarization/run_summarization.py).
+The last lines are those of transformers' examples (language-modeling/run_clm.py, summarization/run_summarization.py),
+and arguments of the Trainer of earlier versions.
 """
 
 QUANTIZATION_AWARE = (
@@ -119,14 +127,21 @@ TRAINER_SIGNS = (
 )
 
 
+SCRIPTS_OF_OTHER_HEADS = re.compile(r"run_(glue|classification|ner|qa|qa_beam_search|swag|xnli)(_no_trainer)?\.py")
+"""Examples of transformers (examples/pytorch) that train a model with another head than a language model's."""
+
+
 def is_trainer(config: Table) -> bool:
     """Whether a table has arguments of Hugging Face's Trainer."""
     return any(argument_name in config for argument_name in TRAINER_SIGNS) and "distributed_type" not in config
 
 
 def is_run_by(command_words: Sequence[str]) -> bool:
-    """Whether a command's words are arguments of the Trainer."""
-    return any(command_word.startswith("--per_device_train_batch") for command_word in command_words)
+    """Whether a command's words are arguments of the Trainer, which has a default for the batch size."""
+    option_names = {command_word.partition("=")[0] for command_word in command_words}
+    return {"--do_train", "--model_name_or_path"} <= option_names or any(
+        option_name.startswith("--per_device_train_batch") for option_name in option_names
+    )
 
 
 def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
@@ -138,6 +153,9 @@ def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
 def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command with Trainer arguments."""
     with reading_of(source_file) as reader:  # a TARGET may replace the model
+        script_name = source_file.script.rpartition("/")[2]
+        if SCRIPTS_OF_OTHER_HEADS.fullmatch(script_name) is not None:
+            reader.unknown[script_name] = OTHER_HEAD
         config = plain_arguments(arguments, reader, known_argument_names() - {"model_name_or_path"})
         if config.get("deepspeed") is True and "deepspeed_config" in config:  # deepspeed.add_config_arguments
             config["deepspeed"] = config.pop("deepspeed_config")
@@ -247,7 +265,7 @@ def trainer_settings(
         "batch": reader.size(config, "per_device_train_batch_size", default_values["per_device_train_batch_size"]),
         "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
     }
-    length_names = (length_option,) if length_option else ("max_seq_length", "max_length", "block_size", "cutoff_len")
+    length_names = (length_option,) if length_option else LENGTH_NAMES
     length_key = next((length_name for length_name in length_names if config.get(length_name) is not None), "")
     if length_key or length_option:
         run_settings["seq"] = size_of(
@@ -255,14 +273,17 @@ def trainer_settings(
             length_key or length_option,
             reader.value(config, length_key or length_option, default_values.get(length_option)),
         )
-    run_settings |= optimizer_settings(reader, "optim", reader.value(config, "optim", default_values["optim"]))
+    run_settings |= optimizer_with_targets(reader, config, "optim", default_values["optim"], run_settings)
     run_settings |= trainer_kernels(reader, config, default_values)
     run_settings |= trainer_adapters(reader, config)
     add_noise_note(reader, config)
     _add_evaluation_note(reader, config, run_settings["batch"])
-    for argument_name in ("auto_find_batch_size", "optim_args", "optim_target_modules", "use_cpu", "no_cuda"):
+    is_low_rank = _is_low_rank(str(config.get("optim")))
+    for argument_name in ("auto_find_batch_size", "use_cpu", "no_cuda", *(("optim_args",) * (not is_low_rank))):
         if config.get(argument_name) not in (None, False, ""):
             reader.unknown[argument_name] = "it is modelled without"
+    if str(config.get("label_smoothing_factor") or 0) not in ("0", "0.0"):  # Trainer.compute_loss: of all logits
+        reader.unknown["label_smoothing_factor"] = "the loss is modelled without"
     return run_settings
 
 
@@ -293,6 +314,55 @@ def optimizer_settings(reader: LaunchReader, argument_name: str, written_name: A
         reader.unknown[argument_name] = f"'{optimizer_name}' is not modelled"
         return {}
     return dict(OPTIMIZERS[optimizer_name])
+
+
+LOW_RANK_OPTIMIZERS = {"galore_adamw": "galore", "apollo_adamw": "apollo"}
+"""`optim` without `_layerwise` → the optimizer (transformers/trainer_optimizer.py, `_setup_low_rank_optimizer`)."""
+
+
+def _is_low_rank(optimizer_name: str) -> bool:
+    return optimizer_name.removesuffix("_layerwise") in LOW_RANK_OPTIMIZERS
+
+
+def optimizer_with_targets(
+    reader: LaunchReader, config: Table, argument_name: str, default_name: str, run_settings: Table
+) -> dict[str, Any]:
+    """Returns the settings of the optimizer that an argument names, with the modules that a low-rank one projects."""
+    optimizer_name = str(reader.value(config, argument_name, default_name))
+    if _is_low_rank(optimizer_name):
+        return _low_rank_optimizer(reader, config, optimizer_name, run_settings)
+    if config.get("optim_target_modules"):
+        reader.unknown["optim_target_modules"] = "it is modelled without"
+    return optimizer_settings(reader, argument_name, optimizer_name)
+
+
+def _low_rank_optimizer(
+    reader: LaunchReader, config: Table, optimizer_name: str, run_settings: Table
+) -> dict[str, Any]:
+    """Returns the settings of GaLore or APOLLO on the linear layers of attention and of feed-forward networks."""
+    family = LOW_RANK_OPTIMIZERS[optimizer_name.removesuffix("_layerwise")]
+    written_targets = config.get("optim_target_modules") or ()
+    target_list = [written_targets] if isinstance(written_targets, str) else list(written_targets)
+    targets = {re.sub(r"[^a-z_]", "", str(target)).removeprefix("self_") for target in target_list}
+    if targets != {"attn", "mlp"}:  # "all-linear" has the output head too
+        reader.unknown["optim_target_modules"] = "[attn, mlp] alone is modelled"
+    written_arguments = config.get("optim_args") or {}
+    pairs = re.findall(r"(\w+) *= *([\w.]+)", written_arguments) if isinstance(written_arguments, str) else ()
+    arguments = written_arguments if isinstance(written_arguments, Mapping) else dict(pairs)
+    for argument_name, modelled_value in (("proj_type", "std"), ("proj", "random")):
+        if arguments.get(argument_name, modelled_value) != modelled_value:
+            reader.unknown[f"optim_args.{argument_name}"] = f"{modelled_value} alone is modelled"
+    rank_text = str(reader.value(arguments, "rank", 128))
+    if re.fullmatch(r"[1-9][0-9]{0,4}", rank_text) is None:
+        raise reader.wrong("optim_args", f"rank {shown(rank_text)[:60]}; expected a whole number of 1 to 99,999")
+    settings: dict[str, Any] = {"optimizer": f"{family}-r{rank_text}", "optimizer_impl": "loop"}
+    if not optimizer_name.endswith("_layerwise"):
+        return settings
+    if run_settings["num_microbatches"] > 1:
+        raise reader.wrong(
+            "gradient_accumulation_steps", f"{optimizer_name} refuses {run_settings['num_microbatches']}; expected 1"
+        )
+    return {**settings, "optimizer_in_backward": True}
 
 
 WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}

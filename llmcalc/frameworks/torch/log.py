@@ -1,10 +1,15 @@
-"""Out-of-memory messages of torch (c10/cuda/CUDACachingAllocator.cpp), and the memory metrics of the Trainer.
+"""Out-of-memory messages of torch (c10/cuda/CUDACachingAllocator.cpp), and what trainers print of torch's allocator.
+
+The trainers are transformers' Trainer, torchtune (training/memory.py, `log_memory_stats`), axolotl (utils/bench.py,
+`log_gpu_memory_usage`), LitGPT (its recipes, in units of 10^9 bytes), ms-swift, and Unsloth's notebooks.
 
 A message says what was requested, what the device has and what is free, each process's memory, and what of this
 process's memory torch has allocated, and has reserved without a use.
 """
 
 from __future__ import annotations
+
+from fractions import Fraction
 
 from ..logs.log_contents import AMOUNT, COUNT, LogTerm, LogValues, ParsedLog, pattern
 from ..logs.log_text import LogText
@@ -36,13 +41,32 @@ TRAINER_PATTERNS = (
     pattern("Number of trainable parameters = ", rf"= (?P<trainable>{COUNT})"),
 )
 
+PEAK_PATTERNS = (
+    pattern("GPU peak memory allocation: ", rf": (?P<torchtune_peak_allocated>{AMOUNT})"),
+    pattern("GPU peak memory reserved: ", rf": (?P<torchtune_peak_reserved>{AMOUNT})"),
+    pattern("GPU memory usage while training: ", rf": (?P<axolotl_allocated>{AMOUNT})"),
+    pattern("GPU memory usage while training: ", rf"\(\+(?P<axolotl_unallocated>{AMOUNT}) cache"),
+    pattern("Peak reserved memory = ", rf"= (?P<unsloth_peak_reserved>{AMOUNT})"),
+    pattern("Memory used: ", r": (?P<litgpt_peak_allocated>[0-9]{1,9}\.[0-9]{2}) GB"),
+    pattern("'memory(GiB)': ", r": (?P<swift_peak_reserved>[0-9]{1,9}(\.[0-9]{1,9})?)"),
+)
+
+PEAK_TERMS = {
+    "torchtune": ("torchtune", 0, "batch_size"),
+    "axolotl": ("axolotl", 0, "micro_batch_size"),
+    "unsloth": ("Unsloth", 0, "per_device_train_batch_size"),
+    "litgpt": ("LitGPT", 10**9, "--train.micro_batch_size"),
+    "swift": ("ms-swift", 2**30, "--per_device_train_batch_size"),
+}
+"""Start of the groups' names → program, bytes of the printed unit (0 if it is printed), and what sets the batch."""
+
 FRAGMENTED = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 """The setting with which torch's segments grow in place of leaving gaps."""
 
 
 def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns the sizes in torch's last out-of-memory message, or in the Trainer's metrics; None if there are none."""
-    trainer_reading = _read_trainer_metrics(log_text)
+    trainer_reading = _read_trainer_metrics(log_text) or _read_peaks(log_text)
     error_messages = log_text.lines_with(OUT_OF_MEMORY)
     if not error_messages:
         return trainer_reading
@@ -111,3 +135,20 @@ def _read_trainer_metrics(log_text: LogText) -> ParsedLog | None:
     if not memory_terms:
         return None
     return ParsedLog("trainer", "Trainer", tuple(memory_terms), oom_flag="--per_device_train_batch_size")
+
+
+def _read_peaks(log_text: LogText) -> ParsedLog | None:
+    """Returns the largest of torch's figures that a trainer printed; None for a log without any."""
+    log_values = LogValues(log_text, PEAK_PATTERNS)
+    for prefix, (title, unit, batch_argument) in PEAK_TERMS.items():
+        memory_terms: list[LogTerm] = []
+        for group_name in (name for name in log_values.values if name.startswith(f"{prefix}_")):
+            sizes = (
+                [int(Fraction(number) * unit) for number in log_values.values[group_name]]
+                if unit
+                else log_values.byte_sizes(group_name)
+            )
+            memory_terms.append(LogTerm(group_name.removeprefix(f"{prefix}_"), max(sizes)))
+        if memory_terms:
+            return ParsedLog(title.lower(), title, tuple(memory_terms), oom_flag=batch_argument)
+    return None

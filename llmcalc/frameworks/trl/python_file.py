@@ -10,10 +10,12 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ...sources.huggingface.family import field_names
+from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
+    DEEPEST,
     UnknownValue,
     calls_in_order,
     constants,
@@ -88,17 +90,27 @@ class NamedCall(NamedTuple):
     """A call in the file. name: the last component of the function's name. arguments: keyword → value.
 
     first: the first positional argument; None without one.
+    node: the call in the syntax tree; None (default) for no call.
     """
 
     name: str
     arguments: Mapping[str, Any]
     first: Any
+    node: ast.Call | None = None
+
+
+OTHER_TRAINERS = re.compile(
+    r"\b(Reward|PPO|PPOv2|ORPO|CPO|RLOO|OnlineDPO|NashMD|XPO|GKD|PRM|BCO|AlignProp|DDPO|MiniLLM)(Trainer|Config)\("
+)
+"""A call of a trainer of TRL that is not modelled, or of its configuration."""
 
 
 def is_python(file_text: str) -> bool:
-    """Whether a Python file creates the training configuration of TRL or transformers."""
-    has_import = re.search(r"^\s*(from|import) (trl|transformers)\b", file_text, re.MULTILINE) is not None
-    return has_import and re.search(rf"\b({'|'.join(CONFIGS)})\(", file_text) is not None
+    """Whether a Python file creates the training configuration of TRL or transformers, or a trainer of TRL."""
+    if re.search(r"^\s*(from|import) (trl|transformers)\b", file_text, re.MULTILINE) is None:
+        return False
+    has_config = re.search(rf"\b({'|'.join(CONFIGS)})\(", file_text) is not None
+    return has_config or OTHER_TRAINERS.search(file_text) is not None
 
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
@@ -109,6 +121,12 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         _refuse_undeclared(reader, script_arguments)
         named_calls = list(_named_calls(syntax_tree, script_arguments.variables))
         config_classes = dict.fromkeys(call.name for call in named_calls if call.name in CONFIGS)
+        other_trainer = OTHER_TRAINERS.search(file_text)
+        if other_trainer is not None and not any(call.name in TRAINERS for call in named_calls):
+            raise reader.wrong(
+                f"{other_trainer[1]}Trainer",
+                "training by it is not modelled; expected one of " + ", ".join(TRAINERS),
+            )
         if not config_classes:
             raise reader.wrong(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
@@ -126,11 +144,18 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             else CONFIGS[config_class]
         )
         config = {**base_config, **_arguments_of(named_calls, config_class), **_model_arguments(named_calls)}
-        config |= _arguments_of_model_calls(named_calls)
+        call_nodes = [call.node for call in named_calls if call.node is not None]
+        changes = changes_of_model(syntax_tree, call_nodes, ADAPTER_ARGUMENTS)
+        if "dtype" in changes.arguments:
+            config.pop("torch_dtype", None)
+        config.pop("model_init_kwargs", None)
+        config |= changes.arguments | _arguments_of_model_calls(named_calls)
         if not is_trl_run:
             config |= _length_of_samples(reader, named_calls)
         unknown_arguments = {
-            argument_name: value for argument_name, value in config.items() if isinstance(value, UnknownValue)
+            argument_name: value if isinstance(value, UnknownValue) else UnknownValue("a table")
+            for argument_name, value in config.items()
+            if _has_unknown(value)
         }
         config = {
             argument_name: value for argument_name, value in config.items() if argument_name not in unknown_arguments
@@ -140,6 +165,8 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             for argument_name, argument in unknown_arguments.items()
             if argument_name in DECIDING
         }
+        reader.unknown |= changes.unknown
+        reader.notes += changes.notes
         reader.check_unknown()
         if script_arguments.values_used:
             reader.notes.append(f"arguments of the file: {script_arguments.values_used}")
@@ -147,7 +174,12 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         notes = tuple(reader.notes)
     launch = (read_trl if is_trl_run else read_trainer)(config, source_file)
     is_published = config.get("dtype") == AUTO and launch.framework == WITHOUT_A_NAME
-    return replace(launch, notes=(*launch.notes, *notes), published_weights=is_published or launch.published_weights)
+    return replace(
+        launch,
+        unknown={**reader.unknown, **launch.unknown},
+        notes=(*launch.notes, *notes),
+        published_weights=is_published or launch.published_weights,
+    )
 
 
 def _length_of_samples(reader: LaunchReader, named_calls: list[NamedCall]) -> dict[str, Any]:
@@ -182,8 +214,9 @@ def _unknown_reason(argument: UnknownValue, script_arguments: ScriptArguments, t
 def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
     """Returns the arguments of the model, adapters and quantized weights, with the names in TRL's `ModelConfig`."""
     loading_call = next((call for call in named_calls if call.name == "from_pretrained"), None)
-    trainer_arguments = next((call.arguments for call in named_calls if call.name.endswith("Trainer")), {})
-    model = trainer_arguments.get("model") if loading_call is None else loading_call.first
+    trainer_call = next((call for call in named_calls if call.name.endswith("Trainer")), NamedCall("", {}, None))
+    trainer_arguments = trainer_call.arguments
+    model = trainer_arguments.get("model", trainer_call.first) if loading_call is None else loading_call.first
     arguments: dict[str, Any] = {"model_name_or_path": model if isinstance(model, str) else ""}
     arguments |= {
         argument: trainer_arguments[argument] for argument in TRAINER_LENGTHS if argument in trainer_arguments
@@ -196,6 +229,9 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
         }
         if not {"dtype", "torch_dtype"} & {*arguments}:
             arguments["dtype"] = AUTO  # transformers 5, modeling_utils.py, `from_pretrained`
+    else:
+        loading_arguments = _loading_arguments(named_calls)
+        arguments |= {argument: _format_name(value) for argument, value in loading_arguments.items()}
     for call_name, argument_names in (
         ("BitsAndBytesConfig", QUANTIZATION_ARGUMENTS),
         ("LoraConfig", ADAPTER_ARGUMENTS),
@@ -209,6 +245,13 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
     if any(call.name == "LoraConfig" for call in named_calls):
         arguments = {"lora_r": 8, **arguments}  # peft/tuners/lora/config.py
     return arguments
+
+
+def _loading_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
+    """Returns the arguments with which a trainer loads a model that it is named: `model_init_kwargs`."""
+    tables = (call.arguments.get("model_init_kwargs") for call in named_calls if call.name in CONFIGS)
+    loading_table = next((table for table in tables if isinstance(table, dict)), {})
+    return {argument: loading_table[argument] for argument in MODEL_ARGUMENTS if argument in loading_table}
 
 
 def _arguments_of_model_calls(named_calls: list[NamedCall]) -> dict[str, Any]:
@@ -240,7 +283,7 @@ def _arguments_of(named_calls: list[NamedCall], call_name: str) -> Mapping[str, 
 
 
 def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> Iterator[NamedCall]:
-    """Yields every call of the file with its evaluated arguments, in line order.
+    """Yields every call of the file with its evaluated arguments, in line order, but for branches that are not run.
 
     file_variables: dotted name → value of the arguments that the file takes.
     """
@@ -248,21 +291,75 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
     assignments = [statement for statement in statements if isinstance(statement, ast.Assign | ast.AnnAssign)]
     variables = {**file_variables, **constants(statements)}  # of a name that is assigned below its use, the last value
     later_assignments = sorted(assignments, key=lambda assignment: -assignment.lineno)
+    conditions = _conditions_of_calls(syntax_tree)
     for node in calls_in_order(syntax_tree):
         call_name = dotted_name_of(node.func)
         if call_name.endswith("okenizer.from_pretrained") or "Processor" in call_name:
             continue
         while later_assignments and later_assignments[-1].lineno < node.lineno:
             variables |= _assigned_value(later_assignments.pop(), variables)
-        arguments = {keyword.arg: _value_of(keyword.value, variables) for keyword in node.keywords if keyword.arg}
-        yield NamedCall(
-            call_name.rpartition(".")[2], arguments, _value_of(node.args[0], variables) if node.args else None
-        )
+        if any(_is_skipped(test, branch, variables) for test, branch in conditions.get(id(node), ())):
+            continue
+        arguments = _keyword_arguments(node, variables)
+        first_argument = _value_of(node.args[0], variables) if node.args else None
+        yield NamedCall(call_name.rpartition(".")[2], arguments, first_argument, node)
+
+
+Condition: TypeAlias = tuple[ast.expr, bool]
+"""A condition, and whether a call runs if it is true."""
+
+
+def _conditions_of_calls(syntax_tree: ast.Module) -> dict[int, tuple[Condition, ...]]:
+    """Returns the identity of a call → the conditions of the branches in which it is, of plain names alone."""
+    conditions: dict[int, tuple[Condition, ...]] = {}
+    open_nodes: list[tuple[ast.AST, tuple[Condition, ...]]] = [(syntax_tree, ())]
+    while open_nodes:
+        node, node_conditions = open_nodes.pop()
+        if isinstance(node, ast.Call):
+            conditions[id(node)] = node_conditions
+        if not isinstance(node, ast.If | ast.IfExp):
+            open_nodes += [(child, node_conditions) for child in ast.iter_child_nodes(node)]
+            continue
+        open_nodes.append((node.test, node_conditions))
+        for branch, content in ((True, node.body), (False, node.orelse)):
+            branch_conditions = (*node_conditions, (node.test, branch))[-DEEPEST:]
+            parts = content if isinstance(content, list) else [content]
+            open_nodes += [(part, branch_conditions) for part in parts]
+    return conditions
+
+
+def _is_skipped(test: ast.expr, branch: bool, variables: Mapping[str, Any]) -> bool:
+    """Whether a condition that is a name, or its negation, is known not to have the value of a branch."""
+    name_node = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
+    if not isinstance(name_node, ast.Name | ast.Attribute):
+        return False
+    value = value_of(name_node, variables)
+    return isinstance(value, bool) and (value == (name_node is test)) != branch
+
+
+def _keyword_arguments(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call by keyword, with those of a table that is unpacked (`**arguments`)."""
+    arguments: dict[str, Any] = {}
+    for keyword in call.keywords[:1000]:
+        keyword_value = _item_of_table(keyword.value, variables)
+        if keyword.arg:
+            arguments[keyword.arg] = keyword_value
+        elif isinstance(keyword_value, dict):
+            arguments |= keyword_value
+    return arguments
 
 
 def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the variable that a plain assignment sets, with its value; empty for any other assignment."""
+    """Returns the variable that a plain assignment sets, with its value; empty for any other assignment.
+
+    An assignment to an item of a table (`arguments["dtype"] = …`) sets the table with that item.
+    """
     target_node = assignment.targets[0] if isinstance(assignment, ast.Assign) else assignment.target
+    if isinstance(target_node, ast.Subscript) and assignment.value is not None:
+        table_name = dotted_name_of(target_node.value)
+        table, item_name = variables.get(table_name), value_of(target_node.slice, variables)
+        if isinstance(table, dict) and isinstance(item_name, str):
+            return {table_name: {**table, item_name: _item_of_table(assignment.value, variables)}}
     if not isinstance(target_node, ast.Name) or assignment.value is None:
         return {}
     return {target_node.id: _value_of(assignment.value, variables)}
@@ -284,4 +381,53 @@ def _value_of(expression: ast.expr, variables: Mapping[str, Any]) -> Any:
         if isinstance(condition, UnknownValue):
             return UnknownValue("a choice")
         return _value_of(expression.body if condition else expression.orelse, variables)
+    if isinstance(expression, ast.Compare) and len(expression.ops) == 1:
+        return _comparison(expression, variables)
+    if isinstance(expression, ast.Subscript):
+        table, item_name = variables.get(dotted_name_of(expression.value)), value_of(expression.slice, variables)
+        if isinstance(table, dict) and isinstance(item_name, str) and item_name in table:
+            return table[item_name]
+    if isinstance(expression, ast.Dict):
+        return _table_of(expression, variables)
+    if isinstance(expression, ast.Call) and dotted_name_of(expression.func) == "dict" and not expression.args:
+        return _keyword_arguments(expression, variables)
     return value_of(expression, variables)
+
+
+def _comparison(comparison: ast.Compare, variables: Mapping[str, Any]) -> Any:
+    """Returns whether two known values, such as number formats, are equal, and whether the device computes in bf16."""
+    operation, right_node = comparison.ops[0], comparison.comparators[0]
+    names = {getattr(node, "attr", "") for node in ast.walk(comparison.left)}
+    if "get_device_capability" in names and isinstance(operation, ast.GtE):
+        return True  # of 8 and later, as `SUPPORTS_BF16`
+    sides = [_format_name(_value_of(side, variables)) for side in (comparison.left, right_node)]
+    if any(map(_has_unknown, sides)) or not isinstance(operation, ast.Eq | ast.NotEq):
+        return UnknownValue("a comparison")
+    return (sides[0] == sides[1]) == isinstance(operation, ast.Eq)
+
+
+def _table_of(expression: ast.Dict, variables: Mapping[str, Any]) -> Any:
+    """Returns the value of a table whose keys are texts; unknown for other keys."""
+    table: dict[str, Any] = {}
+    for key_node, value_node in list(zip(expression.keys, expression.values, strict=True))[:1000]:
+        item_value = _item_of_table(value_node, variables)
+        if isinstance(key_node, ast.Constant) and isinstance(key_node.value, str):
+            table[key_node.value] = item_value
+        elif key_node is None and isinstance(item_value, dict):
+            table |= item_value
+        else:
+            return UnknownValue("a table")
+    return table
+
+
+def _item_of_table(expression: ast.expr, variables: Mapping[str, Any]) -> Any:
+    """Returns the value of an item; unknown for a variable with tables in tables, which could double at every line."""
+    item_value = _value_of(expression, variables)
+    inner_values = list(item_value.values()) if isinstance(item_value, dict) else item_value
+    is_nested = isinstance(inner_values, list) and any(isinstance(value, dict | list) for value in inner_values)
+    return UnknownValue("a table") if is_nested and not isinstance(expression, ast.Dict) else item_value
+
+
+def _has_unknown(value: Any) -> bool:
+    """Whether a value, or one in a table, is unknown."""
+    return any(map(_has_unknown, value.values())) if isinstance(value, dict) else isinstance(value, UnknownValue)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...sources.huggingface.family import field_names
 from ..launch.grpo import SFT_NOTE, colocated_rollout, grpo_length
+from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
     UnknownValue,
     calls_in_order,
@@ -43,6 +44,16 @@ CONFIGS = {
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The default of `target_modules` (models/llama.py, `get_peft_model`)."""
+
+ADAPTER_ARGUMENTS = field_names("""
+    model r target_modules modules_to_save lora_dropout use_dora use_gradient_checkpointing random_state max_seq_length
+    finetune_vision_layers finetune_language_layers finetune_attention_modules finetune_mlp_modules qat_scheme
+    temporary_location ensure_weight_tying
+    """)
+"""Arguments of `get_peft_model` that are read or that change no size."""
+
+SWITCHED_OFF = ("finetune_language_layers", "finetune_attention_modules", "finetune_mlp_modules")
+"""Arguments of `get_peft_model` of which each takes adapters away if it is false."""
 
 FOUR_BITS = re.compile(r"-(unsloth-)?bnb-4bit$", re.IGNORECASE)
 """The ending of a hub id whose weights are stored in 4 bits; without it is the model's own."""
@@ -86,6 +97,10 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             _call_arguments(reader, named_calls, values_by_name, lambda called_name: called_name.endswith("Trainer"))
             or {}
         )
+        changes = changes_of_model(syntax_tree, calls_in_order(syntax_tree), ADAPTER_ARGUMENTS)
+        reader.unknown |= changes.unknown
+        reader.notes += changes.notes
+        config |= {argument: value for argument, value in changes.arguments.items() if argument == "optim"}
         has_standby = STANDBY.search(file_text) is not None
         return _run_of_calls(
             reader, model, peft_arguments, {**trainer_arguments, **config}, CONFIGS[class_name], has_standby
@@ -197,6 +212,9 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], peft_value
     """Returns the settings of LoRA adapters and of the frozen weights."""
     if any(argument_name.startswith("finetune_") for argument_name in peft_values):
         reader.notes.append("adapters of the language model are counted; encoders, and the tokens of images, are not")
+    for argument_name in SWITCHED_OFF:
+        if peft_values.get(argument_name) is False:
+            reader.unknown[argument_name] = "adapters of all linear layers of the language model are counted"
     adapter_settings = lora_settings(
         reader,
         rank=("r", reader.value(peft_values, "r", 16)),

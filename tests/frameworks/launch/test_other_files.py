@@ -307,6 +307,10 @@ def test_two_of_three_batch_sizes(sizes: dict[str, int], batch: int, steps: int)
             {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}},
             "zero_optimization.zero_hpz_partition_size",
         ),
+        (
+            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
+            "zero_optimization.offload_optimizer.ratio (0.5 is not modelled",
+        ),
         ({"train_batch_size": 6}, "train_batch_size: 6; expected"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "both are enabled"),
         ({"bf16": True}, "bf16: True; expected a table"),
@@ -406,15 +410,28 @@ def test_the_trainers_layouts(more: dict[str, Any], layout: Layout) -> None:
     assert read_trainer({**TRAINER, **more}, LaunchSource("t.yaml", 16)).layout == layout
 
 
+def test_low_rank_optimizers_of_the_trainer() -> None:
+    arguments = {"optim": "galore_adamw", "optim_target_modules": [r".*.self_attn.*", "mlp"]}
+    settings = read_trainer({**TRAINER, **arguments}, LaunchSource("t.yaml", 1)).settings
+    assert settings["optimizer"] == "galore-r128"
+    arguments |= {"optim": "apollo_adamw_layerwise", "optim_args": "rank=64, scale=1.0"}
+    settings = read_trainer(
+        {**TRAINER, **arguments, "gradient_accumulation_steps": 1}, LaunchSource("t.yaml", 1)
+    ).settings
+    assert (settings["optimizer"], settings["optimizer_in_backward"]) == ("apollo-r64", True)
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size: 0; expected a whole number of at least 1"),
-        ({"optim": "galore_adamw"}, "optim ('galore_adamw' is not modelled)"),
+        ({"optim": "galore_adamw"}, "optim_target_modules ([attn, mlp] alone is modelled)"),
+        ({"optim": "galore_adamw_8bit"}, "optim ('galore_adamw_8bit' is not modelled)"),
         ({"fsdp": "half_shard"}, "fsdp: 'half_shard'; expected full_shard"),
         ({"bf16": "maybe"}, "bf16: 'maybe'; expected true or false"),
         ({"deepspeed": "none.json"}, "expected the path of a config of DeepSpeed that can be read"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size (it is modelled without)"),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor (the loss is modelled without)"),
         ({"gradient_chekpointing": True}, "gradient_chekpointing (no argument that is known)"),
     ],
 )

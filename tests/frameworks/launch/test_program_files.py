@@ -544,6 +544,7 @@ COMMANDS = [
     ("python run_recipe.py --recipe my_config train.micro_batch_size=2", "expected --launch 'megatron/bridge/recipes/"),
     ("deepspeed pretrain_gpt.py --num-layers 2 --deepspeed --zero-stage 3", "stage 3 under Megatron-DeepSpeed"),
     ("llamafactory-cli train my.yaml", "my.yaml: names a file, which is not read"),
+    ("run_ner.py --model_name_or_path a/b --do_train --per_device_train_batch_size 8", "run_ner.py (its head is no"),
 ]
 
 
@@ -618,6 +619,15 @@ def test_a_file_that_a_program_is_started_with_is_read(tmp_path: Path) -> None:
         ),
         ("trl sft --model_name_or_path a/b --max_length 64 --per_device_train_batch_size 2", "trl", {"seq": 64}),
         ("llamafactory-cli train --model_name_or_path a/b --stage sft --cutoff_len 64", "llama-factory", {"seq": 64}),
+        ("python src/train_bash.py --stage sft --model_name_or_path a/b --cutoff_len 64", "llama-factory", {"seq": 64}),
+        ("torchrun ../src/train.py --stage sft --model_name_or_path a/b --cutoff_len 64", "llama-factory", {"seq": 64}),
+        ("torchrun train.py --model_name_or_path a/b --data_path x.json --bf16 True", "fastchat", {"seq": 512}),
+        (
+            "python t.py --model_max_length 64 --per_device_train_batch_size 2 --fp16_backend amp",
+            "trainer",
+            {"seq": 64},
+        ),
+        ("python run_clm.py --do_train --model_name_or_path a/b --block_size 64", "trainer", {"batch": 8}),
         ("trl dpo --config trl_sft.yaml --use_peft --per_device_train_batch_size 5", "trl", {"batch": 10}),
         (
             "trl dpo --model_name_or_path a/b --use_peft --max_length 64 --per_device_train_batch_size 2",

@@ -179,6 +179,8 @@ def test_scales_of_axolotls_weights_in_4_bits() -> None:
 def test_axolotls_optimizers_are_the_trainers() -> None:
     for name, optimizer in (("adamw_torch_4bit", "adamw-4bit-torchao"), ("adamw_torch_8bit", "adamw-8bit-torchao")):
         assert changed("axolotl_qlora.yaml", optimizer=name).settings["optimizer"] == optimizer
+    low_rank = {"optimizer": "galore_adamw", "optim_target_modules": ["self_attn", "mlp"], "optim_args": {"rank": 64}}
+    assert changed("axolotl_zero1.yaml", **low_rank).settings["optimizer"] == "galore-r64"
 
 
 def test_axolotl_trains_in_bf16_under_fsdp() -> None:

@@ -228,3 +228,79 @@ def test_a_script_whose_settings_are_arguments_of_its_command(tmp_path: Path) ->
     launch = read_launch(f"{file} {arguments}", 1)
     assert launch.settings == read_launch(f"python {file} {arguments}", 1).settings
     assert (launch.target, launch.settings["seq"]) == ("gpt2", 64)
+
+
+def test_what_a_script_does_to_its_model_is_counted_or_refused(tmp_path: Path) -> None:
+    """Of a change that is not modelled, no run is counted as if it were not there."""
+    loaded = 'from_pretrained("EleutherAI/pythia-1.4b")\n'
+    for change, named in (
+        ("from peft import IA3Config\n    adapters = IA3Config()", "IA3Config"),
+        ("for weight in model.parameters():\n        weight.requires_grad = False", "requires_grad"),
+        ("model.gpt_neox.layers = model.gpt_neox.layers[:8]", "layers"),
+        ("adapters = LoraConfig(r=8, rank_pattern={'dense': 64})", "rank_pattern"),
+        ("adapters = LoraConfig(r=8, bias='all')", "bias"),
+        ("model.config.num_hidden_layers = 8", "num_hidden_layers"),
+    ):
+        with pytest.raises(InputError, match=f"may change memory: {named} "):
+            settings_of(tmp_path, PLAIN.replace(loaded, f"{loaded}    {change}\n"))
+    with pytest.raises(InputError, match=r"GPTNeoXForTokenClassification \(its head is no"):
+        settings_of(tmp_path, PLAIN.replace("AutoModelForCausalLM", "GPTNeoXForTokenClassification"))
+    with pytest.raises(InputError, match=r"optimizers \(Muon is not modelled"):
+        settings_of(tmp_path, PLAIN.replace("args=args", "args=args, optimizers=(Muon(model), None)"))
+    eight_bits = "args=args, optimizers=(bnb.optim.Adam8bit(model.parameters()), None)"
+    assert settings_of(tmp_path, PLAIN.replace("args=args", eight_bits))[1]["optimizer"] == "adamw-8bit-trainer"
+    changes = """    model = torch.compile(model.half())
+    for weight in ref_model.parameters():
+        weight.requires_grad = False
+"""
+    _, settings = settings_of(tmp_path, PLAIN.replace(loaded, loaded + changes))
+    assert settings["dtype"] == "fp16"
+
+
+def test_arguments_in_tables_are_read(tmp_path: Path) -> None:
+    """Of `model_init_kwargs` and of tables that a call unpacks; a model may be the first argument of its trainer."""
+    named = """
+from trl import SFTConfig, SFTTrainer
+args = SFTConfig("out", model_init_kwargs={"torch_dtype": "bfloat16", "attn_implementation": "flash_attention_2"})
+SFTTrainer("Qwen/Qwen3-8B", args=args, train_dataset=load("x")).train()
+"""
+    model, settings = settings_of(tmp_path, named)
+    assert (model, settings["attn_implementation"], settings["dtype"]) == ("Qwen/Qwen3-8B", "flash", "bf16")
+    loaded = """
+arguments = dict(attn_implementation="flash_attention_2", device_map="auto")
+arguments["torch_dtype"] = torch.bfloat16 if torch.cuda.get_device_capability()[0] >= 8 else torch.float16
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B", **arguments)
+args = SFTConfig("out", bf16=arguments["torch_dtype"] == torch.bfloat16)
+"""
+    unpacked = named.replace('"Qwen/Qwen3-8B"', "model").replace("\nargs", f"{loaded}\nunused")
+    model, settings = settings_of(tmp_path, unpacked)
+    assert (model, settings["attn_implementation"], settings["dtype"]) == ("Qwen/Qwen3-8B", "flash", "bf16")
+
+
+def test_a_trainer_that_is_not_modelled_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"ORPOTrainer: training by it is not modelled; expected one of SFTTrainer"):
+        settings_of(tmp_path, POLICY.replace("GRPO", "ORPO"))
+
+
+def test_a_loop_of_the_file_s_own_is_told_what_to_type(tmp_path: Path) -> None:
+    loop = 'model = FullyShardedDataParallel(AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B"))\n'
+    with pytest.raises(
+        InputError, match=r"expected Qwen/Qwen3-8B in its place, with --phase training .* --fsdp N, or"
+    ) as error:
+        settings_of(tmp_path, loop)
+    assert "a file of NeMo" not in str(error.value)  # which is refused
+
+
+def test_a_branch_that_is_not_run_adds_no_adapters(tmp_path: Path) -> None:
+    script = """
+from trl import SFTConfig, SFTTrainer
+use_peft = True
+adapters = LoraConfig(r=16, target_modules="all-linear") if use_peft else None
+if not use_peft:
+    model = AutoModelForCausalLM.from_pretrained("gpt2", n_layer=2)
+SFTTrainer(model="Qwen/Qwen3-8B", args=SFTConfig("out"), peft_config=adapters).train()
+"""
+    model, settings = settings_of(tmp_path, script)
+    assert (model, settings["lora_rank"]) == ("Qwen/Qwen3-8B", 16)
+    with pytest.raises(InputError, match=r"n_layer \(the file changes .* expected TARGET with --set n_layer=2\)"):
+        settings_of(tmp_path, script.replace("use_peft = True", "use_peft = False"))

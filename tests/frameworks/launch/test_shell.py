@@ -28,6 +28,7 @@ def words(text: str) -> list[str]:
     ("text", "wanted"),
     [
         ("run a b", ["run", "a", "b"]),
+        (r"""run $'User: {}\nA\'s: ' --b 4 $'c' $"d e"f""", ["run", "User: {}\nA's: ", "--b", "4", "c", "d ef"]),
         ("run 'a b' \"c d\" e\\ f", ["run", "a b", "c d", "e f"]),
         ("run a \\\n  b # c", ["run", "a", "b"]),
         ("A=2\nrun $A ${A} \"$A\" '$A' x${A}y", ["run", "2", "2", "2", "$A", "x2y"]),

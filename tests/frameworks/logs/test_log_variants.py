@@ -138,6 +138,22 @@ NEWER: dict[str, tuple[str, dict[str, int]]] = {
         "llama_kv_cache: size =  828.75 MiB (  4352 cells,  39 layers,  1/1 seqs), K (f16):  497.25 MiB",
         {"kv_buffer": round(6588.75 * MIB)},
     ),
+    # torchtune/training/memory.py; axolotl/utils/bench.py; LitGPT's units of 10^9 bytes; Unsloth's notebooks; ms-swift
+    "torchtune": (
+        "INFO:torchtune.utils._logging:Memory stats after model init:\n\tGPU peak memory allocation: 2.50 GiB\n"
+        "\tGPU peak memory reserved: 2.75 GiB\n\tGPU peak memory allocation: 1.00 GiB",
+        {"peak_allocated": 5 * GIB // 2, "peak_reserved": 11 * GIB // 4},
+    ),
+    "axolotl": (
+        "[axolotl.callbacks.on_step_end:122] GPU memory usage while training: 13.250GB (+56.500GB cache, +1GB misc)",
+        {"allocated": 53 * GIB // 4, "unallocated": 113 * GIB // 2},
+    ),
+    "LitGPT": ("Training time: 24.11s\nMemory used: 21.30 GB", {"peak_allocated": 21_300_000_000}),
+    "Unsloth": (
+        "5.984 GB of memory reserved.\nPeak reserved memory = 13.5 GB.\nPeak reserved memory for training = 7.516 GB.",
+        {"peak_reserved": 27 * GIB // 2},
+    ),
+    "ms-swift": ("{'loss': 1.2, 'memory(GiB)': 62.5, 'train_speed(iter/s)': 0.21}", {"peak_reserved": 125 * GIB // 2}),
 }  # fmt: skip
 
 

@@ -1,0 +1,265 @@
+"""Finds what a Python file does to its model beside loading it, from the syntax tree: formats, freezing, adapters.
+
+A change that readers of Python files model is an argument of the Trainer; any other is an unknown argument, so that a
+run is never counted as if the file had left its model alone. Sources: PEFT 0.18 (peft/tuners/*/config.py), transformers
+5.23 (trainer.py, `optimizers`), bitsandbytes 0.48 (bitsandbytes/optim).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...sources.huggingface.family import field_names
+from .python_source import dotted_name_of
+
+FORMATS = {"float": "float32", "half": "float16", "bfloat16": "bfloat16"}
+"""Method that converts a model → the number format."""
+
+OPTIMIZER_CLASSES: Mapping[str, str] = {
+    "AdamW": "adamw_torch",
+    "Adam8bit": "adamw_bnb_8bit",
+    "AdamW8bit": "adamw_bnb_8bit",
+    "PagedAdamW": "paged_adamw_32bit",
+    "PagedAdamW32bit": "paged_adamw_32bit",
+    "PagedAdamW8bit": "paged_adamw_8bit",
+    "Lion8bit": "lion_8bit",
+    "PagedLion8bit": "paged_lion_8bit",
+    "Adafactor": "adafactor",
+    "SGD": "sgd",
+}
+"""Class of an optimizer that a file creates → the Trainer's `optim`."""
+
+ADAPTER_PARTS = ("LoraConfig", "LoftQConfig", "PeftConfig", "LoraRuntimeConfig", "EvaConfig", "CordaConfig")
+"""Configurations of PEFT that describe LoRA's adapters."""
+
+LORA_IDLE = field_names("""
+    lora_alpha task_type inference_mode fan_in_fan_out use_rslora init_lora_weights alpha_pattern runtime_config
+    revision peft_type base_model_name_or_path auto_mapping corda_config eva_config loftq_config layers_pattern
+    """)
+"""Arguments of `LoraConfig` that change no size."""
+
+HEADS = re.compile(r"(AutoModel|\w+)For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)")
+"""A class of transformers with another head than a language model's."""
+
+OTHER_HEAD = (
+    "its head is no language model's; expected TARGET with --phase training --set head.type=classification --set "
+    "head.num_labels=N"
+)
+"""Why a model with another head is refused, and what to type."""
+
+OTHER_MODELS = re.compile(r"ref|reward|teacher|critic|value|vis|image|audio|embed_model", re.IGNORECASE)
+"""Names of models beside the trained one, and of encoders, which are not counted."""
+
+SIZES = re.compile(
+    r"num_(hidden_layers|attention_heads|key_value_heads|layers|heads|local_experts)|n_(layers?|embd|heads?|inner)|"
+    r"hidden_size|intermediate_size|head_dim|d_model|d_ff|ffn_dim|vocab_size"
+)
+"""Fields of a model's configuration that are sizes."""
+
+LAYER_LISTS = ("layers", "h", "blocks", "layer")
+"""Attributes of models that hold their layers."""
+
+FROZEN = "parameters that the file freezes are counted as trained"
+
+
+@dataclass
+class ModelChanges:
+    """What a Python file does to its model.
+
+    arguments: equivalent arguments of the Trainer.
+    unknown: change → why it is not modelled.
+    notes: changes that are not counted, and are small.
+    """
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def changes_of_model(
+    syntax_tree: ast.Module, calls: Sequence[ast.Call], lora_arguments: Collection[str]
+) -> ModelChanges:
+    """Returns what a Python file does to its model.
+
+    calls: the calls of the file, by line.
+    lora_arguments: the arguments of `LoraConfig`, or of a function that adds adapters, that the reader knows.
+    """
+    changes = ModelChanges()
+    models = _model_names(syntax_tree)
+    _add_adapters(changes, syntax_tree, calls, lora_arguments)
+    _add_optimizer(changes, syntax_tree, calls)
+    has_adapters = any(_last_name(call) in ("LoraConfig", "get_peft_model") for call in calls)
+    if not has_adapters and any(_frozen_places(syntax_tree)):
+        changes.unknown["requires_grad"] = FROZEN
+    for call in calls:
+        _add_conversion(changes, call, models)
+        _add_head(changes, call)
+    _add_sizes(changes, syntax_tree, calls)
+    if any(_replaces_layers(statement, models) for statement in ast.walk(syntax_tree)):
+        changes.unknown["layers"] = "the file replaces layers of the model; expected TARGET with --set"
+    if any(_last_name(call) == "resize_token_embeddings" for call in calls):
+        changes.notes.append("resize_token_embeddings: the embedding is counted with the rows of the model's config")
+    return changes
+
+
+def _last_name(call: ast.Call) -> str:
+    """Returns the last component of a called function's name, also of a method of what another call returns."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else dotted_name_of(call.func)
+
+
+def _is_model_call(expression: ast.expr) -> bool:
+    """Whether an expression gives the trained model: a call that loads, converts or adapts it."""
+    while isinstance(expression, ast.Call):
+        called_name = dotted_name_of(expression.func)
+        method = called_name.rpartition(".")[2]
+        if method in ("from_pretrained", "from_config", "get_peft_model", "prepare_model_for_kbit_training"):
+            return re.search(r"okenizer|Processor|Config\.", called_name) is None
+        expression = expression.func.value if isinstance(expression.func, ast.Attribute) else expression.func
+    return False
+
+
+def _model_names(syntax_tree: ast.Module) -> set[str]:
+    """Returns the variables that hold the trained model."""
+    assignments = [
+        node for node in ast.walk(syntax_tree) if isinstance(node, ast.Assign) and _is_model_call(node.value)
+    ]
+    targets = [target for node in assignments for target in node.targets]
+    names = [target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target for target in targets]
+    return {name.id for name in names if isinstance(name, ast.Name) and OTHER_MODELS.search(name.id) is None}
+
+
+def _add_adapters(
+    changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call], lora_arguments: Collection[str]
+) -> None:
+    """Records adapters of other kinds than LoRA, and arguments of LoRA that change sizes."""
+    imports = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.ImportFrom)]
+    peft_names = {alias.name for node in imports if (node.module or "").startswith("peft") for alias in node.names}
+    for call in calls:
+        called_name, class_name = dotted_name_of(call.func), _last_name(call)
+        if class_name == "LoraConfig" or called_name.endswith("Model.get_peft_model"):
+            for keyword in call.keywords:
+                if keyword.arg and keyword.arg not in {*lora_arguments, *LORA_IDLE} and not _is_unset(keyword.value):
+                    changes.unknown[keyword.arg] = f"{class_name} is modelled without"
+        is_of_peft = class_name in peft_names or called_name == f"peft.{class_name}"
+        if is_of_peft and class_name.endswith("Config") and class_name not in ADAPTER_PARTS:
+            changes.unknown[class_name] = "PEFT's adapters other than LoRA are not modelled"
+
+
+def _is_unset(value: ast.expr) -> bool:
+    """Whether an argument has a value that switches it off."""
+    if isinstance(value, ast.List | ast.Tuple):
+        return not value.elts
+    if isinstance(value, ast.Dict):
+        return not value.keys
+    return isinstance(value, ast.Constant) and value.value in (None, False, "none", "", 0)
+
+
+def _add_optimizer(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
+    """Records an optimizer that the file creates and gives the trainer, which then creates none by `optim`."""
+    created_optimizers = {
+        target.id: _last_name(node.value)
+        for node in ast.walk(syntax_tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for call in calls:
+        pair = next((keyword.value for keyword in call.keywords if keyword.arg == "optimizers"), None)
+        if not _last_name(call).endswith("Trainer") or not isinstance(pair, ast.Tuple | ast.List) or not pair.elts:
+            continue
+        optimizer = pair.elts[0]
+        if isinstance(optimizer, ast.Constant) and optimizer.value is None:
+            continue
+        class_name = _last_name(optimizer) if isinstance(optimizer, ast.Call) else ""
+        class_name = class_name or created_optimizers.get(dotted_name_of(optimizer), "")
+        if class_name in OPTIMIZER_CLASSES:
+            changes.arguments["optim"] = OPTIMIZER_CLASSES[class_name]
+        else:
+            changes.unknown["optimizers"] = f"{class_name or 'an optimizer of the file'} is not modelled"
+
+
+def _frozen_places(syntax_tree: ast.Module) -> Iterator[ast.AST]:
+    """Yields the places where the file freezes parameters of the trained model."""
+    of_other_models: set[int] = set()
+    for loop in ast.walk(syntax_tree):
+        if isinstance(loop, ast.For) and not _is_of_model(loop.iter):
+            of_other_models |= {id(node) for node in ast.walk(loop)}
+    for node in ast.walk(syntax_tree):
+        if id(node) in of_other_models:
+            continue
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is False:
+            target = node.targets[0]
+            if isinstance(target, ast.Attribute) and target.attr == "requires_grad" and _is_of_model(target.value):
+                yield node
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "requires_grad_":
+            is_off = bool(node.args) and isinstance(node.args[0], ast.Constant) and node.args[0].value is False
+            if is_off and _is_of_model(node.func.value):
+                yield node
+
+
+def _is_of_model(owner: ast.expr) -> bool:
+    """Whether no name in an expression is that of a model beside the trained one."""
+    names = (getattr(node, "id", "") or getattr(node, "attr", "") for node in ast.walk(owner))
+    return not any(map(OTHER_MODELS.search, names))
+
+
+def _add_conversion(changes: ModelChanges, call: ast.Call, models: Collection[str]) -> None:
+    """Records a call that converts the weights of the model, or compiles the model."""
+    if dotted_name_of(call.func) == "torch.compile" and call.args and dotted_name_of(call.args[0]) in models:
+        changes.arguments["torch_compile"] = True
+    if not isinstance(call.func, ast.Attribute):
+        return
+    owner = call.func.value
+    if not (_is_model_call(owner) or (isinstance(owner, ast.Name) and owner.id in models)):
+        return
+    if call.func.attr in FORMATS and not call.args:
+        changes.arguments["dtype"] = FORMATS[call.func.attr]
+    if call.func.attr == "to":
+        values = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "dtype")]
+        for format_name in (dotted_name_of(value).removeprefix("torch.") for value in values):
+            if format_name in FORMATS.values():
+                changes.arguments["dtype"] = format_name
+
+
+def _add_head(changes: ModelChanges, call: ast.Call) -> None:
+    """Records a class that loads the model with another head than that of a language model."""
+    class_name = dotted_name_of(call.func).removesuffix(".from_pretrained").rpartition(".")[2]
+    if HEADS.fullmatch(class_name) is not None:
+        changes.unknown[class_name] = OTHER_HEAD
+
+
+def _add_sizes(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
+    """Records sizes that the file gives a published configuration, as arguments or as attributes."""
+    sizes: dict[str, Any] = {}
+    for call in calls:
+        if _last_name(call) in ("from_pretrained", "from_config"):
+            sizes |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    for statement in ast.walk(syntax_tree):
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        if isinstance(target, ast.Attribute) and re.search(r"config$", dotted_name_of(target.value)) is not None:
+            sizes[target.attr] = statement.value if isinstance(statement, ast.Assign) else None
+    numbers = {
+        field_name: value.value
+        for field_name, value in sizes.items()
+        if SIZES.fullmatch(field_name) and isinstance(value, ast.Constant) and type(value.value) is int
+    }
+    if numbers:
+        settings = " ".join(f"--set {field_name}={number}" for field_name, number in numbers.items())
+        changes.unknown[next(iter(numbers))] = f"the file changes the model's sizes; expected TARGET with {settings}"
+
+
+def _replaces_layers(statement: ast.AST, models: Collection[str]) -> bool:
+    """Whether a statement assigns or deletes layers of the model."""
+    targets: list[ast.expr] = []
+    if isinstance(statement, ast.Assign | ast.Delete):
+        targets = statement.targets
+    for target in targets:
+        place = target.value if isinstance(target, ast.Subscript) else target
+        first_name, _, path = dotted_name_of(place).partition(".")
+        if first_name in models and path.rpartition(".")[2] in LAYER_LISTS:
+            return True
+    return False
