@@ -11,6 +11,7 @@ deepspeed/runtime/zero/stage_1_and_2.py of 0.19.8 (`DeepSpeedZeroOptimizer`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 from dataclasses import dataclass, field
 
 from ...device_memory.device_memory import MemoryTerm
@@ -71,6 +72,8 @@ class PartitionedRun(ZeroRun):
     compact_partition: the gradients of the rank's partition, accumulated in float32.
     host_buffer: a buffer for gradients on their way to the host.
     """
+
+    differs_by_rank: ClassVar[bool] = True
 
     def __init__(self, zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
         super().__init__(zero_setup, memory_meter)
