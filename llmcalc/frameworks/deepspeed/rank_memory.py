@@ -137,8 +137,8 @@ def replay_zero(
 
 
 ReplayedRanks: TypeAlias = dict[Any, tuple[ReplayResult, tuple[MemoryTerm, ...], int]]
-"""The rank, or None where all ranks are alike, and whether segments are expandable → (result of the replay, host memory,
-work of the replay in units of `SimulatedWork`).
+"""(the rank, or None where all ranks are alike; whether segments are expandable) → (result of the replay, host memory,
+work of the replay in units of `SimulatedWork`)
 """
 
 MOST_LAYERS = 10_000

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
 from contextlib import contextmanager
+from typing import ClassVar
 
 from ...costs.trained_tensors import TrainedTensor
 from ...device_memory.device_memory import MemoryTerm

@@ -11,8 +11,8 @@ deepspeed/runtime/zero/stage_1_and_2.py of 0.19.8 (`DeepSpeedZeroOptimizer`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ...device_memory.device_memory import MemoryTerm
 from ...device_memory.host import pinned_bytes
