@@ -287,8 +287,8 @@ class CachingAllocator:
                 block_starts, block_ends, block_sizes, block_starts_by_size, _ = pool_tables[pool_number]
                 allocated_units -= block_size
                 block_end = block_start + block_size
-                merged_size = block_starts.pop(block_end, 0)
-                if merged_size:  # the block after it is free too
+                if block_end in block_starts:  # the block after it is free too
+                    merged_size = block_starts.pop(block_end)
                     block_starts_of_size = block_starts_by_size[merged_size]
                     if block_starts_of_size[-1] == block_end:
                         block_starts_of_size.pop()
@@ -296,8 +296,8 @@ class CachingAllocator:
                         del block_starts_of_size[bisect_left(block_starts_of_size, block_end)]
                     block_size += merged_size
                     block_end += merged_size
-                merged_start = block_ends.pop(block_start, None)
-                if merged_start is not None:
+                if block_start in block_ends:
+                    merged_start = block_ends.pop(block_start)
                     merged_size = block_start - merged_start
                     block_starts_of_size = block_starts_by_size[merged_size]
                     if block_starts_of_size[-1] == merged_start:

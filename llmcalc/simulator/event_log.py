@@ -121,12 +121,14 @@ class RecordedEvents:
     reported_step: pieces of the step whose memory is reported. A piece may be in both steps: the second step starts
         after the piece's storages are freed.
     phases: phases of the reported step.
+    depends_on_shard: whether a rank with another shard of the parameters may have other events; true by default.
     """
 
     set_up: Sequence[Event]
     first_step: Sequence[Sequence[Event]]
     reported_step: Sequence[Sequence[Event]]
     phases: Sequence[str]
+    depends_on_shard: bool = True
 
     def with_workspace(self, workspace_bytes: int) -> RecordedEvents:
         """Returns the same events with workspaces of another size, in bytes; 0 removes the workspaces."""

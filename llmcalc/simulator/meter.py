@@ -136,13 +136,14 @@ class Meter:
         self._peak_is_unsettled = False
 
     def allocate(self, nbytes: Number) -> Block:
-        block = Block(nbytes, self.kind, None if self.device is None else self.device.allocate(nbytes, self.stream))
+        memory_kind, device, current_peak = self.kind, self.device, self._current_peak
         self.now = live_bytes = self.now + nbytes
-        self.by_kind[self.kind] += nbytes
-        self.peak = max(self.peak, live_bytes)
-        if live_bytes > self._current_peak.bytes:
-            self._current_peak.bytes, self._peak_is_unsettled = live_bytes, True
-        return block
+        self.by_kind[memory_kind] += nbytes
+        if live_bytes > current_peak.bytes:  # else it is no peak of the run either
+            current_peak.bytes, self._peak_is_unsettled = live_bytes, True
+            if live_bytes > self.peak:  # noqa: PLR1730
+                self.peak = live_bytes
+        return Block(nbytes, memory_kind, None if device is None else device.allocate(nbytes, self.stream))
 
     def free(self, block: Block) -> None:
         if self._peak_is_unsettled:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ..frozen import frozen
-from .caching_allocator import encode_allocation, encode_release, encode_stream_switch
+from .caching_allocator import NO_SIZE, UNIT, encode_allocation, encode_stream_switch
 from .event_log import FREED, KEPT, PLACED, STREAMED, TAKEN, Event, EventRecorder
 from .meter import AllocationPlace, NoMeter
 from .pass_trace import FIRST, OutputTensor, PassCase, PassId, PassTrace
@@ -257,63 +257,8 @@ def output_without_storage(output_number: int, tensor: Tensor) -> PassOutput:
 _NO_STORAGE = Storage(NoMeter(), 0)
 
 
-class PassBytes:
-    """Counts the bytes of a pass relative to the pass's start.
-
-    allocation_place: the place that runs.
-    now, kinds: bytes so far, and the same by kind.
-    peak_bytes: their peak.
-    peaks: place → its peak, with the bytes by kind.
-    is_rising: whether the bytes now are the peak of the place, and may still rise.
-    kinds_at_first_release: bytes by kind at the first event after which an earlier peak cannot rise; None before it.
-    """
-
-    def __init__(self, allocation_place: AllocationPlace) -> None:
-        self.place: AllocationPlace = allocation_place
-        self.now: int = 0
-        self.peak_bytes: int = 0
-        self.kinds: dict[str, int] = {}
-        self.peaks: dict[AllocationPlace, tuple[int, dict[str, int]]] = {}
-        self.is_rising: bool = False
-        self.kinds_at_first_release: dict[str, int] | None = None
-
-    def allocate(self, nbytes: int, memory_kind: str) -> None:
-        """Adds bytes of a kind of memory."""
-        self.now += nbytes
-        self.kinds[memory_kind] = self.kinds.get(memory_kind, 0) + nbytes
-        if nbytes:
-            self._raise_peak()
-            self.peak_bytes = max(self.peak_bytes, self.now)
-
-    def free(self, nbytes: int, memory_kind: str) -> None:
-        """Removes bytes of a kind of memory."""
-        self.settle()
-        self.now -= nbytes
-        self.kinds[memory_kind] = self.kinds.get(memory_kind, 0) - nbytes
-
-    def move_to(self, allocation_place: AllocationPlace) -> None:
-        """Enters another module or phase, and starts to count the peak of that module or phase."""
-        if allocation_place != self.place:
-            self.settle()
-            self.place = allocation_place
-            self._raise_peak()
-
-    def reclassify(self, nbytes: int, old_kind: str, new_kind: str) -> None:
-        """Moves bytes from one kind of memory to another in the counts."""
-        self.kinds[old_kind] = self.kinds.get(old_kind, 0) - nbytes
-        self.kinds[new_kind] = self.kinds.get(new_kind, 0) + nbytes
-
-    def settle(self) -> None:
-        """Stores the bytes by kind at the current peak, which is final."""
-        if self.is_rising:
-            self.peaks[self.place] = self.peaks[self.place][0], dict(self.kinds)
-            self.is_rising = False
-        if self.kinds_at_first_release is None:
-            self.kinds_at_first_release = dict(self.kinds)
-
-    def _raise_peak(self) -> None:
-        if self.place not in self.peaks or self.now > self.peaks[self.place][0]:
-            self.peaks[self.place], self.is_rising = (self.now, {}), True
+NO_PEAK = -(NO_SIZE << UNIT)
+"""The peak of a place that has none yet: fewer bytes than any run has."""
 
 
 class TraceReader:
@@ -358,65 +303,89 @@ class TraceReader:
             elif nbytes == FREED and storage_number in self.origins and storage_number not in self.output_storages:
                 raise NotRepeating
 
-    def _trace_of_pass(self, recorded_pass: RecordedPass) -> PassTrace:
-        """Returns the trace of one pass."""
-        start_place = self._start_place(recorded_pass)
-        pass_trace, storage_numbers, pass_bytes = PassTrace(start=start_place), dict[int, int](), PassBytes(start_place)
+    def _trace_of_pass(self, recorded_pass: RecordedPass) -> PassTrace:  # noqa: PLR0915
+        """Returns the trace of one pass. Its loop calls no method, because an answer reads a million events."""
+        place = self._start_place(recorded_pass)
+        sizes, kinds, origins, pass_id = self.sizes, self.kinds, self.origins, recorded_pass.pass_id
+        pass_trace, storage_numbers = PassTrace(start=place), dict[int, int]()
+        steps, releases = pass_trace.steps, pass_trace.releases_of_other_passes
+        bytes_by_kind: dict[str, int] = {}
+        peaks: dict[AllocationPlace, tuple[int, dict[str, int]]] = {}  # of places, stored once they are final
+        live_bytes = pass_peak = 0
+        place_peak, is_rising = NO_PEAK, False  # is_rising: whether the bytes now are the peak of the place
+        kinds_at_first_release: dict[str, int] | None = None
         for storage_number, nbytes, event_detail in self.events[recorded_pass.start : recorded_pass.end]:
             if nbytes >= 0 or nbytes == TAKEN:
                 storage_bytes, memory_kind = (nbytes, event_detail) if nbytes >= 0 else (event_detail, "overhead")
-                self.origins[storage_number] = recorded_pass.pass_id, len(storage_numbers)
-                storage_numbers[storage_number] = len(storage_numbers)
+                number_in_pass = len(storage_numbers)
+                origins[storage_number] = pass_id, number_in_pass
+                storage_numbers[storage_number] = number_in_pass
+                sizes[storage_number], kinds[storage_number] = storage_bytes, memory_kind
+                bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) + storage_bytes
                 if storage_bytes:
-                    pass_trace.steps.append(encode_allocation(storage_numbers[storage_number], storage_bytes))
-                self.sizes[storage_number], self.kinds[storage_number] = storage_bytes, memory_kind
-                pass_bytes.allocate(storage_bytes, memory_kind)
+                    steps.append(encode_allocation(number_in_pass, storage_bytes))
+                    live_bytes += storage_bytes
+                    if live_bytes > place_peak:
+                        place_peak, is_rising = live_bytes, True
+                        pass_peak = max(pass_peak, live_bytes)
             elif nbytes == FREED:
-                self._add_release(storage_number, storage_numbers, pass_trace)
-                pass_bytes.free(self.sizes[storage_number], self.kinds[storage_number])
+                released_number = storage_numbers.get(storage_number)
+                if released_number is None:
+                    self._check_belongs_to_pass(storage_number, storage_numbers)
+                storage_bytes, memory_kind = sizes[storage_number], kinds[storage_number]
+                if storage_bytes:
+                    if released_number is None:
+                        other_pass_id, number_in_other_pass = origins[storage_number]
+                        releases.setdefault(other_pass_id, []).append((len(steps), number_in_other_pass))
+                    steps.append((released_number or 0, 0))  # `encode_release`
+                if is_rising:
+                    peaks[place], is_rising = (place_peak, bytes_by_kind.copy()), False
+                if kinds_at_first_release is None:
+                    kinds_at_first_release = bytes_by_kind.copy()
+                live_bytes -= storage_bytes
+                bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) - storage_bytes
             elif nbytes == PLACED:
-                pass_bytes.move_to(storage_number)
+                if storage_number != place:
+                    if is_rising:
+                        peaks[place] = place_peak, bytes_by_kind.copy()
+                    if kinds_at_first_release is None:
+                        kinds_at_first_release = bytes_by_kind.copy()
+                    place = storage_number
+                    place_peak = peaks[place][0] if place in peaks else NO_PEAK
+                    is_rising = live_bytes > place_peak
+                    place_peak = max(place_peak, live_bytes)
             elif nbytes == KEPT:
                 if storage_number == recorded_pass.input_storage:
                     pass_trace.input_kind = event_detail
                 else:
                     self._check_belongs_to_pass(storage_number, storage_numbers)
-                pass_bytes.reclassify(self.sizes[storage_number], self.kinds[storage_number], event_detail)
-                self.kinds[storage_number] = event_detail
+                storage_bytes, memory_kind = sizes[storage_number], kinds[storage_number]
+                bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) - storage_bytes
+                bytes_by_kind[event_detail] = bytes_by_kind.get(event_detail, 0) + storage_bytes
+                kinds[storage_number] = event_detail
             elif nbytes == STREAMED:
-                pass_trace.steps.append(encode_stream_switch(event_detail))
+                steps.append(encode_stream_switch(event_detail))
             else:
                 raise NotRepeating
-        pass_trace.ends_rising = pass_bytes.is_rising
-        pass_bytes.settle()
-        pass_trace.count = len(storage_numbers)
-        pass_trace.bytes = pass_bytes.now
-        pass_trace.kinds = pass_bytes.kinds
-        pass_trace.peak_bytes = pass_bytes.peak_bytes
-        pass_trace.kinds_at_first_release = pass_bytes.kinds_at_first_release or {}
+        if is_rising:
+            peaks[place] = place_peak, bytes_by_kind.copy()
+        pass_trace.ends_rising, pass_trace.end = is_rising, place
+        pass_trace.count, pass_trace.bytes, pass_trace.kinds = len(storage_numbers), live_bytes, bytes_by_kind
+        pass_trace.peak_bytes = pass_peak
+        if kinds_at_first_release is None:
+            kinds_at_first_release = bytes_by_kind.copy()
+        pass_trace.kinds_at_first_release = kinds_at_first_release
         pass_trace.peaks = [
-            (allocation_place, place_peak, bytes_by_kind)
-            for allocation_place, (place_peak, bytes_by_kind) in pass_bytes.peaks.items()
+            (allocation_place, peak_bytes, peak_kinds) for allocation_place, (peak_bytes, peak_kinds) in peaks.items()
         ]
-        pass_trace.end = pass_bytes.place
         pass_trace.outputs = tuple(
-            (output_index, self._describe_output(output_template, storage_numbers[storage_number], storage_number))
-            for output_index, output_template, storage_number in recorded_pass.outputs
-            if storage_number in storage_numbers
+            (output_index, self._describe_output(output_template, storage_numbers[output_storage], output_storage))
+            for output_index, output_template, output_storage in recorded_pass.outputs
+            if output_storage in storage_numbers
         )
-        if recorded_pass.pass_id[1] != "B" and not pass_trace.outputs:
+        if pass_id[1] != "B" and not pass_trace.outputs:
             raise NotRepeating
         return pass_trace
-
-    def _add_release(self, storage_in_run: int, storage_numbers: Mapping[int, int], pass_trace: PassTrace) -> None:
-        """Adds the release of a storage, which another pass may have allocated."""
-        self._check_belongs_to_pass(storage_in_run, storage_numbers)
-        if not self.sizes[storage_in_run]:
-            return
-        if storage_in_run not in storage_numbers:
-            pass_id, storage_number = self.origins[storage_in_run]
-            pass_trace.releases_of_other_passes.setdefault(pass_id, []).append((len(pass_trace.steps), storage_number))
-        pass_trace.steps.append(encode_release(storage_numbers.get(storage_in_run, 0)))
 
     def _check_belongs_to_pass(self, storage_number: int, storage_numbers: Mapping[int, int]) -> None:
         """Raises `NotRepeating` for a storage that belongs to no pass, or is another pass's output."""

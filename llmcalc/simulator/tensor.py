@@ -7,6 +7,7 @@ memory here as they do there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
@@ -177,7 +178,7 @@ def empty(
     memory_meter: Meter, shape: Shape, dtype: Dtype, strides: Strides | None = None, is_leaf: bool = False
 ) -> Tensor:
     """Returns a new tensor with a new storage."""
-    return Tensor(shape, dtype, Storage(memory_meter, count(shape) * dtype.bytes), strides, is_leaf)
+    return Tensor(shape, dtype, Storage(memory_meter, math.prod(shape) * dtype.bytes), strides, is_leaf)
 
 
 Gradient: TypeAlias = Tensor | None

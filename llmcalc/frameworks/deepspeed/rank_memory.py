@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...device_memory.cuda_runtime import CudaRuntime
 from ...device_memory.device_memory import TORCH, DeviceMemory, MemoryTerm, summarize_memory, without_garbage_collection
@@ -12,6 +12,7 @@ from ...device_memory.training import TrainingConfig, replay_steps_on_allocator
 from ...errors import InputError
 from ...parallel.layout import Layout
 from ...simulator.caching_allocator import PrefixCache
+from ...simulator.effort import EFFORT
 from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import Meter
 from ...simulator.repeat_microbatches import EventMeter
@@ -111,16 +112,34 @@ def _check_training(training_config: TrainingConfig, settings: DeepSpeedSettings
 
 
 @without_garbage_collection()
-def replay_zero(zero_setup: ZeroSetup, expandable_segments: bool) -> tuple[ReplayResult, tuple[MemoryTerm, ...]]:
+def replay_zero(
+    zero_setup: ZeroSetup, expandable_segments: bool, replayed_ranks: ReplayedRanks | None = None
+) -> tuple[ReplayResult, tuple[MemoryTerm, ...]]:
     """Replays one rank's set-up and two training steps on the allocator. Later steps repeat the second step.
 
-    expandable_segments: whether the allocator has expandable segments. Returns also what the rank keeps on the host.
+    expandable_segments: whether the allocator has expandable segments.
+    replayed_ranks: replays of other ranks of the same run, to which this rank's is added; None (default) for none.
+    Returns also what the rank keeps on the host.
     """
     training_run = zero_run(zero_setup, memory_meter := EventMeter())
+    replayed_ranks = {} if replayed_ranks is None else replayed_ranks
+    rank_key = zero_setup.rank if training_run.differs_by_rank else None, expandable_segments
+    if rank_key in replayed_ranks:
+        replay_result, host_memory, replay_units = replayed_ranks[rank_key]
+        EFFORT.units += replay_units  # a search ends where it would with each rank replayed
+        return replay_result, host_memory
+    units_before = EFFORT.units
     training_run.set_up()
     replay_result = replay_steps_on_allocator(training_run, memory_meter, PrefixCache(expandable_segments))
-    return replay_result, training_run.host_terms()
+    host_memory = training_run.host_terms()
+    replayed_ranks[rank_key] = replay_result, host_memory, EFFORT.units - units_before
+    return replay_result, host_memory
 
+
+ReplayedRanks: TypeAlias = dict[Any, tuple[ReplayResult, tuple[MemoryTerm, ...], int]]
+"""(the rank, or None where all ranks are alike; whether segments are expandable) → (result of the replay, host memory,
+work of the replay in units of `SimulatedWork`)
+"""
 
 MOST_LAYERS = 10_000
 """The most layers of a model that are replayed: DeepSpeed's partitions and buckets differ from layer to layer."""
@@ -145,7 +164,8 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
         raise InputError(f"{flag_text}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
     spec, dp_rank = memory_estimate.spec, layout.coordinates(rank).dp
     zero_setup = ZeroSetup(spec, training_config, settings, layout.dp, dp_rank, cuda_runtime.workspace)
-    replay_result, host_memory = replay_zero(zero_setup, cuda_runtime.expandable)
+    replayed_ranks = training_run.recorded_ranks(cuda_runtime)
+    replay_result, host_memory = replay_zero(zero_setup, cuda_runtime.expandable, replayed_ranks)
     tensors_status = tensor_status(settings, training_config)
     return replace(
         summarize_memory(replay_result, cuda_runtime.context, layer_stacks(spec), tensors_status), host=host_memory

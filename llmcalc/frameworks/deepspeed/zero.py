@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import ClassVar
 
 from ...costs.trained_tensors import TrainedTensor
 from ...device_memory.device_memory import MemoryTerm
@@ -67,7 +68,10 @@ class ZeroRun(TrainingRun):
     bucket_elements: elements of a gradient bucket.
     is_last_microbatch: whether the current micro-batch is the last of its step.
     host_norms: norms of offloaded gradients, which stay on the device until the step.
+    differs_by_rank: whether a rank's storages depend on its index, false by default: each has equally large parts.
     """
+
+    differs_by_rank: ClassVar[bool] = False
 
     def __init__(self, zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
         super().__init__(zero_setup.spec, zero_setup.training, None, zero_setup.workspace, memory_meter)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ...device_memory.device_memory import MemoryTerm
 from ...device_memory.host import pinned_bytes
@@ -71,6 +72,8 @@ class PartitionedRun(ZeroRun):
     compact_partition: the gradients of the rank's partition, accumulated in float32.
     host_buffer: a buffer for gradients on their way to the host.
     """
+
+    differs_by_rank: ClassVar[bool] = True
 
     def __init__(self, zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
         super().__init__(zero_setup, memory_meter)

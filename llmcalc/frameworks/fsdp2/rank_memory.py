@@ -18,6 +18,7 @@ from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.training import TrainingConfig
 from ...errors import InputError
 from ...evidence import STATUSES
+from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ParamTensor
 from ...optional import TOWERS
@@ -26,6 +27,7 @@ from ...parallel.layout_request import version_date
 from ...parallel.messages import Message
 from ...parallel.placements import Collective
 from ...parallel.rank_program import rank_program
+from ...simulator.effort import EFFORT
 from ...simulator.event_log import EventRecorder, RecordedEvents
 from ...simulator.layer_loops import LayerStack, layer_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
@@ -138,25 +140,46 @@ def counted_rank(
     """Returns the counted tensors of a rank without a pipeline, from a cache for ranks with equal recorded events.
 
     shared_results: as of `fsdp_memory`. Ranks whose recorded events are equal have one run, which is replayed on an
-    allocator once.
+    allocator once. It is also recorded once where every rank has equally large parts of all tensors.
     """
     rank, cache_key = sharded_setup.rank, ("without a pipeline", cuda_runtime.expandable)
-    counted_runs_by_rank: dict[int, tuple[list[RecordedEvents], CountedRun]]
-    counted_runs_by_rank = {} if shared_results is None else shared_results.setdefault(cache_key, {})
-    if rank not in counted_runs_by_rank:
-        rank_result = _count_rank(sharded_setup, cuda_runtime)
-        recorded_runs = rank_result.recordings
-        counted_runs_by_rank[rank] = next(
-            (counted_runs for counted_runs in counted_runs_by_rank.values() if counted_runs[0] == recorded_runs),
-            (recorded_runs, rank_result),
-        )
-    return counted_runs_by_rank[rank][1]
+    counted_ranks: dict[int, CountedRank]
+    counted_ranks = {} if shared_results is None else shared_results.setdefault(cache_key, {})
+    if rank not in counted_ranks:
+        earlier_ranks = counted_ranks.values()
+        cp_rank = sharded_setup.layout.coordinates(rank).cp
+        equal_rank = next((counted for counted in earlier_ranks if counted.equal_in_ring == cp_rank), None)
+        if equal_rank is None:
+            new_rank = _count_rank(sharded_setup, cuda_runtime)
+            same_events = (counted for counted in earlier_ranks if counted.recordings == new_rank.recordings)
+            equal_rank = next(same_events, new_rank)
+        else:
+            EFFORT.units += equal_rank.recording_units  # a search ends where it would with each rank recorded
+        counted_ranks[rank] = equal_rank
+    return counted_ranks[rank].run
 
 
-def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> CountedRun:
+@frozen
+class CountedRank:
+    """A counted rank without a pipeline, which other ranks with equal events share.
+
+    run: the counted tensors of the rank.
+    recordings: the recorded events of the rank.
+    equal_in_ring: the ranks with this place in the ring of context parallelism record equal events; None if the
+        events depend on another coordinate of the rank.
+    recording_units: work of the recording, in units of `SimulatedWork`.
+    """
+
+    run: CountedRun
+    recordings: list[RecordedEvents]
+    equal_in_ring: int | None
+    recording_units: int
+
+
+def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> CountedRank:
     """Records a rank without a pipeline, and counts the rank's tensors."""
     spec, layout, rank, fsdp_settings = sharded_setup.spec, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp
-    rank_sharding = sharding_of_rank(sharded_setup.training, layout, rank, fsdp_settings)
+    rank_sharding, units_before = sharding_of_rank(sharded_setup.training, layout, rank, fsdp_settings), EFFORT.units
     program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
     context_ring = context_parallel_ring(layout, rank)
     rank_training = replace(sharded_setup.training, seq=sequence_tokens_of_rank(layout, sharded_setup.training.seq))
@@ -179,7 +202,11 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
             )
         ]
 
-    return CountedRun(spec, record_few_layers, cuda_runtime, sharded_setup.training.layer_period)
+    run = CountedRun(spec, record_few_layers, cuda_runtime, sharded_setup.training.layer_period)
+    has_equal_parts = program is None or program.divides_evenly
+    is_equal = has_equal_parts and not any(recorded_run.depends_on_shard for recorded_run in run.recordings)
+    cp_rank = layout.coordinates(rank).cp if is_equal else None
+    return CountedRank(run, run.recordings, cp_rank, EFFORT.units - units_before)
 
 
 def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:

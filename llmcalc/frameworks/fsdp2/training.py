@@ -278,6 +278,15 @@ class FsdpRun(TrainingRun):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {sharing_reason}")
         self.lowering.shard(self.traffic, self.stacks, fsdp_settings.splits)
 
+    @property
+    def has_equal_shards(self) -> bool:
+        """Whether every rank's shard of each parameter has equally many rows, after the set-up."""
+        return all(
+            parameter.shard_elements * parameter_group.sharding.shards == parameter.unsharded_param.count
+            for parameter_group in self.lowering.groups.values()
+            for parameter in parameter_group.parameters
+        )
+
     def set_up(self) -> None:
         """Creates the parameters' shards, and configures resharding and prefetch."""
         super().set_up()
@@ -390,4 +399,5 @@ def record_fsdp_run(
     batch_events = memory_meter.take_events()
     training_run.run_micro_batches()
     recorded_run = repeat_steps(training_run, memory_meter, set_up_events, batch_events, memory_meter.take_events())
-    return recorded_run or record_two_steps(new_run(memory_meter := EventRecorder()), memory_meter)
+    recorded_run = recorded_run or record_two_steps(new_run(memory_meter := EventRecorder()), memory_meter)
+    return replace(recorded_run, depends_on_shard=not training_run.has_equal_shards)

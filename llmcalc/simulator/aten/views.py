@@ -23,10 +23,12 @@ class ViewOperations:
 
     def like(self, *tensors: Tensor, dtype: Dtype | None = None) -> Tensor:
         """Allocates the result of an elementwise operation."""
-        if len(tensors) == 1:
-            shape, result_dtype = tensors[0].shape, tensors[0].dtype
-        else:
-            shape, result_dtype = broadcast_shape(*[x.shape for x in tensors]), result_type(*tensors)
+        first_tensor, *other_tensors = tensors
+        shape, result_dtype = first_tensor.shape, first_tensor.dtype
+        for x in other_tensors:
+            if x.shape != shape or x.dtype is not result_dtype:
+                shape, result_dtype = broadcast_shape(*[x.shape for x in tensors]), result_type(*tensors)
+                break
         strides = layout.elementwise_strides(tuple([(x.shape, x.strides) for x in tensors]), shape)
         return self.graph.new_tensor(shape, result_dtype if dtype is None else dtype, strides)
 

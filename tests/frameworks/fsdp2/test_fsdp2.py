@@ -29,6 +29,7 @@ from llmcalc.frameworks.framework import RunOnRanks
 from llmcalc.frameworks.fsdp2.pipeline import ShardedSetup
 from llmcalc.frameworks.fsdp2.rank_memory import (
     DIVIDED,
+    _count_rank,
     counted_rank,
     fsdp_memory,
     rank_memory,
@@ -300,6 +301,36 @@ def test_layers_with_adapters_are_recorded_as_repeats(monkeypatch: pytest.Monkey
     whole = counted_rank(setup, HOPPER)
     assert not whole.repeating
     assert folded.memory(0, (), DIVIDED) == whole.memory(0, (), DIVIDED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout", "places"),
+    [
+        ("", Layout(dp=4, zero=3), [0, 0, 0, 0]),
+        ("", Layout(dp=5, zero=3), [None] * 5),  # 192 rows on 5 ranks
+        ("", Layout(dp=2, tp=3, zero=3), [0] * 6),
+        ("&vocab_size=1001", Layout(dp=1, tp=3, zero=3), [None] * 3),
+        ("", Layout(dp=2, cp=2, zero=3), [0, 1, 0, 1]),
+    ],
+)
+def test_ranks_with_equal_parts_are_recorded_once(changes: str, layout: Layout, places: list[int | None]) -> None:
+    """Ranks whose parts are equal by the sizes record equal events, with equal work, and share one run."""
+    run = memory(
+        llmcalc.load("smollm2-135m?num_hidden_layers=6" + changes).model, Settings("training", batch=1, seq=16)
+    )
+    training, fsdp = torchtitan_training(run.spec, run.training())
+    setup = ShardedSetup(run.spec, training, layout, 0, HOPPER.workspace, fsdp)
+    ranks = [_count_rank(replace(setup, rank=rank), HOPPER) for rank in range(layout.world)]
+    assert [rank.equal_in_ring for rank in ranks] == places
+    for rank in ranks:
+        for other_rank in ranks:
+            if rank.equal_in_ring is not None and rank.equal_in_ring == other_rank.equal_in_ring:
+                assert (rank.recordings, rank.recording_units) == (other_rank.recordings, other_rank.recording_units)
+    shared_results: dict[Any, Any] = {}
+    shared_runs = [counted_rank(replace(setup, rank=rank), HOPPER, shared_results) for rank in range(layout.world)]
+    for rank, shared_run in zip(ranks, shared_runs, strict=True):
+        assert (rank.equal_in_ring is None) or shared_run is shared_runs[layout.coordinates(rank.equal_in_ring).cp]
+        assert rank.run.memory(0, (), DIVIDED) == shared_run.memory(0, (), DIVIDED)
 
 
 def test_adapters_under_version_1_are_refused() -> None:
