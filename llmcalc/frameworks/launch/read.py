@@ -32,10 +32,10 @@ from .file_kinds import launch_file_kinds, launch_files
 from .notebook import read_launch_text
 from .options import NO_OPTIONS, read_with_options
 from .python_source import is_python
-from .record import CommandLine, Fetch, Launch, LaunchSource, ReadText
+from .record import CommandLine, Fetch, Launch, LaunchFile, LaunchSource, ReadText
 from .refused_programs import refuse_config
 from .shell import read_script
-from .shell_words import ShellScript
+from .shell_words import ShellCommand, ShellScript
 from .unresolved import UNRESOLVED, is_unresolved, is_unset_variable, printable, unresolved_reason
 from .windows import posix_paths
 from .yaml_text import LARGEST, parse_braces, parse_yaml
@@ -293,7 +293,7 @@ def _read_training_command(
         script,
         commands=[command for command in script.commands if command.words[0] not in WITHOUT_PROGRAMS],
     )
-    command_lines = [program_line for command in script.commands if (program_line := command_line(command)) is not None]
+    command_lines = _program_lines(script.commands)
     env_by_line = {command.line: command.env for command in script.commands}
 
     def source_of_command(command_line: CommandLine) -> LaunchSource:
@@ -355,20 +355,13 @@ def _read_training_command(
                 "recipe.yaml, and --config recipe.yaml"
             )
     for program_line in command_lines:
-        table_kind = next(
-            (
-                launch_file
-                for launch_file in launch_file_kinds()
-                if launch_file.name == TABLES_OF.get(program_line.program)
-            ),
-            None,
-        )
+        table_kind = _table_kind(program_line)
         if table_kind is not None and table_kind.read is not None:
             command_words = arguments_of(program_line.words, name_in_errors)
             arguments_table = {
                 keyword_of(flag): plain_value(flag_values) for flag, flag_values in command_words.items()
             }
-            arguments_table = {**IMPLIED_BY.get(program_line.program, {}), **arguments_table}
+            arguments_table = {**_implied_values(program_line), **arguments_table}
             return read_with_options(
                 table_kind, table_kind.read, arguments_table, source_of_command(program_line), options
             )
@@ -389,9 +382,7 @@ def _read_by_arguments(
         matching_commands = [command for command in shell_script.commands if file_kind.is_run_by(command.words)]
         if not matching_commands or file_kind.read_arguments is None:
             continue
-        program_lines = [
-            program_line for command in matching_commands if (program_line := command_line(command)) is not None
-        ]
+        program_lines = _program_lines(matching_commands)
         if not program_lines:
             command_words = list(matching_commands[0].words)
             first_flag = next((i for i, command_word in enumerate(command_words) if command_word.startswith("--")), 0)
@@ -490,7 +481,7 @@ def _read_config(
     try:
         config = _parse_tables(file_text, file_path)
         if isinstance(config, Mapping):
-            config = {**IMPLIED_BY.get(command_line.program, {}), **with_typed_values(config, command_line, file_path)}
+            config = {**_implied_values(command_line), **with_typed_values(config, command_line, file_path)}
         return _read_tables(config, replace(source_file, where=file_path), options)
     except InputError as error:
         raise InputError(
@@ -541,18 +532,31 @@ def _reader_with_written_files(
     return read_config
 
 
-TABLES_OF = {
-    **dict.fromkeys(("trl sft", "trl dpo", "trl grpo", "trl kto"), "trl"),
-    "llamafactory-cli train": "llama-factory",
-}
-"""Program whose arguments are the keys of its own configuration files → the kind of those files."""
+def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
+    """Returns the commands that start Python or a known program, with the launcher that the program itself starts."""
+    program_lines = [program_line for command in commands if (program_line := command_line(command)) is not None]
+    return [
+        program_line if (kind := _kind_with_launcher(program_line)) is None else kind.with_launcher(program_line)
+        for program_line in program_lines
+    ]
 
-IMPLIED_BY: Mapping[str, Mapping[str, Any]] = {
-    "trl dpo": {"loss_type": "sigmoid"},
-    "trl grpo": {"num_generations": 8},
-    "trl kto": {"loss_type": "kto"},
-}
-"""Program → an argument of its trainer alone with its default, by which the reader of its files knows the trainer."""
+
+def _kind_with_launcher(command_line: CommandLine) -> LaunchFile | None:
+    """Returns the kind of launch files whose installed program, such as `trl`, a command starts; None for others."""
+    installed_program = "" if command_line.path else command_line.program.partition(" ")[0]
+    return next((kind for kind in launch_file_kinds() if kind.launcher and kind.launcher == installed_program), None)
+
+
+def _table_kind(command_line: CommandLine) -> LaunchFile | None:
+    """Returns the kind of files whose keys are the arguments of a command; None for other commands."""
+    return next((kind for kind in launch_file_kinds() if command_line.program in kind.commands), None)
+
+
+def _implied_values(command_line: CommandLine) -> Mapping[str, Any]:
+    """Returns the keys of config files that a command implies, with their values."""
+    table_kind = _table_kind(command_line)
+    return {} if table_kind is None else table_kind.commands[command_line.program]
+
 
 COUNTS = {
     "--nproc-per-node": "each",
@@ -580,10 +584,6 @@ def _launcher_counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield count_kind, option_value if equals_sign else (launcher[i + 1] if i + 1 < len(launcher) else "")
 
 
-LAUNCHES_ON_EVERY_DEVICE = ("llamafactory-cli train", "axolotl train", "trl sft", "trl dpo", "trl grpo", "trl kto")
-"""Programs that start torchrun (llamafactory/launcher.py) or accelerate with a process for each visible device."""
-
-
 def starts_on_every_device(command_line: CommandLine) -> bool:
     """Whether a command without a number of processes starts one on each visible device.
 
@@ -598,7 +598,7 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
         return False
     return (
         ("accelerate", "launch") in pairwise(program_names)
-        or command_line.program in LAUNCHES_ON_EVERY_DEVICE
+        or _kind_with_launcher(command_line) is not None
         or any(record.starts_on_every_device and record.launcher in program_names for record in map(framework, NAMES))
     )
 

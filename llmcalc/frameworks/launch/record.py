@@ -217,6 +217,12 @@ class LaunchFile:
     version: the version of the program whose defaults are filled in; empty (default) if the file states it.
     with_options: (arguments, options, the run of the arguments, file's name) → the arguments with options typed beside
         the file in the place of the file's; None (default) if options replace settings of the run.
+    commands: command of the program whose arguments are keys of its config files → keys with values that the command
+        implies; none by default.
+    launcher: the installed program whose commands start a process on each visible device, if no number is stated; empty
+        (default) for none.
+    with_launcher: (a command of the installed program) → the command with the launcher that it starts; by default the
+        same.
     """
 
     name: str
@@ -235,6 +241,9 @@ class LaunchFile:
     program: str = ""
     version: str = ""
     with_options: Callable[[Table, Table, Launch, str], Table] | None = None
+    commands: Mapping[str, Table] = field(default_factory=dict)
+    launcher: str = ""
+    with_launcher: Callable[[CommandLine], CommandLine] = lambda command_line: command_line
 
 
 class LaunchSettings(NamedTuple):

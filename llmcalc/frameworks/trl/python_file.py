@@ -27,13 +27,11 @@ from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of
 from ..launch.script_arguments import ScriptArguments, arguments_of_file
 from ..launch.trainer import read_trainer
 from ..registry import WITHOUT_A_NAME
+from .commands import COMMANDS
 from .config_file import read_trl
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    "SFTConfig": {},
-    "DPOConfig": {"loss_type": "sigmoid"},
-    "KTOConfig": {"loss_type": "kto"},
-    "GRPOConfig": {"num_generations": 8},
+    **{f"{command.removeprefix('trl ').upper()}Config": arguments for command, arguments in COMMANDS.items()},
     "TrainingArguments": {},
     "Seq2SeqTrainingArguments": {},
 }

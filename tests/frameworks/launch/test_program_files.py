@@ -536,6 +536,8 @@ COMMANDS = [
     ("megatron rlhf --rlhf_type gkd --model a/b", "megatron rlhf --rlhf_type: 'gkd': its teacher is not modelled"),
     ("swift export --model a/b", "swift export: is no training; expected swift sft"),
     ("trl reward --model_name_or_path a/b", "trl reward is TRL's: trainings of reward models"),
+    ("trl distillation --config job.yaml", "trl distillation is TRL's: trainings of reward models"),
+    ("python trl/scripts/distillation.py --model_name_or_path a/b", "trl distillation is TRL's"),
     ("litgpt finetune_lora a/b", "litgpt finetune_lora is litgpt's"),
     ("nemo llm pretrain --factory x", "nemo llm is NeMo's"),
     ("deepspeed main.py --actor_zero_stage 3 --actor_model_name_or_path x --enable_ema", "--enable_ema (a moving"),
@@ -688,6 +690,9 @@ def test_accelerate_launch_selects_the_framework_of_every_program(
         (f"CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node gpu train.py {ONE_SEQUENCE}", 2),
         (f"CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node $COUNT train.py {ONE_SEQUENCE}", 1),
         (f"CUDA_VISIBLE_DEVICES=0,1 python train.py {ONE_SEQUENCE}", 1),
+        (f"CUDA_VISIBLE_DEVICES=0,1 trl sft {ONE_SEQUENCE}", 2),
+        (f"CUDA_VISIBLE_DEVICES=0,1 trl sft --accelerate_config single_gpu {ONE_SEQUENCE}", 1),
+        (f"CUDA_VISIBLE_DEVICES=0,1 python trl/scripts/sft.py {ONE_SEQUENCE}", 1),
         (f"CUDA_VISIBLE_DEVICES=$DEVICES accelerate launch train.py {ONE_SEQUENCE}", 1),
     ],
 )
