@@ -24,7 +24,7 @@ from ..model import ModelSpec
 from ..workload.workload import Workload
 
 if TYPE_CHECKING:
-    from .run_time import TimedRun
+    from .timed_run import TimedRun
 
 DENSE_BAND = (100, 130)
 """Range of h/L of most large dense decoders, rounded to a whole number.

@@ -21,7 +21,7 @@ from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option
 from .decoding import LLAMA_CPP_STACK, decoded_token, runs_llama_cpp, usual_stack
 from .model_selection import has_experts
-from .run_time import TimedRun
+from .timed_run import TimedRun
 
 MOST_BATCH = 2**20
 """Largest number of sequences that is tried."""
