@@ -277,6 +277,21 @@ def stage_sizes_between_ends(
     return tuple(rank_layers // chunks for rank_layers in layers_by_rank) * chunks
 
 
+def check_divided_heads(head_counts: Sequence[int], tp: int, cp: int, option_names: tuple[str, str]) -> None:
+    """Raises `InputError` if `cp` ranks do not divide the heads of queries and keys that they exchange all-to-all.
+
+    Transformer Engine asserts it of a rank's heads (context_parallel.py, `AttnFuncWithCPAndQKVOA2A`).
+    head_counts: heads of the model. option_names: those of the exchange and of the number of ranks.
+    """
+    rank_heads = [max(1, head_count // tp) for head_count in head_counts]
+    if any(heads % cp for heads in rank_heads):
+        exchange_option, ranks_option = option_names
+        raise InputError(
+            f"{exchange_option} a2a: {ranks_option} {cp} does not divide the {' and '.join(map(str, rank_heads))} "
+            f"heads of queries and keys of a rank; expected a divisor of both, or {exchange_option} p2p"
+        )
+
+
 def stages(layout: Layout, layers: int) -> Iterator[Stage]:
     """Yields a pipeline's stages in the order of a micro-batch.
 

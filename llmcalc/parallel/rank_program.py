@@ -26,7 +26,7 @@ from ..model import ModelSpec
 from ..optional import TOWERS
 from ..workload.rows import TOKENS, Rows
 from .divisors import divisors
-from .layout import ONE_DEVICE, Coordinates, ImpossibleLayout, Layout, RankChunks, Stage
+from .layout import ONE_DEVICE, Coordinates, ImpossibleLayout, Layout, RankChunks, Stage, check_divided_heads
 
 TENSOR = frozenset(
     {"heads", "kv_heads", "key_heads", "block_index_heads", "ffn", "vocab", "groups", "output_groups", "inner"}
@@ -498,11 +498,7 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
 
 
 def check_exchanged_heads(spec: ModelSpec, layout: Layout) -> None:
-    """Raises `InputError` if `cp` does not divide a rank's heads in the all-to-all exchange of context parallelism.
-
-    Transformer Engine asserts it of a rank's heads of queries and of keys (context_parallel.py,
-    `AttnFuncWithCPAndQKVOA2A`).
-    """
+    """Raises `InputError` if `cp` does not divide a rank's heads in the all-to-all exchange of context parallelism."""
     if layout.cp == 1 or layout.cp_comm != "a2a":
         return
     for operation in spec.shared_program.root.steps():
@@ -512,12 +508,8 @@ def check_exchanged_heads(spec: ModelSpec, layout: Layout) -> None:
         head_counts = [
             axis.size for source_value in source_values for axis in flat_axes(source_value.axes) if "heads" in axis.name
         ]
-        heads_of_rank = [max(1, head_count // layout.tp) for head_count in head_counts if isinstance(head_count, int)]
-        if any(head_count % layout.cp for head_count in heads_of_rank):
-            raise InputError(
-                f"--cp-comm a2a: --cp {layout.cp} does not divide the {' and '.join(map(str, heads_of_rank))} heads of "
-                "queries and keys of a rank; expected a divisor of both, or --cp-comm p2p"
-            )
+        known_counts = [head_count for head_count in head_counts if isinstance(head_count, int)]
+        check_divided_heads(known_counts, layout.tp, layout.cp, ("--cp-comm", "--cp"))
 
 
 def has_whole_towers(spec: ModelSpec, rank_axes: RankAxes) -> bool:

@@ -255,16 +255,17 @@ def _table_reader(name_in_errors: str, launch_folder: Path | None) -> Fetch:
 
     def read_config_tables(file_name: str) -> Mapping[str, Any]:
         file_path, file_text = read_text(file_name)
-        config = (
-            parse_yaml(file_text, file_path)
-            if file_path.endswith((".yaml", ".yml"))
-            else parse_json(file_text, file_path)
-        )
-        if not isinstance(config, Mapping):
-            raise InputError(f"{file_path}: expected a table of keys")
-        return config
+        return _parse_table(file_text, file_path)
 
     return read_config_tables
+
+
+def _parse_table(file_text: str, file_path: str) -> Mapping[str, Any]:
+    """Returns the table of a YAML file, by the ending of its name, or of a JSON file."""
+    config = (parse_yaml if file_path.endswith((".yaml", ".yml")) else parse_json)(file_text, file_path)
+    if not isinstance(config, Mapping):
+        raise InputError(f"{file_path}: expected a table of keys")
+    return config
 
 
 # ---- scripts
@@ -295,6 +296,7 @@ def _read_training_command(
     )
     command_lines = _program_lines(script.commands)
     env_by_line = {command.line: command.env for command in script.commands}
+    readable_source = _with_written_files(source_file, script.files)
 
     def source_of_command(command_line: CommandLine) -> LaunchSource:
         """Returns the launch file's name, environment and number of devices for one command."""
@@ -304,12 +306,11 @@ def _read_training_command(
             **{variable: env_value for variable, env_value in command_env.items() if not is_unresolved(env_value)},
         }
         world_size = source_file.world_size or process_count([*batch, *command_line.launcher], source_env)
-        read_file = _text_reader_with_written_files(source_file.read_text, script.files)
         if world_size is None:
-            world_size = process_count_of(config_table(command_line.launcher, name_in_errors, read_file))
+            launcher_config = config_table(command_line.launcher, name_in_errors, readable_source.read_text)
+            world_size = process_count_of(launcher_config)
         if world_size is None and starts_on_every_device(command_line):
             world_size = visible_processes(command_line.launcher, source_env)
-        fetch_config = _reader_with_written_files(source_file.fetch, script.files, name_in_errors)
         skipped_variables = {
             printable(command_word)
             for previous_word, command_word in pairwise(command_line.words)
@@ -317,13 +318,11 @@ def _read_training_command(
         }
         unset_variables = sorted(script.unset | skipped_variables)
         return replace(
-            source_file,
+            readable_source,
             world_size=world_size,
             env=source_env,
             script=command_line.program,
             unset=unset_variables,
-            fetch=fetch_config,
-            read_text=read_file,
             launcher=command_line.launcher,
             devices_typed=source_file.world_size is not None,
             unset_counts=unset_counts(command_line.launcher) if world_size is None else (),
@@ -489,47 +488,30 @@ def _read_config(
         ) from None
 
 
-def _text_reader_with_written_files(read_file: ReadText | None, written_files: Mapping[str, str]) -> ReadText | None:
-    """Returns a function that reads a file as (path, text), preferably as written by the script itself.
+def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, str]) -> LaunchSource:
+    """Returns a launch file whose readers of other files prefer the texts that the script itself writes.
 
-    A name that the script leaves open stands in the text as the script writes it.
+    A name that the script leaves open stands in a text as the script writes it, and is an error in a table.
     """
-    if not written_files or read_file is None:
-        return read_file
+    read_file, fetch_table = source_file.read_text, source_file.fetch
+    if not written_files or read_file is None or fetch_table is None:
+        return source_file
 
     def read_text_file(file_name: str) -> tuple[str, str]:
         if file_name in written_files:
             return file_name, written_files[file_name].replace(UNRESOLVED, "")
         return read_file(file_name)
 
-    return read_text_file
-
-
-def _reader_with_written_files(
-    fetch_config: Fetch | None, written_files: Mapping[str, str], name_in_errors: str
-) -> Fetch | None:
-    """Returns a function that reads a config file, preferably as written by the script itself."""
-    if not written_files:
-        return fetch_config
-
-    def read_config(file_name: str) -> Mapping[str, Any]:
+    def read_table(file_name: str) -> Mapping[str, Any]:
         if file_name not in written_files:
-            if fetch_config is None:
-                raise InputError(
-                    f"{name_in_errors}: {printable(file_name)}: names a file, which is not read; expected its contents"
-                )
-            return fetch_config(file_name)
-        file_text = written_files[file_name]
+            return fetch_table(file_name)
+        file_text, error_name = written_files[file_name], f"{source_file.where}: {printable(file_name)}"
         if is_unresolved(file_text):
             unknown_word = next(unknown_word for unknown_word in file_text.split() if is_unresolved(unknown_word))
-            raise InputError(f"{name_in_errors}: {printable(file_name)}: {unresolved_reason(unknown_word)}")
-        parse_text = parse_yaml if file_name.endswith((".yaml", ".yml")) else parse_json
-        config = parse_text(file_text, f"{name_in_errors}: {printable(file_name)}")
-        if not isinstance(config, Mapping):
-            raise InputError(f"{name_in_errors}: {printable(file_name)}: expected a JSON object")
-        return config
+            raise InputError(f"{error_name}: {unresolved_reason(unknown_word)}")
+        return _parse_table(file_text, error_name)
 
-    return read_config
+    return replace(source_file, read_text=read_text_file, fetch=read_table)
 
 
 def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:

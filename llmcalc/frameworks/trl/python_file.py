@@ -19,7 +19,6 @@ from ..launch.python_source import (
     constants,
     dotted_name_of,
     parse_python,
-    source_of,
     statements_of_module,
     value_of,
 )
@@ -252,9 +251,9 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
             continue
         while later_assignments and later_assignments[-1].lineno < node.lineno:
             variables |= _assigned_value(later_assignments.pop(), variables)
-        arguments = {keyword.arg: _value_of(keyword.value, variables) for keyword in node.keywords if keyword.arg}
+        arguments = {keyword.arg: value_of(keyword.value, variables) for keyword in node.keywords if keyword.arg}
         yield NamedCall(
-            call_name.rpartition(".")[2], arguments, _value_of(node.args[0], variables) if node.args else None
+            call_name.rpartition(".")[2], arguments, value_of(node.args[0], variables) if node.args else None
         )
 
 
@@ -263,23 +262,4 @@ def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[s
     target_node = assignment.targets[0] if isinstance(assignment, ast.Assign) else assignment.target
     if not isinstance(target_node, ast.Name) or assignment.value is None:
         return {}
-    return {target_node.id: _value_of(assignment.value, variables)}
-
-
-SUPPORTS_BF16 = re.compile(r"is_bf(loat)?16_supported\(")
-"""A call that asks whether the device computes in bf16, which those of compute capability 8.0 and later do."""
-
-
-def _value_of(expression: ast.expr, variables: Mapping[str, Any]) -> Any:
-    """Returns the value of an expression, which may be a negation or a conditional expression."""
-    if isinstance(expression, ast.Call) and SUPPORTS_BF16.search(source_of(expression)) is not None:
-        return True
-    if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.Not):
-        operand = _value_of(expression.operand, variables)
-        return UnknownValue("not …") if isinstance(operand, UnknownValue) else not operand
-    if isinstance(expression, ast.IfExp):
-        condition = _value_of(expression.test, variables)
-        if isinstance(condition, UnknownValue):
-            return UnknownValue("a choice")
-        return _value_of(expression.body if condition else expression.orelse, variables)
-    return value_of(expression, variables)
+    return {target_node.id: value_of(assignment.value, variables)}

@@ -784,6 +784,16 @@ def test_pictures_of_a_notebook_are_no_letters_of_python() -> None:
         launch_of(text + "# a line of prose\n" * 10_000, "notebook.py")
 
 
+def test_conditions_and_negations_of_known_values_are_read_of_every_program() -> None:
+    text = FILES["unsloth_sft.py"].replace("length = 1024", "FULL = False\nlength = 2048 if FULL else 512")
+    text = text.replace("load_in_4bit=True", "load_in_4bit=not FULL").replace(
+        "optim=", "bf16=is_bf16_supported(), optim="
+    )
+    assert launch_of(text, "sft.py").settings == launch_of(FILES["unsloth_sft.py"], "sft.py").settings | {"seq": 512}
+    with pytest.raises(InputError, match="load_in_4bit"):
+        launch_of(text.replace("FULL = False", "FULL = ask()"), "sft.py")
+
+
 def test_nothing_in_python_is_run(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     text = f"open({str(trace)!r}, 'w')\n" + FILES["torchtitan_configs.py"]
