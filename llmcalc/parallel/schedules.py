@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Literal, NamedTuple, TypeAlias, get_args
@@ -102,10 +101,6 @@ class Pipeline:
         if self.two_way:
             return stage if 2 * micro_batch < self.micro_batches else self.ranks - 1 - stage
         return stage % self.ranks
-
-    def model_copies(self) -> Fraction:
-        """The number of model copies over all ranks: two in DualPipe, otherwise one."""
-        return Fraction(self.ranks * self.chunks, self.stages)
 
     def in_flight(self, rank: int) -> Iterator[tuple[PassAction, InFlightCounts]]:
         """Yields every action of a rank, with the micro-batches in flight."""

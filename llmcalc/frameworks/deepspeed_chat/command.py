@@ -43,7 +43,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if loss == "rlhf":
             return _read_step3(reader, arguments, source_file)
         plain_data = plain_arguments(arguments, reader, READ)
-        model_id = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
+        model_id = model_name(arguments.get("--model_name_or_path"))
         reader.check_names(plain_data, READ, IGNORED)
         if not loss and "step1" not in source_file.where:
             reader.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
@@ -59,7 +59,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file: LaunchSource) -> Launch:
     """Returns the training run of step 3's actor, with the reference, reward and critic models beside it."""
     step3_arguments = plain_arguments(arguments, reader, step3.READ - {"critic_model_name_or_path"})
-    model_id = model_name(reader, "--actor_model_name_or_path", arguments.get("--actor_model_name_or_path"))
+    model_id = model_name(arguments.get("--actor_model_name_or_path"))
     reader.check_names(step3_arguments, step3.READ, IGNORED | step3.IGNORED)
     actor_arguments = step3.step1_arguments(reader, step3_arguments)
     config = _deepspeed_config(reader, actor_arguments)

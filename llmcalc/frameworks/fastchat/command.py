@@ -89,7 +89,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     with reading_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
         config = plain_arguments(arguments, reader, READ | (known_argument_names() - {"model_name_or_path"}))
-        model_id = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
+        model_id = model_name(arguments.get("--model_name_or_path"))
         return launch_as_trainer(reader, _trainer_arguments(reader, config, script_name, model_id), model_id)
 
 

@@ -265,7 +265,7 @@ def plain_value(written_value: Any) -> Any:
     return int(written_value) if re.fullmatch(r"-?\d{1,12}", written_value) else written_value
 
 
-def model_name(reader: LaunchReader, flag_name: str, written_name: Any) -> str:
+def model_name(written_name: Any) -> str:
     """Returns an argument's model name, with a mark if unknown before the script runs."""
     if isinstance(written_name, str) and is_unresolved(written_name):
         return f"${printable(written_name).lstrip('$')}"

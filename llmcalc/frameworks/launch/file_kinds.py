@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypedDict
 
 from ..framework import LazyFunction
 from ..registry import NAMES, framework
@@ -37,7 +37,14 @@ TRAINER = LaunchFile(
 )
 
 
-COMMAND = {"runs": "command:starts_program", "read_command": "command:read_command"}
+class CommandFunctions(TypedDict):
+    """The functions of a file `command.py`, as `_program_file` takes them."""
+
+    runs: str
+    read_command: str
+
+
+COMMAND: CommandFunctions = {"runs": "command:starts_program", "read_command": "command:read_command"}
 """The functions that read a program's commands: field of `LaunchFile` → `file:function` in the program's folder."""
 
 

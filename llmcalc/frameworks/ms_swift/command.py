@@ -129,7 +129,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             )
         arguments = arguments_of(command_line.words, source_file.where)
         model_flag = "--model" if "--model" in arguments else "--model_id_or_path"
-        model_id = model_name(reader, model_flag, arguments.get(model_flag))
+        model_id = model_name(arguments.get(model_flag))
         launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, swift_verb), model_id)
         if (rlhf_type == "rm" or config.get("task_type") in TEXT_TASKS) and launched_run.layout.zero != 3:
             return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
@@ -161,7 +161,7 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swif
         )
     classifier_arguments = _task_arguments(reader, config, rlhf_type) if config.get("task_type") == "seq_cls" else ()
     parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED | set(classifier_arguments), rlhf_type)
-    model_id = model_name(reader, "--model", arguments.get("--model"))
+    model_id = model_name(arguments.get("--model"))
     launched_run = reader.launch("megatron", parallel_run, target=model_id)
     if rlhf_type == "grpo":
         return replace(launched_run, rollout=megatron_rollout_of(reader, config, launched_run))

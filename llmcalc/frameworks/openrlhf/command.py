@@ -109,7 +109,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         )
         plain_data = plain_arguments(arguments, reader, known_names)
         plain_data = {_current_name(argument): argument_value for argument, argument_value in plain_data.items()}
-        model_id = model_name(reader, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
+        model_id = model_name(arguments.get("actor.model_name_or_path"))
         _refuse_unmodelled(reader, plain_data)
         world_size = _actor_devices(reader, plain_data) if module_verb == "train_ppo_ray" else source_file.world_size
         config, settings = _deepspeed_config(reader, plain_data, world_size), _other_settings(reader, plain_data)

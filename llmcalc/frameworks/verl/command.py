@@ -64,11 +64,11 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         config = _resolved_overrides(reader, overrides_by_key)
         if command_line.program in sft_models:
             model_key = sft_models[command_line.program]
-            model_id = model_name(reader, model_key, overrides_by_key.get(model_key))
+            model_id = model_name(overrides_by_key.get(model_key))
             if command_line.program == ENGINE_SFT_TRAINER:
                 config = with_keys_of_fsdp(reader, config)
             return reader.launch("fsdp2", run_of_sft(reader, config), target=model_id)
-        model_id = model_name(reader, f"{MODEL}.path", overrides_by_key.get(f"{MODEL}.path"))
+        model_id = model_name(overrides_by_key.get(f"{MODEL}.path"))
         reader.expandable = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
         uses_megatron = config.get(f"{ACTOR}.strategy") == "megatron" or any(
             "megatron" in command_word

@@ -169,7 +169,7 @@ def test_cells_of_a_notebook_are_read_and_its_prose_is_no_command(tmp_path: Path
     launch = read_launch(notebook)
     assert (launch.target, launch.settings["seq"], launch.settings["lora_rank"]) == ("gpt2", 1536, 8)
     assert any("computed: together max_seq_length tokens" in note for note in launch.notes)
-    for decided, computed in (("r=8", "r=rank()"), ("max_seq_length=tokens", "max_seq_length=2 if tokens else 1")):
+    for decided, computed in (("r=8", "r=rank()"), ("max_seq_length=tokens", "max_seq_length=2 if length() else 1")):
         name = decided.partition("=")[0]
         with pytest.raises(InputError, match=rf"memory: {name} \(is known only when the file runs\)"):
             launch_of(MARIMO.replace(decided, computed), "notebook.py")
