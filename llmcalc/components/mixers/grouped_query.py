@@ -48,8 +48,8 @@ class GroupedQueryMixer(TokenMixer):
         return self.model_copy(update=mixer_fields)
 
 
-class WindowedMixer(GroupedQueryMixer):
-    """A grouped-query mixer with an optional sliding window of sliding_window tokens, including the token."""
+class OptionalWindowMixer(TokenMixer):
+    """Attention with an optional sliding window of sliding_window tokens, including the token."""
 
     if TYPE_CHECKING:
         type: str
@@ -66,6 +66,10 @@ class WindowedMixer(GroupedQueryMixer):
 
     def without_window(self) -> Self:
         return self.model_copy(update={"sliding_window": None})
+
+
+class WindowedMixer(OptionalWindowMixer, GroupedQueryMixer):
+    """A grouped-query mixer with an optional sliding window."""
 
     def _heading(self, mixer_name: str, details: str = "") -> str:
         """Returns a report heading with the attention's name, heads, details and window."""

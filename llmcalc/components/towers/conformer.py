@@ -29,7 +29,7 @@ from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass, vector_module
-from .base import TowerPart
+from .base import TowerPart, check_head_width
 from .subsampling import Subsampling
 
 if TYPE_CHECKING:
@@ -125,11 +125,7 @@ class Conformer(TowerPart):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        heads = self.attention.num_attention_heads
-        if self.hidden_size % heads:
-            raise ValueError(
-                f"num_attention_heads: {heads} does not divide hidden_size {self.hidden_size}; expected a divisor"
-            )
+        check_head_width(self.hidden_size, self.attention.num_attention_heads)
         if self.segment is not None and self.attention.context_left is not None:
             raise ValueError("segment: requires attention to all positions; expected no context_left")
         if self.relative_buckets is not None and self.attention.relative_keys:
