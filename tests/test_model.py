@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from llmcalc.components.added_position import Learned, Sinusoidal
+from llmcalc.components.added_position import LearnedPositions, SinusoidalPositions
 from llmcalc.components.classifier import Classifier
 from llmcalc.components.distance_bias import RelativeBias
 from llmcalc.components.head import LMHead
-from llmcalc.components.head_transform import Transform
+from llmcalc.components.head_transform import HeadTransform
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mtp import MultiTokenPrediction
@@ -93,7 +93,7 @@ MODELS = {
     ),
     "factorised embedding, without a head": spec(embedding_size=6, head=NoHead()),
     "factorised embedding under a classifier": spec(embedding_size=6, head=Classifier(num_labels=3, over="token")),
-    "factorised embedding under a transform": spec(embedding_size=6, head=LMHead(bias=True, transform=Transform())),
+    "factorised embedding under a transform": spec(embedding_size=6, head=LMHead(bias=True, transform=HeadTransform())),
     "dense, then sparse": spec(decoder=DENSE_THEN_SPARSE),
     "alternating windows": spec(decoder=ALTERNATING),
     "two prediction modules": spec(
@@ -106,23 +106,25 @@ MODELS = {
         encoder=Stack(
             num_hidden_layers=2,
             block=POSTNORM,
-            position=Learned(max_position_embeddings=80),
+            position=LearnedPositions(max_position_embeddings=80),
             token_types=TokenTypes(type_vocab_size=2, task_type_vocab_size=3),
             embedding_norm=LAYERNORM,
         ),
-        head=LMHead(bias=True, transform=Transform()),
+        head=LMHead(bias=True, transform=HeadTransform()),
         pooler=Pooler(),
     ),
     "encoder with a pooler and no head": spec(
-        encoder=Stack(num_hidden_layers=1, block=POSTNORM, position=Sinusoidal()), head=NoHead(), pooler=Pooler()
+        encoder=Stack(num_hidden_layers=1, block=POSTNORM, position=SinusoidalPositions()),
+        head=NoHead(),
+        pooler=Pooler(),
     ),
     "encoder of windows": spec(encoder=Stack(num_hidden_layers=2, block=WINDOWED)),
     "encoder-decoder": spec(**both(CROSSED, final_norm=RMS)),
     "encoder-decoder with positions": spec(
-        **both(CROSSED, position=Learned(max_position_embeddings=80, offset=2), embedding_norm=LAYERNORM)
+        **both(CROSSED, position=LearnedPositions(max_position_embeddings=80, offset=2), embedding_norm=LAYERNORM)
     ),
     "encoder-decoder with one table of positions": spec(
-        **both(CROSSED, position=Learned(max_position_embeddings=80)), shared_positions=True
+        **both(CROSSED, position=LearnedPositions(max_position_embeddings=80)), shared_positions=True
     ),
     "encoder-decoder with relative bias": spec(
         **both(CROSSED, relative_bias=RelativeBias(num_attention_heads=4)), tie_word_embeddings=False

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class Learned(Component):
+class LearnedPositions(Component):
     """A learned table of position embeddings.
 
     max_position_embeddings: the number of positions.
@@ -51,7 +51,7 @@ class Learned(Component):
         return [cls(max_position_embeddings=64), cls(max_position_embeddings=64, offset=2)]
 
 
-class Axial(Component):
+class AxialPositions(Component):
     """Learned positions in a grid: a part of each vector depends on the row, the other on the column (Reformer).
 
     rows, columns: the sides of the grid, in which positions follow one another row by row.
@@ -92,7 +92,7 @@ class Axial(Component):
         return [cls(rows=8, columns=8, row_size=10, column_size=14)]
 
 
-class Sinusoidal(Component):
+class SinusoidalPositions(Component):
     """Sinusoidal positions: sines and cosines of geometrically spaced frequencies, without parameters."""
 
     formula_source: ClassVar[str] = "Vaswani et al. 2017, §3.5"
@@ -121,7 +121,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class LearnedReference(nn.Embedding):
         """Looks up learned positions. positions: [tokens] → [tokens, hidden]."""
 
-        def __init__(self, spec: Learned, hidden_size: int) -> None:
+        def __init__(self, spec: LearnedPositions, hidden_size: int) -> None:
             super().__init__(spec.max_position_embeddings + spec.offset, hidden_size)
             self.offset = spec.offset
 
@@ -131,7 +131,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class AxialReference(nn.Module):
         """Looks up a row's and a column's part of each position. positions: [tokens] → [tokens, hidden]."""
 
-        def __init__(self, spec: Axial) -> None:
+        def __init__(self, spec: AxialPositions) -> None:
             super().__init__()
             self.columns = spec.columns
             self.by_row = nn.Embedding(spec.rows, spec.row_size)

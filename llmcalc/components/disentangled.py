@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class Disentangled(AttentionPosition):
+class DisentangledScores(AttentionPosition):
     """Disentangled attention scores, (q·k + q·p + k·r) / √(3d), with projected distance embeddings p and r.
 
     max_relative_positions: the largest distance that has a row of its own.
@@ -275,7 +275,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class DisentangledReference(nn.Module):
         """Computes scaled queries, and scores by relative position. Queries and keys: [batch, heads, tokens, d]."""
 
-        def __init__(self, spec: Disentangled, hidden_size: int, heads: int, head_dim: int) -> None:
+        def __init__(self, spec: DisentangledScores, hidden_size: int, heads: int, head_dim: int) -> None:
             super().__init__()
             self.spec, heads_width = spec, heads * head_dim
             self.reach = spec.position_buckets or spec.max_relative_positions

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class Alibi(AttentionPosition):
+class AlibiBias(AttentionPosition):
     """ALiBi: a penalty on the scores that is linear in the distance, with a fixed slope per head."""
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -52,7 +52,7 @@ class Alibi(AttentionPosition):
         return q, recorder.alibi(q, keys)
 
 
-class TransformerXL(AttentionPosition):
+class TransformerXLScores(AttentionPosition):
     """Transformer-XL's relative positions: scores are (q + u)·k + (q + v)·r.
 
     r is a learned projection of the distance's sinusoid; u and v are one vector per head. Gopher and Chinchilla use it.
@@ -99,7 +99,7 @@ class TransformerXL(AttentionPosition):
         return _reference_classes()["transformer_xl"](model_properties.hidden_size, heads, head_dim)
 
 
-class Buckets(Part):
+class DistanceBuckets(Part):
     """The buckets into which T5 sorts the distances between a query and a key.
 
     Half of the buckets are for each direction. Small distances have a bucket each; larger ones share the rest.
@@ -130,7 +130,7 @@ class Buckets(Part):
         return self
 
 
-class LayerBias(Buckets, AttentionPosition):
+class LayerBias(DistanceBuckets, AttentionPosition):
     """T5's relative bias with a separate table in each layer (UMT5)."""
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -156,7 +156,7 @@ class LayerBias(Buckets, AttentionPosition):
         return _reference_classes()["relative"](buckets, max_distance, heads, model_properties.causal)
 
 
-class RelativeBias(Buckets, StackPart):
+class RelativeBias(DistanceBuckets, StackPart):
     """T5's relative bias: one learned scalar per bucket and head, shared by all layers of a stack.
 
     num_attention_heads: the number of heads.

@@ -17,7 +17,7 @@ from ..flow.value import Value
 from ..workload.derived_rows import MultipleRows
 from ..workload.rows import SEQUENCES
 from .base import LayerParts, ModelProperties, StackPosition, Width
-from .reading import Reading
+from .reading import CrossReading
 from .residual_streams import ResidualStreams
 from .runtime import ForwardPass, vector_module
 
@@ -28,7 +28,7 @@ MOST_ROWS = 2**20
 """The largest number of latents or of output queries."""
 
 
-class Latents(ResidualStreams):
+class LatentStreams(ResidualStreams):
     """Learned latents of the layers' width, which read the embeddings, and learned queries, which read the latents.
 
     num_latents: the number of latents of a sequence.
@@ -45,10 +45,10 @@ class Latents(ResidualStreams):
     type: Literal["latents"] = "latents"
     num_latents: int = Field(ge=1, le=MOST_ROWS, strict=True)
     latent_size: Width
-    reads: Reading
+    reads: CrossReading
     num_queries: int = Field(ge=1, le=MOST_ROWS, strict=True)
     query_size: Width
-    writes: Reading
+    writes: CrossReading
 
     def embedding_width(self) -> int:
         return self.query_size
@@ -99,7 +99,7 @@ def _reference_class() -> type[nn.Module]:
         [batch, tokens, query_size] → [batch, num_latents, latent_size] → [batch, num_queries, query_size].
         """
 
-        def __init__(self, spec: Latents) -> None:
+        def __init__(self, spec: LatentStreams) -> None:
             super().__init__()
             latent_size = spec.latent_size
             self.latents = vector_module(torch.randn(spec.num_latents, latent_size) * 0.02)

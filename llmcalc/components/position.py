@@ -96,19 +96,19 @@ SCORE_POSITIONS = PartChoice(
     "rope",
     {
         "rope": "position:Rope",
-        "alibi": "distance_bias:Alibi",
-        "transformer_xl": "distance_bias:TransformerXL",
+        "alibi": "distance_bias:AlibiBias",
+        "transformer_xl": "distance_bias:TransformerXLScores",
         "relative_bias": "distance_bias:LayerBias",
-        "disentangled": "disentangled:Disentangled",
+        "disentangled": "disentangled:DisentangledScores",
     },
 )
 
 if TYPE_CHECKING:
-    from .added_position import Axial, Learned, Sinusoidal
-    from .disentangled import Disentangled
-    from .distance_bias import Alibi, LayerBias, TransformerXL
+    from .added_position import AxialPositions, LearnedPositions, SinusoidalPositions
+    from .disentangled import DisentangledScores
+    from .distance_bias import AlibiBias, LayerBias, TransformerXLScores
 
-    ScorePosition: TypeAlias = Rope | Alibi | TransformerXL | LayerBias | Disentangled
+    ScorePosition: TypeAlias = Rope | AlibiBias | TransformerXLScores | LayerBias | DisentangledScores
 else:
     ScorePosition = Annotated[Part, SCORE_POSITIONS]
 
@@ -116,13 +116,13 @@ else:
 POSITIONS = PartChoice(
     "learned",
     {
-        "learned": "added_position:Learned",
-        "sinusoidal": "added_position:Sinusoidal",
-        "axial": "added_position:Axial",
+        "learned": "added_position:LearnedPositions",
+        "sinusoidal": "added_position:SinusoidalPositions",
+        "axial": "added_position:AxialPositions",
     },
 )
 
 if TYPE_CHECKING:
-    Position: TypeAlias = Learned | Sinusoidal | Axial
+    Position: TypeAlias = LearnedPositions | SinusoidalPositions | AxialPositions
 else:
     Position = Annotated[Part, POSITIONS]

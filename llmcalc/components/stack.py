@@ -19,7 +19,7 @@ from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..workload.rows import FixedRows
-from .added_position import Learned
+from .added_position import LearnedPositions
 from .base import (
     BY_TORCH,
     Component,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from .disentangled import RelativeEmbedding, SideConvolution
     from .distance_bias import RelativeBias
-    from .entities import Entities
+    from .entities import EntityTables
     from .input_features import InputFeatures
     from .layers.per_layer import PerLayerEmbedding
     from .ngram_embedding import NgramEmbedding
@@ -65,7 +65,7 @@ else:
         component_type("disentangled:RelativeEmbedding"),
         component_type("disentangled:SideConvolution"),
     )
-    SecondStream, Entities = component_type("unused_modules:SecondStream"), component_type("entities:Entities")
+    SecondStream, EntityTables = component_type("unused_modules:SecondStream"), component_type("entities:EntityTables")
     InputFeatures, NgramEmbedding = (
         component_type("input_features:InputFeatures"),
         component_type("ngram_embedding:NgramEmbedding"),
@@ -143,10 +143,10 @@ class Stack(Component):
     per_layer_embedding: PerLayerEmbedding | None = None
     streams: Streams | None = None
     second_stream: SecondStream | None = None
-    entities: Entities | None = None
+    entities: EntityTables | None = None
     final_norm: Norm | None = None
     pooler: Pooler | None = None
-    output_positions: Learned | None = None
+    output_positions: LearnedPositions | None = None
     output_size: Width | None = None
     output_bias: Flag = True
 

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from llmcalc.components.base import Component, Part
 from llmcalc.components.choices import MIXERS
-from llmcalc.components.disentangled import Disentangled, SideConvolution
+from llmcalc.components.disentangled import DisentangledScores, SideConvolution
 from llmcalc.components.distance_bias import LayerBias, RelativeBias
 from llmcalc.components.head import LMHead
-from llmcalc.components.head_transform import Transform
+from llmcalc.components.head_transform import HeadTransform
 from llmcalc.components.layers.block import Block
 from llmcalc.components.layers.gemma4 import Gemma4Layer
 from llmcalc.components.layers.hybrid_block import HybridBlock
@@ -94,7 +94,7 @@ REFUSED = [
         id="no far distance",
     ),
     pytest.param(
-        Disentangled(max_relative_positions=8),
+        DisentangledScores(max_relative_positions=8),
         {"position_buckets": 14},
         "position_buckets: 14",
         id="more bins than distances",
@@ -179,7 +179,7 @@ def with_prediction(**fields: Any) -> dict[str, Any]:
 INDEXED = next(e for e in Attention.examples() if e.block_indexer is not None)
 TABLED = next(e for e in MoE.examples() if e.borrowing_field())
 DISENTANGLED = Block.examples()[0].model_copy(
-    update={"attention": Attention(num_attention_heads=4, position=Disentangled(max_relative_positions=8))}
+    update={"attention": Attention(num_attention_heads=4, position=DisentangledScores(max_relative_positions=8))}
 )
 ODD_HEADS = ZambaLayer.examples()[0].model_copy(
     update={
@@ -282,7 +282,7 @@ REFUSED_MODELS = [
         id="prediction from a narrow embedding",
     ),
     pytest.param(
-        lambda: with_prediction(head=LMHead(transform=Transform())),
+        lambda: with_prediction(head=LMHead(transform=HeadTransform())),
         "no head.transform",
         id="prediction through a transform",
     ),

@@ -101,13 +101,13 @@ def models() -> dict[str, ModelSpec]:
         "convolved": decoder(
             attention=part["CompressedConvAttention-1"],
             feed_forward=part["ProductKeyMoE-0"],
-            position=part["Learned-1"],
+            position=part["LearnedPositions-1"],
             norm=part["Norm-0"],
         ),
         "differential": decoder(
             attention=part["DifferentialAttention-1"],
             feed_forward=part["RwkvChannelMix-0"],
-            position=part["Sinusoidal-0"],
+            position=part["SinusoidalPositions-0"],
             unused_embedding=part["UnusedEmbedding-0"],
         ),
         "compressed": around_a_model(part["CompressedAttention-1"]),

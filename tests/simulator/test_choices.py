@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.components.distance_bias import Alibi
+from llmcalc.components.distance_bias import AlibiBias
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.flow.program import every_step
@@ -137,7 +137,7 @@ def test_chunks_need_less_where_tokens_are_many() -> None:
 
 
 def test_what_cannot_be_fused_is_refused() -> None:
-    biased = around_a_model(Attention(num_attention_heads=4, position=Alibi()))
+    biased = around_a_model(Attention(num_attention_heads=4, position=AlibiBias()))
     sunk = around_a_model(Attention(num_attention_heads=4, sinks=True))
     for refused, kind in ((biased, "flash"), (biased, "sdpa-math"), (sunk, "sdpa-math")):
         with pytest.raises(

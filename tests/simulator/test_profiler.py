@@ -77,8 +77,8 @@ CASES: dict[tuple[str, str], set[str]] = {
     ("Norm-3", "eager"): set(),  # RMSNorm
     ("Norm-6", "eager"): set(),
     ("Norm-8", "eager"): set(),  # 1 + weight in float32
-    ("Learned-0", "eager"): set(),
-    ("Sinusoidal-0", "eager"): set(),
+    ("LearnedPositions-0", "eager"): set(),
+    ("SinusoidalPositions-0", "eager"): set(),
     ("RelativeBias-0", "eager"): {"div", "embedding_dense_backward"},
     ("TokenTypes-0", "eager"): set(),
     ("Pooler-0", "eager"): set(),

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from llmcalc.components.added_position import Learned
-from llmcalc.components.distance_bias import Alibi
+from llmcalc.components.added_position import LearnedPositions
+from llmcalc.components.distance_bias import AlibiBias
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.mla import MLA
@@ -121,7 +121,7 @@ def attention(draw: DrawFn, hidden: int) -> Attention:
         position={
             "rope": Rope(),
             "half rope": Rope(partial_rotary_factor=0.5),
-            "alibi": Alibi(),
+            "alibi": AlibiBias(),
             "none": None,
         }[position],
     )
@@ -165,7 +165,7 @@ def models(draw: DrawFn) -> ModelSpec:
     stack = Stack(
         num_hidden_layers=draw(st.integers(1, 2)),
         block=block,
-        position=Learned(max_position_embeddings=16) if draw(yes_or_no) else None,
+        position=LearnedPositions(max_position_embeddings=16) if draw(yes_or_no) else None,
         final_norm=draw(maybe(norms)),
         embedding_norm=draw(maybe(norms)),
     )

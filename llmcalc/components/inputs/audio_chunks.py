@@ -16,7 +16,7 @@ from .audio_clips import HOP, RATE
 from .base import AudioRule, EncodedInput, check_recording_length
 
 
-class Chunks(AudioRule):
+class AudioChunks(AudioRule):
     """The rule that cuts a recording, at 100 frames per second, into chunks; the last chunk may be shorter.
 
     chunk: the frames of a chunk.

@@ -23,7 +23,7 @@ LEAST_FRAMES = 2
 """The frames to which Ultravox's processor pads a shorter recording."""
 
 
-class Clips(AudioRule):
+class AudioClips(AudioRule):
     """The rule for clips of a fixed number of frames, 100 per second; two frames become one position of the encoder.
 
     frames: the frames of a clip.

@@ -16,7 +16,7 @@ from .audio_clips import HOP, RATE
 from .base import AudioRule, EncodedInput, check_recording_length
 
 
-class Recording(AudioRule):
+class AudioRecording(AudioRule):
     """The rule for recordings of 16,000 samples per second, cut into frames that overlap.
 
     window: the samples of a frame.

@@ -16,7 +16,7 @@ COVERED_SHARE = 0.9
 """The share of an image's area that its tiles keep at least, where so many tiles are allowed."""
 
 
-class Covering(ImageRule):
+class CoveringTiles(ImageRule):
     """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile if there are several.
 
     size: the side of a tile in pixels.

@@ -12,7 +12,7 @@ from pydantic import Field
 from ...errors import InputError
 from ..base import Width
 from .base import EncodedInput, ImageRule
-from .image_tiles import Tiles
+from .image_tiles import ImageTiles
 
 LEAST_SIDE = 10
 """The least pixels of a side of an image that the processor takes, after it is scaled to its tiles."""
@@ -36,7 +36,7 @@ class DynamicHd(ImageRule):
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         columns_of_tiles, rows_of_tiles = -(-width // self.size), -(-height // self.size)
         if columns_of_tiles * rows_of_tiles > self.max_tiles:
-            columns_of_tiles, rows_of_tiles = Tiles(size=self.size, max_tiles=self.max_tiles, tokens=1).tile_grid(
+            columns_of_tiles, rows_of_tiles = ImageTiles(size=self.size, max_tiles=self.max_tiles, tokens=1).tile_grid(
                 height, width
             )
         resize_scale = min(columns_of_tiles * self.size / width, rows_of_tiles * self.size / height)

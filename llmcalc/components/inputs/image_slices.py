@@ -15,7 +15,7 @@ from ..base import Width
 from .base import EncodedInput, ImageRule
 
 
-class Slices(ImageRule):
+class ImageSlices(ImageRule):
     """The rule for slices of about `size`² pixels, beside the whole image at about the same number of pixels.
 
     size: the side in pixels of a square with as many pixels as a slice.

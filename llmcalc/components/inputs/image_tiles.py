@@ -17,7 +17,7 @@ from ..base import Flag, Width
 from .base import EncodedInput, ImageRule
 
 
-class Tiles(ImageRule):
+class ImageTiles(ImageRule):
     """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile if there are several.
 
     size: the side of a tile in pixels.

@@ -12,13 +12,13 @@ from pydantic import Field
 
 from ..base import Width
 from .base import EncodedInput
-from .image_tiles import Tiles
+from .image_tiles import ImageTiles
 
 LARGE = 2
 """The factor of the most tokens of a whole image above which an image becomes tiles."""
 
 
-class NativeTiles(Tiles):
+class NativeTiles(ImageTiles):
     """The rule for images that are tiled only above a number of tokens; the encoder pads all tiles to one length.
 
     size: the side of a tile in pixels.

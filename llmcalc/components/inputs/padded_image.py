@@ -13,7 +13,7 @@ from ..base import Flag, Width
 from .base import EncodedInput, ImageRule
 
 
-class Padded(ImageRule):
+class PaddedImage(ImageRule):
     """The rule for sides that are padded to multiples of merge · patch_size.
 
     merge: the side of the square of patches of a token.

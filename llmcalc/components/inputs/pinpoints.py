@@ -16,7 +16,7 @@ from ..base import Flag, Width
 from .base import EncodedInput, ImageRule
 
 
-class Pinpoints(ImageRule):
+class ResolutionPinpoints(ImageRule):
     """The rule for tiles of `size` × `size` pixels in one of several resolutions, plus a tile of the whole image.
 
     size: the side of a tile in pixels.

@@ -9,10 +9,10 @@ from typing import Literal
 
 from ..base import Width
 from .base import EncodedInput
-from .pinpoints import Pinpoints
+from .pinpoints import ResolutionPinpoints
 
 
-class Crops(Pinpoints):
+class ResolutionCrops(ResolutionPinpoints):
     """The rule for crops of at most `size` × `size` pixels, each padded to that size.
 
     size: the side of a padded crop in pixels.

@@ -15,7 +15,7 @@ LARGEST_SIDE = 4096
 """The largest side after scaling, in pixels."""
 
 
-class Split(ImageRule):
+class SplitImage(ImageRule):
     """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile if there are several.
 
     size: the side of a tile in pixels.

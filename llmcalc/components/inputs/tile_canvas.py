@@ -14,7 +14,7 @@ from ..base import Width
 from .base import EncodedInput, ImageRule
 
 
-class Canvas(ImageRule):
+class TileCanvas(ImageRule):
     """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile if there are several.
 
     size: the side of a tile in pixels.

@@ -15,7 +15,7 @@ from ..base import Flag, Width
 from .base import EncodedInput, ImageRule
 
 
-class Budget(ImageRule):
+class TokenBudget(ImageRule):
     """The rule for an image of at most max_tokens · merge² patches; its sides are multiples of merge · patch_size.
 
     max_tokens: the most embeddings of an image.

@@ -545,7 +545,7 @@ class Attention(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        from ..distance_bias import Alibi, LayerBias, TransformerXL
+        from ..distance_bias import AlibiBias, LayerBias, TransformerXLScores
         from ..networks.router import LinearRouter
         from .block_indexer import BlockIndexer
         from .output_gate import OutputGate
@@ -566,14 +566,14 @@ class Attention(TokenMixer):
         return [
             four_heads(),
             grouped_query(head_dim=16),  # head_dim is not hidden / heads
-            four_heads(num_key_value_heads=1, position=Alibi(), q_bias=True, o_bias=True),
+            four_heads(num_key_value_heads=1, position=AlibiBias(), q_bias=True, o_bias=True),
             four_heads(k_bias=True, v_bias=True, position=half_rope),
             grouped_query(qk_norm=QKNorm(norm=rms)),
             grouped_query(qk_norm=QKNorm(norm=layernorm, scope="per_head", order="after_rope")),
             grouped_query(num_key_value_heads=1, head_dim=6, qk_norm=QKNorm(norm=rms, scope="projection")),
             grouped_query(sliding_window=5, sinks=True),
             four_heads(attention_chunk_size=6, attn_logit_softcapping=30.0),
-            four_heads(position=TransformerXL()),
+            four_heads(position=TransformerXLScores()),
             grouped_query(block_indexer=indexer),
             four_heads(head_dim=8, position=small_layer_bias),
             grouped_query(head_dim=8, output_gate=OutputGate(per="element", bias=True)),

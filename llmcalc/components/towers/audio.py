@@ -13,7 +13,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..added_position import Learned, Sinusoidal
+from ..added_position import LearnedPositions, SinusoidalPositions
 from ..base import ModelProperties, StackPosition, Width
 from ..inputs import AudioInput
 from ..layers.block import Block
@@ -84,11 +84,15 @@ class AudioTower(TowerPart):
             num_hidden_layers=2,
             block=block,
             stem=stem,
-            position=Learned(max_position_embeddings=9),
+            position=LearnedPositions(max_position_embeddings=9),
             final_norm=layernorm,
         )
         windowed_block = block.model_copy(update={"attention": mixer.model_copy(update={"grid_window": 3})})
-        tower_fields: dict[str, Any] = {"num_hidden_layers": 2, "position": Sinusoidal(), "final_norm": layernorm}
+        tower_fields: dict[str, Any] = {
+            "num_hidden_layers": 2,
+            "position": SinusoidalPositions(),
+            "final_norm": layernorm,
+        }
         chunked_stack = Stack(
             block=windowed_block, stem=ConvStem(num_mel_bins=5, max_source_positions=9, chunk=4), **tower_fields
         )

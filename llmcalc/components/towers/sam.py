@@ -24,7 +24,7 @@ from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass, vector_module
 from .base import TowerPart, check_head_width
-from .vision import Patches, PatchPositions
+from .vision import ImagePatches, PatchPositions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,7 +60,7 @@ class SamEncoder(TowerPart):
 
     type: Literal["sam"] = "sam"
     hidden_size: Width
-    patches: Patches
+    patches: ImagePatches
     grid: Width
     num_hidden_layers: Layers
     num_attention_heads: Heads
@@ -182,7 +182,7 @@ class SamEncoder(TowerPart):
             "feed_forward": network,
             "norm": Norm(type="layernorm"),
         }
-        patches = Patches(patch_size=2, bias=True)
+        patches = ImagePatches(patch_size=2, bias=True)
         return [
             cls(
                 hidden_size=12,

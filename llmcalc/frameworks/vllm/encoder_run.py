@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ...components.inputs.base import EncodedInput, ImageRule
 from ...components.inputs.smart_resize import SmartResize
-from ...components.inputs.token_budget import Budget
+from ...components.inputs.token_budget import TokenBudget
 from ...components.towers.vision import VisionTower
 from ...errors import InputError, shown
 from ...model import ModelSpec
@@ -121,7 +121,7 @@ def patch_of_long_videos(spec: ModelSpec) -> int:
 def has_chunked_images(spec: ModelSpec) -> bool:
     """Whether the encoder scales images to a token budget, as in Gemma 4; vLLM then encodes a few images at a time."""
     vision_tower = image_tower(spec)
-    return vision_tower is not None and isinstance(vision_tower.image, Budget)
+    return vision_tower is not None and isinstance(vision_tower.image, TokenBudget)
 
 
 def encoder_run(
@@ -153,7 +153,7 @@ def encoder_run(
         largest_image.tokens - mark_tokens,
         largest_image.parts * largest_image.rows * largest_image.columns,
     )
-    if encoder_request.videos is not None and isinstance(image_rule, Budget):
+    if encoder_request.videos is not None and isinstance(image_rule, TokenBudget):
         image_patches = image_patches * encoder_request.videos.frame_tokens // image_rule.max_tokens
         images_per_input, tokens, mark_tokens = (
             encoder_request.videos.frames,

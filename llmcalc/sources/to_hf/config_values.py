@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
-from ...components.added_position import Learned
+from ...components.added_position import LearnedPositions
 from ...components.base import AttentionPosition, Part, TokenMixer
 from ...components.layers.block import Layer
 from ...components.mixers.attention import Attention
@@ -170,7 +170,9 @@ class ConfigValues:
         """The number of rows of the position embedding, or the context length."""
         position = self.first_stack.position
         return require_present(
-            position.max_position_embeddings if isinstance(position, Learned) else self.spec.max_position_embeddings
+            position.max_position_embeddings
+            if isinstance(position, LearnedPositions)
+            else self.spec.max_position_embeddings
         )
 
     @property

@@ -23,9 +23,9 @@ import transformers
 from pydantic import TypeAdapter
 
 from llmcalc.components.inputs import IMAGE_RULES, ImageInput
-from llmcalc.components.inputs.audio_chunks import Chunks
-from llmcalc.components.inputs.audio_clips import Clips
-from llmcalc.components.inputs.audio_recording import Recording
+from llmcalc.components.inputs.audio_chunks import AudioChunks
+from llmcalc.components.inputs.audio_clips import AudioClips
+from llmcalc.components.inputs.audio_recording import AudioRecording
 from llmcalc.components.inputs.base import EncodedInput
 from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.towers.emu import IMAGE_RULE
@@ -556,7 +556,7 @@ def test_audio_of_qwen2_audio_is_cut_as_its_processor_cuts_it(seconds: float) ->
         signal, sampling_rate=16_000, return_attention_mask=True, padding="max_length", return_tensors="np"
     )
     frames = int(features["attention_mask"].sum())
-    encoded = Clips(merge=2).encode(seconds)
+    encoded = AudioClips(merge=2).encode(seconds)
     assert encoded.tokens == max(1, (((frames - 1) // 2 + 1) - 2) // 2 + 1)
     assert (encoded.parts, encoded.rows) == (1, features["input_features"].shape[-1])
 
@@ -577,7 +577,7 @@ def test_audio_of_the_flamingos_is_cut_into_clips_as_their_processors_cut_it(nam
     class_name, most_seconds, rule_fields = CLASSES_OF_CLIPS[name]
     cls: Any = getattr(module, class_name)
     extractor = transformers.WhisperFeatureExtractor(feature_size=8)
-    rule = Clips(several=True, max_clips=most_seconds // 30, **rule_fields)
+    rule = AudioClips(several=True, max_clips=most_seconds // 30, **rule_fields)
     fields = SimpleNamespace(feature_extractor=extractor, max_audio_len=most_seconds, audio_token="<")
     fields.audio_bos_token = fields.audio_eos_token = "<"
     fields._get_audio_token_length = lambda lengths: cls._get_audio_token_length(fields, lengths)
@@ -626,7 +626,7 @@ def test_audio_is_framed_as_the_extractor_of_its_model_frames_it(name: str) -> N
     import numpy as np
 
     table, extractor, key, tokens = RECORDINGS[name]
-    rule, extract = Recording(**table), getattr(transformers, extractor)()
+    rule, extract = AudioRecording(**table), getattr(transformers, extractor)()
     for seconds in (0.5, 1.0013, 7.13, 30):
         signal = np.zeros(round(seconds * 16_000), np.float32)
         features = extract([signal], sampling_rate=16_000, return_tensors="pt" if "phi4" in name else "np")
@@ -653,14 +653,14 @@ def test_audio_is_cut_into_chunks_as_the_omni_processors_cut_it(table: Any, padd
         signal = np.zeros(round(seconds * 16_000), np.float32)
         settings = {"sampling_rate": 16_000, "return_attention_mask": True, "padding": padding}
         frames = int(extract(signal, **settings, return_tensors="np")["attention_mask"].sum())
-        encoded = Chunks(**table).encode(seconds)
+        encoded = AudioChunks(**table).encode(seconds)
         assert (encoded.rows, encoded.tokens) == (frames, module._get_feat_extract_output_lengths(frames)), seconds
 
 
 @pytest.mark.parametrize(("seconds", "clips"), [(1, 1), (30, 1), (30.5, 2), (95, 4)])
 def test_audio_of_voxtral_is_padded_to_clips(seconds: float, clips: int) -> None:
     """A clip of 30 s is 3,000 frames, 1,500 positions and 375 tokens."""
-    encoded = Clips(merge=4, padded=True, several=True).encode(seconds)
+    encoded = AudioClips(merge=4, padded=True, several=True).encode(seconds)
     assert (encoded.parts, encoded.rows, encoded.tokens) == (clips, 3000, 375 * clips)
 
 
@@ -672,13 +672,13 @@ def test_audio_of_ultravox_is_read_in_its_length(
     seconds: float, parts: int, frames: int, tokens: int, padded_frames: int
 ) -> None:
     """`audio_token_len` of its processor is ceil(frames / 16) of each chunk; the projector pads positions to eights."""
-    encoded = Clips(merge=8, several=True, fits=True).encode(seconds)
+    encoded = AudioClips(merge=8, several=True, fits=True).encode(seconds)
     assert encoded == EncodedInput(parts, frames, 1, tokens, padded_frames)
 
 
 def test_longer_audio_than_a_clip_is_refused() -> None:
     with pytest.raises(InputError, match="--audio 31: the model reads one clip of at most 30 seconds"):
-        Clips(merge=2).encode(31)
+        AudioClips(merge=2).encode(31)
 
 
 def test_an_image_that_is_too_flat_is_refused() -> None:

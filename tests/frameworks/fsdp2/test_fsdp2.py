@@ -203,7 +203,7 @@ PARTS = (
     *("DynamicMaskAttention-0", "GatedNormLayer-0", "LocalAttention-1", "MLA-3", "MergedAttention-0"),
     *("MixtureOfAttention-0", "MoE-5", "MoE-7", "MoE-9", "Norm-6", "ProductKeyMoE-0", "RelativeAttention-0"),
     *("RelativeEmbedding-0", "RwkvChannelMix-0", "ShortConv-1", "ShortcutLayer-0", "SideConvolution-0"),
-    *("Sinusoidal-0", "Stack-0", "Stack-3", "TokenTypes-0"),
+    *("SinusoidalPositions-0", "Stack-0", "Stack-3", "TokenTypes-0"),
 )
 """Examples that together have every part that FSDP2 runs, but those of published kernels. torch itself refuses
 Gemma 4's layers in its mixed precision; parameters that no pass reads are not modelled.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .....components.added_position import Learned
+from .....components.added_position import LearnedPositions
 from .....components.base import MOST_LAYERS
 from ...absent import require_present
 from ...config import Config, is_whole
@@ -311,7 +311,11 @@ OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act"}
 
 def position_offset(config_values: ConfigValues) -> int:
     """Returns the number of rows of the position embedding before position 0."""
-    return config_values.first_stack.position.offset if isinstance(config_values.first_stack.position, Learned) else 0
+    return (
+        config_values.first_stack.position.offset
+        if isinstance(config_values.first_stack.position, LearnedPositions)
+        else 0
+    )
 
 
 ROBERTA_WRITES: Writes = {
