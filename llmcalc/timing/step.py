@@ -455,7 +455,10 @@ def _group_messages(
 
 
 class StepTimer:
-    """Times training steps of one model under one time stack, once per combination of tp, ep, cp and micro-batch."""
+    """Estimates the seconds of training steps of one model on one device under one software stack.
+
+    It times each micro-batch once: the kernels of a rank with these tp, ep and cp, number format and recomputation.
+    """
 
     def __init__(self, spec: ModelSpec, device: Device, time_stack: TimeStack) -> None:
         self.spec: ModelSpec = spec

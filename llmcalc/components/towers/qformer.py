@@ -69,7 +69,7 @@ class QFormer(LearnedQueries):
         """Records the layers and returns the queries for each image or window. x: the patches."""
         hidden_axis, window = Axis("hidden", self.hidden_size), self.window
         window_axis = IMAGES if window is None else WindowRows(of=x.rows, window=window)
-        patches = x if window is None else x.view(*x.axes, new_rows=PaddedRows(of=x.rows, block=window))
+        patches = x if window is None else x.view(*x.axes, new_rows=PaddedRows(of=x.rows, block_rows=window))
         queries = recorder.vector("query", Axis("queries", self.queries), hidden_axis, row_count=self.queries)
         query_rows = MultipleRows(name="queries", of=window_axis, by=self.queries)
         single_rows = query_rows if window is None else TableRows(name="queries", length=self.queries)

@@ -144,11 +144,11 @@ def _read_phi4_vision(root_config: Config, config: Config, text_width: int) -> T
     Vectors mark ends of lines and separate images; the projector has two linear layers.
     """
     pooling: Table = {"merge": 2, "merged": "mean", "input_marks": 2}
-    image_rule = {"type": "dynamic_hd", "size": config.size("image_size"), "max_tiles": PHI4_TILES, "merge": 2}
+    image_resizing = {"type": "dynamic_hd", "size": config.size("image_size"), "max_tiles": PHI4_TILES, "merge": 2}
     return {
         "image_processor": {
             **siglip_of_rows(config, patches_per_side(config) ** 2, has_pooling=True),
-            "image": image_rule,
+            "image": image_resizing,
         },
         "image_projector": projector(config.size("hidden_size"), *two_linear_layers(text_width), **pooling),
     }

@@ -48,10 +48,10 @@ def _read_gemma4_vision(root_config: Config, config: Config, text_width: int) ->
     }
     position_table = {"rows": config.size("position_embedding_size"), "axes": 2}
     clamp_count, merge_size = 4 * 7 if config.flag("use_clipped_linears") else 0, config.size("pooling_kernel_size")
-    image_rule = {**GEMMA4_BUDGET, "merge": merge_size}
+    image_resizing = {**GEMMA4_BUDGET, "merge": merge_size}
     standardizes = config.flag("standardize")
     tower = vision_transformer(
-        config, block, positions=position_table, standardize=standardizes, clamps=clamp_count, image=image_rule
+        config, block, positions=position_table, standardize=standardizes, clamps=clamp_count, image=image_resizing
     )
     pooling: Table = {"merge": merge_size, "merged": "mean", "norm": unweighted_norm}
     return {
@@ -114,9 +114,9 @@ def _read_gemma4_audio(root_config: Config, config: Config, text_width: int) -> 
     }
     output_width, activation = config.size("output_proj_dims"), config.choice(ACTIVATIONS, "hidden_act")
     clamp_count = 4 * 10 if config.flag("use_clipped_linears") else 0
-    audio_rule = {"type": "recording", **GEMMA4_FRAMES}
+    audio_framing = {"type": "recording", **GEMMA4_FRAMES}
     tower = _conformer_encoder(
-        config, "", activation, subsampling, output_size=output_width, clamps=clamp_count, audio=audio_rule
+        config, "", activation, subsampling, output_size=output_width, clamps=clamp_count, audio=audio_framing
     )
     unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     return {
@@ -196,9 +196,9 @@ def _read_gemma3n_audio(root_config: Config, config: Config, text_width: int) ->
     ]
     norm = layernorm(config.number("sscp_conv_group_norm_eps"), bias=False)
     subsampling = {"num_mel_bins": config.size("input_feat_size"), "convolutions": convolutions, "norm": norm}
-    audio_rule = {"type": "recording", **GEMMA3N_FRAMES}
+    audio_framing = {"type": "recording", **GEMMA3N_FRAMES}
     tower = _conformer_encoder(
-        config, "conf_", "silu", subsampling, reduction=config.size("conf_reduction_factor"), audio=audio_rule
+        config, "conf_", "silu", subsampling, reduction=config.size("conf_reduction_factor"), audio=audio_framing
     )
     return {"audio_tower": tower, "embed_audio": _gemma3n_embedder(config, text_width)}
 

@@ -72,7 +72,7 @@ def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, 
         "temporal_patch_size": config.size("temporal_patch_size"),
         "bias": True,
     }
-    image_rule = {
+    image_resizing = {
         "type": "smart_resize",
         "merge": config.size("spatial_merge_size"),
         "min_pixels": LEAST_PIXELS,
@@ -81,7 +81,7 @@ def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, 
         "enlarge": True,
     }
     tower = vision_transformer(
-        config, block, depth="depth", stack=stack, patch_fields=patches, image=image_rule, **encoder_fields
+        config, block, depth="depth", stack=stack, patch_fields=patches, image=image_resizing, **encoder_fields
     )
     gated_layers = [{"size": 2 * merger_width, "hidden_act": activation, "gated": True}, {"size": output_width}]
     return {

@@ -20,7 +20,7 @@ def _read_granite_speech(root_config: Config, config: Config, text_width: int) -
     hidden_size, heads, window = config.size("hidden_dim"), config.size("num_heads"), root_config.size("window_size")
     query_count = root_config.quotient("downsample_rate", window, root_config.size("downsample_rate"))
     head_dim = config.optional_size("dim_head") or config.quotient("num_heads", hidden_size, heads)
-    audio_rule = {"type": "recording", "window": WINDOW, "hop": HOP, "frames_per_token": window}
+    audio_framing = {"type": "recording", "window": WINDOW, "hop": HOP, "frames_per_token": window}
     tower = {
         "type": "ctc_conformer",
         "input_size": config.size("input_dim"),
@@ -35,7 +35,7 @@ def _read_granite_speech(root_config: Config, config: Config, text_width: int) -
         "feed_forward": mlp(hidden_size * config.size("feedforward_mult"), "silu"),
         "norm": layernorm(),
         "labels": config.size("output_dim"),
-        "audio": {**audio_rule, "tokens_at_once": query_count},
+        "audio": {**audio_framing, "tokens_at_once": query_count},
     }
     feature_width = concatenated_layers * hidden_size
     qformer = _qformer(root_config.section("projector_config", QFORMER), feature_width, query_count, window, config)

@@ -121,9 +121,9 @@ def _read_vipllava(root_config: Config, config: Config, text_width: int) -> Tabl
     layers = layers_of_features(root_config)
     linear_layers = two_linear_layers(text_width, root_config.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(root_config.number("projector_layernorm_eps"))
-    image_rule = {"image": _fixed_image_rule(config)} if config.model_type == "clip_vision_model" else {}
+    image_resizing = {"image": _fixed_image_rule(config)} if config.model_type == "clip_vision_model" else {}
     return {
-        "vision_tower": ENCODERS[config.model_type](config) | image_rule,
+        "vision_tower": ENCODERS[config.model_type](config) | image_resizing,
         "multi_modal_projector": projector(
             layers * config.size("hidden_size"), *linear_layers, norm=norm, encoder_layers=layers
         ),
@@ -143,14 +143,14 @@ def _read_idefics3(root_config: Config, config: Config, text_width: int) -> Tabl
     merge_size, image_size = root_config.size("scale_factor"), config.size("image_size")
     connector = projector(config.size("hidden_size"), (text_width, False, "identity"), merge=merge_size)
     tokens = patches_per_side(config) ** 2 // merge_size**2
-    image_rule = {
+    image_resizing = {
         "type": "split",
         "size": image_size,
         "longest_edge": LONGEST_TILES * image_size,
         "tokens": max(tokens, 1),
     }
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
-    return {"vision_model": {**tower, "image": image_rule}, "connector": connector}
+    return {"vision_model": {**tower, "image": image_resizing}, "connector": connector}
 
 
 def _read_idefics2(root_config: Config, config: Config, text_width: int) -> Table:
@@ -233,7 +233,7 @@ def read_internvl(root_config: Config, config: Config, text_width: int) -> Table
     merge_size = merged_square_side(root_config, "downsample_ratio")
     square_config = config.with_fields(**{field: _square_size(config, field) for field in ("image_size", "patch_size")})
     patch_count = patches_per_side(square_config) ** 2
-    image_rule = {
+    image_resizing = {
         "type": "tiles",
         "size": square_config.size("image_size"),
         "max_tiles": INTERNVL_TILES,
@@ -250,7 +250,7 @@ def read_internvl(root_config: Config, config: Config, text_width: int) -> Table
         stack=final_norm,
         patch_fields={"num_channels": config.size("num_channels"), "bias": True},
         class_embedding=True,
-        image=image_rule,
+        image=image_resizing,
         **position_table,
     )
     linear_layers = two_linear_layers(text_width, root_config.choice(ACTIVATIONS, "projector_hidden_act"))

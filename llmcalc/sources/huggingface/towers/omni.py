@@ -15,7 +15,7 @@ from .qwen import IGNORED, QWEN2_5, QWEN3, read_qwen2_5, read_qwen3
 from .section import TowerSection, projector, self_attention, two_linear_layers
 
 
-def _chunked_encoder(config: Config, stem: Table, window: int, audio_rule: Table, **attention_fields: Any) -> Table:
+def _chunked_encoder(config: Config, stem: Table, window: int, audio_framing: Table, **attention_fields: Any) -> Table:
     """Returns an audio encoder whose layers attend within stretches of `window` positions."""
     heads = self_attention(config, "encoder_attention_heads", "d_model", grid_window=window, **attention_fields)
     ffn = mlp(config.size("encoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
@@ -25,7 +25,7 @@ def _chunked_encoder(config: Config, stem: Table, window: int, audio_rule: Table
         "stem": stem,
         "position": {"type": "sinusoidal"},
     }
-    return {"type": "audio", "hidden_size": config.size("d_model"), "stack": stack, "audio": audio_rule}
+    return {"type": "audio", "hidden_size": config.size("d_model"), "stack": stack, "audio": audio_framing}
 
 
 def _read_qwen2_5_audio(root_config: Config, config: Config, text_width: int) -> Table:
@@ -36,12 +36,18 @@ def _read_qwen2_5_audio(root_config: Config, config: Config, text_width: int) ->
     config.require("output_dim", text_width)
     chunk_frames = 2 * config.size("n_window")
     stem = {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": config.size("max_source_positions")}
-    audio_rule = {"type": "chunks", "chunk": chunk_frames, "halvings": 1, "merge": 2, "max_seconds": QWEN2_5_SECONDS}
+    audio_framing = {
+        "type": "chunks",
+        "chunk": chunk_frames,
+        "halvings": 1,
+        "merge": 2,
+        "max_seconds": QWEN2_5_SECONDS,
+    }
     tower = _chunked_encoder(
         config,
         {**stem, "chunk": chunk_frames},
         -(-chunk_frames // 2),
-        audio_rule,
+        audio_framing,
         **biases(True, "q_bias", "v_bias", "o_bias"),
     )
     pooling: Table = {"frames": 2, "merged": "mean", "norm": layernorm(), "output_marks": 2}
@@ -74,9 +80,9 @@ def _qwen3_audio_towers(config: Config, text_width: int, has_whole_chunks: bool 
         "chunk": chunk_frames,
         "whole_chunks": has_whole_chunks,
     }
-    audio_rule = {"type": "chunks", "chunk": chunk_frames, "halvings": 3, "drops_rest": True}
+    audio_framing = {"type": "chunks", "chunk": chunk_frames, "halvings": 3, "drops_rest": True}
     stem = {"type": "spectrum", "subsampling": subsampling}
-    tower = _chunked_encoder(config, stem, -(-chunk_frames // 8) * window_chunks, audio_rule, **biases(True, *QKVO))
+    tower = _chunked_encoder(config, stem, -(-chunk_frames // 8) * window_chunks, audio_framing, **biases(True, *QKVO))
     tower["stack"]["final_norm"] = layernorm()
     hidden_size, activation = config.size("d_model"), config.choice(ACTIVATIONS, "activation_function")
     return {

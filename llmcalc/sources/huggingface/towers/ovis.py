@@ -39,8 +39,13 @@ def _read_ovis2(root_config: Config, config: Config, text_width: int) -> Table:
 def _with_image_rule(tower: Table, encoder: Config, config: Config) -> Table:
     """Returns the encoder with the rule for cutting an image into tiles. config: the section with `hidden_stride`."""
     merge_size = config.size("hidden_stride")
-    image_rule = {"type": "covering", "size": encoder.size("image_size"), "max_tiles": OVIS_TILES, "merge": merge_size}
-    return {**tower, "image": image_rule}
+    image_resizing = {
+        "type": "covering",
+        "size": encoder.size("image_size"),
+        "max_tiles": OVIS_TILES,
+        "merge": merge_size,
+    }
+    return {**tower, "image": image_resizing}
 
 
 OVIS_TILES = 9
@@ -93,9 +98,15 @@ def _read_ovis2_5(root_config: Config, config: Config, text_width: int) -> Table
     rope: Table = ROTARY if config.flag("use_rope") else {}
     tower = siglip_of_rows(config, position_rows if config.flag("preserve_original_pe") else 0, **rope)
     pixels = {"min_pixels": OVIS2_5_SIDES[0] ** 2, "max_pixels": OVIS2_5_SIDES[1] ** 2}
-    image_rule = {"type": "smart_resize", "merge": config.size("hidden_stride"), **pixels, "enlarge": True, "marks": 2}
+    image_resizing = {
+        "type": "smart_resize",
+        "merge": config.size("hidden_stride"),
+        **pixels,
+        "enlarge": True,
+        "marks": 2,
+    }
     return {
-        "vision_tower": {**tower, "image": image_rule},
+        "vision_tower": {**tower, "image": image_resizing},
         **_visual_vocabulary(
             config, tower["hidden_size"], text_width, OVIS2_5_INDICATORS, root_config.size("visual_vocab_size")
         ),

@@ -48,9 +48,9 @@ def _read_mistral3(root_config: Config, config: Config, text_width: int) -> Tabl
     require_one_layer(root_config)
     merge_size, hidden = root_config.size("spatial_merge_size"), config.size("hidden_size")
     merger = two_layer_projector(root_config, hidden, text_width, merge=merge_size, norm=rmsnorm(1e-5))
-    image_rule = {"type": "longest_edge", "size": config.size("image_size"), "merge": merge_size}
+    image_resizing = {"type": "longest_edge", "size": config.size("image_size"), "merge": merge_size}
     return {
-        "vision_tower": {**pixtral_encoder(config), "image": image_rule},
+        "vision_tower": {**pixtral_encoder(config), "image": image_resizing},
         "multi_modal_projector": {**merger, "maps": [{"size": hidden}, *merger["maps"]]},
     }
 
@@ -59,9 +59,14 @@ def _read_lighton(root_config: Config, config: Config, text_width: int) -> Table
     """Reads LightOnOCR: Mistral 3 without biases in the projector."""
     merge_size, hidden = root_config.size("spatial_merge_size"), config.size("hidden_size")
     linear_layers = ((hidden, False, "identity"), *two_linear_layers(text_width, bias=False))
-    image_rule = {"type": "longest_edge", "size": config.size("image_size"), "merge": merge_size, "line_marks": False}
+    image_resizing = {
+        "type": "longest_edge",
+        "size": config.size("image_size"),
+        "merge": merge_size,
+        "line_marks": False,
+    }
     return {
-        "vision_encoder": {**pixtral_encoder(config), "image": image_rule},
+        "vision_encoder": {**pixtral_encoder(config), "image": image_resizing},
         "vision_projection": projector(hidden, *linear_layers, merge=merge_size, norm=rmsnorm(1e-6)),
     }
 
@@ -148,9 +153,17 @@ def _read_hunyuan(root_config: Config, config: Config, text_width: int) -> Table
     position_rows = (config.size("max_image_size") // config.size("patch_size")) ** 2 + 1
     patches = {"num_channels": config.size("num_channels"), "bias": True}
     merge_size = config.size("spatial_merge_size")
-    image_rule = {"type": "smart_resize", "merge": merge_size, **HUNYUAN_PIXELS, "line_marks": True, "marks": 2}
+    image_resizing = {
+        "type": "smart_resize",
+        "merge": merge_size,
+        **HUNYUAN_PIXELS,
+        "line_marks": True,
+        "marks": 2,
+    }
     block = biased_layer(config, layernorm(eps))
-    tower = vision_transformer(config, block, patch_fields=patches, positions={"rows": position_rows}, image=image_rule)
+    tower = vision_transformer(
+        config, block, patch_fields=patches, positions={"rows": position_rows}, image=image_resizing
+    )
     linear_layers = two_linear_layers(4 * hidden, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * hidden)
     merger = projector(hidden, *linear_layers, merge=merge_size, norm=rmsnorm(eps))
     marker_vectors: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}

@@ -57,13 +57,13 @@ def _read_internvl_chat(root_config: Config, config: Config, text_width: int) ->
     """Reads InternVL's repository code: up to `max_dynamic_patch` tiles, with two marks around an image."""
     root_config.require("select_layer", -1)
     image_tokens = max(patches_per_side(config) ** 2 // merged_square_side(root_config, "downsample_ratio") ** 2, 1)
-    image_rule = {
+    image_resizing = {
         "type": "tiles",
         "size": config.size("image_size"),
         "max_tiles": root_config.size("max_dynamic_patch"),
     }
     towers = _read_internvit_chat(root_config, config, text_width)
-    towers["vision_model"]["image"] = {**image_rule, "tokens": image_tokens, "marks": 2}
+    towers["vision_model"]["image"] = {**image_resizing, "tokens": image_tokens, "marks": 2}
     return towers
 
 
@@ -300,8 +300,8 @@ def _read_keye(root_config: Config, config: Config, text_width: int) -> Table:
 def _read_keye_1_5(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Keye-VL 1.5, whose processor's limits are those of `KeyeVL1_5ImageProcessor`."""
     towers = _keye_towers(config, text_width, "merged")
-    image_rule = {"type": "smart_resize", "merge": 2, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
-    return towers | {"vision_model": {**towers["vision_model"], "image": {**image_rule, "rounds_sides": True}}}
+    image_resizing = {"type": "smart_resize", "merge": 2, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
+    return towers | {"vision_model": {**towers["vision_model"], "image": {**image_resizing, "rounds_sides": True}}}
 
 
 def _keye_towers(config: Config, text_width: int, normed_vectors: str) -> Table:

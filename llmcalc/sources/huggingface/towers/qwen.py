@@ -55,10 +55,15 @@ def _merging_encoder(
 
     Without learned positions the class has no vectors besides those of the layers; else it holds the positions.
     """
-    image_rule, frees_first_input = _resizing_rule(config), "positions" not in encoder_fields
+    image_resizing, frees_first_input = _resizing_rule(config), "positions" not in encoder_fields
     return {
         "visual": vision_transformer(
-            config, block, depth="depth", image=image_rule, frees_first_input=frees_first_input, **encoder_fields
+            config,
+            block,
+            depth="depth",
+            image=image_resizing,
+            frees_first_input=frees_first_input,
+            **encoder_fields,
         ),
         "visual_merger": _patch_merger(config, config.size("hidden_size"), output_width, merger_norm),
     }
@@ -169,8 +174,13 @@ def _read_kimi(root_config: Config, config: Config, text_width: int) -> Table:
     root_config.require("projection_hidden_size", config.size("hidden_size"))
     position_rows = config.size("pos_emb_height") * config.size("pos_emb_width")
     tower, merger = moonvit(config, position_rows, text_width)
-    image_rule = {"type": "padded", "merge": merger["merge"], "max_patches": KIMI_PATCHES, "max_side": KIMI_SIDE}
-    return {"vision_tower": {**tower, "image": image_rule}, "mm_projector": merger}
+    image_resizing = {
+        "type": "padded",
+        "merge": merger["merge"],
+        "max_patches": KIMI_PATCHES,
+        "max_side": KIMI_SIDE,
+    }
+    return {"vision_tower": {**tower, "image": image_resizing}, "mm_projector": merger}
 
 
 KIMI_PATCHES, KIMI_SIDE = 16384, 512
@@ -229,9 +239,9 @@ def _read_ernie(root_config: Config, config: Config, text_width: int) -> Table:
     merged_width = config.size("hidden_size") * merge_size * merge_size
     linear_layers = two_linear_layers(merged_width)
     pixel_limits = {"min_pixels": 56 * 56, "max_pixels": ERNIE_PIXELS}
-    image_rule = {"type": "smart_resize", "merge": merge_size, **pixel_limits, "repeats_frames": True}
+    image_resizing = {"type": "smart_resize", "merge": merge_size, **pixel_limits, "repeats_frames": True}
     return {
-        "vision_tower": {**tower, "image": image_rule},
+        "vision_tower": {**tower, "image": image_resizing},
         "resampler_spatial": projector(config.size("hidden_size"), *linear_layers, merge=merge_size, out_norm=norm),
         "resampler_temporal": projector(
             merged_width, *linear_layers, frames=config.size("temporal_merge_size"), out_norm=norm
@@ -245,7 +255,7 @@ def _read_minimax(root_config: Config, config: Config, text_width: int) -> Table
     norm, projector_width = layernorm(config.number("layer_norm_eps")), root_config.size("projector_hidden_size")
     patches = {"num_channels": config.size("num_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
     merge_size = config.size("spatial_merge_size")
-    image_rule = {
+    image_resizing = {
         "type": "smart_resize",
         "merge": merge_size,
         "min_pixels": 4 * 28**2,
@@ -253,7 +263,9 @@ def _read_minimax(root_config: Config, config: Config, text_width: int) -> Table
         "marks": 2,
     }
     layer = biased_layer(config, norm, **ROTARY)
-    tower = vision_transformer(config, layer, stack={"embedding_norm": norm}, patch_fields=patches, image=image_rule)
+    tower = vision_transformer(
+        config, layer, stack={"embedding_norm": norm}, patch_fields=patches, image=image_resizing
+    )
     linear_layers = two_linear_layers(text_width, inner_width=projector_width)
     return {
         "vision_tower": tower,

@@ -29,9 +29,14 @@ def _read_nemotron(root_config: Config, config: Config, text_width: int) -> Tabl
         tower["stack"]["final_norm"] = layernorm(config.number("layer_norm_eps"))
     merger = {"merge": merge_size, "norm": rmsnorm(1e-5), "norm_of": "merged"}
     linear_layers = (root_config.size("projector_hidden_size"), False, "relu2"), (text_width, False, "identity")
-    image_rule = {"type": "patch_grid", "merge": merge_size, "min_patches": LEAST_PATCHES, "max_patches": MOST_PATCHES}
+    image_resizing = {
+        "type": "patch_grid",
+        "merge": merge_size,
+        "min_patches": LEAST_PATCHES,
+        "max_patches": MOST_PATCHES,
+    }
     return {
-        "vision_model": {**tower, "image": {**image_rule, "marks": 2}},
+        "vision_model": {**tower, "image": {**image_resizing, "marks": 2}},
         "multi_modal_projector": projector(hidden, *linear_layers, **merger),
     }
 
@@ -65,13 +70,13 @@ def _read_nemotron_audio(root_config: Config, config: Config, text_width: int) -
     stack = parakeet_encoder(config if config.has("attention_bias") else config.with_fields(attention_bias=False))
     hidden, bias = stack.pop("hidden_size"), config.flag("projection_bias")
     linear_layers = (config.size("projection_hidden_size"), bias, "relu2"), (text_width, bias, "identity")
-    audio_rule = {"type": "recording", "window": 160, "lead": 160, "marks": 2}
+    audio_framing = {"type": "recording", "window": 160, "lead": 160, "marks": 2}
     return {
         "audio_tower": {
             "type": "audio",
             "hidden_size": hidden,
             "stack": stack,
-            "audio": {**audio_rule, "frames_per_token": config.size("subsampling_factor")},
+            "audio": {**audio_framing, "frames_per_token": config.size("subsampling_factor")},
         },
         "embed_audio": projector(hidden, *linear_layers, norm=rmsnorm(1e-5)),
     }

@@ -58,8 +58,8 @@ def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False
 
 def _read_video_llama(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads VideoLLaMA 3: SigLIP with RoPE instead of a position embedding, and two linear layers."""
-    image_rule = {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
-    tower = {**siglip_of_rows(config, position_rows=0, **ROTARY), "image": image_rule}
+    image_resizing = {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
+    tower = {**siglip_of_rows(config, position_rows=0, **ROTARY), "image": image_resizing}
     return {"vision_model": tower, "projector": projector(config.size("hidden_size"), *two_linear_layers(text_width))}
 
 
@@ -132,8 +132,16 @@ def _read_gemma3(root_config: Config, config: Config, text_width: int) -> Table:
         )
     pooling = {"merge": patches // tokens, "merged": "mean", "norm": rmsnorm(config.number("layer_norm_eps"))}
     linear_layers = projector(config.size("hidden_size"), (text_width, False, "identity"), **pooling)
-    image_rule = {"type": "fixed", "size": config.size("image_size"), "tokens": tokens * tokens, "marks": GEMMA3_MARKS}
-    return {"vision_tower": {**siglip_encoder(config), "image": image_rule}, "multi_modal_projector": linear_layers}
+    image_resizing = {
+        "type": "fixed",
+        "size": config.size("image_size"),
+        "tokens": tokens * tokens,
+        "marks": GEMMA3_MARKS,
+    }
+    return {
+        "vision_tower": {**siglip_encoder(config), "image": image_resizing},
+        "multi_modal_projector": linear_layers,
+    }
 
 
 def _read_t5gemma2(root_config: Config, config: Config, text_width: int) -> Table:
@@ -149,10 +157,10 @@ def _read_t5gemma2(root_config: Config, config: Config, text_width: int) -> Tabl
 
 def _read_paligemma(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads PaliGemma: SigLIP and one linear layer."""
-    image_rule = {"type": "fixed", "size": config.size("image_size"), "tokens": patches_per_side(config) ** 2}
+    image_resizing = {"type": "fixed", "size": config.size("image_size"), "tokens": patches_per_side(config) ** 2}
     linear_layer = (root_config.size("projection_dim"), True, "identity")
     return {
-        "vision_tower": {**siglip_encoder(config), "image": image_rule},
+        "vision_tower": {**siglip_encoder(config), "image": image_resizing},
         "multi_modal_projector": projector(config.size("hidden_size"), linear_layer),
     }
 
@@ -226,9 +234,9 @@ def _read_lfm2(root_config: Config, config: Config, text_width: int) -> Table:
     )
     linear_layers = two_linear_layers(text_width, activation, bias, root_config.size("projector_hidden_size"))
     merge_size = root_config.size("downsample_factor")
-    image_rule = {"type": "native_tiles", "merge": merge_size, **LFM2_LIMITS}
+    image_resizing = {"type": "native_tiles", "merge": merge_size, **LFM2_LIMITS}
     return {
-        "vision_tower": {**siglip2_encoder(config), "image": image_rule},
+        "vision_tower": {**siglip2_encoder(config), "image": image_resizing},
         "multi_modal_projector": projector(config.size("hidden_size"), *linear_layers, merge=merge_size, **norm_fields),
     }
 
