@@ -102,7 +102,7 @@ def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name
         if argument_name not in IGNORED and argument_name not in READ
     }
     trainer_table.pop("model_name_or_path", None)
-    trainer_table["max_length"] = reader.size(config, "model_max_length", LENGTHS.get(script_name, 512))
+    trainer_table["max_length"] = reader.integer(config, "model_max_length", LENGTHS.get(script_name, 512))
     if (
         isinstance(trainer_table.get("deepspeed"), str)
         and trainer_table["deepspeed"].removeprefix("./") in QWEN_CONFIGS
@@ -120,7 +120,7 @@ def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name
     if training_script.always_adapters or reader.flag(config, "use_lora"):
         trainer_table |= {
             "use_peft": True,
-            "lora_r": reader.size(config, "lora_r", training_script.rank),
+            "lora_r": reader.integer(config, "lora_r", training_script.rank),
             "lora_target_modules": reader.value(config, "lora_target_modules", list(training_script.targets)),
             "lora_dropout": reader.value(config, "lora_dropout", "0.05"),
         }
