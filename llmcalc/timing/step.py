@@ -40,7 +40,6 @@ BESIDE_PRODUCTS = 0.7
 class StepPlan:
     """The layout and the micro-batches of a training step. Sizes are as in `Layout`.
 
-    All but tp, etp, the flags and the schedule may be arrays.
     micro_batch, micro_batches: sequences of a micro-batch, and micro-batches of a step.
     dtype: number format of products.
     recompute: share of the layers whose forward pass runs again; 0 by default.
