@@ -114,7 +114,7 @@ def test_a_size_that_only_rotary_angles_read_is_found(monkeypatch: pytest.Monkey
     def read(c: Config) -> dict[str, Any]:
         table = known(c)
         if c.optional_integer(field) is not None:
-            table["encoder"]["block"]["attention"][field] = c.size(field)
+            table["encoder"]["block"]["attention"][field] = c.integer(field)
         return table
 
     assert [found.path for found in found_with(monkeypatch, "modernbert", read)] == [field]

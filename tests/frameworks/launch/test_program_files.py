@@ -789,7 +789,7 @@ def test_conditions_and_negations_of_known_values_are_read_of_every_program() ->
     text = text.replace("load_in_4bit=True", "load_in_4bit=not FULL").replace(
         "optim=", "bf16=is_bf16_supported(), optim="
     )
-    assert launch_of(text, "sft.py").settings == launch_of(FILES["unsloth_sft.py"], "sft.py").settings | {"seq": 512}
+    assert launch_of(text, "sft.py").settings == {**launch_of(FILES["unsloth_sft.py"], "sft.py").settings, "seq": 512}
     with pytest.raises(InputError, match="load_in_4bit"):
         launch_of(text.replace("FULL = False", "FULL = ask()"), "sft.py")
 
