@@ -234,13 +234,6 @@ class Hardware(Record):
             )
         return self.memory_bandwidth
 
-    def ridge(self, dtype: str) -> float:
-        """The ridge point of the roofline (Williams 2009), in FLOPs per byte of memory traffic.
-
-        Above it the peak FLOP/s is the limit, below it the memory bandwidth.
-        """
-        return self.peak(dtype) / self.bandwidth()
-
     def _setting_hint(self, field_name: str) -> str:
         if self.vendor:
             return f"{self.vendor} publishes none, or no source that a reader can open states it"

@@ -13,8 +13,7 @@ import argparse
 import ast
 import random
 from collections import Counter
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -135,15 +134,20 @@ def docstrings() -> Iterator[Name]:
                 yield Name(text.splitlines()[0], qualified_name, f"{file}:{line}")
 
 
-@cache
-def vague_counts() -> dict[str, int]:
-    """Room → how often its code has one of the vague identifiers."""
+def vague_identifiers(tree: ast.Module) -> int:
+    """How often a module has one of the vague identifiers."""
+    count = 0
+    for node in ast.walk(tree):
+        name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
+        count += (node.attr if isinstance(node, ast.Attribute) else name) in VAGUE
+    return count
+
+
+def counts_by_room(counts_by_file: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Room → the sum of the counts of its files."""
     counts: Counter[str] = Counter()
-    for file, tree in sources():
-        for node in ast.walk(tree):
-            name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
-            name = node.attr if isinstance(node, ast.Attribute) else name
-            counts[file.partition("/")[0]] += name in VAGUE
+    for file, count in counts_by_file:
+        counts[file.partition("/")[0]] += count
     return {room: count for room, count in sorted(counts.items()) if count}
 
 
@@ -153,7 +157,7 @@ def main() -> None:
     parser.add_argument("--count", action="store_true")
     options = parser.parse_args()
     if options.count:
-        for room, count in vague_counts().items():
+        for room, count in counts_by_room((file, vague_identifiers(tree)) for file, tree in sources()).items():
             print(f"{count:6,} {room}")
         return
     draw = random.Random(options.seed)

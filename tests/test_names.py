@@ -9,12 +9,41 @@ import ast
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-from tests.names import PACKAGE, sources, vague_counts
+from tests.names import counts_by_room, sources, vague_identifiers
 
 MOST = json.loads((Path(__file__).parent / "data" / "vague_names.json").read_text("utf-8"))
 """Room → how many vague identifiers it may have."""
+
+
+class Wording(NamedTuple):
+    """What the tests below ask of a module.
+
+    vague: number of vague identifiers.
+    not_taken: (function, name) of what docstrings describe and the function does not take.
+    repeated: what stands twice in a row in a text.
+    """
+
+    vague: int
+    not_taken: tuple[tuple[str, str], ...]
+    repeated: tuple[str, ...]
+
+
+@cache
+def wording_by_file() -> dict[str, Wording]:
+    """File → its wording. The package is parsed once, and no syntax tree stays."""
+    return {
+        file: Wording(vague_identifiers(tree), tuple(described_arguments(tree)), tuple(repeated_words(tree)))
+        for file, tree in sources()
+    }
+
+
+def vague_counts() -> dict[str, int]:
+    """Room → how often its code has one of the vague identifiers."""
+    return counts_by_room((file, wording.vague) for file, wording in wording_by_file().items())
 
 
 def test_no_room_has_more_vague_identifiers() -> None:
@@ -36,9 +65,9 @@ NOT_ARGUMENTS = {"optimizer_sharding", "run_jobs"}
 """Functions whose docstrings list values that they return."""
 
 
-def described_arguments(text: str) -> Iterator[tuple[str, str]]:
-    """Yields (function, name) for what docstrings describe and the function does not take. text: a module's code."""
-    for node in ast.walk(ast.parse(text)):
+def described_arguments(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yields (function, name) for what docstrings of a module describe and the function does not take."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name not in NOT_ARGUMENTS:
             arguments = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
             for names in DESCRIBED.findall(ast.get_docstring(node) or ""):
@@ -47,9 +76,9 @@ def described_arguments(text: str) -> Iterator[tuple[str, str]]:
 
 def test_docstrings_describe_arguments_that_functions_take() -> None:
     """A rename of an argument goes through its docstring."""
-    assert list(described_arguments('def f(a):\n    """Counts.\n\n    a, b: sizes.\n    """')) == [("f", "b")]
-    wrong = {str(file): list(described_arguments(file.read_text())) for file in PACKAGE.rglob("*.py")}
-    assert {file: names for file, names in wrong.items() if names} == {}
+    one_too_many = ast.parse('def f(a):\n    """Counts.\n\n    a, b: sizes.\n    """')
+    assert list(described_arguments(one_too_many)) == [("f", "b")]
+    assert {file: wording.not_taken for file, wording in wording_by_file().items() if wording.not_taken} == {}
 
 
 TWICE = re.compile(r"(?<!\S)((?:\S+ ){3,6}?)\1")
@@ -70,5 +99,4 @@ def test_no_text_says_its_words_twice() -> None:
     """A text that is broken into lines anew, by hand or by a merge, may keep the old beginning beside the new one."""
     broken_text = ast.parse('f"{x}: expected a (of the model " "(of the model of it)"')
     assert set(repeated_words(broken_text)) == {"(of the model "}
-    wrong = {file: list(repeated_words(tree)) for file, tree in sources()}
-    assert {file: texts for file, texts in wrong.items() if texts} == {}
+    assert {file: wording.repeated for file, wording in wording_by_file().items() if wording.repeated} == {}

@@ -84,11 +84,11 @@ def options_of_settings(settings: type, field_names: Iterable[str] = ()) -> dict
 
 
 def replace_parameter(
-    parameter: str, options: Mapping[str, OptionOfCommand], combine_options: Callable[[dict[str, Any]], Any]
+    parameter_name: str, options: Mapping[str, OptionOfCommand], combine_options: Callable[[dict[str, Any]], Any]
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Returns a decorator that replaces a parameter of a command by options.
 
-    parameter: name of the parameter.
+    parameter_name: name of the parameter.
     options: name → option.
     combine_options: function of the options' values that returns the value of the parameter.
     """
@@ -97,9 +97,9 @@ def replace_parameter(
         signature = inspect.signature(command)
         type_hints = get_type_hints(command, include_extras=True)
         parameters: list[inspect.Parameter] = []
-        for parameter_name, argument in signature.parameters.items():
-            if parameter_name != parameter:
-                parameters.append(argument.replace(annotation=type_hints[parameter_name]))
+        for argument_name, argument in signature.parameters.items():
+            if argument_name != parameter_name:
+                parameters.append(argument.replace(annotation=type_hints[argument_name]))
                 continue
             parameters += [
                 inspect.Parameter(setting_name, argument.kind, default=option.default, annotation=option.annotation)
@@ -109,7 +109,7 @@ def replace_parameter(
         def run(**typed_values: Any) -> None:
             command(
                 **{
-                    parameter: combine_options(
+                    parameter_name: combine_options(
                         {setting_name: typed_values.pop(setting_name) for setting_name in options}
                     )
                 },
@@ -122,13 +122,15 @@ def replace_parameter(
 
 
 def add_declared_options(
-    parameter: str, settings: type, field_names: Iterable[str] = ()
+    parameter_name: str, settings: type, field_names: Iterable[str] = ()
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Returns a decorator that replaces a parameter of a command by the options for a class of settings.
 
     The parameter gets an object of the class. field_names: the settings' names, empty for all.
     """
-    return replace_parameter(parameter, options_of_settings(settings, field_names), lambda chosen: settings(**chosen))
+    return replace_parameter(
+        parameter_name, options_of_settings(settings, field_names), lambda chosen: settings(**chosen)
+    )
 
 
 def add_input_options(command: CommandFunction) -> CommandFunction:

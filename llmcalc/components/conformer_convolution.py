@@ -15,7 +15,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import RowsWithExtra
 from .base import Flag, Kernel, ModelProperties, Part, Width
-from .batch_norm import record_batch_norm
+from .batch_norm import batch_norm_class, record_batch_norm
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
 from .runtime import vector_module
@@ -114,23 +114,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class BatchNorm(nn.Module):
-        """A batch norm with stored statistics. x: [..., width] → same shape."""
-
-        def __init__(self, channels: int) -> None:
-            super().__init__()
-            self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-            self.statistics, self.num_batches_tracked = BatchNormStatistics(channels), BatchNormCount()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.statistics(x) * self.weight + self.bias
-
-    class BatchNormCount(nn.Module):
-        """The stored number of training batches."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+    BatchNorm = batch_norm_class()
 
     class PointwiseConv1d(nn.Conv1d):
         """A convolution of width 1. x: [batch, frames, width] → [batch, frames, output width]."""
@@ -140,15 +124,6 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x.transpose(1, 2)).transpose(1, 2)
-
-    class BatchNormStatistics(nn.Module):
-        def __init__(self, channels: int) -> None:
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(channels))
-            self.register_buffer("scale", torch.ones(channels))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (x - self.get_buffer("mean")) * self.get_buffer("scale")
 
     class ConvolutionReference(nn.Module):
         """Applies the conformer's gated convolution over frames. x: [clips, frames, hidden] → same shape."""
@@ -185,7 +160,10 @@ def _reference_class() -> type[nn.Module]:
             x = (gated_half * activate(self.spec.gate_act, gate)).transpose(1, 2)
             x = self.conv(nn.functional.pad(x, self.padding)).transpose(1, 2)
             x = self.pointwise(x)[:, :frame_count] if hasattr(self, "pointwise") else x
-            x = self.norm(x) if hasattr(self, "norm") else x
+            if self.spec.batch_norm:
+                x = self.norm(x.transpose(1, 2)).transpose(1, 2)
+            elif self.spec.norm is not None:
+                x = self.norm(x)
             return self.out_proj(activate(self.spec.hidden_act, x))
 
     return ConvolutionReference

@@ -164,7 +164,7 @@ class InferenceRun:
         return self.inference.seq if self.inference.chunk is None or not self.caches else self.inference.chunk
 
     @property
-    def chunks(self) -> int:
+    def chunk_count(self) -> int:
         """The number of prompt passes."""
         return -(-self.inference.seq // self.chunk_tokens)
 
@@ -185,7 +185,7 @@ class InferenceRun:
         if self.caches:
             self.lowering.store = {}
         if self.inference.phase == "decode":
-            self.fill_cache(self.chunks)
+            self.fill_cache(self.chunk_count)
 
     def _allocate_parameters(self, lowering: EagerKernels) -> None:
         """Allocates the parameters, whose set does not depend on the sizes of the run."""
@@ -202,18 +202,18 @@ class InferenceRun:
         assert lowering.known_parameters is not None
         parameters_by_name[parameter_key] = lowering.known_parameters
 
-    def fill_cache(self, chunks: int) -> None:
+    def fill_cache(self, chunk_count: int) -> None:
         """Allocates only the KV cache of the prompt's first chunks, without the other tensors of the passes.
 
         All chunks between the first and the last run as one pass, which leaves the same cache.
 
-        chunks: the number of chunks.
+        chunk_count: the number of chunks.
         """
         unmetered_lowering = self._lowering(AutogradGraph(NoMeter()))
         unmetered_lowering.weights, unmetered_lowering.store = self.lowering.weights, {}
-        first_pass, last_pass = self.prompt_pass(0), self.prompt_pass(chunks - 1)
-        middle_passes = [ReplayedPass(last_pass.past - first_pass.tokens, first_pass.tokens)] if chunks > 2 else []
-        for prompt_pass in (first_pass, *middle_passes, *([last_pass] if chunks > 1 else [])):
+        first_pass, last_pass = self.prompt_pass(0), self.prompt_pass(chunk_count - 1)
+        middle_passes = [ReplayedPass(last_pass.past - first_pass.tokens, first_pass.tokens)] if chunk_count > 2 else []
+        for prompt_pass in (first_pass, *middle_passes, *([last_pass] if chunk_count > 1 else [])):
             self._run_lowering(unmetered_lowering, "prefill", prompt_pass)
         with counted_as(self.meter, "cache"):
             self.lowering.store = {}
@@ -239,14 +239,16 @@ class InferenceRun:
 
         A chunk needs more memory than the one before it.
         """
-        chunks = self.chunks
-        first_late_chunk = max(1, chunks - MOST_CHUNKS + 1)
-        for chunk_index in (0, *range(first_late_chunk, chunks)):
+        chunk_count = self.chunk_count
+        first_late_chunk = max(1, chunk_count - MOST_CHUNKS + 1)
+        for chunk_index in (0, *range(first_late_chunk, chunk_count)):
             if chunk_index == first_late_chunk > 1:
                 self.lowering.store = {}
                 self.meter.place = AllocationPlace("between")
                 self.fill_cache(chunk_index)
-            self.run("prefill", self.prompt_pass(chunk_index), f"prefill {chunk_index}" if chunks > 1 else "prefill")
+            self.run(
+                "prefill", self.prompt_pass(chunk_index), f"prefill {chunk_index}" if chunk_count > 1 else "prefill"
+            )
 
     def decode(self) -> None:
         """Runs one decoding step after the prompt."""

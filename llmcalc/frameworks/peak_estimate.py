@@ -93,17 +93,6 @@ class MicroBatchBytes:
     received: int = 0
     extra_gradients: int = 0
 
-    @property
-    def pass_peak(self) -> int:
-        """The peak bytes of the forward and the backward pass."""
-        return max(
-            self.layer_forward_peak,
-            self.loss_peak,
-            self.layer_backward_peak,
-            self.head_backward_peak,
-            self.backward_peak_outside_modules,
-        )
-
     @cached_property
     def layer_forward_peak(self) -> int:
         """The peak bytes of the layers' forward pass."""

@@ -114,8 +114,11 @@ class OverlappingChunkAttentionCore(AttentionCore):
         new_tokens, square_side = run_config.new_rows(self.rows), floor_div(self.window, 2)
         if is_zero(new_tokens):
             return 0
-        chunks = 2 * ceil_div(new_tokens, 2 * square_side)
-        score_products, value_products = (chunks - 1) * (2 * square_side) ** 2, chunks * square_side * 3 * square_side
+        chunk_count = 2 * ceil_div(new_tokens, 2 * square_side)
+        score_products, value_products = (
+            (chunk_count - 1) * (2 * square_side) ** 2,
+            chunk_count * square_side * 3 * square_side,
+        )
         return 2 * run_config.batch * self.heads * (score_products * self.qk_dim + value_products * self.v_dim)
 
     def backward_flops(self, run_config: RunConfig) -> Number:

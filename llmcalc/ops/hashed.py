@@ -48,10 +48,10 @@ class NeighbourChunkAttentionCore(AttentionCore):
         A neighbour `chunk_shift` chunks further is an earlier one for the last `chunk_shift` chunks, which have the
         first chunks as their neighbours.
         """
-        chunks, pair_count = maximum(floor_div(tokens, self.block), 1), 0
+        chunk_count, pair_count = maximum(floor_div(tokens, self.block), 1), 0
         for chunk_offset in range(-self.before, self.after + 1):
-            chunk_shift = chunk_offset - chunks * floor_div(chunk_offset, chunks)
-            pair_count += chunk_shift * self.block**2 + (1 - minimum(1, chunk_shift)) * chunks * triangular_number(
+            chunk_shift = chunk_offset - chunk_count * floor_div(chunk_offset, chunk_count)
+            pair_count += chunk_shift * self.block**2 + (1 - minimum(1, chunk_shift)) * chunk_count * triangular_number(
                 self.block
             )
         return pair_count

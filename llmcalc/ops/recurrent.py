@@ -88,19 +88,19 @@ class ChunkedScan(HeadScan):
 
     def forward_flops(self, run_config: RunConfig) -> Number:
         a, p, n, q, seq = self.heads, self.head_dim, self.state, self.chunk, run_config.new_rows(self.rows)
-        chunks = 0 if is_zero(seq) else ceil_div(seq, q)
+        chunk_count = 0 if is_zero(seq) else ceil_div(seq, q)
         score_flops, value_flops = q * q * n, q * q * p  # C·Bᵀ and its product with x, within a chunk
         chunk_state_flops, state_flops = (
             q * n * p,
             q * n * p,
         )  # a chunk's term in the state, and the state's term in its outputs
         # the states at the borders of chunks, each from all chunks before it
-        border_flops = 0 if is_zero(chunks) else (chunks + 1) * (chunks + 1) * p * n
+        border_flops = 0 if is_zero(chunk_count) else (chunk_count + 1) * (chunk_count + 1) * p * n
         return (
             2
             * run_config.batch
             * a
-            * (chunks * (score_flops + value_flops + chunk_state_flops + state_flops) + border_flops)
+            * (chunk_count * (score_flops + value_flops + chunk_state_flops + state_flops) + border_flops)
         )
 
 

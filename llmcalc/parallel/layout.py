@@ -255,11 +255,16 @@ def rank_chunks(layout: Layout, layers: int, rank: int) -> RankChunks:
 
 
 def stage_sizes_between_ends(
-    layers: int, pp: int, chunks: int, first_rank_layers: int | None, last_rank_layers: int | None, option_names: str
+    layers: int,
+    pp: int,
+    chunk_count: int,
+    first_rank_layers: int | None,
+    last_rank_layers: int | None,
+    option_names: str,
 ) -> tuple[int, ...]:
     """Returns the layers of each stage if the number of the first or of the last rank is stated.
 
-    chunks: stages of a rank. first_rank_layers, last_rank_layers: None for as many as every other rank.
+    chunk_count: stages of a rank. first_rank_layers, last_rank_layers: None for as many as every other rank.
     option_names: the arguments in messages. Raises `InputError` for layers that the other ranks do not divide.
     """
     layers_left = layers - (first_rank_layers or 0) - (last_rank_layers or 0)
@@ -272,9 +277,24 @@ def stage_sizes_between_ends(
     layers_by_rank = [layers_left // max(1, middle_ranks)] * pp
     layers_by_rank[0] = layers_by_rank[0] if first_rank_layers is None else first_rank_layers
     layers_by_rank[-1] = layers_by_rank[-1] if last_rank_layers is None else last_rank_layers
-    if any(rank_layers % chunks for rank_layers in layers_by_rank):
-        raise InputError(f"--num-virtual-stages-per-pipeline-rank: {chunks} does not divide {layers_by_rank}")
-    return tuple(rank_layers // chunks for rank_layers in layers_by_rank) * chunks
+    if any(rank_layers % chunk_count for rank_layers in layers_by_rank):
+        raise InputError(f"--num-virtual-stages-per-pipeline-rank: {chunk_count} does not divide {layers_by_rank}")
+    return tuple(rank_layers // chunk_count for rank_layers in layers_by_rank) * chunk_count
+
+
+def check_divided_heads(head_counts: Sequence[int], tp: int, cp: int, option_names: tuple[str, str]) -> None:
+    """Raises `InputError` if `cp` ranks do not divide the heads of queries and keys that they exchange all-to-all.
+
+    Transformer Engine asserts it of a rank's heads (context_parallel.py, `AttnFuncWithCPAndQKVOA2A`).
+    head_counts: heads of the model. option_names: those of the exchange and of the number of ranks.
+    """
+    rank_heads = [max(1, head_count // tp) for head_count in head_counts]
+    if any(heads % cp for heads in rank_heads):
+        exchange_option, ranks_option = option_names
+        raise InputError(
+            f"{exchange_option} a2a: {ranks_option} {cp} does not divide the {' and '.join(map(str, rank_heads))} "
+            f"heads of queries and keys of a rank; expected a divisor of both, or {exchange_option} p2p"
+        )
 
 
 def stages(layout: Layout, layers: int) -> Iterator[Stage]:

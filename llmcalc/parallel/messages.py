@@ -135,9 +135,9 @@ def rank_messages(
     run_config = RunConfig(workload.with_(seq=workload.seq // layout.cp, phase="training"))
     is_reentrant = gradients.always_reentrant and recompute.layers
     recompute_rule = replace(recompute, reentrant=True) if is_reentrant else recompute
-    chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, keeps_indices=recompute.every > 1))
+    stage_chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, keeps_indices=recompute.every > 1))
     messages: list[Message] = []
-    for stage_chunk in chunks:
+    for stage_chunk in stage_chunks:
         placement_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
         for collective_message in _program_collectives(stage_chunk.program, run_config, *placement_options):
             process_group, ranks, collective_kind, message_bytes = (
@@ -153,9 +153,9 @@ def rank_messages(
             )
         messages += _loss_messages(layout, stage_chunk, run_config)
         messages += _pipeline_messages(layout, stage_chunk, run_config, element_bytes)
-    messages += _tensor_group_gradients(spec, layout, chunks, extra_parts, gradients, element_bytes)
-    messages += _data_messages(layout, chunks, extra_parts, gradients, element_bytes)
-    messages += _embedding_messages(spec, layout, chunks, extra_parts, gradients, element_bytes)
+    messages += _tensor_group_gradients(spec, layout, stage_chunks, extra_parts, gradients, element_bytes)
+    messages += _data_messages(layout, stage_chunks, extra_parts, gradients, element_bytes)
+    messages += _embedding_messages(spec, layout, stage_chunks, extra_parts, gradients, element_bytes)
     return _merge_equal(messages)
 
 
@@ -237,7 +237,7 @@ def _pipeline_messages(
 def _tensor_group_gradients(
     spec: ModelSpec,
     layout: Layout,
-    chunks: list[StageChunk],
+    stage_chunks: list[StageChunk],
     extra_parts: frozenset[str],
     gradients: GradientRules,
     element_bytes: int,
@@ -248,7 +248,7 @@ def _tensor_group_gradients(
     """
     if layout.tp == 1:
         return
-    for stage_chunk in chunks:
+    for stage_chunk in stage_chunks:
         stage = stage_chunk.stage
         undivided_program = shared_rank_program(spec, ONE_DEVICE, 0, stage)
         shard_pairs = zip(
@@ -271,10 +271,14 @@ def _tensor_group_gradients(
 
 
 def _data_messages(
-    layout: Layout, chunks: list[StageChunk], extra_parts: frozenset[str], gradients: GradientRules, element_bytes: int
+    layout: Layout,
+    stage_chunks: list[StageChunk],
+    extra_parts: frozenset[str],
+    gradients: GradientRules,
+    element_bytes: int,
 ) -> Iterator[Message]:
     """Returns messages of gradients and weights among ranks with equal weights; experts have separate groups."""
-    for stage_chunk in chunks:
+    for stage_chunk in stage_chunks:
         all_shards = weight_shards(stage_chunk.program, extra_parts)
         for is_expert in (False, True):
             weights = [shard for shard in all_shards if shard.expert == is_expert]
@@ -341,7 +345,7 @@ GroupMessages: TypeAlias = Callable[[ReplicatedWeights], Iterator[Message]]
 def _embedding_messages(
     spec: ModelSpec,
     layout: Layout,
-    chunks: list[StageChunk],
+    stage_chunks: list[StageChunk],
     extra_parts: frozenset[str],
     gradients: GradientRules,
     element_bytes: int,
@@ -350,7 +354,7 @@ def _embedding_messages(
     is_tied = spec.tie_word_embeddings and spec.head.type == "lm"
     if layout.pp == 1 or not (is_tied or (spec.mtp is not None and MTP.name in extra_parts)):
         return
-    for stage_chunk in chunks:
+    for stage_chunk in stage_chunks:
         if (
             stage_chunk.stage is not None
             and (stage_chunk.stage.first or stage_chunk.stage.last)

@@ -136,12 +136,12 @@ class Placements:
         """Returns the placement of values between tensor-parallel linear layers."""
         return "rows" if self.layout.sequence_parallel and self.layout.tp > 1 else "whole"
 
-    def placement(self, flow_value: Value) -> Placement:
+    def placement(self, recorded_value: Value) -> Placement:
         """Returns the placement of a value over the ranks."""
-        if is_divided(flow_value.axes):
+        if is_divided(recorded_value.axes):
             return "divided"
         return self.placements.get(
-            id(flow_value.storage), self.default_placement if has_tokens(flow_value.rows) else "whole"
+            id(recorded_value.storage), self.default_placement if has_tokens(recorded_value.rows) else "whole"
         )
 
     def _run_items(self, program_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
@@ -207,7 +207,7 @@ class Placements:
     def _add_message(
         self,
         collective_kind: CollectiveKind,
-        flow_value: Value,
+        recorded_value: Value,
         process_group: Group = "tp",
         backward: bool = False,
         elements: Number = None,
@@ -223,8 +223,8 @@ class Placements:
         ranks = {"ep": self.layout.ep, "etp": self.layout.expert_tp, "cp": self.layout.cp}.get(
             process_group, self.layout.tp
         )
-        elements = flow_value.width if elements is None else elements
-        message_bytes = self.run_config.rows(flow_value.rows) * elements * self.width
+        elements = recorded_value.width if elements is None else elements
+        message_bytes = self.run_config.rows(recorded_value.rows) * elements * self.width
         if process_group == "etp" and self.default_placement == "rows":  # the tokens of all ranks that divide an expert
             message_bytes = exact_div(message_bytes * ranks, self.layout.tp)
         message_count = times(self.repeats, messages)
@@ -232,38 +232,40 @@ class Placements:
             Collective(self.where, collective_kind, process_group, ranks, backward, message_bytes, message_count)
         )
 
-    def _gather_whole_value(self, flow_value: Value, process_group: Group = "tp") -> None:
+    def _gather_whole_value(self, recorded_value: Value, process_group: Group = "tp") -> None:
         """All-gathers a sharded tensor, once for all operations that read it."""
-        if self.placement(flow_value) == "partial":
-            self._reduce_partial_sum(flow_value)
-        gather_key = id(flow_value.storage), flow_value.of is not None, self.has_gradient
+        if self.placement(recorded_value) == "partial":
+            self._reduce_partial_sum(recorded_value)
+        gather_key = id(recorded_value.storage), recorded_value.of is not None, self.has_gradient
         if (
-            self.placement(flow_value) == "divided"
+            self.placement(recorded_value) == "divided"
             or gather_key in self.gathered
-            or flow_value.fixed
-            or flow_value.rows is ONCE
+            or recorded_value.fixed
+            or recorded_value.rows is ONCE
         ):
             return
         self.gathered.add(gather_key)
-        if self.placement(flow_value) == "rows":
-            self._add_message("all_gather", flow_value, process_group)
+        if self.placement(recorded_value) == "rows":
+            self._add_message("all_gather", recorded_value, process_group)
             if self.regathers:
-                self._add_message("all_gather", flow_value, process_group, backward=True)
-            self._add_message("reduce_scatter", flow_value, process_group, backward=True)
+                self._add_message("all_gather", recorded_value, process_group, backward=True)
+            self._add_message("reduce_scatter", recorded_value, process_group, backward=True)
         else:
-            self._add_message("all_reduce", flow_value, process_group, backward=True)
+            self._add_message("all_reduce", recorded_value, process_group, backward=True)
 
-    def _reduce_partial_sum(self, flow_value: Value) -> None:
+    def _reduce_partial_sum(self, recorded_value: Value) -> None:
         """Reduces a partial sum over the group, to the placement between tensor-parallel linear layers."""
-        if self.placement(flow_value) != "partial":
+        if self.placement(recorded_value) != "partial":
             return
-        process_group: Group = "etp" if isinstance(flow_value.rows, RoutedRows) else "tp"
-        self.placements[id(flow_value.storage)] = self.default_placement if has_tokens(flow_value.rows) else "whole"
-        if self.placement(flow_value) == "rows":
-            self._add_message("reduce_scatter", flow_value, process_group)
-            self._add_message("all_gather", flow_value, process_group, backward=True)
+        process_group: Group = "etp" if isinstance(recorded_value.rows, RoutedRows) else "tp"
+        self.placements[id(recorded_value.storage)] = (
+            self.default_placement if has_tokens(recorded_value.rows) else "whole"
+        )
+        if self.placement(recorded_value) == "rows":
+            self._add_message("reduce_scatter", recorded_value, process_group)
+            self._add_message("all_gather", recorded_value, process_group, backward=True)
         else:
-            self._add_message("all_reduce", flow_value, process_group)
+            self._add_message("all_reduce", recorded_value, process_group)
 
     def _run_step(self, operation: Step) -> None:
         """Places the outputs of an operation, and adds the operation's messages."""
@@ -279,11 +281,11 @@ class Placements:
         if has_weight_product and is_divided(input_axes) and not splits_channels:
             self.placements[id(output.storage)] = "partial"
         elif is_output_divided:
-            for flow_value in operation.ins:
-                self._gather_whole_value(flow_value, "etp" if operation.verb == "experts" else "tp")
+            for recorded_value in operation.ins:
+                self._gather_whole_value(recorded_value, "etp" if operation.verb == "experts" else "tp")
         else:
-            for flow_value in operation.ins:
-                self._reduce_partial_sum(flow_value)
+            for recorded_value in operation.ins:
+                self._reduce_partial_sum(recorded_value)
             self._place_undivided(operation)
         if operation.verb == "norm" and is_divided(operation.options["over"]) and not _has_whole_groups(operation):
             float32_ratio = exact_div(FLOAT32, self.width) if self.width < FLOAT32 else 1
@@ -326,7 +328,8 @@ class Placements:
                 "modelled; expected --cp 1"
             )
         key_width, value_width = (
-            flow_value.width if flow_value.once is None else flow_value.once.width for flow_value in (k, v)
+            recorded_value.width if recorded_value.once is None else recorded_value.once.width
+            for recorded_value in (k, v)
         )
         ranks, exchange_kind, row_value = self.layout.cp, self.layout.cp_comm, Value(q.rows, ())
         first_message_index = len(self.messages)
@@ -367,23 +370,23 @@ class Placements:
 
         Raises `InputError` for a step that needs the tokens of other ranks.
         """
-        row_values = [flow_value for flow_value in operation.ins if self.placement(flow_value) == "rows"]
+        row_values = [recorded_value for recorded_value in operation.ins if self.placement(recorded_value) == "rows"]
         if row_values and not self.has_gradient:
-            for flow_value in row_values:
-                self._gather_whole_value(flow_value)
+            for recorded_value in row_values:
+                self._gather_whole_value(recorded_value)
             row_values = []
         if row_values and operation.ins[0].rows is SEQUENCES:
             for (
-                flow_value
+                recorded_value
             ) in row_values:  # every rank reads a token that one has (Megatron-LM, language_model.py, `Pooler`)
-                self._add_message("all_gather", flow_value.storage)
+                self._add_message("all_gather", recorded_value.storage)
             row_values = []
         if row_values and (operation.verb in MIXES_ROWS or type(operation.op).__name__ in SCANS):
             raise InputError(
                 f"--sequence-parallel: {self.where} reads the tokens of several ranks and is not divided by --tp, "
                 "which is not modelled; expected no --sequence-parallel"
             )
-        if operation.ins and not all(is_divided(flow_value.axes) for flow_value in operation.ins):
+        if operation.ins and not all(is_divided(recorded_value.axes) for recorded_value in operation.ins):
             for output in operation.outs:
                 self.placements[id(output.storage)] = "rows" if row_values else "whole"
 

@@ -26,7 +26,7 @@ from ..model import ModelSpec
 from ..optional import TOWERS
 from ..workload.rows import TOKENS, Rows
 from .divisors import divisors
-from .layout import ONE_DEVICE, Coordinates, ImpossibleLayout, Layout, RankChunks, Stage
+from .layout import ONE_DEVICE, Coordinates, ImpossibleLayout, Layout, RankChunks, Stage, check_divided_heads
 
 TENSOR = frozenset(
     {"heads", "kv_heads", "key_heads", "block_index_heads", "ffn", "vocab", "groups", "output_groups", "inner"}
@@ -215,7 +215,7 @@ class RankFlow(Flow):
         divided_axes: set[Axis] = set()
         for operation in self.root.steps():
             weight = () if operation.weight is None else (operation.weight.out, operation.weight.ins)
-            for shape in (*weight, *(flow_value.axes for flow_value in (*operation.ins, *operation.outs))):
+            for shape in (*weight, *(recorded_value.axes for recorded_value in (*operation.ins, *operation.outs))):
                 divided_axes.update(flat_axes(shape))
         row_axes = [axis for axis in divided_axes if isinstance(axis, AxisShard) and axis.name in NEAR_ROWS]
         return all(axis.size * axis.degree == axis.full_size for axis in row_axes)
@@ -263,10 +263,12 @@ class RankFlow(Flow):
     def _check_step(self, verb: str, step_name: str, ins: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
         """Raises `InputError` for an operation that is not modelled for a single rank."""
         shard_degrees: dict[str, int] = {}
-        for flow_value in (*ins, *outputs):
-            if flow_value.of is not None and is_divided(flow_value.axes) != is_divided(flow_value.storage.axes):
+        for recorded_value in (*ins, *outputs):
+            if recorded_value.of is not None and is_divided(recorded_value.axes) != is_divided(
+                recorded_value.storage.axes
+            ):
                 raise self._unmodelled_error(verb, step_name, "groups values across the parts of ranks")
-            for axis in flat_axes(flow_value.axes):
+            for axis in flat_axes(recorded_value.axes):
                 shard_degree = axis.degree if isinstance(axis, AxisShard) else 1
                 if shard_degrees.setdefault(axis.name, shard_degree) != shard_degree:
                     axis_label = FIELDS.get(axis.name, axis.name)
@@ -413,10 +415,10 @@ class RankFlow(Flow):
             if module_scope.first_layer_output is not None
         } | {id(self.entry)}
         for operation in self.root.steps(includes_idle=False):
-            for flow_value in operation.ins:
+            for recorded_value in operation.ins:
                 if (
-                    id(flow_value.storage) not in computed_storage_ids
-                    and not flow_value.storage.fixed
+                    id(recorded_value.storage) not in computed_storage_ids
+                    and not recorded_value.storage.fixed
                     and operation.verb not in NO_OPERATIONS
                 ):
                     pp, step_name = self.rank_axes.layout.pp, operation.name or operation.verb
@@ -425,7 +427,7 @@ class RankFlow(Flow):
                         "computes, "
                         "which is not modelled; expected --pp 1"
                     )
-            computed_storage_ids |= {id(flow_value.storage) for flow_value in operation.outs}
+            computed_storage_ids |= {id(recorded_value.storage) for recorded_value in operation.outs}
 
 
 WITH_AXES = (
@@ -492,32 +494,30 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
     operations = (operation for operation in program_root.steps() if id(operation) not in encoder_operations)
     return list(
         dict.fromkeys(
-            axis for operation in operations for flow_value in operation.outs for axis in flat_axes(flow_value.axes)
+            axis
+            for operation in operations
+            for recorded_value in operation.outs
+            for axis in flat_axes(recorded_value.axes)
         )
     )
 
 
 def check_exchanged_heads(spec: ModelSpec, layout: Layout) -> None:
-    """Raises `InputError` if `cp` does not divide a rank's heads in the all-to-all exchange of context parallelism.
-
-    Transformer Engine asserts it of a rank's heads of queries and of keys (context_parallel.py,
-    `AttnFuncWithCPAndQKVOA2A`).
-    """
+    """Raises `InputError` if `cp` does not divide a rank's heads in the all-to-all exchange of context parallelism."""
     if layout.cp == 1 or layout.cp_comm != "a2a":
         return
     for operation in spec.shared_program.root.steps():
         if operation.verb != "attention":
             continue
-        source_values = [flow_value if flow_value.once is None else flow_value.once for flow_value in operation.ins[:2]]
+        source_values = [
+            recorded_value if recorded_value.once is None else recorded_value.once
+            for recorded_value in operation.ins[:2]
+        ]
         head_counts = [
             axis.size for source_value in source_values for axis in flat_axes(source_value.axes) if "heads" in axis.name
         ]
-        heads_of_rank = [max(1, head_count // layout.tp) for head_count in head_counts if isinstance(head_count, int)]
-        if any(head_count % layout.cp for head_count in heads_of_rank):
-            raise InputError(
-                f"--cp-comm a2a: --cp {layout.cp} does not divide the {' and '.join(map(str, heads_of_rank))} heads of "
-                "queries and keys of a rank; expected a divisor of both, or --cp-comm p2p"
-            )
+        known_counts = [head_count for head_count in head_counts if isinstance(head_count, int)]
+        check_divided_heads(known_counts, layout.tp, layout.cp, ("--cp-comm", "--cp"))
 
 
 def has_whole_towers(spec: ModelSpec, rank_axes: RankAxes) -> bool:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Literal, NamedTuple, TypeAlias, get_args
@@ -73,7 +72,7 @@ class Pipeline:
     """The order of actions of every rank in a schedule.
 
     ranks: number of ranks.
-    chunks: chunks of layers per rank.
+    chunk_count: chunks of layers per rank.
     micro_batches: micro-batches per step.
     orders: per rank, its actions.
     two_way: whether micro-batches enter at both ends (DualPipe). The first half of them enters at rank 0 and passes the
@@ -81,7 +80,7 @@ class Pipeline:
     """
 
     ranks: int
-    chunks: int
+    chunk_count: int
     micro_batches: int
     orders: tuple[Order, ...]
     two_way: bool = False
@@ -89,7 +88,7 @@ class Pipeline:
     @property
     def stages(self) -> int:
         """The number of stages that a micro-batch passes through."""
-        return self.ranks if self.two_way else self.ranks * self.chunks
+        return self.ranks if self.two_way else self.ranks * self.chunk_count
 
     def stage(self, rank: int, chunk: int) -> int:
         """Returns the stage index of a rank's chunk in the order of a micro-batch."""
@@ -103,13 +102,9 @@ class Pipeline:
             return stage if 2 * micro_batch < self.micro_batches else self.ranks - 1 - stage
         return stage % self.ranks
 
-    def model_copies(self) -> Fraction:
-        """The number of model copies over all ranks: two in DualPipe, otherwise one."""
-        return Fraction(self.ranks * self.chunks, self.stages)
-
     def in_flight(self, rank: int) -> Iterator[tuple[PassAction, InFlightCounts]]:
         """Yields every action of a rank, with the micro-batches in flight."""
-        awaiting_backward, awaiting_weights = [0] * self.chunks, [0] * self.chunks
+        awaiting_backward, awaiting_weights = [0] * self.chunk_count, [0] * self.chunk_count
         for action in self.orders[rank]:
             pass_kind, chunk = action[:2]
             awaiting_backward[chunk] += pass_kind == "F"
@@ -129,7 +124,7 @@ class Pipeline:
         awaiting_backward: per chunk, the weight of a micro-batch in flight, such as its bytes; 1 by default.
         weights: per chunk, the weight when only the backward pass of the weights is left; by default the other one.
         """
-        awaiting_backward = (1,) * self.chunks if awaiting_backward is None else awaiting_backward
+        awaiting_backward = (1,) * self.chunk_count if awaiting_backward is None else awaiting_backward
         weights = awaiting_backward if weights is None else weights
         change_by_action: dict[tuple[str, int], int] = {}
         for chunk, (weight, awaiting_weights) in enumerate(zip(awaiting_backward, weights, strict=True)):
@@ -143,7 +138,7 @@ class Pipeline:
         chunks_in_flight = list(accumulate(map(change_by_action.__getitem__, rank_passes)))
         peak_count = max(chunks_in_flight)
         pass_counts = Counter(rank_passes[: chunks_in_flight.index(peak_count) + 1])
-        chunks = range(self.chunks)
+        chunks = range(self.chunk_count)
         return peak_count, InFlightCounts(
             tuple(pass_counts["F", chunk] - pass_counts["B", chunk] - pass_counts["I", chunk] for chunk in chunks),
             tuple(pass_counts["I", chunk] - pass_counts["W", chunk] for chunk in chunks),
@@ -226,18 +221,18 @@ def _alternating_passes(
     )
 
 
-def interleaved_order(ranks: int, chunks: int, micro_batches: int, group_size: int, rank: int) -> Order:
+def interleaved_order(ranks: int, chunk_count: int, micro_batches: int, group_size: int, rank: int) -> Order:
     """Returns the order of a rank of an interleaved schedule."""
-    forward_passes = _interleaved_passes("F", chunks, micro_batches, group_size)
-    backward_passes = _interleaved_passes("B", chunks, micro_batches, group_size)
-    warmup_count = (chunks - 1) * group_size + 2 * (ranks - 1 - rank)
+    forward_passes = _interleaved_passes("F", chunk_count, micro_batches, group_size)
+    backward_passes = _interleaved_passes("B", chunk_count, micro_batches, group_size)
+    warmup_count = (chunk_count - 1) * group_size + 2 * (ranks - 1 - rank)
     return tuple(_alternating_passes(forward_passes, backward_passes, warmup_count))
 
 
 @lru_cache(maxsize=4)
-def _interleaved_passes(pass_kind: Kind, chunks: int, micro_batches: int, group_size: int) -> list[PassAction]:
+def _interleaved_passes(pass_kind: Kind, chunk_count: int, micro_batches: int, group_size: int) -> list[PassAction]:
     """Returns passes by groups of micro-batches: forward from the first chunk, backward from the last."""
-    chunk_order = range(chunks) if pass_kind == "F" else range(chunks - 1, -1, -1)
+    chunk_order = range(chunk_count) if pass_kind == "F" else range(chunk_count - 1, -1, -1)
     return [
         PassAction(pass_kind, chunk, micro_batch)
         for first_micro_batch in range(0, micro_batches, group_size)
@@ -461,7 +456,7 @@ class _StepSimulation:
         ranks, self.micro_batches = pipeline.ranks, pipeline.micro_batches
         self.last_stage = (pipeline.stages - 1) * self.micro_batches
         self.first_pass = [
-            [pipeline.stage(rank, chunk) * self.micro_batches for chunk in range(pipeline.chunks)]
+            [pipeline.stage(rank, chunk) * self.micro_batches for chunk in range(pipeline.chunk_count)]
             for rank in range(ranks)
         ]
         self.durations = {pass_kind: pass_durations.duration(pass_kind) for pass_kind in get_args(Kind)}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .. import units
 from ..reports.palette import FAINT, INK, SERIES
-from ..studies.run_time import TimedRun
+from ..studies.timed_run import TimedRun
 from ..timing.time_estimator import TimeEstimator
 from ..timing.traffic import MemoryTraffic
 from .figure import draw_heading, in_llmcalc_style, new_figure, text_for_one_column

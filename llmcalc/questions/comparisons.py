@@ -18,7 +18,7 @@ from ..units import parse_count
 if TYPE_CHECKING:
     from ..accelerator import Hardware
     from ..reports.compare import Layout
-    from ..studies.run_time import TimedRun
+    from ..studies.timed_run import TimedRun
 
 
 def check_compared(has_targets: bool, all_presets: bool, selection: Selection) -> None:

@@ -57,7 +57,7 @@ def _training_cost(run: RunQuestion, options: CostOptions, watts: float | None, 
     if devices is None:
         raise InputError("--devices: missing; expected the number of accelerators that train")
     assert options.tokens is not None
-    run, assumed_options = _with_usual_step(run, options)
+    run, assumed_options = _with_usual_step(run)
     assert run.settings.seq is not None
     spec, settings = run.preset.model, run.settings
     has_usual_steps = is_pretraining(spec, settings.lora_rank)
@@ -94,7 +94,7 @@ def _training_cost(run: RunQuestion, options: CostOptions, watts: float | None, 
     )
 
 
-def _with_usual_step(run: RunQuestion, options: CostOptions) -> tuple[RunQuestion, list[str]]:
+def _with_usual_step(run: RunQuestion) -> tuple[RunQuestion, list[str]]:
     """Adds the usual training length to a question without a length, and returns a note about it."""
     settings = run.settings.with_(phase="training").with_usual_recomputation()
     assumed_options: list[str] = []

@@ -12,7 +12,7 @@ from ..sources.preset import Preset
 from .runs import RunQuestion
 
 if TYPE_CHECKING:
-    from ..studies.run_time import TimedRun
+    from ..studies.timed_run import TimedRun
 
 TIMED_CACHES = {"auto": None, "bf16": None, "bfloat16": None, "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 """Word of an engine for the format of the cache → that of llmcalc; None for the published one."""

@@ -32,7 +32,7 @@ from .options import TimeOptions
 from .runs import RunQuestion
 
 if TYPE_CHECKING:
-    from ..studies.run_time import TimedRun
+    from ..studies.timed_run import TimedRun
 
     Timer: TypeAlias = Callable[[RunQuestion, TimeOptions], TimedRun]
 

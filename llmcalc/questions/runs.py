@@ -203,7 +203,7 @@ def memory_question(
             run_options, settings=with_implied_phase(run_options.settings, run_options.layout, is_setting_given)
         )
         return RunQuestion(preset=read_model(_require_target(target, command)), **vars(run_options))
-    from ..frameworks.launch.adapter_targets import with_known_targets
+    from ..frameworks.launch.adapter_targets import translate_targets
     from ..frameworks.launch.read import read_launch
 
     gpu = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
@@ -232,7 +232,7 @@ def memory_question(
         preset = Preset(name=str(launch_file), model=launched_run.spec)
     else:
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
-    launched_run = with_known_targets(with_published_weights(launched_run, preset), preset.model, preset.checkpoint)
+    launched_run = translate_targets(with_published_weights(launched_run, preset), preset.model, preset.checkpoint)
     launched_run = launched_run.with_stage_sizes(preset.model.main.num_hidden_layers)
     run_options = replace(run_options, settings=Settings(**{"phase": "training", **launched_run.settings}))
     return RunQuestion(preset=preset, **vars(run_options), launch=launched_run)
@@ -464,7 +464,7 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports import fit as reports
     from ..studies.decoding import has_gguf_weights
-    from ..studies.fit import changes_beside_devices, fit, with_decoding_seconds
+    from ..studies.fit import changes_with_more_devices, fit, with_decoding_seconds
     from ..studies.fit_devices import fit_devices
     from ..studies.fit_options import fitting_changes_on_several_devices, hardware_options
     from ..studies.fit_serving import fit_serving
@@ -514,7 +514,7 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
                     device_options,
                     layout,
                     run.cuda_runtime_on,
-                    changes_beside_devices(run_memory, run.hardware, sufficient_changes),
+                    changes_with_more_devices(run_memory, run.hardware, sufficient_changes),
                 )
                 setting_changes = (
                     *served_users.changes,

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from ..frameworks.launch.record import Launch
     from ..parallel.layout_request import LayoutRequest
     from ..studies.plan import LayoutPlan, Order, RankedLayouts
-    from ..studies.run_time import TimedRun, TimeSettings
+    from ..studies.run_time import TimeSettings
+    from ..studies.timed_run import TimedRun
 
 
 def settings_with_phase(run: RunQuestion, options: TimeOptions, is_setting_given: Callable[[str], bool]) -> Settings:
@@ -66,7 +67,7 @@ def ask_time(
     run.refuse_inputs("time")
     from ..reports.calibration import with_calibration
     from ..reports.seconds import report
-    from ..studies.run_time import explain_measured
+    from ..studies.timed_run import explain_measured
 
     if run.hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")

@@ -21,7 +21,7 @@ from .notes import cache_per_token_note, flops_per_token_note, plural
 from .summary import describe_part, model_data, norm_name, norm_placement_of, position_encodings, unique_texts
 
 if TYPE_CHECKING:
-    from ..studies.run_time import TimedRun
+    from ..studies.timed_run import TimedRun
 
 Layout: TypeAlias = Literal["terminal", "columns", "rows"]
 """Blocks as wide as the terminal; one block of all models; a row a model."""

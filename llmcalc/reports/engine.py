@@ -13,7 +13,7 @@ from .summary import model_data
 
 if TYPE_CHECKING:
     from ..frameworks.engines.engine_use import EngineOption, EngineUse
-    from ..studies.run_time import TimedRun
+    from ..studies.timed_run import TimedRun
 
 TITLES = {
     "budget": "budget",

@@ -16,7 +16,7 @@ from ..studies.fit import DEEP, FEW_CHANGES, FitAnswer, SettingChange, has_many_
 from ..studies.fit_devices import DevicesFitAnswer
 from ..studies.fit_options import MOST_COMPUTERS, MOST_DEVICES, HardwareOption
 from ..studies.fit_serving import ServingFitAnswer
-from ..studies.run_time import TimedRun
+from ..studies.timed_run import TimedRun
 from .document import Column, Report, Row, Table, without_repetitions
 from .memory import fit_verdict_text, verdict_notes
 from .memory_data import device_data, execution_data, workload_data

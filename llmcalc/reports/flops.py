@@ -24,7 +24,7 @@ from .answer import CountedAnswer
 from .bars import TextBar
 from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
-from .inputs import with_inputs
+from .encoder_tokens import with_encoder_tokens
 from .nodes import Figures, node_figures_data, tree_data
 from .notes import (
     CAUSAL_PAIRS,
@@ -355,4 +355,4 @@ class Flops(CountedAnswer, FlopCount):
 
     def report(self) -> Report:
         flops_report = report(self.preset, self, self.rules, self.share, self.utilization)
-        return with_inputs(with_draft(flops_report, self.draft), self.inputs)
+        return with_encoder_tokens(with_draft(flops_report, self.draft), self.inputs)

@@ -16,7 +16,7 @@ from ..workload.run_config import RunConfig
 from .answer import CountedAnswer
 from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
-from .inputs import with_inputs
+from .encoder_tokens import with_encoder_tokens
 from .notes import binary_unit_note, tokens_of, too_long_notes, warnings_of_notes
 from .share import counted_rank_notes, rank_data, subtitle_with_rank
 from .summary import model_data
@@ -222,4 +222,4 @@ class Cache(CountedAnswer, CacheSize):
     """The KV cache of a model, in bytes."""
 
     def report(self) -> Report:
-        return with_inputs(with_draft(report(self.preset, self, self.share), self.draft), self.inputs)
+        return with_encoder_tokens(with_draft(report(self.preset, self, self.share), self.draft), self.inputs)

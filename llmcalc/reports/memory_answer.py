@@ -16,7 +16,7 @@ from ..sources.hardware import COMMON_HARDWARE, load_hardware
 from ..sources.preset import Preset
 from .answer import MODEL_FIELD, Answer
 from .draft import with_draft
-from .inputs import with_inputs
+from .encoder_tokens import with_encoder_tokens
 
 if TYPE_CHECKING:
     from ..studies.draft import Draft
@@ -99,4 +99,4 @@ class DeviceUse(MemoryAnswer, Memory):
         from .memory import report
 
         memory_report = report(self.preset, self, self.fits, self.assumed_accelerator)
-        return with_inputs(with_draft(memory_report, self.draft, is_counted=True), self.states.inputs)
+        return with_encoder_tokens(with_draft(memory_report, self.draft, is_counted=True), self.states.inputs)

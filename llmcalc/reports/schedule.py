@@ -68,12 +68,12 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     """Returns the timetable drawn with characters, and as data. width: characters; default the terminal's."""
     width = width_of_terminal() if width is None else width
     pipeline = timetable.pipeline
-    has_several_chunks = pipeline.chunks > 1
+    has_several_chunks = pipeline.chunk_count > 1
     table_columns = [Column("rank", "rank"), *([Column("stage", "stage")] if has_several_chunks else [])]
     peak_column = Column("in_flight", "peak")
     in_flight = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
     peak_texts = [
-        [in_flight_text(stage_counts, chunk) for chunk in range(pipeline.chunks)] for stage_counts in in_flight
+        [in_flight_text(stage_counts, chunk) for chunk in range(pipeline.chunk_count)] for stage_counts in in_flight
     ]
     column_widths = [len(column.title) for column in table_columns] + [
         max(len(peak_column.title), *(len(cell_text) for cell_texts in peak_texts for cell_text in cell_texts))
@@ -84,7 +84,7 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     table_columns += [Column("time", "time →", justify="left", marks=COLOURS), peak_column]
     table_rows = []
     for rank in range(pipeline.ranks):
-        chart_lines = [chart.draw_line(timetable.spans[rank], chunk) for chunk in range(pipeline.chunks)]
+        chart_lines = [chart.draw_line(timetable.spans[rank], chunk) for chunk in range(pipeline.chunk_count)]
         for chunk, chart_line in enumerate(chart_lines):
             stage_cells = [rank if chunk == 0 else None, *([pipeline.stage(rank, chunk)] if has_several_chunks else [])]
             table_rows.append(Row([*stage_cells, chart_line, peak_texts[rank][chunk]]))
@@ -104,12 +104,12 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
 def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlightCounts], chart: TimetableChart) -> Iterator[str]:
     pipeline = timetable.pipeline
     pass_kinds = pass_kinds_of(timetable)
-    blank_text = "; blank: the rank runs another of its stages" if pipeline.chunks > 1 else ""
+    blank_text = "; blank: the rank runs another of its stages" if pipeline.chunk_count > 1 else ""
     kinds_text = ", ".join(f"{pass_kind} {PASSES[pass_kind]}" for pass_kind in pass_kinds)
     yield f"{kinds_text}; the number is the micro-batch; {IDLE} idle{blank_text}"
     yield f"assumed times: {costs_text(timetable)}"
     peak_rank_text = "the most micro-batches in flight on the rank"
-    if pipeline.chunks > 1:
+    if pipeline.chunk_count > 1:
         peak_rank_text = "micro-batches in flight on the stage when its rank has the most"
     split_text = (
         "; after +: only the backward of the weights is left"
@@ -202,7 +202,7 @@ def schedule_data(layout: Layout, timetable: Timetable) -> dict[str, object]:
         "by_rank": [
             {
                 "rank": rank,
-                "stages": [pipeline.stage(rank, chunk) for chunk in range(pipeline.chunks)],
+                "stages": [pipeline.stage(rank, chunk) for chunk in range(pipeline.chunk_count)],
                 "most_in_flight": pipeline.most_in_flight(rank),
                 "actions": [[*span.action[:3], span.start, span.end] for span in timetable.spans[rank]],
             }

@@ -10,7 +10,7 @@ from .. import units
 from ..accelerator import Hardware
 from ..parallel.layout import Layout
 from ..sources.preset import Preset
-from ..studies.run_time import BOUNDS, NOT_COUNTED, TimedNode, TimedRun
+from ..studies.timed_run import BOUNDS, NOT_COUNTED, TimedNode, TimedRun
 from ..timing.device import UNKNOWN_NIC, Device
 from ..timing.time_estimator import QUANTIZED
 from ..timing.time_ranges import TimeRange, round_to_digits

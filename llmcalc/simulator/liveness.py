@@ -57,18 +57,18 @@ def modules_below(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[
             yield from modules_below(scope_item, f"{module_path}.")
 
 
-def nearest_base_id(flow_value: Value | None, candidate_ids: set[int]) -> int | None:
+def nearest_base_id(recorded_value: Value | None, candidate_ids: set[int]) -> int | None:
     """Returns the id of the candidate that is this value or its nearest base; None without a match."""
-    while flow_value is not None and id(flow_value) not in candidate_ids:
-        flow_value = flow_value.of
-    return None if flow_value is None else id(flow_value)
+    while recorded_value is not None and id(recorded_value) not in candidate_ids:
+        recorded_value = recorded_value.of
+    return None if recorded_value is None else id(recorded_value)
 
 
-def is_view_of(flow_value: Value | None, base_value: Value | None) -> bool:
+def is_view_of(recorded_value: Value | None, base_value: Value | None) -> bool:
     """Whether a value is `base_value` or a view of `base_value`."""
-    while flow_value is not None and flow_value is not base_value:
-        flow_value = flow_value.of
-    return flow_value is not None
+    while recorded_value is not None and recorded_value is not base_value:
+        recorded_value = recorded_value.of
+    return recorded_value is not None
 
 
 def last_readers(
@@ -92,17 +92,17 @@ def last_readers(
                     # the first branch stands for it
                     shared_values.add(id(executed_branch.output.storage))
             elif isinstance(scope_item, Step):
-                for flow_value in scope_item.ins:
-                    storage_id = id(flow_value.storage)
+                for recorded_value in scope_item.ins:
+                    storage_id = id(recorded_value.storage)
                     last_reader_ids[storage_id], last_reading_layers[storage_id] = id(scope_item), layer
                     if (
                         layer is not root_scope
                         and layer_of_value.get(storage_id, layer) is not layer
-                        and not is_view_of(flow_value, layer.first_input)
+                        and not is_view_of(recorded_value, layer.first_input)
                     ):
                         shared_values.add(storage_id)
-                for flow_value in scope_item.outs:
-                    layer_of_value[id(flow_value)] = layer
+                for recorded_value in scope_item.outs:
+                    layer_of_value[id(recorded_value)] = layer
             elif not is_module_skipped(scope_item):
                 visit(scope_item.items, scope_item if scope_item.first_input is not None else layer)
                 if scope_item.stacked_axis is not None:  # each of its runs reads what comes from outside

@@ -121,12 +121,16 @@ class Lowering(ProgramLowering):
         )
         return RecomputedModule(
             tuple(
-                flow_value for flow_value in values_read.values() if not is_view_of(flow_value, module_scope.argument)
+                recorded_value
+                for recorded_value in values_read.values()
+                if not is_view_of(recorded_value, module_scope.argument)
             ),
-            frozenset(nearest_base_id(flow_value, computed_values) or 0 for flow_value in values_read_outside)
+            frozenset(nearest_base_id(recorded_value, computed_values) or 0 for recorded_value in values_read_outside)
             - {0, id(module_scope.output)},
             tuple(
-                flow_value for flow_value in values_read.values() if self.last.get(id(flow_value.storage)) in step_ids
+                recorded_value
+                for recorded_value in values_read.values()
+                if self.last.get(id(recorded_value.storage)) in step_ids
             ),
         )
 
@@ -141,8 +145,8 @@ class Lowering(ProgramLowering):
         shared_values = {value_id: self.values[value_id] for value_id in self.shared_values if value_id in self.values}
         shared_values |= {
             id(read_value): self.values[id(read_value)]
-            for flow_value in recomputed_module.reads
-            if (read_value := self._value_with_tensor(flow_value)) is not None
+            for recorded_value in recomputed_module.reads
+            if (read_value := self._value_with_tensor(recorded_value)) is not None
         }
 
         def run_module(arguments: Sequence[Tensor]) -> Tensor:
@@ -163,8 +167,8 @@ class Lowering(ProgramLowering):
                 self.values, self.bound, self.frames, self.memo = caller_state
 
         output = self.run_checkpointed(run_module, [self.tensor_of(module_input)])
-        for flow_value in recomputed_module.last_read_here:
-            self.forget(flow_value.storage)
+        for recorded_value in recomputed_module.last_read_here:
+            self.forget(recorded_value.storage)
         self.bind(module_output, output)
 
     @property

@@ -273,8 +273,8 @@ class ProgramLowering(CacheTensors):
         self.values[id(module_input)], self.values[id(first_layer_output)] = layer_input, layer_output
         self.run_module(ModuleFrame(module_scope))
         output_tensor = self.tensor_of(module_output)
-        for flow_value in (module_input, first_layer_output):
-            self.values.pop(id(flow_value), None)
+        for recorded_value in (module_input, first_layer_output):
+            self.values.pop(id(recorded_value), None)
         self.forget(module_output.storage)
         return output_tensor
 
@@ -326,25 +326,25 @@ class ProgramLowering(CacheTensors):
             and all(self.is_computed_earlier(output_value.rows) for output_value in operation.outs)
         )
 
-    def release_last_reads(self, last_reader: Step | Scope, flow_values: Iterable[Value]) -> None:
+    def release_last_reads(self, last_reader: Step | Scope, recorded_values: Iterable[Value]) -> None:
         """Frees the tensors that no later operation reads."""
-        for flow_value in flow_values:
-            if self.last.get(id(flow_value.storage)) == id(last_reader):
-                self.forget(flow_value.storage)
+        for recorded_value in recorded_values:
+            if self.last.get(id(recorded_value.storage)) == id(last_reader):
+                self.forget(recorded_value.storage)
 
     # --- steps that need no kernels ---------------------------------------------------------------------------------
 
     def do_hold(self, operation: Step) -> None:
         """Keeps tensors alive as local variables of a module."""
         module_frame = self.frames[-2 if operation.options["outside"] else -1]
-        for operation_name, flow_value in zip(operation.options["names"], operation.ins, strict=True):
-            if not self.is_from_earlier_pass(flow_value):
-                module_frame.local_tensors[operation_name] = self.tensor_of(flow_value)
+        for operation_name, recorded_value in zip(operation.options["names"], operation.ins, strict=True):
+            if not self.is_from_earlier_pass(recorded_value):
+                module_frame.local_tensors[operation_name] = self.tensor_of(recorded_value)
 
     def do_keep(self, operation: Step) -> None:
         """Stores tensors for later operations of the pass."""
-        for operation_name, flow_value in zip(operation.options["names"], operation.ins, strict=True):
-            self.memo[operation_name] = self.tensor_of(flow_value)
+        for operation_name, recorded_value in zip(operation.options["names"], operation.ins, strict=True):
+            self.memo[operation_name] = self.tensor_of(recorded_value)
 
     def do_enter(self, operation: Step) -> None:
         """Enters an inner function of a module, with its own local variables."""

@@ -35,13 +35,13 @@ class PassCounter:
     previous: the pass before the counted one in its chunk; None for the first one, and where cases do not have it.
     """
 
-    def __init__(self, chunks: int, splits_by_previous: bool = False) -> None:
-        self.forwards: list[int] = [0] * chunks
-        self.backwards: list[int] = [0] * chunks
-        self.allocates_gradients: list[bool] = [False] * chunks
+    def __init__(self, chunk_count: int, splits_by_previous: bool = False) -> None:
+        self.forwards: list[int] = [0] * chunk_count
+        self.backwards: list[int] = [0] * chunk_count
+        self.allocates_gradients: list[bool] = [False] * chunk_count
         self.by_previous = splits_by_previous
         self.previous: PassId | None = None
-        self._latest: list[PassId | None] = [None] * chunks
+        self._latest: list[PassId | None] = [None] * chunk_count
 
     def begin_step(self) -> None:
         """Starts a step, whose first backward pass per chunk allocates gradients."""
@@ -120,8 +120,8 @@ class RecordedPass(NamedTuple):
 class PassRecorder(PassCounter):
     """Runs passes and records their memory events. splits_by_previous: as in `PassCounter`."""
 
-    def __init__(self, memory_meter: EventRecorder, chunks: int, splits_by_previous: bool = False) -> None:
-        super().__init__(chunks, splits_by_previous)
+    def __init__(self, memory_meter: EventRecorder, chunk_count: int, splits_by_previous: bool = False) -> None:
+        super().__init__(chunk_count, splits_by_previous)
         self.meter = memory_meter
         self.passes: list[RecordedPass] = []
 

@@ -87,28 +87,32 @@ class ValueTensors:
 
     # --- tensors of values ------------------------------------------------------------------------------------------
 
-    def shape(self, flow_value: Value) -> Shape:
+    def shape(self, recorded_value: Value) -> Shape:
         """Returns the shape of a value: [batch, rows, *axes], [rows, *axes] if shared, or [*axes] without rows."""
-        axis_sizes = tuple(axis.size for axis in flow_value.axes)
-        if flow_value.rows is ONCE:
+        axis_sizes = tuple(axis.size for axis in recorded_value.axes)
+        if recorded_value.rows is ONCE:
             return axis_sizes
-        row_count = self.run_config.new_rows(flow_value.rows)
-        return (self.run_config.batch, row_count, *axis_sizes) if flow_value.rows.batched else (row_count, *axis_sizes)
+        row_count = self.run_config.new_rows(recorded_value.rows)
+        return (
+            (self.run_config.batch, row_count, *axis_sizes) if recorded_value.rows.batched else (row_count, *axis_sizes)
+        )
 
-    def tensor_of(self, flow_value: Value) -> Tensor:
+    def tensor_of(self, recorded_value: Value) -> Tensor:
         """Returns a value's tensor in the value's shape, reduced to the first rows if necessary."""
-        tensor = self.values.get(id(flow_value))
+        tensor = self.values.get(id(recorded_value))
         if tensor is not None:
             return tensor
         if (
-            flow_value.fixed and flow_value.storage.rows == flow_value.rows and flow_value.rows in self.inputs
+            recorded_value.fixed
+            and recorded_value.storage.rows == recorded_value.rows
+            and recorded_value.rows in self.inputs
         ):  # audio frames
-            return self.inputs[flow_value.rows]
-        if flow_value.of is None:
+            return self.inputs[recorded_value.rows]
+        if recorded_value.of is None:
             raise self.unsupported("reads a value that no step has made")
-        value_tensor, shape = self.tensor_of(flow_value.of), self.shape(flow_value)
+        value_tensor, shape = self.tensor_of(recorded_value.of), self.shape(recorded_value)
         if (
-            flow_value.of.rows is ONCE and flow_value.rows is not ONCE and flow_value.rows.batched
+            recorded_value.of.rows is ONCE and recorded_value.rows is not ONCE and recorded_value.rows.batched
         ):  # rows of every sequence alike
             return self.t.expand(self.t.reshape(value_tensor, shape[1:]), shape)
         if (
@@ -116,18 +120,18 @@ class ValueTensors:
             and value_tensor.count != count(shape)
             and value_tensor.shape[1] != shape[1]
         ):
-            if flow_value.rows == flow_value.of.rows:  # rows of earlier passes are there too
+            if recorded_value.rows == recorded_value.of.rows:  # rows of earlier passes are there too
                 shape = (shape[0], value_tensor.shape[1], *shape[2:])
             else:
                 value_tensor = self.t.slice(value_tensor, shape[1], 1)
         return self.t.reshape(value_tensor, shape)
 
-    def is_from_earlier_pass(self, flow_value: Value) -> bool:
+    def is_from_earlier_pass(self, recorded_value: Value) -> bool:
         """Whether this pass does not compute a value, because an earlier pass has cached the result."""
-        if id(flow_value) in self.values:
+        if id(recorded_value) in self.values:
             return False
-        return id(flow_value) in self.absent_values or (
-            flow_value.of is not None and self.is_from_earlier_pass(flow_value.of)
+        return id(recorded_value) in self.absent_values or (
+            recorded_value.of is not None and self.is_from_earlier_pass(recorded_value.of)
         )
 
     def is_computed_earlier(self, value_rows: Rows) -> bool:
@@ -138,39 +142,41 @@ class ValueTensors:
             and is_zero(value_rows.new_rows(self.run_config.workload.with_(phase="decode")))
         )
 
-    def tensor_read_by(self, operation: Step, flow_value: Value) -> Tensor:
+    def tensor_read_by(self, operation: Step, recorded_value: Value) -> Tensor:
         """Returns a value's tensor, and frees the stored reference after the last read."""
-        value_tensor = self.tensor_of(flow_value)
-        if self.last.get(id(flow_value.storage)) == id(operation):
-            self.forget(flow_value.storage)
+        value_tensor = self.tensor_of(recorded_value)
+        if self.last.get(id(recorded_value.storage)) == id(operation):
+            self.forget(recorded_value.storage)
         return value_tensor
 
-    def flat_tensor(self, flow_value: Value, operation: Step | None = None) -> Tensor:
+    def flat_tensor(self, recorded_value: Value, operation: Step | None = None) -> Tensor:
         """Returns a value's tensor as [batch, rows, width], copied if the heads are not contiguous.
 
         operation: the step that reads it, as in `tensor_read_by`; default none.
         """
-        value_tensor = self.tensor_of(flow_value) if operation is None else self.tensor_read_by(operation, flow_value)
+        value_tensor = (
+            self.tensor_of(recorded_value) if operation is None else self.tensor_read_by(operation, recorded_value)
+        )
         return (
             value_tensor
-            if len(flow_value.axes) == 1
-            else self.t.flatten(value_tensor, len(value_tensor.shape) - len(flow_value.axes))
+            if len(recorded_value.axes) == 1
+            else self.t.flatten(value_tensor, len(value_tensor.shape) - len(recorded_value.axes))
         )
 
-    def store_tensor(self, flow_value: Value, tensor: Tensor) -> None:
+    def store_tensor(self, recorded_value: Value, tensor: Tensor) -> None:
         """Stores the tensor of a value, with axes in the value's order."""
-        if isinstance(flow_value.rows, QueryKeyPairs):
-            self.bind(flow_value, tensor)
+        if isinstance(recorded_value.rows, QueryKeyPairs):
+            self.bind(recorded_value, tensor)
             return
-        shape = self.shape(flow_value)
+        shape = self.shape(recorded_value)
         if tensor.shape != shape and isinstance(tensor.count, int) and tensor.count != count(shape):
             shape = tensor.shape  # all sequences share it
-        self.bind(flow_value, self.t.reshape(tensor, shape))
+        self.bind(recorded_value, self.t.reshape(tensor, shape))
 
-    def bind(self, flow_value: Value, tensor: Tensor) -> None:
+    def bind(self, recorded_value: Value, tensor: Tensor) -> None:
         """Stores a tensor of any shape for a value, such as scores of query-key pairs."""
-        self.values[id(flow_value)] = tensor
-        self.bound.setdefault(id(flow_value.storage), []).append(id(flow_value))
+        self.values[id(recorded_value)] = tensor
+        self.bound.setdefault(id(recorded_value.storage), []).append(id(recorded_value))
 
     def forget(self, base_value: Value) -> None:
         """Frees the references to a value's tensor and its views."""
@@ -188,11 +194,11 @@ class ValueTensors:
         computed_result: Result = self.memo[key]
         return computed_result
 
-    def _value_with_tensor(self, flow_value: Value | None) -> Value | None:
+    def _value_with_tensor(self, recorded_value: Value | None) -> Value | None:
         """Returns the value, or the nearest base with a stored tensor."""
-        while flow_value is not None and id(flow_value) not in self.values:
-            flow_value = flow_value.of
-        return flow_value
+        while recorded_value is not None and id(recorded_value) not in self.values:
+            recorded_value = recorded_value.of
+        return recorded_value
 
     # --- calls of modules -------------------------------------------------------------------------------------------
 

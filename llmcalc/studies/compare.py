@@ -24,7 +24,7 @@ from ..model import ModelSpec
 from ..workload.workload import Workload
 
 if TYPE_CHECKING:
-    from .run_time import TimedRun
+    from .timed_run import TimedRun
 
 DENSE_BAND = (100, 130)
 """Range of h/L of most large dense decoders, rounded to a whole number.
@@ -56,7 +56,6 @@ class StackShape:
     num_hidden_layers: int
     layer_kinds: dict[str, int]
     block: Layer
-    attention_block: Layer | None
     hidden_size: int
     feed_forward_width: int | None
     mixture_of_experts: bool
@@ -212,7 +211,7 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
         for layer_group in groups_with_heads
         if isinstance(layer_group[0].attention, TokenMixer) and layer_group[0].attention.kind == "attention"
     ] or groups_with_heads
-    attention_block, head_sizes, _ = (
+    _, head_sizes, _ = (
         max(attention_groups, key=lambda layer_group: layer_group[2]) if attention_groups else (None, None, 0)
     )
     network = block.feed_forward
@@ -220,7 +219,6 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
         num_hidden_layers=stack.num_hidden_layers,
         layer_kinds={kind_name: layer_count for kind_name, _, layer_count in layer_groups},
         block=block,
-        attention_block=attention_block,
         hidden_size=hidden_size,
         feed_forward_width=network.active_width() if isinstance(network, Network) else None,
         mixture_of_experts=isinstance(network, Network) and network.mixture,

@@ -10,7 +10,8 @@ from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.engines.registry import USUAL_ENGINE, engine
 from ..parallel.layout import ONE_DEVICE, Layout
-from .run_time import TimedRun, TimeSettings, time_inference
+from .run_time import TimeSettings, time_inference
+from .timed_run import TimedRun
 
 LLAMA_CPP_STACK = "llamacpp"
 """The stack of weights in the formats of llama.cpp, and of accelerators of its vendors on which vLLM does not run."""

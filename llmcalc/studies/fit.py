@@ -21,7 +21,7 @@ from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option
 from .decoding import LLAMA_CPP_STACK, decoded_token, runs_llama_cpp, usual_stack
 from .model_selection import has_experts
-from .run_time import TimedRun
+from .timed_run import TimedRun
 
 MOST_BATCH = 2**20
 """Largest number of sequences that is tried."""
@@ -209,7 +209,7 @@ def largest_fitting_number(
                 min(maximum, lower_number + 1 if is_next_number_tried else next_upper_number),
                 False,
             )
-    first_fitting_number, guess_count = lower_number, 0
+    initial_lower_number, guess_count = lower_number, 0
     while upper_number - lower_number > 1:
         if upper_number > NEAR * lower_number and not is_predicted:
             candidate_number = math.isqrt(lower_number * upper_number)
@@ -221,7 +221,7 @@ def largest_fitting_number(
         if upper_number - lower_number > size_step:
             candidate_number = max(lower_number + 1, candidate_number // size_step * size_step)
         guess_count += (
-            lower_number > first_fitting_number or not is_predicted
+            lower_number > initial_lower_number or not is_predicted
         )  # a prediction that is too large leaves one number
         lower_number, upper_number = (
             (candidate_number, upper_number)
@@ -386,7 +386,7 @@ def cli_options(setting_changes: Mapping[str, Any]) -> str:
     )
 
 
-def changes_beside_devices(
+def changes_with_more_devices(
     model_memory: Memory, hardware: Hardware, sufficient_changes: Sequence[SettingChange]
 ) -> list[dict[str, Any]]:
     """Returns the changes of settings that are tried on several accelerators.

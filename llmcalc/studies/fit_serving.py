@@ -19,7 +19,7 @@ from ..parallel.search import HEADS, WIDTHS, check_depth, even_stage_sizes, layo
 from ..simulator.effort import WorkBudget
 from .decoding import decoded_token
 from .fit import FitAnswer, SettingChange, devices_option, fit, largest_run
-from .run_time import TimedRun
+from .timed_run import TimedRun
 
 NODE = 8
 """Largest tensor-parallel group that is tried: devices that share the fastest link."""

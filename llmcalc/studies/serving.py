@@ -77,8 +77,8 @@ class SizesRequest:
         """
         if self.states_layout:
             tp, ep = self.tp or 1, self.ep or 1
-            attention_ranks = ep // tp if ep > tp and ep % tp == 0 and self.dp in (None, ep // tp) else 1
-            yield self._layouts_by_devices([LayoutSizes(tp, self.pp or 1, attention_ranks, ep)], self.devices)
+            attention_dp = ep // tp if ep > tp and ep % tp == 0 and self.dp in (None, ep // tp) else 1
+            yield self._layouts_by_devices([LayoutSizes(tp, self.pp or 1, attention_dp, ep)], self.devices)
             return
         most_devices = min(MOST_REPLICA, self.devices or MOST_REPLICA)
         tried_sizes = self._layouts_by_devices(
@@ -115,7 +115,7 @@ class SizesRequest:
         return self.dp if self.dp is not None and layout_sizes.dp == 1 else None
 
 
-def _layouts_of(stage_counts: Iterable[int], attention_ranks: Sequence[int], experts: int) -> Iterator[LayoutSizes]:
+def _layouts_of(stage_counts: Iterable[int], attention_dp_sizes: Sequence[int], experts: int) -> Iterator[LayoutSizes]:
     """Yields a replica's layouts with these numbers of pipeline stages and of data-parallel attention ranks.
 
     experts: per layer; 0 for a dense model.
@@ -126,7 +126,7 @@ def _layouts_of(stage_counts: Iterable[int], attention_ranks: Sequence[int], exp
             continue
         if tp > 1 and experts % tp == 0:
             yield LayoutSizes(tp, pp, 1, tp)
-        for dp in attention_ranks if pp == 1 else ():
+        for dp in attention_dp_sizes if pp == 1 else ():
             if experts % (tp * dp) == 0:
                 yield LayoutSizes(tp, pp, dp, tp * dp)
 

@@ -38,7 +38,11 @@ def usual_batch(seq: int, devices: int) -> int:
 
 
 def default_batch(seq: int, devices: int, micro_batch: int) -> int:
-    """Returns the sequences of a step of one micro-batch per device, or of a usual step if that has fewer tokens."""
+    """Returns a training step's default global batch size in sequences.
+
+    Each device has one micro-batch, unless such a step has more tokens than usual pretraining steps: then it is as
+    large as a usual step.
+    """
     return micro_batch * min(devices, usual_batch(micro_batch * seq, devices))
 
 

@@ -9,28 +9,6 @@ from typing import NamedTuple
 
 from ..sources.files import parse_toml, read_text
 
-WITHOUT_PAPER = frozenset(
-    {
-        "A.X-K2 2026",
-        "DeepSeek-V4 2026",
-        "DeepSeek-V4.1 2026",
-        "Gemma 3n 2025",
-        "GLM-5.3 2026",
-        "Gemma 4 2026",
-        "Inkling 2 2026",
-        "Inkling 2026",
-        "K2 Horizon 2026",
-        "Muse Spark 2026",
-        "NeoMME 2026",
-        "Qwen4-Exp 2026",
-        "Snowflake Arctic 2024",
-        "Useful Sensors 2026",
-        "Voxtral Realtime 2026",
-        "Zyphra 2025",
-    }
-)
-"""Sources without a paper: model releases with code."""
-
 
 class Paper(NamedTuple):
     """The bibliographic record of a paper.

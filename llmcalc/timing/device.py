@@ -201,20 +201,21 @@ class Device:
         ranks_in_domain = maximum(1, minimum(ranks, floor_div(self.domain, maximum(1, rank_stride))))
         link_rate, network_rate = self.link * self.link_share, self.nic * self.generation.nic
         domain_count = maximum(1, ranks / ranks_in_domain)
-        tree_latency = latency * self.generation.far_latency * log2(maximum(2, domain_count))
+        tree_latency = message_count * (latency * self.generation.far_latency * log2(maximum(2, domain_count)))
         latency_in_domain = message_count * latency * self.latency
         if collective_kind == "all_to_all":
             link_seconds = (ranks_in_domain - 1) / ranks * byte_count / link_rate
             network_seconds = (1 - ranks_in_domain / ranks) * byte_count / network_rate
+            seconds = tree_latency + maximum(link_seconds, network_seconds)
         elif collective_kind == "send":
             link_seconds = byte_count / link_rate * (ranks_in_domain > 1)
             network_seconds = byte_count / network_rate * (ranks_in_domain <= 1)
+            seconds = tree_latency + maximum(link_seconds, network_seconds)
         elif collective_kind == "all_reduce":
             link_seconds = 2 * (ranks_in_domain - 1) / ranks_in_domain * byte_count / link_rate
             network_seconds = 2 * (1 - ranks_in_domain / ranks) * byte_count / (ranks_in_domain * network_rate)
-        if collective_kind in ("all_to_all", "send", "all_reduce"):
-            seconds = message_count * tree_latency + maximum(link_seconds, network_seconds)
-        else:
+            seconds = tree_latency + maximum(link_seconds, network_seconds)
+        else:  # a ring
             link_seconds = (ranks_in_domain - 1) / ranks_in_domain * byte_count / link_rate
             ring_seconds = (1 - 1 / ranks) * maximum(
                 byte_count / link_rate, byte_count / (ranks_in_domain * network_rate)

@@ -212,7 +212,10 @@ class TimeStack(Record):
 
     @property
     def on_fastest_host(self) -> TimeStack | None:
-        """The stack on the fastest host whose launches were measured; None where the host's speed is not a range."""
+        """The same stack with the kernel-launch time of the fastest measured host CPU, for the low end of a range.
+
+        None for a stack whose launch times were measured on hosts of one speed.
+        """
         if self.fastest_host == 1.0:
             return None
         return self.model_copy(

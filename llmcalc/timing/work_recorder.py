@@ -100,10 +100,10 @@ class WorkRecorder(Placements):
         }
         self.readers: dict[int, int] = {}
         for operation in self._running_steps(program.root.items):
-            for flow_value in (
+            for recorded_value in (
                 operation.ins if operation.verb not in NO_KERNEL and operation.verb not in IDENTITIES else ()
             ):
-                self._count_reader(flow_value)
+                self._count_reader(recorded_value)
         for module_scope in self.scopes.values():
             if module_scope.output is not None and module_scope.about.get("kind") == "layer":
                 self._count_reader(module_scope.output)
@@ -123,15 +123,15 @@ class WorkRecorder(Placements):
             message = Collective("loss", "all_reduce", "tp", self.layout.tp, False, row_count * FLOAT32, 3)
             self.work.messages.append(LayerMessage(AFTER, message))
 
-    def _count_reader(self, flow_value: Value) -> None:
-        storage_key = id(self._storage(flow_value))
+    def _count_reader(self, recorded_value: Value) -> None:
+        storage_key = id(self._storage(recorded_value))
         self.readers[storage_key] = self.readers.get(storage_key, 0) + 1
 
-    def _storage(self, flow_value: Value) -> Value:
+    def _storage(self, recorded_value: Value) -> Value:
         """Returns the value that owns a value's memory, through views and identities."""
-        while id(flow_value.storage) in self.aliases:
-            flow_value = self.aliases[id(flow_value.storage)]
-        return flow_value.storage
+        while id(recorded_value.storage) in self.aliases:
+            recorded_value = self.aliases[id(recorded_value.storage)]
+        return recorded_value.storage
 
     # --- the walk ----------------------------------------------------------------------------------------------------
 
@@ -259,17 +259,17 @@ class WorkRecorder(Placements):
         """Whether the pass runs a step; for example, decoding does not run the encoder again."""
         return not operation.outs or not self._has_no_rows(operation.outs[0])
 
-    def _has_no_rows(self, flow_value: Value) -> bool:
-        return flow_value.rows is not ONCE and is_zero(flow_value.rows.new_rows(self.run_config.workload))
+    def _has_no_rows(self, recorded_value: Value) -> bool:
+        return recorded_value.rows is not ONCE and is_zero(recorded_value.rows.new_rows(self.run_config.workload))
 
     def _is_inside_attention(self, operation: Step) -> bool:
         """Whether a step's values of queries and keys stay inside of a fused kernel."""
         return self.rank_pass.fused and any(
-            isinstance(flow_value.rows, QueryKeyPairs) for flow_value in (*operation.ins, *operation.outs)
+            isinstance(recorded_value.rows, QueryKeyPairs) for recorded_value in (*operation.ins, *operation.outs)
         )
 
-    def _is_partial(self, flow_value: Value) -> bool:
-        return self.placement(flow_value) == "partial"
+    def _is_partial(self, recorded_value: Value) -> bool:
+        return self.placement(recorded_value) == "partial"
 
     def _count_storage(self, operation: Step) -> None:
         """Counts the parameters and the cache of a step."""
@@ -289,19 +289,19 @@ class WorkRecorder(Placements):
     def _add_message(
         self,
         collective_kind: CollectiveKind,
-        flow_value: Value,
+        recorded_value: Value,
         process_group: Group = "tp",
         backward: bool = False,
         elements: Number = None,
         messages: int = 1,
     ) -> None:
-        if self._has_no_rows(flow_value):
+        if self._has_no_rows(recorded_value):
             return
         if process_group == "ep" and self._gathers_tokens:
-            self._add_gathering(flow_value, backward)
+            self._add_gathering(recorded_value, backward)
             return
         message_count = len(self.messages)
-        super()._add_message(collective_kind, flow_value, process_group, backward, elements, messages)
+        super()._add_message(collective_kind, recorded_value, process_group, backward, elements, messages)
         if len(self.messages) == message_count:
             return
         self._record_elementwise_group()
@@ -309,7 +309,7 @@ class WorkRecorder(Placements):
         if message.backward and self.rank_pass.phase != "training":
             return
         message = message._replace(times=exact_div(message.times, self.layers))
-        routed_rows = flow_value.rows if isinstance(flow_value.rows, RoutedRows) else RoutedRows()
+        routed_rows = recorded_value.rows if isinstance(recorded_value.rows, RoutedRows) else RoutedRows()
         is_dispatch = self.gathering_verb == "dispatch" and process_group == "ep"
         self.work.messages.append(
             LayerMessage(self.layer, self._with_group_size(message), routed_rows.top_k, routed_rows.groups, is_dispatch)
@@ -354,18 +354,18 @@ class WorkRecorder(Placements):
         """Returns how often each layer runs the current operation: its repeats divided by the number of layers."""
         return exact_div(self.repeats, self.layers)
 
-    def _rows_on_rank(self, flow_value: Value) -> Number:
+    def _rows_on_rank(self, recorded_value: Value) -> Number:
         """Returns the number of a value's rows on this rank."""
-        if flow_value.rows is ONCE:
+        if recorded_value.rows is ONCE:
             return 1
-        row_count = self.run_config.rows(flow_value.rows)
-        if isinstance(flow_value.rows, RoutedRows):  # expert ranks receive as many rows as they send
+        row_count = self.run_config.rows(recorded_value.rows)
+        if isinstance(recorded_value.rows, RoutedRows):  # expert ranks receive as many rows as they send
             return rank_share(row_count * self.layout.expert_tp, self.layout.tp)
-        return rank_share(row_count, self.layout.tp) if self.placement(flow_value) == "rows" else row_count
+        return rank_share(row_count, self.layout.tp) if self.placement(recorded_value) == "rows" else row_count
 
-    def _elements(self, flow_value: Value) -> Number:
-        moves_every_row = self.rank_pass.moves_all_rows and isinstance(flow_value.rows, RoutedRows)
-        return self._rows_on_rank(flow_value) * flow_value.width * (self.rank_pass.ep if moves_every_row else 1)
+    def _elements(self, recorded_value: Value) -> Number:
+        moves_every_row = self.rank_pass.moves_all_rows and isinstance(recorded_value.rows, RoutedRows)
+        return self._rows_on_rank(recorded_value) * recorded_value.width * (self.rank_pass.ep if moves_every_row else 1)
 
     # --- kernels -----------------------------------------------------------------------------------------------------
 
@@ -546,7 +546,9 @@ class WorkRecorder(Placements):
         query_key_pairs = run_config.batch * op.pairs(run_config)
         backward_flops = op.backward_flops(run_config) if self.has_gradient else 0
         is_fused_attention = self.rank_pass.fused and op.v_dim == op.qk_dim
-        moved_elements = sum(self._elements(flow_value) for flow_value in operation.ins if flow_value.rows is op.rows)
+        moved_elements = sum(
+            self._elements(recorded_value) for recorded_value in operation.ins if recorded_value.rows is op.rows
+        )
         moved_elements += SCORE_ELEMENTS * query_key_pairs * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
         key_count = (
             exact_div(query_key_pairs, run_config.batch)
@@ -591,7 +593,7 @@ class WorkRecorder(Placements):
         """Adds a kernel with the FLOPs of an operation, such as a convolution or a scan."""
         op = operation.op
         assert op is not None
-        moved_elements = sum(self._elements(flow_value) for flow_value in (*operation.ins, *operation.outs))
+        moved_elements = sum(self._elements(recorded_value) for recorded_value in (*operation.ins, *operation.outs))
         backward_flops = op.backward_flops(self.full_run) if self.has_gradient else 0
         self._add_kernel(
             "scan",
@@ -621,21 +623,23 @@ class WorkRecorder(Placements):
         if not self.group:
             return
         elementwise_group, self.group = self.group, []
-        outputs = {id(self._storage(flow_value)) for operation in elementwise_group for flow_value in operation.outs}
+        outputs = {
+            id(self._storage(recorded_value)) for operation in elementwise_group for recorded_value in operation.outs
+        }
         inner_readers: dict[int, int] = {}
         read_values: dict[int, Value] = {}
         written_values: dict[int, Value] = {}
         for operation in elementwise_group:
-            for flow_value in operation.ins:
-                storage_key = id(self._storage(flow_value))
+            for recorded_value in operation.ins:
+                storage_key = id(self._storage(recorded_value))
                 inner_readers[storage_key] = inner_readers.get(storage_key, 0) + 1
                 if storage_key not in outputs:
-                    read_values[storage_key] = flow_value
+                    read_values[storage_key] = recorded_value
         for operation in elementwise_group:
-            for flow_value in operation.outs:
-                storage_key = id(self._storage(flow_value))
+            for recorded_value in operation.outs:
+                storage_key = id(self._storage(recorded_value))
                 if self.readers.get(storage_key, 0) > inner_readers.get(storage_key, 0):
-                    written_values[storage_key] = flow_value
+                    written_values[storage_key] = recorded_value
         read_elements = sum(map(self._elements, read_values.values()))
         moved_elements = read_elements + sum(map(self._elements, written_values.values()))
         reread_elements = read_elements if any(operation.verb in READ_AGAIN for operation in elementwise_group) else 0

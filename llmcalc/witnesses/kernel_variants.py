@@ -268,8 +268,8 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any, labels: Any, weight: Any, bias: Any) -> Any:
-        tokens, chunks = x.shape[0], -(-weight.shape[0] // x.shape[1])
-        chunk_tokens = min(tokens, 1 << (-(-tokens // chunks) - 1).bit_length())
+        tokens, chunk_count = x.shape[0], -(-weight.shape[0] // x.shape[1])
+        chunk_tokens = min(tokens, 1 << (-(-tokens // chunk_count) - 1).bit_length())
         input_gradient = torch.zeros_like(x)
         weight_gradient = torch.zeros_like(weight) if weight.requires_grad else None
         bias_gradient = None if bias is None else torch.zeros_like(bias)
@@ -505,11 +505,11 @@ def chunk_by_chunk(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, toke
         kernel_choices.loss_chunk or -(-x.shape[1] // 8),
         getattr(torch, kernel_choices.logits_dtype or "float32"),
     )
-    chunks = [logits_of_chunk(layer, token_chunk) for token_chunk in x.split(chunk_tokens, dim=1)]
+    logits_chunks = [logits_of_chunk(layer, token_chunk) for token_chunk in x.split(chunk_tokens, dim=1)]
     labels = [token_chunk.reshape(-1) for token_chunk in token_ids.split(chunk_tokens, dim=1)]
-    chunks = [token_chunk.reshape(-1, token_chunk.size(-1)) for token_chunk in chunks]
+    logits_chunks = [token_chunk.reshape(-1, token_chunk.size(-1)) for token_chunk in logits_chunks]
     loss_sum = None
-    for logits, label_chunk in zip(chunks, labels, strict=True):
+    for logits, label_chunk in zip(logits_chunks, labels, strict=True):
         loss = F.cross_entropy(logits.to(dtype), label_chunk, reduction="sum")
         loss_sum = loss if loss_sum is None else loss_sum + loss
     return loss_sum

@@ -110,16 +110,16 @@ class JoinedRows(Rows):
 
 @frozen(slots=True)
 class PaddedRows(Rows):
-    """The source rows (`of`), padded to whole blocks of `block` rows, plus `more` rows; empty without source rows."""
+    """The source rows (`of`), padded to whole blocks of `block_rows`, plus `more` rows; empty without source rows."""
 
     name: str = "padded"
     of: Rows = SOURCE
-    block: Number = 1
+    block_rows: Number = 1
     more: Number = 0
 
     def new_rows(self, workload: Workload) -> Number:
         row_count = self.of.new_rows(workload)
-        return 0 if is_zero(row_count) else ceil_div(row_count, self.block) * self.block + self.more
+        return 0 if is_zero(row_count) else ceil_div(row_count, self.block_rows) * self.block_rows + self.more
 
 
 @frozen(slots=True)
@@ -161,29 +161,29 @@ class RowsOfThisPass(Rows):
 
 @frozen(slots=True)
 class BlockRows(Rows):
-    """One row for each complete block of `block` rows."""
+    """One row for each complete block of `block_rows` rows."""
 
     name: str = "blocks"
     of: Rows = TOKENS
-    block: Number = 1
+    block_rows: Number = 1
 
     def new_rows(self, workload: Workload) -> Number:
-        return floor_div(self.of.available_rows(workload), self.block) - self.past_rows(workload)
+        return floor_div(self.of.available_rows(workload), self.block_rows) - self.past_rows(workload)
 
     def past_rows(self, workload: Workload) -> Number:
-        return floor_div(self.of.past_rows(workload), self.block)
+        return floor_div(self.of.past_rows(workload), self.block_rows)
 
 
 @frozen(slots=True)
 class RowsWithSums(Rows):
-    """The source rows (`of`), plus one summary row for each complete block of `block` rows."""
+    """The source rows (`of`), plus one summary row for each complete block of `block_rows` rows."""
 
     name: str = "with_sums"
     of: Rows = TOKENS
-    block: Number = 1
+    block_rows: Number = 1
 
     def new_rows(self, workload: Workload) -> Number:
-        return self.of.new_rows(workload) + floor_div(self.of.new_rows(workload), self.block)
+        return self.of.new_rows(workload) + floor_div(self.of.new_rows(workload), self.block_rows)
 
 
 @frozen(slots=True)
@@ -371,16 +371,16 @@ class PatchVectors(Rows):
 
 @frozen(slots=True)
 class RowsPaddedBeyond(Rows):
-    """The source rows (`of`), padded to whole blocks of `block` rows if there are more than `least` rows."""
+    """The source rows (`of`), padded to whole blocks of `block_rows` rows if there are more than `least` rows."""
 
     name: str = "padded"
     of: Rows = TOKENS
-    block: Number = 1
+    block_rows: Number = 1
     least: Number = 1
 
     def new_rows(self, workload: Workload) -> Number:
         row_count = self.of.new_rows(workload)
-        return row_count if is_zero(row_count) else _padded_rows_beyond(row_count, self.block, self.least)
+        return row_count if is_zero(row_count) else _padded_rows_beyond(row_count, self.block_rows, self.least)
 
 
 def _padded_rows_beyond(row_count: Number, block_rows: Number, least_rows: Number) -> Number:

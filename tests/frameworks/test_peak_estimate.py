@@ -51,7 +51,13 @@ def test_a_shared_measurement_gives_the_bytes_of_all_layers() -> None:
         (all_layers,) = estimate.measure(*estimate._layout_of_layers(layout, 0, 20, stage), [None])
         extrapolated = estimate.micro_batch_bytes(layout, stage)
         assert extrapolated.saved == all_layers.saved
-        assert extrapolated.pass_peak == all_layers.pass_peak
+        assert extrapolated.layer_forward_peak == all_layers.layer_forward_peak
+        assert extrapolated.loss_peak == all_layers.loss_peak
+        assert extrapolated.head_backward_peak == all_layers.head_backward_peak
+        extrapolated_peak, peak_of_all = (
+            max(batch.layer_backward_peak, batch.backward_peak_outside_modules) for batch in (extrapolated, all_layers)
+        )
+        assert extrapolated_peak == peak_of_all
 
 
 def test_a_rank_that_is_measured_already_tells_that_a_layout_is_too_large() -> None:

@@ -21,7 +21,7 @@ def test_they_equal_the_orders(schedule: Schedule) -> None:
                     orders = pipeline(layout, micro_batches)
                 except InputError:
                     continue
-                sizes = [7, 5, 11, 3][: orders.chunks]
+                sizes = [7, 5, 11, 3][: orders.chunk_count]
                 for rank in range(pp):
                     assert peak_in_flight(layout, micro_batches, rank, sizes) == orders.peak_in_flight(rank, sizes)
                 assert bubble(layout, micro_batches) == (0 if pp == 1 else timetable(orders).bubble)

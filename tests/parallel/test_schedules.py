@@ -124,8 +124,7 @@ def test_zb_h1_keeps_what_1f1b_keeps_and_waits_a_third(p: int, m: int) -> None:
 def test_dualpipe_as_its_readme_has_it(p: int, m: int) -> None:
     """deepseek-ai/DualPipe, README: bubble (PP/2 − 1)·(F&B + B − 3W), 2× parameters, PP + 1 activations."""
     found = ran(m, pp=p, schedule="dualpipe")
-    assert found.pipeline.model_copies() == 2
-    assert pipeline(Layout(pp=p), m).model_copies() == 1
+    assert found.pipeline.ranks * found.pipeline.chunk_count == 2 * found.pipeline.stages  # two copies of the model
     assert most(found.pipeline) == [p + 1] * p
     assert found.idle == pytest.approx((p // 2 - 1) * ((1 + 2) + 2 - 3 * 1))
     faster = ran(m, PassDurations(4, 4, 4, overlapped=9), pp=p, schedule="dualpipe")  # F&B of 9 in place of 4 + 8
@@ -308,7 +307,7 @@ def test_in_flight_is_the_same_counted_three_ways(found: Timetable) -> None:
         peak, held = p.peak_in_flight(rank)
         assert held in course
         assert held.total == peak
-        sizes, rest = range(3, 3 + p.chunks), [1] * p.chunks
+        sizes, rest = range(3, 3 + p.chunk_count), [1] * p.chunk_count
         weighed = [
             sum(a * n for a, n in zip(sizes, held.awaiting_backward, strict=True)) + sum(held.weights)
             for held in course

@@ -79,7 +79,7 @@ def test_the_terminal_shows_what_runs_and_when(name: str, columns: int) -> None:
     chart = TimetableChart.from_timetable(found, len(table.rows[0].cells[at]))
     assert (chart.omitted_interval is not None) == ("left out" in out.getvalue()) == (" … " in out.getvalue())
     for number, row in enumerate(table.rows):
-        rank, chunk = divmod(number, found.pipeline.chunks)
+        rank, chunk = divmod(number, found.pipeline.chunk_count)
         spans = [span for span in found.spans[rank] if span.action.chunk == chunk]
         starts = {f"{a.kind}{a.micro_batch}": round(start * chart.scale) for a, start, _ in spans}
         for text, window in zip(row.cells[at].split(" … "), chart.windows, strict=True):

@@ -252,9 +252,9 @@ def test_the_worst_come_to_an_end_in_little_memory(every: bool, tmp_path: Path) 
 
 @pytest.mark.parametrize("item", ["4", True, None, -1, 2.0, LARGEST + 1, [4]], ids=repr)
 def test_an_element_that_is_no_size_is_refused(item: Any) -> None:
-    assert TypedConfig({"widths": [0, 4]}, {}, "toy").sizes("widths") == [0, 4]
+    assert TypedConfig({"widths": [0, 4]}, {}, "toy").integers("widths") == [0, 4]
     with pytest.raises(InputError, match=r"^widths: .*; expected a list of whole numbers$"):
-        TypedConfig({"widths": [4, item]}, {}, "toy").sizes("widths")
+        TypedConfig({"widths": [4, item]}, {}, "toy").integers("widths")
 
 
 @pytest.mark.parametrize("item", [4, True, None, ["full"]], ids=repr)

@@ -50,7 +50,7 @@ def test_a_field_beside_the_right_one_is_no_misspelling() -> None:
 def test_a_required_field_that_is_misspelt_is_named() -> None:
     config = Config({"hiden_size": 64}, {}, "llama")
     with pytest.raises(InputError, match=r"hidden_size: 'missing'; expected .* \(the config has 'hiden_size'\)"):
-        config.size("hidden_size")
+        config.integer("hidden_size")
 
 
 @pytest.mark.parametrize("field", ["num_experts", "n_shared_experts", "kv_lora_rank", "expert_size", "num_extra_heads"])

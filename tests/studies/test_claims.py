@@ -357,7 +357,7 @@ def layers_held(order: Pipeline, rank: int) -> int:
     each = {
         stage.chunk * order.ranks + stage.rank: len(stage.layers) for stage in stages(Layout(pp=order.ranks), LAYERS)
     }
-    return sum(each[order.stage(rank, chunk)] for chunk in range(order.chunks))
+    return sum(each[order.stage(rank, chunk)] for chunk in range(order.chunk_count))
 
 
 def test_the_first_stage_of_1f1b_keeps_as_much_as_all_layers_do() -> None:

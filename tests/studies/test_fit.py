@@ -13,7 +13,7 @@ from llmcalc.device_memory.estimate import Memory, memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.simulator.repeat_layers import RepeatAnalysis
 from llmcalc.sources.hardware import find_hardware
-from llmcalc.studies.fit import FEW_CHANGES, changes_beside_devices, fit, largest_fitting_number, largest_run
+from llmcalc.studies.fit import FEW_CHANGES, changes_with_more_devices, fit, largest_fitting_number, largest_run
 from tests.contracts.test_parts import decoder
 from tests.samples import in_one_test
 
@@ -125,7 +125,7 @@ def test_advised_formats_are_those_of_the_engine_that_runs_there(
 ) -> None:
     run = memory(load(SMALL).model, Settings(phase="inference", seq=256))
     formats = [*({"kv_dtype": name} for name in filter(None, [cache_format])), *({"quantize": s} for s in schemes)]
-    advised = changes_beside_devices(run, find_hardware(hardware), ())
+    advised = changes_with_more_devices(run, find_hardware(hardware), ())
     assert [change for change in advised if {"kv_dtype", "quantize"} & set(change)] == formats
 
 
@@ -137,7 +137,7 @@ def test_quantized_weights_are_advised_in_formats_that_are_much_narrower(scheme:
         load("qwen3-0.6b?num_hidden_layers=2&vocab_size=256").model,
         Settings(phase="inference", seq=256, quantize=scheme),
     )
-    changes = changes_beside_devices(run, find_hardware("h100"), ())
+    changes = changes_with_more_devices(run, find_hardware("h100"), ())
     assert [change["quantize"] for change in changes if "quantize" in change] == narrower
 
 

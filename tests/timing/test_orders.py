@@ -17,7 +17,7 @@ from llmcalc.sources.presets import load_preset
 from llmcalc.timing.batching import Replica, RequestSizes
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
-from llmcalc.timing.step import StepPlan, training_step
+from llmcalc.timing.step import StepPlan, StepTimer
 from llmcalc.timing.time_estimator import NumberFormats
 from llmcalc.timing.timing_constants import TimeStack, time_stacks
 
@@ -88,11 +88,11 @@ def drawn_plan(draw: random.Random) -> StepPlan:
 
 
 def check_step(spec: ModelSpec, device: Device, stack: TimeStack, plan: StepPlan) -> None:
-    step = training_step(spec, device, stack, plan)
+    step = StepTimer(spec, device, stack).step(plan)
     assert sum(step.parts.values()) == pytest.approx(step.seconds, rel=1e-12)
-    check_faster(lambda better: float(training_step(spec, better, stack, plan).seconds), device)
+    check_faster(lambda better: float(StepTimer(spec, better, stack).step(plan).seconds), device)
     longer = replace(plan, micro_batches=2 * plan.micro_batches)
-    assert step.seconds < training_step(spec, device, stack, longer).seconds
+    assert step.seconds < StepTimer(spec, device, stack).step(longer).seconds
 
 
 def check_passes(replica: Replica, context: int, batch: int) -> None:

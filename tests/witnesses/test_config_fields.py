@@ -97,7 +97,7 @@ def found_with(
 def test_a_window_that_the_class_does_not_have_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(c: Config) -> dict[str, Any]:
         table = llama._read_llama(c)
-        window = c.optional_size("sliding_window")
+        window = c.optional_integer("sliding_window")
         if window is not None:
             table["decoder"]["block"]["attention"]["sliding_window"] = window
         return table
@@ -113,8 +113,8 @@ def test_a_size_that_only_rotary_angles_read_is_found(monkeypatch: pytest.Monkey
 
     def read(c: Config) -> dict[str, Any]:
         table = known(c)
-        if c.optional_size(field) is not None:
-            table["encoder"]["block"]["attention"][field] = c.size(field)
+        if c.optional_integer(field) is not None:
+            table["encoder"]["block"]["attention"][field] = c.integer(field)
         return table
 
     assert [found.path for found in found_with(monkeypatch, "modernbert", read)] == [field]

@@ -125,7 +125,10 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class GatedCrossReference(nn.Module):
-        """Runs gated cross-attention and a network, without an image. x: [batch, tokens, hidden] → same shape."""
+        """Runs gated cross-attention to images and a gated network for a text that has no images.
+
+        A layer that texts without images skip returns x. x: [batch, tokens, hidden] → same shape.
+        """
 
         def __init__(self, spec: GatedCrossLayer, model_properties: ModelProperties) -> None:
             super().__init__()

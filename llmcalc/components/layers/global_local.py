@@ -76,7 +76,7 @@ class GlobalTokens(ResidualStreams):
         """Records the global tokens before the text. x: the token embeddings."""
         global_rows = FixedRows("global tokens", length=self.num_global_tokens)
         token_table = recorder.unread_table("", Axis("table", self.num_global_tokens), *x.axes)
-        text_rows = PaddedRows(of=x.rows, block=self.block_size)
+        text_rows = PaddedRows(of=x.rows, block_rows=self.block_size)
         return recorder.prefixed(x, token_table, JoinedRows(first=global_rows, second=text_rows))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -135,7 +135,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
         assert isinstance(x.rows.second, PaddedRows)
         token_rows, text_rows = x.rows, x.rows.second
         if self.staggered:
-            wider_rows = PaddedRows(of=text_rows.of, block=text_rows.block, more=self.block_size)
+            wider_rows = PaddedRows(of=text_rows.of, block_rows=text_rows.block_rows, more=self.block_size)
             x = recorder.resized(x, JoinedRows(first=token_rows.first, second=wider_rows))
             recorder.hold(x=x)
         q, k, v = (recorder.linear(projection, x, heads, head_dim) for projection in ("q_proj", "k_proj", "v_proj"))

@@ -52,7 +52,7 @@ class ReversibleStreams(ResidualStreams):
             raise ValueError("streams: those of type 'reversible' stand where every layer is of type 'reversible'")
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
-        padded_x = recorder.resized(x, RowsPaddedBeyond(of=x.rows, block=self.block, least=self.least))
+        padded_x = recorder.resized(x, RowsPaddedBeyond(of=x.rows, block_rows=self.block, least=self.least))
         recorder.memo["tokens"] = x.rows
         return recorder.cat(padded_x, padded_x, axes=(JoinedShapes((x.axes, x.axes)),))
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import HeadDim, Heads, KVHeads, ModelProperties, Window, check_groups
+from ..base import HeadDim, Heads, KVHeads, ModelProperties, Window
 from ..position import Rope
 from ..runtime import ForwardPass, attention_mask, cache_class, recurrent_state_class, softmax_core_class, vector_module
 from .grouped_query import WindowedMixer, grouped_reference_class
@@ -47,12 +45,6 @@ class BlendedAttention(WindowedMixer):
     head_dim: HeadDim
     sliding_window: Window | None = None
     position: Rope = Rope()
-
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
-        check_groups(self.num_attention_heads, self.num_key_value_heads)
-        self.position.check_rotary_size(self.head_dim)
-        return self
 
     def report_label(self) -> str:
         return "full" if self.sliding_window is None else "sliding"

@@ -103,7 +103,7 @@ class CompressedAttention(EntryAttention):
                 self._entry_projection(recorder, "gate_proj", x, series_axes),
             )
             recorder.hold(rest_kv=projections[0], rest_gate=projections[1])
-            unpooled_rows = recorder.with_rest(*projections)
+            unpooled_rows = recorder.with_unpooled_rows(*projections)
             recorder.hold(rest_kv=unpooled_rows[0], rest_gate=unpooled_rows[1])
             kv, gate = (recorder.windows(series_rows, rate_axis) for series_rows in unpooled_rows)
             gate = recorder.add(

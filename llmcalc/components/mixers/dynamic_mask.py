@@ -11,14 +11,12 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.with_past import RowsWithPast
-from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Window, check_groups
+from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Window
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, vector_module
@@ -56,12 +54,6 @@ class DynamicMaskAttention(WindowedMixer):
     attention_bias: Flag = False
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
-
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
-        check_groups(self.num_attention_heads, self.num_key_value_heads)
-        self.position.check_rotary_size(self.head_dim)
-        return self
 
     def length_limits(self) -> tuple[int, ...]:
         return (self.keep_window_size, *super().length_limits())

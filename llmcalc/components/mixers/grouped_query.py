@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
+from pydantic import model_validator
+
 from ...algebra import are_equal, exact_div
-from ..base import HeadSizes, StackPosition, TokenMixer, UnscalableError
+from ..base import HeadSizes, StackPosition, TokenMixer, UnscalableError, check_groups
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,8 +50,8 @@ class GroupedQueryMixer(TokenMixer):
         return self.model_copy(update=mixer_fields)
 
 
-class WindowedMixer(GroupedQueryMixer):
-    """A grouped-query mixer with an optional sliding window of sliding_window tokens, including the token."""
+class OptionalWindowMixer(TokenMixer):
+    """Attention with an optional sliding window of sliding_window tokens, including the token."""
 
     if TYPE_CHECKING:
         type: str
@@ -66,6 +68,17 @@ class WindowedMixer(GroupedQueryMixer):
 
     def without_window(self) -> Self:
         return self.model_copy(update={"sliding_window": None})
+
+
+class WindowedMixer(OptionalWindowMixer, GroupedQueryMixer):
+    """A grouped-query mixer with an optional sliding window."""
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        check_groups(self.num_attention_heads, self.num_key_value_heads)
+        if self.position is not None:
+            self.position.check_rotary_size(self.head_dim)
+        return self
 
     def _heading(self, mixer_name: str, details: str = "") -> str:
         """Returns a report heading with the attention's name, heads, details and window."""

@@ -28,7 +28,6 @@ from ..base import (
     NopeDim,
     QueryRank,
     RopeDim,
-    TokenMixer,
     ValueDim,
     Window,
 )
@@ -36,13 +35,14 @@ from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import ForwardPass, cache_class, product_class
 from ..target_states import DFLASH
+from .grouped_query import OptionalWindowMixer
 from .mla import expansion_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class LatentContextAttention(TokenMixer):
+class LatentContextAttention(OptionalWindowMixer):
     """Latent attention to the projected hidden states of a target model, and to all tokens of the current pass.
 
     num_attention_heads: the number of heads.
@@ -87,18 +87,6 @@ class LatentContextAttention(TokenMixer):
 
     def score_position(self) -> Rope:
         return self.position
-
-    def report_label(self) -> str:
-        return self.type if self.sliding_window is None else "sliding"
-
-    def window_size(self) -> int | None:
-        return self.sliding_window
-
-    def length_limits(self) -> tuple[int, ...]:
-        return () if self.sliding_window is None else (self.sliding_window,)
-
-    def without_window(self) -> Self:
-        return self.model_copy(update={"sliding_window": None})
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "target_states", "start": "embedding"}}

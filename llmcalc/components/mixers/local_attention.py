@@ -88,14 +88,14 @@ class LocalAttention(MultiHeadMixer):
             global_block = self.global_block_size
             sum_op, sum_rows = (
                 ops.BlockSumMatmul(x.width, global_block, x.rows),
-                BlockRows(of=x.rows, block=global_block),
+                BlockRows(of=x.rows, block_rows=global_block),
             )
             block_sums = recorder.core("sums", sum_op, x, axes=x.axes, rows=sum_rows)
             recorder.hold(summed=block_sums)
             block_sums = (
                 block_sums if self.global_norm is None else recorder.part("global_norm", self.global_norm, block_sums)
             )
-            kv_input = recorder.cat(x, block_sums, axes=x.axes, rows=RowsWithSums(of=x.rows, block=global_block))
+            kv_input = recorder.cat(x, block_sums, axes=x.axes, rows=RowsWithSums(of=x.rows, block_rows=global_block))
             recorder.hold(read=kv_input)
         block_size = self.local_radius + 1
         q = recorder.in_blocks(recorder.linear("q_proj", x, heads, head_dim), block_size, x.rows)
@@ -235,10 +235,10 @@ def _reference_class() -> type[nn.Module]:
                 sum_index, sum_positions = self._index_block_sums(forward_pass, tokens, device)
                 mask = torch.cat([mask, mask.new_ones(*mask.shape[:-1], len(sum_positions))], -1)
                 if bias is not None:
-                    sum_bias = self._split_into_blocks(
+                    block_sum_bias = self._split_into_blocks(
                         forward_pass.bias.blocks(sum_index, sum_positions).permute(1, 0, 2)[None]
                     )[0].transpose(1, 2)
-                    bias = torch.cat([bias.expand(sum_bias.shape[0], -1, -1, -1), sum_bias], -1)
+                    bias = torch.cat([bias.expand(block_sum_bias.shape[0], -1, -1, -1), block_sum_bias], -1)
             return mask, bias
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

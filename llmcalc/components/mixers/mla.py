@@ -35,7 +35,6 @@ from ..base import (
     PartWitness,
     QueryRank,
     RopeDim,
-    TokenMixer,
     ValueDim,
     Window,
 )
@@ -44,6 +43,7 @@ from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
 from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector_module
+from .grouped_query import OptionalWindowMixer
 from .indexer import Indexer
 from .output_gate import OutputGate, gate_values
 from .pooled_indexer import PooledIndexer
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class MLA(TokenMixer):
+class MLA(OptionalWindowMixer):
     """Multi-head latent attention, with the field names of DeepSeek's config.
 
     Each head's query and key consist of qk_nope_head_dim dimensions from the latent and qk_rope_head_dim with RoPE; the
@@ -144,15 +144,6 @@ class MLA(TokenMixer):
 
     def score_position(self) -> Rope:
         return self.position
-
-    def report_label(self) -> str:
-        return self.type if self.sliding_window is None else "sliding"
-
-    def window_size(self) -> int | None:
-        return self.sliding_window
-
-    def without_window(self) -> Self:
-        return self.model_copy(update={"sliding_window": None})
 
     def length_limits(self) -> tuple[int, ...]:
         selected_tokens = None if self.indexer is None else self.indexer.index_topk

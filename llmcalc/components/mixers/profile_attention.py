@@ -141,7 +141,10 @@ def profile_attention_class() -> type[nn.Module]:
     from torch import nn
 
     class ProfileCore(nn.Module):
-        """Mixes a bias per distance. profile_weights: [batch, heads, tokens, rank], profiles: [distances, rank]."""
+        """Weights the shared distance profiles per token, which gives each token a bias for every distance.
+
+        profile_weights: [batch, heads, tokens, rank]; profiles: [distances, rank] → [batch, heads, tokens, distances].
+        """
 
         def forward(self, profile_weights: Tensor, profiles: Tensor) -> Tensor:
             return profile_weights @ profiles.t()

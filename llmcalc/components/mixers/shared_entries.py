@@ -179,7 +179,7 @@ class SharedEntryAttention(EntryAttention):
             if self.weighted_entries:
                 gate = recorder.linear("gate_proj", x, head_dim)
                 recorder.hold(gate=gate)
-                unpooled_rows = recorder.with_rest(kv, gate)
+                unpooled_rows = recorder.with_unpooled_rows(kv, gate)
                 recorder.hold(kv=unpooled_rows[0], gate=unpooled_rows[1])
                 kv = recorder.weighted_mean(*(recorder.windows(unpooled, compress_rate) for unpooled in unpooled_rows))
             latent = recorder.norm("norm", kv, self.norm)

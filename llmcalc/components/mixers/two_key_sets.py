@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any
 
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import check_groups
 from ..norm import Norm, norm_reference
 from ..runtime import cache_class, product_class
 from .grouped_query import WindowedMixer, grouped_reference_class
@@ -31,12 +28,6 @@ class TwoKeySetsMixer(WindowedMixer):
         attention_bias: bool
         norm: Norm | None
         position: Rope
-
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
-        check_groups(self.num_attention_heads, self.num_key_value_heads)
-        self.position.check_rotary_size(self.head_dim)
-        return self
 
     def _normalize(self, recorder: Flow, norm_name: str, x: Value, head_dim: Axis) -> Value:
         return x if self.norm is None else recorder.norm(norm_name, x, self.norm, (head_dim,))

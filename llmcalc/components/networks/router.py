@@ -237,9 +237,9 @@ def _reference_classes() -> dict[str, type[Any]]:
     from torch import nn
 
     class ScoreCorrection(nn.Module):
-        def __init__(self, experts: int, parameter: bool) -> None:
+        def __init__(self, experts: int, is_parameter: bool) -> None:
             super().__init__()
-            if parameter:
+            if is_parameter:
                 self.bias = nn.Parameter(torch.zeros(experts), requires_grad=False)
             else:
                 self.register_buffer("bias", torch.zeros(experts))
@@ -315,7 +315,7 @@ def _reference_classes() -> dict[str, type[Any]]:
             if spec.score_correction is not None:
                 self.modules["score_correction"] = ScoreCorrection(classes, spec.score_correction == "parameter")
             if spec.image_correction:
-                self.modules["image_correction"] = ScoreCorrection(classes, parameter=True)
+                self.modules["image_correction"] = ScoreCorrection(classes, is_parameter=True)
             if spec.norm is not None:
                 self.modules["router_norm"] = spec.norm.reference(model_properties)
             if spec.expert_scale:

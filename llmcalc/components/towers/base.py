@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ...flow.record import Flow
@@ -52,3 +53,19 @@ class LearnedQueries(Part):
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         """Builds the module: forward(x [images, patches, width]) → [images, queries, hidden_size]."""
         raise TypeError(f"{type(self).__name__} has no reference")
+
+
+def check_head_width(hidden_size: int, num_attention_heads: int) -> None:
+    """Raises `ValueError` for heads that do not divide the hidden size."""
+    if hidden_size % num_attention_heads:
+        raise ValueError(
+            f"num_attention_heads: {num_attention_heads} does not divide hidden_size {hidden_size}; expected a divisor"
+        )
+
+
+def later_layer_kinds(number_of_layers: int, special_layers: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
+    """Yields each kind of layer above the first, plain ones first: whether it is special, and its layers' indices."""
+    for is_special in (False, True):
+        layer_indices = [i for i in range(1, number_of_layers) if (i in special_layers) == is_special]
+        if layer_indices:
+            yield is_special, layer_indices

@@ -29,7 +29,7 @@ from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass, vector_module
-from .base import TowerPart
+from .base import TowerPart, check_head_width
 from .subsampling import Subsampling
 
 if TYPE_CHECKING:
@@ -74,15 +74,17 @@ class ConformerAttention(Part):
         q, k, v = (
             recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=self.bias) for projection_letter in "qkv"
         )
-        chunks: dict[str, Any] = {} if segment is None else {"core": ops.ConformerAttentionCore, "chunk": segment}
+        window_options: dict[str, Any] = (
+            {} if segment is None else {"core": ops.ConformerAttentionCore, "chunk": segment}
+        )
         if self.context_left is not None:
             context = self.context_left - 1 + self.context_right
-            chunks = {"core": ops.ConformerAttentionCore, "chunk": self.chunk_size, "context": context}
+            window_options = {"core": ops.ConformerAttentionCore, "chunk": self.chunk_size, "context": context}
         if self.relative_keys:
             q = recorder.mul(q, recorder.act(recorder.vector("q_scale", head_dim), "softplus"))
             distances = Value(TableRows(name="distances", length=context + 1), x.axes, fixed=True)
-            bias, chunks["distances"] = recorder.linear("r_proj", distances, *head_axes), context + 1
-        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, bias=bias, **chunks)
+            bias, window_options["distances"] = recorder.linear("r_proj", distances, *head_axes), context + 1
+        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, bias=bias, **window_options)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=self.bias)
 
 
@@ -125,11 +127,7 @@ class Conformer(TowerPart):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        heads = self.attention.num_attention_heads
-        if self.hidden_size % heads:
-            raise ValueError(
-                f"num_attention_heads: {heads} does not divide hidden_size {self.hidden_size}; expected a divisor"
-            )
+        check_head_width(self.hidden_size, self.attention.num_attention_heads)
         if self.segment is not None and self.attention.context_left is not None:
             raise ValueError("segment: requires attention to all positions; expected no context_left")
         if self.relative_buckets is not None and self.attention.relative_keys:
@@ -156,7 +154,7 @@ class Conformer(TowerPart):
             x.rows,
         )
         if self.segment is not None:
-            x = x.view(*x.axes, new_rows=RowsPaddedBeyond(of=frames, block=self.segment, least=self.segment))
+            x = x.view(*x.axes, new_rows=RowsPaddedBeyond(of=frames, block_rows=self.segment, least=self.segment))
         if self.relative_buckets is not None:
             bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
         layer_indices = range(layer_kind) if isinstance(layer_kind, int) else None

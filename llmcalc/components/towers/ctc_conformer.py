@@ -132,7 +132,7 @@ class CtcConformer(TowerPart):
     def _record_attention(self, recorder: Flow, x: Value) -> Value:
         frames, head_dim = x.rows, Axis("head_dim", self.head_dim)
         head_axes = Axis("heads", self.num_attention_heads), head_dim
-        x = x.view(*x.axes, new_rows=PaddedRows(of=frames, block=self.block))
+        x = x.view(*x.axes, new_rows=PaddedRows(of=frames, block_rows=self.block))
         q, k, v = (recorder.linear(f"{projection_letter}_proj", x, *head_axes) for projection_letter in "qkv")
         distance_rows = TableRows(name="distances", length=self.block * self.block)
         recorder.table(

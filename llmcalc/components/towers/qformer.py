@@ -5,7 +5,6 @@ Li 2023 (arXiv:2301.12597, §3.1). transformers: models/blip_2 (`Blip2QFormerMod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -22,7 +21,7 @@ from ..base import Heads, Layers, ModelProperties, Positions, Width
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass
-from .base import LearnedQueries
+from .base import LearnedQueries, check_head_width, later_layer_kinds
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,11 +51,7 @@ class QFormer(LearnedQueries):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size}; "
-                "expected a divisor"
-            )
+        check_head_width(self.hidden_size, self.num_attention_heads)
         if 0 not in self.reading_layers or not all(0 <= i < self.num_hidden_layers for i in self.reading_layers):
             raise ValueError(
                 f"reading_layers: {list(self.reading_layers)}; expected 0, and others below num_hidden_layers "
@@ -74,14 +69,15 @@ class QFormer(LearnedQueries):
         """Records the layers and returns the queries for each image or window. x: the patches."""
         hidden_axis, window = Axis("hidden", self.hidden_size), self.window
         window_axis = IMAGES if window is None else WindowRows(of=x.rows, window=window)
-        patches = x if window is None else x.view(*x.axes, new_rows=PaddedRows(of=x.rows, block=window))
+        patches = x if window is None else x.view(*x.axes, new_rows=PaddedRows(of=x.rows, block_rows=window))
         queries = recorder.vector("query", Axis("queries", self.queries), hidden_axis, row_count=self.queries)
         query_rows = MultipleRows(name="queries", of=window_axis, by=self.queries)
         single_rows = query_rows if window is None else TableRows(name="queries", length=self.queries)
         queries = recorder.part("query_norm", self.norm, queries.view(hidden_axis, new_rows=single_rows))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             queries = self._record_layer(recorder, queries, patches, query_rows)
-        for layer_label, reads_patches, layer_indices in self._later_layer_kinds():
+        for reads_patches, layer_indices in reversed([*later_layer_kinds(self.num_hidden_layers, self.reading_layers)]):
+            layer_label = "reading" if reads_patches else ""
             record_layer = partial(
                 self._record_layer, recorder, patches=patches if reads_patches else None, window_rows=query_rows
             )
@@ -89,14 +85,6 @@ class QFormer(LearnedQueries):
                 queries, record_layer, len(layer_indices), layer_indices, kind="layer", label=layer_label
             )
         return queries
-
-    def _later_layer_kinds(self) -> Iterator[tuple[str, bool, list[int]]]:
-        """Yields each kind of layer above the first: its label, whether it attends to the patches, and its indices."""
-        layers = range(1, self.num_hidden_layers)
-        for layer_label, reads_patches in (("reading", True), ("", False)):
-            layer_indices = [i for i in layers if (i in self.reading_layers) == reads_patches]
-            if layer_indices:
-                yield layer_label, reads_patches, layer_indices
 
     def _record_layer(self, recorder: Flow, x: Value, patches: Value | None, window_rows: Rows) -> Value:
         """Records a layer. patches: the input of cross-attention, if any. window_rows: the queries of all windows."""

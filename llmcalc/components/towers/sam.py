@@ -23,7 +23,7 @@ from ..inputs import ImageInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass, vector_module
-from .base import TowerPart
+from .base import TowerPart, check_head_width
 from .vision import ImagePatches, PatchPositions
 
 if TYPE_CHECKING:
@@ -78,11 +78,7 @@ class SamEncoder(TowerPart):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size}; "
-                "expected a divisor"
-            )
+        check_head_width(self.hidden_size, self.num_attention_heads)
         for layer_index in self.global_layers:
             if not 0 <= layer_index < self.num_hidden_layers:
                 raise ValueError(

@@ -5,7 +5,6 @@ Gao 2020 (arXiv:2006.01713, §2). transformers: models/fun_asr_nano (`FunAsrNano
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -21,7 +20,7 @@ from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass
-from .base import TowerPart
+from .base import TowerPart, check_head_width, later_layer_kinds
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,11 +55,7 @@ class SanMEncoder(TowerPart):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size}; "
-                "expected a divisor"
-            )
+        check_head_width(self.hidden_size, self.num_attention_heads)
         if not all(0 <= layer_index < self.num_hidden_layers for layer_index in self.normed_layers):
             raise ValueError(f"normed_layers: expected indices below num_hidden_layers ({self.num_hidden_layers})")
         return self
@@ -77,18 +72,11 @@ class SanMEncoder(TowerPart):
         x = recorder.add(x, Value(x.rows, x.axes, fixed=True))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             x = self._record_layer(recorder, x, 0 in self.normed_layers)
-        for layer_label, has_norm, layer_indices in self._later_layer_kinds():
+        for has_norm, layer_indices in later_layer_kinds(self.num_hidden_layers, self.normed_layers):
+            layer_label = "normed" if has_norm else ""
             record_layer = partial(self._record_layer, recorder, has_norm=has_norm)
             x = recorder.layers(x, record_layer, len(layer_indices), layer_indices, kind="layer", label=layer_label)
         return x
-
-    def _later_layer_kinds(self) -> Iterator[tuple[str, bool, list[int]]]:
-        """Yields each kind of layer above the first: its label, whether it ends in a norm, and its indices."""
-        layers = range(1, self.num_hidden_layers)
-        for layer_label, has_norm in (("", False), ("normed", True)):
-            layer_indices = [layer_index for layer_index in layers if (layer_index in self.normed_layers) == has_norm]
-            if layer_indices:
-                yield layer_label, has_norm, layer_indices
 
     def _record_layer(self, recorder: Flow, x: Value, has_norm: bool) -> Value:
         """Records a layer, with a residual connection around attention unless the widths differ."""

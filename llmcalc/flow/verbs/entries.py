@@ -27,17 +27,17 @@ class EntryVerbs(Recorder):
 
         window_rows = RowsWithPast(of=x.rows) if includes_past else x.rows
         return self.step(
-            "windows", "", (x,), Value(BlockRows(of=window_rows, block=window_axis.size), (window_axis, *x.axes))
+            "windows", "", (x,), Value(BlockRows(of=window_rows, block_rows=window_axis.size), (window_axis, *x.axes))
         )
 
     def weighted_mean(self, window_rows: Value, gate: Value) -> Value:
         """Records the mean over each window's rows, weighted elementwise by a softmax of the gate."""
         return self.step("weighted_mean", "", (window_rows, gate), Value(window_rows.rows, window_rows.axes[1:]))
 
-    def with_rest(self, *row_values: Value) -> tuple[Value, ...]:
+    def with_unpooled_rows(self, *row_values: Value) -> tuple[Value, ...]:
         """Records the concatenation of x and the rows of earlier passes that do not fill a window yet."""
         output_value = tuple(row_value.view(*row_value.axes) for row_value in row_values)
-        self.record("with_rest", "", row_values, output_value)
+        self.record("with_unpooled_rows", "", row_values, output_value)
         return output_value
 
     def keep_entries(self, op: Op, entries: Value, *pending_rows: Value) -> Value:

@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import shown
 from ...sources.huggingface.family import field_names
 from ..launch.accelerate_command import with_launcher_arguments
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, default_attention, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, default_attention, integer_of, reading_of
 from ..launch.trainer import (
     QUANTIZATION_AWARE,
     add_noise_note,
@@ -163,9 +163,9 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         _check_published_format(reader, config)
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "batch": reader.size(config, "micro_batch_size", 1),
+            "batch": reader.integer(config, "micro_batch_size", 1),
             "num_microbatches": _accumulation_steps(reader, config),
-            "seq": reader.size(config, "sequence_len", 512),
+            "seq": reader.integer(config, "sequence_len", 512),
         }
         run_settings |= optimizer_with_targets(reader, config, "optimizer", "adamw_torch_fused", run_settings)
         dtype_16b = _half_format(reader, config)
@@ -193,7 +193,7 @@ def _groups_of_ranks(reader: LaunchReader, config: Table) -> tuple[int | None, d
     size_names = ("tensor_parallel_size", "context_parallel_size", "dp_replicate_size", "dp_shard_size")
     settings = {"context_parallel_size": config.get("sequence_parallel_degree"), **config}
     tp, cp, replicas, sharded_replicas = (
-        reader.size(settings, size_name, 1) if settings.get(size_name) else 1 for size_name in size_names
+        reader.integer(settings, size_name, 1) if settings.get(size_name) else 1 for size_name in size_names
     )
     world_size = reader.source.world_size
     packs_samples = bool(config.get("sample_packing"))  # validation.py, `validate_ring_attn_func`
@@ -252,9 +252,9 @@ LANGUAGE_MODEL = {"model.language_model", "lm_head", "embed_tokens"}
 def _accumulation_steps(reader: LaunchReader, config: Table) -> int:
     """Returns the number of micro-batches per step, from the file or from the batch size of all devices."""
     if config.get("gradient_accumulation_steps") is None and config.get("batch_size") is not None:
-        global_batch = size_of(reader, "batch_size", config["batch_size"])
-        return max(1, global_batch // reader.size(config, "micro_batch_size", 1))
-    return reader.size(config, "gradient_accumulation_steps", 1)
+        global_batch = integer_of(reader, "batch_size", config["batch_size"])
+        return max(1, global_batch // reader.integer(config, "micro_batch_size", 1))
+    return reader.integer(config, "gradient_accumulation_steps", 1)
 
 
 def _half_format(reader: LaunchReader, config: Table) -> str | None:
@@ -329,10 +329,10 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     elif config.get("liger_cross_entropy"):
         loss_settings |= {"cross_entropy": "fused", "logits_dtype": "fp32"}  # transformers copies logits to fp32 first
     elif config.get("chunked_cross_entropy"):
-        chunk_count = reader.size(config, "chunked_cross_entropy_num_chunks", 8)  # monkeypatch/loss/chunked.py
+        chunk_count = reader.integer(config, "chunked_cross_entropy_num_chunks", 8)  # monkeypatch/loss/chunked.py
         loss_settings |= {
             "cross_entropy": "split",
-            "loss_chunk": -(-reader.size(config, "sequence_len", 512) // chunk_count),
+            "loss_chunk": -(-reader.integer(config, "sequence_len", 512) // chunk_count),
         }
     elif config.get("cut_cross_entropy") or any(str(plugin).endswith(CUT_CROSS_ENTROPY) for plugin in plugins):
         loss_settings["cross_entropy"] = "chunked"

@@ -24,8 +24,8 @@ from ..launch.record import (
     Table,
     default_attention,
     flag_value,
+    integer_of,
     reading_of,
-    size_of,
     unknown_keys,
 )
 from ..launch.trainer import is_trainer
@@ -240,7 +240,7 @@ def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, confi
         if plain_type is bool:
             return flag_value(reader, dotted_key, config_value)
         if plain_type is int:
-            return size_of(reader, dotted_key, config_value, minimum=0)
+            return integer_of(reader, dotted_key, config_value, minimum=0)
         if (
             plain_type is float
             and isinstance(config_value, int | float)
@@ -270,7 +270,7 @@ def _batch_sizes(reader: LaunchReader, config: Table, world_size: int, trainer_a
     def read_size(config_key: str) -> int | None:
         """Returns the value of a key as a whole number; None if it is missing or `auto`."""
         written_size = config.get(config_key)
-        return None if written_size in (None, AUTO) else size_of(reader, config_key, written_size)
+        return None if written_size in (None, AUTO) else integer_of(reader, config_key, written_size)
 
     micro_batch_size, accumulation_steps = (
         read_size("train_micro_batch_size_per_gpu"),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..launch.record import LaunchReader, LaunchSettings, Table, size_of, unknown_keys
+from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of, unknown_keys
 from .config_file import read_into, without_chunked_loss
 
 FILE = "a DeepSpeed JSON"
@@ -50,7 +50,7 @@ def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int)
             f"{section_name}.deepspeed_config_file", plugin_table["deepspeed_config_file"], FILE
         )
         return _without_batch_size(read_into(reader, config, world_size, precision), config)
-    zero_stage = size_of(reader, f"{section_name}.zero_stage", plugin_table.get("zero_stage", 2), minimum=0)
+    zero_stage = integer_of(reader, f"{section_name}.zero_stage", plugin_table.get("zero_stage", 2), minimum=0)
     zero_table: dict[str, Any] = {"stage": zero_stage}
     for device_key in ("offload_optimizer_device", "offload_param_device"):
         if plugin_table.get(device_key) not in (None, "none", False):

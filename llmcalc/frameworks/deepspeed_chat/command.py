@@ -15,7 +15,7 @@ from ..argument_names import argument_names
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
 from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
 from ..launch.trainer import pair_settings
 from . import step3
 
@@ -43,7 +43,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if loss == "rlhf":
             return _read_step3(reader, arguments, source_file)
         plain_data = plain_arguments(arguments, reader, READ)
-        model_id = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
+        model_id = model_name(arguments.get("--model_name_or_path"))
         reader.check_names(plain_data, READ, IGNORED)
         if not loss and "step1" not in source_file.where:
             reader.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
@@ -59,7 +59,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file: LaunchSource) -> Launch:
     """Returns the training run of step 3's actor, with the reference, reward and critic models beside it."""
     step3_arguments = plain_arguments(arguments, reader, step3.READ - {"critic_model_name_or_path"})
-    model_id = model_name(reader, "--actor_model_name_or_path", arguments.get("--actor_model_name_or_path"))
+    model_id = model_name(arguments.get("--actor_model_name_or_path"))
     reader.check_names(step3_arguments, step3.READ, IGNORED | step3.IGNORED)
     actor_arguments = step3.step1_arguments(reader, step3_arguments)
     config = _deepspeed_config(reader, actor_arguments)
@@ -101,7 +101,7 @@ def _deepspeed_config(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if dtype not in ("fp16", "bf16"):
         raise reader.wrong("--dtype", f"{shown(dtype)}; expected fp16 or bf16")
     device = "cpu" if reader.flag(config, "offload") else "none"
-    zero_stage = size_of(reader, "--zero_stage", reader.value(config, "zero_stage", 0), minimum=0)
+    zero_stage = integer_of(reader, "--zero_stage", reader.value(config, "zero_stage", 0), minimum=0)
     if zero_stage == 3 and reader.flag(config, "gradient_checkpointing"):
         reader.notes.append("memory_efficient_linear is off: the gathered weights of one layer more are not counted")
     elif zero_stage == 3:
@@ -109,8 +109,8 @@ def _deepspeed_config(reader: LaunchReader, config: Table) -> dict[str, Any]:
             "stage 3 with memory_efficient_linear off keeps gathered weights; add --gradient_checkpointing"
         )
     return {
-        "train_micro_batch_size_per_gpu": reader.size(config, "per_device_train_batch_size", 16),
-        "gradient_accumulation_steps": reader.size(config, "gradient_accumulation_steps", 1),
+        "train_micro_batch_size_per_gpu": reader.integer(config, "per_device_train_batch_size", 16),
+        "gradient_accumulation_steps": reader.integer(config, "gradient_accumulation_steps", 1),
         dtype: {"enabled": True},
         "gradient_clipping": 1.0,
         "zero_optimization": {
@@ -132,7 +132,7 @@ def _adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
     the embedding, the head, norms and biases.
     """
     settings: dict[str, Any] = {
-        "lora_rank": size_of(reader, "--lora_dim", config["lora_dim"]),
+        "lora_rank": integer_of(reader, "--lora_dim", config["lora_dim"]),
         "lora_targets": ("all-linear",),
         "lora_library": "torchtune",  # which casts nothing either
         "lora_dtype": str(config.get("dtype", "fp16")),
@@ -148,7 +148,7 @@ def _adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the run's settings that the DeepSpeed config does not contain."""
-    settings: dict[str, Any] = {"seq": reader.size(config, "max_seq_len", 512), "optimizer": "adamw"}
+    settings: dict[str, Any] = {"seq": reader.integer(config, "max_seq_len", 512), "optimizer": "adamw"}
     if reader.flag(config, "gradient_checkpointing"):
         settings["recompute"] = "full-reentrant"
     if config.get("lora_dim") not in (None, 0):

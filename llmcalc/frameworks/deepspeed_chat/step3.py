@@ -14,7 +14,7 @@ from ...sources.huggingface.family import field_names
 from ...sources.target import load
 from ...units import DTYPE_BITS
 from ..argument_names import argument_names
-from ..launch.record import LaunchReader, Table, size_of
+from ..launch.record import LaunchReader, Table, integer_of
 from ..launch.rollout import AdditionalModel, Place, Rollout
 
 SOURCE = "dschat/rlhf/rlhf_engine.py, ppo_trainer.py"
@@ -49,7 +49,7 @@ OFF = {
 def step1_arguments(reader: LaunchReader, step3_data: Table) -> dict[str, Any]:
     """Returns the step-1 arguments that describe the training of step 3's actor."""
     reader.refuse_set(step3_data, OFF, "--")
-    accumulation_steps = reader.size(step3_data, "gradient_accumulation_steps", 1)
+    accumulation_steps = reader.integer(step3_data, "gradient_accumulation_steps", 1)
     step1_table = {
         argument_name: argument_value
         for argument_name, argument_value in step3_data.items()
@@ -62,7 +62,7 @@ def step1_arguments(reader: LaunchReader, step3_data: Table) -> dict[str, Any]:
     }
     return {
         **step1_table,
-        "per_device_train_batch_size": reader.size(step3_data, "per_device_training_batch_size", 16),
+        "per_device_train_batch_size": reader.integer(step3_data, "per_device_training_batch_size", 16),
         "zero_stage": reader.value(step3_data, "actor_zero_stage", 0),
         "gradient_accumulation_steps": accumulation_steps * (2 if step3_data.get("unsupervised_dataset_name") else 1),
         "max_seq_len": _sequence_length(reader, step3_data),
@@ -83,8 +83,8 @@ def rollout_of(reader: LaunchReader, arguments: Table, ranks: int) -> Rollout:
         "takes to generate answers is not counted"
     )
     tokens = _sequence_length(reader, arguments)
-    actor_stage = size_of(reader, "--actor_zero_stage", reader.value(arguments, "actor_zero_stage", 0), minimum=0)
-    critic_stage = size_of(reader, "--critic_zero_stage", reader.value(arguments, "critic_zero_stage", 0), minimum=0)
+    actor_stage = integer_of(reader, "--actor_zero_stage", reader.value(arguments, "actor_zero_stage", 0), minimum=0)
+    critic_stage = integer_of(reader, "--critic_zero_stage", reader.value(arguments, "critic_zero_stage", 0), minimum=0)
     parameters = _critic_parameters(reader, arguments)
     return Rollout(
         source=SOURCE,
@@ -98,7 +98,7 @@ def rollout_of(reader: LaunchReader, arguments: Table, ranks: int) -> Rollout:
         ),
         critic="device",
         critic_bytes=_critic_bytes(parameters, critic_stage, ranks, reader.flag(arguments, "offload")),
-        sequences=reader.size(arguments, "per_device_generation_batch_size", 16),
+        sequences=reader.integer(arguments, "per_device_generation_batch_size", 16),
         tokens=tokens,
         logit_tokens=tokens,
         logit_bytes=12
@@ -108,7 +108,7 @@ def rollout_of(reader: LaunchReader, arguments: Table, ranks: int) -> Rollout:
 
 
 def _sequence_length(reader: LaunchReader, arguments: Table) -> int:
-    return reader.size(arguments, "max_prompt_seq_len", 256) + reader.size(arguments, "max_answer_seq_len", 256)
+    return reader.integer(arguments, "max_prompt_seq_len", 256) + reader.integer(arguments, "max_answer_seq_len", 256)
 
 
 def _offload_location(reader: LaunchReader, arguments: Table, flag: str) -> Place:

@@ -92,7 +92,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     with reading_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
         config = plain_arguments(arguments, reader, READ | (known_argument_names() - {"model_name_or_path"}))
-        model_id = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
+        model_id = model_name(arguments.get("--model_name_or_path"))
         return launch_as_trainer(reader, _trainer_arguments(reader, config, script_name, model_id), model_id)
 
 
@@ -105,7 +105,7 @@ def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name
         if argument_name not in IGNORED and argument_name not in READ
     }
     trainer_table.pop("model_name_or_path", None)
-    trainer_table["max_length"] = reader.size(config, "model_max_length", LENGTHS.get(script_name, 512))
+    trainer_table["max_length"] = reader.integer(config, "model_max_length", LENGTHS.get(script_name, 512))
     if (
         isinstance(trainer_table.get("deepspeed"), str)
         and trainer_table["deepspeed"].removeprefix("./") in QWEN_CONFIGS
@@ -123,7 +123,7 @@ def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name
     if training_script.always_adapters or reader.flag(config, "use_lora"):
         trainer_table |= {
             "use_peft": True,
-            "lora_r": reader.size(config, "lora_r", training_script.rank),
+            "lora_r": reader.integer(config, "lora_r", training_script.rank),
             "lora_target_modules": reader.value(config, "lora_target_modules", list(training_script.targets)),
             "lora_dropout": reader.value(config, "lora_dropout", "0.05"),
         }

@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import InputError, shown
 from ...parallel.layout import Layout, Zero
 from ...sources.huggingface.family import field_names
-from ..launch.record import Launch, LaunchReader, LaunchSettings, Table, flag_value, size_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSettings, Table, flag_value, integer_of, unknown_keys
 from .settings import TitanSettings
 
 FSDP_READ = field_names("""
@@ -66,7 +66,7 @@ def fsdp_layout(
     section_name = "fsdp_config"
     reader.ignored += [f"{section_name}.{config_key}"[:80] for config_key in fsdp_table if config_key in FSDP_IGNORED]
     unknown_keys(reader, fsdp_table, (*FSDP_READ, *FSDP_IGNORED), section_name, "no key that is known")
-    fsdp_version = size_of(reader, f"{section_name}.fsdp_version", fsdp_table.get("version", 1))
+    fsdp_version = integer_of(reader, f"{section_name}.fsdp_version", fsdp_table.get("version", 1))
     if fsdp_version == 1:
         reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
     zero_stage, reshards, is_hybrid_sharding = _sharding_strategy(reader, fsdp_table)
@@ -80,7 +80,7 @@ def fsdp_layout(
         for config_key, size_value in (parallelism_table or {}).items()
     }
     layout_sizes = {
-        size_name: size_of(reader, f"parallelism_config.{size_name}", groups[size_name])
+        size_name: integer_of(reader, f"parallelism_config.{size_name}", groups[size_name])
         for size_name in GROUP_SIZES
         if groups.get(size_name) is not None
     }
@@ -150,7 +150,7 @@ def reduction_settings(
     command_settings: the settings of a run without FSDP.
     loss_parallel: whether the loss is computed on divided logits; true by default.
     """
-    fsdp_version = size_of(reader, "fsdp_config.fsdp_version", fsdp_table.get("version", 1))
+    fsdp_version = integer_of(reader, "fsdp_config.fsdp_version", fsdp_table.get("version", 1))
     is_half_precision = command_settings.get("precision") == "autocast" or command_settings.get("dtype") in (
         "bf16",
         "fp16",
@@ -180,7 +180,7 @@ def read_accelerate(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
     """Returns the FSDP run of an accelerate config. command_settings: the settings outside of FSDP."""
-    machines = size_of(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
+    machines = integer_of(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
     fsdp_table = {
         str(fsdp_key).removeprefix("fsdp_"): fsdp_value
         for fsdp_key, fsdp_value in reader.table(config, "fsdp_config").items()

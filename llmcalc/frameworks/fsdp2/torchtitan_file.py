@@ -13,7 +13,16 @@ from typing import Any, Literal
 from ...errors import InputError, shown
 from ...model import ModelSpec
 from ...parallel.layout import ContextExchange, Layout, Schedule
-from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, flag_value, reading_of, size_of
+from ..launch.record import (
+    Launch,
+    LaunchReader,
+    LaunchSettings,
+    LaunchSource,
+    Table,
+    flag_value,
+    integer_of,
+    reading_of,
+)
 from .settings import Float8Recipe, Float8Settings, TitanSettings
 from .torchtitan_models import spec_of_flavor
 
@@ -141,10 +150,10 @@ class _JobConfig:
                 return f"{section_name}.{job_key}", section_table[job_key]
         return f"{section_names[0]}.{job_key}", None
 
-    def size_of(self, job_key: str, default_value: int, *section_names: str, minimum: int = 1) -> int:
+    def integer_of(self, job_key: str, default_value: int, *section_names: str, minimum: int = 1) -> int:
         """Returns the value of a key as a whole number."""
         full_key, job_value = self.find_key(job_key, *section_names)
-        return default_value if job_value is None else size_of(self.reading, full_key, job_value, minimum=minimum)
+        return default_value if job_value is None else integer_of(self.reading, full_key, job_value, minimum=minimum)
 
     def flag_of(self, job_key: str, default_value: bool, *section_names: str) -> bool:
         """Returns the value of a key as a boolean."""
@@ -214,15 +223,15 @@ def _check_section(reader: LaunchReader, section_name: str, section_table: Any) 
 def _job_layout(job_config: _JobConfig, layers: int, world_size: int | None) -> Layout:
     """Returns the parallel layout of a torchtitan job."""
     reader, section_names = job_config.reading, ("parallelism", "training")
-    tp = job_config.size_of("tensor_parallel_degree", 1, *section_names)
-    pp = job_config.size_of("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
-    cp = job_config.size_of("context_parallel_degree", 1, "parallelism", "experimental")
-    ep = job_config.size_of("expert_parallel_degree", 1, "parallelism")
-    replicas = job_config.size_of("data_parallel_replicate_degree", 1, *section_names)
+    tp = job_config.integer_of("tensor_parallel_degree", 1, *section_names)
+    pp = job_config.integer_of("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
+    cp = job_config.integer_of("context_parallel_degree", 1, "parallelism", "experimental")
+    ep = job_config.integer_of("expert_parallel_degree", 1, "parallelism")
+    replicas = job_config.integer_of("data_parallel_replicate_degree", 1, *section_names)
     full_key, shard_value = job_config.find_key("data_parallel_shard_degree", *section_names)
     if shard_value is None:
         full_key, shard_value = job_config.find_key("data_parallel_degree", "training")
-    dp_shards = -1 if shard_value is None else size_of(reader, full_key, shard_value, minimum=-1)
+    dp_shards = -1 if shard_value is None else integer_of(reader, full_key, shard_value, minimum=-1)
     if dp_shards == 0:
         raise reader.wrong(full_key, "0; expected -1 or at least 1")
     other_ranks = tp * pp * cp * replicas
@@ -238,7 +247,7 @@ def _job_layout(job_config: _JobConfig, layers: int, world_size: int | None) -> 
         )
     schedule, vpp, stage_sizes = _pipeline_stages(job_config, pp, layers)
     reshard_setting = RESHARD[job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
-    expert_tp = job_config.size_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
+    expert_tp = job_config.integer_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
     rotate_method = job_config.word_of(
         "context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental"
     )
@@ -277,8 +286,12 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layers: int) -> tuple[Sche
             full_key, f"{shown(schedule_text)} is not supported; expected 1F1B or Interleaved1F1B"
         )
     is_interleaved = schedules_by_name[schedule_name] == "interleaved"
-    first_stage_reduction = job_config.size_of("pipeline_parallel_first_stage_less_layers", 1, "parallelism", minimum=0)
-    last_stage_reduction = job_config.size_of("pipeline_parallel_last_stage_less_layers", 1, "parallelism", minimum=0)
+    first_stage_reduction = job_config.integer_of(
+        "pipeline_parallel_first_stage_less_layers", 1, "parallelism", minimum=0
+    )
+    last_stage_reduction = job_config.integer_of(
+        "pipeline_parallel_last_stage_less_layers", 1, "parallelism", minimum=0
+    )
     layers_per_stage = job_config.find_key("pipeline_parallel_layers_per_stage", "parallelism")[1]
     vpp = 2 if is_interleaved else 1
     split_layers = _stage_layers_from_split_points(job_config, pp, is_interleaved, layers)
@@ -293,7 +306,9 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layers: int) -> tuple[Sche
         middle_stages = [base + (i < remaining_layers) for i in range(pp * vpp - 2)]
         return schedules_by_name[schedule_name], vpp, (base, *middle_stages, layers - base - sum(middle_stages))
     if layers_per_stage is not None:
-        stage_layers = size_of(job_config.reading, "parallelism.pipeline_parallel_layers_per_stage", layers_per_stage)
+        stage_layers = integer_of(
+            job_config.reading, "parallelism.pipeline_parallel_layers_per_stage", layers_per_stage
+        )
         stage_count = -(-(layers + first_stage_reduction + last_stage_reduction) // stage_layers)
         if stage_count % pp or (stage_count // pp == 1) == is_interleaved:
             raise job_config.reading.wrong(
@@ -341,7 +356,9 @@ def _schedules_per_step(job_config: _JobConfig, layout: Layout) -> int:
     """Returns the number of accumulated batches per step, each of which runs the pipeline schedule once."""
     local_batch = _local_batch(job_config)
     full_key, global_batch = job_config.find_key("global_batch_size", "training")
-    batches_per_step = -1 if global_batch is None else size_of(job_config.reading, full_key, global_batch, minimum=-1)
+    batches_per_step = (
+        -1 if global_batch is None else integer_of(job_config.reading, full_key, global_batch, minimum=-1)
+    )
     if batches_per_step <= 0:
         return 1
     if batches_per_step % (local_batch * layout.dp):
@@ -354,7 +371,7 @@ def _schedules_per_step(job_config: _JobConfig, layout: Layout) -> int:
 
 def _local_batch(job_config: _JobConfig) -> int:
     """Returns the number of sequences per data-parallel rank."""
-    return job_config.size_of("local_batch_size", job_config.size_of("batch_size", 8, "training"), "training")
+    return job_config.integer_of("local_batch_size", job_config.integer_of("batch_size", 8, "training"), "training")
 
 
 def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
@@ -369,7 +386,7 @@ def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
         "phase": "training",
         "batch": batch,
         "num_microbatches": microbatches,
-        "seq": job_config.size_of("seq_len", 2048, training_section),
+        "seq": job_config.integer_of("seq_len", 2048, training_section),
         **_precision_settings(job_config, layout),
         "optimizer": _optimizer_name(job_config),
         "optimizer_impl": _optimizer_implementation(job_config),
@@ -415,10 +432,10 @@ def _micro_batch_sizes(job_config: _JobConfig, local_batch: int, pp: int) -> tup
     """
     full_key, microbatch_count = job_config.find_key("pipeline_parallel_microbatches", "experimental")
     if "parallelism" in job_config.data:
-        micro_batch = job_config.size_of("pipeline_parallel_microbatch_size", 1, "parallelism")
+        micro_batch = job_config.integer_of("pipeline_parallel_microbatch_size", 1, "parallelism")
         full_key, micro_batches = "parallelism.pipeline_parallel_microbatch_size", local_batch // micro_batch
     else:
-        micro_batches = pp if microbatch_count is None else size_of(job_config.reading, full_key, microbatch_count)
+        micro_batches = pp if microbatch_count is None else integer_of(job_config.reading, full_key, microbatch_count)
         micro_batch = local_batch // micro_batches
     if micro_batch < 1 or micro_batch * micro_batches != local_batch:
         raise job_config.reading.wrong(
@@ -470,7 +487,7 @@ def _recompute_setting(job_config: _JobConfig) -> str:
     full_key, interval_value = job_config.find_key("selective_ac_option", "activation_checkpoint")
     if interval_value == "op":
         return SELECTIVE_OPERATIONS
-    layer_interval = 2 if interval_value is None else size_of(job_config.reading, full_key, interval_value)
+    layer_interval = 2 if interval_value is None else integer_of(job_config.reading, full_key, interval_value)
     return "full" if layer_interval == 1 else f"every:{layer_interval}"
 
 

@@ -16,7 +16,7 @@ from ...errors import suggest
 from ...sources.huggingface.family import field_names
 from ..launch.command_line import plain_value
 from ..launch.python_source import CALLED, Config, Configurations, UnknownValue, parse_python
-from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, integer_of, reading_of
 from .torchtitan_file import read_job
 from .torchtitan_models import spec_of_flavor
 
@@ -150,12 +150,14 @@ def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, A
 
 def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], layout_section: dict[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of a job that sets tokens per micro-batch and the longest context."""
-    context = size_of(reader, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT))
-    tokens = size_of(reader, TOKENS, config.get(TOKENS, ASSUMED_TOKENS))
+    context = integer_of(
+        reader, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT)
+    )
+    tokens = integer_of(reader, TOKENS, config.get(TOKENS, ASSUMED_TOKENS))
     if tokens % context:
         raise reader.wrong(TOKENS, f"{tokens}; expected a multiple of training.max_context_length {context}")
     batch = tokens // context
-    pipeline_microbatches = size_of(
+    pipeline_microbatches = integer_of(
         reader, "parallelism.num_pp_microbatches", config.get("parallelism.num_pp_microbatches", 1)
     )
     if config.get("parallelism.pipeline_parallel_degree", 1) in (None, 1):

@@ -46,7 +46,7 @@ def _free_bytes_of_fullest_gpu(server: GgmlServer, device_buffers: Buffers) -> i
     return min((server.free_bytes - device_buffers.bytes_on(device) for device in server.devices), default=0)
 
 
-def _without_fit(server: GgmlServer, **flags: Any) -> GgmlServer:
+def _server_with_fit_off(server: GgmlServer, **flags: Any) -> GgmlServer:
     """Returns the server with --fit off, and with all layers on GPUs unless the flags state a number."""
     layer_flags = {} if server.asks_for_layers else {"n_gpu_layers": "all"}
     return server.with_flags(fit="off", **(layer_flags | flags))
@@ -86,7 +86,7 @@ def fewest_host_experts(server: GgmlServer) -> int | None:
     if not any(layer.experts for layer in server.model.layers):
         return None
     layers_on_gpus = _largest_fitting(
-        0, layer_count, lambda layers: _fewest_free_bytes(_without_fit(server, n_cpu_moe=layer_count - layers))
+        0, layer_count, lambda layers: _fewest_free_bytes(_server_with_fit_off(server, n_cpu_moe=layer_count - layers))
     )
     return None if layers_on_gpus is None else layer_count - layers_on_gpus
 
@@ -94,7 +94,9 @@ def fewest_host_experts(server: GgmlServer) -> int | None:
 def most_layers(server: GgmlServer) -> int | None:
     """Returns the largest -ngl (GPU layers, with the output layer) that fits on the GPUs."""
     return _largest_fitting(
-        0, len(server.model.layers) + 1, lambda layers: _fewest_free_bytes(_without_fit(server, n_gpu_layers=layers))
+        0,
+        len(server.model.layers) + 1,
+        lambda layers: _fewest_free_bytes(_server_with_fit_off(server, n_gpu_layers=layers)),
     )
 
 
@@ -102,7 +104,9 @@ def longest_context(server: GgmlServer) -> int | None:
     """Returns the longest context (-c) in tokens for which everything fits on the GPUs, a multiple of 256."""
     step_count = max(1, server.context_tokens // 256)
     fitting_step_count = _largest_fitting(
-        1, step_count, lambda context_step: _fewest_free_bytes(_without_fit(server, ctx_size=256 * context_step))
+        1,
+        step_count,
+        lambda context_step: _fewest_free_bytes(_server_with_fit_off(server, ctx_size=256 * context_step)),
     )
     return None if fitting_step_count is None else 256 * fitting_step_count
 
@@ -114,7 +118,7 @@ def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     small_cache = {"cache_type_k": SMALL_CACHE_TYPE, "cache_type_v": SMALL_CACHE_TYPE, "flash_attn": "on"}
     layer_flags, typed_layer_flag = ({}, "") if server.asks_for_layers else ({"n_gpu_layers": "all"}, "-ngl all ")
-    has_room = _fewest_free_bytes(_without_fit(server)) >= 0
+    has_room = _fewest_free_bytes(_server_with_fit_off(server)) >= 0
     if server.micro_batch > SMALL_BATCH and not has_room:
         yield f"{typed_layer_flag}-ub {SMALL_BATCH}", layer_flags | {"ubatch_size": SMALL_BATCH}
     if server.key_type in ("f16", "bf16", "f32"):
@@ -159,7 +163,7 @@ def layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, A
 
 def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     flag_sets: list[dict[str, Any]] = [{"n_gpu_layers": "all"}]
-    if _fewest_free_bytes(_without_fit(server)) < 0:
+    if _fewest_free_bytes(_server_with_fit_off(server)) < 0:
         if server.key_type == "f16" and "cache_type_v" not in server.flags:
             flag_sets.append(
                 flag_sets[0] | {"cache_type_k": SMALL_CACHE_TYPE, "cache_type_v": SMALL_CACHE_TYPE, "flash_attn": "on"}

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from ..engines.engine import HOST, EngineMemory, MemoryTerm
 from .encoder import encoder_device
 from .server import Buffers, GgmlServer
 from .settings import GIB, VULKAN
 
-UNQUANTIZED_NOTE = "no --quantize: the weights are counted in bf16; a GGUF file as TARGET has its own types"
-"""The note on a model whose checkpoint has no number format of ggml."""
 
-COMPUTE_BUFFER_NOTE = "the compute buffer of the encoder of images (--mmproj) is not modelled; it takes more"
-"""The note on a server with an encoder."""
+class NoteTexts(NamedTuple):
+    """Notes in the words of the engine that starts the server.
+
+    unquantized: on a model whose checkpoint has no number format of ggml; empty for none.
+    encoder: on a server with an encoder of images.
+    """
+
+    unquantized: str
+    encoder: str
 
 
-def engine_memory(server: GgmlServer, buffers: Buffers, memory_notes: Iterable[str] = ()) -> EngineMemory:
+NOTE_TEXTS = NoteTexts(
+    "no --quantize: the weights are counted in bf16; a GGUF file as TARGET has its own types",
+    "the compute buffer of the encoder of images (--mmproj) is not modelled; it takes more",
+)
+"""The notes in the words of llama-server's flags."""
+
+
+def engine_memory(
+    server: GgmlServer, buffers: Buffers, memory_notes: Iterable[str] = (), note_texts: NoteTexts = NOTE_TEXTS
+) -> EngineMemory:
     """Returns the memory of a server's devices and host."""
     version_rules, engine_record, model = server.rules, server.engine_record, server.model
     memory_terms = []
@@ -66,7 +81,7 @@ def engine_memory(server: GgmlServer, buffers: Buffers, memory_notes: Iterable[s
         block_size=1,
         assumed=server.assumed,
         settings=server.settings,
-        notes=tuple(filter(None, (server.version.note, *memory_notes, *_server_notes(server)))),
+        notes=tuple(filter(None, (server.version.note, *memory_notes, *_server_notes(server, note_texts)))),
         host={
             "ram_bytes": buffers.bytes_on(HOST),
             "disk_bytes": server.file_bytes,
@@ -102,12 +117,12 @@ def _startup_error(server: GgmlServer, device_buffers: Buffers) -> str:
     return ""
 
 
-def _server_notes(server: GgmlServer) -> list[str]:
+def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
     server_remarks = []
     if server.model.gguf_file is None and server.model.scheme == "bf16":
-        server_remarks.append(UNQUANTIZED_NOTE)
+        server_remarks.append(note_texts.unquantized)
     if server.encoder_bytes:
-        server_remarks.append(COMPUTE_BUFFER_NOTE)
+        server_remarks.append(note_texts.encoder)
     elif server.preset.model.towers:
         server_remarks.append("the encoder of images (--mmproj) is a file of its own and is not counted")
     if any(device.startswith(VULKAN) for device in server.devices):

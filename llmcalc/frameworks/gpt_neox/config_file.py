@@ -16,7 +16,7 @@ from ...model import ModelSpec
 from ...sources.files import validate
 from ...sources.huggingface.family import field_names
 from ..deepspeed.config_file import run_of_program
-from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, integer_of, reading_of
 from ..megatron.named_model import MegatronRun, megatron_run
 
 SIGNS = frozenset({"pipe_parallel_size", "model_parallel_size"})
@@ -77,11 +77,12 @@ def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
         mixer = _mixer_kind(reader, arguments)
         reader.check_unknown()
         tp, pp = (
-            max(1, size_of(reader, size_name, arguments.get(size_name, 1), minimum=0)) for size_name in PARALLEL_SIZES
+            max(1, integer_of(reader, size_name, arguments.get(size_name, 1), minimum=0))
+            for size_name in PARALLEL_SIZES
         )
         spec = _model_of(reader, arguments, mixer, tp)
         run_settings = {
-            "seq": size_of(reader, "seq_length", arguments.get("seq_length")),
+            "seq": integer_of(reader, "seq_length", arguments.get("seq_length")),
             "attn_implementation": MIXERS[mixer],
             **_kernel_settings(reader, arguments),
         }
@@ -119,7 +120,7 @@ def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun,
             "missing, or fp32, which is not modelled with layers that ranks divide; fp16 and bfloat16 are"
         )
     zero_table = reader.table(config, "zero_optimization")
-    zero_stage = size_of(reader, "zero_optimization.stage", zero_table.get("stage", 0), minimum=0)
+    zero_stage = integer_of(reader, "zero_optimization.stage", zero_table.get("stage", 0), minimum=0)
     if zero_stage > 1:
         reader.unknown["zero_optimization.stage"] = f"{zero_stage} beside layers that ranks divide is not modelled"
     for argument_name in ("cpu_offload", "offload_optimizer"):
@@ -131,16 +132,16 @@ def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun,
     launch_settings = megatron_run(reader, megatron_run_settings, reader.source.world_size, dict(settings))
     replicas = launch_settings.layout.dp
     global_batch = config.get("train_batch_size")
-    accumulation_steps = reader.size(config, "gradient_accumulation_steps", 1)
+    accumulation_steps = reader.integer(config, "gradient_accumulation_steps", 1)
     if "train_micro_batch_size_per_gpu" in config:
-        batch = size_of(reader, "train_micro_batch_size_per_gpu", config["train_micro_batch_size_per_gpu"])
+        batch = integer_of(reader, "train_micro_batch_size_per_gpu", config["train_micro_batch_size_per_gpu"])
         accumulation_steps = (
             accumulation_steps
             if global_batch is None
-            else max(1, size_of(reader, "train_batch_size", global_batch) // (batch * replicas))
+            else max(1, integer_of(reader, "train_batch_size", global_batch) // (batch * replicas))
         )
     else:
-        batch = max(1, size_of(reader, "train_batch_size", global_batch) // (accumulation_steps * replicas))
+        batch = max(1, integer_of(reader, "train_batch_size", global_batch) // (accumulation_steps * replicas))
     return launch_settings._replace(
         settings={**launch_settings.settings, "batch": batch, "num_microbatches": accumulation_steps}
     )
@@ -162,7 +163,7 @@ def _deepspeed_keys(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     elif not reader.table(arguments, "bf16"):
         reader.notes.append("the file has no number format, which another one may have: fp32, the default, is counted")
     if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(config):
-        config["train_micro_batch_size_per_gpu"] = reader.size({}, "train_micro_batch_size_per_gpu", 1)
+        config["train_micro_batch_size_per_gpu"] = reader.integer({}, "train_micro_batch_size_per_gpu", 1)
         reader.notes.append("the batch is in another file of the run: --batch says it (1 here)")
     config["zero_optimization"] = reader.table(arguments, "zero_optimization") or {"stage": 0}
     return config
@@ -172,7 +173,7 @@ def _kernel_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the settings of kernels and recomputation."""
     kernel_settings: dict[str, Any] = {}
     if reader.flag(arguments, "checkpoint_activations"):
-        layers = reader.size(arguments, "checkpoint_num_layers", 1)
+        layers = reader.integer(arguments, "checkpoint_num_layers", 1)
         kernel_settings["recompute"] = "full" if layers == 1 else f"every:{layers}"
     if reader.flag(arguments, "layernorm_fusion") or reader.flag(arguments, "rmsnorm_fusion"):
         kernel_settings["norm"] = "fused"
@@ -199,14 +200,14 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer: str, tp: int) -> Mo
     mixer: attention or recurrence type of all layers. tp: parts of the padded vocabulary.
     """
     layers, hidden, heads, position_count = (
-        size_of(reader, argument_name, arguments.get(argument_name))
+        integer_of(reader, argument_name, arguments.get(argument_name))
         for argument_name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
     )
     norm = _norm_table(reader, arguments)
     has_bias = reader.flag(arguments, "use_bias_in_attn_linear", True)
     attention_table: dict[str, Any] = {
         "num_attention_heads": heads,
-        "num_key_value_heads": reader.size(arguments, "num_kv_heads", heads),
+        "num_key_value_heads": reader.integer(arguments, "num_kv_heads", heads),
         **dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), has_bias),
     }
     decoder: dict[str, Any] = {"num_hidden_layers": layers, "final_norm": norm}
@@ -225,7 +226,7 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer: str, tp: int) -> Mo
         layer["parallel"] = "shared" if reader.flag(arguments, "gpt_j_tied") else "separate"
     if mixer == "mamba":
         layer = {"attention": _mamba_table(reader, arguments, hidden), "feed_forward": {"type": "none"}, "norm": norm}
-    row_multiple = tp * reader.size(arguments, "make_vocab_size_divisible_by", 128)
+    row_multiple = tp * reader.integer(arguments, "make_vocab_size_divisible_by", 128)
     reader.filled_in["vocabulary"] = VOCABULARY
     reader.notes.append(
         f"the tokens are in the tokenizer's files: {VOCABULARY:,} of GPT-2 are counted, in a multiple of {row_multiple}"
@@ -246,7 +247,7 @@ def _mamba_table(reader: LaunchReader, arguments: Table, hidden_size: int) -> di
         reader.unknown["mamba_use_bias_in_linears"] = "biases of Mamba's linear layers are not modelled"
     return {
         "type": "mamba",
-        "intermediate_size": reader.size(arguments, "intermediate_size", 2 * hidden_size),
+        "intermediate_size": reader.integer(arguments, "intermediate_size", 2 * hidden_size),
         "state_size": 16,
         "conv_kernel": 4,
         "time_step_rank": ceil_div(hidden_size, 16),
@@ -271,7 +272,7 @@ def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     )
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
         raise reader.wrong("rotary_pct", f"{shown(rotary_fraction)}; expected a share from 0 to 1")
-    rotary_table = {"type": "rope", "rope_theta": float(size_of(reader, "rotary_emb_base", rope_base))}
+    rotary_table = {"type": "rope", "rope_theta": float(integer_of(reader, "rotary_emb_base", rope_base))}
     return rotary_table if rotary_fraction == 1 else {**rotary_table, "partial_rotary_factor": float(rotary_fraction)}
 
 
@@ -287,8 +288,8 @@ def _network_table(reader: LaunchReader, arguments: Table, hidden_size: int) -> 
         raise reader.wrong("activation", f"{shown(activation_name)}; expected gelu, relu, silu or {', '.join(GATED)}")
     if arguments.get("expansion_factor") is not None:
         reader.unknown["expansion_factor"] = "expected intermediate_size"
-    width_multiple = reader.size(arguments, "mlp_multiple_of", 1)
-    inner_width = reader.size(arguments, "intermediate_size", 4 * hidden_size)
+    width_multiple = reader.integer(arguments, "mlp_multiple_of", 1)
+    inner_width = reader.integer(arguments, "intermediate_size", 4 * hidden_size)
     inner_width = inner_width * 2 // 3 // 2 if is_gated else inner_width
     has_bias = reader.flag(arguments, "use_bias_in_mlp", True)
     return {

@@ -19,8 +19,8 @@ from .record import (
     LaunchSource,
     Table,
     default_attention,
+    integer_of,
     reading_of,
-    size_of,
 )
 
 ACCELERATE_SIGNS = ("compute_environment", "num_processes")
@@ -61,7 +61,7 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
     plugin_tables = (plugin.table for _, plugin in plugins_by_type.values())
     reader.check_names(config, (*ACCELERATE_READ, *plugin_tables), ACCELERATE_IGNORED, "no key that is known")
     if config.get("num_processes") is not None:
-        process_count = size_of(reader, "num_processes", config["num_processes"])
+        process_count = integer_of(reader, "num_processes", config["num_processes"])
         if world_size not in (None, process_count):
             reader.notes.append(f"--devices {world_size} in the place of num_processes: {process_count}")
         world_size = world_size or process_count
@@ -69,11 +69,11 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
         reader.unknown["use_cpu"] = "training on a CPU is not modelled"
     device_count = reader.device_count(world_size)
     if config.get("num_machines"):
-        size_of(reader, "num_machines", config["num_machines"])
+        integer_of(reader, "num_machines", config["num_machines"])
     distributed_type = str(config.get("distributed_type", "NO")).upper()[:40]
     run_settings: dict[str, Any] = {"phase": "training", **_precision_settings(reader, config)}
     if config.get("gradient_accumulation_steps") is not None:
-        accumulation_steps = size_of(reader, "gradient_accumulation_steps", config["gradient_accumulation_steps"])
+        accumulation_steps = integer_of(reader, "gradient_accumulation_steps", config["gradient_accumulation_steps"])
         run_settings["num_microbatches"] = accumulation_steps
     dynamo_backend = reader.table(config, "dynamo_config").get("dynamo_backend", "NO")
     if str(dynamo_backend).upper() != "NO":

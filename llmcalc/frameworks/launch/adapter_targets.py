@@ -32,7 +32,7 @@ LONGEST, MOST = 400, 200
 """Largest number of letters of an expression, and of names that it stands for."""
 
 
-def with_known_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkpoint | None = None) -> Launch:
+def translate_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkpoint | None = None) -> Launch:
     """Returns the run with adapters on the model's layers, and notes on translated names.
 
     The name of a layer that the model's class computes as one stays, because such a layer has one adapter. Names of
@@ -40,7 +40,7 @@ def with_known_targets(launched_run: Launch, model: ModelSpec, checkpoint: Check
 
     checkpoint: the checkpoint whose classes have the modules; None if it is not known.
     """
-    launched_run = _with_known_saved_modules(launched_run, model)
+    launched_run = _translate_modules_to_save(launched_run, model)
     target_names = launched_run.settings.get("lora_targets")
     if not target_names or "lora_targets" in launched_run.overridden or tuple(target_names) == (ALL_LINEAR,):
         return launched_run
@@ -70,7 +70,7 @@ def with_known_targets(launched_run: Launch, model: ModelSpec, checkpoint: Check
     return replace(launched_run, settings=settings, notes=(*launched_run.notes, *target_notes))
 
 
-def _with_known_saved_modules(launched_run: Launch, model: ModelSpec) -> Launch:
+def _translate_modules_to_save(launched_run: Launch, model: ModelSpec) -> Launch:
     """Returns the run with fully trained modules under llmcalc's names."""
     saved_modules = launched_run.settings.get("modules_to_save")
     if not saved_modules or "modules_to_save" in launched_run.overridden:

@@ -18,7 +18,7 @@ from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_
 CONSOLE_PROGRAMS = {
     "swift": ("sft", "pt", "rlhf", "infer", "export"),
     "megatron": ("sft", "pt", "rlhf", "export"),
-    "trl": ("sft", "dpo", "grpo", "kto", "reward", "rloo"),
+    "trl": ("sft", "dpo", "grpo", "kto", "reward", "rloo", "distillation"),
     "llamafactory-cli": ("train",),
     "axolotl": ("train", "preprocess"),
     "litgpt": (
@@ -38,22 +38,11 @@ CONSOLE_PROGRAMS = {
 PACKAGE_FILES = re.compile(r"(?:^|/)(swift/cli/\w+)\.py$")
 """The path of a file of a package that is started as a module too: `swift/cli/sft.py` is `swift.cli.sft`."""
 
-TRL_SCRIPT = re.compile(r"(?:^|/)(?:trl|examples)/scripts/(sft|dpo|grpo|kto|reward|rloo)\.py$")
+TRL_SCRIPT = re.compile(rf"(?:^|/)(?:trl|examples)/scripts/({'|'.join(CONSOLE_PROGRAMS['trl'])})\.py$")
 """The path of a script of TRL's repository that the command `trl` runs too: `trl/scripts/dpo.py` is `trl dpo`."""
 
 LLAMA_FACTORY_SCRIPT = re.compile(r"(?:^|/)src/train\.py$")
 """The path of LLaMA-Factory's script, if its words have `--stage`; before version 0.7 it was `src/train_bash.py`."""
-
-TRL_LAUNCHERS: Mapping[str, tuple[str, ...]] = {
-    "single_gpu": ("--num_processes", "1"),
-    "multi_gpu": ("--num_processes", "8"),
-    **{f"zero{stage}": ("--num_processes", "8", "--use_deepspeed", "--zero_stage", str(stage)) for stage in (1, 2, 3)},
-    **{f"fsdp{version}": ("--num_processes", "8", "--use_fsdp", "--fsdp_version", str(version)) for version in (1, 2)},
-}
-"""Name of a config of accelerate that comes with TRL (trl/accelerate_configs) → the same as arguments."""
-
-TRL_LAUNCHER_OPTION = re.compile(r"--(accelerate[_-]config|num[_-](?:processes|machines))")
-"""An argument of the command `trl` that it hands to `accelerate launch` (trl/cli)."""
 
 SHELLS = ("bash", "sh", "sbatch", "source", ".")
 """Words before a script's name that start it."""
@@ -142,7 +131,7 @@ def _file_exists(file_name: str) -> bool:
 
 TRAINING_COMMAND = re.compile(
     r"^[^#\n]*\b(accelerate\s+launch|torchrun|deepspeed|llamafactory-cli\s+train|axolotl\s+train|tune\s+run|swift\s+(sft|pt|rlhf)"
-    r"|trl\s+(sft|dpo|grpo|kto))\s",
+    rf"|trl\s+({'|'.join(CONSOLE_PROGRAMS['trl'])}))\s",
     re.MULTILINE,
 )
 """A line of a script that trains, beside which a server of an engine that is not modelled only tries the result."""
@@ -197,29 +186,9 @@ def command_line(command: ShellCommand) -> CommandLine | None:
             and (next_word in CONSOLE_PROGRAMS[file_name] or not CONSOLE_PROGRAMS[file_name])
             and i < 12
         ):
-            launcher, arguments = command_words[:i], command_words[i + 2 :]
-            if file_name == "trl":
-                launcher, arguments = _trl_launcher(launcher, arguments)
-            return CommandLine(launcher, f"{file_name} {next_word}".strip(), arguments, *line_and_loops)
+            program_name = f"{file_name} {next_word}".strip()
+            return CommandLine(command_words[:i], program_name, command_words[i + 2 :], *line_and_loops)
     return None
-
-
-def _trl_launcher(launcher: list[str], arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Returns the launcher of the command `trl`, with the arguments that it takes from the command, and the others."""
-    launcher_words: list[str] = []
-    other_words: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        option, equals_sign, option_value = word.partition("=")
-        if not TRL_LAUNCHER_OPTION.fullmatch(option):
-            other_words.append(word)
-            continue
-        option_value = option_value if equals_sign else next(words, "")
-        if "config" not in option:
-            launcher_words += [option, option_value]
-        else:
-            launcher_words = [*TRL_LAUNCHERS.get(option_value, ("--config_file", option_value)), *launcher_words]
-    return ([*launcher, "accelerate", "launch", *launcher_words] if launcher_words else launcher), other_words
 
 
 def _without_separator(command_words: list[str]) -> list[str]:
@@ -301,7 +270,7 @@ def plain_value(written_value: Any) -> Any:
     return int(written_value) if re.fullmatch(r"-?\d{1,12}", written_value) else written_value
 
 
-def model_name(reader: LaunchReader, flag_name: str, written_name: Any) -> str:
+def model_name(written_name: Any) -> str:
     """Returns an argument's model name, with a mark if unknown before the script runs."""
     if isinstance(written_name, str) and is_unresolved(written_name):
         return f"${printable(written_name).lstrip('$')}"

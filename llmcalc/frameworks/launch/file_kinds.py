@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypedDict
 
 from ..framework import LazyFunction
 from ..registry import NAMES, framework
-from .record import LaunchFile
+from ..trl.commands import COMMANDS as TRL_COMMANDS
+from .record import LaunchFile, Table
 from .refused_programs import REFUSED
 
 FRAMEWORKS = __package__.rpartition(".")[0]
@@ -35,17 +37,37 @@ TRAINER = LaunchFile(
 )
 
 
-COMMAND = {"runs": "command:starts_program", "read_command": "command:read_command"}
+class CommandFunctions(TypedDict):
+    """The functions of a file `command.py`, as `_program_file` takes them."""
+
+    runs: str
+    read_command: str
+
+
+COMMAND: CommandFunctions = {"runs": "command:starts_program", "read_command": "command:read_command"}
 """The functions that read a program's commands: field of `LaunchFile` → `file:function` in the program's folder."""
 
 
+NO_COMMANDS: Mapping[str, Table] = {}
+"""No commands with arguments that are keys of config files."""
+
+
 def _program_file(
-    folder_name: str, program: str, version: str, title: str = "", kind_name: str = "", **reader_functions: str
+    folder_name: str,
+    program: str,
+    version: str,
+    title: str = "",
+    kind_name: str = "",
+    *,
+    commands: Mapping[str, Table] = NO_COMMANDS,
+    launcher: str = "",
+    **reader_functions: str,
 ) -> tuple[str, LaunchFile]:
     """Returns a program's folder, and the kinds of launch files of the program.
 
     version: the version whose defaults are filled in.
     title, kind_name: as in `LaunchFile`; by default a config of the program, and its folder.
+    commands, launcher: as in `LaunchFile`.
     reader_functions: field of `LaunchFile` → `file:function` in the folder; by default of its config files.
     """
     reader_functions = reader_functions or {
@@ -59,14 +81,26 @@ def _program_file(
     }
     program_kind = kind_name or folder_name.replace("_", "-")
     return folder_name, LaunchFile(
-        program_kind, title or f"a config of {program}", program=program, version=version, **lazy_readers
+        program_kind,
+        title or f"a config of {program}",
+        program=program,
+        version=version,
+        commands=commands,
+        launcher=launcher,
+        **lazy_readers,
     )
 
 
 PROGRAMS = dict(
     (
-        _program_file("axolotl", "axolotl", "0.18.0"),
-        _program_file("llama_factory", "LLaMA-Factory", "0.9.6"),
+        _program_file("axolotl", "axolotl", "0.18.0", launcher="axolotl"),  # accelerate
+        _program_file(
+            "llama_factory",
+            "LLaMA-Factory",
+            "0.9.6",
+            commands={"llamafactory-cli train": {}, "train_bash.py": {}},
+            launcher="llamafactory-cli",  # torchrun (llamafactory/launcher.py)
+        ),
         _program_file("torchtune", "torchtune", "0.7.0", "a recipe of torchtune"),
         _program_file("litgpt", "LitGPT", "0.5.13"),
         _program_file("open_instruct", "open-instruct", "2026-08-20"),
@@ -95,6 +129,9 @@ PROGRAMS = dict(
             "TRL",
             "1.10",
             "a recipe of TRL, or Python that trains with TRL or the Trainer",
+            commands=TRL_COMMANDS,
+            launcher="trl",
+            with_launcher="commands:with_launcher",
             matches="config_file:is_trl",
             read="config_file:read_trl",
             is_python="python_file:is_python",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .record import Launch, LaunchReader, Table, share_of, size_of
+from .record import Launch, LaunchReader, Table, integer_of, share_of
 from .rollout import AdditionalModel, Rollout, States
 
 SOURCE = "trl/trainer/grpo_trainer.py, trl/generation/vllm_generation.py"
@@ -42,12 +42,12 @@ def grpo_length(
         reader.notes.append("GRPO: the reference model is the frozen weights beside the adapters")
     if _colocates_engine(config) and config.get("vllm_mode") is None:
         reader.filled_in["vllm_mode"] = "colocate"
-    completion_length = reader.size(config, "max_completion_length", 512)
+    completion_length = reader.integer(config, "max_completion_length", 512)
     prompt_length = config.get(prompt_key)
     if prompt_length is None:
         reader.notes.append("GRPO: prompts are cut nowhere; --seq says the tokens of prompt and completion")
         return {"seq": completion_length}
-    return {"seq": size_of(reader, prompt_key, prompt_length, minimum=0) + completion_length}
+    return {"seq": integer_of(reader, prompt_key, prompt_length, minimum=0) + completion_length}
 
 
 def with_log_probabilities(launched_run: Launch, completion_length: int, has_wide_logits: bool) -> Launch:
@@ -95,8 +95,8 @@ def colocated_rollout(
     citation: the program's files that say so.
     reference_bytes: bytes per weight of the reference model; 0 (default) for those that the run's settings imply.
     """
-    completion_length = reader.size(config, "max_completion_length", 512)
-    sequences = size_of(reader, "batch", launched_run.settings["batch"])
+    completion_length = reader.integer(config, "max_completion_length", 512)
+    sequences = integer_of(reader, "batch", launched_run.settings["batch"])
     is_colocated = _colocates_engine(config)
     is_divided = launched_run.layout.zero == 3
     has_reference = config.get("beta", beta) not in (0, 0.0, "0", "0.0") and "lora_rank" not in launched_run.settings
@@ -132,23 +132,23 @@ def _engine_flags(
     max_tokens: int | None,
 ) -> dict[str, Any]:
     """Returns the flags of the colocated vLLM engine (generation/vllm_generation.py)."""
-    tensor_parallel = reader.size(config, "vllm_tensor_parallel_size", 1)
-    steps_per_generation = reader.size(
-        config, "steps_per_generation", reader.size(config, "gradient_accumulation_steps", 1)
+    tensor_parallel = reader.integer(config, "vllm_tensor_parallel_size", 1)
+    steps_per_generation = reader.integer(
+        config, "steps_per_generation", reader.integer(config, "gradient_accumulation_steps", 1)
     )
     batch = config.get("generation_batch_size")
     if batch is not None:
         sequences_of_ranks = sequences * launched_run.layout.world
-        steps_per_generation = max(1, size_of(reader, "generation_batch_size", batch) // sequences_of_ranks)
+        steps_per_generation = max(1, integer_of(reader, "generation_batch_size", batch) // sequences_of_ranks)
     flags: dict[str, Any] = {
         "tensor_parallel_size": tensor_parallel,
         "gpu_memory_utilization": share_of(reader, "vllm_gpu_memory_utilization", config, memory_utilization),
         "max_num_seqs": sequences * tensor_parallel * steps_per_generation,
     }
-    flags["max_num_seqs"] = reader.optional_size(config, "vllm_max_num_seqs") or flags["max_num_seqs"]
+    flags["max_num_seqs"] = reader.optional_integer(config, "vllm_max_num_seqs") or flags["max_num_seqs"]
     if max_tokens is not None:
         flags["max_num_batched_tokens"] = max_tokens
     for argument_name in ("vllm_max_model_length", "vllm_max_model_len"):
         if config.get(argument_name) is not None:
-            flags["max_model_len"] = size_of(reader, argument_name, config[argument_name])
+            flags["max_model_len"] = integer_of(reader, argument_name, config[argument_name])
     return flags

@@ -1,7 +1,7 @@
 """Evaluates constants in a Python file from its syntax tree, without importing or running it.
 
-It evaluates literals, arithmetic of numbers, names of constants, attributes of names, and the arguments of calls. A
-value of any other form is `UNKNOWN`.
+It evaluates literals, arithmetic of whole numbers, negations, conditional expressions, names of constants, attributes
+of names, and the arguments of calls. A value of any other form is an `UnknownValue`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ LARGEST_NUMBER = 2**62
 
 DEEPEST = 40
 """Largest depth of an expression."""
+
+SUPPORTS_BF16 = re.compile(r"(?:^|\.)is_bf(loat)?16_supported$")
+"""A function that says whether the device computes in bf16, which those of compute capability 8.0 and later do."""
 
 
 class UnknownValue:
@@ -71,6 +74,16 @@ def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_dept
     if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.USub):
         operand_value = value_of(expression.operand, known_values, nesting_depth + 1)
         return -operand_value if isinstance(operand_value, int | float) else UnknownValue("-")
+    if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.Not):
+        operand_value = value_of(expression.operand, known_values, nesting_depth + 1)
+        return UnknownValue("not …") if isinstance(operand_value, UnknownValue) else not operand_value
+    if isinstance(expression, ast.IfExp):
+        condition = value_of(expression.test, known_values, nesting_depth + 1)
+        if isinstance(condition, UnknownValue):
+            return UnknownValue("a choice")
+        return value_of(expression.body if condition else expression.orelse, known_values, nesting_depth + 1)
+    if isinstance(expression, ast.Call) and SUPPORTS_BF16.search(dotted_name_of(expression.func)) is not None:
+        return True
     if isinstance(expression, ast.BinOp):
         left_value, right_value = (
             value_of(expression.left, known_values, nesting_depth + 1),

@@ -32,10 +32,10 @@ from .file_kinds import launch_file_kinds, launch_files
 from .notebook import read_launch_text
 from .options import NO_OPTIONS, read_with_options
 from .python_source import is_python
-from .record import CommandLine, Fetch, Launch, LaunchSource, ReadText
+from .record import CommandLine, Fetch, Launch, LaunchFile, LaunchSource, ReadText
 from .refused_programs import REFUSED, refuse_config
 from .shell import read_script
-from .shell_words import ShellScript
+from .shell_words import ShellCommand, ShellScript
 from .unresolved import UNRESOLVED, is_unresolved, is_unset_variable, printable, unresolved_reason
 from .windows import posix_paths
 from .yaml_text import LARGEST, parse_braces, parse_yaml
@@ -280,16 +280,17 @@ def _table_reader(name_in_errors: str, launch_folder: Path | None) -> Fetch:
 
     def read_config_tables(file_name: str) -> Mapping[str, Any]:
         file_path, file_text = read_text(file_name)
-        config = (
-            parse_yaml(file_text, file_path)
-            if file_path.endswith((".yaml", ".yml"))
-            else parse_json(file_text, file_path)
-        )
-        if not isinstance(config, Mapping):
-            raise InputError(f"{file_path}: expected a table of keys")
-        return config
+        return _parse_table(file_text, file_path)
 
     return read_config_tables
+
+
+def _parse_table(file_text: str, file_path: str) -> Mapping[str, Any]:
+    """Returns the table of a YAML file, by the ending of its name, or of a JSON file."""
+    config = (parse_yaml if file_path.endswith((".yaml", ".yml")) else parse_json)(file_text, file_path)
+    if not isinstance(config, Mapping):
+        raise InputError(f"{file_path}: expected a table of keys")
+    return config
 
 
 # ---- scripts
@@ -318,8 +319,9 @@ def _read_training_command(
         script,
         commands=[command for command in script.commands if command.words[0] not in WITHOUT_PROGRAMS],
     )
-    command_lines = [program_line for command in script.commands if (program_line := command_line(command)) is not None]
+    command_lines = _program_lines(script.commands)
     env_by_line = {command.line: command.env for command in script.commands}
+    readable_source = _with_written_files(source_file, script.files)
 
     def source_of_command(command_line: CommandLine) -> LaunchSource:
         """Returns the launch file's name, environment and number of devices for one command."""
@@ -329,12 +331,11 @@ def _read_training_command(
             **{variable: env_value for variable, env_value in command_env.items() if not is_unresolved(env_value)},
         }
         world_size = source_file.world_size or process_count([*batch, *command_line.launcher], source_env)
-        read_file = _text_reader_with_written_files(source_file.read_text, script.files)
         if world_size is None:
-            world_size = process_count_of(config_table(command_line.launcher, name_in_errors, read_file))
+            launcher_config = config_table(command_line.launcher, name_in_errors, readable_source.read_text)
+            world_size = process_count_of(launcher_config)
         if world_size is None and starts_on_every_device(command_line):
             world_size = visible_processes(command_line.launcher, source_env)
-        fetch_config = _reader_with_written_files(source_file.fetch, script.files, name_in_errors)
         skipped_variables = {
             printable(command_word)
             for previous_word, command_word in pairwise(command_line.words)
@@ -342,13 +343,11 @@ def _read_training_command(
         }
         unset_variables = sorted(script.unset | skipped_variables)
         return replace(
-            source_file,
+            readable_source,
             world_size=world_size,
             env=source_env,
             script=command_line.program,
             unset=unset_variables,
-            fetch=fetch_config,
-            read_text=read_file,
             launcher=command_line.launcher,
             devices_typed=source_file.world_size is not None,
             unset_counts=unset_counts(command_line.launcher) if world_size is None else (),
@@ -380,20 +379,13 @@ def _read_training_command(
                 "recipe.yaml, and --config recipe.yaml"
             )
     for program_line in command_lines:
-        table_kind = next(
-            (
-                launch_file
-                for launch_file in launch_file_kinds()
-                if launch_file.name == TABLES_OF.get(program_line.program)
-            ),
-            None,
-        )
+        table_kind = _table_kind(program_line)
         if table_kind is not None and table_kind.read is not None:
             command_words = arguments_of(program_line.words, name_in_errors)
             arguments_table = {
                 keyword_of(flag): plain_value(flag_values) for flag, flag_values in command_words.items()
             }
-            arguments_table = {**IMPLIED_BY.get(program_line.program, {}), **arguments_table}
+            arguments_table = {**_implied_values(program_line), **arguments_table}
             return read_with_options(
                 table_kind, table_kind.read, arguments_table, source_of_command(program_line), options
             )
@@ -414,9 +406,7 @@ def _read_by_arguments(
         matching_commands = [command for command in shell_script.commands if file_kind.is_run_by(command.words)]
         if not matching_commands or file_kind.read_arguments is None:
             continue
-        program_lines = [
-            program_line for command in matching_commands if (program_line := command_line(command)) is not None
-        ]
+        program_lines = _program_lines(matching_commands)
         if not program_lines:
             command_words = list(matching_commands[0].words)
             first_flag = next((i for i, command_word in enumerate(command_words) if command_word.startswith("--")), 0)
@@ -515,7 +505,7 @@ def _read_config(
     try:
         config = _parse_tables(file_text, file_path)
         if isinstance(config, Mapping):
-            config = {**IMPLIED_BY.get(command_line.program, {}), **with_typed_values(config, command_line, file_path)}
+            config = {**_implied_values(command_line), **with_typed_values(config, command_line, file_path)}
         return _read_tables(config, replace(source_file, where=file_path), options)
     except InputError as error:
         raise InputError(
@@ -523,61 +513,57 @@ def _read_config(
         ) from None
 
 
-def _text_reader_with_written_files(read_file: ReadText | None, written_files: Mapping[str, str]) -> ReadText | None:
-    """Returns a function that reads a file as (path, text), preferably as written by the script itself.
+def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, str]) -> LaunchSource:
+    """Returns a launch file whose readers of other files prefer the texts that the script itself writes.
 
-    A name that the script leaves open stands in the text as the script writes it.
+    A name that the script leaves open stands in a text as the script writes it, and is an error in a table.
     """
-    if not written_files or read_file is None:
-        return read_file
+    read_file, fetch_table = source_file.read_text, source_file.fetch
+    if not written_files or read_file is None or fetch_table is None:
+        return source_file
 
     def read_text_file(file_name: str) -> tuple[str, str]:
         if file_name in written_files:
             return file_name, written_files[file_name].replace(UNRESOLVED, "")
         return read_file(file_name)
 
-    return read_text_file
-
-
-def _reader_with_written_files(
-    fetch_config: Fetch | None, written_files: Mapping[str, str], name_in_errors: str
-) -> Fetch | None:
-    """Returns a function that reads a config file, preferably as written by the script itself."""
-    if not written_files:
-        return fetch_config
-
-    def read_config(file_name: str) -> Mapping[str, Any]:
+    def read_table(file_name: str) -> Mapping[str, Any]:
         if file_name not in written_files:
-            if fetch_config is None:
-                raise InputError(
-                    f"{name_in_errors}: {printable(file_name)}: names a file, which is not read; expected its contents"
-                )
-            return fetch_config(file_name)
-        file_text = written_files[file_name]
+            return fetch_table(file_name)
+        file_text, error_name = written_files[file_name], f"{source_file.where}: {printable(file_name)}"
         if is_unresolved(file_text):
             unknown_word = next(unknown_word for unknown_word in file_text.split() if is_unresolved(unknown_word))
-            raise InputError(f"{name_in_errors}: {printable(file_name)}: {unresolved_reason(unknown_word)}")
-        parse_text = parse_yaml if file_name.endswith((".yaml", ".yml")) else parse_json
-        config = parse_text(file_text, f"{name_in_errors}: {printable(file_name)}")
-        if not isinstance(config, Mapping):
-            raise InputError(f"{name_in_errors}: {printable(file_name)}: expected a JSON object")
-        return config
+            raise InputError(f"{error_name}: {unresolved_reason(unknown_word)}")
+        return _parse_table(file_text, error_name)
 
-    return read_config
+    return replace(source_file, read_text=read_text_file, fetch=read_table)
 
 
-TABLES_OF = {
-    **dict.fromkeys(("trl sft", "trl dpo", "trl grpo", "trl kto"), "trl"),
-    **dict.fromkeys(("llamafactory-cli train", "train_bash.py"), "llama-factory"),
-}
-"""Program whose arguments are the keys of its own configuration files → the kind of those files."""
+def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
+    """Returns the commands that start Python or a known program, with the launcher that the program itself starts."""
+    program_lines = [program_line for command in commands if (program_line := command_line(command)) is not None]
+    return [
+        program_line if (kind := _kind_with_launcher(program_line)) is None else kind.with_launcher(program_line)
+        for program_line in program_lines
+    ]
 
-IMPLIED_BY: Mapping[str, Mapping[str, Any]] = {
-    "trl dpo": {"loss_type": "sigmoid"},
-    "trl grpo": {"num_generations": 8},
-    "trl kto": {"loss_type": "kto"},
-}
-"""Program → an argument of its trainer alone with its default, by which the reader of its files knows the trainer."""
+
+def _kind_with_launcher(command_line: CommandLine) -> LaunchFile | None:
+    """Returns the kind of launch files whose installed program, such as `trl`, a command starts; None for others."""
+    installed_program = "" if command_line.path else command_line.program.partition(" ")[0]
+    return next((kind for kind in launch_file_kinds() if kind.launcher and kind.launcher == installed_program), None)
+
+
+def _table_kind(command_line: CommandLine) -> LaunchFile | None:
+    """Returns the kind of files whose keys are the arguments of a command; None for other commands."""
+    return next((kind for kind in launch_file_kinds() if command_line.program in kind.commands), None)
+
+
+def _implied_values(command_line: CommandLine) -> Mapping[str, Any]:
+    """Returns the keys of config files that a command implies, with their values."""
+    table_kind = _table_kind(command_line)
+    return {} if table_kind is None else table_kind.commands[command_line.program]
+
 
 COUNTS = {
     "--nproc-per-node": "each",
@@ -605,10 +591,6 @@ def _launcher_counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield count_kind, option_value if equals_sign else (launcher[i + 1] if i + 1 < len(launcher) else "")
 
 
-LAUNCHES_ON_EVERY_DEVICE = ("llamafactory-cli train", "axolotl train", "trl sft", "trl dpo", "trl grpo", "trl kto")
-"""Programs that start torchrun (llamafactory/launcher.py) or accelerate with a process for each visible device."""
-
-
 def starts_on_every_device(command_line: CommandLine) -> bool:
     """Whether a command without a number of processes starts one on each visible device.
 
@@ -623,7 +605,7 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
         return False
     return (
         ("accelerate", "launch") in pairwise(program_names)
-        or command_line.program in LAUNCHES_ON_EVERY_DEVICE
+        or _kind_with_launcher(command_line) is not None
         or any(record.starts_on_every_device and record.launcher in program_names for record in map(framework, NAMES))
     )
 

@@ -217,6 +217,12 @@ class LaunchFile:
     version: the version of the program whose defaults are filled in; empty (default) if the file states it.
     with_options: (arguments, options, the run of the arguments, file's name) → the arguments with options typed beside
         the file in the place of the file's; None (default) if options replace settings of the run.
+    commands: command of the program whose arguments are keys of its config files → keys with values that the command
+        implies; none by default.
+    launcher: the installed program whose commands start a process on each visible device, if no number is stated; empty
+        (default) for none.
+    with_launcher: (a command of the installed program) → the command with the launcher that it starts; by default the
+        same.
     """
 
     name: str
@@ -235,6 +241,9 @@ class LaunchFile:
     program: str = ""
     version: str = ""
     with_options: Callable[[Table, Table, Launch, str], Table] | None = None
+    commands: Mapping[str, Table] = field(default_factory=dict)
+    launcher: str = ""
+    with_launcher: Callable[[CommandLine], CommandLine] = lambda command_line: command_line
 
 
 class LaunchSettings(NamedTuple):
@@ -355,14 +364,14 @@ class LaunchReader:
         self.filled_in[argument_name] = default_value
         return default_value
 
-    def size(self, config: Table, argument_name: str, default_size: int, *, minimum: int = 1) -> int:
+    def integer(self, config: Table, argument_name: str, default_size: int, *, minimum: int = 1) -> int:
         """Returns the value of an argument as a whole number of at least `minimum`, or the program's default."""
-        return size_of(self, argument_name, self.value(config, argument_name, default_size), minimum=minimum)
+        return integer_of(self, argument_name, self.value(config, argument_name, default_size), minimum=minimum)
 
-    def optional_size(self, config: Table, argument_name: str) -> int | None:
+    def optional_integer(self, config: Table, argument_name: str) -> int | None:
         """Returns an argument's value as a whole number of at least 1; None if not set."""
         written_size = config.get(argument_name)
-        return None if written_size is None else size_of(self, argument_name, written_size)
+        return None if written_size is None else integer_of(self, argument_name, written_size)
 
     def node_devices(self, config: Table, nodes_name: str, devices_name: str, name_prefix: str = "") -> int:
         """Returns the devices of all nodes of a config: by default 1 node with 8 devices.
@@ -372,7 +381,7 @@ class LaunchReader:
         `--devices` replaces the file's number, with a note.
         """
         node_and_device_counts = [
-            size_of(self, name_prefix + argument_name, self.value(config, argument_name, default_count))
+            integer_of(self, name_prefix + argument_name, self.value(config, argument_name, default_count))
             for argument_name, default_count in ((devices_name, 8), (nodes_name, 1))
         ]
         world_size = node_and_device_counts[0] * node_and_device_counts[1]
@@ -390,7 +399,7 @@ class LaunchReader:
 
         name_prefix: what precedes the argument in the file; empty by default.
         """
-        ranks = self.size(config, argument_name, 1)
+        ranks = self.integer(config, argument_name, 1)
         if world_size % ranks:
             raise self.wrong(
                 name_prefix + argument_name,
@@ -572,7 +581,7 @@ HARMLESS = ("garbage_collection_threshold", "backend")
 """Options of torch's allocator that do not matter before memory runs out, or that select another allocator."""
 
 
-def size_of(reader: LaunchReader, argument_name: str, written_value: Any, *, minimum: int = 1) -> int:
+def integer_of(reader: LaunchReader, argument_name: str, written_value: Any, *, minimum: int = 1) -> int:
     """Returns a value as a whole number of at least `minimum`. Raises `InputError`, which names the argument."""
     parsed_number = written_value
     if (

@@ -92,8 +92,8 @@ PROGRAMS = (
     ),
     RefusedProgram(
         "TRL",
-        r"trl (reward|rloo)",
-        "trainings of reward models and by RLOO are not modelled; expected trl sft, dpo, kto or grpo",
+        r"trl (reward|rloo|distillation)",
+        "trainings of reward models, by RLOO and by distillation are not modelled; expected trl sft, dpo, kto or grpo",
     ),
 )
 

@@ -16,9 +16,6 @@ from .unresolved import ITEM, NAME, UNRESOLVED, is_unresolved, mark_unresolved
 LISTED_DEVICES = re.compile(r"nvidia-smi\s[^|]*\|\s*wc\s+-l\s*$")
 """A command that counts the devices of a machine."""
 
-DEVICES_OF_CONTAINER = "LLMCALC_DEVICES_OF_CONTAINER"
-"""The variable with the number of devices of the container that runs the script."""
-
 
 class UnsplittableText(InputError):
     """A text that a shell cannot split into words."""
@@ -64,6 +61,7 @@ class ShellScript:
     files: texts that the script writes to files, by the files' names.
     skipped: variables that only branches set that do not run. They expand to nothing, as in a shell.
     missing: the last argument that the script uses and that is not typed; 0 for none.
+    machine_devices: number of devices that `nvidia-smi` lists; None if unknown, outside of Slurm.
     """
 
     where: str
@@ -73,6 +71,7 @@ class ShellScript:
     files: dict[str, str] = field(default_factory=dict)
     skipped: set[str] = field(default_factory=set)
     missing: int = 0
+    machine_devices: int | None = None
     variables: dict[str, str | list[str]] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
     commands: list[ShellCommand] = field(default_factory=list)
@@ -339,10 +338,10 @@ class WordReader:
                 return result_text if not is_unresolved(result_text) else mark_unresolved(f"$({command_name}…)")
             if command_name == "echo" and not is_unresolved(arithmetic_text) and not arithmetic_text.startswith("-"):
                 return arithmetic_text.strip()
-        variables = self.script.variables
-        devices_of_machine = variables.get("SLURM_GPUS_ON_NODE", variables.get(DEVICES_OF_CONTAINER))
-        if LISTED_DEVICES.match(command_text) is not None and isinstance(devices_of_machine, str):
-            return devices_of_machine
+        if LISTED_DEVICES.match(command_text) is not None:
+            listed_devices = self.script.variables.get("SLURM_GPUS_ON_NODE", self.script.machine_devices)
+            if isinstance(listed_devices, str | int):
+                return str(listed_devices)
         return mark_unresolved(f"$({command_name}…)" if arguments else f"$({command_name})")
 
     def script_argument(self, argument_number: int) -> str:

@@ -28,8 +28,8 @@ from .record import (
     LaunchSource,
     Table,
     default_attention,
+    integer_of,
     reading_of,
-    size_of,
 )
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -262,13 +262,13 @@ def trainer_settings(
     """
     run_settings: dict[str, Any] = {
         "phase": "training",
-        "batch": reader.size(config, "per_device_train_batch_size", default_values["per_device_train_batch_size"]),
-        "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
+        "batch": reader.integer(config, "per_device_train_batch_size", default_values["per_device_train_batch_size"]),
+        "num_microbatches": reader.integer(config, "gradient_accumulation_steps", 1),
     }
     length_names = (length_option,) if length_option else LENGTH_NAMES
     length_key = next((length_name for length_name in length_names if config.get(length_name) is not None), "")
     if length_key or length_option:
-        run_settings["seq"] = size_of(
+        run_settings["seq"] = integer_of(
             reader,
             length_key or length_option,
             reader.value(config, length_key or length_option, default_values.get(length_option)),
@@ -290,7 +290,7 @@ def trainer_settings(
 def _add_evaluation_note(reader: LaunchReader, config: Table, training_batch: int) -> None:
     """Adds a note on an evaluation that may need more than the training, since its batches are larger."""
     eval_schedules = {str(config.get(argument, "no")).lower() for argument in ("eval_strategy", "evaluation_strategy")}
-    evaluation_batch = size_of(reader, "per_device_eval_batch_size", config.get("per_device_eval_batch_size") or 8)
+    evaluation_batch = integer_of(reader, "per_device_eval_batch_size", config.get("per_device_eval_batch_size") or 8)
     if eval_schedules - {"no", "false", "none"} and evaluation_batch > training_batch:
         reader.notes.append(
             f"evaluation: batches of {evaluation_batch} (per_device_eval_batch_size) are not counted, and may need more"
@@ -577,7 +577,7 @@ def lora_settings(
     expert_argument: the argument's name and the fused weights with adapters (PEFT's `target_parameters`); None for
         none. Both weights of the experts are modelled together.
     """
-    adapter_settings: dict[str, Any] = {"lora_rank": size_of(reader, *rank)}
+    adapter_settings: dict[str, Any] = {"lora_rank": integer_of(reader, *rank)}
     argument_name, parameter_names = expert_argument
     if parameter_names:
         listed_names = parameter_names.split(",") if isinstance(parameter_names, str) else parameter_names

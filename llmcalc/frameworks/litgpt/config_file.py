@@ -13,7 +13,7 @@ from ...errors import shown
 from ...sources.huggingface.family import field_names
 from ..fsdp2.plugin import mixed_precision_settings, sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
 from ..launch.trainer import HEAD_ADAPTER, lora_settings
 
 READ = field_names("""
@@ -70,8 +70,8 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
         is_pretraining = not has_adapters and config.get("checkpoint_dir") is None
         train_table = reader.table(config, "train")
         world_size = source_file.world_size or _device_count(reader, config)
-        batch = reader.size(train_table, "micro_batch_size", 1)
-        global_batch = reader.size(train_table, "global_batch_size", 16)
+        batch = reader.integer(train_table, "micro_batch_size", 1)
+        global_batch = reader.integer(train_table, "global_batch_size", 16)
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
@@ -88,7 +88,7 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= {"norm": "eager", "keep_logits": True, "cross_entropy": "split", "loss_chunk": HEAD_CHUNK}
             reader.notes.append("RMSNorm step by step, as in litgpt/model.py; a model with LayerNorm runs --norm fused")
         if train_table.get("max_seq_length") is not None:
-            run_settings["seq"] = size_of(reader, "train.max_seq_length", train_table["max_seq_length"])
+            run_settings["seq"] = integer_of(reader, "train.max_seq_length", train_table["max_seq_length"])
         else:
             reader.notes.append("train.max_seq_length is null: --seq says the longest sample (2,048 here)")
         precision = str(reader.value(config, "precision", "bf16-true"))
@@ -112,7 +112,7 @@ def _device_count(reader: LaunchReader, config: Table) -> int:
     device_value = reader.value(config, "devices", 1)
     if isinstance(device_value, str) and not device_value.isdecimal():
         raise reader.wrong("devices", f"{shown(device_value)} depends on the machine; expected a number, or --devices")
-    return size_of(reader, "devices", device_value) * reader.size(config, "num_nodes", 1)
+    return integer_of(reader, "devices", device_value) * reader.integer(config, "num_nodes", 1)
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

@@ -291,7 +291,7 @@ def _low_rank_optimizer(
         ):
             reader.unknown[f"{argument_prefix}_{argument_name}"] = f"{modelled_value} alone is modelled"
     reader.filled_in.pop("optim", None)
-    rank = reader.size(config, f"{argument_prefix}_rank", 16)
+    rank = reader.integer(config, f"{argument_prefix}_rank", 16)
     if rank > LARGEST_RANK:
         raise reader.wrong(f"{argument_prefix}_rank", f"{rank:,}; expected at most {LARGEST_RANK:,}")
     settings: dict[str, Any] = {"optimizer": f"{argument_prefix}-r{rank}", "optimizer_impl": "loop"}

@@ -14,7 +14,7 @@ from ...errors import shown
 from ...sources.huggingface.family import field_names
 from ..frozen_model import SecondLoss
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
 from ..launch.trainer import attention_settings, lora_settings, pair_settings, trainer_launch
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
@@ -51,14 +51,14 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
             if config.get(size_name) not in (None, ranks):
                 reader.unknown[size_name] = f"it is modelled as {ranks}"
         reader.expandable = world_size > 1  # v1/launcher.py, `OPTIM_TORCH`
-        batch = reader.size(config, "micro_batch_size", 1)
+        batch = reader.integer(config, "micro_batch_size", 1)
         sequences_at_once = batch * world_size // sequence_ranks
-        global_batch = size_of(reader, "global_batch_size", config.get("global_batch_size") or sequences_at_once)
+        global_batch = integer_of(reader, "global_batch_size", config.get("global_batch_size") or sequences_at_once)
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
             "num_microbatches": max(1, global_batch // sequences_at_once),
-            "seq": -(-reader.size(config, "cutoff_len", 2048) // sequence_ranks),
+            "seq": -(-reader.integer(config, "cutoff_len", 2048) // sequence_ranks),
             "dtype": "bf16",
             "master_weights": "none",
             **attention_settings(reader, "flash_attn", reader.value(config, "flash_attn", "sdpa")),
@@ -173,4 +173,4 @@ def frozen_layers(reader: LaunchReader, config: Table, name_prefix: str = "") ->
             f"{layers}: the first layers are not modelled; the last are"
         )
         return {}
-    return {"trainable_layers": size_of(reader, f"{name_prefix}freeze_trainable_layers", layers)}
+    return {"trainable_layers": integer_of(reader, f"{name_prefix}freeze_trainable_layers", layers)}

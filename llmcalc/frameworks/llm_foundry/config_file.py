@@ -15,7 +15,7 @@ from ...model import ModelSpec
 from ...sources.files import validate
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
 
 ATTENTION_OFF: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False, True),
@@ -49,7 +49,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
         sequence_length = _resolved_value(reader, config, "max_seq_len", config.get("max_seq_len"))
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "seq": size_of(reader, "max_seq_len", sequence_length),
+            "seq": integer_of(reader, "max_seq_len", sequence_length),
             "attn_implementation": _attention_kernel(reader, model),
             **_batch_settings(reader, config, world_size),
             **_optimizer_settings(reader, config),
@@ -97,12 +97,12 @@ def _batch_settings(reader: LaunchReader, config: Table, world_size: int) -> dic
             "device_train_microbatch_size", f"{shown(micro_batch)}; expected a number, or --batch and --devices"
         )
     batch, global_batch = (
-        size_of(reader, "device_train_microbatch_size", micro_batch),
+        integer_of(reader, "device_train_microbatch_size", micro_batch),
         config.get("global_train_batch_size"),
     )
     if global_batch is None:
         return {"batch": batch}
-    batch_per_device = max(1, size_of(reader, "global_train_batch_size", global_batch) // world_size)
+    batch_per_device = max(1, integer_of(reader, "global_train_batch_size", global_batch) // world_size)
     return {"batch": min(batch, batch_per_device), "num_microbatches": -(-batch_per_device // batch)}
 
 
@@ -148,7 +148,7 @@ def _mpt_model(reader: LaunchReader, model_section: Table, sequence_length: int)
     unmodelled_keys = ("ffn_config", "block_overrides", "final_logit_softcapping")
     reader.refuse_set(model_section, dict.fromkeys(unmodelled_keys, "it is modelled without"), "model.")
     model_sizes = {
-        size_key: reader.size(model_section, size_key, default_size)
+        size_key: reader.integer(model_section, size_key, default_size)
         for size_key, default_size in (("d_model", 2048), ("n_heads", 16), ("n_layers", 24), ("vocab_size", 50368))
     }
     has_bias = not reader.flag(model_section, "no_bias")
@@ -158,7 +158,7 @@ def _mpt_model(reader: LaunchReader, model_section: Table, sequence_length: int)
     attention: dict[str, Any] = {"num_attention_heads": model_sizes["n_heads"]}
     attention |= {f"{projection}_bias": has_bias for projection in ("q", "k", "v", "o")}
     if config.get("kv_n_heads") is not None:
-        attention["num_key_value_heads"] = size_of(reader, "model.attn_config.kv_n_heads", config["kv_n_heads"])
+        attention["num_key_value_heads"] = integer_of(reader, "model.attn_config.kv_n_heads", config["kv_n_heads"])
     decoder: dict[str, Any] = {"num_hidden_layers": model_sizes["n_layers"], "final_norm": norm_table}
     if config.get("alibi"):
         attention["position"] = {"type": "alibi"}
@@ -168,7 +168,7 @@ def _mpt_model(reader: LaunchReader, model_section: Table, sequence_length: int)
         decoder["position"] = {"type": "learned", "max_position_embeddings": sequence_length}
     network = {
         "type": "mlp",
-        "intermediate_size": reader.size(model_section, "expansion_ratio", 4) * model_sizes["d_model"],
+        "intermediate_size": reader.integer(model_section, "expansion_ratio", 4) * model_sizes["d_model"],
         "hidden_act": "gelu",
         "up_bias": has_bias,
         "down_bias": has_bias,

@@ -98,7 +98,7 @@ def stage_ends(
     name_prefix: what stands before the arguments' names. argument_names: the arguments.
     """
     first_stage_layers, last_stage_layers = (
-        reader.optional_size(config, f"{name_prefix}{argument_name}") for argument_name in argument_names
+        reader.optional_integer(config, f"{name_prefix}{argument_name}") for argument_name in argument_names
     )
     return first_stage_layers, last_stage_layers
 

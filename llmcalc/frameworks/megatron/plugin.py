@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import InputError
 from ...parallel.layout import Layout, Zero
 from ...sources.huggingface.family import field_names
-from ..launch.record import LaunchReader, LaunchSettings, Table, flag_value, size_of, unknown_keys
+from ..launch.record import LaunchReader, LaunchSettings, Table, flag_value, integer_of, unknown_keys
 
 MEGATRON_READ = field_names("""
     tp_degree pp_degree num_micro_batches sequence_parallelism recompute_activations use_distributed_optimizer
@@ -30,7 +30,7 @@ def read_accelerate(
     unknown_keys(reader, plugin_options, (*MEGATRON_READ, "gradient_clipping"), section_name, "no key that is known")
 
     def plugin_size(argument_name: str) -> int:
-        return size_of(
+        return integer_of(
             reader,
             f"{section_name}.megatron_lm_{argument_name}",
             1 if plugin_options.get(argument_name) is None else plugin_options[argument_name],

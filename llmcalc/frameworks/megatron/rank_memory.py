@@ -180,7 +180,10 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
 
 
 def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]:
-    """Returns the cache key of a rank's steps without the passes: equal for ranks with equal steps."""
+    """Returns the cache key of a rank's two training steps, whose passes are cached apart.
+
+    Ranks with equal keys have equal allocations outside of the passes: between them, and in the optimizer's step.
+    """
     memory_meter.end_step_list()
     ((step_events, _),) = memory_meter.pieces
     optimizer = rank_run.updated_sizes, rank_run.states_per_parameter, rank_run.step_gather_sizes

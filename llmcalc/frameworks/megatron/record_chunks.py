@@ -259,7 +259,11 @@ def _allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
 
 def _replaces_gather_buffer(recorded_chunks: Sequence[RecordedChunk]) -> bool:
     """Whether a chunk replaces another chunk's gather buffer with a larger buffer."""
-    buffer_chunks = [model_chunk for model_chunk in recorded_chunks if GATHER_BUFFER in model_chunk.in_forward]
-    buffer_chunks += [model_chunk for model_chunk in reversed(recorded_chunks) if GATHER_BUFFER in model_chunk.names]
-    buffer_sizes = [recorded_chunk.sizes[GATHER_BUFFER] for recorded_chunk in buffer_chunks]
+    chunks_with_gather_buffer = [
+        model_chunk for model_chunk in recorded_chunks if GATHER_BUFFER in model_chunk.in_forward
+    ]
+    chunks_with_gather_buffer += [
+        model_chunk for model_chunk in reversed(recorded_chunks) if GATHER_BUFFER in model_chunk.names
+    ]
+    buffer_sizes = [recorded_chunk.sizes[GATHER_BUFFER] for recorded_chunk in chunks_with_gather_buffer]
     return bool(buffer_sizes) and max(end_size for _, end_size in buffer_sizes) > buffer_sizes[0][0]

@@ -91,7 +91,7 @@ class InterleavedSchedule:
         settings = rank_run.settings
         self.rank: RankRun = rank_run
         self.pp: int = rank_run.layout.pp
-        self.chunks: int = len(rank_run.chunks)
+        self.chunk_count: int = len(rank_run.chunks)
         stage_index = rank_run.coordinates.pp
         group_size = settings.microbatch_group_size_per_virtual_pipeline_stage or self.pp
         runs_every_microbatch = rank_run.retains or rank_run.rank_choices.wgrad_deferral_limit is not None
@@ -103,9 +103,9 @@ class InterleavedSchedule:
         self.order: list[int] = []
         for first_microbatch in range(0, microbatch_count, group_size):
             group_microbatches = min(group_size, microbatch_count - first_microbatch)
-            self.order += [chunk_index for chunk_index in range(self.chunks) for _ in range(group_microbatches)]
-        self.total: int = microbatch_count * self.chunks
-        self.warmup: int = min(self.total, (self.pp - stage_index - 1) * 2 + (self.chunks - 1) * group_size)
+            self.order += [chunk_index for chunk_index in range(self.chunk_count) for _ in range(group_microbatches)]
+        self.total: int = microbatch_count * self.chunk_count
+        self.warmup: int = min(self.total, (self.pp - stage_index - 1) * 2 + (self.chunk_count - 1) * group_size)
         self.remaining: int = self.total - self.warmup
         self.overlaps: bool = not settings.no_overlap_p2p_communication
         self.prefetches: bool = settings.overlap_p2p_communication_warmup_flush
@@ -124,7 +124,7 @@ class InterleavedSchedule:
     def chunk_of_slot(self, slot_number: int, is_forward: bool) -> int:
         """Returns the chunk that runs in the forward or backward slot number `slot_number` of the schedule."""
         chunk_index = self.order[slot_number % self.total]
-        return chunk_index if is_forward else self.chunks - 1 - chunk_index
+        return chunk_index if is_forward else self.chunk_count - 1 - chunk_index
 
     def is_first(self, chunk_index: int) -> bool:
         """Whether a chunk has the model's first layers."""
@@ -132,7 +132,7 @@ class InterleavedSchedule:
 
     def is_last(self, chunk_index: int) -> bool:
         """Whether a chunk has the model's last layers."""
-        return self.last and chunk_index == self.chunks - 1
+        return self.last and chunk_index == self.chunk_count - 1
 
     def next_received(self, slot_number: int, is_forward: bool) -> tuple[bool, int]:
         """Returns whether the rank receives a tensor after slot `slot_number`, and for which chunk."""
@@ -141,7 +141,7 @@ class InterleavedSchedule:
         if slot_number < self.pp - 1:
             return False, self.chunk_of_slot(slot_number + 1, is_forward) + (1 if is_forward else -1)
         chunk_index = self.chunk_of_slot(slot_number - (self.pp - 1), is_forward)
-        return chunk_index != (self.chunks - 1 if is_forward else 0), chunk_index + (1 if is_forward else -1)
+        return chunk_index != (self.chunk_count - 1 if is_forward else 0), chunk_index + (1 if is_forward else -1)
 
     def forward(self, slot_number: int) -> ForwardOutput:
         """Runs the forward pass of slot number `slot_number` of the schedule."""

@@ -14,7 +14,14 @@ from typing import Any, Literal
 
 from ...errors import InputError, shown
 from ...frozen import frozen
-from ...parallel.layout import ContextExchange, ImpossibleLayout, Layout, Zero, stage_sizes_between_ends
+from ...parallel.layout import (
+    ContextExchange,
+    ImpossibleLayout,
+    Layout,
+    Zero,
+    check_divided_heads,
+    stage_sizes_between_ends,
+)
 from .arguments import MegatronArguments, flag_of
 
 
@@ -479,13 +486,9 @@ class MegatronSettings(MegatronArguments):
             if self.cp > 1 and tokens % sequence_part_count:
                 self._reject_value(argument_name, f"a multiple of 2 · context-parallel size = {sequence_part_count}")
         heads = self.num_attention_heads or 1, self.num_attention_heads if self.is_latent else self.query_groups
-        if self.cp > 1 and "a2a" in self.cp_comm_type[:1]:  # Transformer Engine, `AttnFuncWithCPAndQKVOA2A`
-            rank_heads = [max(1, (head_count or 1) // self.tp) for head_count in heads]
-            if any(heads_of_rank % self.cp for heads_of_rank in rank_heads):
-                raise InputError(
-                    f"--cp-comm-type a2a: --context-parallel-size {self.cp} does not divide the {rank_heads[0]} heads "
-                    f"and {rank_heads[1]} key heads of a rank; expected a divisor of both, or p2p"
-                )
+        if "a2a" in self.cp_comm_type[:1]:
+            head_counts = [head_count or 1 for head_count in heads]
+            check_divided_heads(head_counts, self.tp, self.cp, ("--cp-comm-type", "--context-parallel-size"))
 
     def _require_positive(self, argument_name: str, argument_value: Any) -> None:
         if argument_value is None:

@@ -16,7 +16,7 @@ from typing import Any
 from ...errors import InputError, shown, suggest
 from ..launch.command_line import overrides_of, plain_value
 from ..launch.python_source import CALLED, Config, Configurations, UnknownValue, parse_python
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, reading_of, size_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, integer_of, reading_of
 from ..launch.unresolved import is_unresolved, printable, unresolved_reason
 from ..megatron.named_model import (
     STAGE_ENDS,
@@ -211,12 +211,12 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     def config_size(config_key: str, default_size: int) -> int:
         if config.get(config_key) is None:
             reader.filled_in[config_key] = default_size
-        return size_of(
+        return integer_of(
             reader, config_key, default_size if config_value(config_key) is None else config_value(config_key)
         )
 
     def optional_config_size(key: str) -> int | None:
-        return None if config_value(key) is None else size_of(reader, key, config_value(key))
+        return None if config_value(key) is None else integer_of(reader, key, config_value(key))
 
     peft_fields = _adapter_settings(reader, config)
     reader.refuse_other_values(config, OFF, suffix=" for a model that is named")

@@ -18,7 +18,7 @@ from ...model import ModelSpec
 from ..argument_names import argument_names
 from ..deepspeed.config_file import is_deepspeed
 from ..launch.command_line import arguments_of
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, reading_of, size_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, integer_of, reading_of
 from ..launch.unresolved import is_unresolved, is_unset_variable
 from ..megatron.launch_file import SIGNS as SIZES
 from ..megatron.launch_file import read_megatron
@@ -135,7 +135,7 @@ def megatron_arguments(reader: LaunchReader, arguments: Mapping[str, Any]) -> di
     if "--rampup-batch-size" in arguments:
         reader.notes.append("--rampup-batch-size: the batch after it, --global-batch-size, is counted")
     if "--ds-sequence-parallel-size" in arguments:
-        sequence_ranks = size_of(reader, "--ds-sequence-parallel-size", arguments["--ds-sequence-parallel-size"])
+        sequence_ranks = integer_of(reader, "--ds-sequence-parallel-size", arguments["--ds-sequence-parallel-size"])
         if sequence_ranks > 1:
             megatron_table |= {"--context-parallel-size": str(sequence_ranks), "--cp-comm-type": "a2a"}
     if uses_deepspeed:
@@ -194,7 +194,7 @@ def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron
             if zero_table.get("offload_optimizer") or zero_table.get("cpu_offload"):
                 reader.unknown["zero_optimization.offload_optimizer"] = REFUSED["cpu-optimizer"]
     stage_text = str(0 if zero_stage is None else zero_stage).removesuffix(".0")  # `type=float` in its parser
-    stage_number = size_of(reader, "--zero-stage", stage_text, minimum=0)
+    stage_number = integer_of(reader, "--zero-stage", stage_text, minimum=0)
     if stage_number > 1:
         reader.unknown["--zero-stage"] = f"stage {stage_number} under Megatron-DeepSpeed is not modelled; 0 and 1 are"
     if stage_number == 0 and "--bf16" in arguments and "--deepspeed" in arguments:
@@ -228,6 +228,6 @@ def _set_vocabulary(reader: LaunchReader, arguments: Mapping[str, Any], megatron
             "--tokenizer-name-or-path",
             f"the size of {tokenizer_name[:60] or 'the tokenizer'} is in its files alone; expected --vocab-size too",
         )
-    size_multiple = size_of(reader, "--pad-vocab-size-to", arguments.get("--pad-vocab-size-to", tokenizer_size))
+    size_multiple = integer_of(reader, "--pad-vocab-size-to", arguments.get("--pad-vocab-size-to", tokenizer_size))
     megatron_table["--vocab-size"] = str(max(tokenizer_size, size_multiple))
     reader.notes.append(f"{tokenizer_name[:80]}: {max(tokenizer_size, size_multiple):,} tokens")

@@ -14,7 +14,7 @@ from ...sources.huggingface.family import field_names
 from ..launch.auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.grpo import grpo_length, with_log_probabilities
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of, unknown_keys
 from ..launch.trainer import TRAINER_IGNORED, launch_as_trainer
 from .megatron_command import READ as MEGATRON_READ
 from .megatron_command import run_of_megatron
@@ -129,7 +129,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             )
         arguments = arguments_of(command_line.words, source_file.where)
         model_flag = "--model" if "--model" in arguments else "--model_id_or_path"
-        model_id = model_name(reader, model_flag, arguments.get(model_flag))
+        model_id = model_name(arguments.get(model_flag))
         launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, swift_verb), model_id)
         if (rlhf_type == "rm" or config.get("task_type") in TEXT_TASKS) and launched_run.layout.zero != 3:
             return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
@@ -142,7 +142,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             return replace(launched_run, settings=settings, notes=(*launched_run.notes, loss_note))
         if rlhf_type != "grpo":
             return launched_run
-        completion_length = reader.size(config, "max_completion_length", 512)
+        completion_length = reader.integer(config, "max_completion_length", 512)
         launched_run = with_log_probabilities(launched_run, completion_length, launched_run.framework != "deepspeed")
         return replace(launched_run, rollout=rollout_of(reader, config, launched_run))
 
@@ -161,7 +161,7 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swif
         )
     classifier_arguments = _task_arguments(reader, config, rlhf_type) if config.get("task_type") == "seq_cls" else ()
     parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED | set(classifier_arguments), rlhf_type)
-    model_id = model_name(reader, "--model", arguments.get("--model"))
+    model_id = model_name(arguments.get("--model"))
     launched_run = reader.launch("megatron", parallel_run, target=model_id)
     if rlhf_type == "grpo":
         return replace(launched_run, rollout=megatron_rollout_of(reader, config, launched_run))
@@ -194,7 +194,7 @@ def _sequences_per_sample(reader: LaunchReader, config: Table, rlhf_type: str) -
         reader.notes.append("--task_type embedding: two texts a sample; negatives in the data are not counted")
         return 2
     positive_count, negative_count = (
-        size_of(reader, env_name, reader.source.env.get(env_name, default_count), minimum=least_count)
+        integer_of(reader, env_name, reader.source.env.get(env_name, default_count), minimum=least_count)
         for env_name, default_count, least_count in (("MAX_POSITIVE_SAMPLES", 1, 1), ("MAX_NEGATIVE_SAMPLES", 7, 0))
     )
     text_count = positive_count * (1 + negative_count)
@@ -228,7 +228,7 @@ def _adapter_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the Trainer's arguments of LoRA adapters."""
     trainer_table = {
         "use_peft": True,
-        "lora_r": reader.size(config, "lora_rank", 8),
+        "lora_r": reader.integer(config, "lora_rank", 8),
         "lora_target_modules": reader.value(config, "target_modules", "all-linear"),
         "lora_dropout": reader.value(config, "lora_dropout", "0.05"),
         "use_dora": config.get("use_dora"),
@@ -265,11 +265,11 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     _check_visible_devices(reader, swift_config)
     if reader.flag(swift_config, "freeze_llm"):
         reader.unknown["--freeze_llm"] = "training of an encoder beside frozen layers is not modelled"
-    batch = reader.size(swift_config, "per_device_train_batch_size", 1)
+    batch = reader.integer(swift_config, "per_device_train_batch_size", 1)
     world_size = reader.source.world_size or 1
     trainer_table: dict[str, Any] = {
         "per_device_train_batch_size": batch,
-        "gradient_accumulation_steps": reader.size(
+        "gradient_accumulation_steps": reader.integer(
             swift_config, "gradient_accumulation_steps", max(1, -(-16 // (batch * world_size)))
         ),
         "gradient_checkpointing": reader.flag(swift_config, "gradient_checkpointing", True),
@@ -290,7 +290,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     # swift/sequence_parallel/*.py, Ulysses: each rank has a part of the tokens, and of their logits
     sequence_ranks = reader.sequence_ranks(swift_config, "sequence_parallel_size", world_size, "--")
     if sequence_length is not None:
-        trainer_table["max_length"] = -(-size_of(reader, "max_length", sequence_length) // sequence_ranks)
+        trainer_table["max_length"] = -(-integer_of(reader, "max_length", sequence_length) // sequence_ranks)
     elif sequence_ranks > 1:
         raise reader.wrong("--max_length", "missing; --sequence_parallel_size divides its tokens; expected a number")
     if reader.flag(swift_config, "packing"):

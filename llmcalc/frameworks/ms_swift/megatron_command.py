@@ -14,7 +14,7 @@ from ...workload.lora import ALL_LINEAR
 from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..launch.grpo import SFT_NOTE, grpo_length
-from ..launch.record import LaunchReader, LaunchSettings, Table, size_of
+from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 from ..megatron.named_model import HOST_OPTIMIZER, MegatronRun, megatron_run, optimizer_on_host, stage_ends
 from .rlhf import GRPO_BETA, PAIRS, known_names
@@ -74,7 +74,7 @@ def run_of_megatron(
     reader.refuse_other_values(config, OFF, "--", " for a model that is named")
     if reader.flag(config, "moe_shared_expert_overlap"):
         reader.notes.append("--moe_shared_expert_overlap: shared experts are counted without overlap")
-    parallel_sizes = {size_name: reader.size(config, size_name, 1) for size_name in SIZES}
+    parallel_sizes = {size_name: reader.integer(config, size_name, 1) for size_name in SIZES}
     recompute_granularity = reader.value(config, "recompute_granularity", "selective")
     recomputed_modules = config.get("recompute_modules")
     sequence_length = config.get("packing_length", config.get("max_length"))
@@ -89,14 +89,14 @@ def run_of_megatron(
         cp=parallel_sizes["context_parallel_size"],
         ep=parallel_sizes["expert_model_parallel_size"],
         etp=parallel_sizes["expert_tensor_parallel_size"],
-        vpp=reader.optional_size(config, "virtual_pipeline_model_parallel_size") or 1,
+        vpp=reader.optional_integer(config, "virtual_pipeline_model_parallel_size") or 1,
         stage_ends=stage_ends(
             reader, config, "", ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
         ),
         sequence_parallel=reader.flag(config, "sequence_parallel"),
         distributed_optimizer=reader.flag(config, "use_distributed_optimizer", True),
         batch=_preference_sequences(reader, rlhf_type, parallel_sizes["micro_batch_size"], adapter_settings),
-        seq=size_of(reader, "--max_length", sequence_length),
+        seq=integer_of(reader, "--max_length", sequence_length),
         recompute_granularity=None if recompute_granularity in ("none", None) else recompute_granularity,
         recompute_method=config.get("recompute_method"),
         recompute_num_layers=config.get("recompute_num_layers"),
@@ -110,7 +110,7 @@ def run_of_megatron(
     elif attention not in ("auto", "fused") and not attention.startswith("flash"):
         raise reader.wrong("--attention_backend", f"{shown(attention)}; expected flash, fused, unfused, local or auto")
     launched_run = megatron_run(reader, parallel_run, reader.source.world_size, settings)
-    global_batch = reader.size(config, "global_batch_size", 16)
+    global_batch = reader.integer(config, "global_batch_size", 16)
     rank_batch = parallel_sizes["micro_batch_size"] * launched_run.layout.dp
     if global_batch % rank_batch:
         raise reader.wrong(
@@ -141,7 +141,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         target_modules = ALL_LINEAR
     settings = lora_settings(
         reader,
-        rank=("--lora_rank", reader.size(config, "lora_rank", 8)),
+        rank=("--lora_rank", reader.integer(config, "lora_rank", 8)),
         target_pair=("--target_modules", target_modules),
         dropout_value=float(reader.value(config, "lora_dropout", "0.05")),
     )

@@ -159,8 +159,8 @@ def megatron_rollout_of(reader: LaunchReader, config: Table, launched_run: Launc
     `--offload_model` puts main gradients and the reference model on the host too (swift/megatron/trainers/utils.py,
     `offload_megatron_model_to_cpu`; rollout_mixin.py), and rollouts are as many as `--generation_batch_size`.
     """
-    generation_steps = reader.size(config, "steps_per_generation", 1)
-    batch = reader.size(config, "global_batch_size", 16) * generation_steps
+    generation_steps = reader.integer(config, "steps_per_generation", 1)
+    batch = reader.integer(config, "global_batch_size", 16) * generation_steps
     rollout = rollout_of(reader, {"use_vllm": True, "generation_batch_size": batch, **config}, launched_run)
     layout = launched_run.layout
     states_offloaded: frozenset[States] = frozenset(

@@ -17,7 +17,7 @@ from ...parallel.layout import Layout
 from ...sources.files import validate
 from ...sources.huggingface.registry import read_description
 from ..launch.python_source import UnknownValue, constants, parse_python
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, reading_of, size_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, integer_of, reading_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
 
 DEFAULTS: dict[str, Any] = {
@@ -125,7 +125,7 @@ def _read_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch
     reader.ignored += [argument_name for argument_name in file_values if argument_name not in DEFAULTS]
     run_values = {key: reader.value(known_values, key, default_value) for key, default_value in DEFAULTS.items()}
     world_size = reader.device_count(reader.source.world_size)
-    accumulation_steps = size_of(reader, "gradient_accumulation_steps", run_values["gradient_accumulation_steps"])
+    accumulation_steps = integer_of(reader, "gradient_accumulation_steps", run_values["gradient_accumulation_steps"])
     if accumulation_steps % world_size:
         raise reader.wrong(
             "gradient_accumulation_steps",
@@ -140,8 +140,8 @@ def _read_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch
         raise reader.wrong("dtype", f"{shown(run_values['dtype'])}; expected bfloat16, float16 or float32")
     settings: dict[str, Any] = {
         "phase": "training",
-        "batch": size_of(reader, "batch_size", run_values["batch_size"]),
-        "seq": size_of(reader, "block_size", run_values["block_size"]),
+        "batch": integer_of(reader, "batch_size", run_values["batch_size"]),
+        "seq": integer_of(reader, "block_size", run_values["block_size"]),
         "num_microbatches": accumulation_steps // world_size,
         "optimizer": "adamw",
         "optimizer_impl": "fused",
@@ -166,7 +166,7 @@ def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec
         has_bias, vocabulary_size = True, EXACT
     else:
         layers, heads, hidden_size = (
-            size_of(reader, argument_name, run_values[argument_name])
+            integer_of(reader, argument_name, run_values[argument_name])
             for argument_name in ("n_layer", "n_head", "n_embd")
         )
         has_bias, vocabulary_size = run_values["bias"] is True, VOCABULARIES.get(str(run_values["dataset"]), PADDED)

@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import shown
 from ...sources.presets import find_preset, load_preset
 from ..launch.command_line import overrides_of, plain_value
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
 from ..megatron.launch_file import read_megatron
 
 SIZES = {
@@ -184,7 +184,7 @@ def _device_count(reader: LaunchReader, config: Table, overrides_by_key: Mapping
         **config["trainer"],
         **{key[8:]: override_value for key, override_value in overrides_by_key.items() if key.startswith("trainer.")},
     }
-    return size_of(reader, "trainer.devices", trainer_values.get("devices", 1)) * size_of(
+    return integer_of(reader, "trainer.devices", trainer_values.get("devices", 1)) * integer_of(
         reader, "trainer.num_nodes", trainer_values.get("num_nodes", 1)
     )
 
@@ -196,7 +196,7 @@ def _megatron_arguments(reader: LaunchReader, model: Mapping[str, Any], config: 
         if model.get(size_key) is not None:
             arguments[f"--{flag}"] = model[size_key]
     if "mamba" in str(config.get("name", "")) and model.get("hybrid_override_pattern") is None:
-        arguments["--hybrid-override-pattern"] = "M" * size_of(reader, "model.num_layers", model["num_layers"])
+        arguments["--hybrid-override-pattern"] = "M" * integer_of(reader, "model.num_layers", model["num_layers"])
     for size_key, (flag, flag_values) in FLAGS.items():
         if model.get(size_key) is flag_values:
             arguments[f"--{flag}"] = True
@@ -264,7 +264,7 @@ def _vocabulary_size(reader: LaunchReader, model: Mapping[str, Any]) -> int:
     """Returns the vocabulary size before padding."""
     for size_key in ("override_vocab_size", "vocab_size"):
         if model.get(size_key) is not None:
-            return size_of(reader, f"model.{size_key}", model[size_key])
+            return integer_of(reader, f"model.{size_key}", model[size_key])
     tokenizer_type = model.get("tokenizer.type")
     if tokenizer_type in WORDS:
         return WORDS[tokenizer_type]

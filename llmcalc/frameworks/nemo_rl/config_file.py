@@ -254,10 +254,10 @@ def _training_devices(reader: LaunchReader, flat_config: Table, policy_table: Ta
     world_size = reader.node_devices(flat_config, nodes_key, devices_key)
     if policy_table.get("generation.colocated.enabled") is not False:
         return world_size
-    engine_nodes = reader.optional_size(policy_table, "generation.colocated.resources.num_nodes") or 0
-    engine_devices = reader.optional_size(policy_table, "generation.colocated.resources.gpus_per_node")
-    node_size = reader.size(flat_config, devices_key, 8)
-    if reader.size(flat_config, nodes_key, 1) > 1:
+    engine_nodes = reader.optional_integer(policy_table, "generation.colocated.resources.num_nodes") or 0
+    engine_devices = reader.optional_integer(policy_table, "generation.colocated.resources.gpus_per_node")
+    node_size = reader.integer(flat_config, devices_key, 8)
+    if reader.integer(flat_config, nodes_key, 1) > 1:
         engine_devices = engine_nodes * (engine_devices or node_size)
     if not engine_devices or engine_devices >= world_size:
         raise reader.wrong(
@@ -270,12 +270,12 @@ def _training_devices(reader: LaunchReader, flat_config: Table, policy_table: Ta
 
 def _batch_settings(reader: LaunchReader, policy_table: Table, replicas: int) -> dict[str, Any]:
     """Returns sequences, tokens and micro-batches of a step. Packed sequences count as one long sequence."""
-    tokens = reader.size(policy_table, "max_total_sequence_length", 512)
-    batch = reader.size(policy_table, "train_micro_batch_size", 1)
-    micro_batches = max(1, reader.size(policy_table, "train_global_batch_size", 512) // (batch * replicas))
+    tokens = reader.integer(policy_table, "max_total_sequence_length", 512)
+    batch = reader.integer(policy_table, "train_micro_batch_size", 1)
+    micro_batches = max(1, reader.integer(policy_table, "train_global_batch_size", 512) // (batch * replicas))
     for packing_key in ("sequence_packing", "dynamic_batching"):
         if reader.flag(policy_table, f"{packing_key}.enabled"):
-            packed_tokens = reader.size(policy_table, f"{packing_key}.train_mb_tokens", batch * tokens)
+            packed_tokens = reader.integer(policy_table, f"{packing_key}.train_mb_tokens", batch * tokens)
             reader.notes.append(f"{packing_key}: micro-batches of {packed_tokens} tokens, counted as one sequence")
             return {"batch": 1, "seq": packed_tokens, "num_microbatches": min(micro_batches, 2)}
     return {"batch": batch, "seq": tokens, "num_microbatches": micro_batches}
@@ -283,9 +283,9 @@ def _batch_settings(reader: LaunchReader, policy_table: Table, replicas: int) ->
 
 def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> LaunchSettings:
     """Returns the run under FSDP2 with shards and reduction in fp32, or on one device under autocast."""
-    tp = reader.size(policy_table, "dtensor_cfg.tensor_parallel_size", 1)
-    cp = reader.size(policy_table, "dtensor_cfg.context_parallel_size", 1)
-    replicas = reader.size(policy_table, "dtensor_cfg.dp_replicate_size", 1)
+    tp = reader.integer(policy_table, "dtensor_cfg.tensor_parallel_size", 1)
+    cp = reader.integer(policy_table, "dtensor_cfg.context_parallel_size", 1)
+    replicas = reader.integer(policy_table, "dtensor_cfg.dp_replicate_size", 1)
     dp, remaining_devices = divmod(world_size, tp * cp)
     if remaining_devices or dp % replicas:
         raise reader.wrong(
@@ -317,7 +317,7 @@ def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> Lau
         "expandable_segments:true" in str(policy_table.get(f"dtensor_cfg.env_vars.{variable_name}", "")).lower()
         for variable_name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     )
-    ep = reader.size(policy_table, "dtensor_cfg.expert_parallel_size", 1)
+    ep = reader.integer(policy_table, "dtensor_cfg.expert_parallel_size", 1)
     if ep > 1 and (tp > 1 or (dp * cp) % ep):
         raise reader.wrong(
             "policy.dtensor_cfg.expert_parallel_size",
@@ -357,7 +357,7 @@ def _megatron_run(reader: LaunchReader, policy_table: Table, world_size: int) ->
     """Returns the run under Megatron-Core (models/megatron/setup.py)."""
 
     def megatron_size(size_name: str) -> int:
-        return reader.size(policy_table, f"megatron_cfg.{size_name}_parallel_size", 1)
+        return reader.integer(policy_table, f"megatron_cfg.{size_name}_parallel_size", 1)
 
     tp, pp, cp = megatron_size("tensor_model"), megatron_size("pipeline_model"), megatron_size("context")
     recompute_value = None
@@ -412,13 +412,13 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> R
             elif flag == "enforce_eager":
                 flags[flag] = reader.flag(policy_table, dotted_key)
             elif policy_table.get(dotted_key) is not None:
-                flags[flag] = reader.size(policy_table, dotted_key, 1)
+                flags[flag] = reader.integer(policy_table, dotted_key, 1)
         if engine == "vllm":
             flags |= _eight_bit_flags(reader, policy_table)
     _add_expert_ranks(reader, policy_table, flags)
     if flat_config.get("loss_fn.reference_policy_kl_penalty") not in (None, 0, 0.0):
         reader.notes.append("the reference model is on the host; its weights take the place of the policy's")
-    tokens = reader.size(policy_table, "max_total_sequence_length", 512)
+    tokens = reader.integer(policy_table, "max_total_sequence_length", 512)
     return Rollout(
         source="nemo_rl/models/policy/workers/*_policy_worker*.py, nemo_rl/models/generation/vllm/vllm_worker.py",
         engine=engine if is_colocated and engine in ENGINES else "",
@@ -426,7 +426,7 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> R
         sleeps=True,
         is_own_process=True,
         offloaded=frozenset({"weights", "optimizer", "gradients"}) if is_colocated else frozenset(),
-        sequences=reader.size(policy_table, "logprob_batch_size", 1),
+        sequences=reader.integer(policy_table, "logprob_batch_size", 1),
         tokens=tokens,
         logit_tokens=tokens,
         logit_bytes=8,  # fp32, and their log-softmax
@@ -447,7 +447,7 @@ def _eight_bit_flags(reader: LaunchReader, policy_table: Table) -> dict[str, Any
 def _add_expert_ranks(reader: LaunchReader, policy_table: Table, flags: dict[str, Any]) -> None:
     """Adds vLLM's flag of expert parallelism, which is modelled over the tensor-parallel ranks."""
     size_key = "generation.vllm_cfg.expert_parallel_size"
-    ranks = reader.size(policy_table, size_key, 1)
+    ranks = reader.integer(policy_table, size_key, 1)
     if "tensor_parallel_size" not in flags or ranks == 1:
         return
     flags["enable_expert_parallel"] = True

@@ -21,7 +21,7 @@ from ..engines.engine import EngineMemory, EngineVersion
 from ..engines.versions import EngineRecord, VersionRules, numbers_of, read_engine_record
 from ..ggml import changes
 from ..ggml.encoder import has_encoder
-from ..ggml.engine_memory import COMPUTE_BUFFER_NOTE, UNQUANTIZED_NOTE, engine_memory
+from ..ggml.engine_memory import NoteTexts, engine_memory
 from ..ggml.gguf_model import GgufModel
 from ..ggml.layer_fit import FittedServer, fit_server, largest_number
 from ..ggml.server import GgmlServer
@@ -49,7 +49,10 @@ LIBRARY_HEADING = "weights in q4_k_m, as tags without a format have them (for a 
 ENCODER_OF_TAG = "projector"
 """The encoder of images that comes with a tag; Ollama passes it to llama-server (llm/llama_server.go, --mmproj)."""
 
-ENCODER_NOTE = "the encoder of images, which comes with the tag, is counted; its compute buffer is not modelled"
+NOTE_TEXTS = NoteTexts(
+    unquantized="",
+    encoder="the encoder of images, which comes with the tag, is counted; its compute buffer is not modelled",
+)
 
 
 class OllamaRules(VersionRules):
@@ -262,7 +265,7 @@ def memory(server: OllamaServer) -> EngineMemory:
     """Returns Ollama's memory on the GPUs and the host. Ollama starts unless a single layer does not fit."""
     fitted_server, flags = server.fitted_server, server.flags
     notes_of_fit = (server.version.note, *fitted_server.notes)
-    computed_answer = engine_memory(fitted_server.server, fitted_server.buffers, notes_of_fit)
+    computed_answer = engine_memory(fitted_server.server, fitted_server.buffers, notes_of_fit, NOTE_TEXTS)
     layer_count = len(fitted_server.server.model.layers) + 1
     host_layer_count = host_layers(fitted_server)
     answer_notes = list(computed_answer.notes)
@@ -280,10 +283,6 @@ def memory(server: OllamaServer) -> EngineMemory:
         if flag_name not in flags and not (flag_name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in flags)
     }
     error_heading = LIBRARY_HEADING if server.scheme != flags.get("quantize") else ""
-    if UNQUANTIZED_NOTE in answer_notes:
-        answer_notes.remove(UNQUANTIZED_NOTE)
-    if COMPUTE_BUFFER_NOTE in answer_notes:
-        answer_notes[answer_notes.index(COMPUTE_BUFFER_NOTE)] = ENCODER_NOTE
     return replace(
         computed_answer,
         max_model_len=server.num_ctx,

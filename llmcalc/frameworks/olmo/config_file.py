@@ -13,7 +13,7 @@ from ...model import ModelSpec
 from ...sources.files import validate
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
 
 OFF: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False, None),
@@ -43,8 +43,8 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
     with reading_of(source_file) as reader:
         spec = _model_of(reader, reader.table(config, "model"))
         world_size = reader.device_count(source_file.world_size)
-        batch = reader.size(config, "device_train_microbatch_size", 16)
-        global_batch = reader.size(config, "global_train_batch_size", 512)
+        batch = reader.integer(config, "device_train_microbatch_size", 16)
+        global_batch = reader.integer(config, "global_train_batch_size", 512)
         if global_batch % (world_size * batch):
             raise reader.wrong(
                 "global_train_batch_size", f"{global_batch}; expected a multiple of {world_size * batch}, --devices"
@@ -53,7 +53,7 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
             "phase": "training",
             "batch": batch,
             "num_microbatches": global_batch // (world_size * batch),
-            "seq": reader.size(reader.table(config, "model"), "max_sequence_length", 1024),
+            "seq": reader.integer(reader.table(config, "model"), "max_sequence_length", 1024),
             "attn_implementation": "flash",
             **_step_settings(reader, config),
         }
@@ -81,14 +81,16 @@ def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
     reader.refuse_other_values(model, OFF, "model.")
     hidden_size, layers = (
-        size_of(reader, f"model.{size_key}", model.get(size_key)) for size_key in ("d_model", "n_layers")
+        integer_of(reader, f"model.{size_key}", model.get(size_key)) for size_key in ("d_model", "n_layers")
     )
-    heads = reader.size(model, "n_heads", 12)
+    heads = reader.integer(model, "n_heads", 12)
     activation_name = str(reader.value(model, "activation_type", "swiglu"))
     if activation_name not in ("swiglu", "gelu", "relu"):
         raise reader.wrong("model.activation_type", f"{shown(activation_name)}; expected swiglu, gelu or relu")
     is_gated = activation_name == "swiglu"
-    inner_width = reader.optional_size(model, "mlp_hidden_size") or reader.size(model, "mlp_ratio", 4) * hidden_size
+    inner_width = (
+        reader.optional_integer(model, "mlp_hidden_size") or reader.integer(model, "mlp_ratio", 4) * hidden_size
+    )
     norm_type = str(reader.value(model, "layer_norm_type", "default"))
     if norm_type not in ("default", "low_precision", "rms", "amd_compatible"):
         raise reader.wrong("model.layer_norm_type", f"{shown(norm_type)}; expected default, low_precision or rms")
@@ -102,8 +104,8 @@ def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     attention: dict[str, Any] = {"num_attention_heads": heads}
     key_heads = 1 if model.get("multi_query_attention") else model.get("n_kv_heads")
     if key_heads is not None:
-        attention["num_key_value_heads"] = size_of(reader, "model.n_kv_heads", key_heads)
-    position_count = reader.size(model, "max_sequence_length", 1024)
+        attention["num_key_value_heads"] = integer_of(reader, "model.n_kv_heads", key_heads)
+    position_count = reader.integer(model, "max_sequence_length", 1024)
     decoder: dict[str, Any] = {"num_hidden_layers": layers, "final_norm": norm}
     if reader.flag(model, "rope"):
         attention["position"] = {"type": "rope"}
@@ -122,7 +124,7 @@ def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     decoder["block"] = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": norm_placement}
     embedding_rows = model.get("embedding_size") or reader.value(model, "vocab_size", 50257)
     spec_table = {
-        "vocab_size": size_of(reader, "model.embedding_size", embedding_rows),
+        "vocab_size": integer_of(reader, "model.embedding_size", embedding_rows),
         "hidden_size": hidden_size,
         "tie_word_embeddings": reader.flag(model, "weight_tying", True),
         "max_position_embeddings": position_count,

@@ -19,7 +19,7 @@ from ...sources.presets import load_preset
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
 from ..launch.python_source import UnknownValue, dotted_name_of, parse_python, value_of
-from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, integer_of, reading_of
 
 MODELS = {
     "olmo2_1B_v2": "olmo2-1b",
@@ -242,8 +242,10 @@ def _launch_of_calls(
         raise reader.wrong(MODULE, "no call in the script; expected one, or TARGET with --fsdp and --devices")
     world_size = reader.device_count(reader.source.world_size)
     sequence_ranks = _sequence_ranks(reader, call_nodes, module, variables, world_size)
-    tokens = size_of(reader, "rank_microbatch_size", module.get("rank_microbatch_size"))
-    sequence_length = size_of(reader, "max_sequence_length", module.get("max_sequence_length", variables[LENGTHS[0]]))
+    tokens = integer_of(reader, "rank_microbatch_size", module.get("rank_microbatch_size"))
+    sequence_length = integer_of(
+        reader, "max_sequence_length", module.get("max_sequence_length", variables[LENGTHS[0]])
+    )
     if tokens % sequence_length:
         raise reader.wrong(
             "rank_microbatch_size", f"{tokens}; expected a multiple of the {sequence_length} tokens of a sequence"
@@ -290,11 +292,11 @@ def _replica_count(
     Ranks that have parts of one sequence are among those of the shards (parallel/__init__.py, `get_dp_model_mesh`).
     """
     if parallel_arguments.get("num_replicas") is not None:
-        return size_of(reader, "num_replicas", parallel_arguments["num_replicas"])
+        return integer_of(reader, "num_replicas", parallel_arguments["num_replicas"])
     if parallel_arguments.get("shard_degree") is None:
         reader.notes.append(f"hsdp: shards are those of a node with {DEVICES_PER_NODE} devices, each node a replica")
         return max(1, world_size // DEVICES_PER_NODE)
-    shard_ranks = size_of(reader, "shard_degree", parallel_arguments["shard_degree"]) * sequence_ranks
+    shard_ranks = integer_of(reader, "shard_degree", parallel_arguments["shard_degree"]) * sequence_ranks
     if world_size % shard_ranks:
         raise reader.wrong(
             "shard_degree",

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..argument_names import argument_names
 from ..launch.accelerate_command import FRAMEWORK_KEYS, with_launcher_arguments
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
 from ..launch.trainer import TRAINER_IGNORED, known_argument_names, lora_settings, pair_settings, trainer_launch
 
 READ = argument_names(__file__, "read")
@@ -42,14 +42,14 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
             reader.unknown["sequence_parallel_size"] = "it is modelled as 1"
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "batch": reader.size(config, "per_device_train_batch_size", 8),
-            "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
+            "batch": reader.integer(config, "per_device_train_batch_size", 8),
+            "num_microbatches": reader.integer(config, "gradient_accumulation_steps", 1),
             "dtype": "bf16",
             "master_weights": "none",
             "attn_implementation": "flash" if reader.flag(config, "use_flash_attn", True) else "eager",
         }
         if config.get("max_seq_length") is not None:
-            run_settings["seq"] = size_of(reader, "max_seq_length", config["max_seq_length"])
+            run_settings["seq"] = integer_of(reader, "max_seq_length", config["max_seq_length"])
         run_settings |= _optimizer_settings(reader, config)
         if reader.flag(config, "gradient_checkpointing"):
             run_settings["recompute"] = "full"

@@ -15,7 +15,7 @@ from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
 from ..launch.auto_values import AUTO_BUCKETS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, share_of, size_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of, share_of
 from ..launch.rollout import AdditionalModel, Place, Rollout
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 
@@ -109,7 +109,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         )
         plain_data = plain_arguments(arguments, reader, known_names)
         plain_data = {_current_name(argument): argument_value for argument, argument_value in plain_data.items()}
-        model_id = model_name(reader, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
+        model_id = model_name(arguments.get("actor.model_name_or_path"))
         _refuse_unmodelled(reader, plain_data)
         world_size = _actor_devices(reader, plain_data) if module_verb == "train_ppo_ray" else source_file.world_size
         config, settings = _deepspeed_config(reader, plain_data, world_size), _other_settings(reader, plain_data)
@@ -167,13 +167,13 @@ def _deepspeed_config(reader: LaunchReader, arguments: Table, world_size: int | 
     dtype = reader.value(arguments, "ds.param_dtype", "bf16")
     if dtype not in ("bf16", "fp16"):
         raise reader.wrong("--ds.param_dtype", f"{shown(dtype)}; expected bf16 or fp16")
-    micro_batch = reader.size(arguments, "train.micro_batch_size", 1)
-    global_batch = reader.size(arguments, "train.batch_size", 128)
-    replica_count = max(1, (world_size or 1) // reader.size(arguments, "ds.ring_attn_size", 1))
+    micro_batch = reader.integer(arguments, "train.micro_batch_size", 1)
+    global_batch = reader.integer(arguments, "train.batch_size", 128)
+    replica_count = max(1, (world_size or 1) // reader.integer(arguments, "ds.ring_attn_size", 1))
     if arguments.get("train.dynamic_batch_enable"):
         micro_batch = 1
     zero_table: dict[str, Any] = {
-        "stage": reader.size(arguments, "ds.zero_stage", 2, minimum=0),
+        "stage": reader.integer(arguments, "ds.zero_stage", 2, minimum=0),
         "offload_optimizer": {"device": "cpu" if reader.flag(arguments, "ds.adam_offload") else "none"},
         **AUTO_BUCKETS,
     }
@@ -214,16 +214,16 @@ def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 def _sequence_length(reader: LaunchReader, config: Table) -> int:
     """Returns the tokens per sequence and rank in a micro-batch of the longest sequences."""
-    ring_ranks = reader.size(config, "ds.ring_attn_size", 1)
+    ring_ranks = reader.integer(config, "ds.ring_attn_size", 1)
     if reader.flag(config, "train.dynamic_batch_enable"):
-        longest_length = reader.size(config, "train.max_tokens_per_gpu", 16192)
+        longest_length = reader.integer(config, "train.max_tokens_per_gpu", 16192)
         reader.notes.append("--train.dynamic_batch_enable: micro-batches of train.max_tokens_per_gpu tokens")
         return longest_length
     if config.get("data.max_len") is None and config.get("data.generate_max_len") is not None:
-        return size_of(reader, "--generate_max_len", config["data.generate_max_len"]) + reader.size(
+        return integer_of(reader, "--generate_max_len", config["data.generate_max_len"]) + reader.integer(
             config, "data.prompt_max_len", 1024
         )
-    longest_length = reader.size(config, "data.max_len", 2048)
+    longest_length = reader.integer(config, "data.max_len", 2048)
     if ring_ranks > 1:
         if longest_length % ring_ranks:
             raise reader.wrong(
@@ -259,7 +259,7 @@ def _rollout_of(reader: LaunchReader, config: Table, ranks: int) -> Rollout | No
         offloaded=frozenset(("optimizer", "gradients") if reader.flag(config, "ds.enable_sleep") else ()),
         reference=_reference_model(reader, config, ranks),
         critic=_critic_location(reader, config) if colocates_all else "none",
-        sequences=reader.size(config, "rollout.micro_batch_size", 1),
+        sequences=reader.integer(config, "rollout.micro_batch_size", 1),
         tokens=sequence_length,
         logit_tokens=sequence_length,
         logit_bytes=6,  # logits in bf16, and their copy in float32 (models/actor.py)
@@ -268,7 +268,7 @@ def _rollout_of(reader: LaunchReader, config: Table, ranks: int) -> Rollout | No
 
 def _engine_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
     flags: dict[str, Any] = {
-        "tensor_parallel_size": reader.size(config, "vllm.tensor_parallel_size", 1),
+        "tensor_parallel_size": reader.integer(config, "vllm.tensor_parallel_size", 1),
         "gpu_memory_utilization": share_of(reader, "vllm.gpu_memory_utilization", config, 0.95),
         "max_model_len": _longest_sequence(reader, config),
     }
@@ -279,7 +279,7 @@ def _longest_sequence(reader: LaunchReader, config: Table) -> int:
     """Returns the tokens of the longest sequence."""
     if config.get("data.max_len") is None and config.get("data.generate_max_len") is not None:
         return _sequence_length(reader, config)
-    return reader.size(config, "data.max_len", 2048)
+    return reader.integer(config, "data.max_len", 2048)
 
 
 def _reference_model(reader: LaunchReader, config: Table, ranks: int) -> AdditionalModel:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...sources.huggingface.family import field_names
 from ..launch.command_line import arguments_of
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, reading_of, size_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, integer_of, reading_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.launch_file import read_megatron
 
@@ -70,7 +70,7 @@ def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], megatron_ta
     if tokenizer_type not in WORDS:
         *_, size_option, vocab_size = ("", "", *reader.source.arguments)
         if size_option == "--padded-vocab-size":
-            megatron_table[size_option] = str(size_of(reader, size_option, vocab_size))
+            megatron_table[size_option] = str(integer_of(reader, size_option, vocab_size))
             return
         raise reader.wrong(
             "--patch-tokenizer-type",
@@ -79,5 +79,5 @@ def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], megatron_ta
         )
     if is_unresolved(str(arguments.get("--extra-vocab-size"))):
         raise reader.wrong("--extra-vocab-size", unresolved_reason(str(arguments["--extra-vocab-size"])))
-    extra_tokens = size_of(reader, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), minimum=0)
+    extra_tokens = integer_of(reader, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), minimum=0)
     megatron_table["--padded-vocab-size"] = str(WORDS[tokenizer_type] + extra_tokens)

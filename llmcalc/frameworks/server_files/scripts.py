@@ -10,7 +10,7 @@ from ...errors import InputError
 from ..engines.registry import FOLDERS
 from ..launch.command_line import WITHOUT_PROGRAMS
 from ..launch.shell import read_script
-from ..launch.shell_words import DEVICES_OF_CONTAINER, ShellScript
+from ..launch.shell_words import ShellScript
 from ..launch.unresolved import is_unresolved
 from .docker_command import container_of_command
 from .modelfile import is_modelfile, server_in_modelfile
@@ -64,9 +64,7 @@ class ServerFinder:
         self.scripts += 1
         if self.scripts > MOST_SCRIPTS:
             raise InputError(f"{self.where}: too many scripts inside it; expected at most {MOST_SCRIPTS}")
-        if outer_container.gpus is not None:
-            variables = {DEVICES_OF_CONTAINER: str(outer_container.gpus), **variables}
-        shell_script = read_script(script_text, self.where, variables, arguments)
+        shell_script = read_script(script_text, self.where, variables, arguments, outer_container.gpus)
         engine_versions = engine_versions_in(script_text)
         for command_line in shell_script.commands:
             command_words = [

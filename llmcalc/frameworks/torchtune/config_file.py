@@ -14,7 +14,7 @@ from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
 from ..launch.teacher import with_teacher_model
 from ..launch.trainer import HEAD_ADAPTER, lora_settings, pair_settings
 from .models import MODELS
@@ -115,8 +115,8 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
             raise reader.wrong("dtype", f"{shown(dtype)}; expected bf16 or fp32")
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "batch": reader.size(config, "batch_size", 1),
-            "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
+            "batch": reader.integer(config, "batch_size", 1),
+            "num_microbatches": reader.integer(config, "gradient_accumulation_steps", 1),
             "dtype": dtype,
             "master_weights": "none",
             "attn_implementation": "flash",
@@ -174,7 +174,7 @@ def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dty
     if loss_class not in DISTILLATION:
         reader.unknown["kd_loss"] = f"'{loss_class}' is not modelled; {', '.join(DISTILLATION)} are"
         reader.check_unknown()
-    chunk_count = reader.size(loss_table, "num_output_chunks", DISTILLATION.get(loss_class, 1))
+    chunk_count = reader.integer(loss_table, "num_output_chunks", DISTILLATION.get(loss_class, 1))
     tokens = launched_run.settings["batch"] * launched_run.settings.get("seq", USUAL_LENGTH)
     bytes_per_logit = (2 if dtype == "bf16" else 4) + 4 + 4 + 1
     loss = SecondLoss(
@@ -202,7 +202,7 @@ def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     for section_name in ("tokenizer", "dataset"):
         max_length = reader.table(config, section_name).get("max_seq_len")
         if max_length is not None:
-            return {"seq": size_of(reader, f"{section_name}.max_seq_len", max_length)}
+            return {"seq": integer_of(reader, f"{section_name}.max_seq_len", max_length)}
     reader.notes.append("tokenizer.max_seq_len is null: samples have any length; --seq says the longest (2,048 here)")
     return {}
 
@@ -250,7 +250,7 @@ def _fake_quantization(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {}
     if config.get("fake_quant_after_n_steps"):
         reader.notes.append("fake_quant_after_n_steps: the steps after it are counted, which need more")
-    group_size = reader.size(quantizer_table, "groupsize", 256)
+    group_size = reader.integer(quantizer_table, "groupsize", 256)
     return {"fake_quantize": f"int8-int4:{group_size}:untied"}
 
 

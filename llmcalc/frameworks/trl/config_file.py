@@ -13,7 +13,7 @@ from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.accelerate_command import with_launcher_arguments
 from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length, with_log_probabilities
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
 from ..launch.trainer import (
     LOSSES_WITHOUT_REFERENCE,
     TRAINER_DEFAULTS,
@@ -155,7 +155,7 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
             return with_teacher(reader, config, launched_run, loaded_bytes)
         if not is_grpo:
             return launched_run
-        completion_length = reader.size(config, "max_completion_length", 512)
+        completion_length = reader.integer(config, "max_completion_length", 512)
         has_mixed_precision = bool(arguments["bf16"]) or reader.flag(config, "fp16")
         has_wide_logits = has_mixed_precision and launched_run.framework != "deepspeed"
         launched_run = with_log_probabilities(launched_run, completion_length, has_wide_logits)
@@ -176,12 +176,12 @@ def _has_log_probabilities(reader: LaunchReader, config: Table, launched_run: La
         return True
     if reader.flag(config, "use_vllm") and reader.flag(config, "vllm_importance_sampling_correction", True):
         return True
-    generation_steps = accumulation_steps = reader.size(config, "gradient_accumulation_steps", 1)
+    generation_steps = accumulation_steps = reader.integer(config, "gradient_accumulation_steps", 1)
     if config.get("generation_batch_size") is not None:
-        sequences_of_ranks = size_of(reader, "batch", launched_run.settings["batch"]) * launched_run.layout.world
-        generation_steps = max(1, reader.size(config, "generation_batch_size", 1) // sequences_of_ranks)
-    generation_steps = reader.optional_size(config, "steps_per_generation") or generation_steps
-    return accumulation_steps % (generation_steps * reader.size(config, "num_iterations", 1)) != 0
+        sequences_of_ranks = integer_of(reader, "batch", launched_run.settings["batch"]) * launched_run.layout.world
+        generation_steps = max(1, reader.integer(config, "generation_batch_size", 1) // sequences_of_ranks)
+    generation_steps = reader.optional_integer(config, "steps_per_generation") or generation_steps
+    return accumulation_steps % (generation_steps * reader.integer(config, "num_iterations", 1)) != 0
 
 
 def _with_model_arguments(reader: LaunchReader, config: Table) -> Table:
@@ -213,7 +213,7 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict
     if loss in LOSSES_WITHOUT_REFERENCE or not reader.flag(config, "use_liger_kernel"):
         return pair_settings(reader, loss, run_settings, caches_reference=bool(config.get("precompute_ref_log_probs")))
     settings = pair_settings(reader, loss, {**run_settings, "cross_entropy": "eager"})
-    loss_type = SecondLoss(LIGER_PAIRS, 0, "loss of a pair", 2 * size_of(reader, "seq", run_settings["seq"]), 6)
+    loss_type = SecondLoss(LIGER_PAIRS, 0, "loss of a pair", 2 * integer_of(reader, "seq", run_settings["seq"]), 6)
     reference_model = reader.frozen
     reader.frozen = replace(reference_model, loss=loss_type) if isinstance(reference_model, FrozenModel) else loss_type
     reader.notes.append("Liger's loss has the logits of a pair, their gradient and the reference's: 6 bytes per logit")

@@ -21,7 +21,6 @@ from ..launch.python_source import (
     constants,
     dotted_name_of,
     parse_python,
-    source_of,
     statements_of_module,
     value_of,
 )
@@ -29,13 +28,11 @@ from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of
 from ..launch.script_arguments import ScriptArguments, arguments_of_file
 from ..launch.trainer import read_trainer
 from ..registry import WITHOUT_A_NAME
+from .commands import COMMANDS
 from .config_file import read_trl
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    "SFTConfig": {},
-    "DPOConfig": {"loss_type": "sigmoid"},
-    "KTOConfig": {"loss_type": "kto"},
-    "GRPOConfig": {"num_generations": 8},
+    **{f"{command.removeprefix('trl ').upper()}Config": arguments for command, arguments in COMMANDS.items()},
     "TrainingArguments": {},
     "Seq2SeqTrainingArguments": {},
 }
@@ -365,14 +362,8 @@ def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[s
     return {target_node.id: _value_of(assignment.value, variables)}
 
 
-SUPPORTS_BF16 = re.compile(r"is_bf(loat)?16_supported\(")
-"""A call that asks whether the device computes in bf16, which those of compute capability 8.0 and later do."""
-
-
 def _value_of(expression: ast.expr, variables: Mapping[str, Any]) -> Any:
     """Returns the value of an expression, which may be a negation or a conditional expression."""
-    if isinstance(expression, ast.Call) and SUPPORTS_BF16.search(source_of(expression)) is not None:
-        return True
     if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.Not):
         operand = _value_of(expression.operand, variables)
         return UnknownValue("not …") if isinstance(operand, UnknownValue) else not operand
@@ -399,7 +390,7 @@ def _comparison(comparison: ast.Compare, variables: Mapping[str, Any]) -> Any:
     operation, right_node = comparison.ops[0], comparison.comparators[0]
     names = {getattr(node, "attr", "") for node in ast.walk(comparison.left)}
     if "get_device_capability" in names and isinstance(operation, ast.GtE):
-        return True  # of 8 and later, as `SUPPORTS_BF16`
+        return True  # of 8 and later, as `python_source.SUPPORTS_BF16`
     sides = [_format_name(_value_of(side, variables)) for side in (comparison.left, right_node)]
     if any(map(_has_unknown, sides)) or not isinstance(operation, ast.Eq | ast.NotEq):
         return UnknownValue("a comparison")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..launch.record import Launch, LaunchSource, Table, reading_of, size_of, unknown_keys
+from ..launch.record import Launch, LaunchSource, Table, integer_of, reading_of, unknown_keys
 from ..launch.trainer import lora_settings, optimizer_settings, trainer_launch
 
 TRAINING_READ = field_names("max_seq_length batch_size gradient_accumulation_steps gradient_checkpointing optim")
@@ -51,9 +51,9 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
         unknown_keys(reader, lora_table, LORA_READ | LORA_IGNORED, "lora", "no key that is known")
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "batch": reader.size(training_table, "batch_size", 2),
-            "num_microbatches": reader.size(training_table, "gradient_accumulation_steps", 4),
-            "seq": size_of(reader, "training.max_seq_length", training_table["max_seq_length"]),
+            "batch": reader.integer(training_table, "batch_size", 2),
+            "num_microbatches": reader.integer(training_table, "gradient_accumulation_steps", 4),
+            "seq": integer_of(reader, "training.max_seq_length", training_table["max_seq_length"]),
             "dtype": "bf16",
             "master_weights": "none",
             "attn_implementation": "flash",

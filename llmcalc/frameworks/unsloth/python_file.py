@@ -25,7 +25,7 @@ from ..launch.python_source import (
     statements_of_module,
     value_of,
 )
-from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, share_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, integer_of, reading_of, share_of
 from ..launch.trainer import QUANTIZATION_AWARE, lora_settings, optimizer_settings, pair_settings, trainer_launch
 from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, recompute_settings
 
@@ -129,9 +129,9 @@ def _run_of_calls(
     )
     run_settings: dict[str, Any] = {
         "phase": "training",
-        "batch": reader.size(config, "per_device_train_batch_size", 8),
-        "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
-        "seq": size_of(
+        "batch": reader.integer(config, "per_device_train_batch_size", 8),
+        "num_microbatches": reader.integer(config, "gradient_accumulation_steps", 1),
+        "seq": integer_of(
             reader, "max_seq_length", reader.value(model, "max_seq_length", 2048) if max_length is None else max_length
         ),
         "dtype": "fp16" if "float16" in str(model.get("dtype")).replace("bfloat16", "") else "bf16",
@@ -175,7 +175,10 @@ def _run_of_calls(
 def _shared_engine(reader: LaunchReader, model: Mapping[str, Any], is_standby: bool) -> dict[str, Any]:
     """Returns the rollout's fields for a vLLM engine that shares the trained weights (vllm_utils.py, `load_vllm`)."""
     memory_utilization = share_of(reader, "gpu_memory_utilization", model, 0.5)
-    flags = {"gpu_memory_utilization": memory_utilization, "max_model_len": reader.size(model, "max_seq_length", 2048)}
+    flags = {
+        "gpu_memory_utilization": memory_utilization,
+        "max_model_len": reader.integer(model, "max_seq_length", 2048),
+    }
     return {
         "source": "unsloth_zoo/vllm_utils.py",
         "engine": "vllm",
@@ -199,7 +202,7 @@ def _batch_of_whole_groups(
     """Returns GRPO's batch size, rounded up to a whole group of completions (models/rl.py)."""
     if config.get("steps_per_generation") is not None or config.get("generation_batch_size") is not None:
         return {}
-    group_size = reader.size(config, "num_generations", 8)
+    group_size = reader.integer(config, "num_generations", 8)
     if settings["batch"] * settings["num_microbatches"] * (reader.source.world_size or 1) % group_size == 0:
         return {}
     reader.notes.append(

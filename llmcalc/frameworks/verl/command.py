@@ -14,7 +14,16 @@ from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..fsdp2.settings import TitanSettings
 from ..launch.command_line import model_name, overrides_of, plain_value
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, size_of
+from ..launch.record import (
+    CommandLine,
+    Launch,
+    LaunchReader,
+    LaunchSettings,
+    LaunchSource,
+    Table,
+    integer_of,
+    reading_of,
+)
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
 from ..launch.unresolved import is_unresolved, unresolved_reason
@@ -64,11 +73,11 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         config = _resolved_overrides(reader, overrides_by_key)
         if command_line.program in sft_models:
             model_key = sft_models[command_line.program]
-            model_id = model_name(reader, model_key, overrides_by_key.get(model_key))
+            model_id = model_name(overrides_by_key.get(model_key))
             if command_line.program == ENGINE_SFT_TRAINER:
                 config = with_keys_of_fsdp(reader, config)
             return reader.launch("fsdp2", run_of_sft(reader, config), target=model_id)
-        model_id = model_name(reader, f"{MODEL}.path", overrides_by_key.get(f"{MODEL}.path"))
+        model_id = model_name(overrides_by_key.get(f"{MODEL}.path"))
         reader.expandable = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
         uses_megatron = config.get(f"{ACTOR}.strategy") == "megatron" or any(
             "megatron" in command_word
@@ -120,26 +129,28 @@ def _training_devices(reader: LaunchReader, config: Table) -> int:
 
 def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int) -> tuple[int, int]:
     """Returns a micro-batch's number of sequences, and the largest number of tokens per sequence on all ranks."""
-    prompt_tokens = reader.size(config, "data.max_prompt_length", 512)
-    response_tokens = reader.size(config, "data.max_response_length", 512)
+    prompt_tokens = reader.integer(config, "data.max_prompt_length", 512)
+    response_tokens = reader.integer(config, "data.max_response_length", 512)
     if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):
-        tokens = reader.size(config, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
+        tokens = reader.integer(config, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
         reader.notes.append("use_dynamic_bsz: micro-batches of ppo_max_token_len_per_gpu tokens")
         return 1, tokens * sequence_ranks  # workers/actor/dp_actor.py, `max_token_len`
     size_key = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
     total_key = f"{ACTOR}.ppo_micro_batch_size"
     if config.get(size_key) is None and config.get(total_key) is not None:
         ranks = _training_devices(reader, config) // sequence_ranks
-        return max(1, size_of(reader, total_key, config[total_key]) // max(1, ranks)), prompt_tokens + response_tokens
+        return max(
+            1, integer_of(reader, total_key, config[total_key]) // max(1, ranks)
+        ), prompt_tokens + response_tokens
     if config.get(size_key) is None:
         raise reader.wrong(size_key, "missing; expected it, or use_dynamic_bsz=True")
-    return size_of(reader, size_key, config[size_key]), prompt_tokens + response_tokens
+    return integer_of(reader, size_key, config[size_key]), prompt_tokens + response_tokens
 
 
 def _micro_batches(reader: LaunchReader, config: Table, batch: int, replica_count: int) -> int:
     """Returns the number of micro-batches per update of a mini-batch with all responses."""
-    mini_batch = reader.size(config, f"{ACTOR}.ppo_mini_batch_size", 256)
-    responses_per_prompt = reader.size(config, f"{ROLLOUT}.n", 1)
+    mini_batch = reader.integer(config, f"{ACTOR}.ppo_mini_batch_size", 256)
+    responses_per_prompt = reader.integer(config, f"{ROLLOUT}.n", 1)
     if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):
         return 2
     return max(1, mini_batch * responses_per_prompt // (batch * max(1, replica_count)))
@@ -231,7 +242,7 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     if "lora_rank" in settings and weight_format in FP32:
         reader.frozen = FP32_SHARDS
         reader.notes.append(f"{fsdp_section}.model_dtype fp32: shards of frozen weights have 4 bytes")
-    shard_count = reader.size(config, f"{fsdp_section}.fsdp_size", -1, minimum=-1)
+    shard_count = reader.integer(config, f"{fsdp_section}.fsdp_size", -1, minimum=-1)
     shard_degree = world_size if shard_count < 1 or shard_count > world_size else shard_count
     if world_size % shard_degree:
         raise reader.wrong(f"{fsdp_section}.fsdp_size", f"{shard_count}; expected a divisor of {world_size} devices")
@@ -267,7 +278,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
             )
 
     def section_size(size_name: str, default_size: int = 1) -> int:
-        return reader.size(config, f"{section_name}.{size_name}", default_size)
+        return reader.integer(config, f"{section_name}.{size_name}", default_size)
 
     override_section = f"{section_name}.override_transformer_config"
     tp, pp, cp = (
@@ -280,8 +291,8 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         pp=pp,
         cp=cp,
         ep=section_size("expert_model_parallel_size"),
-        etp=reader.optional_size(config, f"{section_name}.expert_tensor_parallel_size"),
-        vpp=reader.optional_size(config, f"{section_name}.virtual_pipeline_model_parallel_size") or 1,
+        etp=reader.optional_integer(config, f"{section_name}.expert_tensor_parallel_size"),
+        vpp=reader.optional_integer(config, f"{section_name}.virtual_pipeline_model_parallel_size") or 1,
         stage_ends=stage_ends(reader, config, f"{override_section}."),
         sequence_parallel=reader.flag(config, f"{section_name}.sequence_parallel", True),
         distributed_optimizer=reader.flag(config, f"{section_name}.use_distributed_optimizer", True),

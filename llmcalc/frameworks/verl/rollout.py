@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import shown
 from ...parallel.layout import Layout
 from ..engines.registry import engine
-from ..launch.record import LaunchReader, LaunchSettings, Table, share_of, size_of
+from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of, share_of
 from ..launch.rollout import AdditionalModel, Place, Rollout, States
 
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
@@ -67,7 +67,7 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
         else 2
         if is_compiled and not is_megatron
         else 6,  # a compiled entropy keeps no copy; else two more of bf16
-        transfer_bytes=reader.size(config, bucket_key, 2048) << 20,
+        transfer_bytes=reader.integer(config, bucket_key, 2048) << 20,
     )
 
 
@@ -79,25 +79,25 @@ def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[st
         return "", {}
     tp_flag, memory_share_flag, length_flag = ENGINE_FLAGS[engine_name]
     length_values = (
-        reader.size(config, f"data.max_{prompt_or_response}_length", 512)
+        reader.integer(config, f"data.max_{prompt_or_response}_length", 512)
         for prompt_or_response in ("prompt", "response")
     )
     flags: dict[str, Any] = {
-        tp_flag: reader.size(config, f"{ROLLOUT}.tensor_model_parallel_size", 2),
+        tp_flag: reader.integer(config, f"{ROLLOUT}.tensor_model_parallel_size", 2),
         memory_share_flag: share_of(reader, f"{ROLLOUT}.gpu_memory_utilization", config, 0.5),
-        length_flag: reader.optional_size(config, f"{ROLLOUT}.max_model_len") or sum(length_values),
+        length_flag: reader.optional_integer(config, f"{ROLLOUT}.max_model_len") or sum(length_values),
     }
     if engine_name == "vllm":
-        flags["max_num_seqs"] = reader.size(config, f"{ROLLOUT}.max_num_seqs", 256)
-        flags["max_num_batched_tokens"] = reader.size(config, f"{ROLLOUT}.max_num_batched_tokens", 8192)
+        flags["max_num_seqs"] = reader.integer(config, f"{ROLLOUT}.max_num_seqs", 256)
+        flags["max_num_batched_tokens"] = reader.integer(config, f"{ROLLOUT}.max_num_batched_tokens", 8192)
         flags["enforce_eager"] = reader.flag(config, f"{ROLLOUT}.enforce_eager")
     for size_key in DIVIDING:
         if config.get(f"{ROLLOUT}.{size_key}") not in (None, 1):
             reader.unknown[f"{ROLLOUT}.{size_key}"] = "the engine's rollouts are modelled with tensor parallelism alone"
-    return engine_name, flags | _engine_arguments(reader, config, engine_name)
+    return engine_name, flags | _engine_arguments(config, engine_name)
 
 
-def _engine_arguments(reader: LaunchReader, config: Table, engine_name: str) -> dict[str, Any]:
+def _engine_arguments(config: Table, engine_name: str) -> dict[str, Any]:
     """Returns the flags in `engine_kwargs` that change the engine's memory."""
     key_prefix = f"{ROLLOUT}.engine_kwargs.{engine_name}."
     flag_by_field = {flag.field_name: flag for flag in engine(engine_name).known_flags()}
@@ -120,11 +120,11 @@ def _log_probability_batch(reader: LaunchReader, config: Table, sequences: int, 
     """
     if reader.flag(config, f"{ROLLOUT}.log_prob_use_dynamic_bsz", reader.flag(config, f"{ACTOR}.use_dynamic_bsz")):
         length_key = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
-        default_tokens = reader.size(config, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
-        return 1, reader.size(config, length_key, default_tokens)
+        default_tokens = reader.integer(config, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
+        return 1, reader.integer(config, length_key, default_tokens)
     micro_batch_value = config.get(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
     if micro_batch_value is not None:
-        sequences = size_of(reader, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro_batch_value)
+        sequences = integer_of(reader, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro_batch_value)
     return sequences, tokens
 
 

@@ -14,7 +14,7 @@ from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import LaunchReader, LaunchSettings, Table, size_of
+from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of
 from ..launch.trainer import lora_settings
 
 SFT_TRAINER = "verl.trainer.fsdp_sft_trainer"
@@ -67,8 +67,8 @@ def with_keys_of_fsdp(reader: LaunchReader, config: Table) -> dict[str, Any]:
         if override_key not in replaced_keys and not override_key.startswith(ENGINE_IGNORED)
     }
     if reader.flag(config, "data.use_dynamic_bsz", True):
-        ranks = reader.size(config, "engine.ulysses_sequence_parallel_size", 1)
-        tokens = reader.size(config, "data.max_token_len_per_gpu", 8192) * ranks
+        ranks = reader.integer(config, "engine.ulysses_sequence_parallel_size", 1)
+        tokens = reader.integer(config, "data.max_token_len_per_gpu", 8192) * ranks
         reader.notes.append(f"data.use_dynamic_bsz: micro-batches of {tokens} tokens, counted as one sequence")
         renamed_overrides |= {"data.micro_batch_size_per_gpu": 1, "data.max_length": tokens}
     return {"model.strategy": "fsdp", **renamed_overrides}
@@ -83,16 +83,16 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
             reader.unknown[argument_name[:100]] = "no key that is known"
     world_size = reader.device_count(reader.source.world_size)
     cp = reader.sequence_ranks(config, "ulysses_sequence_parallel_size", world_size)
-    max_length = reader.size(config, "data.max_length", 1024)
+    max_length = reader.integer(config, "data.max_length", 1024)
     if max_length % cp:
         raise reader.wrong(
             "ulysses_sequence_parallel_size", f"{cp}; expected a divisor of data.max_length {max_length}"
         )
     replica_count = world_size // cp
     if config.get("data.micro_batch_size") is not None:
-        batch = max(1, size_of(reader, "data.micro_batch_size", config["data.micro_batch_size"]) // replica_count)
+        batch = max(1, integer_of(reader, "data.micro_batch_size", config["data.micro_batch_size"]) // replica_count)
     else:
-        batch = reader.size(config, "data.micro_batch_size_per_gpu", 4)
+        batch = reader.integer(config, "data.micro_batch_size_per_gpu", 4)
     weight_format = str(reader.value(config, "model.fsdp_config.model_dtype", "fp32"))
     if weight_format not in ("fp32", "bf16", "bfloat16", "float32"):
         raise reader.wrong("model.fsdp_config.model_dtype", f"{shown(weight_format)}; expected fp32 or bf16")
@@ -103,7 +103,7 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         "attn_implementation": "flash",
         "batch": batch,
         "seq": max_length // cp,
-        "num_microbatches": max(1, reader.size(config, "data.train_batch_size", 256) // (batch * replica_count)),
+        "num_microbatches": max(1, reader.integer(config, "data.train_batch_size", 256) // (batch * replica_count)),
         "dtype": "bf16",
         "master_weights": "fp32" if is_fp32 else "none",
     }

@@ -6,21 +6,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ...components.head import LMHead
 from ...device_memory.cuda_runtime import cuda_runtime_of
-from ...errors import InputError, shown
-from ...parallel.layout import ONE_DEVICE, Layout
-from ..engines.context_length import has_unknown_length
+from ...errors import InputError
+from ...parallel.layout import ONE_DEVICE
 from ..engines.engine import EngineMemory, MemoryTerm, TermStatus
 from ..engines.flags import AUTO_WORDS
-from ..engines.rank import EngineRank, MissingKernels, architectures, compressed_layers, key_heads
-from ..engines.server import DTYPE_WORDS, EngineServer
+from ..engines.rank import EngineRank, architectures, compressed_layers
 from .adapters import adapter_bytes, adapter_slots
 from .cache_formats import (
     FP8_WORDS,
@@ -32,7 +28,6 @@ from .cache_formats import (
 )
 from .compilation import CACHE_VARIABLE, compilation_bytes, times_kernels
 from .compressed_blocks import ENTRY_BLOCK, compressed_pool
-from .context_length import scaled_length, short_rope_length
 from .cuda_graphs import GRAPH_SIZES, LARGEST_SIZE, CUDAGraphs, cuda_graphs, graph_mode_of
 from .encoder_run import (
     EncoderRequest,
@@ -45,48 +40,22 @@ from .encoder_run import (
     input_limit,
     patch_of_long_videos,
 )
-from .flags import CPU_CONNECTORS, POOLING_TASKS
-from .flashinfer_sampler import SAMPLER_VARIABLE, assumes_torch_sampler, rules_with_sampler
+from .flashinfer_sampler import SAMPLER_VARIABLE
 from .fused_projections import layer_embedding_bytes, unused_projection_bytes
 from .kv_blocks import BlockPool, block_pool
-from .model_runner import penalty_bytes, rules_with_runner, second_runner
+from .model_runner import penalty_bytes
 from .profile_run import ProfileRun
 from .recurrent_states import state_blocks
+from .settings import VLLMSettings
 from .sparse_workspace import sparse_workspace
-from .speculation import Speculation, speculation_of
-from .versions import SecondRunner, StateRules, VLLMRecord, VLLMRules, vllm_record
 
 GIB, MIB = 2**30, 2**20
-
-POOLING_WORDS = ("pooling", *POOLING_TASKS)
-"""Values of `--runner`, `--task` and `--convert` with which a server gives embeddings or scores."""
-
-RAY_EXECUTOR_VARIABLE = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
-"""The variable that chooses Ray's executor: 0 for the first one."""
 
 VIDEO_FACTOR = 4
 """Factor of the positions in tables of cosines and sines for videos (rotary_embedding/mrope.py)."""
 
-DEFAULT_BLOCK_TOKENS = 16
-"""Tokens of a block by default."""
-
 DEFAULT_COMPUTE_UNITS = 108
 """Compute units of an accelerator that does not state them."""
-
-SCHEMES = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4"}
-"""Value of `--quantization` → the scheme of the weights of a checkpoint that states none."""
-
-SKIPS_ENCODERS_FROM = (0, 19)
-"""First version that was read in which encoders without inputs are not loaded (`_mark_tower_model`)."""
-
-LAST_V0_VERSION = (0, 7)
-"""The version whose rules the first engine follows from there on (vllm/worker/worker.py)."""
-
-FIRST_VERSION_WITHOUT_V0 = (0, 11)
-"""First version without the first engine."""
-
-CONTEXT_RANKS_FROM = ((0, 11), (0, 11, 1))
-"""First versions in which ranks divide the tokens of a cache of latents, and of one of several heads."""
 
 FULL_GRAPHS_FROM = (0, 11)
 """First version that captures whole passes of decoding by default (config/compilation.py, `FULL_AND_PIECEWISE`)."""
@@ -94,205 +63,9 @@ FULL_GRAPHS_FROM = (0, 11)
 FLASH = "FLASH_ATTN"
 """The name of vLLM's attention by FlashAttention."""
 
-GRAPHS_ARE_ESTIMATED_FROM = (0, 19)
-"""First version that estimates CUDA graphs (v1/worker/gpu_worker.py)."""
 
-LONGROPE_STARTS_SHORT_FROM = (0, 11, 1)
-"""First version whose requests are by default as long as LongRoPE's short factors reach (vllm pull request 27431)."""
-
-COMPILATION_KEYS = (
-    "level", "mode", "debug_dump_path", "cache_dir", "backend", "custom_ops", "splitting_ops", "use_inductor",
-    "compile_sizes", "inductor_compile_config", "inductor_passes", "cudagraph_mode", "use_cudagraph",
-    "cudagraph_num_of_warmups", "cudagraph_capture_sizes", "cudagraph_copy_inputs", "full_cuda_graph", "pass_config",
-    "max_capture_size", "max_cudagraph_capture_size", "use_inductor_graph_partition", "local_cache_dir",
-    "cudagraph_specialize_lora", "fast_moe_cold_start", "dynamic_shapes_config", "compile_mm_encoder",
-)  # fmt: skip
-"""Keys of `--compilation-config` that are read, or that change no memory."""
-
-
-class VLLMServer(EngineServer):
-    """A vLLM server: model, accelerator, version and flags."""
-
-    name = "vllm"
-    length_field = "max_model_len"
-    layout_fields = "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
-    decided_by = {
-        "weights": ("dtype", "quantization", "quantize", "mm_encoder_tp_mode"),
-        "profile_run": ("max_num_seqs", "max_num_batched_tokens"),
-        "non_torch": (),
-        "cuda_graphs": ("max_num_seqs", "enforce_eager"),
-        "kv_cache": ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "enforce_eager", "quantize"),
-    }
-    default_length = 2048  # vllm/config/model.py, `_get_and_verify_max_len`
-    long_request_variable = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-    stages_variable = "VLLM_PP_LAYER_PARTITION"  # vllm/distributed/utils.py, `get_pp_indices`
-    halves_float32 = True  # vllm/config/model.py, `_get_and_verify_dtype`
-
-    def __post_init__(self) -> None:
-        """Raises `InputError` for flags that contradict each other or the model."""
-        super().__post_init__()
-        if self.flags.get("max_num_batched_tokens", self.max_num_batched_tokens) < self.max_num_seqs:
-            raise InputError(
-                f"--max-num-batched-tokens {self.max_num_batched_tokens}: is less than --max-num-seqs "
-                f"{self.max_num_seqs}; expected at least as many"
-            )
-        self.check_environment()
-        if self.speculation.draft is not None and self.pp > 1:
-            raise InputError("--speculative-config: a draft model with stages is not modelled")
-        if self.dp > 1 and self.pp > 1 and self.flags.get("enable_expert_parallel"):
-            raise InputError("--enable-expert-parallel: with --data-parallel-size and stages is not modelled")
-
-        self.check_dtype()
-        self.check_kernels(self.rank_of_stage(0))
-        self.check_context_ranks()
-        if self.flags.get("disable_sliding_window") and any(
-            token_cache.window for token_cache in self.rank_of_stage(0).token_caches
-        ):
-            raise InputError("--disable-sliding-window: another length of windows is not modelled; remove the flag")
-
-    def check_dtype(self) -> None:
-        """Raises `InputError` for number formats that vLLM refuses (`_check_valid_dtype`, `check_if_supports_dtype`).
-
-        Quantized weights need activations of 16 bits (`get_supported_act_dtypes`).
-        """
-        dtype_name = str(self.flags.get("dtype", "auto"))
-        dtype, model_class = DTYPE_WORDS.get(dtype_name, dtype_name), (*architectures(self.preset), "")[0]
-        if dtype == "float16" and self.refuses_float16:
-            raise InputError(f"--dtype {dtype_name}: vLLM refuses it for {model_class}; expected bfloat16 or float32")
-        if dtype == "bfloat16" and not self.hardware.multiplies_bfloat16:
-            raise InputError(
-                f"--dtype bfloat16: vLLM refuses it on {self.hardware.title}, which has compute capability "
-                f"{self.hardware.compute_capability} and not 8.0; expected float16 or float32"
-            )
-        if self.falls_back_to_float32 and EngineRank(self.preset, quantize=self.quantize).weight_kernels:
-            raise MissingKernels(
-                f"--hardware {self.hardware.name}: it has no bfloat16, in float16 vLLM refuses {model_class}, and in "
-                "float32 it runs no quantized weights; expected another accelerator or --quantize none"
-            )
-
-    @property
-    def refuses_float16(self) -> bool:
-        """Whether the version refuses to run the model's class in float16."""
-        return self.has_model_class(self.engine_record.classes_without_float16(self.version_numbers))
-
-    @property
-    def falls_back_to_float32(self) -> bool:
-        """Whether the default number format is float32: the accelerator has no bfloat16, the class refuses float16."""
-        is_default = self.flags.get("dtype", "auto") == "auto"
-        return is_default and not self.hardware.multiplies_bfloat16 and self.refuses_float16
-
-    @property
-    def dtype(self) -> str | None:
-        return "float32" if self.falls_back_to_float32 else super().dtype
-
-    def check_context_ranks(self) -> None:
-        """Raises `InputError` for decode context parallelism that vLLM refuses (`verify_with_parallel_config`).
-
-        Only ranks that would hold copies of the same heads may divide tokens (vllm/config/model.py).
-        """
-        ranks = self.context_ranks
-        if ranks == 1:
-            return
-        key_head_count = 1 if self.rank_of_stage(0).latent_projections else min(key_heads(self.preset.model), default=1)
-        first_version = CONTEXT_RANKS_FROM[key_head_count > 1]
-        if self.version_numbers < first_version:
-            first_version_text = ".".join(map(str, first_version))
-            raise InputError(
-                f"--decode-context-parallel-size: is modelled for this model from vLLM {first_version_text} on"
-            )
-        if self.tp % ranks or key_head_count * ranks > self.tp:
-            raise InputError(
-                f"--decode-context-parallel-size {ranks}: expected a divisor of --tensor-parallel-size {self.tp} of at "
-                f"most {max(1, self.tp // key_head_count)}, as the model has {key_head_count} "
-                f"head{'s' * (key_head_count > 1)} of keys"
-            )
-        if self.speculation.tokens:
-            raise InputError("--decode-context-parallel-size: with drafted tokens is not modelled; remove one of them")
-
-    @property
-    def context_ranks(self) -> int:
-        """The number of tensor-parallel ranks that divide the KV cache's tokens (decode context parallelism)."""
-        return int(self.flags.get("decode_context_parallel_size", 1))
-
-    def check_environment(self) -> None:
-        """Raises `InputError` for environment variables and JSON flags that are not modelled."""
-        if self.flags.get("VLLM_USE_V1") == 0 and self.version_numbers >= FIRST_VERSION_WITHOUT_V0:
-            raise InputError(
-                "VLLM_USE_V1=0: vLLM 0.11 and later have no first engine; expected a version that has it, such as "
-                "--engine vllm==0.8.5, or no such variable"
-            )
-        kv_connector = self.flags.get("kv_transfer_config", {}).get("kv_connector", CPU_CONNECTORS[0])
-        if kv_connector not in CPU_CONNECTORS:
-            raise InputError(
-                f"--kv-transfer-config: the connector {shown(kv_connector)} is not modelled; expected one of "
-                f"{', '.join(CPU_CONNECTORS)}"
-            )
-        unknown_keys = sorted(set(self.compilation) - set(COMPILATION_KEYS))
-        if unknown_keys:
-            raise InputError(f"--compilation-config: {shown(unknown_keys[0])} is not modelled; remove the key")
-
-    @property
-    def compilation(self) -> Mapping[str, Any]:
-        """The contents of `--compilation-config`: name → value."""
-        compilation_config: Mapping[str, Any] = self.flags.get("compilation_config", {})
-        if self.gives_embeddings and "FULL" in graph_mode_of(compilation_config):
-            return {**compilation_config, "cudagraph_mode": "PIECEWISE"}  # config/vllm.py: pooling has no full graphs
-        return compilation_config
-
-    @cached_property
-    def gives_embeddings(self) -> bool:
-        """Whether the server gives embeddings or scores (`--runner pooling`), without logits and without a sampler.
-
-        v1/worker/gpu_model_runner.py, `profile_run`: such a model's profile run ends with its pooler. vLLM takes this
-        runner by default for models without a language-model head. Raises `InputError` for a model with such a head,
-        which vLLM drops.
-        """
-        has_logits = isinstance(self.preset.model.head, LMHead)
-        flag = next((name for name in ("runner", "task", "convert") if self.flags.get(name) in POOLING_WORDS), "")
-        if flag and has_logits:
-            raise InputError(
-                f"--{flag} {self.flags[flag]}: the output head, which vLLM drops, is not left out of this model; "
-                "expected --set head.type=none too"
-            )
-        return not has_logits
-
-    @cached_property
-    def speculation(self) -> Speculation:
-        """The server's settings of speculative decoding."""
-        return speculation_of(self.flags, self.preset)
-
-    @cached_property
-    def draft(self) -> EngineRank | None:
-        """The draft model on one rank; None without a draft model."""
-        if self.speculation.draft is None:
-            return None
-        return EngineRank(self.speculation.draft, Layout(tp=self.tp), 0, None, self.dtype)
-
-    @property
-    def loads_towers(self) -> bool:
-        """Whether image and audio encoders are loaded; false if the flags allow neither images nor audio."""
-        if self.flags.get("language_model_only"):
-            return False
-        input_limits = self.flags.get("limit_mm_per_prompt", {})
-        allows_no_input = bool(input_limits) and all(
-            input_limit(input_count) == 0 for input_count in input_limits.values()
-        )
-        return not (
-            allows_no_input and {"image", "video"} <= set(input_limits) and self.version_numbers >= SKIPS_ENCODERS_FROM
-        )
-
-    @property
-    def subtracts_graphs(self) -> bool:
-        """Whether the estimated memory of CUDA graphs is subtracted from the KV cache."""
-        variable_value = self.flags.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
-        runner_estimates_graphs = self.second_runner is None or self.second_runner.estimates_graphs
-        if variable_value is None or self.version_numbers < GRAPHS_ARE_ESTIMATED_FROM or not runner_estimates_graphs:
-            return self.rules.subtracts_graphs
-        return bool(variable_value)
-
-    def has_model_class(self, class_names: tuple[str, ...]) -> bool:
-        """Returns whether the model's class is one of `class_names`."""
-        return not {*architectures(self.preset)}.isdisjoint(class_names)
+class VLLMServer(VLLMSettings):
+    """The memory of a vLLM server: model, accelerator, version and flags."""
 
     @cached_property
     def graphs(self) -> CUDAGraphs:
@@ -303,193 +76,15 @@ class VLLMServer(EngineServer):
             self.flags, self.compilation, self.decoded_tokens, self.max_num_batched_tokens, default_limit
         )
 
-    @property
-    def model_length(self) -> int | None:
-        """The model's context length in tokens; for LongRoPE the length with the short factors."""
-        scaled_limit = scaled_length(self.preset)
-        uses_short_factors = self.version_of_rules >= LONGROPE_STARTS_SHORT_FROM
-        short_length = short_rope_length(self.preset) if uses_short_factors else None
-        return scaled_limit if scaled_limit is None or short_length is None else min(scaled_limit, short_length)
-
-    @property
-    def longest_length(self) -> int | None:
-        """The tokens of the longest request that vLLM accepts; None if it is not known."""
-        return None if has_unknown_length(self.preset) else scaled_length(self.preset)
-
-    @property
-    def engine_record(self) -> VLLMRecord:
-        return vllm_record()
-
-    @property
-    def version_of_rules(self) -> tuple[int, ...]:
-        """The version whose rules apply; VLLM_USE_V1=0 means the last version of the V0 engine."""
-        is_first_engine = self.flags.get("VLLM_USE_V1") == 0 and self.version_numbers > LAST_V0_VERSION
-        return LAST_V0_VERSION if is_first_engine else self.version_numbers
-
-    @cached_property
-    def second_runner(self) -> SecondRunner | None:
-        """The memory rules of vLLM's second model runner; None if the first one runs the model."""
-        return second_runner(self.engine_record, self.version_of_rules, self.rank_of_stage(0), self.flags)
-
-    @cached_property
-    def rules(self) -> VLLMRules:
-        """The version's memory rules, with the model runner and sampler of this server."""
-        version_rules = self.engine_record.rules(self.version_of_rules)
-        if self.second_runner is not None:
-            version_rules = rules_with_runner(version_rules, self.second_runner)
-        return rules_with_sampler(
-            self.engine_record,
-            self.version_of_rules,
-            version_rules,
-            self.flags,
-            has_second_runner=self.second_runner is not None,
-        )
-
-    @cached_property
-    def assumes_torch_sampler(self) -> bool:
-        """Whether torch's sampler is assumed, although vLLM would prefer an installed FlashInfer."""
-        has_second_runner = self.second_runner is not None
-        return not self.gives_embeddings and assumes_torch_sampler(
-            self.engine_record, self.version_of_rules, self.flags, has_second_runner
-        )
-
-    @cached_property
-    def state_rules(self) -> StateRules:
-        """The version's rules for recurrent states."""
-        return self.engine_record.state_rules(self.version_of_rules)
-
     def needs_blocks_of_sequences(self, kv_pool: BlockPool) -> bool:
         """Whether each sequence occupies a cache block, as with recurrent states decoded in full CUDA graphs."""
         decodes_in_graphs = self.graphs.graph_count > 0 and graph_mode_of(self.compilation) != "PIECEWISE"
         return kv_pool.has_states and self.state_rules.needs_blocks_of_sequences and decodes_in_graphs
 
     @property
-    def dp(self) -> int:
-        return int(self.flags.get("data_parallel_size", 1))
-
-    @property
-    def device_count(self) -> int:
-        return self.tp * self.pp * self.dp
-
-    @cached_property
-    def layout(self) -> Layout:
-        """The layout of one replica, with layers divided over stages as by vllm/distributed/utils.py, `get_pp_indices`.
-
-        With expert parallelism the experts are divided over all ranks of the tensor and data groups, each undivided.
-        """
-        stage_layers = self.stage_layers(reversed(range(self.pp - 1)))
-        if not self.flags.get("enable_expert_parallel"):
-            return Layout(tp=self.tp, pp=self.pp, pp_layout=stage_layers)
-        return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.tp * self.dp, etp=1, pp_layout=stage_layers)
-
-    @property
-    def whole_layout(self) -> Layout:
-        """The layout of all devices, with data-parallel replicas."""
-        return replace(self.layout, dp=self.dp)
-
-    @property
-    def quantize(self) -> str | None:
-        """The quantization scheme of the weights; None for the checkpoint's scheme."""
-        quantization_flag = str(self.flags.get("quantization", "none")).removesuffix("_marlin").removeprefix("gpt_oss_")
-        return self.scheme_of(quantization_flag, SCHEMES)
-
-    @property
-    def max_num_seqs(self) -> int:
-        flag_value = self.flags.get("max_num_seqs")
-        default_sequences = (
-            self.engine_record.defaults(self.version_of_rules, self.hardware).max_num_seqs * self.default_limit_factor
-        )
-        return int(flag_value or min(default_sequences, self.max_num_batched_tokens))
-
-    @property
-    def default_limit_factor(self) -> int:
-        """The factor of the default batch limits: 2 with `--performance-mode throughput`, otherwise 1."""
-        return 2 if self.flags.get("performance_mode") == "throughput" else 1
-
-    @property
-    def divides_prompts(self) -> bool:
-        """Whether prefill is chunked: by default always, but in V0 only if requests have more than 32,768 tokens."""
-        chunks_by_default = self.rules.generation != "v0" or self.longest_request > 32768
-        return bool(self.flags.get("enable_chunked_prefill", chunks_by_default))
-
-    @property
-    def max_num_batched_tokens(self) -> int:
-        flag_value = self.flags.get("max_num_batched_tokens")
-        if flag_value:
-            return int(flag_value)
-        batch_defaults = self.engine_record.defaults(self.version_of_rules, self.hardware)
-        default_tokens = batch_defaults.max_num_batched_tokens * self.default_limit_factor
-        if self.rules.generation == "v0" and self.divides_prompts:
-            return self.rules.chunk_above_32k
-        if not self.divides_prompts:
-            default_tokens = max(self.longest_request, default_tokens)
-        if self.rules.generation == "v0":
-            return default_tokens
-        sequence_count = int(self.flags.get("max_num_seqs", batch_defaults.max_num_seqs * self.default_limit_factor))
-        return max(
-            min(default_tokens, sequence_count * self.longest_request),
-            sequence_count if "max_num_seqs" in self.flags else 1,
-        )
-
-    @property
-    def tokens_in_flight(self) -> int:
-        """The tokens of all concurrently scheduled batches, for which a window needs additional blocks."""
-        if not self.rules.reserves_batches_in_flight:
-            return self.max_num_batched_tokens
-        uses_ngrams = self.speculation.tokens and not self.speculation.with_mtp and self.speculation.draft is None
-        is_async = self.flags.get("async_scheduling", not uses_ngrams and not self._has_first_ray_executor)
-        batch_count = self.pp + 1 if is_async and (self.second_runner is not None or self.pp == 1) else self.pp
-        return batch_count * self.max_num_batched_tokens
-
-    @property
-    def _has_first_ray_executor(self) -> bool:
-        """Whether Ray's first executor runs the ranks; it schedules a single batch at a time.
-
-        The second executor is the default (v1/executor/abstract.py, `supports_async_scheduling`).
-        """
-        runs_under_ray = self.flags.get("distributed_executor_backend") == "ray"
-        return runs_under_ray and self.flags.get(RAY_EXECUTOR_VARIABLE, 1) == 0
-
-    @property
-    def decoded_tokens(self) -> int:
-        """The tokens of a decoding step of all sequences, including drafted tokens."""
-        return self.max_num_seqs * (1 + self.speculation.tokens)
-
-    @property
-    def utilization(self) -> float:
-        return float(self.flags.get("gpu_memory_utilization", self.rules.gpu_memory_utilization))
-
-    @property
-    def block_size(self) -> int:
-        return int(self.flags.get("block_size", DEFAULT_BLOCK_TOKENS))
-
-    @property
     def total_memory(self) -> int:
         """The device's total memory in bytes, as the driver reports it."""
         return self.hardware.capacity_bytes
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """Flag name → the value in effect: the user's, or the default."""
-        return {
-            "max_model_len": self.longest_request,
-            "max_num_seqs": self.max_num_seqs,
-            "max_num_batched_tokens": self.max_num_batched_tokens,
-            "gpu_memory_utilization": self.utilization,
-            "kv_cache_dtype": "auto",
-            "enforce_eager": False,
-            "block_size": self.block_size,
-            "tensor_parallel_size": self.tp,
-        }
-
-    def rank_of_stage(self, stage_number: int) -> EngineRank:
-        """Returns the model on the first rank of a pipeline stage."""
-        loads_towers = self.loads_towers and stage_number == 0
-        rank_number = self.layout.rank(pp=stage_number)
-        has_draft_modules = self.speculation.with_mtp and stage_number == self.pp - 1
-        return EngineRank(
-            self.preset, self.layout, rank_number, self.quantize, self.dtype, loads_towers, has_draft_modules
-        )
 
     def profile_run(self, stage_number: int) -> ProfileRun:
         """Returns the profile run on the ranks of a pipeline stage."""

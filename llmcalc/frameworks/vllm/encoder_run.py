@@ -134,27 +134,27 @@ def encoder_run(
     tower = image_tower(spec)
     if tower is None or tower.image is None or encoder_request.limit == 0:
         return None
-    image_rule = _apply_processor_limits(tower.image, processor_settings)
+    image_resizing = _apply_processor_limits(tower.image, processor_settings)
     image_sizes = (
         [(tiles_down * LARGEST_SIDE, tiles_across * LARGEST_SIDE) for tiles_down, tiles_across in ASPECT_RATIOS]
         if encoder_request.size is None
         else [encoder_request.size]
     )
     largest_image = max(
-        _processed_images(image_rule, image_sizes, tower.patches.patch_size),
+        _processed_images(image_resizing, image_sizes, tower.patches.patch_size),
         key=lambda processed_image: processed_image.tokens,
     )
     images_per_input = 1
     if encoder_request.frames:
         most_images = max(1, encoder_request.length // largest_image.tokens)
         images_per_input = min(encoder_request.frames // tower.patches.temporal_patch_size, most_images)
-    mark_tokens = int(getattr(image_rule, "marks", 0))
+    mark_tokens = int(getattr(image_resizing, "marks", 0))
     tokens, image_patches = (
         largest_image.tokens - mark_tokens,
         largest_image.parts * largest_image.rows * largest_image.columns,
     )
-    if encoder_request.videos is not None and isinstance(image_rule, TokenBudget):
-        image_patches = image_patches * encoder_request.videos.frame_tokens // image_rule.max_tokens
+    if encoder_request.videos is not None and isinstance(image_resizing, TokenBudget):
+        image_patches = image_patches * encoder_request.videos.frame_tokens // image_resizing.max_tokens
         images_per_input, tokens, mark_tokens = (
             encoder_request.videos.frames,
             encoder_request.videos.frame_tokens,
@@ -184,13 +184,13 @@ def encoder_run(
 
 
 def _processed_images(
-    image_rule: ImageRule, image_sizes: Iterable[tuple[int, int]], patch_size: int
+    image_resizing: ImageRule, image_sizes: Iterable[tuple[int, int]], patch_size: int
 ) -> list[EncodedInput]:
     """Returns the images of these sizes after processing, without sizes that the processor refuses."""
     processed_images = []
     for image_height, image_width in image_sizes:
         try:
-            processed_images.append(image_rule.encode(image_height, image_width, patch_size))
+            processed_images.append(image_resizing.encode(image_height, image_width, patch_size))
         except InputError:
             continue
     if not processed_images:
@@ -213,7 +213,7 @@ def _layer_elements(vision_tower: VisionTower, ranks: int) -> int:
     return int((hidden_size if vision_tower.positions is not None else 0) + max(attention_elements, network_elements))
 
 
-def _apply_processor_limits(image_rule: ImageRule, processor_settings: Mapping[str, Any]) -> ImageRule:
+def _apply_processor_limits(image_resizing: ImageRule, processor_settings: Mapping[str, Any]) -> ImageRule:
     """Returns the image processor with the limits of `--mm-processor-kwargs`."""
     processor_limits = dict(processor_settings)
     size_settings = processor_limits.pop("size", {})
@@ -223,13 +223,13 @@ def _apply_processor_limits(image_rule: ImageRule, processor_settings: Mapping[s
     min_pixels = processor_limits.pop("min_pixels", None)
     for limit_name in [limit_name for limit_name in processor_limits if limit_name in IDLE_PROCESSOR_KEYS]:
         processor_limits.pop(limit_name)
-    if processor_limits or (most_pixels is not None and not isinstance(image_rule, SmartResize)):
+    if processor_limits or (most_pixels is not None and not isinstance(image_resizing, SmartResize)):
         raise InputError(
             f"--mm-processor-kwargs: {shown(next(iter(processor_limits), 'max_pixels'))} is not modelled for this "
             "model; remove the key"
         )
-    if not isinstance(image_rule, SmartResize):
-        return image_rule
+    if not isinstance(image_resizing, SmartResize):
+        return image_resizing
     pixel_limits = {"max_pixels": most_pixels, "min_pixels": min_pixels}
     for limit_name, pixel_limit in pixel_limits.items():
         if pixel_limit is not None and (
@@ -240,8 +240,8 @@ def _apply_processor_limits(image_rule: ImageRule, processor_settings: Mapping[s
         limit_name: pixel_limit for limit_name, pixel_limit in pixel_limits.items() if pixel_limit is not None
     }
     if most_pixels is not None and min_pixels is None:
-        changed_limits["min_pixels"] = min(image_rule.min_pixels, most_pixels)
-    return image_rule.model_copy(update=changed_limits)
+        changed_limits["min_pixels"] = min(image_resizing.min_pixels, most_pixels)
+    return image_resizing.model_copy(update=changed_limits)
 
 
 IDLE_PROCESSOR_KEYS = ("use_fast", "fps", "num_frames", "do_sample_frames", "video_max_pixels", "do_resize")

@@ -136,13 +136,13 @@ class DTensorKernels(EagerKernels):
             if refusal_reason:
                 raise InputError(f"--sequence-parallel: {step_name}: {refusal_reason}; expected no --sequence-parallel")
 
-    def is_sharded_by_tokens(self, flow_value: Value) -> bool:
+    def is_sharded_by_tokens(self, recorded_value: Value) -> bool:
         """Whether a tensor is sharded by tokens over the tensor-parallel ranks."""
-        return self.places is not None and self.places.placement(flow_value) == "rows"
+        return self.places is not None and self.places.placement(recorded_value) == "rows"
 
-    def shape(self, flow_value: Value) -> Shape:
-        shape = super().shape(flow_value)
-        if not self.is_sharded_by_tokens(flow_value):
+    def shape(self, recorded_value: Value) -> Shape:
+        shape = super().shape(recorded_value)
+        if not self.is_sharded_by_tokens(recorded_value):
             return shape
         batch, row_count, *row_shape = shape
         return (batch, row_count // self.tokens, *row_shape)
@@ -245,11 +245,11 @@ class DTensorKernels(EagerKernels):
                 )
             self.bind(output_value, self._gather_logits(self.tensor_of(output_value), output_value))
 
-    def _gather_logits(self, logits: Tensor, flow_value: Value) -> Tensor:
+    def _gather_logits(self, logits: Tensor, recorded_value: Value) -> Tensor:
         """Gathers the logits of the full vocabulary (`ColwiseParallel`, `Shard._to_replicate_tensor`).
         All parts are padded to the length of the longest.
         """
-        axis = next((axis for axis in flat_axes(flow_value.axes) if isinstance(axis, AxisShard)), None)
+        axis = next((axis for axis in flat_axes(recorded_value.axes) if isinstance(axis, AxisShard)), None)
         if axis is None or axis.degree == 1:
             return logits
         new_tensor, (*row_shape, local_width), vocabulary_size = self.graph.new_tensor, logits.shape, axis.full_size
@@ -279,23 +279,23 @@ class DTensorKernels(EagerKernels):
 
     def _enter_parallel_region(self, operation: Step) -> None:
         """Adds the input gradients of all linear layers with input x, and all-reduces the sum."""
-        flow_value = operation.ins[0]
-        if is_divided(flow_value.axes):
+        recorded_value = operation.ins[0]
+        if is_divided(recorded_value.axes):
             return
-        x = self.tensor_of(flow_value)
-        if self.is_sharded_by_tokens(flow_value):
-            if all(value_id != id(flow_value) for value_id, *_ in self.module_inputs[-1]):
+        x = self.tensor_of(recorded_value)
+        if self.is_sharded_by_tokens(recorded_value):
+            if all(value_id != id(recorded_value) for value_id, *_ in self.module_inputs[-1]):
                 local_tensor = self._wrap_in_dtensor(
                     x, self.all_gather(x, self.gathers_in_8_bits(operation)), self._reduce_scatter_gradient
                 )
-                self.module_inputs[-1].append((id(flow_value), x, local_tensor))
-                self.bind(flow_value, local_tensor)
+                self.module_inputs[-1].append((id(recorded_value), x, local_tensor))
+                self.bind(recorded_value, local_tensor)
             return
         if not x.needs_grad or (isinstance(x.node, AutogradNode) and x.node.name == ENTERED):
             return
         local_tensor = self._wrap_in_dtensor(x, x.detached(), self._all_reduce_gradient)
-        self.module_inputs[-1].append((id(flow_value), x, local_tensor))
-        self.bind(flow_value, local_tensor)
+        self.module_inputs[-1].append((id(recorded_value), x, local_tensor))
+        self.bind(recorded_value, local_tensor)
 
     def _wrap_in_dtensor(self, x: Tensor, local_tensor: Tensor, backward: Backward) -> Tensor:
         """Wraps the input of a module's linear layers in a DTensor; torch.compile removes the wrapper."""

@@ -43,11 +43,11 @@ def causal_conv1d(aten: Aten, x: Tensor, weight: Tensor, bias: Optional = None, 
     autograd_graph = aten.graph
 
     def backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Optional) -> Sequence[Gradient]:
-        chunks = x.shape[0] * ceil_div(x.shape[1], CHUNK)
+        chunk_count = x.shape[0] * ceil_div(x.shape[1], CHUNK)
         _y = aten.new_tensor(x.shape, x.dtype) if has_activation else None
         dx = aten.like(x)
-        dw = aten.new_tensor((chunks, *weight.shape), FLOAT32)
-        db = None if bias is None else aten.new_tensor((chunks, *bias.shape), FLOAT32)
+        dw = aten.new_tensor((chunk_count, *weight.shape), FLOAT32)
+        db = None if bias is None else aten.new_tensor((chunk_count, *bias.shape), FLOAT32)
         dw = aten.to(aten.sum(dw, 0), weight.dtype)
         if db is not None and bias is not None:
             db = aten.to(aten.sum(db, 0), bias.dtype)

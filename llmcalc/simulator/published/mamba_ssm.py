@@ -291,12 +291,12 @@ def _split_heads_by_size(aten: Aten, head_size: Number, x: Tensor) -> Tensor:
     return aten.unflatten(x, -1, (exact_div(x.shape[-1], head_size), head_size))
 
 
-def _split_count(x: Tensor, chunks: Number, group_count: Number, accelerator: Accelerator) -> Number:
+def _split_count(x: Tensor, chunk_count: Number, group_count: Number, accelerator: Accelerator) -> Number:
     """Returns the number of parts into which a group's heads are split to keep all multiprocessors busy."""
     batch, _, heads, _ = x.shape
     heads_per_group = exact_div(heads, group_count)
     return ceil_div(
-        heads_per_group, minimum(ceil_div(batch * chunks * heads, accelerator.multiprocessors), heads_per_group)
+        heads_per_group, minimum(ceil_div(batch * chunk_count * heads, accelerator.multiprocessors), heads_per_group)
     )
 
 
@@ -330,7 +330,7 @@ def _combined_bwd(
     dout = _with_contiguous_rows(aten, dout)
     batch, tokens, heads, dim = x.shape
     group_count, state_size = b.shape[2], b.shape[3]
-    chunks, chunk_blocks = ceil_div(tokens, chunk), ceil_div(chunk, 32)
+    chunk_count, chunk_blocks = ceil_div(tokens, chunk), ceil_div(chunk, 32)
     db = aten.like(b) if db is None else db
     dc = aten.like(c) if dc is None else dc
     ddt = aten.like(dt) if ddt is None else ddt
@@ -342,22 +342,26 @@ def _combined_bwd(
     outz: Optional = output
     dd: Optional = None
     if z is not None:  # _chunk_scan_bwd_dz, ssd_chunk_scan.py:1363
-        dd = aten.new_tensor((chunk_blocks, batch, chunks, heads, 1), FLOAT32)
+        dd = aten.new_tensor((chunk_blocks, batch, chunk_count, heads, 1), FLOAT32)
         dz = aten.like(z) if dz is None else dz
         outz = aten.like(x) if recompute_output else output
         dout = aten.like(dout)
         dd = aten.to(aten.new_tensor((heads, 1), FLOAT32), d.dtype)
-    dstates = aten.new_tensor((batch, chunks, heads, dim, state_size), chunk_states.dtype)
+    dstates = aten.new_tensor((batch, chunk_count, heads, dim, state_size), chunk_states.dtype)
     dstates, _dda_chunk, chunk_states = _state_passing_bwd(aten, chunk_states, dstates, x.dtype)
-    dx, _ddt, dd_from_x = _chunk_scan_gradients(aten, x, d, (batch, heads, chunks, chunk), dx)
-    split_count = _split_count(x, chunks, group_count, accelerator)
-    dda_next = aten.new_tensor((batch, heads, chunks, chunk), FLOAT32)  # _chunk_state_bwd_db, ssd_chunk_state.py:902
+    dx, _ddt, dd_from_x = _chunk_scan_gradients(aten, x, d, (batch, heads, chunk_count, chunk), dx)
+    split_count = _split_count(x, chunk_count, group_count, accelerator)
+    dda_next = aten.new_tensor(
+        (batch, heads, chunk_count, chunk), FLOAT32
+    )  # _chunk_state_bwd_db, ssd_chunk_state.py:902
     _db = _sum_workspace(aten, (batch, tokens, split_count, group_count, state_size), 2)
-    dda_prev = aten.new_tensor((batch, heads, chunks, chunk), FLOAT32)  # _chunk_scan_bwd_dC, ssd_chunk_scan.py:1451
+    dda_prev = aten.new_tensor(
+        (batch, heads, chunk_count, chunk), FLOAT32
+    )  # _chunk_scan_bwd_dC, ssd_chunk_scan.py:1451
     _dc = _sum_workspace(aten, (batch, tokens, split_count, group_count, state_size), 2)
-    _dcb = _sum_workspace(aten, (batch, chunks, split_count, group_count, chunk, chunk), 2)
+    _dcb = _sum_workspace(aten, (batch, chunk_count, split_count, group_count, chunk, chunk), 2)
     _dda_before = aten.like(aten.like(aten.like(dda_prev)))  # flip, cumsum, flip
-    _dda = _sum_workspace(aten, (batch, heads, chunks, chunk_blocks, chunk), 3)
+    _dda = _sum_workspace(aten, (batch, heads, chunk_count, chunk_blocks, chunk), 3)
     aten.like(dda_next)  # ddA_next + ddA_prev
     dbias, da = aten.like(dt_bias, dtype=FLOAT32), aten.like(a, dtype=FLOAT32)
     return dx, ddt, da, db, dc, dd_from_x if dd is None else dd, dz, dbias, outz
@@ -367,8 +371,8 @@ def _chunk_scan_gradients(
     aten: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optional
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the chunked scan's gradients of x, Δ and D (ssd_combined.py:261, `_chunk_scan_chunk_state_bwd_dx`)."""
-    batch, heads, chunks, chunk = shape
-    dd = aten.new_tensor((ceil_div(chunk, 32), batch, chunks, heads, 1), FLOAT32)
+    batch, heads, chunk_count, chunk = shape
+    dd = aten.new_tensor((ceil_div(chunk, 32), batch, chunk_count, heads, 1), FLOAT32)
     dx = aten.like(x) if dx is None else dx
     ddt = aten.new_tensor(shape, FLOAT32)
     dd = aten.sum(aten.new_tensor((heads, 1), FLOAT32), -1)
@@ -377,10 +381,10 @@ def _chunk_scan_gradients(
 
 def _state_passing_bwd(aten: Aten, chunk_states: Tensor, dout: Tensor, dtype: Dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Computes gradients of the states and the chunks' decays, and casts the states (ssd_state_passing.py:227)."""
-    batch, chunks, heads, dim, state_size = chunk_states.shape
+    batch, chunk_count, heads, dim, state_size = chunk_states.shape
     dstates = aten.like(dout, dtype=dtype)
     states_copy = chunk_states if chunk_states.dtype is dtype else aten.like(chunk_states, dtype=dtype)
-    return dstates, _sum_workspace(aten, (batch, heads, chunks, ceil_div(dim * state_size, 64)), 3), states_copy
+    return dstates, _sum_workspace(aten, (batch, heads, chunk_count, ceil_div(dim * state_size, 64)), 3), states_copy
 
 
 def mamba_chunk_scan_with_state(

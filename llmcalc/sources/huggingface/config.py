@@ -173,7 +173,7 @@ class Config:
         """Whether the config itself, not only its defaults, has a list in the field."""
         return self.has(field_name) and isinstance(self.get(field_name), list | tuple)
 
-    def size(self, *field_names: str) -> int:
+    def integer(self, *field_names: str) -> int:
         """Returns the positive integer in a field. Numbers of layers and experts are bounded by `MOST`."""
         return self._read_integer(field_names, 1, "a positive whole number")
 
@@ -185,9 +185,9 @@ class Config:
         """Returns the config with new values for some fields; both configs share the record of read fields."""
         return replace(self, data={**self.data, **fields})
 
-    def size_by_name(self, field_name: str) -> int:
+    def integer_by_name(self, field_name: str) -> int:
         """Returns the positive integer in a field with exactly this name, or the default, ignoring aliases."""
-        return replace(self, aliases={}).size(field_name)
+        return replace(self, aliases={}).integer(field_name)
 
     def _read_integer(self, field_names: tuple[str, ...], minimum: int, expected_text: str) -> int:
         field_value, maximum = self.get(*field_names), MOST.get(field_names[0], LARGEST)
@@ -198,11 +198,11 @@ class Config:
             self.from_defaults[f"{self.location}{field_names[0]}"] = field_value
         return field_value
 
-    def optional_size(self, *field_names: str) -> int | None:
+    def optional_integer(self, *field_names: str) -> int | None:
         """Returns the positive integer in a field; None if the field is null or absent."""
         field_names = self._names_with_aliases(field_names)
         is_present = any(field_name in self.data or field_name in self.defaults for field_name in field_names)
-        return self.size(*field_names) if is_present and self.get(*field_names) is not None else None
+        return self.integer(*field_names) if is_present and self.get(*field_names) is not None else None
 
     def _checked(self, field_names: tuple[str, ...], is_valid_value: Callable[[Any], bool], expected_text: str) -> Any:
         """Returns the value of a field. Raises `InputError` for an invalid value."""
@@ -228,7 +228,7 @@ class Config:
         """Returns the text in a field."""
         return str(self._checked(field_names, lambda value: isinstance(value, str), "a text"))
 
-    def sizes(self, *field_names: str) -> list[int]:
+    def integers(self, *field_names: str) -> list[int]:
         """Returns the list of integers in a field, with 0 allowed."""
 
         def is_right(value: Any) -> bool:

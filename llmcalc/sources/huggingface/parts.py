@@ -57,11 +57,11 @@ def attention(config: Config, **other_fields: Any) -> Table:
 
     other_fields: added to or replacing the others.
     """
-    heads = config.size("num_attention_heads")
-    kv_heads = config.optional_size("num_key_value_heads")
+    heads = config.integer("num_attention_heads")
+    kv_heads = config.optional_integer("num_key_value_heads")
     attention_fields: Table = {
         "num_attention_heads": heads,
-        "head_dim": config.optional_size("head_dim"),
+        "head_dim": config.optional_integer("head_dim"),
         "position": rope(config),
     }
     if kv_heads is not None and kv_heads != heads:
@@ -125,7 +125,7 @@ QKVO = (*QKV, "o_bias")
 def glu(config: Config, bias: bool = False, ffn_width: int | None = None, act_field: str = "hidden_act") -> Table:
     """Returns a gated FFN."""
     ffn_fields = {
-        "intermediate_size": ffn_width or config.size("intermediate_size"),
+        "intermediate_size": ffn_width or config.integer("intermediate_size"),
         "hidden_act": config.choice(ACTIVATIONS, act_field),
         "gated": True,
     }
@@ -190,17 +190,17 @@ def decoder(
     """
     stack_fields = stack or {}
     config.has("num_hidden_layers")  # read even where the layers are listed
-    depth = {} if "num_hidden_layers" in stack_fields else {"num_hidden_layers": config.size("num_hidden_layers")}
+    depth = {} if "num_hidden_layers" in stack_fields else {"num_hidden_layers": config.integer("num_hidden_layers")}
     layers = _without_single_variant({**depth, "block": block, **stack_fields})
     if final_norm is not None:
         layers["final_norm"] = final_norm
     model_fields: Table = {
-        "vocab_size": config.size("vocab_size"),
-        "hidden_size": config.size("hidden_size"),
+        "vocab_size": config.integer("vocab_size"),
+        "hidden_size": config.integer("hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
-    if config.optional_size("max_position_embeddings") is not None:
-        model_fields["max_position_embeddings"] = config.size("max_position_embeddings")
+    if config.optional_integer("max_position_embeddings") is not None:
+        model_fields["max_position_embeddings"] = config.integer("max_position_embeddings")
     model_fields |= {"decoder": layers, "head": head_table(config, head, score_head, label_count)}
     return {**model_fields, **model}
 
@@ -295,7 +295,7 @@ def question_answering_head(config: Config) -> Table:
 def block_sparse_note(config: Config) -> None:
     """Reads BigBird's `attention_type`, and adds a remark that block-sparse attention is counted as full."""
     if config.choice({"original_full": False, "block_sparse": True}, "attention_type"):
-        longest_length = (5 + 2 * config.size("num_random_blocks")) * config.size("block_size")
+        longest_length = (5 + 2 * config.integer("num_random_blocks")) * config.integer("block_size")
         config.notes.append(
             f"attention_type: block_sparse beyond {longest_length} tokens, which is not counted: every token attends "
             "to all"
@@ -320,7 +320,7 @@ def class_count(config: Config) -> int:
     label_names = config.data.get("id2label")
     if isinstance(label_names, dict) and label_names and not config.has("num_labels"):
         return len(label_names)
-    return config.size("num_labels") if config.has("num_labels") or "num_labels" in config.defaults else 2
+    return config.integer("num_labels") if config.has("num_labels") or "num_labels" in config.defaults else 2
 
 
 REWARD_HEADS: dict[str, Table] = {
@@ -496,7 +496,7 @@ def sliding_stack(
     sliding_fields, full_fields: fields of the attention of such a layer that differ from the block, as in
         `{"position": "none"}`.
     """
-    window = config.optional_size("sliding_window")
+    window = config.optional_integer("sliding_window")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     if window is None or ("sliding" not in layer_kinds and not full_fields):
         return {}
@@ -592,7 +592,7 @@ def learned_positions(config: Config, position_offset: int = 0) -> Table:
     """Returns a learned position embedding. position_offset: the number of rows before position 0."""
     return {
         "type": "learned",
-        "max_position_embeddings": config.size("max_position_embeddings"),
+        "max_position_embeddings": config.integer("max_position_embeddings"),
         **({"offset": position_offset} if position_offset else {}),
     }
 

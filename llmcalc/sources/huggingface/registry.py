@@ -148,11 +148,11 @@ def has_grouped_router(model_type: str, family: Family) -> bool:
 
 def _expert_groups(config: Config) -> dict[str, Any]:
     """Returns a router's expert groups; empty if the router selects among all experts."""
-    group_count = config.optional_size("n_group")
+    group_count = config.optional_integer("n_group")
     reads_topk_method = "topk_method" in config.defaults  # of the classes with groups, those of DeepSeek-V2
     if group_count in (None, 1) or (reads_topk_method and config.get("topk_method") == "greedy"):
         return {}
-    return {"n_group": group_count, "topk_group": config.size("topk_group")}
+    return {"n_group": group_count, "topk_group": config.integer("topk_group")}
 
 
 LOGIT_CAPS = {
@@ -648,7 +648,7 @@ def _inner_model_config(
     """Returns the type and config of the model inside a projection class, and the size of the projected vectors."""
     section = root_config[family_of(root_type).text_section]
     inner_model_type = usual_name(section.get("model_type") or str(family_of(root_type).text_type))
-    vector_size = Config(root_config, {field: default_value}, root_type).size(field)
+    vector_size = Config(root_config, {field: default_value}, root_type).integer(field)
     return inner_model_type, {**section, "architectures": []}, vector_size
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import llmcalc
-from llmcalc.frameworks.launch.adapter_targets import LONGEST, with_known_targets
+from llmcalc.frameworks.launch.adapter_targets import LONGEST, translate_targets
 from llmcalc.frameworks.launch.record import Launch, OptionOverride
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -15,7 +15,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 def targets_of(*names: str, model: str = "llama3.2-1b") -> tuple[set[str], tuple[str, ...]]:
     launch = Launch("f.yaml", "axolotl", "torch", settings={"lora_rank": 4, "lora_targets": names})
-    known = with_known_targets(launch, llmcalc.load(model).model)
+    known = translate_targets(launch, llmcalc.load(model).model)
     return set(known.settings["lora_targets"]), known.notes
 
 
@@ -56,11 +56,11 @@ def test_modules_that_are_trained_in_full_have_the_names_of_a_class() -> None:
     """modal-labs/llm-finetuning, config/pythia.yml: GPT-NeoX calls its table embed_in, and its head embed_out."""
     settings = {"lora_rank": 4, "lora_targets": ("q_proj",), "modules_to_save": ("embed_in", "embed_out", "other")}
     launch = Launch("f.yaml", "axolotl", "torch", settings=settings)
-    known = with_known_targets(launch, llmcalc.load("pythia-1.4b").model)
+    known = translate_targets(launch, llmcalc.load("pythia-1.4b").model)
     assert known.settings["modules_to_save"] == ("embed_tokens", "lm_head", "other")
 
 
 def test_a_typed_option_stays() -> None:
     launch = Launch("f.yaml", "axolotl", "torch", settings={"lora_rank": 4, "lora_targets": ("wrong",)})
     typed = replace(launch, overridden={"lora_targets": OptionOverride(("wrong",), None)})
-    assert with_known_targets(typed, llmcalc.load("llama3.2-1b").model) is typed
+    assert translate_targets(typed, llmcalc.load("llama3.2-1b").model) is typed

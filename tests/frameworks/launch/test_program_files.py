@@ -169,7 +169,7 @@ def test_cells_of_a_notebook_are_read_and_its_prose_is_no_command(tmp_path: Path
     launch = read_launch(notebook)
     assert (launch.target, launch.settings["seq"], launch.settings["lora_rank"]) == ("gpt2", 1536, 8)
     assert any("computed: together max_seq_length tokens" in note for note in launch.notes)
-    for decided, computed in (("r=8", "r=rank()"), ("max_seq_length=tokens", "max_seq_length=2 if tokens else 1")):
+    for decided, computed in (("r=8", "r=rank()"), ("max_seq_length=tokens", "max_seq_length=2 if length() else 1")):
         name = decided.partition("=")[0]
         with pytest.raises(InputError, match=rf"memory: {name} \(is known only when the file runs\)"):
             launch_of(MARIMO.replace(decided, computed), "notebook.py")
@@ -536,6 +536,8 @@ COMMANDS = [
     ("megatron rlhf --rlhf_type gkd --model a/b", "megatron rlhf --rlhf_type: 'gkd': its teacher is not modelled"),
     ("swift export --model a/b", "swift export: is no training; expected swift sft"),
     ("trl reward --model_name_or_path a/b", "trl reward is TRL's: trainings of reward models"),
+    ("trl distillation --config job.yaml", "trl distillation is TRL's: trainings of reward models"),
+    ("python trl/scripts/distillation.py --model_name_or_path a/b", "trl distillation is TRL's"),
     ("litgpt finetune_lora a/b", "litgpt finetune_lora is litgpt's"),
     ("nemo llm pretrain --factory x", "nemo llm is NeMo's"),
     ("deepspeed main.py --actor_zero_stage 3 --actor_model_name_or_path x --enable_ema", "--enable_ema (a moving"),
@@ -698,6 +700,9 @@ def test_accelerate_launch_selects_the_framework_of_every_program(
         (f"CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node gpu train.py {ONE_SEQUENCE}", 2),
         (f"CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node $COUNT train.py {ONE_SEQUENCE}", 1),
         (f"CUDA_VISIBLE_DEVICES=0,1 python train.py {ONE_SEQUENCE}", 1),
+        (f"CUDA_VISIBLE_DEVICES=0,1 trl sft {ONE_SEQUENCE}", 2),
+        (f"CUDA_VISIBLE_DEVICES=0,1 trl sft --accelerate_config single_gpu {ONE_SEQUENCE}", 1),
+        (f"CUDA_VISIBLE_DEVICES=0,1 python trl/scripts/sft.py {ONE_SEQUENCE}", 1),
         (f"CUDA_VISIBLE_DEVICES=$DEVICES accelerate launch train.py {ONE_SEQUENCE}", 1),
     ],
 )
@@ -787,6 +792,16 @@ def test_pictures_of_a_notebook_are_no_letters_of_python() -> None:
     assert launch_of(with_picture, "notebook.py") == launch_of(text, "notebook.py")
     with pytest.raises(InputError, match="letters of Python; expected at most 150,000"):
         launch_of(text + "# a line of prose\n" * 10_000, "notebook.py")
+
+
+def test_conditions_and_negations_of_known_values_are_read_of_every_program() -> None:
+    text = FILES["unsloth_sft.py"].replace("length = 1024", "FULL = False\nlength = 2048 if FULL else 512")
+    text = text.replace("load_in_4bit=True", "load_in_4bit=not FULL").replace(
+        "optim=", "bf16=is_bf16_supported(), optim="
+    )
+    assert launch_of(text, "sft.py").settings == {**launch_of(FILES["unsloth_sft.py"], "sft.py").settings, "seq": 512}
+    with pytest.raises(InputError, match="load_in_4bit"):
+        launch_of(text.replace("FULL = False", "FULL = ask()"), "sft.py")
 
 
 def test_nothing_in_python_is_run(tmp_path: Path) -> None:

@@ -366,7 +366,11 @@ def test_settings_that_megatron_has_not_are_refused(given: dict[str, Any], words
     [
         ("llama3-8b", Layout(tp=4, sequence_parallel=True), "--tp 4 does not divide 90 tokens; expected a multiple"),
         ("llama3-8b", Layout(cp=2), "--seq 90: each rank of --cp 2 has 2 parts of it; expected a multiple of 4"),
-        ("llama3-8b", Layout(cp=3, cp_comm="a2a"), "3 does not divide the 32 heads and 8 key heads of a rank"),
+        (
+            "llama3-8b",
+            Layout(cp=3, cp_comm="a2a"),
+            "--context-parallel-size 3 does not divide the 32 and 8 heads of queries",
+        ),
         ("mixtral-8x7b", Layout(dp=6, ep=3), "--ep 3: does not divide 8 experts; expected one of 1, 2, 4, 8"),
         ("lfm2-350m", Layout(), "Megatron-LM has no mixer 'short_conv'"),
         ("minimax-m3", Layout(), "Megatron-LM has no part 'block_indexer'"),

@@ -90,7 +90,13 @@ def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
     own = list(stages(layout, 8))
     first, last = (walk.micro_batch_bytes(layout, stage) for stage in own)
     kept = 2 * first.saved + last.saved
-    temporary = max(one.pass_peak - one.saved for one in (first, last))
+    forward_peaks = [max(batch.layer_forward_peak, batch.loss_peak) for batch in (first, last)]
+    backward_peaks = [
+        max(batch.layer_backward_peak, batch.head_backward_peak, batch.backward_peak_outside_modules)
+        for batch in (first, last)
+    ]
+    peaks = map(max, forward_peaks, backward_peaks)
+    temporary = max(peak - batch.saved for peak, batch in zip(peaks, (first, last), strict=True))
     assert walk.largest_rank(layout, 4)[0] == sum(walk.static_bytes(layout, stage) for stage in own) + kept + temporary
 
 

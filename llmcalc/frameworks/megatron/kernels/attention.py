@@ -55,18 +55,18 @@ class AttentionKernels(LinearKernels):
         for cache_entry, new_entry in zip(operation.outs, operation.ins, strict=True):
             self.bind(cache_entry, self.tensor_of(new_entry))
 
-    def tensor_of(self, flow_value: Value) -> Tensor:
+    def tensor_of(self, recorded_value: Value) -> Tensor:
         """Returns the tensor of a value; for a view, its base tensor."""
-        tensor = self.values.get(id(flow_value))
+        tensor = self.values.get(id(recorded_value))
         if tensor is not None:
             return tensor
-        if flow_value.of is None:
+        if recorded_value.of is None:
             raise self.unsupported("reads a value that no step has made")
-        return self.tensor_of(flow_value.of)
+        return self.tensor_of(recorded_value.of)
 
-    def store_tensor(self, flow_value: Value, tensor: Tensor) -> None:
+    def store_tensor(self, recorded_value: Value, tensor: Tensor) -> None:
         """Assigns a tensor to a value without changing its shape."""
-        self.bind(flow_value, tensor)
+        self.bind(recorded_value, tensor)
 
     def do_repeat(self, operation: Step) -> None:
         """Copies nothing, because attention backends read a key head once for all query heads that share it."""

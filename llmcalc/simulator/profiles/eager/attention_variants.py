@@ -119,8 +119,8 @@ class AttentionVariantKernels(AttentionKernels):
 
     def _store_selected_keys(self, operation: Step, keys: Sequence[Tensor]) -> None:
         """Stores the selected keys and values, and frees all keys and values."""
-        for flow_value, output, tensor in zip(operation.ins[1:], operation.outs[1:], keys, strict=True):
-            self.values.pop(id(flow_value), None)
+        for recorded_value, output, tensor in zip(operation.ins[1:], operation.outs[1:], keys, strict=True):
+            self.values.pop(id(recorded_value), None)
             self.bind(output, tensor)
 
     # --- selected in blocks by an indexer (MiniMax-M3) ----------------------------------------------------------------

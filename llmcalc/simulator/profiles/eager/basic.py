@@ -136,17 +136,17 @@ class BasicKernels(Lowering):
 
     def do_norm(self, operation: Step) -> None:
         spec: Norm = operation.options["spec"]
-        flow_value, normed_shape, heads = (
+        recorded_value, normed_shape, heads = (
             operation.ins[0],
             operation.options["over"],
             getattr(operation.op, "heads", None),
         )
-        x = self.tensor_of(flow_value)
-        is_heads_first = heads is not None or self.norms_heads_first(flow_value, normed_shape)
+        x = self.tensor_of(recorded_value)
+        is_heads_first = heads is not None or self.norms_heads_first(recorded_value, normed_shape)
         if is_heads_first:
             x = self.t.transpose(x, 1, 2)
         elif len(normed_shape) > 1:
-            x = self.flat_tensor(flow_value)
+            x = self.flat_tensor(recorded_value)
         shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
         group_count, shape_source = operation.options.get("groups"), operation.options.get("like")
         module_path, norm_name = (
@@ -156,7 +156,7 @@ class BasicKernels(Lowering):
         y = self.norm(x, spec, norm_name, shape, 1 if group_count is None else group_count.size, module_path)
         self.store_tensor(operation.outs[0], self.t.transpose(y, 1, 2) if is_heads_first else y)
 
-    def norms_heads_first(self, flow_value: Value, normed_shape: Shape) -> bool:
+    def norms_heads_first(self, recorded_value: Value, normed_shape: Shape) -> bool:
         """Whether a norm's axis order on [batch, heads, rows, size] matters; false in this profile."""
         return False
 

@@ -36,31 +36,31 @@ class CacheEntryKernels(AttentionVariantKernels):
             aten.sum(aten.mul(entry_values, aten.to(aten.softmax(aten.to(gate, FLOAT32)), entry_values.dtype)), 2),
         )
 
-    def do_with_rest(self, operation: Step) -> None:
+    def do_with_unpooled_rows(self, operation: Step) -> None:
         row_tensors = list(map(self.tensor_of, operation.ins))
         cached_tensors = self.frames[-1].local_tensors["held"] = self.cached_tensors("cache")
         if cached_tensors is not None:
             row_tensors = [
                 self.t.cat([cached_rows, x], 1) for cached_rows, x in zip(cached_tensors[1:], row_tensors, strict=True)
             ]
-        for flow_value, output, tensor in zip(operation.ins, operation.outs, row_tensors, strict=True):
-            self.values.pop(id(flow_value))
+        for recorded_value, output, tensor in zip(operation.ins, operation.outs, row_tensors, strict=True):
+            self.values.pop(id(recorded_value))
             self.bind(output, tensor)
 
     def do_keep_entries(self, operation: Step) -> None:
         """Caches all compressed entries, and the tokens that do not fill an entry yet."""
-        aten, (flow_value, *row_values), cached_tensors = self.t, operation.ins, self.cached_tensors(operation.name)
+        aten, (recorded_value, *row_values), cached_tensors = self.t, operation.ins, self.cached_tensors(operation.name)
         assert isinstance(operation.op, EntryCache)
         remaining_rows, tokens_per_entry = (
             [self.tensor_of(row_value) for row_value in row_values],
             operation.op.rate,
         )
-        new_entries = None if self.is_from_earlier_pass(flow_value) else self.tensor_of(flow_value)
+        new_entries = None if self.is_from_earlier_pass(recorded_value) else self.tensor_of(recorded_value)
         cached_entries = None if cached_tensors is None else cached_tensors[0]
         if new_entries is None:
             compressed_entries = (
                 aten.new_tensor(
-                    (self.run_config.batch, 0, flow_value.width),
+                    (self.run_config.batch, 0, recorded_value.width),
                     remaining_rows[0].dtype if remaining_rows else self.dtype,
                 )
                 if cached_entries is None
@@ -73,7 +73,7 @@ class CacheEntryKernels(AttentionVariantKernels):
             compressed_entries,
             *(aten.slice(x, x.shape[1] % tokens_per_entry, 1) for x in remaining_rows),
         )
-        self.values.pop(id(flow_value), None)
+        self.values.pop(id(recorded_value), None)
         self.bind(operation.outs[0], compressed_entries)
 
     def do_whole_entries(self, operation: Step) -> None:

@@ -43,24 +43,24 @@ class ElementwiseKernels(BasicKernels):
             operation.ins[1], b, axes, most_axes
         )
 
-    def _align_axes_of(self, flow_value: Value, x: Tensor, axes: Shape, most_axes: int) -> Tensor:
+    def _align_axes_of(self, recorded_value: Value, x: Tensor, axes: Shape, most_axes: int) -> Tensor:
         """Returns x with size 1 along axes that the value does not have."""
-        if flow_value.rows is ONCE and flow_value.axes:
+        if recorded_value.rows is ONCE and recorded_value.axes:
             for axis in reversed(axes):
-                if axis in flow_value.axes:
+                if axis in recorded_value.axes:
                     break
                 x = self.t.unsqueeze(x, -1)
             return x
-        if flow_value.rows is ONCE or len(flow_value.axes) == len(axes):
+        if recorded_value.rows is ONCE or len(recorded_value.axes) == len(axes):
             return x
-        value_axes, leading_axes = list(flow_value.axes), len(x.shape) - len(flow_value.axes)
+        value_axes, leading_axes = list(recorded_value.axes), len(x.shape) - len(recorded_value.axes)
         missing_axes = [
             axis_index
             for axis_index, axis in enumerate(axes)
             if not (value_axes and value_axes[0] == axis and value_axes.pop(0))
         ]
         if value_axes:  # axes of other names (a gate per head) come first
-            missing_axes = list(range(len(flow_value.axes), most_axes - leading_axes))
+            missing_axes = list(range(len(recorded_value.axes), most_axes - leading_axes))
         for axis_index in missing_axes:
             x = self.t.unsqueeze(x, leading_axes + axis_index)
         return x
@@ -70,11 +70,13 @@ class ElementwiseKernels(BasicKernels):
 
     def do_sum(self, operation: Step) -> None:
         """Computes the sum or mean over one axis."""
-        flow_value, output = operation.ins[0], operation.outs[0]
-        (summed_axis,) = [axis_index for axis_index, axis in enumerate(flow_value.axes) if axis not in output.axes]
+        recorded_value, output = operation.ins[0], operation.outs[0]
+        (summed_axis,) = [axis_index for axis_index, axis in enumerate(recorded_value.axes) if axis not in output.axes]
         reduce_tensor = self.t.mean if operation.options["mean"] else self.t.sum
-        x = self.tensor_of(flow_value)
-        self.store_tensor(output, reduce_tensor(x, len(x.shape) - len(flow_value.axes) + summed_axis, keepdim=False))
+        x = self.tensor_of(recorded_value)
+        self.store_tensor(
+            output, reduce_tensor(x, len(x.shape) - len(recorded_value.axes) + summed_axis, keepdim=False)
+        )
 
     # --- positions ---------------------------------------------------------------------------------------------------
 

@@ -17,12 +17,12 @@ from .experts import ExpertKernels
 class ExpertCapacityKernels(ExpertKernels):
     """Kernels of experts with a fixed capacity, which run the operations of the reference with `expert_capacity`."""
 
-    def store_tensor(self, flow_value: Value, tensor: Tensor) -> None:
+    def store_tensor(self, recorded_value: Value, tensor: Tensor) -> None:
         """Assigns a tensor to a value. Rows of experts keep the shape [experts, rows, width]."""
-        if self.choices.capacity is not None and isinstance(flow_value.rows, RoutedRows) and len(tensor.shape) == 3:
-            self.bind(flow_value, tensor)
+        if self.choices.capacity is not None and isinstance(recorded_value.rows, RoutedRows) and len(tensor.shape) == 3:
+            self.bind(recorded_value, tensor)
         else:
-            super().store_tensor(flow_value, tensor)
+            super().store_tensor(recorded_value, tensor)
 
     def do_dispatch(self, operation: Step) -> None:
         """Selects for each expert the rows with the highest weights, up to its capacity."""

@@ -62,8 +62,8 @@ class ExpertKernels(Lowering):
             if route_options["skip"]:
                 is_skipped_expert = aten.compare(expert_indices)
                 weights, expert_indices = aten.masked_fill(weights, is_skipped_expert), aten.like(expert_indices)
-        for flow_value, x in zip(operation.outs, (weights, expert_indices), strict=True):
-            self.store_tensor(flow_value, x)
+        for recorded_value, x in zip(operation.outs, (weights, expert_indices), strict=True):
+            self.store_tensor(recorded_value, x)
 
     def router_scores(self, logits: Tensor, score_function: str) -> Tensor:
         """Converts logits to scores, in float32."""
@@ -148,8 +148,8 @@ class ExpertKernels(Lowering):
         raise self.unsupported("no kernels for experts without a router")
 
     def do_to_tokens(self, operation: Step) -> None:
-        flow_value = operation.ins[0]
-        x = self.flat_rows(self.tensor_read_by(operation, flow_value), len(flow_value.axes))
+        recorded_value = operation.ins[0]
+        x = self.flat_rows(self.tensor_read_by(operation, recorded_value), len(recorded_value.axes))
         self.store_tensor(operation.outs[0], self.t.index_add(x.shape[0], x, self.expert_row_index("order")))
 
     def do_combine(self, operation: Step) -> None:

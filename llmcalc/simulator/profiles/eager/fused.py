@@ -63,7 +63,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     # --- norms ------------------------------------------------------------------------------------------------------
 
-    def norms_heads_first(self, flow_value: Value, normed_shape: Shape) -> bool:
+    def norms_heads_first(self, recorded_value: Value, normed_shape: Shape) -> bool:
         """Whether a norm's input is stored heads first: the fused kernel preserves the order of axes.
 
         The classes of transformers norm queries and keys before they are stored heads first.
@@ -72,9 +72,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return (
             is_fused
             and not self.choices.like_classes
-            and len(flow_value.axes) == 2
+            and len(recorded_value.axes) == 2
             and len(normed_shape) == 1
-            and flow_value.axes[0].name in HEADS
+            and recorded_value.axes[0].name in HEADS
         )
 
     @compared(CHOSEN, norm="fused")
@@ -172,10 +172,10 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         )
         self.store_tensor(operation.outs[0], gated_product)
 
-    def _is_activation_output(self, flow_value: Value) -> bool:
+    def _is_activation_output(self, recorded_value: Value) -> bool:
         scope_items = self.frames[-1].scope.items
         return any(
-            isinstance(scope_item, Step) and scope_item.verb == "act" and flow_value in scope_item.outs
+            isinstance(scope_item, Step) and scope_item.verb == "act" and recorded_value in scope_item.outs
             for scope_item in scope_items
         )
 
@@ -358,13 +358,13 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         chunk_tokens = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
         loss_dtype = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiles_loss else FLOAT32).name]
         chunk_sizes = [min(chunk_tokens, tokens - first_row) for first_row in range(0, tokens, chunk_tokens)]
-        chunks = [
+        logits_chunks = [
             self._chunk_logits(head_step, chunk_input, weight, bias) for chunk_input in aten.split(x, chunk_sizes, 1)
         ]
         if self.choices.keeps_logits:
-            self.logits = chunks = [aten.to(chunk, loss_dtype) for chunk in chunks]
+            self.logits = logits_chunks = [aten.to(chunk, loss_dtype) for chunk in logits_chunks]
         loss_sum: Tensor | None = None
-        for chunk in chunks:
+        for chunk in logits_chunks:
             chunk_labels = aten.flatten(aten.slice(aten.reshape(labels, (batch, tokens)), chunk.shape[1], 1))
             flat_logits = aten.flatten(aten.to(chunk, loss_dtype), 0, 1)
             loss = (
@@ -393,8 +393,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         x: the input of the output head, [tokens, hidden]. weight, bias: the head's.
         """
         aten, autograd_graph = self.t, self.graph
-        tokens, chunks = x.shape[0], ceil_div(weight.shape[0], x.shape[1])
-        chunk_tokens = 1 << (ceil_div(tokens, chunks) - 1).bit_length()  # the next power of two
+        tokens, chunk_count = x.shape[0], ceil_div(weight.shape[0], x.shape[1])
+        chunk_tokens = 1 << (ceil_div(tokens, chunk_count) - 1).bit_length()  # the next power of two
         inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
         gradients = [aten.like(tensor) if tensor.needs_grad or tensor is bias else None for tensor in inputs]
         losses, is_counted = aten.new_tensor((tokens,), FLOAT32), aten.compare(labels)

@@ -48,11 +48,11 @@ class FusedAttention(AttentionKernels):
         else:
             super().do_repeat(operation)
 
-    def _is_read_in_module(self, verb: str, flow_value: Value) -> bool:
+    def _is_read_in_module(self, verb: str, recorded_value: Value) -> bool:
         """Whether an operation of that name in the current module reads a value."""
         scope_items = self.frames[-1].scope.items
         return any(
-            isinstance(scope_item, Step) and scope_item.verb == verb and flow_value in scope_item.ins
+            isinstance(scope_item, Step) and scope_item.verb == verb and recorded_value in scope_item.ins
             for scope_item in scope_items
         )
 

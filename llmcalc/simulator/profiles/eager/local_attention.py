@@ -35,8 +35,8 @@ class LocalAttentionKernels(PositionKernels):
     # --- blocks -----------------------------------------------------------------------------------------------------
 
     def do_in_blocks(self, operation: Step) -> None:
-        flow_value, output, block_size = operation.ins[0], operation.outs[0], operation.options["block"]
-        x, heads, tokens = self.flat_tensor(flow_value), output.axes[0].size, self.run_config.new_rows(output.rows)
+        recorded_value, output, block_size = operation.ins[0], operation.outs[0], operation.options["block"]
+        x, heads, tokens = self.flat_tensor(recorded_value), output.axes[0].size, self.run_config.new_rows(output.rows)
         if not operation.options["around"]:
             self.bind(output, self._split_local_heads(self._split_into_blocks(x, block_size), heads))
             return
@@ -46,7 +46,7 @@ class LocalAttentionKernels(PositionKernels):
         self.bind(
             output,
             neighbour_blocks
-            if flow_value.rows == output.rows
+            if recorded_value.rows == output.rows
             else self._append_block_sums(neighbour_blocks, x, heads, tokens),
         )
 

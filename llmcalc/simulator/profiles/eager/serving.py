@@ -73,26 +73,26 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         kernel = getattr(self, f"serve_{operation.verb}", None) if self.computes_scores_in_kernel else None
         return super().kernel_of(operation) if kernel is None else kernel
 
-    def is_computed(self, flow_value: Value) -> bool:
+    def is_computed(self, recorded_value: Value) -> bool:
         """Whether a tensor, or a view of a tensor, is allocated for a value."""
         return (
             not self.computes_scores_in_kernel
-            or not has_query_key_pairs(flow_value)
-            or self._value_with_tensor(flow_value) is not None
+            or not has_query_key_pairs(recorded_value)
+            or self._value_with_tensor(recorded_value) is not None
         )
 
     @compared(BY_TORCH)
     def do_hold(self, operation: Step) -> None:
         module_frame = self.frames[-2 if operation.options["outside"] else -1]
-        for operation_name, flow_value in zip(operation.options["names"], operation.ins, strict=True):
-            if self.is_computed(flow_value) and not self.is_from_earlier_pass(flow_value):
-                module_frame.local_tensors[operation_name] = self.tensor_of(flow_value)
+        for operation_name, recorded_value in zip(operation.options["names"], operation.ins, strict=True):
+            if self.is_computed(recorded_value) and not self.is_from_earlier_pass(recorded_value):
+                module_frame.local_tensors[operation_name] = self.tensor_of(recorded_value)
 
     @compared(BY_TORCH)
     def do_keep(self, operation: Step) -> None:
-        for operation_name, flow_value in zip(operation.options["names"], operation.ins, strict=True):
-            if self.is_computed(flow_value):
-                self.memo[operation_name] = self.tensor_of(flow_value)
+        for operation_name, recorded_value in zip(operation.options["names"], operation.ins, strict=True):
+            if self.is_computed(recorded_value):
+                self.memo[operation_name] = self.tensor_of(recorded_value)
 
     # --- selections -------------------------------------------------------------------------------------------------
 
@@ -190,6 +190,6 @@ SELECTIONS = frozenset({"choose_entries", "of_lower_layer", "select_blocks", "wh
 """Verbs whose kernels make indices, or note how many there may be."""
 
 
-def has_query_key_pairs(flow_value: Value) -> bool:
+def has_query_key_pairs(recorded_value: Value) -> bool:
     """Whether a tensor has an element per query and key."""
-    return isinstance(flow_value.rows, QueryKeyPairs)
+    return isinstance(recorded_value.rows, QueryKeyPairs)

@@ -19,37 +19,37 @@ from .siglip import siglip_of_rows
 
 def _whisper_encoder(config: Config, width: str, depth: str, heads: str, ffn_width: str) -> Table:
     """Returns Whisper's encoder: two convolutions, a position embedding, and layers whose keys have no bias."""
-    norm, position_rows = layernorm(), config.size("max_source_positions")
+    norm, position_rows = layernorm(), config.integer("max_source_positions")
     attention = self_attention(config, heads, width, **biases(True, "q_bias", "v_bias", "o_bias"))
-    ffn = mlp(config.size(ffn_width), config.choice(ACTIVATIONS, "activation_function"))
+    ffn = mlp(config.integer(ffn_width), config.choice(ACTIVATIONS, "activation_function"))
     stack = {
-        "num_hidden_layers": config.size(depth),
+        "num_hidden_layers": config.integer(depth),
         "block": layer_table(attention, ffn, norm),
-        "stem": {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": position_rows},
+        "stem": {"num_mel_bins": config.integer("num_mel_bins"), "max_source_positions": position_rows},
         "position": {"type": "learned", "max_position_embeddings": position_rows},
         "final_norm": norm,
     }
-    return {"type": "audio", "hidden_size": config.size(width), "stack": stack}
+    return {"type": "audio", "hidden_size": config.integer(width), "stack": stack}
 
 
 def _read_qwen2_audio(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen2-Audio, which averages pairs of positions before one linear layer."""
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
     tower["audio"] = _audio_clip_rule(config, 2)
-    linear_layers = projector(config.size("d_model"), (text_width, True, "identity"), frames=2, merged="mean")
+    linear_layers = projector(config.integer("d_model"), (text_width, True, "identity"), frames=2, merged="mean")
     return {"audio_tower": tower, "multi_modal_projector": linear_layers}
 
 
 def _audio_clip_rule(config: Config, merge_size: int, **rule_fields: int | bool) -> Table:
     """Returns the rule by which Whisper's processor cuts audio, with `merge_size` encoder positions per token."""
-    return {"type": "clips", "frames": 2 * config.size("max_source_positions"), "merge": merge_size, **rule_fields}
+    return {"type": "clips", "frames": 2 * config.integer("max_source_positions"), "merge": merge_size, **rule_fields}
 
 
 def _read_voxtral(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Voxtral: consecutive positions are concatenated to the FFN width of the encoder's layers."""
     tower = _whisper_encoder(config, *WHISPER_NAMES)
-    hidden, activation = config.size("hidden_size"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
-    merged_frames = config.quotient("hidden_size", config.size("intermediate_size"), hidden)
+    hidden, activation = config.integer("hidden_size"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
+    merged_frames = config.quotient("hidden_size", config.integer("intermediate_size"), hidden)
     tower["audio"] = _audio_clip_rule(config, merged_frames, padded=True, several=True)
     linear_layers = two_linear_layers(text_width, activation, bias=False)
     return {"audio_tower": tower, "multi_modal_projector": projector(hidden, *linear_layers, frames=merged_frames)}
@@ -75,30 +75,30 @@ def _read_moss(root_config: Config, config: Config, text_width: int, **merge_fie
     merge_fields: how another projector of two linear layers merges positions.
     """
     bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
-    merge_fields = merge_fields or {"frames": root_config.size("audio_merge_size"), "out_norm": layernorm()}
+    merge_fields = merge_fields or {"frames": root_config.integer("audio_merge_size"), "out_norm": layernorm()}
     linear_layers = projector(
-        config.size("hidden_size"), *two_linear_layers(text_width, activation, bias), **merge_fields
+        config.integer("hidden_size"), *two_linear_layers(text_width, activation, bias), **merge_fields
     )
     return {"audio_tower": _whisper_encoder(config, *WHISPER_NAMES), "multi_modal_projector": linear_layers}
 
 
 def _read_glmasr(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads GLM-ASR: Whisper's encoder with RoPE instead of its positions, and an inner width of twice the text's."""
-    hidden, heads, norm = config.size("hidden_size"), config.size("num_attention_heads"), layernorm()
-    kv_heads = config.optional_size("num_key_value_heads") or heads
+    hidden, heads, norm = config.integer("hidden_size"), config.integer("num_attention_heads"), layernorm()
+    kv_heads = config.optional_integer("num_key_value_heads") or heads
     config.quotient("num_key_value_heads", heads, kv_heads)
     attention = self_attention(
         config, num_key_value_heads=kv_heads, position=rope(config, 0.5), **biases(True, "q_bias", "v_bias", "o_bias")
     )
-    ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
+    ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     clip_rule = {"type": "clips", "frames": WHISPER_FRAMES, "several": True, "max_clips": GLM_CLIPS}
     stack = {
-        "num_hidden_layers": config.size("num_hidden_layers"),
+        "num_hidden_layers": config.integer("num_hidden_layers"),
         "block": layer_table(attention, ffn, norm),
-        "stem": {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": WHISPER_FRAMES // 2},
+        "stem": {"num_mel_bins": config.integer("num_mel_bins"), "max_source_positions": WHISPER_FRAMES // 2},
         "final_norm": norm,
     }
-    merged_frames = config.quotient("hidden_size", config.size("intermediate_size"), hidden)
+    merged_frames = config.quotient("hidden_size", config.integer("intermediate_size"), hidden)
     linear_layers = two_linear_layers(
         text_width, root_config.choice(ACTIVATIONS, "projector_hidden_act"), inner_width=2 * text_width
     )
@@ -117,23 +117,23 @@ def _read_ultravox(root_config: Config, config: Config, text_width: int) -> Tabl
             "audio_model_id", root_config.get("audio_model_id"), "null and the encoder's audio_config"
         )
     root_config.require("projector_act", "swiglu")
-    inner_width, norm = root_config.size("hidden_size"), rmsnorm(1e-6)
+    inner_width, norm = root_config.integer("hidden_size"), rmsnorm(1e-6)
     if inner_width % 2:
         raise root_config.error("hidden_size", inner_width, "an even number: one half gates the other")
     inner_norm, last_norm = (norm, None) if root_config.flag("projector_ln_mid") else (None, norm)
     frame_stacking = {
-        "frames": root_config.size("stack_factor"),
+        "frames": root_config.integer("stack_factor"),
         "norm": norm,
         "norm_of": "merged",
         "out_norm": inner_norm,
     }
     gated_layer = {"size": inner_width, "hidden_act": "silu", "gated": True}
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
-    tower["audio"] = _audio_clip_rule(config, root_config.size("stack_factor"), several=True, fits=True)
+    tower["audio"] = _audio_clip_rule(config, root_config.integer("stack_factor"), several=True, fits=True)
     tower["stack"]["stem"]["chunk"] = tower["audio"]["frames"]
     return {
         "audio_tower": tower,
-        "audio_projector": {**projector(config.size("d_model"), **frame_stacking), "maps": [gated_layer]},
+        "audio_projector": {**projector(config.integer("d_model"), **frame_stacking), "maps": [gated_layer]},
         "multi_modal_projector": projector(inner_width // 2, (text_width, False, "identity"), out_norm=last_norm),
     }
 
@@ -144,13 +144,13 @@ def _read_phi4_vision(root_config: Config, config: Config, text_width: int) -> T
     Vectors mark ends of lines and separate images; the projector has two linear layers.
     """
     pooling: Table = {"merge": 2, "merged": "mean", "input_marks": 2}
-    image_rule = {"type": "dynamic_hd", "size": config.size("image_size"), "max_tiles": PHI4_TILES, "merge": 2}
+    image_resizing = {"type": "dynamic_hd", "size": config.integer("image_size"), "max_tiles": PHI4_TILES, "merge": 2}
     return {
         "image_processor": {
             **siglip_of_rows(config, patches_per_side(config) ** 2, has_pooling=True),
-            "image": image_rule,
+            "image": image_resizing,
         },
-        "image_projector": projector(config.size("hidden_size"), *two_linear_layers(text_width), **pooling),
+        "image_projector": projector(config.integer("hidden_size"), *two_linear_layers(text_width), **pooling),
     }
 
 
@@ -164,43 +164,43 @@ def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Ta
             "head_dim", config.get("head_dim"), "none: hidden_size / num_attention_heads is what is counted"
         )
     hidden, heads, time_reduction = (
-        config.size(field) for field in ("hidden_size", "num_attention_heads", "time_reduction")
+        config.integer(field) for field in ("hidden_size", "num_attention_heads", "time_reduction")
     )
     config.quotient("num_attention_heads", hidden, heads)
     config.require("ext_pw_out_channel", hidden)
     config.require("depthwise_separable_out_channel", hidden)
     if time_reduction % 2:
         raise config.error("time_reduction", time_reduction, "an even number")
-    mel_bin_count = config.size("input_size")
+    mel_bin_count = config.integer("input_size")
     for _ in range(time_reduction.bit_length() - 1):
         mel_bin_count = (mel_bin_count - 1) // 2 + 1
     if config.has("nemo_final_size"):
         config.require("nemo_final_size", mel_bin_count)
-    first_conv = {"channels": config.size("nemo_conv_channels"), "bias": True}
+    first_conv = {"channels": config.integer("nemo_conv_channels"), "bias": True}
     halving_convolutions = [
         first_conv,
         *({**first_conv, "separable": True} for _ in range(time_reduction.bit_length() - 2)),
     ]
     subsampling = {
-        "num_mel_bins": config.size("input_size"),
+        "num_mel_bins": config.integer("input_size"),
         "convolutions": halving_convolutions,
         "bias": True,
         "standardize": True,
     }
     convolution = {
-        "kernel_size": config.size("kernel_size"),
+        "kernel_size": config.integer("kernel_size"),
         "hidden_act": config.choice(ACTIVATIONS, "conv_activation"),
         "gate_act": config.choice(ACTIVATIONS, "conv_glu_type"),
         "gate_bias": True,
         "bias": True,
-        "multiplier": config.size("depthwise_multiplier"),
+        "multiplier": config.integer("depthwise_multiplier"),
         "separable": True,
     }
     tower = {
         "type": "conformer",
         "hidden_size": hidden,
         "subsampling": subsampling,
-        "num_hidden_layers": config.size("num_blocks"),
+        "num_hidden_layers": config.integer("num_blocks"),
         "attention": {"num_attention_heads": heads, "bias": True},
         "convolution": convolution,
         "feed_forward": glu(config, bias=True, act_field="activation"),
@@ -209,11 +209,11 @@ def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Ta
         "audio": {
             "type": "recording",
             "window": 400,
-            "frames_per_token": time_reduction * config.size("downsample_rate"),
+            "frames_per_token": time_reduction * config.integer("downsample_rate"),
         },
-        "relative_buckets": config.size("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
+        "relative_buckets": config.integer("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
     }
-    audio_projector = projector(hidden, *two_linear_layers(text_width), frames=config.size("downsample_rate"))
+    audio_projector = projector(hidden, *two_linear_layers(text_width), frames=config.integer("downsample_rate"))
     return {
         "audio_encoder": tower,
         "audio_projector": {**audio_projector, "with_images": False},

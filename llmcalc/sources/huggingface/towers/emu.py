@@ -37,7 +37,7 @@ def _read_emu3(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Emu 3's image tokenizer. Its levels with attention must have hidden_size channels."""
     base_channels, channel_multipliers = _read_channels(config)
     attended_levels = _read_numbers(config, "attn_resolutions", minimum=0)
-    hidden = config.size("hidden_size")
+    hidden = config.integer("hidden_size")
     for channel_level in {
         *(channel_level for channel_level in attended_levels if channel_level < len(channel_multipliers)),
         len(channel_multipliers) - 1,
@@ -53,8 +53,8 @@ def _read_emu3(root_config: Config, config: Config, text_width: int) -> Table:
             channel_level for channel_level in attended_levels if channel_level < len(channel_multipliers)
         ],
         "attention": self_attention(config, **biases(True, *QKVO)),
-        "codebook_size": config.size("codebook_size"),
-        "temporal_levels": int(log2(config.size("temporal_downsample_factor"))),
+        "codebook_size": config.integer("codebook_size"),
+        "temporal_levels": int(log2(config.integer("temporal_downsample_factor"))),
     }
     if 2 ** (len(channel_multipliers) - 1) == PIXELS_PER_TOKEN:
         tokenizer["image"] = IMAGE_RULE
@@ -65,7 +65,7 @@ def _read_channels(config: Config) -> tuple[int, list[int]]:
     """Reads the channels of the first level and their multiples in all levels."""
     config.require("double_latent", False)
     base_channels, channel_multiples = (
-        config.size("base_channels"),
+        config.integer("base_channels"),
         _read_numbers(config, "channel_multiplier", minimum=1),
     )
     for multiplier in channel_multiples:
@@ -78,13 +78,13 @@ def _tokenizer(config: Config, base_channels: int, channel_multipliers: list[int
     """Returns the fields that the image tokenizers of Emu 3 and Janus share."""
     return {
         "type": "image_tokenizer",
-        "in_channels": config.size("in_channels"),
-        "out_channels": config.size("out_channels"),
+        "in_channels": config.integer("in_channels"),
+        "out_channels": config.integer("out_channels"),
         "base_channels": base_channels,
         "channel_multiplier": channel_multipliers,
-        "num_res_blocks": config.size("num_res_blocks"),
-        "latent_channels": config.size("latent_channels"),
-        "embed_dim": config.size("embed_dim"),
+        "num_res_blocks": config.integer("num_res_blocks"),
+        "latent_channels": config.integer("latent_channels"),
+        "embed_dim": config.integer("embed_dim"),
         "norm": layernorm(1e-6),
         "norm_groups": GROUPS,
     }
@@ -93,7 +93,7 @@ def _tokenizer(config: Config, base_channels: int, channel_multipliers: list[int
 def _read_janus_tokenizer(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Janus's image tokenizer, and the weights with which the text model generates images."""
     base_channels, channel_multipliers = _read_channels(config)
-    projection_width, code_count = config.size("projection_dim"), config.size("num_embeddings")
+    projection_width, code_count = config.integer("projection_dim"), config.integer("num_embeddings")
     activation = config.choice(ACTIVATIONS, "hidden_act")
     tokenizer = _tokenizer(config, base_channels, channel_multipliers) | {
         "attn_resolutions": [len(channel_multipliers) - 1],
@@ -101,8 +101,8 @@ def _read_janus_tokenizer(root_config: Config, config: Config, text_width: int) 
         "codebook_size": code_count,
         "over_frames": False,
         "generation": {
-            "maps": _aligner(config.size("num_hidden_layers"), projection_width, activation),
-            "head_input_size": config.size("image_token_embed_dim"),
+            "maps": _aligner(config.integer("num_hidden_layers"), projection_width, activation),
+            "head_input_size": config.integer("image_token_embed_dim"),
             "head": [
                 {"size": projection_width, "bias": True, "hidden_act": activation},
                 {"size": code_count, "bias": True},
@@ -121,19 +121,19 @@ def _aligner(layer_count: int, text_width: int, activation: str) -> list[Table]:
 def _read_janus(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Janus's encoder for image understanding: SigLIP, whose attention has a bias or none, and linear layers."""
     config.require("use_qk_norm", False)
-    hidden, activation = config.size("hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
-    image_tokens, norm = config.size("num_image_tokens"), layernorm(config.number("layer_norm_eps"))
+    hidden, activation = config.integer("hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
+    image_tokens, norm = config.integer("num_image_tokens"), layernorm(config.number("layer_norm_eps"))
     attention = self_attention(config, o_bias=True, **biases(config.flag("attention_bias"), *QKV))
     tower = vision_transformer(
         config,
         layer_table(attention, mlp(int(hidden * config.number("mlp_ratio")), activation), norm),
         stack={"final_norm": norm},
-        patch_fields={"num_channels": config.size("num_channels"), "bias": True},
+        patch_fields={"num_channels": config.integer("num_channels"), "bias": True},
         positions={"rows": patches_per_side(config) ** 2},
     )
     if image_tokens == patches_per_side(config) ** 2:
-        tower["image"] = {"type": "fixed", "size": config.size("image_size"), "tokens": image_tokens, "marks": 2}
-    linear_layers = _aligner(config.size("depth"), config.size("projection_dim"), activation)
+        tower["image"] = {"type": "fixed", "size": config.integer("image_size"), "tokens": image_tokens, "marks": 2}
+    linear_layers = _aligner(config.integer("depth"), config.integer("projection_dim"), activation)
     return {"vision_model": tower, "aligner": {**projector(hidden), "maps": linear_layers}}
 
 

@@ -15,13 +15,15 @@ WINDOW, HOP = 400, 960
 
 def _read_fun_asr(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Fun-ASR. The last layer of transcription and the last of timestamps end in a norm."""
-    hidden, heads, depth = (config.size(field) for field in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+    hidden, heads, depth = (
+        config.integer(field) for field in ("hidden_size", "num_attention_heads", "num_hidden_layers")
+    )
     config.quotient("num_attention_heads", hidden, heads)
     transcription_layers = depth - config.count("num_timestamp_prediction_layers")
     if transcription_layers < 1:
         layer_count = config.get("num_timestamp_prediction_layers")
         raise config.error("num_timestamp_prediction_layers", layer_count, f"less than num_hidden_layers ({depth})")
-    input_size = config.size("num_mel_bins") * config.size("num_stacked_frames")
+    input_size = config.integer("num_mel_bins") * config.integer("num_stacked_frames")
     if input_size % 2:
         raise config.error("num_mel_bins", config.get("num_mel_bins"), "an even number of values per stacked frame")
     tower = {
@@ -30,8 +32,8 @@ def _read_fun_asr(root_config: Config, config: Config, text_width: int) -> Table
         "hidden_size": hidden,
         "num_hidden_layers": depth,
         "num_attention_heads": heads,
-        "kernel_size": config.size("fsmn_kernel_size"),
-        "feed_forward": mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act")),
+        "kernel_size": config.integer("fsmn_kernel_size"),
+        "feed_forward": mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act")),
         "norm": layernorm(config.number("layer_norm_eps")),
         "normed_layers": [transcription_layers - 1, depth - 1],
         "audio": {"type": "recording", "window": WINDOW, "hop": HOP},
@@ -42,11 +44,11 @@ def _read_fun_asr(root_config: Config, config: Config, text_width: int) -> Table
     adaptor.require("hidden_size", text_width)
     block = layer_table(
         self_attention(adaptor, **biases(True, *QKVO)),
-        mlp(adaptor.size("intermediate_size"), adaptor.choice(ACTIVATIONS, "hidden_act")),
+        mlp(adaptor.integer("intermediate_size"), adaptor.choice(ACTIVATIONS, "hidden_act")),
         layernorm(adaptor.number("layer_norm_eps")),
     )
-    inner_layer = adaptor.size("projector_hidden_size"), True, adaptor.choice(ACTIVATIONS, "projector_hidden_act")
-    stack = {"num_hidden_layers": adaptor.size("num_hidden_layers"), "block": block}
+    inner_layer = adaptor.integer("projector_hidden_size"), True, adaptor.choice(ACTIVATIONS, "projector_hidden_act")
+    stack = {"num_hidden_layers": adaptor.integer("num_hidden_layers"), "block": block}
     adaptor.finish(frozenset({"attention_dropout", "hidden_dropout", "model_type"}), config)
     return {
         "audio_tower": tower,

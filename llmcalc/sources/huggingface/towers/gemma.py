@@ -46,17 +46,17 @@ def _read_gemma4_vision(root_config: Config, config: Config, text_width: int) ->
         "norm": norm,
         "norm_placement": "sandwich",
     }
-    position_table = {"rows": config.size("position_embedding_size"), "axes": 2}
-    clamp_count, merge_size = 4 * 7 if config.flag("use_clipped_linears") else 0, config.size("pooling_kernel_size")
-    image_rule = {**GEMMA4_BUDGET, "merge": merge_size}
+    position_table = {"rows": config.integer("position_embedding_size"), "axes": 2}
+    clamp_count, merge_size = 4 * 7 if config.flag("use_clipped_linears") else 0, config.integer("pooling_kernel_size")
+    image_resizing = {**GEMMA4_BUDGET, "merge": merge_size}
     standardizes = config.flag("standardize")
     tower = vision_transformer(
-        config, block, positions=position_table, standardize=standardizes, clamps=clamp_count, image=image_rule
+        config, block, positions=position_table, standardize=standardizes, clamps=clamp_count, image=image_resizing
     )
     pooling: Table = {"merge": merge_size, "merged": "mean", "norm": unweighted_norm}
     return {
         "vision_tower": tower,
-        "embed_vision": projector(config.size("hidden_size"), (text_width, False, "identity"), **pooling),
+        "embed_vision": projector(config.integer("hidden_size"), (text_width, False, "identity"), **pooling),
     }
 
 
@@ -64,22 +64,22 @@ def _conformer_encoder(
     config: Config, field_prefix: str, activation: str, subsampling: Table, **encoder_fields: Any
 ) -> Table:
     """Returns the layers of the Universal Speech Model. field_prefix: common prefix of the config fields."""
-    hidden_size, norm = config.size("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
+    hidden_size, norm = config.integer("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
     heads = f"{field_prefix}num_attention_heads"
-    config.quotient(heads, hidden_size, config.size(heads))
+    config.quotient(heads, hidden_size, config.integer(heads))
     mixer = {
-        "num_attention_heads": config.size(heads),
+        "num_attention_heads": config.integer(heads),
         "relative_keys": True,
-        "chunk_size": config.size(f"{field_prefix}attention_chunk_size"),
+        "chunk_size": config.integer(f"{field_prefix}attention_chunk_size"),
         "context_left": max(1, config.count(f"{field_prefix}attention_context_left")),
         "context_right": config.count(f"{field_prefix}attention_context_right"),
     }
-    kernel_size = config.size(f"{field_prefix}conv_kernel_size")
+    kernel_size = config.integer(f"{field_prefix}conv_kernel_size")
     return {
         "type": "conformer",
         "hidden_size": hidden_size,
         "subsampling": subsampling,
-        "num_hidden_layers": config.size(f"{field_prefix}num_hidden_layers"),
+        "num_hidden_layers": config.integer(f"{field_prefix}num_hidden_layers"),
         "attention": mixer,
         "convolution": {"kernel_size": kernel_size, "hidden_act": activation, "norm": norm},
         "feed_forward": mlp(4 * hidden_size, activation, bias=False),
@@ -112,11 +112,11 @@ def _read_gemma4_audio(root_config: Config, config: Config, text_width: int) -> 
         "convolutions": [{"channels": first_channels}, {"channels": second_channels}],
         "norm": norm,
     }
-    output_width, activation = config.size("output_proj_dims"), config.choice(ACTIVATIONS, "hidden_act")
+    output_width, activation = config.integer("output_proj_dims"), config.choice(ACTIVATIONS, "hidden_act")
     clamp_count = 4 * 10 if config.flag("use_clipped_linears") else 0
-    audio_rule = {"type": "recording", **GEMMA4_FRAMES}
+    audio_framing = {"type": "recording", **GEMMA4_FRAMES}
     tower = _conformer_encoder(
-        config, "", activation, subsampling, output_size=output_width, clamps=clamp_count, audio=audio_rule
+        config, "", activation, subsampling, output_size=output_width, clamps=clamp_count, audio=audio_framing
     )
     unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     return {
@@ -127,9 +127,12 @@ def _read_gemma4_audio(root_config: Config, config: Config, text_width: int) -> 
 
 def _read_unified_vision(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads unified Gemma 4's vision: a patch is a block of pooling_kernel_size × pooling_kernel_size patches."""
-    embedding_width, unweighted_norm = config.size("mm_embed_dim"), rmsnorm(config.number("rms_norm_eps"), weight=False)
-    patches = {"patch_size": config.size("patch_size") * config.size("pooling_kernel_size"), "bias": True}
-    position_table = {"rows": config.size("mm_posemb_size"), "axes": 2}
+    embedding_width, unweighted_norm = (
+        config.integer("mm_embed_dim"),
+        rmsnorm(config.number("rms_norm_eps"), weight=False),
+    )
+    patches = {"patch_size": config.integer("patch_size") * config.integer("pooling_kernel_size"), "bias": True}
+    position_table = {"rows": config.integer("mm_posemb_size"), "axes": 2}
     embedder = {
         "type": "patches",
         "hidden_size": embedding_width,
@@ -141,13 +144,13 @@ def _read_unified_vision(root_config: Config, config: Config, text_width: int) -
     return {
         "vision_embedder": embedder,
         "embed_vision": projector(
-            config.size("output_proj_dims"), (text_width, False, "identity"), norm=unweighted_norm
+            config.integer("output_proj_dims"), (text_width, False, "identity"), norm=unweighted_norm
         ),
     }
 
 
 def _read_unified_audio(root_config: Config, config: Config, text_width: int) -> Table:
-    frame_size = config.size("audio_embed_dim", "hidden_size", "output_proj_dims", "audio_samples_per_token")
+    frame_size = config.integer("audio_embed_dim", "hidden_size", "output_proj_dims", "audio_samples_per_token")
     return {
         "embed_audio": projector(
             frame_size,
@@ -163,23 +166,23 @@ def _gemma3n_embedder(config: Config, text_width: int) -> Table:
     """Returns Gemma 3n's embedder of an encoder's outputs, with an embedding table of image or audio tokens."""
     norm, unweighted_norm = rmsnorm(config.number("rms_norm_eps")), rmsnorm(config.number("rms_norm_eps"), weight=False)
     return projector(
-        config.size("hidden_size"),
+        config.integer("hidden_size"),
         (text_width, False, "identity"),
         norm=norm,
         out_norm=unweighted_norm,
-        vocab_size=config.size("vocab_size"),
+        vocab_size=config.integer("vocab_size"),
     )
 
 
 def _read_gemma3n_vision(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Gemma 3n's vision encoder, whose outputs form a fixed number of embeddings, and its embedder."""
-    image_tokens, architecture = root_config.size("vision_soft_tokens_per_image"), config.text("architecture")
+    image_tokens, architecture = root_config.integer("vision_soft_tokens_per_image"), config.text("architecture")
     if image_tokens != GEMMA3N_IMAGE["tokens"]:
         raise root_config.error(
             "vision_soft_tokens_per_image", image_tokens, f"{GEMMA3N_IMAGE['tokens']}, as the encoder gives"
         )
-    if config.size("hidden_size") != OUTPUT_WIDTH:
-        raise config.error("hidden_size", config.size("hidden_size"), f"{OUTPUT_WIDTH}, the width of {architecture}")
+    if config.integer("hidden_size") != OUTPUT_WIDTH:
+        raise config.error("hidden_size", config.integer("hidden_size"), f"{OUTPUT_WIDTH}, the width of {architecture}")
     if architecture != "mobilenetv5_300m_enc":
         raise config.error("architecture", architecture, "mobilenetv5_300m_enc")
     if config.get("model_args"):
@@ -195,10 +198,10 @@ def _read_gemma3n_audio(root_config: Config, config: Config, text_width: int) ->
         for channel_count, kernel_size, stride in zip(channels, kernel_sizes, strides, strict=True)
     ]
     norm = layernorm(config.number("sscp_conv_group_norm_eps"), bias=False)
-    subsampling = {"num_mel_bins": config.size("input_feat_size"), "convolutions": convolutions, "norm": norm}
-    audio_rule = {"type": "recording", **GEMMA3N_FRAMES}
+    subsampling = {"num_mel_bins": config.integer("input_feat_size"), "convolutions": convolutions, "norm": norm}
+    audio_framing = {"type": "recording", **GEMMA3N_FRAMES}
     tower = _conformer_encoder(
-        config, "conf_", "silu", subsampling, reduction=config.size("conf_reduction_factor"), audio=audio_rule
+        config, "conf_", "silu", subsampling, reduction=config.integer("conf_reduction_factor"), audio=audio_framing
     )
     return {"audio_tower": tower, "embed_audio": _gemma3n_embedder(config, text_width)}
 

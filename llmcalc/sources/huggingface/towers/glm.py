@@ -31,16 +31,16 @@ def _read_glm4v(root_config: Config, config: Config, text_width: int) -> Table:
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
     attention = self_attention(config, "num_heads", **ROTARY, **biases(config.flag("attention_bias"), *QKV))
-    block = layer_table(attention, glu(config, ffn_width=config.size("out_hidden_size")), norm)
+    block = layer_table(attention, glu(config, ffn_width=config.integer("out_hidden_size")), norm)
     stack = {"embedding_norm": norm, "final_norm": norm}
     return _with_merger(
-        config, block, stack, config.size("intermediate_size"), positions={"rows": patches_per_side(config) ** 2}
+        config, block, stack, config.integer("intermediate_size"), positions={"rows": patches_per_side(config) ** 2}
     )
 
 
 def _read_glm_ocr(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads GLM-OCR's vision encoder, whose merger is wider than the text model by the number of image channels."""
-    return _encoder_with_qk_norm(config, config.size("out_hidden_size") * config.size("in_channels"))
+    return _encoder_with_qk_norm(config, config.integer("out_hidden_size") * config.integer("in_channels"))
 
 
 def _read_glm5_next(root_config: Config, config: Config, text_width: int) -> Table:
@@ -49,7 +49,7 @@ def _read_glm5_next(root_config: Config, config: Config, text_width: int) -> Tab
     The gate of its merger is clamped, too, which a projector does not describe.
     """
     config.require("hidden_act", "silu")
-    return _encoder_with_qk_norm(config, config.size("projection_intermediate_size"), clamps_gate=True)
+    return _encoder_with_qk_norm(config, config.integer("projection_intermediate_size"), clamps_gate=True)
 
 
 def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool = False) -> Table:
@@ -63,31 +63,31 @@ def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool =
 def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, **encoder_fields: Any) -> Table:
     """Returns the encoder, the linear layer that merges square patch blocks, and a gated FFN."""
     hidden_size, output_width, activation = (
-        config.size("hidden_size"),
-        config.size("out_hidden_size"),
+        config.integer("hidden_size"),
+        config.integer("out_hidden_size"),
         config.choice(ACTIVATIONS, "hidden_act"),
     )
     patches = {
-        "num_channels": config.size("in_channels"),
-        "temporal_patch_size": config.size("temporal_patch_size"),
+        "num_channels": config.integer("in_channels"),
+        "temporal_patch_size": config.integer("temporal_patch_size"),
         "bias": True,
     }
-    image_rule = {
+    image_resizing = {
         "type": "smart_resize",
-        "merge": config.size("spatial_merge_size"),
+        "merge": config.integer("spatial_merge_size"),
         "min_pixels": LEAST_PIXELS,
         "max_pixels": MOST_PIXELS,
-        "frames": config.size("temporal_patch_size"),
+        "frames": config.integer("temporal_patch_size"),
         "enlarge": True,
     }
     tower = vision_transformer(
-        config, block, depth="depth", stack=stack, patch_fields=patches, image=image_rule, **encoder_fields
+        config, block, depth="depth", stack=stack, patch_fields=patches, image=image_resizing, **encoder_fields
     )
     gated_layers = [{"size": 2 * merger_width, "hidden_act": activation, "gated": True}, {"size": output_width}]
     return {
         "visual": tower,
         "visual_downsample": projector(
-            hidden_size, (output_width, True, "identity"), merge=config.size("spatial_merge_size")
+            hidden_size, (output_width, True, "identity"), merge=config.integer("spatial_merge_size")
         ),
         "visual_merger": projector(
             output_width, (output_width, False, "identity"), out_norm=layernorm(), out_act="gelu"

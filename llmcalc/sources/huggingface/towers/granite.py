@@ -17,25 +17,29 @@ WINDOW, HOP = 160, 320
 def _read_granite_speech(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Granite Speech, whose Q-Former may read the outputs of further layers beside the last one's."""
     concatenated_layers = 1 + _count_of_concatenated_layers(config)
-    hidden_size, heads, window = config.size("hidden_dim"), config.size("num_heads"), root_config.size("window_size")
-    query_count = root_config.quotient("downsample_rate", window, root_config.size("downsample_rate"))
-    head_dim = config.optional_size("dim_head") or config.quotient("num_heads", hidden_size, heads)
-    audio_rule = {"type": "recording", "window": WINDOW, "hop": HOP, "frames_per_token": window}
+    hidden_size, heads, window = (
+        config.integer("hidden_dim"),
+        config.integer("num_heads"),
+        root_config.integer("window_size"),
+    )
+    query_count = root_config.quotient("downsample_rate", window, root_config.integer("downsample_rate"))
+    head_dim = config.optional_integer("dim_head") or config.quotient("num_heads", hidden_size, heads)
+    audio_framing = {"type": "recording", "window": WINDOW, "hop": HOP, "frames_per_token": window}
     tower = {
         "type": "ctc_conformer",
-        "input_size": config.size("input_dim"),
+        "input_size": config.integer("input_dim"),
         "hidden_size": hidden_size,
-        "num_hidden_layers": config.size("num_layers"),
+        "num_hidden_layers": config.integer("num_layers"),
         "num_attention_heads": heads,
         "head_dim": head_dim,
-        "block": config.size("context_size"),
-        "max_distance": config.size("max_pos_emb"),
-        "kernel_size": config.size("conv_kernel_size"),
-        "expansion": config.size("conv_expansion_factor"),
-        "feed_forward": mlp(hidden_size * config.size("feedforward_mult"), "silu"),
+        "block": config.integer("context_size"),
+        "max_distance": config.integer("max_pos_emb"),
+        "kernel_size": config.integer("conv_kernel_size"),
+        "expansion": config.integer("conv_expansion_factor"),
+        "feed_forward": mlp(hidden_size * config.integer("feedforward_mult"), "silu"),
         "norm": layernorm(),
-        "labels": config.size("output_dim"),
-        "audio": {**audio_rule, "tokens_at_once": query_count},
+        "labels": config.integer("output_dim"),
+        "audio": {**audio_framing, "tokens_at_once": query_count},
     }
     feature_width = concatenated_layers * hidden_size
     qformer = _qformer(root_config.section("projector_config", QFORMER), feature_width, query_count, window, config)
@@ -49,8 +53,8 @@ def _count_of_concatenated_layers(config: Config) -> int:
     """Returns the number of encoder layers whose outputs are concatenated to the last layer's output."""
     if not config.has("cat_hidden_layers"):
         return 0
-    layers = config.sizes("cat_hidden_layers")
-    if len({*layers}) < len(layers) or max(layers, default=0) >= config.size("num_layers"):
+    layers = config.integers("cat_hidden_layers")
+    if len({*layers}) < len(layers) or max(layers, default=0) >= config.integer("num_layers"):
         raise config.error("cat_hidden_layers", layers, "different indices below num_layers")
     return len(layers)
 
@@ -60,9 +64,9 @@ def _qformer(qformer_config: Config, encoder_width: int, query_count: int, windo
     qformer_config.require("model_type", "blip_2_qformer")
     qformer_config.require("encoder_hidden_size", encoder_width)
     qformer_config.require("use_qformer_text_input", False)
-    hidden, heads = qformer_config.size("hidden_size"), qformer_config.size("num_attention_heads")
+    hidden, heads = qformer_config.integer("hidden_size"), qformer_config.integer("num_attention_heads")
     qformer_config.quotient("num_attention_heads", hidden, heads)
-    depth, frequency = qformer_config.size("num_hidden_layers"), qformer_config.size("cross_attention_frequency")
+    depth, frequency = qformer_config.integer("num_hidden_layers"), qformer_config.integer("cross_attention_frequency")
     qformer = {
         "type": "qformer",
         "queries": query_count,
@@ -71,7 +75,9 @@ def _qformer(qformer_config: Config, encoder_width: int, query_count: int, windo
         "num_attention_heads": heads,
         "input_size": encoder_width,
         "reading_layers": list(range(0, depth, frequency)),
-        "feed_forward": mlp(qformer_config.size("intermediate_size"), qformer_config.choice(ACTIVATIONS, "hidden_act")),
+        "feed_forward": mlp(
+            qformer_config.integer("intermediate_size"), qformer_config.choice(ACTIVATIONS, "hidden_act")
+        ),
         "norm": layernorm(qformer_config.number("layer_norm_eps")),
         "window": window,
     }

@@ -42,7 +42,7 @@ ENCODERS = {"clip_vision_model": clip_encoder, "siglip_vision_model": siglip_enc
 def _read_llava(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads LLaVA: one of several encoders, and two linear layers."""
     layers = layers_of_features(root_config)
-    feature_width = layers * config.size("hidden_size")
+    feature_width = layers * config.integer("hidden_size")
     return {
         "vision_tower": ENCODERS[config.model_type](config) | _image_rule(root_config, config),
         "multi_modal_projector": two_layer_projector(root_config, feature_width, text_width, encoder_layers=layers),
@@ -57,7 +57,7 @@ def _image_rule(root_config: Config, config: Config) -> Table:
     has_class_vector = config.model_type == "clip_vision_model"
     if (root_config.get("vision_feature_select_strategy") == "default") != has_class_vector:
         return {}
-    image_size = config.size("image_size")
+    image_size = config.integer("image_size")
     if config.model_type == "pixtral":
         return {"image": {"type": "longest_edge", "size": image_size}}
     return {"image": _fixed_image_rule(config)}
@@ -65,7 +65,7 @@ def _image_rule(root_config: Config, config: Config) -> Table:
 
 def _fixed_image_rule(config: Config) -> Table:
     """Returns the rule for an image that is resized to one square, each of whose patches is a token."""
-    return {"type": "fixed", "size": config.size("image_size"), "tokens": patches_per_side(config) ** 2}
+    return {"type": "fixed", "size": config.integer("image_size"), "tokens": patches_per_side(config) ** 2}
 
 
 def _tiles_of_grid(root_config: Config, config: Config) -> Table:
@@ -73,7 +73,7 @@ def _tiles_of_grid(root_config: Config, config: Config) -> Table:
     resolutions = root_config.get("image_grid_pinpoints")
     if config.model_type == "pixtral" or "image" not in _image_rule(root_config, config) or not resolutions:
         return {}
-    return {"image": {"type": "pinpoints", "size": config.size("image_size"), "resolutions": resolutions}}
+    return {"image": {"type": "pinpoints", "size": config.integer("image_size"), "resolutions": resolutions}}
 
 
 def _read_onevision(root_config: Config, config: Config, text_width: int) -> Table:
@@ -121,11 +121,11 @@ def _read_vipllava(root_config: Config, config: Config, text_width: int) -> Tabl
     layers = layers_of_features(root_config)
     linear_layers = two_linear_layers(text_width, root_config.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(root_config.number("projector_layernorm_eps"))
-    image_rule = {"image": _fixed_image_rule(config)} if config.model_type == "clip_vision_model" else {}
+    image_resizing = {"image": _fixed_image_rule(config)} if config.model_type == "clip_vision_model" else {}
     return {
-        "vision_tower": ENCODERS[config.model_type](config) | image_rule,
+        "vision_tower": ENCODERS[config.model_type](config) | image_resizing,
         "multi_modal_projector": projector(
-            layers * config.size("hidden_size"), *linear_layers, norm=norm, encoder_layers=layers
+            layers * config.integer("hidden_size"), *linear_layers, norm=norm, encoder_layers=layers
         ),
     }
 
@@ -134,43 +134,43 @@ def _read_deepseek_vl(root_config: Config, config: Config, text_width: int) -> T
     """Reads DeepSeek-VL: SigLIP and two linear layers."""
     return {
         "vision_model": {**siglip_encoder(config), "image": _fixed_image_rule(config)},
-        "aligner": projector(config.size("hidden_size"), *two_linear_layers(text_width)),
+        "aligner": projector(config.integer("hidden_size"), *two_linear_layers(text_width)),
     }
 
 
 def _read_idefics3(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Idefics 3: SigLIP, and one linear layer over concatenated square patch blocks."""
-    merge_size, image_size = root_config.size("scale_factor"), config.size("image_size")
-    connector = projector(config.size("hidden_size"), (text_width, False, "identity"), merge=merge_size)
+    merge_size, image_size = root_config.integer("scale_factor"), config.integer("image_size")
+    connector = projector(config.integer("hidden_size"), (text_width, False, "identity"), merge=merge_size)
     tokens = patches_per_side(config) ** 2 // merge_size**2
-    image_rule = {
+    image_resizing = {
         "type": "split",
         "size": image_size,
         "longest_edge": LONGEST_TILES * image_size,
         "tokens": max(tokens, 1),
     }
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
-    return {"vision_model": {**tower, "image": image_rule}, "connector": connector}
+    return {"vision_model": {**tower, "image": image_resizing}, "connector": connector}
 
 
 def _read_idefics2(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Idefics 2: SigLIP, a gated network to the text's width, and a Perceiver, which reads its output."""
     text_config = root_config.section("text_config", {"intermediate_size": 14336, "hidden_act": "silu"})
     perceiver = root_config.section("perceiver_config", PERCEIVER)
-    network_width = text_config.size("intermediate_size")
+    network_width = text_config.integer("intermediate_size")
     gated_layer = {
         "size": 2 * network_width,
         "hidden_act": text_config.choice(ACTIVATIONS, "hidden_act"),
         "gated": True,
     }
-    heads, kv_heads = perceiver.size("resampler_n_heads"), perceiver.size("num_key_value_heads")
+    heads, kv_heads = perceiver.integer("resampler_n_heads"), perceiver.integer("num_key_value_heads")
     perceiver.quotient("num_key_value_heads", heads, kv_heads)
-    attention: Table = {"num_attention_heads": heads, "head_dim": perceiver.size("resampler_head_dim")}
+    attention: Table = {"num_attention_heads": heads, "head_dim": perceiver.integer("resampler_head_dim")}
     resampler = {
         "type": "perceiver",
-        "queries": perceiver.size("resampler_n_latents"),
+        "queries": perceiver.integer("resampler_n_latents"),
         "hidden_size": text_width,
-        "num_hidden_layers": perceiver.size("resampler_depth"),
+        "num_hidden_layers": perceiver.integer("resampler_depth"),
         "attention": {**attention, **({} if kv_heads == heads else {"num_key_value_heads": kv_heads})},
         "feed_forward": {
             "intermediate_size": 4 * text_width,
@@ -182,7 +182,10 @@ def _read_idefics2(root_config: Config, config: Config, text_width: int) -> Tabl
     perceiver.finish(frozenset({"attention_dropout", "hidden_size", "initializer_range", "model_type"}), config)
     return {
         "vision_model": siglip_of_rows(config, patches_per_side(config) ** 2),
-        "connector_projection": {**projector(config.size("hidden_size")), "maps": [gated_layer, {"size": text_width}]},
+        "connector_projection": {
+            **projector(config.integer("hidden_size")),
+            "maps": [gated_layer, {"size": text_width}],
+        },
         "connector": projector(text_width, resampler=resampler),
     }
 
@@ -191,12 +194,12 @@ def _read_aria(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Aria: SigLIP, learned queries that read its patches, a norm and two linear layers."""
     require_one_layer(root_config)
     queries_of_patches = _read_query_counts(root_config)
-    hidden, patch_count, norm = config.size("hidden_size"), patches_per_side(config) ** 2, layernorm(1e-5)
+    hidden, patch_count, norm = config.integer("hidden_size"), patches_per_side(config) ** 2, layernorm(1e-5)
     rows_field, most_queries = "max_value_projector_patch_to_query_dict", max(queries_of_patches.values())
-    query_rows = root_config.size(rows_field) if root_config.has(rows_field) else most_queries
+    query_rows = root_config.integer(rows_field) if root_config.has(rows_field) else most_queries
     tower = siglip_of_rows(config, patch_count)
     if queries_of_patches.get(patch_count) == query_rows:  # else fewer of the learned queries read the patches
-        tower["image"] = {"type": "fixed", "size": config.size("image_size"), "tokens": query_rows}
+        tower["image"] = {"type": "fixed", "size": config.integer("image_size"), "tokens": query_rows}
     resampler = {
         "queries": query_rows,
         "hidden_size": hidden,
@@ -234,9 +237,9 @@ def read_internvl(root_config: Config, config: Config, text_width: int) -> Table
     merge_size = merged_square_side(root_config, "downsample_ratio")
     square_config = config.with_fields(**{field: _square_size(config, field) for field in ("image_size", "patch_size")})
     patch_count = patches_per_side(square_config) ** 2
-    image_rule = {
+    image_resizing = {
         "type": "tiles",
-        "size": square_config.size("image_size"),
+        "size": square_config.integer("image_size"),
         "max_tiles": INTERNVL_TILES,
         "tokens": max(patch_count // merge_size**2, 1),
         "marks": 2,
@@ -249,13 +252,15 @@ def read_internvl(root_config: Config, config: Config, text_width: int) -> Table
         square_config,
         internvit_layer(config, config.flag("attention_bias"), config.flag("use_qk_norm")),
         stack=final_norm,
-        patch_fields={"num_channels": config.size("num_channels"), "bias": True},
+        patch_fields={"num_channels": config.integer("num_channels"), "bias": True},
         class_embedding=True,
-        image=image_rule,
+        image=image_resizing,
         **position_table,
     )
     linear_layers = two_linear_layers(text_width, root_config.choice(ACTIVATIONS, "projector_hidden_act"))
-    merger = projector(config.size("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(), norm_of="merged")
+    merger = projector(
+        config.integer("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(), norm_of="merged"
+    )
     return {"vision_tower": tower, "multi_modal_projector": merger}
 
 
@@ -268,7 +273,7 @@ def internvit_layer(config: Config, bias: bool, has_qk_norm: bool, dummy_heads: 
     attention = self_attention(config, o_bias=True, **biases(bias, *QKV))
     attention["num_attention_heads"] += dummy_heads
     attention |= qk_norm_fields(rmsnorm(eps), "projection") if has_qk_norm else {}
-    ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
+    ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     norm = config.choice({"layer_norm": layernorm(eps), "rms_norm": rmsnorm(eps)}, "norm_type")
     return layer_table(attention, ffn, norm, residual_scale="output")
 
@@ -284,7 +289,7 @@ def _square_size(config: Config, field_name: str) -> int:
         and image_size[0] > 0
     ):
         return image_size[0]
-    return config.size(field_name)
+    return config.integer(field_name)
 
 
 IDEFICS3: Table = {

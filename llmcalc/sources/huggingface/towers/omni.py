@@ -15,17 +15,17 @@ from .qwen import IGNORED, QWEN2_5, QWEN3, read_qwen2_5, read_qwen3
 from .section import TowerSection, projector, self_attention, two_linear_layers
 
 
-def _chunked_encoder(config: Config, stem: Table, window: int, audio_rule: Table, **attention_fields: Any) -> Table:
+def _chunked_encoder(config: Config, stem: Table, window: int, audio_framing: Table, **attention_fields: Any) -> Table:
     """Returns an audio encoder whose layers attend within stretches of `window` positions."""
     heads = self_attention(config, "encoder_attention_heads", "d_model", grid_window=window, **attention_fields)
-    ffn = mlp(config.size("encoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
+    ffn = mlp(config.integer("encoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
     stack = {
-        "num_hidden_layers": config.size("encoder_layers"),
+        "num_hidden_layers": config.integer("encoder_layers"),
         "block": layer_table(heads, ffn, layernorm()),
         "stem": stem,
         "position": {"type": "sinusoidal"},
     }
-    return {"type": "audio", "hidden_size": config.size("d_model"), "stack": stack, "audio": audio_rule}
+    return {"type": "audio", "hidden_size": config.integer("d_model"), "stack": stack, "audio": audio_framing}
 
 
 def _read_qwen2_5_audio(root_config: Config, config: Config, text_width: int) -> Table:
@@ -34,20 +34,29 @@ def _read_qwen2_5_audio(root_config: Config, config: Config, text_width: int) ->
     Its table of two vectors marks the ends of a recording.
     """
     config.require("output_dim", text_width)
-    chunk_frames = 2 * config.size("n_window")
-    stem = {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": config.size("max_source_positions")}
-    audio_rule = {"type": "chunks", "chunk": chunk_frames, "halvings": 1, "merge": 2, "max_seconds": QWEN2_5_SECONDS}
+    chunk_frames = 2 * config.integer("n_window")
+    stem = {
+        "num_mel_bins": config.integer("num_mel_bins"),
+        "max_source_positions": config.integer("max_source_positions"),
+    }
+    audio_framing = {
+        "type": "chunks",
+        "chunk": chunk_frames,
+        "halvings": 1,
+        "merge": 2,
+        "max_seconds": QWEN2_5_SECONDS,
+    }
     tower = _chunked_encoder(
         config,
         {**stem, "chunk": chunk_frames},
         -(-chunk_frames // 2),
-        audio_rule,
+        audio_framing,
         **biases(True, "q_bias", "v_bias", "o_bias"),
     )
     pooling: Table = {"frames": 2, "merged": "mean", "norm": layernorm(), "output_marks": 2}
     return {
         "audio_tower": tower,
-        "audio_projector": projector(config.size("d_model"), (text_width, True, "identity"), **pooling),
+        "audio_projector": projector(config.integer("d_model"), (text_width, True, "identity"), **pooling),
     }
 
 
@@ -61,24 +70,24 @@ def _qwen3_audio_towers(config: Config, text_width: int, has_whole_chunks: bool 
 
     text_width: that of the output. has_whole_chunks: whether a recording shorter than a chunk is padded to one.
     """
-    chunk_frames, channels = 2 * config.size("n_window"), config.size("downsample_hidden_size")
-    window_chunks = config.size("n_window_infer") // chunk_frames
+    chunk_frames, channels = 2 * config.integer("n_window"), config.integer("downsample_hidden_size")
+    window_chunks = config.integer("n_window_infer") // chunk_frames
     if not window_chunks:
         raise config.error(
             "n_window_infer", config.get("n_window_infer"), f"{chunk_frames} or more, the frames of a chunk"
         )
     subsampling = {
-        "num_mel_bins": config.size("num_mel_bins"),
+        "num_mel_bins": config.integer("num_mel_bins"),
         "convolutions": [{"channels": channels, "bias": True}] * 3,
         "hidden_act": "gelu",
         "chunk": chunk_frames,
         "whole_chunks": has_whole_chunks,
     }
-    audio_rule = {"type": "chunks", "chunk": chunk_frames, "halvings": 3, "drops_rest": True}
+    audio_framing = {"type": "chunks", "chunk": chunk_frames, "halvings": 3, "drops_rest": True}
     stem = {"type": "spectrum", "subsampling": subsampling}
-    tower = _chunked_encoder(config, stem, -(-chunk_frames // 8) * window_chunks, audio_rule, **biases(True, *QKVO))
+    tower = _chunked_encoder(config, stem, -(-chunk_frames // 8) * window_chunks, audio_framing, **biases(True, *QKVO))
     tower["stack"]["final_norm"] = layernorm()
-    hidden_size, activation = config.size("d_model"), config.choice(ACTIVATIONS, "activation_function")
+    hidden_size, activation = config.integer("d_model"), config.choice(ACTIVATIONS, "activation_function")
     return {
         "audio_tower": tower,
         "audio_projector": projector(hidden_size, *two_linear_layers(text_width, activation, inner_width=hidden_size)),
@@ -87,7 +96,7 @@ def _qwen3_audio_towers(config: Config, text_width: int, has_whole_chunks: bool 
 
 def _read_qwen3_asr(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen3-ASR: Qwen3-Omni's encoder; recordings of less than half a second are padded to one."""
-    towers = _qwen3_audio_towers(config, config.size("output_dim"), has_whole_chunks=True)
+    towers = _qwen3_audio_towers(config, config.integer("output_dim"), has_whole_chunks=True)
     towers["audio_tower"]["audio"]["least_samples"] = QWEN3_ASR_SAMPLES
     return towers
 

@@ -28,19 +28,24 @@ def _read_ovis2(root_config: Config, config: Config, text_width: int) -> Table:
 
     The class adds the positions after the norm of the patches, which changes no count.
     """
-    indicator_count, embedding_width = config.size("num_visual_indicator_tokens"), root_config.size("hidden_size")
+    indicator_count, embedding_width = config.integer("num_visual_indicator_tokens"), root_config.integer("hidden_size")
     tower = _with_image_rule(_aimv2_encoder(config), config, config)
     return {
         "vision_tower": tower,
-        **_visual_vocabulary(config, config.size("hidden_size"), embedding_width, indicator_count),
+        **_visual_vocabulary(config, config.integer("hidden_size"), embedding_width, indicator_count),
     }
 
 
 def _with_image_rule(tower: Table, encoder: Config, config: Config) -> Table:
     """Returns the encoder with the rule for cutting an image into tiles. config: the section with `hidden_stride`."""
-    merge_size = config.size("hidden_stride")
-    image_rule = {"type": "covering", "size": encoder.size("image_size"), "max_tiles": OVIS_TILES, "merge": merge_size}
-    return {**tower, "image": image_rule}
+    merge_size = config.integer("hidden_stride")
+    image_resizing = {
+        "type": "covering",
+        "size": encoder.integer("image_size"),
+        "max_tiles": OVIS_TILES,
+        "merge": merge_size,
+    }
+    return {**tower, "image": image_resizing}
 
 
 OVIS_TILES = 9
@@ -55,7 +60,7 @@ def _aimv2_encoder(config: Config) -> Table:
         config,
         layer_table(attention, glu(config, config.flag("mlp_bias")), norm),
         stack={"embedding_norm": norm, "final_norm": norm},
-        patch_fields={"num_channels": config.size("num_channels"), "bias": True},
+        patch_fields={"num_channels": config.integer("num_channels"), "bias": True},
         positions={"rows": patches_per_side(config) ** 2},
     )
 
@@ -93,11 +98,17 @@ def _read_ovis2_5(root_config: Config, config: Config, text_width: int) -> Table
     rope: Table = ROTARY if config.flag("use_rope") else {}
     tower = siglip_of_rows(config, position_rows if config.flag("preserve_original_pe") else 0, **rope)
     pixels = {"min_pixels": OVIS2_5_SIDES[0] ** 2, "max_pixels": OVIS2_5_SIDES[1] ** 2}
-    image_rule = {"type": "smart_resize", "merge": config.size("hidden_stride"), **pixels, "enlarge": True, "marks": 2}
+    image_resizing = {
+        "type": "smart_resize",
+        "merge": config.integer("hidden_stride"),
+        **pixels,
+        "enlarge": True,
+        "marks": 2,
+    }
     return {
-        "vision_tower": {**tower, "image": image_rule},
+        "vision_tower": {**tower, "image": image_resizing},
         **_visual_vocabulary(
-            config, tower["hidden_size"], text_width, OVIS2_5_INDICATORS, root_config.size("visual_vocab_size")
+            config, tower["hidden_size"], text_width, OVIS2_5_INDICATORS, root_config.integer("visual_vocab_size")
         ),
     }
 
@@ -113,12 +124,15 @@ def _visual_vocabulary(
 
     indicator_count: the number of these rows. vocab_size: that of all rows, by default the section's `vocab_size`.
     """
-    vocab_size = vocab_size or config.size("vocab_size")
+    vocab_size = vocab_size or config.integer("vocab_size")
     visual_token_count = vocab_size - indicator_count
     if visual_token_count < 1:
         raise config.error("vocab_size", vocab_size, f"more than the {indicator_count} that mark images")
     head = projector(
-        encoder_width, (visual_token_count, False, "identity"), merge=config.size("hidden_stride"), out_norm=layernorm()
+        encoder_width,
+        (visual_token_count, False, "identity"),
+        merge=config.integer("hidden_stride"),
+        out_norm=layernorm(),
     )
     return {
         "visual_head": head,

@@ -39,29 +39,34 @@ def pixtral_encoder(config: Config) -> Table:
     norm = rmsnorm(1e-5)
     block = layer_table(self_attention(config, **ROTARY), glu(config), norm)
     return vision_transformer(
-        config, block, stack={"embedding_norm": norm}, patch_fields={"num_channels": config.size("num_channels")}
+        config, block, stack={"embedding_norm": norm}, patch_fields={"num_channels": config.integer("num_channels")}
     )
 
 
 def _read_mistral3(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Mistral 3: square patch blocks merged to one patch's width, then two linear layers."""
     require_one_layer(root_config)
-    merge_size, hidden = root_config.size("spatial_merge_size"), config.size("hidden_size")
+    merge_size, hidden = root_config.integer("spatial_merge_size"), config.integer("hidden_size")
     merger = two_layer_projector(root_config, hidden, text_width, merge=merge_size, norm=rmsnorm(1e-5))
-    image_rule = {"type": "longest_edge", "size": config.size("image_size"), "merge": merge_size}
+    image_resizing = {"type": "longest_edge", "size": config.integer("image_size"), "merge": merge_size}
     return {
-        "vision_tower": {**pixtral_encoder(config), "image": image_rule},
+        "vision_tower": {**pixtral_encoder(config), "image": image_resizing},
         "multi_modal_projector": {**merger, "maps": [{"size": hidden}, *merger["maps"]]},
     }
 
 
 def _read_lighton(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads LightOnOCR: Mistral 3 without biases in the projector."""
-    merge_size, hidden = root_config.size("spatial_merge_size"), config.size("hidden_size")
+    merge_size, hidden = root_config.integer("spatial_merge_size"), config.integer("hidden_size")
     linear_layers = ((hidden, False, "identity"), *two_linear_layers(text_width, bias=False))
-    image_rule = {"type": "longest_edge", "size": config.size("image_size"), "merge": merge_size, "line_marks": False}
+    image_resizing = {
+        "type": "longest_edge",
+        "size": config.integer("image_size"),
+        "merge": merge_size,
+        "line_marks": False,
+    }
     return {
-        "vision_encoder": {**pixtral_encoder(config), "image": image_rule},
+        "vision_encoder": {**pixtral_encoder(config), "image": image_resizing},
         "vision_projection": projector(hidden, *linear_layers, merge=merge_size, norm=rmsnorm(1e-6)),
     }
 
@@ -73,7 +78,7 @@ LLAMA4_TILES = 16
 def _image_tile_rule(config: Config, merge_size: int) -> Table:
     """Returns Llama 4's rule for cutting an image into tiles."""
     image_tokens = max(patches_per_side(config) ** 2 // merge_size**2, 1)
-    return {"type": "canvas", "size": config.size("image_size"), "max_tiles": LLAMA4_TILES, "tokens": image_tokens}
+    return {"type": "canvas", "size": config.integer("image_size"), "max_tiles": LLAMA4_TILES, "tokens": image_tokens}
 
 
 def _read_llama4(root_config: Config, config: Config, text_width: int) -> Table:
@@ -82,7 +87,7 @@ def _read_llama4(root_config: Config, config: Config, text_width: int) -> Table:
     The adapter has two linear layers.
     """
     hidden_size, adapter_width, output_width = (
-        config.size(field) for field in ("hidden_size", "projector_input_dim", "projector_output_dim")
+        config.integer(field) for field in ("hidden_size", "projector_input_dim", "projector_output_dim")
     )
     merge_size = merged_square_side(config, "pixel_shuffle_ratio")
     config.require("intermediate_size", hidden_size * merge_size * merge_size)
@@ -93,7 +98,7 @@ def _read_llama4(root_config: Config, config: Config, text_width: int) -> Table:
         config,
         biased_layer(config, norm, **ROTARY),
         stack={"embedding_norm": norm, "final_norm": norm},
-        patch_fields={"num_channels": config.size("num_channels")},
+        patch_fields={"num_channels": config.integer("num_channels")},
         positions={"rows": patches_per_side(config) ** 2 + 1},
         class_embedding=True,
         image=_image_tile_rule(config, merge_size),
@@ -109,33 +114,35 @@ def _read_llama4(root_config: Config, config: Config, text_width: int) -> Table:
 
 def _read_lfm3(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads LFM3-VL: gated convolutions over the grid of patches, and some attention layers."""
-    norm, kv_heads = rmsnorm(config.number("norm_eps")), config.size("num_key_value_heads")
-    config.quotient("num_key_value_heads", config.size("num_attention_heads"), kv_heads)
+    norm, kv_heads = rmsnorm(config.number("norm_eps")), config.integer("num_key_value_heads")
+    config.quotient("num_key_value_heads", config.integer("num_attention_heads"), kv_heads)
     attention = self_attention(config, num_key_value_heads=kv_heads, **ROTARY, **qk_norm_fields(norm))
-    kernel_size = config.size("conv_kernel_size")
+    kernel_size = config.integer("conv_kernel_size")
     if kernel_size % 2 == 0:
         raise config.error("conv_kernel_size", kernel_size, "an odd number")
     mixers: Table = {
         "conv": {"type": "short_conv", "conv_L_cache": kernel_size, "grid": True},
         "full": {"type": "attention", **attention},
     }
-    default_kinds = ["conv" if layer < 2 or layer % 2 else "full" for layer in range(config.size("num_hidden_layers"))]
+    default_kinds = [
+        "conv" if layer < 2 or layer % 2 else "full" for layer in range(config.integer("num_hidden_layers"))
+    ]
     layer_kinds = listed_kinds(config, "layer_types", {"conv": "conv", "full_attention": "full"}, default_kinds)
-    ffn = {"intermediate_size": config.size("intermediate_size"), "hidden_act": "silu", "gated": True}
+    ffn = {"intermediate_size": config.integer("intermediate_size"), "hidden_act": "silu", "gated": True}
     block = layer_table(mixers[layer_kinds[0]], ffn, norm)
     layer_changes = {layer_kind: {"attention": mixers[layer_kind]} for layer_kind in dict.fromkeys(layer_kinds)}
     layers: Table = {"variants": layer_changes, **layer_pattern(layer_kinds)} if len(layer_changes) > 1 else {}
     patch_fields = {
-        "num_channels": config.size("in_channels"),
-        "temporal_patch_size": config.size("temporal_patch_size"),
+        "num_channels": config.integer("in_channels"),
+        "temporal_patch_size": config.integer("temporal_patch_size"),
     }
     tower = vision_transformer(config, block, stack={"embedding_norm": norm, **layers}, patch_fields=patch_fields)
     bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
     linear_layers, merge_size = (
-        two_linear_layers(text_width, activation, bias, root_config.size("projector_hidden_size")),
-        config.size("spatial_merge_size"),
+        two_linear_layers(text_width, activation, bias, root_config.integer("projector_hidden_size")),
+        config.integer("spatial_merge_size"),
     )
-    merger = projector(config.size("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(1e-6))
+    merger = projector(config.integer("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(1e-6))
     return {"vision_tower": tower, "multi_modal_projector": merger}
 
 
@@ -144,13 +151,21 @@ def _read_hunyuan(root_config: Config, config: Config, text_width: int) -> Table
 
     Vectors mark the ends of lines and of images.
     """
-    eps, hidden = config.number("rms_norm_eps"), config.size("hidden_size")
-    position_rows = (config.size("max_image_size") // config.size("patch_size")) ** 2 + 1
-    patches = {"num_channels": config.size("num_channels"), "bias": True}
-    merge_size = config.size("spatial_merge_size")
-    image_rule = {"type": "smart_resize", "merge": merge_size, **HUNYUAN_PIXELS, "line_marks": True, "marks": 2}
+    eps, hidden = config.number("rms_norm_eps"), config.integer("hidden_size")
+    position_rows = (config.integer("max_image_size") // config.integer("patch_size")) ** 2 + 1
+    patches = {"num_channels": config.integer("num_channels"), "bias": True}
+    merge_size = config.integer("spatial_merge_size")
+    image_resizing = {
+        "type": "smart_resize",
+        "merge": merge_size,
+        **HUNYUAN_PIXELS,
+        "line_marks": True,
+        "marks": 2,
+    }
     block = biased_layer(config, layernorm(eps))
-    tower = vision_transformer(config, block, patch_fields=patches, positions={"rows": position_rows}, image=image_rule)
+    tower = vision_transformer(
+        config, block, patch_fields=patches, positions={"rows": position_rows}, image=image_resizing
+    )
     linear_layers = two_linear_layers(4 * hidden, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * hidden)
     merger = projector(hidden, *linear_layers, merge=merge_size, norm=rmsnorm(eps))
     marker_vectors: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}

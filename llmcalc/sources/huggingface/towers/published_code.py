@@ -41,7 +41,7 @@ def _internvit_encoder(config: Config, dummy_heads: int = 0) -> Table:
     return vision_transformer(
         config,
         internvit_layer(config, config.flag("qkv_bias"), config.flag("qk_normalization"), dummy_heads),
-        patch_fields={"num_channels": config.size("num_channels"), "bias": True},
+        patch_fields={"num_channels": config.integer("num_channels"), "bias": True},
         positions={"rows": patches_per_side(config) ** 2 + 1},
         class_embedding=True,
     )
@@ -57,42 +57,44 @@ def _read_internvl_chat(root_config: Config, config: Config, text_width: int) ->
     """Reads InternVL's repository code: up to `max_dynamic_patch` tiles, with two marks around an image."""
     root_config.require("select_layer", -1)
     image_tokens = max(patches_per_side(config) ** 2 // merged_square_side(root_config, "downsample_ratio") ** 2, 1)
-    image_rule = {
+    image_resizing = {
         "type": "tiles",
-        "size": config.size("image_size"),
-        "max_tiles": root_config.size("max_dynamic_patch"),
+        "size": config.integer("image_size"),
+        "max_tiles": root_config.integer("max_dynamic_patch"),
     }
     towers = _read_internvit_chat(root_config, config, text_width)
-    towers["vision_model"]["image"] = {**image_rule, "tokens": image_tokens, "marks": 2}
+    towers["vision_model"]["image"] = {**image_resizing, "tokens": image_tokens, "marks": 2}
     return towers
 
 
 def _read_internvit_chat(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads a class with InternVL's encoder and projector, without an image rule."""
-    merger = _patch_merger(root_config, config.size("hidden_size"), *two_linear_layers(text_width))
+    merger = _patch_merger(root_config, config.integer("hidden_size"), *two_linear_layers(text_width))
     return {"vision_model": _internvit_encoder(config), "vision_projector": merger}
 
 
 def _read_nvlm(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads NVLM, whose projector is as wide as the text model's FFN and has no biases."""
     text_config = root_config.table("llm_config")
-    ffn_width = Config(text_config, {}, "llm_config", location="llm_config.").size("intermediate_size")
+    ffn_width = Config(text_config, {}, "llm_config", location="llm_config.").integer("intermediate_size")
     merger = _patch_merger(
-        root_config, config.size("hidden_size"), *two_linear_layers(text_width, bias=False, inner_width=ffn_width)
+        root_config, config.integer("hidden_size"), *two_linear_layers(text_width, bias=False, inner_width=ffn_width)
     )
     return {"vision_model": _internvit_encoder(config, DUMMY_HEADS), "vision_projector": merger}
 
 
 def _read_eagle(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Eagle 2.5: SigLIP with InternVL's projector."""
-    merger = _patch_merger(root_config, config.size("hidden_size"), *two_linear_layers(text_width))
+    merger = _patch_merger(root_config, config.integer("hidden_size"), *two_linear_layers(text_width))
     return {"vision_model": siglip_encoder(config), "vision_projector": merger}
 
 
 def _read_kimi_vl(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
-    position_rows = config.size("init_pos_emb_height") * config.size("init_pos_emb_width")
-    tower, merger = moonvit(config, position_rows, text_width, ffn=mlp(config.size("intermediate_size"), "gelu_tanh"))
+    position_rows = config.integer("init_pos_emb_height") * config.integer("init_pos_emb_width")
+    tower, merger = moonvit(
+        config, position_rows, text_width, ffn=mlp(config.integer("intermediate_size"), "gelu_tanh")
+    )
     tower["image"] = {
         "type": "padded",
         "merge": merger["merge"],
@@ -110,8 +112,10 @@ KIMI_VL_PATCHES, KIMI_VL_SIDE = 4096, 511
 def _read_locateanything(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads LocateAnything: MoonViT, and a projector with a norm on the merged patches."""
     root_config.require("mlp_connector_layers", 2)
-    position_rows = config.size("init_pos_emb_height") * config.size("init_pos_emb_width")
-    tower, merger = moonvit(config, position_rows, text_width, ffn=mlp(config.size("intermediate_size"), "gelu_tanh"))
+    position_rows = config.integer("init_pos_emb_height") * config.integer("init_pos_emb_width")
+    tower, merger = moonvit(
+        config, position_rows, text_width, ffn=mlp(config.integer("intermediate_size"), "gelu_tanh")
+    )
     projector_fields = {
         "maps": projector(1, *two_linear_layers(text_width))["maps"],
         "norm": layernorm(),
@@ -126,8 +130,8 @@ def _read_rice(root_config: Config, config: Config, text_width: int) -> Table:
     config.require("temporal_patch_size", 1)
     norm, hidden_size, merge_size = (
         layernorm(config.number("layer_norm_eps")),
-        config.size("hidden_size"),
-        config.size("spatial_merge_size"),
+        config.integer("hidden_size"),
+        config.integer("spatial_merge_size"),
     )
     block = biased_layer(config, norm, heads="num_heads", **ROTARY)
     angle_count = block["attention"]["head_dim"] // 2
@@ -139,7 +143,7 @@ def _read_rice(root_config: Config, config: Config, text_width: int) -> Table:
         block,
         depth="depth",
         stack={"embedding_norm": norm},
-        patch_fields={"num_channels": config.size("in_channels")},
+        patch_fields={"num_channels": config.integer("in_channels")},
         class_embedding=True,
     )
     merger = projector(
@@ -168,16 +172,16 @@ def _read_kimi_k3(root_config: Config, config: Config, text_width: int) -> Table
     norm, linear_bias = rmsnorm(2**-7), config.flag("linear_bias")
     biases_of_attention = biases(config.flag("attn_bias"), *QKVO)
     attention = self_attention(config, width="qkv_hidden_size", **ROTARY, **biases_of_attention)
-    ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), linear_bias)
+    ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), linear_bias)
     tower = vision_transformer(
         config,
         layer_table(attention, ffn, norm),
         stack={"final_norm": norm},
         patch_fields={"bias": config.flag("patch_embed_proj_bias")},
-        positions={"rows": config.size("init_pos_emb_height") * config.size("init_pos_emb_width")},
+        positions={"rows": config.integer("init_pos_emb_height") * config.integer("init_pos_emb_width")},
     )
-    hidden = config.size("hidden_size")
-    merged_width = 4 * (config.optional_size("mm_hidden_size") or hidden)
+    hidden = config.integer("hidden_size")
+    merged_width = 4 * (config.optional_integer("mm_hidden_size") or hidden)
     linear_layers = two_linear_layers(
         text_width, config.choice(ACTIVATIONS, "projector_hidden_act"), False, merged_width
     )
@@ -192,7 +196,7 @@ KIMI_K3_PATCHES = 65536
 
 def _with_width_fields(config: Config, norm: Table) -> tuple[Config, Table]:
     """Returns the config with its `width` as `hidden_size`, and a layer with `heads` and a network of `mlp_ratio`."""
-    width, mlp_ratio = config.size("width"), config.number("mlp_ratio")
+    width, mlp_ratio = config.integer("width"), config.number("mlp_ratio")
     if not 0 < mlp_ratio <= 100:
         raise config.error("mlp_ratio", mlp_ratio, "a number between 0 and 100")
     usual_config = config.with_fields(hidden_size=width)
@@ -204,7 +208,7 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_width: int) -> 
     root_config.require("tile_tag", "2D")
     config.require("class_token", False)
     config.require("global_pool", "map")
-    hidden_size, norm = config.size("width"), layernorm(1e-6)
+    hidden_size, norm = config.integer("width"), layernorm(1e-6)
     timm_config, block = _with_width_fields(config, norm)
     tower = vision_transformer(
         timm_config,
@@ -222,8 +226,8 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_width: int) -> 
     projector_config.require("token_pooling", False)
     projector_config.require("n_embed", text_width)
     projector_config.require("input_dim", hidden_size)
-    inner_width = text_width * projector_config.size("mlp_ratio")
-    linear_layers = [(inner_width, True, "gelu")] * (projector_config.size("depth") - 1) + [
+    inner_width = text_width * projector_config.integer("mlp_ratio")
+    linear_layers = [(inner_width, True, "gelu")] * (projector_config.integer("depth") - 1) + [
         (text_width, True, "identity")
     ]
     if not 2 <= len(linear_layers) <= 10:
@@ -231,7 +235,7 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_width: int) -> 
     return {
         "vision": tower,
         "projector": projector(
-            hidden_size, *linear_layers, merge=projector_config.size("downsample_ratio"), output_marks=2
+            hidden_size, *linear_layers, merge=projector_config.integer("downsample_ratio"), output_marks=2
         ),
     }
 
@@ -239,9 +243,9 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_width: int) -> 
 def _read_isaac(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Isaac: SigLIP 2 without a head, merged patches, and two linear layers without biases."""
     config.has("vision_use_head")  # which the class does not read
-    hidden, merge_size = config.size("hidden_size"), config.size("pixel_shuffle_scale_factor")
+    hidden, merge_size = config.integer("hidden_size"), config.integer("pixel_shuffle_scale_factor")
     linear_layers = two_linear_layers(text_width, "silu", bias=False, inner_width=4 * hidden * merge_size**2)
-    tower = siglip_of_rows(config, config.size("num_patches"))
+    tower = siglip_of_rows(config, config.integer("num_patches"))
     return {"vision_embedding": tower, "vision_projector": projector(hidden, *linear_layers, merge=merge_size)}
 
 
@@ -250,8 +254,8 @@ def _read_deepseek_v41(root_config: Config, config: Config, text_width: int) -> 
     norm = rmsnorm(1e-6)
     block = biased_layer(config, norm, ffn=glu(config), **ROTARY)
     tower = vision_transformer(config, block, stack={"final_norm": norm}, patch_fields={"bias": True})
-    merge_size = config.size("downsample_ratio")
-    aligner = projector(config.size("hidden_size"), *two_linear_layers(text_width), merge=merge_size, output_marks=3)
+    merge_size = config.integer("downsample_ratio")
+    aligner = projector(config.integer("hidden_size"), *two_linear_layers(text_width), merge=merge_size, output_marks=3)
     return {"vision": tower, "aligner": aligner}
 
 
@@ -261,8 +265,8 @@ def _read_dots_ocr(root_config: Config, config: Config, text_width: int) -> Tabl
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("use_bias")
     attention = self_attention(config, width="embed_dim", **ROTARY, **biases(bias, *QKVO))
     final_norm: Table = {"final_norm": norm} if config.flag("post_norm") else {}
-    patches = {field_name: config.size(field_name) for field_name in ("num_channels", "temporal_patch_size")}
-    hidden_size, merge_size = config.size("embed_dim"), config.size("spatial_merge_size")
+    patches = {field_name: config.integer(field_name) for field_name in ("num_channels", "temporal_patch_size")}
+    hidden_size, merge_size = config.integer("embed_dim"), config.integer("spatial_merge_size")
     tower = vision_transformer(
         config.with_fields(hidden_size=hidden_size),
         layer_table(attention, glu(config, bias), norm),
@@ -300,13 +304,13 @@ def _read_keye(root_config: Config, config: Config, text_width: int) -> Table:
 def _read_keye_1_5(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Keye-VL 1.5, whose processor's limits are those of `KeyeVL1_5ImageProcessor`."""
     towers = _keye_towers(config, text_width, "merged")
-    image_rule = {"type": "smart_resize", "merge": 2, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
-    return towers | {"vision_model": {**towers["vision_model"], "image": {**image_rule, "rounds_sides": True}}}
+    image_resizing = {"type": "smart_resize", "merge": 2, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
+    return towers | {"vision_model": {**towers["vision_model"], "image": {**image_resizing, "rounds_sides": True}}}
 
 
 def _keye_towers(config: Config, text_width: int, normed_vectors: str) -> Table:
     """Reads Keye-VL: SigLIP with RoPE and two position embeddings, counted as one."""
-    hidden, merge_size = config.size("hidden_size"), 2
+    hidden, merge_size = config.integer("hidden_size"), 2
     config.require("spatial_merge_size", merge_size)
     tower = siglip_of_rows(config, patches_per_side(config) ** 2 + PACKED_POSITIONS, **ROTARY)
     linear_layers = two_linear_layers(text_width, inner_width=hidden * merge_size * merge_size)
@@ -319,14 +323,14 @@ def _read_glm4v(root_config: Config, config: Config, text_width: int) -> Table:
 
     Its adapter has a norm, an activation, a gated network of the text model's width, and two vectors around an image.
     """
-    norm, hidden = layernorm(config.number("layer_norm_eps")), config.size("hidden_size")
-    inner_width = root_config.size("ffn_hidden_size")
+    norm, hidden = layernorm(config.number("layer_norm_eps")), config.integer("hidden_size")
+    inner_width = root_config.integer("ffn_hidden_size")
     block = biased_layer(config, norm, heads="num_heads") | {"norm_placement": "output"}
     tower = vision_transformer(
         config,
         block,
-        patch_fields={"num_channels": config.size("in_channels"), "bias": True},
-        positions={"rows": config.size("num_positions")},
+        patch_fields={"num_channels": config.integer("in_channels"), "bias": True},
+        positions={"rows": config.integer("num_positions")},
         class_embedding=True,
     )
     merging_projector = projector(
@@ -379,15 +383,18 @@ def _read_minicpmv(root_config: Config, config: Config, text_width: int) -> Tabl
         if depth < 2:
             raise config.error("num_hidden_layers", depth, "at least 2, for the last one is dropped")
         tower["stack"]["num_hidden_layers"] = depth - 1
-    query_count = root_config.size("query_num")
+    query_count = root_config.integer("query_num")
     if str(root_config.get("version")) in MINICPM_SLICED:
         stated_sizes = root_config.table("slice_config") if root_config.has("slice_config") else {}
         slice_config = Config({**MINICPM_SLICES, **stated_sizes}, {}, "slice_config", location="slice_config.")
-        slice_rule = {"size": slice_config.size("scale_resolution"), "max_slices": slice_config.size("max_slice_nums")}
+        slice_rule = {
+            "size": slice_config.integer("scale_resolution"),
+            "max_slices": slice_config.integer("max_slice_nums"),
+        }
         tower["image"] = {"type": "slices", **slice_rule, "tokens": query_count}
     return {
         "vision": tower,
-        "resampler": _query_projector(config, config.size("hidden_size"), text_width, query_count, is_first_version),
+        "resampler": _query_projector(config, config.integer("hidden_size"), text_width, query_count, is_first_version),
     }
 
 
@@ -406,7 +413,7 @@ def _read_qwen_vl(root_config: Config, config: Config, text_width: int) -> Table
     tower = vision_transformer(
         usual_config, block, depth="layers", stack={"embedding_norm": norm}, positions=position_table
     )
-    resampler = _query_projector(config, config.size("width"), text_width, config.size("n_queries"), True)
+    resampler = _query_projector(config, config.integer("width"), text_width, config.integer("n_queries"), True)
     return {"visual": tower, "resampler": resampler}
 
 
@@ -419,15 +426,15 @@ def _read_moondream(root_config: Config, config: Config, text_width: int) -> Tab
     vision_config = config.section("vision", MOONDREAM)
     vision_config.require("proj_out_dim", text_width)
     usual_names = {
-        "hidden_size": vision_config.size("enc_dim"),
-        "intermediate_size": vision_config.size("enc_ff_dim"),
-        "num_hidden_layers": vision_config.size("enc_n_layers"),
-        "num_attention_heads": vision_config.size("enc_n_heads"),
-        "num_channels": vision_config.size("in_channels"),
-        "patch_size": vision_config.size("enc_patch_size"),
-        "image_size": vision_config.size("crop_size"),
+        "hidden_size": vision_config.integer("enc_dim"),
+        "intermediate_size": vision_config.integer("enc_ff_dim"),
+        "num_hidden_layers": vision_config.integer("enc_n_layers"),
+        "num_attention_heads": vision_config.integer("enc_n_heads"),
+        "num_channels": vision_config.integer("in_channels"),
+        "patch_size": vision_config.integer("enc_patch_size"),
+        "image_size": vision_config.integer("crop_size"),
     }
-    linear_layers = two_linear_layers(text_width, "gelu_tanh", inner_width=vision_config.size("proj_inner_dim"))
+    linear_layers = two_linear_layers(text_width, "gelu_tanh", inner_width=vision_config.integer("proj_inner_dim"))
     vision_config.finish(frozenset({"max_crops", "overlap_margin"}))
     config.unknown += vision_config.unknown
     tower_config = Config(usual_names, SIGLIP, config.model_type, location=vision_config.location)
@@ -448,7 +455,7 @@ def _read_phi3v(root_config: Config, config: Config, text_width: int) -> Table:
     config.require("name", "clip_vision_model")
     config.require("image_dim_out", CLIP_LARGE["hidden_size"])
     clip_config = Config(CLIP_LARGE, CLIP, "clip_vision_model", location=config.location)
-    tile_rule: Table = {"size": CLIP_LARGE["image_size"], "max_tiles": root_config.size("num_crops"), "merge": 2}
+    tile_rule: Table = {"size": CLIP_LARGE["image_size"], "max_tiles": root_config.integer("num_crops"), "merge": 2}
     return {
         "vision_model": {**clip_encoder(clip_config), "image": {"type": "hd_transform", **tile_rule}},
         "vision_projector": projector(

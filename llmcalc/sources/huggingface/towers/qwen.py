@@ -24,10 +24,10 @@ PIXELS = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)}
 
 def _resizing_rule(config: Config) -> Table:
     """Returns Qwen's rule for resizing an image: both sides become multiples of a merged patch's side."""
-    least_pixels, most_pixels = PIXELS.get(config.size("patch_size"), PIXELS[14])
+    least_pixels, most_pixels = PIXELS.get(config.integer("patch_size"), PIXELS[14])
     return {
         "type": "smart_resize",
-        "merge": config.size("spatial_merge_size"),
+        "merge": config.integer("spatial_merge_size"),
         "min_pixels": least_pixels,
         "max_pixels": most_pixels,
     }
@@ -35,15 +35,15 @@ def _resizing_rule(config: Config) -> Table:
 
 def _patch_fields(config: Config, **patch_fields: Any) -> Table:
     return {
-        "num_channels": config.size("in_channels"),
-        "temporal_patch_size": config.size("temporal_patch_size"),
+        "num_channels": config.integer("in_channels"),
+        "temporal_patch_size": config.integer("temporal_patch_size"),
         **patch_fields,
     }
 
 
 def _patch_merger(config: Config, width: int, output_width: int, norm: Table, **projector_fields: Any) -> Table:
     """Returns a merger: concatenated square blocks of patches through two linear layers."""
-    merge_size = config.size("spatial_merge_size")
+    merge_size = config.integer("spatial_merge_size")
     linear_layers = two_linear_layers(output_width, inner_width=width * merge_size * merge_size)
     return projector(width, *linear_layers, merge=merge_size, norm=norm, **projector_fields)
 
@@ -55,29 +55,34 @@ def _merging_encoder(
 
     Without learned positions the class has no vectors besides those of the layers; else it holds the positions.
     """
-    image_rule, frees_first_input = _resizing_rule(config), "positions" not in encoder_fields
+    image_resizing, frees_first_input = _resizing_rule(config), "positions" not in encoder_fields
     return {
         "visual": vision_transformer(
-            config, block, depth="depth", image=image_rule, frees_first_input=frees_first_input, **encoder_fields
+            config,
+            block,
+            depth="depth",
+            image=image_resizing,
+            frees_first_input=frees_first_input,
+            **encoder_fields,
         ),
-        "visual_merger": _patch_merger(config, config.size("hidden_size"), output_width, merger_norm),
+        "visual_merger": _patch_merger(config, config.integer("hidden_size"), output_width, merger_norm),
     }
 
 
 def _read_qwen2(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen2-VL: patches of several frames; `hidden_size` is the merger's output width."""
-    norm, embed_dim = layernorm(1e-6), config.size("embed_dim")
+    norm, embed_dim = layernorm(1e-6), config.integer("embed_dim")
     encoder = config.with_fields(hidden_size=embed_dim)
-    ffn = mlp(embed_dim * config.size("mlp_ratio"), config.choice(ACTIVATIONS, "hidden_act"))
+    ffn = mlp(embed_dim * config.integer("mlp_ratio"), config.choice(ACTIVATIONS, "hidden_act"))
     block = biased_layer(encoder, norm, heads="num_heads", ffn=ffn, **ROTARY)
-    return _merging_encoder(encoder, block, norm, config.size("hidden_size"), patch_fields=_patch_fields(config))
+    return _merging_encoder(encoder, block, norm, config.integer("hidden_size"), patch_fields=_patch_fields(config))
 
 
 def read_qwen2_5(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen2.5-VL: RMSNorm, gated layers, and attention within squares of patches in most layers."""
     norm = rmsnorm(1e-6)
     block = biased_layer(config, norm, heads="num_heads", ffn=glu(config, bias=True), **ROTARY)
-    output_width = config.size("out_hidden_size")
+    output_width = config.integer("out_hidden_size")
     return _merging_encoder(
         config, block, norm, output_width, stack=_window_stack(config), patch_fields=_patch_fields(config)
     )
@@ -86,12 +91,12 @@ def read_qwen2_5(root_config: Config, config: Config, text_width: int) -> Table:
 def _window_stack(config: Config) -> Table:
     """Returns stack fields for layers that, with few exceptions, limit attention to squares of patches."""
     merge_size, patch_size, window = (
-        config.size(field) for field in ("spatial_merge_size", "patch_size", "window_size")
+        config.integer(field) for field in ("spatial_merge_size", "patch_size", "window_size")
     )
     window_side = window // merge_size // patch_size * merge_size
     if window_side == 0:
         raise config.error("window_size", window, f"{merge_size * patch_size} or more, the side of merged patches")
-    full_blocks, depth = config.get("fullatt_block_indexes"), config.size("depth")
+    full_blocks, depth = config.get("fullatt_block_indexes"), config.integer("depth")
     if not isinstance(full_blocks, list | tuple) or any(type(layer) is not int for layer in full_blocks):
         raise config.error("fullatt_block_indexes", full_blocks, "a list of layers")
     layer_kinds = ["block" if layer in full_blocks else "windowed" for layer in range(depth)]
@@ -103,7 +108,7 @@ def _window_stack(config: Config) -> Table:
 def _read_exaone(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads EXAONE 4.5: like Qwen2.5-VL, with fewer heads of keys and values than of queries."""
     towers = read_qwen2_5(root_config, config, text_width)
-    heads, kv_heads = config.size("num_heads"), config.size("num_key_value_heads")
+    heads, kv_heads = config.integer("num_heads"), config.integer("num_key_value_heads")
     config.quotient("num_key_value_heads", heads, kv_heads)
     attention = towers["visual"]["stack"]["block"]["attention"]
     attention["num_key_value_heads"] = kv_heads
@@ -116,15 +121,15 @@ def _read_hyperclovax(root_config: Config, config: Config, text_width: int) -> T
     return {
         "vision_model": towers["visual"],
         "vision_merger": towers["visual_merger"],
-        "projector": projector(config.size("out_hidden_size"), (text_width, True, "identity")),
+        "projector": projector(config.integer("out_hidden_size"), (text_width, True, "identity")),
     }
 
 
 def _read_qwen3_5(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen3.5: a learned position embedding and RoPE."""
-    norm, position_table = layernorm(1e-6), {"rows": config.size("num_position_embeddings")}
+    norm, position_table = layernorm(1e-6), {"rows": config.integer("num_position_embeddings")}
     block = biased_layer(config, norm, heads="num_heads", **ROTARY)
-    output_width = config.size("out_hidden_size")
+    output_width = config.integer("out_hidden_size")
     return _merging_encoder(
         config, block, norm, output_width, patch_fields=_patch_fields(config, bias=True), positions=position_table
     )
@@ -138,9 +143,9 @@ def read_qwen3(root_config: Config, config: Config, text_width: int) -> Table:
     layer_indices = config.get("deepstack_visual_indexes")
     if not isinstance(layer_indices, list | tuple) or len(layer_indices) > 90:
         raise config.error("deepstack_visual_indexes", layer_indices, "a list of layers")
-    depth = config.size("depth")
+    depth = config.integer("depth")
     deepstack_merger = _patch_merger(
-        config, config.size("hidden_size"), config.size("out_hidden_size"), layernorm(1e-6), norm_of="merged"
+        config, config.integer("hidden_size"), config.integer("out_hidden_size"), layernorm(1e-6), norm_of="merged"
     )
     return {
         **_read_qwen3_5(root_config, config, text_width),
@@ -166,11 +171,16 @@ def _read_kimi(root_config: Config, config: Config, text_width: int) -> Table:
             raise config.error(published_name, config.data[published_name], f"{stated_value}, as {field} says, or none")
     if config.has("mm_projector_type"):
         config.require("mm_projector_type", "patchmerger")
-    root_config.require("projection_hidden_size", config.size("hidden_size"))
-    position_rows = config.size("pos_emb_height") * config.size("pos_emb_width")
+    root_config.require("projection_hidden_size", config.integer("hidden_size"))
+    position_rows = config.integer("pos_emb_height") * config.integer("pos_emb_width")
     tower, merger = moonvit(config, position_rows, text_width)
-    image_rule = {"type": "padded", "merge": merger["merge"], "max_patches": KIMI_PATCHES, "max_side": KIMI_SIDE}
-    return {"vision_tower": {**tower, "image": image_rule}, "mm_projector": merger}
+    image_resizing = {
+        "type": "padded",
+        "merge": merger["merge"],
+        "max_patches": KIMI_PATCHES,
+        "max_side": KIMI_SIDE,
+    }
+    return {"vision_tower": {**tower, "image": image_resizing}, "mm_projector": merger}
 
 
 KIMI_PATCHES, KIMI_SIDE = 16384, 512
@@ -189,7 +199,7 @@ def moonvit(config: Config, position_rows: int, text_width: int, **layer_fields:
         or not merged_shape[0] == merged_shape[1] > 0
     ):
         raise config.error("merge_kernel_size", merged_shape, "two equal positive numbers")
-    norm, merge_size, hidden_size = layernorm(1e-5), merged_shape[0], config.size("hidden_size")
+    norm, merge_size, hidden_size = layernorm(1e-5), merged_shape[0], config.integer("hidden_size")
     block = biased_layer(config, norm, **ROTARY, **layer_fields)
     tower = vision_transformer(
         config, block, stack={"final_norm": norm}, patch_fields={"bias": True}, positions={"rows": position_rows}
@@ -218,23 +228,23 @@ def _read_ernie(root_config: Config, config: Config, text_width: int) -> Table:
 
     Each merger has two linear layers of four patches' width and a norm.
     """
-    norm, merge_size = layernorm(config.number("rms_norm_eps")), config.size("spatial_merge_size")
+    norm, merge_size = layernorm(config.number("rms_norm_eps")), config.integer("spatial_merge_size")
     tower = vision_transformer(
         config,
         biased_layer(config, layernorm(1e-6), heads="num_heads", **ROTARY),
         depth="depth",
         stack={"final_norm": layernorm(1e-6)},
-        patch_fields={"num_channels": config.size("in_channels")},
+        patch_fields={"num_channels": config.integer("in_channels")},
     )
-    merged_width = config.size("hidden_size") * merge_size * merge_size
+    merged_width = config.integer("hidden_size") * merge_size * merge_size
     linear_layers = two_linear_layers(merged_width)
     pixel_limits = {"min_pixels": 56 * 56, "max_pixels": ERNIE_PIXELS}
-    image_rule = {"type": "smart_resize", "merge": merge_size, **pixel_limits, "repeats_frames": True}
+    image_resizing = {"type": "smart_resize", "merge": merge_size, **pixel_limits, "repeats_frames": True}
     return {
-        "vision_tower": {**tower, "image": image_rule},
-        "resampler_spatial": projector(config.size("hidden_size"), *linear_layers, merge=merge_size, out_norm=norm),
+        "vision_tower": {**tower, "image": image_resizing},
+        "resampler_spatial": projector(config.integer("hidden_size"), *linear_layers, merge=merge_size, out_norm=norm),
         "resampler_temporal": projector(
-            merged_width, *linear_layers, frames=config.size("temporal_merge_size"), out_norm=norm
+            merged_width, *linear_layers, frames=config.integer("temporal_merge_size"), out_norm=norm
         ),
         "resampler_out": projector(merged_width, (text_width, True, "identity"), out_norm=rmsnorm(1e-5)),
     }
@@ -242,10 +252,13 @@ def _read_ernie(root_config: Config, config: Config, text_width: int) -> Table:
 
 def _read_minimax(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads MiniMax-M3: two linear layers on each patch, then two linear layers on square blocks of patches."""
-    norm, projector_width = layernorm(config.number("layer_norm_eps")), root_config.size("projector_hidden_size")
-    patches = {"num_channels": config.size("num_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
-    merge_size = config.size("spatial_merge_size")
-    image_rule = {
+    norm, projector_width = layernorm(config.number("layer_norm_eps")), root_config.integer("projector_hidden_size")
+    patches = {
+        "num_channels": config.integer("num_channels"),
+        "temporal_patch_size": config.integer("temporal_patch_size"),
+    }
+    merge_size = config.integer("spatial_merge_size")
+    image_resizing = {
         "type": "smart_resize",
         "merge": merge_size,
         "min_pixels": 4 * 28**2,
@@ -253,11 +266,13 @@ def _read_minimax(root_config: Config, config: Config, text_width: int) -> Table
         "marks": 2,
     }
     layer = biased_layer(config, norm, **ROTARY)
-    tower = vision_transformer(config, layer, stack={"embedding_norm": norm}, patch_fields=patches, image=image_rule)
+    tower = vision_transformer(
+        config, layer, stack={"embedding_norm": norm}, patch_fields=patches, image=image_resizing
+    )
     linear_layers = two_linear_layers(text_width, inner_width=projector_width)
     return {
         "vision_tower": tower,
-        "multi_modal_projector": projector(config.size("hidden_size"), *linear_layers),
+        "multi_modal_projector": projector(config.integer("hidden_size"), *linear_layers),
         "multi_modal_merger": projector(text_width, *linear_layers, merge=merge_size),
     }
 

@@ -20,18 +20,23 @@ def _read_nemotron(root_config: Config, config: Config, text_width: int) -> Tabl
 
     A norm after the encoder's layers is there if the text model has layers of multi-token prediction.
     """
-    hidden = config.size("hidden_size")
+    hidden = config.integer("hidden_size")
     root_config.require("vision_hidden_size", hidden)
-    config.require("video_temporal_patch_size", root_config.size("video_temporal_patch_size"))
+    config.require("video_temporal_patch_size", root_config.integer("video_temporal_patch_size"))
     merge_size = merged_square_side(root_config, "downsample_ratio")
     tower = _radio_encoder(config)
     if root_config.section("text_config", {"num_nextn_predict_layers": 0}).count("num_nextn_predict_layers"):
         tower["stack"]["final_norm"] = layernorm(config.number("layer_norm_eps"))
     merger = {"merge": merge_size, "norm": rmsnorm(1e-5), "norm_of": "merged"}
-    linear_layers = (root_config.size("projector_hidden_size"), False, "relu2"), (text_width, False, "identity")
-    image_rule = {"type": "patch_grid", "merge": merge_size, "min_patches": LEAST_PATCHES, "max_patches": MOST_PATCHES}
+    linear_layers = (root_config.integer("projector_hidden_size"), False, "relu2"), (text_width, False, "identity")
+    image_resizing = {
+        "type": "patch_grid",
+        "merge": merge_size,
+        "min_patches": LEAST_PATCHES,
+        "max_patches": MOST_PATCHES,
+    }
     return {
-        "vision_model": {**tower, "image": {**image_rule, "marks": 2}},
+        "vision_model": {**tower, "image": {**image_resizing, "marks": 2}},
         "multi_modal_projector": projector(hidden, *linear_layers, **merger),
     }
 
@@ -39,8 +44,8 @@ def _read_nemotron(root_config: Config, config: Config, text_width: int) -> Tabl
 def _radio_encoder(config: Config) -> Table:
     """Returns C-RADIO: class vectors and registers before the patches, and layers with scaled sublayer outputs."""
     config.require("use_swiglu_ffn", False)
-    hidden, patch_size = config.size("hidden_size"), config.size("patch_size")
-    position_rows = config.size("max_img_size") // patch_size
+    hidden, patch_size = config.integer("hidden_size"), config.integer("patch_size")
+    position_rows = config.integer("max_img_size") // patch_size
     if not position_rows:
         raise config.error("max_img_size", config.get("max_img_size"), f"{patch_size} or more, which is patch_size")
     attention = self_attention(config, o_bias=True, **biases(config.flag("qkv_bias"), *QKVO[:3]))
@@ -49,10 +54,10 @@ def _radio_encoder(config: Config) -> Table:
     return vision_transformer(
         config,
         layer_table(attention, ffn, layernorm(config.number("layer_norm_eps")), residual_scale="output"),
-        patch_fields={"num_channels": config.size("num_channels")},
+        patch_fields={"num_channels": config.integer("num_channels")},
         positions={"rows": position_rows * position_rows},
-        registers=config.size("num_cls_tokens") + config.count("num_registers"),
-        video_frames=config.optional_size("video_temporal_patch_size"),
+        registers=config.integer("num_cls_tokens") + config.count("num_registers"),
+        video_frames=config.optional_integer("video_temporal_patch_size"),
         summary_vectors=len(summary_indices) if isinstance(summary_indices, list | tuple) else 2,
     )
 
@@ -64,14 +69,14 @@ def _read_nemotron_audio(root_config: Config, config: Config, text_width: int) -
     """
     stack = parakeet_encoder(config if config.has("attention_bias") else config.with_fields(attention_bias=False))
     hidden, bias = stack.pop("hidden_size"), config.flag("projection_bias")
-    linear_layers = (config.size("projection_hidden_size"), bias, "relu2"), (text_width, bias, "identity")
-    audio_rule = {"type": "recording", "window": 160, "lead": 160, "marks": 2}
+    linear_layers = (config.integer("projection_hidden_size"), bias, "relu2"), (text_width, bias, "identity")
+    audio_framing = {"type": "recording", "window": 160, "lead": 160, "marks": 2}
     return {
         "audio_tower": {
             "type": "audio",
             "hidden_size": hidden,
             "stack": stack,
-            "audio": {**audio_rule, "frames_per_token": config.size("subsampling_factor")},
+            "audio": {**audio_framing, "frames_per_token": config.integer("subsampling_factor")},
         },
         "embed_audio": projector(hidden, *linear_layers, norm=rmsnorm(1e-5)),
     }

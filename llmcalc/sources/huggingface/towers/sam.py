@@ -17,33 +17,41 @@ GOT_TOKENS = 256
 
 def _sam_encoder(config: Config, halving_channels: list[int], network_width: int) -> Table:
     """Returns SAM's encoder. halving_channels: the channels of the convolutions that halve the sides of its grid."""
-    grid_side, depth, hidden = patches_per_side(config), config.size("num_hidden_layers"), config.size("hidden_size")
-    heads = config.size("num_attention_heads")
+    grid_side, depth, hidden = (
+        patches_per_side(config),
+        config.integer("num_hidden_layers"),
+        config.integer("hidden_size"),
+    )
+    heads = config.integer("num_attention_heads")
     config.quotient("num_attention_heads", hidden, heads)
     return {
         "type": "sam",
         "hidden_size": hidden,
-        "patches": {"patch_size": config.size("patch_size"), "num_channels": config.size("num_channels"), "bias": True},
+        "patches": {
+            "patch_size": config.integer("patch_size"),
+            "num_channels": config.integer("num_channels"),
+            "bias": True,
+        },
         "grid": grid_side,
         "num_hidden_layers": depth,
         "num_attention_heads": heads,
         "qkv_bias": config.flag("qkv_bias"),
-        "window_size": config.size("window_size"),
-        "global_layers": [layer_index for layer_index in config.sizes("global_attn_indexes") if layer_index < depth],
+        "window_size": config.integer("window_size"),
+        "global_layers": [layer_index for layer_index in config.integers("global_attn_indexes") if layer_index < depth],
         "relative_positions": config.flag("use_rel_pos"),
         **({"positions": {"rows": grid_side * grid_side}} if config.flag("use_abs_pos") else {}),
         "feed_forward": mlp(network_width, config.choice(ACTIVATIONS, "hidden_act")),
         "norm": layernorm(config.number("layer_norm_eps")),
-        "output_channels": config.size("output_channels"),
+        "output_channels": config.integer("output_channels"),
         "halvings": halving_channels,
     }
 
 
 def _read_got(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads GOT-OCR 2: two convolutions that halve the grid, the second to the text's width, and a linear layer."""
-    tower = _sam_encoder(config, [2 * config.size("output_channels"), text_width], config.size("mlp_dim"))
+    tower = _sam_encoder(config, [2 * config.integer("output_channels"), text_width], config.integer("mlp_dim"))
     if tower["grid"] ** 2 == 16 * GOT_TOKENS:
-        tower["image"] = {"type": "fixed", "size": config.size("image_size"), "tokens": GOT_TOKENS, "marks": 2}
+        tower["image"] = {"type": "fixed", "size": config.integer("image_size"), "tokens": GOT_TOKENS, "marks": 2}
     return {"vision_tower": tower, "multi_modal_projector": projector(text_width, (text_width, True, "identity"))}
 
 
@@ -51,9 +59,9 @@ def _read_hybrid(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads DeepSeek-VL with two encoders: SigLIP, SAM with a second neck, and linear layers that join them."""
     sam_config = root_config.section("high_res_vision_config", SAM)
     sam_config.require("model_type", "sam_vision_model")
-    channels = sam_config.size("output_channels")
-    inner_width = sam_config.optional_size("mlp_dim") or int(
-        sam_config.size("hidden_size") * sam_config.number("mlp_ratio")
+    channels = sam_config.integer("output_channels")
+    inner_width = sam_config.optional_integer("mlp_dim") or int(
+        sam_config.integer("hidden_size") * sam_config.number("mlp_ratio")
     )
     high_resolution_encoder = {
         **_sam_encoder(sam_config, [2 * channels, 4 * channels], inner_width),
@@ -63,7 +71,7 @@ def _read_hybrid(root_config: Config, config: Config, text_width: int) -> Table:
     half_width_layer = (text_width // 2, True, "gelu")
     return {
         "vision_model": siglip_encoder(config),
-        "vision_aligner": projector(config.size("hidden_size"), half_width_layer),
+        "vision_aligner": projector(config.integer("hidden_size"), half_width_layer),
         "high_res_vision_model": high_resolution_encoder,
         "high_res_vision_aligner": projector(4 * channels, half_width_layer),
         "aligner": projector(2 * (text_width // 2), (text_width, True, "identity"), encoders=2),

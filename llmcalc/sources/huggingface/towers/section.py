@@ -54,9 +54,9 @@ def vision_transformer(
     """Returns a vision encoder with image patches and layers. depth: the field of the number of layers."""
     return {
         "type": "vision",
-        "hidden_size": config.size("hidden_size"),
-        "patches": {"patch_size": config.size("patch_size"), **(patch_fields or {})},
-        "stack": {"num_hidden_layers": config.size(depth), "block": block, **(stack or {})},
+        "hidden_size": config.integer("hidden_size"),
+        "patches": {"patch_size": config.integer("patch_size"), **(patch_fields or {})},
+        "stack": {"num_hidden_layers": config.integer(depth), "block": block, **(stack or {})},
         **encoder_fields,
     }
 
@@ -68,10 +68,10 @@ def self_attention(
     config: Config, heads: str = "num_attention_heads", width: str = "hidden_size", **attention_fields: Any
 ) -> Table:
     """Returns self-attention whose heads divide a width evenly. heads, width: the config fields of both."""
-    head_count = config.size(heads)
+    head_count = config.integer(heads)
     return {
         "num_attention_heads": head_count,
-        "head_dim": config.quotient(heads, config.size(width), head_count),
+        "head_dim": config.quotient(heads, config.integer(width), head_count),
         **attention_fields,
     }
 
@@ -82,7 +82,7 @@ def biased_layer(
     """Returns a layer of the original vision transformer: pre-norm, biases everywhere, a non-gated FFN."""
     attention = self_attention(config, heads, **biases(True, *QKVO), **attention_fields)
     if ffn is None:
-        ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
+        ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     return layer_table(attention, ffn, norm)
 
 
@@ -140,7 +140,7 @@ def require_one_layer(root_config: Config) -> None:
 
 def patches_per_side(config: Config) -> int:
     """Returns the number of patches along one side of an image of the configured size."""
-    image_size, patch_size = config.size("image_size"), config.size("patch_size")
+    image_size, patch_size = config.integer("image_size"), config.integer("patch_size")
     if image_size < patch_size:
         raise config.error("image_size", image_size, f"{patch_size} or more, which is patch_size")
     return image_size // patch_size

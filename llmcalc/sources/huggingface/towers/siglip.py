@@ -35,7 +35,7 @@ def siglip_encoder(config: Config) -> Table:
 
 def siglip2_encoder(config: Config) -> Table:
     """Returns SigLIP 2's encoder: a position embedding for a number of patches, in images of any shape."""
-    return siglip_of_rows(config, config.size("num_patches"), config.flag("vision_use_head"))
+    return siglip_of_rows(config, config.integer("num_patches"), config.flag("vision_use_head"))
 
 
 def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False, **attention_fields: Any) -> Table:
@@ -52,15 +52,18 @@ def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False
             "feed_forward": block["feed_forward"],
             "norm": norm,
         }
-    patch_fields = {"num_channels": config.size("num_channels"), "bias": True}
+    patch_fields = {"num_channels": config.integer("num_channels"), "bias": True}
     return vision_transformer(config, block, stack={"final_norm": norm}, patch_fields=patch_fields, **encoder_fields)
 
 
 def _read_video_llama(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads VideoLLaMA 3: SigLIP with RoPE instead of a position embedding, and two linear layers."""
-    image_rule = {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
-    tower = {**siglip_of_rows(config, position_rows=0, **ROTARY), "image": image_rule}
-    return {"vision_model": tower, "projector": projector(config.size("hidden_size"), *two_linear_layers(text_width))}
+    image_resizing = {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
+    tower = {**siglip_of_rows(config, position_rows=0, **ROTARY), "image": image_resizing}
+    return {
+        "vision_model": tower,
+        "projector": projector(config.integer("hidden_size"), *two_linear_layers(text_width)),
+    }
 
 
 def _read_minicpm(root_config: Config, config: Config, text_width: int) -> Table:
@@ -68,11 +71,11 @@ def _read_minicpm(root_config: Config, config: Config, text_width: int) -> Table
 
     The merger runs unless `downsample_mode` is `4x`.
     """
-    window_side, hidden = _square_of_two_sides(config, "window_kernel_size"), config.size("hidden_size")
+    window_side, hidden = _square_of_two_sides(config, "window_kernel_size"), config.integer("hidden_size")
     if _square_of_two_sides(root_config, "merge_kernel_size") != 2:
         raise root_config.error("merge_kernel_size", root_config.get("merge_kernel_size"), "[2, 2]")
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
-    depth, lower_layers = config.size("num_hidden_layers"), root_config.count("insert_layer_id") + 1
+    depth, lower_layers = config.integer("num_hidden_layers"), root_config.count("insert_layer_id") + 1
     if lower_layers >= depth:
         raise root_config.error(
             "insert_layer_id", lower_layers - 1, f"at most {depth - 2}, with a layer after the merger"
@@ -81,13 +84,13 @@ def _read_minicpm(root_config: Config, config: Config, text_width: int) -> Table
     merger = {
         "side": window_side,
         "attention": attention,
-        "intermediate_size": config.size("intermediate_size") * window_side * window_side,
+        "intermediate_size": config.integer("intermediate_size") * window_side * window_side,
         "norm": layernorm(config.number("layer_norm_eps")),
     }
     upper_stack = {**tower["stack"], "num_hidden_layers": depth - lower_layers}
     lower_stack = {"num_hidden_layers": lower_layers, "block": tower["stack"]["block"]}
     mergers: Table = {}
-    merger_count = root_config.size("merger_times")
+    merger_count = root_config.integer("merger_times")
     for merger_index in range(merger_count):
         linear_layers = two_linear_layers(
             text_width if merger_index == merger_count - 1 else hidden, inner_width=4 * hidden
@@ -117,7 +120,7 @@ def clip_encoder(config: Config) -> Table:
         config,
         biased_layer(config, norm),
         stack={"embedding_norm": norm, "final_norm": norm},
-        patch_fields={"num_channels": config.size("num_channels")},
+        patch_fields={"num_channels": config.integer("num_channels")},
         positions={"rows": patches_per_side(config) ** 2 + 1},
         class_embedding=True,
     )
@@ -125,15 +128,23 @@ def clip_encoder(config: Config) -> Table:
 
 def _read_gemma3(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Gemma 3: SigLIP, and the average of each square patch block."""
-    tokens, patches = int(root_config.size("mm_tokens_per_image") ** 0.5), patches_per_side(config)
+    tokens, patches = int(root_config.integer("mm_tokens_per_image") ** 0.5), patches_per_side(config)
     if patches < tokens:
         raise root_config.error(
             "mm_tokens_per_image", tokens * tokens, f"at most {patches**2}, the patches of an image"
         )
     pooling = {"merge": patches // tokens, "merged": "mean", "norm": rmsnorm(config.number("layer_norm_eps"))}
-    linear_layers = projector(config.size("hidden_size"), (text_width, False, "identity"), **pooling)
-    image_rule = {"type": "fixed", "size": config.size("image_size"), "tokens": tokens * tokens, "marks": GEMMA3_MARKS}
-    return {"vision_tower": {**siglip_encoder(config), "image": image_rule}, "multi_modal_projector": linear_layers}
+    linear_layers = projector(config.integer("hidden_size"), (text_width, False, "identity"), **pooling)
+    image_resizing = {
+        "type": "fixed",
+        "size": config.integer("image_size"),
+        "tokens": tokens * tokens,
+        "marks": GEMMA3_MARKS,
+    }
+    return {
+        "vision_tower": {**siglip_encoder(config), "image": image_resizing},
+        "multi_modal_projector": linear_layers,
+    }
 
 
 def _read_t5gemma2(root_config: Config, config: Config, text_width: int) -> Table:
@@ -149,11 +160,11 @@ def _read_t5gemma2(root_config: Config, config: Config, text_width: int) -> Tabl
 
 def _read_paligemma(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads PaliGemma: SigLIP and one linear layer."""
-    image_rule = {"type": "fixed", "size": config.size("image_size"), "tokens": patches_per_side(config) ** 2}
-    linear_layer = (root_config.size("projection_dim"), True, "identity")
+    image_resizing = {"type": "fixed", "size": config.integer("image_size"), "tokens": patches_per_side(config) ** 2}
+    linear_layer = (root_config.integer("projection_dim"), True, "identity")
     return {
-        "vision_tower": {**siglip_encoder(config), "image": image_rule},
-        "multi_modal_projector": projector(config.size("hidden_size"), linear_layer),
+        "vision_tower": {**siglip_encoder(config), "image": image_resizing},
+        "multi_modal_projector": projector(config.integer("hidden_size"), linear_layer),
     }
 
 
@@ -166,22 +177,22 @@ def _gated_projector(
         {"size": text_width, "bias": True},
     ]
     return {
-        **projector(config.size("hidden_size"), merge=root_config.size("downsample_factor"), **projector_fields),
+        **projector(config.integer("hidden_size"), merge=root_config.integer("downsample_factor"), **projector_fields),
         "maps": linear_layers,
     }
 
 
 def _image_tile_rule(root_config: Config, config: Config) -> Table:
     """Returns Aya Vision's rule for cutting an image into tiles, with a mark before each tile and two outer marks."""
-    merge_size = root_config.size("downsample_factor")
+    merge_size = root_config.integer("downsample_factor")
     tokens = max((patches_per_side(config) // merge_size) ** 2, 1)
-    image_size = config.size("image_size")
+    image_size = config.integer("image_size")
     return {"type": "tiles", "size": image_size, "max_tiles": AYA_TILES, "tokens": tokens, "tile_marks": 1, "marks": 2}
 
 
 def _read_aya(root_config: Config, config: Config, text_width: int) -> Table:
     gated_width = (
-        root_config.size("alignment_intermediate_size")
+        root_config.integer("alignment_intermediate_size")
         if root_config.has("alignment_intermediate_size")
         else text_width
     )
@@ -201,7 +212,7 @@ def _read_cohere2(root_config: Config, config: Config, text_width: int) -> Table
             "image": {**_image_tile_rule(root_config, config), "least_scaling": True},
         },
         "multi_modal_projector": _gated_projector(
-            root_config, config, text_width, root_config.size("alignment_intermediate_size")
+            root_config, config, text_width, root_config.integer("alignment_intermediate_size")
         ),
     }
 
@@ -224,12 +235,14 @@ def _read_lfm2(root_config: Config, config: Config, text_width: int) -> Table:
     norm_fields: Table = (
         {"norm": layernorm(), "norm_of": "merged"} if root_config.flag("projector_use_layernorm") else {}
     )
-    linear_layers = two_linear_layers(text_width, activation, bias, root_config.size("projector_hidden_size"))
-    merge_size = root_config.size("downsample_factor")
-    image_rule = {"type": "native_tiles", "merge": merge_size, **LFM2_LIMITS}
+    linear_layers = two_linear_layers(text_width, activation, bias, root_config.integer("projector_hidden_size"))
+    merge_size = root_config.integer("downsample_factor")
+    image_resizing = {"type": "native_tiles", "merge": merge_size, **LFM2_LIMITS}
     return {
-        "vision_tower": {**siglip2_encoder(config), "image": image_rule},
-        "multi_modal_projector": projector(config.size("hidden_size"), *linear_layers, merge=merge_size, **norm_fields),
+        "vision_tower": {**siglip2_encoder(config), "image": image_resizing},
+        "multi_modal_projector": projector(
+            config.integer("hidden_size"), *linear_layers, merge=merge_size, **norm_fields
+        ),
     }
 
 

@@ -48,7 +48,7 @@ def _timm_encoder(root_config: Config, model_id: Any, image_size: Any) -> Table:
     encoder_fields: Table = {"positions": {"rows": (image_size // PATCH_SIZE) ** 2}}
     if "registers" in encoder_sizes:
         block = {**block, "residual_scale": "output"}
-        encoder_fields |= {"class_embedding": True, "registers": config.size("registers")}
+        encoder_fields |= {"class_embedding": True, "registers": config.integer("registers")}
     else:
         encoder_fields["pooling"] = {
             "attention": block["attention"],

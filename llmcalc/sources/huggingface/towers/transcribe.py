@@ -24,14 +24,14 @@ def _read_transcribe(root_config: Config, config: Config, text_width: int) -> Ta
     speech_config.require("model_type", "nemotron3_5_transcribe_asr_audio")
     diarization_config.require("model_type", "nemotron3_diarization")
     hidden, frames_per_token, mel_bins = (
-        speech_config.size(field_name) for field_name in ("hidden_size", "subsampling_factor", "num_mel_bins")
+        speech_config.integer(field_name) for field_name in ("hidden_size", "subsampling_factor", "num_mel_bins")
     )
     timestamp_config.require("hidden_size", hidden)
     for section_config, field, field_value in (
         (speaker_config, "subsampling_factor", frames_per_token),
         (speaker_config, "num_mel_bins", mel_bins),
         (head, "subsampling_factor", frames_per_token),
-        (head, "audio_hidden_size", speaker_config.size("hidden_size")),
+        (head, "audio_hidden_size", speaker_config.integer("hidden_size")),
     ):
         section_config.require(field, field_value)
     tower = {
@@ -42,15 +42,15 @@ def _read_transcribe(root_config: Config, config: Config, text_width: int) -> Ta
         "stack": _stack(speech_config, has_qk_norm=True),
         "norm": layernorm(),
         "speakers": {
-            "hidden_size": speaker_config.size("hidden_size"),
+            "hidden_size": speaker_config.integer("hidden_size"),
             "stack": _stack(speaker_config, has_qk_norm=False),
-            "head_size": head.size("hidden_size"),
-            "num_speakers": head.size("num_speakers"),
+            "head_size": head.integer("hidden_size"),
+            "num_speakers": head.integer("num_speakers"),
         },
         "timestamps": {
             "stack": _stack(timestamp_config, has_qk_norm=True),
-            "upsampling_factor": timestamp_config.size("upsampling_factor"),
-            "classes": timestamp_config.size("vocab_size"),
+            "upsampling_factor": timestamp_config.integer("upsampling_factor"),
+            "classes": timestamp_config.integer("vocab_size"),
         },
     }
     for section_config, parent_config in (
@@ -66,14 +66,14 @@ def _read_transcribe(root_config: Config, config: Config, text_width: int) -> Ta
 
 def _stack(config: Config, has_qk_norm: bool) -> Table:
     """Returns layers with a norm before and after them. has_qk_norm: whether queries and keys have one."""
-    heads, norm = config.size("num_attention_heads"), layernorm()
+    heads, norm = config.integer("num_attention_heads"), layernorm()
     if config.has("num_key_value_heads"):
         config.require("num_key_value_heads", heads)
     attention = self_attention(config, o_bias=True, position=rope(config, default_share=0.5 if has_qk_norm else 1.0))
     attention |= qk_norm_fields(norm) if has_qk_norm else {}
-    ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
+    ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     block = layer_table(attention, ffn, norm)
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     return {"num_hidden_layers": depth, "block": block, "embedding_norm": norm, "final_norm": norm}
 
 

@@ -12,22 +12,22 @@ from .section import Reader, TowerSection, projector
 
 def _encoder(config: Config) -> Table:
     """Returns an encoder of audio samples."""
-    downsampling_ratios, stage_depths = config.sizes("downsampling_ratios"), config.sizes("depths")
+    downsampling_ratios, stage_depths = config.integers("downsampling_ratios"), config.integers("depths")
     if len(stage_depths) != len(downsampling_ratios) + 1 or 0 in downsampling_ratios:
         raise config.error(
             "depths", stage_depths, f"{len(downsampling_ratios) + 1} numbers, one more than downsampling_ratios has"
         )
     return {
         "type": "convnext",
-        "channels": config.size("channels"),
-        "num_filters": config.size("num_filters"),
-        "kernel_size": config.size("kernel_size"),
+        "channels": config.integer("channels"),
+        "num_filters": config.integer("num_filters"),
+        "kernel_size": config.integer("kernel_size"),
         "downsampling_ratios": downsampling_ratios,
         "depths": stage_depths,
-        "ffn_expansion": config.size("ffn_expansion"),
+        "ffn_expansion": config.integer("ffn_expansion"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
         "norm": rmsnorm(config.number("rms_norm_eps")),
-        "output_size": config.size("hidden_size"),
+        "output_size": config.integer("hidden_size"),
     }
 
 
@@ -44,7 +44,7 @@ def _audio_connector(tokenizer: str, config: Config, text_width: int) -> Table:
     """Returns the two linear layers after one of the encoders, with a norm between them."""
     linear_layer = (text_width, True, "identity")
     return {
-        f"{tokenizer}_audio_projector": projector(config.size("hidden_size"), linear_layer, out_norm=rmsnorm(1e-6)),
+        f"{tokenizer}_audio_projector": projector(config.integer("hidden_size"), linear_layer, out_norm=rmsnorm(1e-6)),
         f"{tokenizer}_audio_projection": projector(text_width, linear_layer),
     }
 
@@ -54,12 +54,12 @@ def _read_acoustic(root_config: Config, config: Config, text_width: int) -> Tabl
     head = root_config.section("diffusion_head_config", DIFFUSION_HEAD)
     head.require("model_type", "vibevoice_diffusion")
     activation, has_biases = head.choice(ACTIVATIONS, "hidden_act"), head.flag("mlp_bias")
-    ffn = {**mlp(head.size("intermediate_size"), activation, has_biases), "gated": True}
+    ffn = {**mlp(head.integer("intermediate_size"), activation, has_biases), "gated": True}
     ffn |= biases(has_biases, "gate_bias")
     diffusion_head = {
         "hidden_size": text_width,
-        "num_hidden_layers": head.size("num_hidden_layers"),
-        "frequency_size": head.size("frequency_embedding_size"),
+        "num_hidden_layers": head.integer("num_hidden_layers"),
+        "frequency_size": head.integer("frequency_embedding_size"),
         "hidden_act": activation,
         "feed_forward": ffn,
         "norm": rmsnorm(head.number("rms_norm_eps")),

@@ -66,9 +66,9 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
             if operation.verb == "state" and self.store is not None and self.cached_tensors(operation.name) is None:
                 raise self.unsupported("no kernels that keep this state", operation.name)
         for operation in every_step(module_scope.items):
-            for flow_value in operation.ins:
-                if self.last.get(id(flow_value.storage)) == id(operation):
-                    self.forget(flow_value.storage)
+            for recorded_value in operation.ins:
+                if self.last.get(id(recorded_value.storage)) == id(operation):
+                    self.forget(recorded_value.storage)
 
     def _check_number_formats(self) -> None:
         """Raises `Unsupported` for number formats that the kernels do not support.

@@ -128,9 +128,9 @@ def _read_electra(config: Config) -> Table:
 
 def _read_albert(config: Config) -> Table:
     """Reads ALBERT, where all layers of a group share one set of parameters."""
-    depth = config.size("num_hidden_layers")
-    group_count = config.size("num_hidden_groups")
-    layers_per_group = config.size("inner_group_num")
+    depth = config.integer("num_hidden_layers")
+    group_count = config.integer("num_hidden_groups")
+    layers_per_group = config.integer("inner_group_num")
     if group_count > depth:
         raise config.error("num_hidden_groups", group_count, f"at most num_hidden_layers ({depth})")
     if depth * layers_per_group > MOST_LAYERS:
@@ -168,7 +168,7 @@ def _read_albert(config: Config) -> Table:
 def _read_fnet(config: Config) -> Table:
     """Reads FNet: a Fourier transform in place of attention, and a projection of the embeddings."""
     block = {"attention": {"type": "fourier"}, **_ffn_fields(config)}
-    hidden_size, pooler_table = config.size("hidden_size"), pooler(True, 2 if has_pretraining_head(config) else None)
+    hidden_size, pooler_table = config.integer("hidden_size"), pooler(True, 2 if has_pretraining_head(config) else None)
     stack = {**bert_stack(config), "input_size": hidden_size}
     return encoder(
         config, block, stack, bert_head(config, bert_activation(config)), {}, embedding_size=hidden_size, **pooler_table
@@ -184,7 +184,7 @@ def _read_big_bird(config: Config) -> Table:
     block_sparse_note(config)
     model_fields = read_bert(config)
     stack = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
-    heads = config.size("num_attention_heads")
+    heads = config.integer("num_attention_heads")
     stack["block"]["attention"] = {
         "num_attention_heads": heads,
         **biases(config.flag("use_bias"), *QKV),
@@ -198,8 +198,8 @@ def _read_big_bird(config: Config) -> Table:
 
 def _read_mpnet(config: Config) -> Table:
     bias = {
-        "num_attention_heads": config.size("num_attention_heads"),
-        "relative_attention_num_buckets": config.size("relative_attention_num_buckets"),
+        "num_attention_heads": config.integer("num_attention_heads"),
+        "relative_attention_num_buckets": config.integer("relative_attention_num_buckets"),
     }
     stack = {
         "position": padded_positions(config),
@@ -233,15 +233,15 @@ def bert_block(config: Config, norm: Table | None = None) -> Table:
         "position_embedding_type"
     ):  # earlier versions: relative positions have their own weights; ALiBi of other code has no table
         config.require("position_embedding_type", "absolute")
-    heads = config.size("num_attention_heads")
-    config.quotient("num_attention_heads", config.size("hidden_size"), heads)
+    heads = config.integer("num_attention_heads")
+    config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
     return {"attention": {"num_attention_heads": heads, **biases(True, *QKVO)}, **_ffn_fields(config, norm)}
 
 
 def _ffn_fields(config: Config, norm: Table | None = None) -> Table:
     """Returns the network and the norms of a post-norm layer."""
     return {
-        "feed_forward": mlp(config.size("intermediate_size"), bert_activation(config)),
+        "feed_forward": mlp(config.integer("intermediate_size"), bert_activation(config)),
         "norm": layernorm(config.number("layer_norm_eps")) if norm is None else norm,
         "norm_placement": "post",
     }
@@ -253,12 +253,12 @@ def bert_activation(config: Config) -> str:
 
 
 def bert_positions(config: Config) -> Table:
-    return {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings")}
+    return {"type": "learned", "max_position_embeddings": config.integer("max_position_embeddings")}
 
 
 def padded_positions(config: Config) -> Table:
     """Returns a learned position embedding whose position 0 is the row after the padding token's row."""
-    position_rows, padding_id = config.size("max_position_embeddings"), config.get("pad_token_id")
+    position_rows, padding_id = config.integer("max_position_embeddings"), config.get("pad_token_id")
     first_row = padding_id + 1 if is_whole(padding_id) and 0 <= padding_id < min(64, position_rows - 1) else 0
     return {"type": "learned", "max_position_embeddings": position_rows - first_row, "offset": first_row}
 
@@ -272,7 +272,7 @@ def bert_stack(config: Config, position: Table | None = None) -> Table:
     return {
         "position": position or bert_positions(config),
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
-        **token_types(segment_type_count, config.size("task_type_vocab_size") if has_task_types else None),
+        **token_types(segment_type_count, config.integer("task_type_vocab_size") if has_task_types else None),
     }
 
 
@@ -290,8 +290,10 @@ def bert_score_head(activation: str) -> Table:
 
 def embedding_size(config: Config, is_always_set: bool = False) -> Table:
     """Returns the width of a factorized embedding if it differs from hidden_size; for ALBERT always."""
-    embedding_width = config.size("embedding_size")
-    return {"embedding_size": embedding_width} if is_always_set or embedding_width != config.size("hidden_size") else {}
+    embedding_width = config.integer("embedding_size")
+    return (
+        {"embedding_size": embedding_width} if is_always_set or embedding_width != config.integer("hidden_size") else {}
+    )
 
 
 def input_size(model_fields: Table) -> Table:

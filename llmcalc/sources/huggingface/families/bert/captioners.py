@@ -28,8 +28,8 @@ def _read_git(config: Config) -> Table:
 def _read_blip_text_model(config: Config) -> Table:
     config.require("is_decoder", True)
     config.notes.append(IDLE_CROSS_ATTENTION)
-    attention = {"num_attention_heads": config.size("num_attention_heads"), **biases(True, *QKVO)}
-    encoder_width, hidden_size = config.size("encoder_hidden_size"), config.size("hidden_size")
+    attention = {"num_attention_heads": config.integer("num_attention_heads"), **biases(True, *QKVO)}
+    encoder_width, hidden_size = config.integer("encoder_hidden_size"), config.integer("hidden_size")
     return _caption_decoder(
         config,
         bert_head(config, bert_activation(config)),

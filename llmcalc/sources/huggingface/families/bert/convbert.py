@@ -14,14 +14,14 @@ from .bert import OLD, bert_activation, bert_head, bert_score_head, bert_stack, 
 
 
 def _read_convbert(config: Config) -> Table:
-    hidden, head_ratio = config.size("hidden_size"), config.size("head_ratio")
+    hidden, head_ratio = config.integer("hidden_size"), config.integer("head_ratio")
     for field_name in ("is_decoder", "add_cross_attention"):
         config.require(field_name, False)
     if architecture(config).endswith(OF_CHOICES):
         raise config.error("architectures", architecture(config), "a class that scores tokens or one text")
-    heads = max(1, config.size("num_attention_heads") // head_ratio)
+    heads = max(1, config.integer("num_attention_heads") // head_ratio)
     config.quotient("num_attention_heads", hidden, 2 * heads)
-    kernel_size = config.size("conv_kernel_size")
+    kernel_size = config.integer("conv_kernel_size")
     if kernel_size % 2 == 0:
         raise config.error("conv_kernel_size", kernel_size, "an odd number: the class adds as many rows as it reads")
     block = layer_table(
@@ -39,7 +39,7 @@ def _read_convbert(config: Config) -> Table:
 
 def _grouped_ffn(config: Config, hidden: int) -> Table:
     """Returns the feed-forward network, whose two projections are split into `num_groups` groups."""
-    ffn_width, group_count = config.size("intermediate_size"), config.size("num_groups")
+    ffn_width, group_count = config.integer("intermediate_size"), config.integer("num_groups")
     if group_count == 1:
         return mlp(ffn_width, bert_activation(config))
     for input_width in (hidden, ffn_width):

@@ -38,9 +38,9 @@ def _read_deberta(config: Config) -> Table:
 
 def _read_deberta_v2(config: Config) -> Table:
     block, longest_distance = bert_block(config), _largest_distance(config)
-    if config.has("attention_head_size") and config.size("attention_head_size") * config.size(
+    if config.has("attention_head_size") and config.integer("attention_head_size") * config.integer(
         "num_attention_heads"
-    ) != config.size("hidden_size"):
+    ) != config.integer("hidden_size"):
         raise config.error(
             "attention_head_size", config.get("attention_head_size"), "hidden_size / num_attention_heads"
         )
@@ -68,8 +68,8 @@ def _side_convolution(config: Config) -> Table:
         return {}
     norm = layernorm(config.number("layer_norm_eps"))
     convolution_fields = {
-        "conv_kernel_size": config.size("conv_kernel_size"),
-        "conv_groups": config.size("conv_groups"),
+        "conv_kernel_size": config.integer("conv_kernel_size"),
+        "conv_groups": config.integer("conv_groups"),
         "conv_act": config.choice(ACTIVATIONS, "conv_act"),
     }
     return {"side_convolution": {**convolution_fields, "norm": norm}}
@@ -83,8 +83,8 @@ def _deberta_model(
     norm: Table | None,
     stack_fields: Table | None = None,
 ) -> Table:
-    config.require("embedding_size", None, config.size("hidden_size"))
-    if config.has("pooler_hidden_size") and config.size("pooler_hidden_size") != config.size("hidden_size"):
+    config.require("embedding_size", None, config.integer("hidden_size"))
+    if config.has("pooler_hidden_size") and config.integer("pooler_hidden_size") != config.integer("hidden_size"):
         raise config.error("pooler_hidden_size", config.get("pooler_hidden_size"), "hidden_size")
     block["attention"]["float32_softmax"] = False
     stack: Table = {"embedding_norm": layernorm(config.number("layer_norm_eps")), **(stack_fields or {})}
@@ -113,7 +113,7 @@ def _deberta_model(
     model_fields |= (
         {}
         if config.flag("position_biased_input")
-        else {"max_position_embeddings": config.size("max_position_embeddings")}
+        else {"max_position_embeddings": config.integer("max_position_embeddings")}
     )
     return encoder(
         config, block, stack, bert_head(config, bert_activation(config)), bert_score_head("gelu"), **model_fields
@@ -123,7 +123,7 @@ def _deberta_model(
 def _largest_distance(config: Config) -> int:
     """Returns the largest relative distance with a separate embedding."""
     max_distance = config.get("max_relative_positions")
-    return max_distance if is_whole(max_distance) and max_distance > 0 else config.size("max_position_embeddings")
+    return max_distance if is_whole(max_distance) and max_distance > 0 else config.integer("max_position_embeddings")
 
 
 def _listed_names(config: Config, field_name: str) -> list[str]:

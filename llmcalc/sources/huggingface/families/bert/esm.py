@@ -18,10 +18,10 @@ def _read_esm(config: Config) -> Table:
             "architectures", architecture(config), "EsmForMaskedLM or another class without protein folding"
         )
     config.require("is_decoder", False)
-    norm, heads = layernorm(config.number("layer_norm_eps")), config.size("num_attention_heads")
-    config.quotient("num_attention_heads", config.size("hidden_size"), heads)
+    norm, heads = layernorm(config.number("layer_norm_eps")), config.integer("num_attention_heads")
+    config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
     mixer: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
-    block = layer_table(mixer, mlp(config.size("intermediate_size"), "gelu"), norm)
+    block = layer_table(mixer, mlp(config.integer("intermediate_size"), "gelu"), norm)
     stack: Table = {"final_norm": norm}
     model_fields: Table = {**pooler(config.head == "none"), "contact_head": {}}
     position_type = config.get("position_embedding_type")

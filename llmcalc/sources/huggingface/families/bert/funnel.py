@@ -22,16 +22,16 @@ MOST_BLOCKS = 8
 
 def _read_funnel(config: Config) -> Table:
     config.require("attention_type", "relative_shift")
-    block_sizes, block_repeats = config.sizes("block_sizes"), _block_repeats(config)
-    heads, norm = config.size("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
+    block_sizes, block_repeats = config.integers("block_sizes"), _block_repeats(config)
+    heads, norm = config.integer("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
     separates_cls, decoder_layers = config.flag("separate_cls"), config.count("num_decoder_layers")
     class_name, activation = architecture(config), config.choice(ACTIVATIONS, "hidden_act")
     if class_name.endswith("BaseModel") or scores_sequences(config):
         decoder_layers = 0
     block = {
         "type": "funnel",
-        "attention": {"type": "funnel", "num_attention_heads": heads, "head_dim": config.size("d_head")},
-        "feed_forward": mlp(config.size("d_inner"), activation),
+        "attention": {"type": "funnel", "num_attention_heads": heads, "head_dim": config.integer("d_head")},
+        "feed_forward": mlp(config.integer("d_inner"), activation),
         "norm": norm,
         "separate_cls": separates_cls,
         "truncate_seq": config.flag("truncate_seq"),
@@ -53,8 +53,8 @@ def _read_funnel(config: Config) -> Table:
 
 def _block_repeats(config: Config) -> list[int]:
     """Returns how often each layer of a block runs."""
-    block_sizes = config.sizes("block_sizes")
-    block_repeats = [1] * len(block_sizes) if config.get("block_repeats") is None else config.sizes("block_repeats")
+    block_sizes = config.integers("block_sizes")
+    block_repeats = [1] * len(block_sizes) if config.get("block_repeats") is None else config.integers("block_repeats")
     if not 1 <= len(block_sizes) <= MOST_BLOCKS:
         raise config.error("block_sizes", block_sizes, f"one to {MOST_BLOCKS} numbers")
     if len(block_repeats) != len(block_sizes):

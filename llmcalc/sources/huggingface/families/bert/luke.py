@@ -35,13 +35,13 @@ def _read_luke(config: Config) -> Table:
     block, norm = bert_block(config), layernorm(config.number("layer_norm_eps"))
     if config.flag("use_entity_aware_attention"):
         block["attention"]["idle_projections"] = AWARE
-    entity_width, is_tied = config.size("entity_emb_size"), config.flag("tie_word_embeddings")
+    entity_width, is_tied = config.integer("entity_emb_size"), config.flag("tie_word_embeddings")
     entities: Table = {
-        "entity_vocab_size": config.size("entity_vocab_size"),
-        "max_position_embeddings": config.size("max_position_embeddings"),
-        "type_vocab_size": config.size("type_vocab_size"),
+        "entity_vocab_size": config.integer("entity_vocab_size"),
+        "max_position_embeddings": config.integer("max_position_embeddings"),
+        "type_vocab_size": config.integer("type_vocab_size"),
         "norm": norm,
-        **({} if entity_width == config.size("hidden_size") else {"entity_emb_size": entity_width}),
+        **({} if entity_width == config.integer("hidden_size") else {"entity_emb_size": entity_width}),
     }
     if config.head == "lm":
         entities["prediction"] = "tied" if is_tied else "own"

@@ -17,22 +17,22 @@ def _read_mobilebert(config: Config) -> Table:
     config.require("use_bottleneck", True)
     config.require("use_bottleneck_attention", False)
     config.require("key_query_shared_bottleneck", True)
-    hidden = config.size("hidden_size")
-    bottleneck_width = config.size("intra_bottleneck_size")
-    heads = config.size("num_attention_heads")
+    hidden = config.integer("hidden_size")
+    bottleneck_width = config.integer("intra_bottleneck_size")
+    heads = config.integer("num_attention_heads")
     norm_tables = {"no_norm": {"type": "affine"}, "layer_norm": layernorm(config.number("layer_norm_eps"))}
-    norm, embedding = config.choice(norm_tables, "normalization_type"), config.size("embedding_size")
+    norm, embedding = config.choice(norm_tables, "normalization_type"), config.integer("embedding_size")
     if embedding > hidden:
         raise config.error("embedding_size", embedding, f"at most hidden_size ({hidden})")
     head_dim = config.quotient("num_attention_heads", bottleneck_width, heads)
     block = {
         "type": "bottleneck",
         "attention": {"num_attention_heads": heads, "head_dim": head_dim, **biases(True, *QKVO)},
-        "feed_forward": mlp(config.size("intermediate_size"), bert_activation(config)),
+        "feed_forward": mlp(config.integer("intermediate_size"), bert_activation(config)),
         "norm": norm,
         "norm_placement": "post",
         "bottleneck_size": bottleneck_width,
-        "num_feedforward_networks": config.size("num_feedforward_networks"),
+        "num_feedforward_networks": config.integer("num_feedforward_networks"),
     }
     stack = {"position": bert_positions(config), "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     has_trigrams = config.flag("trigram_input")

@@ -47,11 +47,13 @@ if TYPE_CHECKING:
 
 def _read_modernbert(config: Config) -> Table:
     window = (
-        2 * (config.size("sliding_window") if config.has("sliding_window") else config.size("local_attention") // 2) + 1
+        2
+        * (config.integer("sliding_window") if config.has("sliding_window") else config.integer("local_attention") // 2)
+        + 1
     )
     block, stack = _modernbert_layers(config, window)
     norm = block["norm"]
-    model_fields: Table = {"max_position_embeddings": config.size("max_position_embeddings")}
+    model_fields: Table = {"max_position_embeddings": config.integer("max_position_embeddings")}
     if config.head == "classification":
         model_fields["head"] = {
             **head_table(config, None, {"over": "sequence"}, class_count(config)),
@@ -69,7 +71,9 @@ def _read_modernbert(config: Config) -> Table:
 
 def _read_modernbert_decoder(config: Config) -> Table:
     window = (
-        config.size("sliding_window") if config.has("sliding_window") else max(1, config.size("local_attention") // 2)
+        config.integer("sliding_window")
+        if config.has("sliding_window")
+        else max(1, config.integer("local_attention") // 2)
     )
     block, stack = _modernbert_layers(config, window)
     norm = block["norm"]
@@ -82,16 +86,19 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
 
     The first layer has no norm before its attention, because a norm follows the embeddings.
     """
-    norm, depth = layernorm(config.number("norm_eps"), bias=config.flag("norm_bias")), config.size("num_hidden_layers")
-    global_period = config.size("global_attn_every_n_layers")
+    norm, depth = (
+        layernorm(config.number("norm_eps"), bias=config.flag("norm_bias")),
+        config.integer("num_hidden_layers"),
+    )
+    global_period = config.integer("global_attn_every_n_layers")
     attention_kinds = listed_kinds(
         config,
         "layer_types",
         FULL_OR_SLIDING,
         ["sliding" if layer % global_period else "full" for layer in range(depth)],
     )
-    heads = config.size("num_attention_heads")
-    config.quotient("num_attention_heads", config.size("hidden_size"), heads)  # the class reads no head_dim
+    heads = config.integer("num_attention_heads")
+    config.quotient("num_attention_heads", config.integer("hidden_size"), heads)  # the class reads no head_dim
     mixer = {
         "num_attention_heads": heads,
         "position": rope(config),
@@ -168,13 +175,13 @@ def _read_nomic_bert(config: Config) -> Table:
         config.require(field_name, None, False)
     norm = layernorm(config.number("layer_norm_eps"))
     ffn = {
-        "intermediate_size": config.size("intermediate_size"),
+        "intermediate_size": config.integer("intermediate_size"),
         "hidden_act": config.choice(GATED, "hidden_act"),
         "gated": True,
     }
-    mixer: Table = {"num_attention_heads": config.size("num_attention_heads"), "position": rope(config)}
-    if config.optional_size("head_dim") is not None:
-        mixer["head_dim"] = config.size("head_dim")
+    mixer: Table = {"num_attention_heads": config.integer("num_attention_heads"), "position": rope(config)}
+    if config.optional_integer("head_dim") is not None:
+        mixer["head_dim"] = config.integer("head_dim")
     block = layer_table(mixer, ffn, norm, "post")
     segment_type_count = config.count("type_vocab_size")
     stack = {"embedding_norm": norm, **token_types(segment_type_count)}
@@ -184,7 +191,7 @@ def _read_nomic_bert(config: Config) -> Table:
 
 def _read_gte(config: Config) -> Table:
     ffn = {
-        "intermediate_size": config.size("intermediate_size"),
+        "intermediate_size": config.integer("intermediate_size"),
         "hidden_act": bert_activation(config),
         "gated": True,
         "down_bias": True,
@@ -196,7 +203,7 @@ def _read_jina_embeddings_v3(config: Config) -> Table:
     """Reads jina-embeddings-v3 without the per-task low-rank adapters, which are in another library."""
     return _rotary_encoder(
         config,
-        mlp(config.size("intermediate_size"), bert_activation(config)),
+        mlp(config.integer("intermediate_size"), bert_activation(config)),
         20000.0,
         bert_score_head("tanh"),
         has_pooler=config.head == "none",
@@ -207,11 +214,11 @@ def _rotary_encoder(config: Config, ffn: Table, rope_base: float, score_head: Ta
     """Reads BERT's post-norm layers with rotary positions. rope_base: the default base of RoPE."""
     norm = layernorm(config.number("layer_norm_eps"))
     segment_types = config.count("type_vocab_size")
-    heads = config.size("num_attention_heads")
+    heads = config.integer("num_attention_heads")
     head_dim = (
-        config.optional_size("head_dim")
-        or config.size("hidden_size") // heads
-        or config.quotient("num_attention_heads", config.size("hidden_size"), heads)
+        config.optional_integer("head_dim")
+        or config.integer("hidden_size") // heads
+        or config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
     )
     mixer = {
         "num_attention_heads": heads,

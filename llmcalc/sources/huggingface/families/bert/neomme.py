@@ -18,8 +18,8 @@ LONG_WINDOW = 1024
 
 def _read_neomme(config: Config) -> Table:
     norm = rmsnorm(config.number("norm_eps"), weight=False)
-    depth, heads = config.size("num_hidden_layers"), config.size("num_attention_heads")
-    kv_heads, head_dim = config.size("num_key_value_heads"), config.size("head_dim")
+    depth, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
+    kv_heads, head_dim = config.integer("num_key_value_heads"), config.integer("head_dim")
     if heads % kv_heads:
         raise config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
     default_kinds = ["full" if (layer + 1) % 6 == 0 or layer == depth - 1 else "sliding" for layer in range(depth)]
@@ -52,10 +52,14 @@ def _read_neomme(config: Config) -> Table:
         "norm": norm,
     }
     bias = config.flag("mlp_bias")
-    ffn = mlp(config.size("intermediate_size"), "relu2", bias)
+    ffn = mlp(config.integer("intermediate_size"), "relu2", bias)
     config.require("hidden_act", "relu2")
     block = {"type": "initial_states", "attention": attention, "feed_forward": ffn, "norm": norm}
-    value_embedding = {"vocab_size": config.size("vocab_size"), "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    value_embedding = {
+        "vocab_size": config.integer("vocab_size"),
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+    }
     stack = {
         **stack_of_layers(layers),
         "streams": {"type": "value_embeddings", **value_embedding},
@@ -64,10 +68,10 @@ def _read_neomme(config: Config) -> Table:
     }
     is_tied = config.flag("tie_word_embeddings")
     config.notes.append("patch_size: the projection of images' patches is not counted")
-    vector_size = config.size("embedding_dim")
+    vector_size = config.integer("embedding_dim")
     is_retrieval_model = config.head == "lm" and architecture(config).endswith("ForRetrieval")
     config.head = "none" if is_retrieval_model else config.head
-    model_fields = encoder(config, block, stack, {}, embedding_size=config.size("embedding_rank"))
+    model_fields = encoder(config, block, stack, {}, embedding_size=config.integer("embedding_rank"))
     if is_retrieval_model:
         model_fields["head"] = {"type": "projection", "size": vector_size}
     return {**model_fields, "tied_projection": is_tied or model_fields["head"]["type"] != "lm"}
@@ -80,11 +84,11 @@ def _rotary_positions(config: Config, layer_kind: str, rotary_fraction: float, r
         "rope_theta": rope_base,
         **rope(config, rotary_fraction, layer_kind=f"{layer_kind}_attention"),
     }
-    rotary_dim = int(config.size("head_dim") * rope_fields.get("partial_rotary_factor", 1.0))
+    rotary_dim = int(config.integer("head_dim") * rope_fields.get("partial_rotary_factor", 1.0))
     if rotary_dim < 4 or rotary_dim % 4:
         raise config.error(
             "head_dim",
-            config.size("head_dim"),
+            config.integer("head_dim"),
             f"a size of which {layer_kind}_attention rotates a multiple of 4 (partial_rotary_factor)",
         )
     return rope_fields
@@ -92,7 +96,7 @@ def _rotary_positions(config: Config, layer_kind: str, rotary_fraction: float, r
 
 def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None]:
     """Returns each layer's window: the number of tokens on either side; None for all tokens."""
-    short_distance = config.optional_size("sliding_window")
+    short_distance = config.optional_integer("sliding_window")
     has_layer_table = config.has("per_layer_config")
     layer_configs = config.table("per_layer_config") if has_layer_table else {}
     stated_fields: dict[int, Any] = {}

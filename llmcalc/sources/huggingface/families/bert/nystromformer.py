@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _read_nystromformer(config: Config) -> Table:
-    if config.size("num_landmarks") != config.size("segment_means_seq_len"):
+    if config.integer("num_landmarks") != config.integer("segment_means_seq_len"):
         config.notes.append(
             "num_landmarks: attention through landmarks is not counted: every token attends to all, as where there are "
             "as many landmarks as tokens"
@@ -46,18 +46,20 @@ MRA_BLOCK = 32
 
 def _read_mra(config: Config) -> Table:
     """Reads MRA. The longest sequence determines the number of exact blocks."""
-    block, block_rows = bert_block(config), config.size("max_position_embeddings") // MRA_BLOCK
+    block, block_rows = bert_block(config), config.integer("max_position_embeddings") // MRA_BLOCK
     config.require("add_cross_attention", False)
     if not block_rows:
-        raise config.error("max_position_embeddings", config.size("max_position_embeddings"), f"at least {MRA_BLOCK}")
+        raise config.error(
+            "max_position_embeddings", config.integer("max_position_embeddings"), f"at least {MRA_BLOCK}"
+        )
     block["attention"] = {
         "type": "sampled_blocks",
-        "num_attention_heads": config.size("num_attention_heads"),
+        "num_attention_heads": config.integer("num_attention_heads"),
         "block_size": MRA_BLOCK,
-        "blocks": min(block_rows * config.size("block_per_row"), block_rows**2),
+        "blocks": min(block_rows * config.integer("block_per_row"), block_rows**2),
         "approximated": config.choice({"full": True, "sparse": False}, "approx_mode"),
     }
-    position = {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings"), "offset": 2}
+    position = {"type": "learned", "max_position_embeddings": config.integer("max_position_embeddings"), "offset": 2}
     activation = bert_activation(config)
     return encoder(
         config,
@@ -87,12 +89,12 @@ def _bert_with_convolution(config: Config, field: str) -> Table:
     A question-answering head has two scores, whatever the number of labels.
     """
     block = bert_block(config)
-    kernel_size = config.optional_size(field)
+    kernel_size = config.optional_integer(field)
     if kernel_size is not None:
         if kernel_size % 2 == 0:
             raise config.error(field, kernel_size, "an odd number: the class adds as many rows as it reads")
         block["attention"]["value_convolution"] = {"conv_kernel_size": kernel_size}
-    position_rows = config.size("max_position_embeddings")
+    position_rows = config.integer("max_position_embeddings")
     position = {"type": "learned", "max_position_embeddings": position_rows, "offset": 2}
     activation = bert_activation(config)
     stack, head = bert_stack(config, position), bert_head(config, activation)

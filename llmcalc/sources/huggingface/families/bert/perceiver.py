@@ -18,10 +18,10 @@ def _read_perceiver(config: Config) -> Table:
     class_name = architecture(config)
     if class_name and not class_name.endswith("ForMaskedLM"):
         raise config.error("architectures", class_name, "PerceiverForMaskedLM, the class of text")
-    latent_size, input_width = config.size("d_latents"), config.size("d_model")
+    latent_size, input_width = config.integer("d_latents"), config.integer("d_model")
     norm, activation = layernorm(), config.choice(ACTIVATIONS, "hidden_act")
     width_of_queries = config.choice({"kv": input_width, "q": latent_size}, "cross_attention_shape_for_attention")
-    output_queries = config.size("max_position_embeddings")
+    output_queries = config.integer("max_position_embeddings")
 
     def attention(heads: int, qk_channels: int, v_channels: int, heads_field: str) -> Table:
         embedding_fields = {"head_dim": qk_channels, "v_head_dim": v_channels}
@@ -31,29 +31,29 @@ def _read_perceiver(config: Config) -> Table:
         return {"num_attention_heads": heads, **head_sizes, "float32_softmax": False, **biases(True, *QKVO)}
 
     def network(hidden_size: int, factor_field: str) -> Table:
-        return mlp(config.size(factor_field) * hidden_size, activation)
+        return mlp(config.integer(factor_field) * hidden_size, activation)
 
-    qk_channels, v_channels = (config.optional_size(field) for field in ("qk_channels", "v_channels"))
+    qk_channels, v_channels = (config.optional_integer(field) for field in ("qk_channels", "v_channels"))
     cross_qk_channels, input_qk_channels = qk_channels or width_of_queries, qk_channels or latent_size
     input_attention = attention(
-        config.size("num_cross_attention_heads"),
+        config.integer("num_cross_attention_heads"),
         cross_qk_channels,
         v_channels or cross_qk_channels,
         "num_cross_attention_heads",
     )
     mixer = attention(
-        config.size("num_self_attention_heads"),
+        config.integer("num_self_attention_heads"),
         input_qk_channels,
         v_channels or input_qk_channels,
         "num_self_attention_heads",
     )
     if (v_channels or input_qk_channels) != latent_size:
         raise config.error("v_channels", v_channels, f"{latent_size} (d_latents), or null: a residual adds both")
-    config.quotient("num_self_attention_heads", latent_size, config.size("num_self_attention_heads"))
-    config.quotient("num_cross_attention_heads", latent_size, config.size("num_cross_attention_heads"))
+    config.quotient("num_self_attention_heads", latent_size, config.integer("num_self_attention_heads"))
+    config.quotient("num_cross_attention_heads", latent_size, config.integer("num_cross_attention_heads"))
     residual_streams = {
         "type": "latents",
-        "num_latents": config.size("num_latents"),
+        "num_latents": config.integer("num_latents"),
         "latent_size": latent_size,
         "reads": {
             "attention": input_attention,
@@ -89,7 +89,7 @@ def _read_perceiver(config: Config) -> Table:
 
 def _layers_of_every_block(config: Config) -> Table:
     """Returns the layers of all blocks, which share the parameters of the first block."""
-    layers, block_count = config.size("num_self_attends_per_block"), config.size("num_blocks")
+    layers, block_count = config.integer("num_self_attends_per_block"), config.integer("num_blocks")
     if block_count == 1:
         return {"num_hidden_layers": layers}
     if layers == 1:

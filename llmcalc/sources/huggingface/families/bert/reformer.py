@@ -21,8 +21,10 @@ def _read_reformer(config: Config) -> Table:
     listed_kinds = config.texts("attn_layers")
     if not listed_kinds or not HASHES.keys() >= {*listed_kinds}:
         raise config.error("attn_layers", listed_kinds, "a list of 'local' and 'lsh'")
-    if config.has("num_hidden_layers") and config.size("num_hidden_layers") != len(listed_kinds):
-        raise config.error("num_hidden_layers", config.size("num_hidden_layers"), f"{len(listed_kinds)} (attn_layers)")
+    if config.has("num_hidden_layers") and config.integer("num_hidden_layers") != len(listed_kinds):
+        raise config.error(
+            "num_hidden_layers", config.integer("num_hidden_layers"), f"{len(listed_kinds)} (attn_layers)"
+        )
     norm = layernorm(config.number("layer_norm_eps"))
     layers = {
         attention_kind: {"attention": _attention(config, attention_kind)}
@@ -31,12 +33,12 @@ def _read_reformer(config: Config) -> Table:
     block = {
         "type": "reversible",
         **layers[listed_kinds[0]],
-        "feed_forward": mlp(config.size("feed_forward_size"), config.choice(ACTIVATIONS, "hidden_act")),
+        "feed_forward": mlp(config.integer("feed_forward_size"), config.choice(ACTIVATIONS, "hidden_act")),
         "norm": norm,
         "norm_placement": "pre",
     }
     chunk_lengths = [
-        config.size(f"{'lsh' if HASHES[attention_kind] else 'local'}_attn_chunk_length") for attention_kind in layers
+        config.integer(f"{'lsh' if HASHES[attention_kind] else 'local'}_attn_chunk_length") for attention_kind in layers
     ]
     stack: Table = {
         "num_hidden_layers": len(listed_kinds),
@@ -58,9 +60,9 @@ def _attention(config: Config, attention_kind: str) -> Table:
     field_prefix = "lsh" if is_hashed else "local"
     attention_fields: Table = {
         "type": "chunked",
-        "num_attention_heads": config.size("num_attention_heads"),
-        "head_dim": config.size("attention_head_size"),
-        "chunk_length": config.size(f"{field_prefix}_attn_chunk_length"),
+        "num_attention_heads": config.integer("num_attention_heads"),
+        "head_dim": config.integer("attention_head_size"),
+        "chunk_length": config.integer(f"{field_prefix}_attn_chunk_length"),
         "chunks_before": config.count(f"{field_prefix}_num_chunks_before"),
         "chunks_after": config.count(f"{field_prefix}_num_chunks_after"),
     }
@@ -75,16 +77,16 @@ def _attention(config: Config, attention_kind: str) -> Table:
             "an even number, or a list of even numbers; its class chooses one by the length of the first text"
         )
         raise config.error("num_buckets", bucket_counts, expected_text)
-    return {**attention_fields, "num_hashes": config.size("num_hashes"), "directions": sum(listed_buckets) // 2}
+    return {**attention_fields, "num_hashes": config.integer("num_hashes"), "directions": sum(listed_buckets) // 2}
 
 
 def _position(config: Config) -> Table:
     if not config.flag("axial_pos_embds"):
         return learned_positions(config)
     axial_shape, axial_widths, hidden = (
-        config.sizes("axial_pos_shape"),
-        config.sizes("axial_pos_embds_dim"),
-        config.size("hidden_size"),
+        config.integers("axial_pos_shape"),
+        config.integers("axial_pos_embds_dim"),
+        config.integer("hidden_size"),
     )
     if len(axial_shape) != 2 or 0 in axial_shape:
         raise config.error("axial_pos_shape", axial_shape, "two positive whole numbers")

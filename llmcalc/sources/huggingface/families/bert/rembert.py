@@ -29,10 +29,10 @@ def _read_bert_generation(config: Config) -> Table:
 
 def _read_rembert(config: Config) -> Table:
     """Reads RemBERT, whose input embedding is narrower than the output embedding and never tied."""
-    embedding_width = config.size("input_embedding_size")
+    embedding_width = config.integer("input_embedding_size")
     config.fields_read.add("tie_word_embeddings")
     head = bert_head(config, bert_activation(config))
-    head["transform"]["size"] = config.size("output_embedding_size")
+    head["transform"]["size"] = config.integer("output_embedding_size")
     model_fields: Table = {
         "embedding_size": embedding_width,
         "tie_word_embeddings": False,
@@ -47,11 +47,11 @@ def _read_roformer(config: Config) -> Table:
     """Reads RoFormer: rotary positions, whose sines and cosines are stored in a table of the class."""
     if architecture(config).endswith(OF_CHOICES):
         config.require("summary_use_proj", None, False)
-    block, stack, embedding_width = bert_block(config), bert_stack(config), config.optional_size("embedding_size")
+    block, stack, embedding_width = bert_block(config), bert_stack(config), config.optional_integer("embedding_size")
     block["attention"]["position"] = {"type": "rope"}
     del stack["position"]
-    model_fields: Table = {"max_position_embeddings": config.size("max_position_embeddings")}
-    if embedding_width not in (None, config.size("hidden_size")):
+    model_fields: Table = {"max_position_embeddings": config.integer("max_position_embeddings")}
+    if embedding_width not in (None, config.integer("hidden_size")):
         model_fields["embedding_size"] = stack["input_size"] = embedding_width
     if architecture(config).endswith(OF_ANSWERS):  # start and end scores, whatever num_labels is
         model_fields["head"] = {"type": "classification", "num_labels": 2, "over": "token"}

@@ -25,8 +25,8 @@ def _read_roc_bert(config: Config) -> Table:
         model_fields["pooler"] = {"dense": True}
     stack = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
     stack["input_features"] = {
-        "vocab_sizes": [config.size(f"{feature}_vocab_size") for feature in FEATURES],
-        "embedding_sizes": [config.size(f"{feature}_embed_dim") for feature in FEATURES],
+        "vocab_sizes": [config.integer(f"{feature}_vocab_size") for feature in FEATURES],
+        "embedding_sizes": [config.integer(f"{feature}_embed_dim") for feature in FEATURES],
     }
     return model_fields
 

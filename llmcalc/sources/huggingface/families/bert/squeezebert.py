@@ -16,12 +16,12 @@ GROUPS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermed
 
 
 def _read_squeezebert(config: Config) -> Table:
-    hidden = config.size("hidden_size")
-    ffn_width = config.size("intermediate_size")
-    heads = config.size("num_attention_heads")
+    hidden = config.integer("hidden_size")
+    ffn_width = config.integer("intermediate_size")
+    heads = config.integer("num_attention_heads")
     config.require("embedding_size", hidden)
     config.quotient("num_attention_heads", hidden, heads)
-    group_counts = {field_name: config.size(field_name) for field_name in GROUPS}
+    group_counts = {field_name: config.integer(field_name) for field_name in GROUPS}
     for field_name, group_count in group_counts.items():
         config.quotient(field_name, hidden, group_count)
         if field_name in ("intermediate_groups", "output_groups"):

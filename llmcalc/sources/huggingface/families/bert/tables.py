@@ -30,15 +30,15 @@ def _with_embedding_tables(config: Config, embedding_tables: Table, **model_fiel
 
 def _read_layoutlm(config: Config) -> Table:
     embedding_tables = {
-        "type_vocab_size": config.size("type_vocab_size"),
-        "other_vocab_sizes": [config.size("max_2d_position_embeddings")] * len(AXES),
+        "type_vocab_size": config.integer("type_vocab_size"),
+        "other_vocab_sizes": [config.integer("max_2d_position_embeddings")] * len(AXES),
     }
     return _with_embedding_tables(config, embedding_tables, **pooler(True))
 
 
 def _read_tapas(config: Config) -> Table:
     """Reads TAPAS, whose question-answering class scores cells, columns and aggregations."""
-    vocab_sizes = config.sizes("type_vocab_sizes")
+    vocab_sizes = config.integers("type_vocab_sizes")
     if not 1 <= len(vocab_sizes) <= 64 or 0 in vocab_sizes:
         raise config.error("type_vocab_sizes", vocab_sizes, "from 1 to 64 positive whole numbers")
     answers_questions = architecture(config).endswith(OF_ANSWERS)

@@ -28,8 +28,8 @@ from ...parts import (
 
 
 def _read_ultrabert(config: Config) -> Table:
-    config.quotient("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    config.quotient("num_attention_heads", config.integer("hidden_size"), config.integer("num_attention_heads"))
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     config.choice({"cls": "sequence", "mean": "sequence"}, "classifier_pooling")
     mixer = attention(
         config, position=rope(config, layer_kind="full_attention"), **biases(config.flag("attention_bias"), *QKVO)
@@ -44,7 +44,7 @@ def _read_ultrabert(config: Config) -> Table:
     )
     head = {
         "transform": {
-            "bottleneck_size": config.size("prediction_head_size"),
+            "bottleneck_size": config.integer("prediction_head_size"),
             "hidden_act": "gelu_tanh",
             "bias": False,
             "norm": None,
@@ -55,9 +55,9 @@ def _read_ultrabert(config: Config) -> Table:
 
 def _layer_kinds_and_distance(config: Config, depth: int) -> tuple[list[str], int]:
     """Returns each layer's kind and the window distance, from either form of the config."""
-    layer_kinds, window_distance = kinds_with_nth_full(depth, 3), config.size("sliding_window")
+    layer_kinds, window_distance = kinds_with_nth_full(depth, 3), config.integer("sliding_window")
     if config.get("attention_windows") is not None:
-        layer_windows = config.sizes("attention_windows")
+        layer_windows = config.integers("attention_windows")
         if len(layer_windows) != depth:
             raise config.error(
                 "attention_windows", layer_windows, f"{depth} whole numbers, 0 for a layer without a window"

@@ -30,8 +30,8 @@ def _read_xlm(config: Config, norm_placement: str = "post") -> Table:
     config.require("asm", False)
     config.require("is_encoder", True)
     norm = layernorm(config.number("layer_norm_eps"))
-    heads = config.size("num_attention_heads")
-    hidden_size = config.size("hidden_size")
+    heads = config.integer("num_attention_heads")
+    hidden_size = config.integer("hidden_size")
     config.quotient("n_heads", hidden_size, heads)
     language_count = config.count("n_langs")
     block = layer_table(

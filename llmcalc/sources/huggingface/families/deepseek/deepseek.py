@@ -29,12 +29,12 @@ def latent_attention(config: Config, v_head_dim: int | None = None, **attention_
     """Returns latent attention from DeepSeek's config fields. v_head_dim: None to require the field."""
     return {
         "type": "mla",
-        "num_attention_heads": config.size("num_attention_heads"),
-        "q_lora_rank": config.optional_size("q_lora_rank"),
-        "kv_lora_rank": config.size("kv_lora_rank"),
-        "qk_nope_head_dim": config.size("qk_nope_head_dim"),
-        "qk_rope_head_dim": config.size("qk_rope_head_dim"),
-        "v_head_dim": v_head_dim or config.size("v_head_dim"),
+        "num_attention_heads": config.integer("num_attention_heads"),
+        "q_lora_rank": config.optional_integer("q_lora_rank"),
+        "kv_lora_rank": config.integer("kv_lora_rank"),
+        "qk_nope_head_dim": config.integer("qk_nope_head_dim"),
+        "qk_rope_head_dim": config.integer("qk_rope_head_dim"),
+        "v_head_dim": v_head_dim or config.integer("v_head_dim"),
         "attention_bias": config.flag("attention_bias"),
         "position": full_rope(config),
         **attention_fields,
@@ -51,12 +51,12 @@ def routed_experts(
 
     expert_count_names: other names that the class accepts for n_routed_experts.
     """
-    expert_width = config.size("moe_intermediate_size")
+    expert_width = config.integer("moe_intermediate_size")
     shared_expert_count = 0 if config.get("n_shared_experts") is None else config.count("n_shared_experts")
     shared_expert = glu(config, has_shared_bias, expert_width * shared_expert_count) if shared_expert_count else None
     return moe(
-        config.size("n_routed_experts", *expert_count_names),
-        config.size("num_experts_per_tok"),
+        config.integer("n_routed_experts", *expert_count_names),
+        config.integer("num_experts_per_tok"),
         glu(config, ffn_width=expert_width),
         shared_expert,
         **moe_fields,
@@ -89,7 +89,7 @@ def _read_deepseek_v2(config: Config) -> Table:
             0,
             "1 or more with mlp_bias (with 0, the class still has the biases of an FFN of width 0)",
         )
-    layer_kinds = dense_or_moe_kinds(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
     mixer = (
         _attention_without_query_latent(config)
         if config.has("use_mla") and not config.flag("use_mla")
@@ -107,20 +107,20 @@ def _read_deepseek_v2(config: Config) -> Table:
 def _attention_without_query_latent(config: Config) -> Table:
     """Returns multi-head attention for a config with `use_mla` false (DeepSeek-VL2 Tiny, DeepSeek-OCR)."""
     config.fields_read.update(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-    heads = config.size("num_attention_heads")
+    heads = config.integer("num_attention_heads")
     attention_fields: Table = {"num_attention_heads": heads, "position": full_rope(config)}
-    kv_heads = config.optional_size("num_key_value_heads")
+    kv_heads = config.optional_integer("num_key_value_heads")
     return attention_fields if kv_heads in (None, heads) else {**attention_fields, "num_key_value_heads": kv_heads}
 
 
 def _read_deepseek_v3(config: Config) -> Table:
-    layer_kinds = dense_or_moe_kinds(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(config, latent_attention(config), routed_experts(config, **SIGMOID), layer_kinds)
 
 
 def _read_mistral4(config: Config) -> Table:
     config.require("mlp_bias", False)
-    layer_kinds = dense_or_moe_kinds(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(config, latent_attention(config), routed_experts(config), layer_kinds)
 
 
@@ -128,19 +128,19 @@ def _read_glm4_moe_lite(config: Config) -> Table:
     if not config.has("mlp_layer_types"):
         config.require("first_k_dense_replace", 1)
     attention_table = latent_attention(
-        config, qk_rope_head_dim=config.size("qk_rope_head_dim", "head_dim")
+        config, qk_rope_head_dim=config.integer("qk_rope_head_dim", "head_dim")
     )  # head_dim is another name for it in the class
     return deepseek_decoder(
         config,
         attention_table,
         routed_experts(config, **SIGMOID),
-        dense_or_moe_kinds(config, config.size("num_hidden_layers"), 1),
+        dense_or_moe_kinds(config, config.integer("num_hidden_layers"), 1),
     )
 
 
 def _read_axk1(config: Config) -> Table:
     """Reads A.X-K1, which has a norm only on the output of the experts."""
-    layer_kinds = dense_or_moe_kinds(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(
         config,
         latent_attention(config),
@@ -153,8 +153,8 @@ def _read_axk1(config: Config) -> Table:
 
 def _read_minicpm3(config: Config) -> Table:
     """Reads MiniCPM3. Scaling factors of embeddings, residuals and logits are not matrix products."""
-    v_head_dim = config.optional_size("v_head_dim") or config.quotient(
-        "num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads")
+    v_head_dim = config.optional_integer("v_head_dim") or config.quotient(
+        "num_attention_heads", config.integer("hidden_size"), config.integer("num_attention_heads")
     )
     return _dense_decoder(config, latent_attention(config, v_head_dim), config.flag("mlp_bias"))
 

@@ -13,13 +13,13 @@ from .deepseek import ROUTING, deepseek_decoder, routed_experts
 
 def _routed_experts(config: Config, layer_kinds: list[str]) -> Table:
     bias = config.flag("mlp_bias")
-    config.size("n_shared_experts")
+    config.integer("n_shared_experts")
     mixer = attention(config, head_dim=None, **biases(config.flag("attention_bias"), *QKVO))
     return deepseek_decoder(config, mixer, routed_experts(config, bias, ()), layer_kinds, bias)
 
 
 def _read_deepseek_ocr2_text(config: Config) -> Table:
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     if config.get("mlp_layer_types") is None:
         raise config.error("mlp_layer_types", None, f"{depth} names, one for each layer; the class has no default")
     return _routed_experts(config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe"] * depth))
@@ -30,8 +30,8 @@ def _read_unlimited_ocr_text(config: Config) -> Table:
 
     A spec does not tell a prompt from the tokens after it, so that its layers attend to all of them; a remark says so.
     """
-    depth, first_expert_layer = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
-    window = config.size("sliding_window")
+    depth, first_expert_layer = config.integer("num_hidden_layers"), config.count("first_k_dense_replace")
+    window = config.integer("sliding_window")
     layer_kinds = config.get("layer_types")
     if layer_kinds is not None and len(config.texts("layer_types")) != depth:
         raise config.error("layer_types", layer_kinds, f"{depth} names, one for each layer")

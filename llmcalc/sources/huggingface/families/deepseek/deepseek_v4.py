@@ -37,19 +37,19 @@ def _read_deepseek_v4(config: Config) -> Table:
     uncounted_prediction(config)
     config.require("n_shared_experts", 1)
     config.require("hidden_act", "silu")
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    expert_width = config.size("moe_intermediate_size", "intermediate_size")
+    expert_width = config.integer("moe_intermediate_size", "intermediate_size")
     attention_fields = ("num_attention_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
     position: Table = full_rope(config)
     mixer: Table = {
         "type": "compressed",
-        **{field: config.size(field) for field in attention_fields},
+        **{field: config.integer(field) for field in attention_fields},
         "qk_rope_head_dim": _rotary_dims(config),
         "norm": norm,
         "position": position,
     }
-    indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     compression_rates = _compression_rates(config)
     layer_variants: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": compression_rates[HEAVY]}}}
     layer_variants["sparse"] = {
@@ -59,34 +59,36 @@ def _read_deepseek_v4(config: Config) -> Table:
     scoring = _scoring_func(config)
     token_table_router: Table = {"type": "token_table", "scoring_func": scoring}
     experts = moe(
-        config.size("n_routed_experts", "num_local_experts"),
-        config.size("num_experts_per_tok"),
+        config.integer("n_routed_experts", "num_local_experts"),
+        config.integer("num_experts_per_tok"),
         clamped_swiglu(glu(config, ffn_width=expert_width)),
         shared_ffn,
         router={"scoring_func": scoring},
     )
     ffns_by_kind: Table = {
-        "hash": {"feed_forward": {"router": {**token_table_router, "vocab_size": config.size("vocab_size")}}},
+        "hash": {"feed_forward": {"router": {**token_table_router, "vocab_size": config.integer("vocab_size")}}},
         "moe": {"feed_forward": {"router": {"score_correction": "buffer"}}},
     }
     block = {
-        "type": "hyper", "attention": mixer, "feed_forward": experts, "norm": norm, "hc_mult": config.size("hc_mult"),
-        "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters"),
+        "type": "hyper", "attention": mixer, "feed_forward": experts, "norm": norm,
+        "hc_mult": config.integer("hc_mult"), "hc_sinkhorn_iters": config.integer("hc_sinkhorn_iters"),
     }  # fmt: skip
     stack = combined_kinds(
         (_attention_kinds(config, depth), layer_variants), (_routing_kinds(config, depth), ffns_by_kind)
     )
     return decoder(
-        config, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": config.size("hc_mult")}}
+        config, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": config.integer("hc_mult")}}
     )
 
 
 def _rotary_dims(config: Config) -> int:
     """Returns the number of rotary dimensions of a head."""
     if config.has("partial_rotary_factor"):
-        return floor(config.size("head_dim") * config.number("partial_rotary_factor"))
+        return floor(config.integer("head_dim") * config.number("partial_rotary_factor"))
     return (
-        config.size("qk_rope_head_dim") if config.has("qk_rope_head_dim") else floor(config.size("head_dim") * 64 / 512)
+        config.integer("qk_rope_head_dim")
+        if config.has("qk_rope_head_dim")
+        else floor(config.integer("head_dim") * 64 / 512)
     )
 
 
@@ -96,7 +98,7 @@ def _compression_rates(config: Config) -> dict[str, int]:
     compression_rates = Config(rates_by_type, {}, config.model_type, config.head, f"{config.location}compress_rates.")
     older_names = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
     return {
-        layer_kind: config.size(older_name) if config.has(older_name) else compression_rates.size(layer_kind)
+        layer_kind: config.integer(older_name) if config.has(older_name) else compression_rates.integer(layer_kind)
         for layer_kind, older_name in older_names.items()
     }
 
@@ -108,7 +110,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     """
     default_kinds = ["heavy" if layer < 2 or layer % 2 == 0 else "sparse" for layer in range(depth)]
     if config.has("compress_ratios") and not config.has("layer_types"):
-        compression_ratios = config.sizes("compress_ratios")
+        compression_ratios = config.integers("compress_ratios")
         if len(compression_ratios) < depth or not {*compression_ratios} <= {*RATIOS}:
             raise config.error("compress_ratios", compression_ratios, f"{depth} times 0, 4 or 128")
         default_kinds = [RATIOS[compression_ratio] for compression_ratio in compression_ratios[:depth]]

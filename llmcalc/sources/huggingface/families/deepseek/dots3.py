@@ -30,16 +30,18 @@ RANGES = {"indexed_attention": "indexed", "full_attention": "full", "sliding_att
 
 
 def _read_dots3_note_text(config: Config) -> Table:
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    indexer = {field_name: config.size(field_name) for field_name in ("index_n_heads", "index_head_dim", "index_topk")}
-    config.size("q_lora_rank")
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    indexer = {
+        field_name: config.integer(field_name) for field_name in ("index_n_heads", "index_head_dim", "index_topk")
+    }
+    config.integer("q_lora_rank")
     mixer = latent_attention(config, output_gate={"per": "head"}, key_norm=True, norm=norm)
-    shared_width = config.size("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")
+    shared_width = config.integer("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")
     experts = moe(
-        config.size("n_routed_experts"),
-        config.size("num_experts_per_tok"),
-        glu(config, ffn_width=config.size("moe_intermediate_size")),
-        glu(config, ffn_width=shared_width * config.size("n_shared_experts")),
+        config.integer("n_routed_experts"),
+        config.integer("num_experts_per_tok"),
+        glu(config, ffn_width=config.integer("moe_intermediate_size")),
+        glu(config, ffn_width=shared_width * config.integer("n_shared_experts")),
         **SIGMOID,
     )
     layer_tables: Table = {
@@ -70,10 +72,10 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 def _ffn_kinds(config: Config, depth: int) -> list[str]:
     """Returns each layer's kind of network; `moe_layer_freq` is an interval or a list with a number per layer."""
     first_expert_layer, expert_interval = config.count("first_k_dense_replace"), config.get("moe_layer_freq")
-    expert_flags = config.sizes("moe_layer_freq") if isinstance(expert_interval, list) else None
+    expert_flags = config.integers("moe_layer_freq") if isinstance(expert_interval, list) else None
     if expert_flags is not None and len(expert_flags) < depth:
         raise config.error("moe_layer_freq", expert_interval, f"an interval, or {depth} whole numbers")
-    expert_period = config.size("moe_layer_freq") if expert_flags is None else 1
+    expert_period = config.integer("moe_layer_freq") if expert_flags is None else 1
     has_experts = [
         bool(expert_flags[layer]) if expert_flags is not None else layer % expert_period == 0 for layer in range(depth)
     ]
@@ -82,7 +84,7 @@ def _ffn_kinds(config: Config, depth: int) -> list[str]:
 
 
 def _window_size(config: Config) -> int:
-    return config.optional_size("sliding_window") or config.size("sliding_window_size")
+    return config.optional_integer("sliding_window") or config.integer("sliding_window_size")
 
 
 def _window_sizes(config: Config) -> Table:
@@ -93,13 +95,13 @@ def _window_sizes(config: Config) -> Table:
         first_fields = next((layer_fields for layer_fields in layers.values() if isinstance(layer_fields, dict)), {})
         window_config = Config(first_fields, {}, config.model_type, location=f"{config.location}per_layer_config.")
         return {
-            field: window_config.size(field) if window_config.has(field) else config.size(field)
+            field: window_config.integer(field) if window_config.has(field) else config.integer(field)
             for field in LATENT_SIZES
         }
-    latent_sizes = {field: config.size(f"swa_{field}") for field in LATENT_SIZES if field != "qk_rope_head_dim"}
-    rotary_dim = config.optional_size("swa_qk_rope_head_dim")
+    latent_sizes = {field: config.integer(f"swa_{field}") for field in LATENT_SIZES if field != "qk_rope_head_dim"}
+    rotary_dim = config.optional_integer("swa_qk_rope_head_dim")
     if rotary_dim is None:
-        rotary_dim = config.size("swa_head_dim") - latent_sizes["qk_nope_head_dim"]
+        rotary_dim = config.integer("swa_head_dim") - latent_sizes["qk_nope_head_dim"]
     return {**latent_sizes, "qk_rope_head_dim": rotary_dim}
 
 

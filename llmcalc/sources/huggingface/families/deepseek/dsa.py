@@ -24,13 +24,13 @@ from .deepseek import LATENT_WRITES, ROUTING, SIGMOID, latent_attention, routed_
 
 
 def _read_deepseek_v32(config: Config) -> Table:
-    return _sparse_attention_model(config, ["full"] * config.size("num_hidden_layers"))
+    return _sparse_attention_model(config, ["full"] * config.integer("num_hidden_layers"))
 
 
 def _read_glm_moe_dsa(config: Config) -> Table:
     if config.has("num_experts"):  # written by quantizers beside the field that the class reads
-        config.require("num_experts", config.size("n_routed_experts"))
-    layer_indexers = indexer_kinds(config, config.size("num_hidden_layers"))
+        config.require("num_experts", config.integer("n_routed_experts"))
+    layer_indexers = indexer_kinds(config, config.integer("num_hidden_layers"))
     check_first_indexer(config, layer_indexers)
     return _sparse_attention_model(config, layer_indexers)
 
@@ -73,7 +73,7 @@ def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
     config.require("moe_layer_freq", 1)
     config.require("mlp_bias", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     ffn_kinds = dense_or_moe_kinds(config, len(layer_indexers), config.count("first_k_dense_replace"))
     experts = routed_experts(config, **SIGMOID)
     ffn = glu(config) if "dense" in ffn_kinds else experts
@@ -92,9 +92,9 @@ def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
 
 def _read_axk2(config: Config) -> Table:
     """Reads A.X-K2, whose layers with experts have a gate after the norm before the FFN, but dense layers none."""
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     first_expert_layer, expert_period = (
-        (config.count("first_k_dense_replace"), config.size("moe_layer_freq"))
+        (config.count("first_k_dense_replace"), config.integer("moe_layer_freq"))
         if not config.has("mlp_layer_types")
         else (0, 1)
     )
@@ -105,7 +105,7 @@ def _read_axk2(config: Config) -> Table:
         listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds),
         routed_experts(config, **SIGMOID),
     )
-    indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     layer_tables: Table = {
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False}
         if "dense" in ffn_kinds
@@ -117,7 +117,7 @@ def _read_axk2(config: Config) -> Table:
         "attention": latent_attention(config, indexer=indexer, query_gate=True),
         "feed_forward": experts,
         "norm": norm,
-        "gated_norm_rank": config.size("gated_norm_rank"),
+        "gated_norm_rank": config.integer("gated_norm_rank"),
     }
     return decoder(config, block, norm, stack=combined_kinds((ffn_kinds, layer_tables)))
 

@@ -35,15 +35,15 @@ def _read_glm4_moe(config: Config) -> Table:
     """Reads GLM-4.5: o_proj has no bias, regardless of attention_bias."""
     norm = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if config.flag("use_qk_norm") else {}
     mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKV), **norm)
-    layer_kinds = dense_or_moe_kinds(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID), layer_kinds)
 
 
 def _read_dots1(config: Config) -> Table:
     config.require("moe_layer_freq", 1)
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    window = config.optional_size("sliding_window")
+    window = config.optional_integer("sliding_window")
     first_sliding_layer = depth if window is None else config.count("max_window_layers")
     attention_kinds = listed_kinds(
         config,
@@ -71,13 +71,16 @@ def _read_minimax_m2(config: Config) -> Table:
     config.require("qk_norm_type", "per_layer")
     config.require("use_routing_bias", True)
     config.require("shared_intermediate_size", 0)
-    if config.has("attn_type_list") and set(config.sizes("attn_type_list")) != {1}:
+    if config.has("attn_type_list") and set(config.integers("attn_type_list")) != {1}:
         raise config.error("attn_type_list", config.get("attn_type_list"), "1 for every layer (full attention)")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    rotary_fields = {"rotary_dim": config.size("rotary_dim")} if config.has("rotary_dim") else {}
+    rotary_fields = {"rotary_dim": config.integer("rotary_dim")} if config.has("rotary_dim") else {}
     mixer = attention(config, position={**rope(config), **rotary_fields}, **qk_norm_fields(norm, "projection"))
     experts = moe(
-        config.size("num_local_experts", "num_experts"), config.size("num_experts_per_tok"), glu(config), **SIGMOID
+        config.integer("num_local_experts", "num_experts"),
+        config.integer("num_experts_per_tok"),
+        glu(config),
+        **SIGMOID,
     )
     return decoder(config, layer_table(mixer, experts, norm), norm)
 

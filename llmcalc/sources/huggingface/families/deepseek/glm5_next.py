@@ -47,19 +47,19 @@ def _read_glm5_next_text(config: Config) -> Table:
     for field_name, field_value in PUBLISHED_FIELDS.items():
         if config.has(field_name):
             config.require(field_name, field_value)
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    config.require("num_key_value_heads", None, config.size("num_attention_heads"))
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    config.require("num_key_value_heads", None, config.integer("num_attention_heads"))
     config.require("hidden_act", "silu")
     if config.count("qk_rope_head_dim"):
         raise config.error("qk_rope_head_dim", config.get("qk_rope_head_dim"), "0: its attention has no positions")
-    config.size("q_lora_rank")
+    config.integer("q_lora_rank")
     config.require("index_kpool_always_select_tail", True)
-    selected_tokens, pool_size = config.size("index_topk"), config.size("index_kpool")
+    selected_tokens, pool_size = config.integer("index_topk"), config.integer("index_kpool")
     config.quotient("index_kpool", selected_tokens, pool_size)
     indexer = {
         "type": "pooled",
-        "index_n_heads": config.size("index_n_heads"),
-        "index_head_dim": config.size("index_head_dim"),
+        "index_n_heads": config.integer("index_n_heads"),
+        "index_head_dim": config.integer("index_head_dim"),
         "index_topk": selected_tokens,
         "index_kpool": pool_size,
     }
@@ -77,12 +77,12 @@ def _read_glm5_next_text(config: Config) -> Table:
     network_kinds: Table = {"moe": {**experts, **clamped_networks}}
     if "dense" in ffn_kinds:
         network_kinds["dense"] = {"type": "mlp", **clamped_swiglu(glu(config))}
-    residual_streams = {"hc_mult": config.size("hc_mult")}
+    residual_streams = {"hc_mult": config.integer("hc_mult")}
     common_fields = {
         "type": "hyper",
         "norm": norm,
         **residual_streams,
-        "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters"),
+        "hc_sinkhorn_iters": config.integer("hc_sinkhorn_iters"),
     }
     layer_tables = {
         f"{mixer}_{ffn_kind}": {**common_fields, "attention": mixers[mixer], "feed_forward": network_kinds[ffn_kind]}
@@ -101,8 +101,11 @@ def _latent_attention(config: Config, indexer: Table, other_fields: Table) -> Ta
     config.fields_read.add("rope_parameters")
     return {
         "type": "mla",
-        **{field: config.size(field) for field in ("num_attention_heads", "q_lora_rank", "kv_lora_rank", "v_head_dim")},
-        "qk_nope_head_dim": config.size("qk_nope_head_dim"),
+        **{
+            field: config.integer(field)
+            for field in ("num_attention_heads", "q_lora_rank", "kv_lora_rank", "v_head_dim")
+        },
+        "qk_nope_head_dim": config.integer("qk_nope_head_dim"),
         "attention_bias": config.flag("attention_bias"),
         "indexer": indexer,
         **other_fields,

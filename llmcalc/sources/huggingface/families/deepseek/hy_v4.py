@@ -29,8 +29,8 @@ def _read_hy_v4(config: Config) -> Table:
     """Reads Hy 4. Without `indexer_types`, layers 0 and 1 and every fourth layer from layer 1 on have an indexer."""
     uncounted_prediction(config)
     config.require("hidden_act", "silu")
-    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
+    indexer = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     layer_indexers = listed_kinds(
         config,
         "indexer_types",
@@ -47,7 +47,7 @@ def _read_hy_v4(config: Config) -> Table:
         "attention": latent_attention(config, indexer=indexer, output_gate={"per": "element"}, sinks=True),
         "feed_forward": ffn,
         "norm": norm,
-        "hc_mult": config.size("hc_mult"),
+        "hc_mult": config.integer("hc_mult"),
         "hc_sinkhorn_iters": None,
         "hc_magnitude": config.number("hc_magnitude"),
         "hc_eps": config.number("hc_eps"),
@@ -56,7 +56,7 @@ def _read_hy_v4(config: Config) -> Table:
         (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, layer_kinds)
     )
     return decoder(
-        config, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": config.size("hc_mult")}}
+        config, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": config.integer("hc_mult")}}
     )
 
 

@@ -34,12 +34,12 @@ UNTURNED: Table = {"position": "none"}
 
 
 def _read_kolibri1(config: Config) -> Table:
-    config.size("sliding_window")
-    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    config.integer("sliding_window")
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     experts = moe(
-        config.size("num_experts"), config.size("num_experts_per_tok"),
-        glu(config, ffn_width=config.size("moe_intermediate_size")),
-        glu(config, ffn_width=config.size("shared_expert_intermediate_size")), **SIGMOID,
+        config.integer("num_experts"), config.integer("num_experts_per_tok"),
+        glu(config, ffn_width=config.integer("moe_intermediate_size")),
+        glu(config, ffn_width=config.integer("shared_expert_intermediate_size")), **SIGMOID,
     )  # fmt: skip
     block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm, "sandwich")
     return decoder(
@@ -48,7 +48,7 @@ def _read_kolibri1(config: Config) -> Table:
 
 
 def _read_flint(config: Config) -> Table:
-    norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     if config.get("mlp_only_layers") is None:  # the class replaces null by its default
         config.data = {field: value for field, value in config.data.items() if field != "mlp_only_layers"}
     attention_kinds = listed_kinds(
@@ -59,12 +59,15 @@ def _read_flint(config: Config) -> Table:
     )
     layer_windows = (
         attention_kinds,
-        {"full": {"attention": UNTURNED}, "sliding": {"attention": {"sliding_window": config.size("sliding_window")}}},
+        {
+            "full": {"attention": UNTURNED},
+            "sliding": {"attention": {"sliding_window": config.integer("sliding_window")}},
+        },
     )
     kernels = {"sinks": True, "float32_scores": True}
     mixer = attention(config, **kernels, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
     expert_fields = {
-        "shared_expert": glu(config, ffn_width=config.size("shared_expert_intermediate_size")),
+        "shared_expert": glu(config, ffn_width=config.integer("shared_expert_intermediate_size")),
         "router": {"scoring_func": "sigmoid"},
     }
     return qwen_moe_decoder(

@@ -16,19 +16,19 @@ from .deepseek import LATENT_WRITES, ROUTING, latent_attention
 
 def read_longcat_flash(config: Config) -> Table:
     """Reads LongCat-Flash. Scaling factors of latents and of the experts' sum are not matrix products."""
-    head_size = config.size("qk_nope_head_dim") + config.size("qk_rope_head_dim")
+    head_size = config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")
     config.require("qk_head_dim", None, head_size)
     attention = latent_attention(
-        config, q_lora_rank=config.size("q_lora_rank")
+        config, q_lora_rank=config.integer("q_lora_rank")
     )  # the class always has a low-rank query
     router_fields: Table = {"router": {"score_correction": "buffer", "bias": config.flag("router_bias")}}
     if config.count("zero_expert_num"):
         config.require("zero_expert_type", "identity")
         router_fields["identity_experts"] = {"zero_expert_num": config.count("zero_expert_num")}
     experts = moe(
-        config.size("num_local_experts"),
-        config.size("num_experts_per_tok"),
-        glu(config, ffn_width=config.size("moe_intermediate_size")),
+        config.integer("num_local_experts"),
+        config.integer("num_experts_per_tok"),
+        glu(config, ffn_width=config.integer("moe_intermediate_size")),
         None,
         expert_loop=True,
         sliced_experts=True,
@@ -52,10 +52,10 @@ def _layer_count(config: Config) -> int:
 
     If a config has both fields, `num_hidden_layers` is used.
     """
-    depth = config.size("num_layers")
+    depth = config.integer("num_layers")
     if "num_hidden_layers" not in config.data:
         return depth
-    half_depth = config.size("num_hidden_layers")
+    half_depth = config.integer("num_hidden_layers")
     if half_depth < 2:
         raise config.error("num_hidden_layers", half_depth, "twice the number of layers")
     if config.has("num_layers") and half_depth != 2 * depth:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def _read_mistral_large4_text(config: Config) -> Table:
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    rotary_dim = config.size("qk_rope_head_dim")
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    rotary_dim = config.integer("qk_rope_head_dim")
     indexer = {
-        **{field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")},
+        **{field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")},
         "input_norm": layernorm(1e-6),
         "position_scale": True,
     }
@@ -34,7 +34,7 @@ def _read_mistral_large4_text(config: Config) -> Table:
         "nope": {
             "mla_use_nope": True,
             "qk_rope_head_dim": 0,
-            "qk_nope_head_dim": config.size("qk_nope_head_dim") + rotary_dim,
+            "qk_nope_head_dim": config.integer("qk_nope_head_dim") + rotary_dim,
         },
     }
     layer_indexers = indexer_kinds(config, depth)
@@ -59,10 +59,10 @@ def _read_mistral_large4_text(config: Config) -> Table:
 
 def _position_kinds(config: Config, depth: int) -> list[str]:
     """Returns for each layer `rope`, or `nope` for a layer without positions."""
-    nope_interval = config.size("no_rope_layer_interval") if config.has("no_rope_layer_interval") else 4
+    nope_interval = config.integer("no_rope_layer_interval") if config.has("no_rope_layer_interval") else 4
     if not config.has("no_rope_layers"):
         return ["rope" if (layer + 1) % nope_interval else "nope" for layer in range(depth)]
-    has_positions = config.sizes("no_rope_layers")
+    has_positions = config.integers("no_rope_layers")
     if len(has_positions) < depth:
         raise config.error("no_rope_layers", has_positions, f"{depth} numbers, 1 for a layer with RoPE")
     return ["rope" if has_position else "nope" for has_position in has_positions[:depth]]
@@ -72,7 +72,7 @@ def _latent_layer_kinds(config: Config, position_kinds: list[str]) -> list[str]:
     """Returns `computed` for each layer with separate latents, and `shared` for layers with a lower layer's latents."""
     if not config.has("kv_source_layers"):
         return ["computed"] * len(position_kinds)
-    source_layers_in_config = config.sizes("kv_source_layers")
+    source_layers_in_config = config.integers("kv_source_layers")
     expected_text = f"{len(position_kinds)} indices of layers, each its own or that of a lower layer that has its own"
     if len(source_layers_in_config) != len(position_kinds) or any(
         source_layer > layer or source_layers_in_config[source_layer] != source_layer

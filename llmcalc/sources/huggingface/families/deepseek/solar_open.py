@@ -37,7 +37,7 @@ def _read_solar_open(config: Config) -> Table:
         config.require("first_k_dense_replace", 0)
     if config.has("use_qk_norm"):
         config.require("use_qk_norm", False)
-    config.size("n_shared_experts")
+    config.integer("n_shared_experts")
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKV))
     return decoder(config, layer_table(mixer, routed_experts(config, **SIGMOID), norm), norm)
@@ -46,9 +46,9 @@ def _read_solar_open(config: Config) -> Table:
 def _read_mellum(config: Config) -> Table:
     """Reads Mellum 2: full and sliding layers have different RoPE parameters."""
     uncounted_prediction(config)
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    window = config.optional_size("sliding_window")
+    window = config.optional_integer("sliding_window")
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     ffn_kinds = dense_or_moe_kinds(config, depth, 0)
     mixer = attention(
@@ -62,9 +62,9 @@ def _read_mellum(config: Config) -> Table:
         **({} if window is None else {"sliding_window": window}),
     }
     experts = moe(
-        config.size("num_experts", "num_local_experts"),
-        config.size("num_experts_per_tok"),
-        glu(config, ffn_width=config.size("moe_intermediate_size")),
+        config.integer("num_experts", "num_local_experts"),
+        config.integer("num_experts_per_tok"),
+        glu(config, ffn_width=config.integer("moe_intermediate_size")),
     )
     block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
     layer_tables: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in ffn_kinds else {}}

@@ -31,26 +31,26 @@ from .eagle import COMMON, IGNORED, LATENT_SIZES
 
 def _read_dflash(config: Config) -> Table:
     """Reads DFlash: Qwen3's layers, which also project the target's states to keys and values."""
-    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    hidden, mixer = config.size("hidden_size"), _attention(config, norm)
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
+    hidden, mixer = config.integer("hidden_size"), _attention(config, norm)
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     if "sliding" in layer_kinds:
-        sliding_layer = {"attention": {"sliding_window": config.size("sliding_window")}}
+        sliding_layer = {"attention": {"sliding_window": config.integer("sliding_window")}}
         stack = combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer}))
     else:
         config.fields_read.add("sliding_window")
         stack = {}
     listed_layers = config.get("target_layer_ids", "aux_hidden_state_layer_ids")
     state_count = (
-        depth if listed_layers is None else len(config.sizes("target_layer_ids", "aux_hidden_state_layer_ids"))
+        depth if listed_layers is None else len(config.integers("target_layer_ids", "aux_hidden_state_layer_ids"))
     )
-    target_width = config.optional_size("target_hidden_size") or hidden
+    target_width = config.optional_integer("target_hidden_size") or hidden
     stack["streams"] = {
         "type": "target_states", "start": "embedding", "states": state_count, "output_norm": norm,
         **({"size": target_width} if target_width != hidden else {}),
     }  # fmt: skip
-    vocab = config.size("vocab_size")
-    proposed_tokens = config.optional_size("draft_vocab_size") or vocab
+    vocab = config.integer("vocab_size")
+    proposed_tokens = config.optional_integer("draft_vocab_size") or vocab
     block = layer_table(mixer, _layer_ffn(config), norm)
     return decoder(
         config,
@@ -67,7 +67,7 @@ def _read_dflash(config: Config) -> Table:
 
 def _attention(config: Config, norm: Table) -> Table:
     """Returns grouped-query attention, or latent attention where `attention_mode` is mla."""
-    heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
+    heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
     shared_fields: Table = {
         "num_attention_heads": heads,
         "attention_bias": config.flag("attention_bias"),
@@ -78,16 +78,16 @@ def _attention(config: Config, norm: Table) -> Table:
         return {
             "type": "context",
             **shared_fields,
-            "num_key_value_heads": config.optional_size("num_key_value_heads") or heads,
-            "head_dim": config.optional_size("head_dim") or config.quotient("num_attention_heads", hidden, heads),
+            "num_key_value_heads": config.optional_integer("num_key_value_heads") or heads,
+            "head_dim": config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden, heads),
         }
     config.require("mla_use_output_gate", None, False)
     config.fields_read.update(("num_key_value_heads", "head_dim", "rope_interleave", "mla_rope_interleaved"))
-    rank = config.optional_size("q_lora_rank")
+    rank = config.optional_integer("q_lora_rank")
     return {
         "type": "latent_context",
         **shared_fields,
-        **{field_name: config.size(field_name) for field_name in LATENT_SIZES if field_name != "q_lora_rank"},
+        **{field_name: config.integer(field_name) for field_name in LATENT_SIZES if field_name != "q_lora_rank"},
         **({} if rank is None else {"q_lora_rank": rank}),
     }
 
@@ -107,7 +107,7 @@ def _layer_ffn(config: Config) -> Table:
     preset = config.choice(MOE_PRESETS, "moe_preset") if config.has("moe_preset") else MOE_PRESETS["deepseek_v4"]
     stated_fields = {field: config.get(field) for field in EXPERT_FIELDS if config.has(field)}
     moe_config = Config({**preset, **stated_fields}, {}, config.model_type, location=config.location)
-    expert_width = moe_config.size("moe_intermediate_size")
+    expert_width = moe_config.integer("moe_intermediate_size")
     clamp_if_limited = clamped_swiglu if moe_config.number("swiglu_limit") else dict
     router: Table = {"scoring_func": moe_config.choice({field: field for field in SCORES}, "scoring_func")}
     if moe_config.choice({"noaux_tc": True, "aux_loss": False, "none": False}, "balance"):
@@ -116,12 +116,12 @@ def _layer_ffn(config: Config) -> Table:
     if moe_config.count("n_shared_experts"):
         moe_config.require("n_shared_experts", 1)
         shared_ffn = clamp_if_limited(
-            glu(config, ffn_width=moe_config.optional_size("shared_expert_intermediate_size") or expert_width)
+            glu(config, ffn_width=moe_config.optional_integer("shared_expert_intermediate_size") or expert_width)
         )
     is_gated = moe_config.choice({"none": False, "sigmoid": True}, "shared_expert_gate")
     return moe(
-        moe_config.size("n_routed_experts"),
-        moe_config.size("num_experts_per_tok"),
+        moe_config.integer("n_routed_experts"),
+        moe_config.integer("num_experts_per_tok"),
         clamp_if_limited(glu(config, ffn_width=expert_width)),
         shared_ffn,
         router=router,
@@ -132,9 +132,9 @@ def _layer_ffn(config: Config) -> Table:
 def _read_dflash2(config: Config) -> Table:
     """Reads DFlash 2: convolutions around each sublayer of DFlash, and scores of pairs of the best tokens."""
     model_fields = _read_dflash(config)
-    convolution_fields = {field: config.size(field) for field in ("conv_kernel_size", "conv_group_size")}
+    convolution_fields = {field: config.integer(field) for field in ("conv_kernel_size", "conv_group_size")}
     model_fields["decoder"]["block"] |= {"type": "grouped_conv", **convolution_fields}
-    model_fields["proposal"] = {field: config.size(field) for field in ("selector_rank", "selector_top_k")}
+    model_fields["proposal"] = {field: config.integer(field) for field in ("selector_rank", "selector_top_k")}
     if model_fields["hidden_size"] % convolution_fields["conv_group_size"]:
         raise config.error("conv_group_size", convolution_fields["conv_group_size"], "a divisor of hidden_size")
     return model_fields
@@ -146,7 +146,7 @@ def _read_dspark(config: Config) -> Table:
     if config.count("markov_rank"):
         head_kinds = {head_kind: head_kind for head_kind in ("vanilla", "gated", "rnn")}
         proposal_fields |= {
-            "markov_rank": config.size("markov_rank"),
+            "markov_rank": config.integer("markov_rank"),
             "markov": config.choice(head_kinds, "markov_head_type"),
         }
     config.fields_read.update(("markov_rank", "markov_head_type"))
@@ -164,7 +164,7 @@ def _read_dspark(config: Config) -> Table:
 def _read_domino(config: Config) -> Table:
     return {
         **_read_dflash(config),
-        "proposal": {"gru_size": config.size("gru_hidden_dim"), "gru_rank": config.size("emb_dim")},
+        "proposal": {"gru_size": config.integer("gru_hidden_dim"), "gru_rank": config.integer("emb_dim")},
     }
 
 

@@ -54,7 +54,7 @@ def _read_eagle(config: Config) -> Table:
         stack |= {
             "variants": {"first": {"without_norms": ["self_attn_pre_norm"]}, "later": {}},
             "first_layers": ["first"],
-            "pattern": ["first" if config.size("num_hidden_layers") == 1 else "later"],
+            "pattern": ["first" if config.integer("num_hidden_layers") == 1 else "later"],
         }
     from_target = ["embed_tokens", "lm_head"]
     return decoder(
@@ -76,22 +76,24 @@ def _read_eagle3_deepseek(config: Config) -> Table:
 
 def _read_eagle3_qwen3_moe(config: Config) -> Table:
     """Reads EAGLE-3 with Qwen3's experts; its class adds attention to the normalized states."""
-    ffn = glu(config, ffn_width=config.size("moe_intermediate_size"))
-    experts = moe(config.size("num_experts"), config.size("num_experts_per_tok"), ffn)
+    ffn = glu(config, ffn_width=config.integer("moe_intermediate_size"))
+    experts = moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), ffn)
     return _draft_of_hidden_states(config, _attention(config, has_qk_norm=True), experts, norm_before_residual=True)
 
 
 def _read_eagle3_gpt_oss(config: Config) -> Table:
     """Reads EAGLE-3 with gpt-oss's experts and Llama's attention."""
     expert = clamped_gpt_oss_ffn(glu(config, bias=True))
-    experts = moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), expert, router={"bias": True})
+    experts = moe(
+        config.integer("num_local_experts"), config.integer("num_experts_per_tok"), expert, router={"bias": True}
+    )
     return _draft_of_hidden_states(config, _attention(config, has_qk_norm=False), experts)
 
 
 def _attention(config: Config, has_qk_norm: bool) -> Table:
     """Returns the draft's grouped-query attention, with a stated head size because the layer's input is wider."""
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    head_dim = config.optional_size("head_dim") or config.quotient("num_attention_heads", hidden, heads)
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    head_dim = config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden, heads)
     qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if has_qk_norm else {}
     return attention(config, head_dim=head_dim, **biases(config.flag("attention_bias"), *QKVO), **qk_norms)
 
@@ -102,23 +104,23 @@ def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_befor
     norm_before_residual: whether the residual is normalized even if the config does not say so.
     """
     _require_states(config)
-    hidden, norm = config.size("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
+    hidden, norm = config.integer("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
     block: Table = layer_table(mixer, ffn, norm)
     residual_is_normalized = config.flag("norm_before_residual") or norm_before_residual
     first_layer_fields: Table = {"type": "draft", "norm_before_residual": residual_is_normalized}
-    target_width = config.optional_size("target_hidden_size") or hidden
+    target_width = config.optional_integer("target_hidden_size") or hidden
     listed_layers = config.get("eagle_aux_hidden_state_layer_ids")
     target_states = {
         "type": "target_states",
-        "states": len(config.sizes("eagle_aux_hidden_state_layer_ids")) if listed_layers else STATES,
+        "states": len(config.integers("eagle_aux_hidden_state_layer_ids")) if listed_layers else STATES,
         "masked": config.model_type == "peagle",
         **({"size": target_width} if target_width != hidden else {}),
         **({"state_norm": norm} if config.flag("fc_norm") else {}),
         **({"joined_norm": norm} if config.flag("norm_before_fc") else {}),
     }
-    proposed_tokens = config.optional_size("draft_vocab_size") or config.size("vocab_size")
+    proposed_tokens = config.optional_integer("draft_vocab_size") or config.integer("vocab_size")
     stack: Table = {"streams": target_states}
-    if config.size("num_hidden_layers") == 1:
+    if config.integer("num_hidden_layers") == 1:
         block |= first_layer_fields
     else:
         stack |= {

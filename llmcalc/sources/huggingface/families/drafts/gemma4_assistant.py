@@ -39,7 +39,7 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
         stated_config.require(field_name, field_value)
     if "hidden_size_per_layer_input" in family.defaults:
         stated_config.require("hidden_size_per_layer_input", 0)
-    stated_config.require("num_kv_shared_layers", 0, stated_config.size("num_hidden_layers"))
+    stated_config.require("num_kv_shared_layers", 0, stated_config.integer("num_hidden_layers"))
     stated_config.require("use_bidirectional_attention", None, "vision")
     is_wide = stated_config.flag("use_double_wide_mlp")
     text_config = typed_config(
@@ -54,12 +54,12 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
     text_config.finish(family.ignored_fields, config)
     config.notes += text_config.notes
     _share_target_keys(model_fields["decoder"], is_wide)
-    target_width = config.size("backbone_hidden_size")
+    target_width = config.integer("backbone_hidden_size")
     model_fields["decoder"]["streams"] = {"type": "target_states", "start": "target", "states": 2, "size": target_width}
     model_fields["proposal"] = {"state_size": target_width}
     cluster_fields = ("num_centroids", "centroid_intermediate_top_k")
     if config.flag("use_ordered_embeddings"):
-        cluster_sizes = {field_name: config.size(field_name) for field_name in cluster_fields}
+        cluster_sizes = {field_name: config.integer(field_name) for field_name in cluster_fields}
         if model_fields["vocab_size"] % cluster_sizes["num_centroids"]:
             raise config.error(
                 "num_centroids", cluster_sizes["num_centroids"], f"a divisor of {model_fields['vocab_size']} tokens"

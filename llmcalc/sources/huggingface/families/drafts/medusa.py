@@ -26,15 +26,15 @@ def _read_medusa(config: Config) -> Table:
             f"file, as in the config of the target {target_model}"
         )
     heads = {
-        "num_heads": config.size(*HEADS),
-        "num_layers": config.size(*LAYERS),
+        "num_heads": config.integer(*HEADS),
+        "num_layers": config.integer(*LAYERS),
         "bias": is_published_class or config.flag("medusa_fc_bias"),
         "shared_projection": config.flag("original_lm_head"),
     }
     config.fields_read.update(("medusa_fc_bias", "base_model_name_or_path"))
     if is_published_class and heads["num_layers"] > 1:
         raise config.error("medusa_num_layers", heads["num_layers"], "1, for more layers of a head have one weight")
-    vocab = config.size("vocab_size")
+    vocab = config.integer("vocab_size")
     scored_tokens = config.count("truncated_vocab_size") or vocab  # 0 for the whole vocabulary in speculators
     return _model_of_heads(
         config, {"medusa": heads, **({} if scored_tokens == vocab else {"draft_vocab_size": scored_tokens})}
@@ -44,8 +44,8 @@ def _read_medusa(config: Config) -> Table:
 def _read_mlp_speculator(config: Config) -> Table:
     """Reads the MLP speculator, whose stages are as wide as the target unless the config says otherwise."""
     heads: Table = {
-        "num_heads": config.size("n_predict"),
-        "inner_size": config.count("inner_dim") or config.size("hidden_size"),
+        "num_heads": config.integer("n_predict"),
+        "inner_size": config.count("inner_dim") or config.integer("hidden_size"),
         "tied": config.flag("tie_weights"),
     }
     if config.flag("scale_input"):

@@ -35,9 +35,9 @@ CORRECTED: Table = {"router": {"score_correction": "parameter", "scoring_func": 
 def _routed_experts(config: Config, shared_width: int) -> Table:
     shared_expert = glu(config, ffn_width=shared_width) if shared_width else None
     return moe(
-        config.size("num_experts"),
-        config.size("num_experts_per_tok"),
-        glu(config, ffn_width=config.size("moe_intermediate_size")),
+        config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
+        glu(config, ffn_width=config.integer("moe_intermediate_size")),
         shared_expert,
         **CORRECTED,
     )
@@ -53,11 +53,11 @@ def _dense_and_expert_ffns(config: Config, layer_kinds: list[str], shared_width:
 
 def _read_afmoe(config: Config) -> Table:
     """Reads AFMoE: a norm before and after each sublayer; full-attention layers have no position encoding."""
-    depth, norm = config.size("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.integer("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
         config, output_gate={"per": "element"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm)
     )
-    full_attention_period = config.size("global_attn_every_n_layers") if config.get("layer_types") is None else depth
+    full_attention_period = config.integer("global_attn_every_n_layers") if config.get("layer_types") is None else depth
     sliding_attention = {"position": mixer.pop("position"), **_window_field(config)}
     attention_kinds = (
         listed_kinds(config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(depth, full_attention_period)),
@@ -66,7 +66,7 @@ def _read_afmoe(config: Config) -> Table:
     ffn_kinds = _dense_and_expert_ffns(
         config,
         dense_or_moe_kinds(config, depth, config.count("num_dense_layers")),
-        config.size("moe_intermediate_size") * config.count("num_shared_experts"),
+        config.integer("moe_intermediate_size") * config.count("num_shared_experts"),
     )
     block = layer_table(mixer, glu(config), norm, "sandwich")
     return decoder(config, block, norm, stack=combined_kinds(attention_kinds, ffn_kinds))
@@ -76,7 +76,7 @@ def _read_laguna(config: Config) -> Table:
     """Reads Laguna, where the number of heads may differ by layer."""
     config.require("moe_apply_router_weight_on_input", False)
     config.require("gating", True, "per-head", "per-element")
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     gate_scope = "element" if config.get("gating") == "per-element" else "head"
     if config.has("gating_types") and set(config.texts("gating_types")) != {f"per_{gate_scope}"}:
         raise config.error(
@@ -85,14 +85,14 @@ def _read_laguna(config: Config) -> Table:
     mixer = attention(
         config,
         output_gate={"per": gate_scope},
-        num_key_value_heads=config.size("num_key_value_heads"),
+        num_key_value_heads=config.integer("num_key_value_heads"),
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm_fields(norm),
     )
     heads = (
-        [config.size("num_attention_heads")] * depth
+        [config.integer("num_attention_heads")] * depth
         if config.get("num_attention_heads_per_layer") is None
-        else config.sizes("num_attention_heads_per_layer")
+        else config.integers("num_attention_heads_per_layer")
     )
     if len(heads) != depth or 0 in heads:
         raise config.error("num_attention_heads_per_layer", heads, f"{depth} positive whole numbers")
@@ -115,7 +115,11 @@ def _read_laguna(config: Config) -> Table:
 
 
 def _window_field(config: Config) -> Table:
-    return {} if config.optional_size("sliding_window") is None else {"sliding_window": config.size("sliding_window")}
+    return (
+        {}
+        if config.optional_integer("sliding_window") is None
+        else {"sliding_window": config.integer("sliding_window")}
+    )
 
 
 FAMILIES = {

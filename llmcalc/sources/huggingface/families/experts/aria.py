@@ -23,13 +23,13 @@ def _read_aria(config: Config) -> Table:
         "moe_intermediate_size" if is_published_code and config.has("moe_intermediate_size") else "intermediate_size"
     )
     config.fields_read.add("intermediate_size")
-    ffn_width, shared_expert_count = config.size(field), config.size("moe_num_shared_experts")
+    ffn_width, shared_expert_count = config.integer(field), config.integer("moe_num_shared_experts")
     expert = {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True}
     return _pre_norm(
         config,
         moe(
-            config.size("moe_num_experts"),
-            config.size("moe_topk"),
+            config.integer("moe_num_experts"),
+            config.integer("moe_topk"),
             expert,
             glu(config, config.flag("mlp_bias"), ffn_width * shared_expert_count),
         ),

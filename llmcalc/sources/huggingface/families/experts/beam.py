@@ -30,7 +30,7 @@ from ..deepseek.deepseek import SIGMOID
 
 
 def _read_beam(config: Config) -> Table:
-    depth, norm = config.size("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.integer("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
         config,
         position=rope(config, layer_kind="sliding_attention"),
@@ -42,13 +42,13 @@ def _read_beam(config: Config) -> Table:
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     rope_parameters = config.data.get("rope_parameters") or {}
     full_layer_changes = {} if rope_parameters.get("full_attention") else {"attention": {"position": "none"}}
-    window = config.optional_size("sliding_window")
+    window = config.optional_integer("sliding_window")
     if window is None and "sliding" in attention_kinds:
         raise config.error("sliding_window", None, "a number of tokens, for there are layers with a window")
     experts = moe(
-        config.size("num_experts"),
-        config.size("num_experts_per_tok"),
-        glu(config, ffn_width=config.size("moe_intermediate_size")),
+        config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
+        glu(config, ffn_width=config.integer("moe_intermediate_size")),
         **SIGMOID,
     )
     block = layer_table(mixer, glu(config), norm, "sandwich")

@@ -12,14 +12,14 @@ from ...parts import ACTIVATIONS, Table, decoder, layer_table, layernorm, moe, r
 
 def _read_dbrx(config: Config) -> Table:
     attn, ffn = config.section("attn_config", {"kv_n_heads": 1}), config.section("ffn_config", FFN)
-    heads, norm = config.size("num_attention_heads"), layernorm(bias=False)
+    heads, norm = config.integer("num_attention_heads"), layernorm(bias=False)
     activation = ffn.table("ffn_act_fn").get("name", "silu")
     if activation not in ACTIVATIONS:
         raise ffn.error("ffn_act_fn", activation, "a name among " + ", ".join(ACTIVATIONS))
-    mixer = {"num_attention_heads": heads, "num_key_value_heads": attn.size("kv_n_heads"), "position": rope(attn)}
-    config.quotient("num_attention_heads", config.size("hidden_size"), heads)
-    expert = {"intermediate_size": ffn.size("ffn_hidden_size"), "hidden_act": ACTIVATIONS[activation], "gated": True}
-    experts = ffn.size("moe_num_experts"), ffn.size("moe_top_k"), expert
+    mixer = {"num_attention_heads": heads, "num_key_value_heads": attn.integer("kv_n_heads"), "position": rope(attn)}
+    config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
+    expert = {"intermediate_size": ffn.integer("ffn_hidden_size"), "hidden_act": ACTIVATIONS[activation], "gated": True}
+    experts = ffn.integer("moe_num_experts"), ffn.integer("moe_top_k"), expert
     block = layer_table(mixer, moe(*experts, expert_loop=True, sliced_experts=True), norm)
     return decoder(config, block, norm)
 

@@ -18,21 +18,21 @@ from ...parts import ACTIVATIONS, Table, decoder, glu, layer_table, rmsnorm, rop
 def _read_doge(config: Config) -> Table:
     if config.has("hidden_bias"):
         config.require("hidden_bias", False)  # a field of the first checkpoints' own code; the class reads mlp_bias
-    hidden = config.size("hidden_size")
-    heads = config.size("num_attention_heads")
+    hidden = config.integer("hidden_size")
+    heads = config.integer("num_attention_heads")
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer: Table = {
         "type": "dynamic_mask",
         "num_attention_heads": heads,
-        "num_key_value_heads": config.optional_size("num_key_value_heads") or heads,
-        "head_dim": config.optional_size("head_dim") or _head_dim(config, hidden, heads),
-        "keep_window_size": config.size("keep_window_size"),
+        "num_key_value_heads": config.optional_integer("num_key_value_heads") or heads,
+        "head_dim": config.optional_integer("head_dim") or _head_dim(config, hidden, heads),
+        "keep_window_size": config.integer("keep_window_size"),
         "attention_bias": config.flag("attention_bias"),
         "norm": norm,
         "position": rope(config),
     }
-    if config.optional_size("sliding_window") is not None:
-        mixer["sliding_window"] = config.size("sliding_window")
+    if config.optional_integer("sliding_window") is not None:
+        mixer["sliding_window"] = config.integer("sliding_window")
     dense_ffn = glu(config, config.flag("mlp_bias"))
     block = layer_table(mixer, _product_key_moe(config, dense_ffn) if config.flag("is_moe") else dense_ffn, norm)
     return decoder(config, {**block, "residual_scale": "residual"}, norm)
@@ -47,7 +47,7 @@ def _head_dim(config: Config, hidden: int, heads: int) -> int:
 
 def _product_key_moe(config: Config, shared_expert: Table) -> Table:
     """Returns product-key experts (the largest square number up to num_experts); the dense FFN is a shared expert."""
-    experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
+    experts, top_k = config.integer("num_experts"), config.integer("num_experts_per_tok")
     key_count = isqrt(experts)
     if top_k > key_count**2:
         raise config.error(

@@ -51,24 +51,24 @@ def _read_ernie4_5_moe(config: Config) -> Table:
     The range is `moe_layer_start_index` to `moe_layer_end_index` (-1: the last).
     """
     uncounted_prediction(config)
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     first_expert_layer = config.count("moe_layer_start_index")
-    expert_interval = config.size("moe_layer_interval")
+    expert_interval = config.integer("moe_layer_interval")
     last_moe = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
     layer_kinds = [
         "moe" if first_expert_layer <= layer <= last_moe and (layer + 1) % expert_interval == 0 else "dense"
         for layer in range(depth)
     ]
-    return _ffn_kinds(config, layer_kinds, config.size("moe_intermediate_size"), {"bias": _has_bias(config)})
+    return _ffn_kinds(config, layer_kinds, config.integer("moe_intermediate_size"), {"bias": _has_bias(config)})
 
 
 def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
-    widths = [1536, 512] if config.get("moe_intermediate_size") is None else config.sizes("moe_intermediate_size")
+    widths = [1536, 512] if config.get("moe_intermediate_size") is None else config.integers("moe_intermediate_size")
     if len(widths) != 2 or 0 in widths:
         raise config.error(
             "moe_intermediate_size", widths, "two positive whole numbers: for a text expert, for an image expert"
         )
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     is_stated = config.has("moe_layer_start_index")
     first_layer = _text_expert_number(config, "moe_layer_start_index", depth) if is_stated else 1
     layer_kinds = dense_or_moe_kinds(config, depth, first_layer)
@@ -111,7 +111,7 @@ def _text_expert_number(config: Config, field_name: str, maximum: int) -> int:
     Raises `InputError` if the two differ.
     """
     stated_counts = config.get(field_name)
-    expert_counts = config.sizes(field_name) if config.has_list(field_name) else [config.count(field_name)]
+    expert_counts = config.integers(field_name) if config.has_list(field_name) else [config.count(field_name)]
     bounded_counts = {min(expert_count, maximum) for expert_count in expert_counts}
     if len(bounded_counts) != 1:
         raise config.error(field_name, stated_counts, "the same number for text and for images")
@@ -125,8 +125,8 @@ def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: 
     experts = moe(
         _text_expert_number(config, "num_experts", MOST_EXPERTS)
         if config.has_list("num_experts")
-        else config.size("num_experts"),
-        config.size("num_experts_per_tok"),
+        else config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
         glu(config, ffn_width=expert_width),
         glu(config, bias, expert_width * shared_expert_count) if shared_expert_count else None,
         router=CORRECTED,

@@ -30,15 +30,15 @@ from ...parts import (
 
 def _read_gpt_oss(config: Config) -> Table:
     block = _gpt_oss_layer(config, clamped_gpt_oss_ffn(glu(config, bias=True)), float32_softmax=False)
-    stack = sliding_stack(config, kinds_with_nth_full(config.size("num_hidden_layers"), 2))
+    stack = sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 2))
     return decoder(config, block, block["norm"], stack=stack)
 
 
 def _gpt_oss_layer(config: Config, expert: Table, **attention_fields: Any) -> Table:
     """Returns a layer of gpt-oss. attention_fields: additional fields of the layer's attention."""
     experts = moe(
-        config.size("num_local_experts", "num_experts"),
-        config.size("num_experts_per_tok"),
+        config.integer("num_local_experts", "num_experts"),
+        config.integer("num_experts_per_tok"),
         expert,
         router={"bias": True},
     )
@@ -49,14 +49,14 @@ def _gpt_oss_layer(config: Config, expert: Table, **attention_fields: Any) -> Ta
 
 def _read_privacy_filter(config: Config) -> Table:
     """Reads the privacy filter, whose window is symmetric around each token."""
-    ffn_width = config.size("intermediate_size")
+    ffn_width = config.integer("intermediate_size")
     expert = {
         "intermediate_size": ffn_width,
         "hidden_act": "silu",
         "gated": True,
         **biases(True, "gate_bias", "up_bias", "down_bias"),
     }
-    block = _gpt_oss_layer(config, clamped_gpt_oss_ffn(expert), sliding_window=2 * config.size("sliding_window") + 1)
+    block = _gpt_oss_layer(config, clamped_gpt_oss_ffn(expert), sliding_window=2 * config.integer("sliding_window") + 1)
     model_fields = decoder(config, block, block["norm"])
     model_fields["encoder"] = model_fields.pop("decoder")
     return model_fields

@@ -79,8 +79,8 @@ def _read_hunyuan_vl_text(config: Config) -> Table:
 
 def _layer_integers(config: Config, field_name: str) -> list[int]:
     """Returns one positive integer per layer, from a number or a list."""
-    depth, field_value = config.size("num_hidden_layers"), config.get(field_name)
-    layer_values = field_value if isinstance(field_value, list) else [config.size(field_name)] * depth
+    depth, field_value = config.integer("num_hidden_layers"), config.get(field_name)
+    layer_values = field_value if isinstance(field_value, list) else [config.integer(field_name)] * depth
     if len(layer_values) < depth or any(
         not is_whole(layer_value) or not 0 < layer_value <= LARGEST for layer_value in layer_values
     ):
@@ -95,8 +95,8 @@ def _read_hunyuan_v1_moe(config: Config) -> Table:
     """
     _check_published_fields(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    expert_width = config.size("intermediate_size")
-    experts = config.size("num_experts", "num_local_experts")
+    expert_width = config.integer("intermediate_size")
+    experts = config.integer("num_experts", "num_local_experts")
     for field_name, expected_value in (("num_shared_expert", 1), ("moe_intermediate_size", expert_width)):
         if config.has(field_name) and {*_layer_integers(config, field_name)} != {expected_value}:
             raise config.error(field_name, config.get(field_name), f"{expected_value} in every layer, as in the class")
@@ -118,7 +118,7 @@ def _read_hy_v3(config: Config) -> Table:
         config.require("first_k_dense_replace", 1)
     uncounted_prediction(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    expert_width = config.size("moe_intermediate_size")
+    expert_width = config.integer("moe_intermediate_size")
     bias = config.flag("mlp_bias")
     if config.count("num_shared_experts") == 0:
         raise config.error(
@@ -126,10 +126,10 @@ def _read_hy_v3(config: Config) -> Table:
             0,
             "1 or more (with 0, the class adds an FFN of intermediate_size, which no checkpoint has)",
         )
-    shared_expert = glu(config, bias, expert_width * config.size("num_shared_experts"))
+    shared_expert = glu(config, bias, expert_width * config.integer("num_shared_experts"))
     experts = moe(
-        config.size("num_experts", "num_local_experts"),
-        config.size("num_experts_per_tok"),
+        config.integer("num_experts", "num_local_experts"),
+        config.integer("num_experts_per_tok"),
         glu(config, ffn_width=expert_width),
         shared_expert,
         **SIGMOID,
@@ -140,7 +140,7 @@ def _read_hy_v3(config: Config) -> Table:
         config,
         block,
         norm,
-        stack=combined_kinds((dense_or_moe_kinds(config, config.size("num_hidden_layers"), 1), ffns_by_kind)),
+        stack=combined_kinds((dense_or_moe_kinds(config, config.integer("num_hidden_layers"), 1), ffns_by_kind)),
     )
 
 

@@ -24,19 +24,19 @@ RANGES = {"hybrid": "full", "hybrid_sliding": "sliding"}
 
 def profile_mixers(config: Config) -> tuple[Table, Table]:
     """Returns the sizes of attention with distance profiles, and the changes in layers with a window."""
-    window = config.size("sliding_window_size")
+    window = config.integer("sliding_window_size")
     full_attention: Table = {
-        "num_attention_heads": config.size("num_attention_heads"),
-        "num_key_value_heads": config.size("num_key_value_heads"),
-        "head_dim": config.size("head_dim"),
-        "relative_rank": config.size("d_rel"),
-        "relative_extent": config.size("rel_extent"),
-        "conv_kernel_size": config.size("conv_kernel_size"),
+        "num_attention_heads": config.integer("num_attention_heads"),
+        "num_key_value_heads": config.integer("num_key_value_heads"),
+        "head_dim": config.integer("head_dim"),
+        "relative_rank": config.integer("d_rel"),
+        "relative_extent": config.integer("rel_extent"),
+        "conv_kernel_size": config.integer("conv_kernel_size"),
     }
     sliding_attention: Table = {
-        "num_attention_heads": config.size("swa_num_attention_heads"),
-        "num_key_value_heads": config.size("swa_num_key_value_heads"),
-        "head_dim": config.size("swa_head_dim"),
+        "num_attention_heads": config.integer("swa_num_attention_heads"),
+        "num_key_value_heads": config.integer("swa_num_key_value_heads"),
+        "head_dim": config.integer("swa_head_dim"),
         "relative_extent": window,
         "sliding_window": window,
     }
@@ -44,14 +44,14 @@ def profile_mixers(config: Config) -> tuple[Table, Table]:
 
 
 def _read_inkling_text(config: Config) -> Table:
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     full_attention, sliding_attention = profile_mixers(config)
     kernel_size, mixer = full_attention["conv_kernel_size"], {"type": "profile", **full_attention, "norm": norm}
     expert_width, dense_width = _ffn_widths(config)
-    shared_expert_count = config.size("n_shared_experts")
+    shared_expert_count = config.integer("n_shared_experts")
     experts = moe(
-        config.size("n_routed_experts"),
-        config.size("num_experts_per_tok"),
+        config.integer("n_routed_experts"),
+        config.integer("num_experts_per_tok"),
         glu(config, ffn_width=expert_width),
         glu(config, ffn_width=expert_width * shared_expert_count),
         shared_scores={"shared_experts": shared_expert_count},
@@ -82,15 +82,15 @@ def _ffn_widths(config: Config) -> tuple[int, int]:
     """
     if config.has("dense_intermediate_size"):
         config.fields_read.add("moe_intermediate_size")
-        return config.size("intermediate_size"), config.size("dense_intermediate_size")
-    return config.size("moe_intermediate_size"), config.size("intermediate_size")
+        return config.integer("intermediate_size"), config.integer("dense_intermediate_size")
+    return config.integer("moe_intermediate_size"), config.integer("intermediate_size")
 
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
     """Returns `sliding` or `full` for each layer: as listed, by indices, or `full` for every sixth."""
     local_layers = {layer for layer in range(depth) if (layer + 1) % 6}
     if config.get("local_layer_ids") is not None:
-        local_layers = set(config.sizes("local_layer_ids"))
+        local_layers = set(config.integers("local_layer_ids"))
     default_kinds = ["sliding" if layer in local_layers else "full" for layer in range(depth)]
     return listed_kinds(config, "layer_types", RANGES, default_kinds)
 

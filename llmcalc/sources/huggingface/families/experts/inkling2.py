@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def _read_inkling2_text(config: Config) -> Table:
-    depth, norm = config.size("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.integer("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
     full_attention, sliding_attention = profile_mixers(config)
     full_attention |= {"type": "gated_profile", "dynamic_convolutions": True}
     sliding_attention |= {"dynamic_convolutions": False}
     kernel_size = full_attention["conv_kernel_size"]
     experts = moe(
-        config.size("n_routed_experts"),
-        config.size("num_experts_per_tok"),
-        {**glu(config, ffn_width=config.size("moe_intermediate_size")), "hidden_act": "situ"},
+        config.integer("n_routed_experts"),
+        config.integer("num_experts_per_tok"),
+        {**glu(config, ffn_width=config.integer("moe_intermediate_size")), "hidden_act": "situ"},
         **SIGMOID,
     )
     block: Table = {
@@ -47,7 +47,7 @@ def _read_inkling2_text(config: Config) -> Table:
         "sliding": {"attention": sliding_attention, "separate_inputs": False},
     }
     default_kinds = ["sliding" if (layer + 1) % 6 else "full" for layer in range(depth)]
-    block_size, layers = config.size("n_layers_per_attn_res_block"), []
+    block_size, layers = config.integer("n_layers_per_attn_res_block"), []
     for layer, layer_kind in enumerate(listed_kinds(config, "layer_types", RANGES, default_kinds)):
         finished_blocks, starts_block = ceil_div(layer, block_size), layer % block_size == 0
         residual_fields = {

@@ -11,8 +11,8 @@ from ...parts import Table, decoder, glu, layer_table, moe, rmsnorm, rope
 
 
 def _read_jetmoe(config: Config) -> Table:
-    experts, top_k = config.size("num_local_experts"), config.size("num_experts_per_tok")
-    heads = {"num_key_value_heads": config.size("num_key_value_heads"), "head_dim": config.size("kv_channels")}
+    experts, top_k = config.integer("num_local_experts"), config.integer("num_experts_per_tok")
+    heads = {"num_key_value_heads": config.integer("num_key_value_heads"), "head_dim": config.integer("kv_channels")}
     mixer = {
         "type": "mixture_of_attention",
         "num_experts": experts,

@@ -44,31 +44,33 @@ def _read_mimo_v2_flash(config: Config) -> Table:
     """
     config.require("add_swa_attention_sink_bias", True)
     config.require("add_full_attention_sink_bias", False)
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
         config,
-        v_head_dim=config.size("v_head_dim"),
-        num_key_value_heads=config.size("num_key_value_heads"),
+        v_head_dim=config.integer("v_head_dim"),
+        num_key_value_heads=config.integer("num_key_value_heads"),
         **biases(config.flag("attention_bias"), *QKV),
     )
     window = (
-        config.size("sliding_window_size") + 1 if config.has("sliding_window_size") else config.size("sliding_window")
+        config.integer("sliding_window_size") + 1
+        if config.has("sliding_window_size")
+        else config.integer("sliding_window")
     )
     sliding_attention = {
-        "num_key_value_heads": 2 * config.size("num_key_value_heads"),
+        "num_key_value_heads": 2 * config.integer("num_key_value_heads"),
         "sinks": True,
         "sliding_window": window,
     }
-    head_fields = {field_name: config.size(field_name) for field_name in SLIDING} | {
+    head_fields = {field_name: config.integer(field_name) for field_name in SLIDING} | {
         "num_key_value_heads": sliding_attention["num_key_value_heads"]
     }
     for field_name, field_value in head_fields.items():
         if config.has(f"swa_{field_name}"):
             config.require(f"swa_{field_name}", field_value)
     experts = moe(
-        config.size("n_routed_experts", "num_local_experts"),
-        config.size("num_experts_per_tok"),
-        glu(config, ffn_width=config.size("moe_intermediate_size")),
+        config.integer("n_routed_experts", "num_local_experts"),
+        config.integer("num_experts_per_tok"),
+        glu(config, ffn_width=config.integer("moe_intermediate_size")),
         **SIGMOID,
     )
     attention_kinds = listed_kinds(
@@ -90,7 +92,7 @@ def _read_mimo_v2_flash(config: Config) -> Table:
 
 def _require_marked_layers(config: Config, field: str, layer_kind: str, layers: list[str]) -> None:
     """Raises `InputError` if a list of 0 and 1 does not mark exactly the layers of this kind with 1."""
-    if config.has(field) and config.sizes(field) != [int(layer == layer_kind) for layer in layers]:
+    if config.has(field) and config.integers(field) != [int(layer == layer_kind) for layer in layers]:
         layer_types = "mlp_layer_types" if layer_kind == "moe" else "layer_types"
         raise config.error(
             field, config.get(field), f"1 for the {layer_kind} layers of {layer_types}: the class does not read {field}"

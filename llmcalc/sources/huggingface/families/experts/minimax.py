@@ -13,7 +13,7 @@ from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed_kinds, 
 
 
 def _read_minimax(config: Config) -> Table:
-    default_kinds = ["linear" if layer % 2 else "full" for layer in range(config.size("num_hidden_layers"))]
+    default_kinds = ["linear" if layer % 2 else "full" for layer in range(config.integer("num_hidden_layers"))]
     name_of_type = {"linear_attention": "linear", "full_attention": "full"}
     return minimax_decoder(config, listed_kinds(config, "layer_types", name_of_type, default_kinds), rope(config))
 
@@ -25,17 +25,17 @@ def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> 
     """
     config.require("sliding_window", None)
     config.require("shared_intermediate_size", None, 0)
-    heads, norm = config.size("num_attention_heads"), rmsnorm(config.number("rms_norm_eps"))
+    heads, norm = config.integer("num_attention_heads"), rmsnorm(config.number("rms_norm_eps"))
     lightning_fields = {
         "type": "lightning",
         "num_attention_heads": heads,
-        "head_dim": config.optional_size("head_dim")
-        or config.quotient("num_attention_heads", config.size("hidden_size"), heads),
-        "block_size": config.size("block_size"),
+        "head_dim": config.optional_integer("head_dim")
+        or config.quotient("num_attention_heads", config.integer("hidden_size"), heads),
+        "block_size": config.integer("block_size"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
     block: Table = {
-        "feed_forward": moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), glu(config)),
+        "feed_forward": moe(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), glu(config)),
         "norm": norm,
         "norm_placement": "post",
     }

@@ -58,11 +58,11 @@ def _read_minimax_m3(config: Config) -> Table:
     for field_name, field_value in FIXED.items():
         config.require(field_name, None, field_value)
     if config.has("moe_intermediate_size"):
-        config.require("moe_intermediate_size", config.size("intermediate_size"))
-    depth, norm = config.size("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
+        config.require("moe_intermediate_size", config.integer("intermediate_size"))
+    depth, norm = config.integer("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     older_config = config.section("sparse_attention_config")
     indexer = {
-        field: older_config.size(field_name) if older_config.has(field_name) else config.size(field)
+        field: older_config.integer(field_name) if older_config.has(field_name) else config.integer(field)
         for field, field_name in OLDER.items()
     }
     default_kinds = ["full"] * depth
@@ -78,11 +78,11 @@ def _read_minimax_m3(config: Config) -> Table:
     )
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ffn_kinds)
     mixer = attention(
-        config, position={**full_rope(config), "rotary_dim": config.size("rotary_dim")}, **qk_norm_fields(norm)
+        config, position={**full_rope(config), "rotary_dim": config.integer("rotary_dim")}, **qk_norm_fields(norm)
     )
     experts = moe(
-        config.size("num_local_experts", "num_experts"),
-        config.size("num_experts_per_tok"),
+        config.integer("num_local_experts", "num_experts"),
+        config.integer("num_experts_per_tok"),
         _swiglu(config, "intermediate_size"),
         _swiglu(config, "shared_intermediate_size"),
         **SIGMOID,
@@ -102,12 +102,12 @@ def _read_minimax_m3(config: Config) -> Table:
 
 def _swiglu(config: Config, width_field: str) -> Table:
     """Returns clamped SwiGLU, regardless of `hidden_act`."""
-    return clamped_gpt_oss_ffn({"intermediate_size": config.size(width_field), "gated": True})
+    return clamped_gpt_oss_ffn({"intermediate_size": config.integer(width_field), "gated": True})
 
 
 def _names_of_flags(config: Config, field: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
     """Returns a name for each layer, from a config list with 0 or 1 per layer."""
-    layer_flags = config.sizes(field)
+    layer_flags = config.integers(field)
     if len(layer_flags) != depth:
         raise config.error(field, layer_flags, f"{depth} times 0 or 1")
     return [name_if_one if layer_flag else name_if_zero for layer_flag in layer_flags]

@@ -29,13 +29,15 @@ from ...parts import (
 
 def _read_mixtral(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    experts = moe(config.size("num_local_experts", "num_experts"), config.size("num_experts_per_tok"), glu(config))
-    mixer = attention(config, sliding_window=config.optional_size("sliding_window"))
+    experts = moe(
+        config.integer("num_local_experts", "num_experts"), config.integer("num_experts_per_tok"), glu(config)
+    )
+    mixer = attention(config, sliding_window=config.optional_integer("sliding_window"))
     return decoder(config, layer_table(mixer, experts, norm), norm)
 
 
 def _read_phimoe(config: Config) -> Table:
-    if config.size("num_experts_per_tok") != 2:
+    if config.integer("num_experts_per_tok") != 2:
         raise config.error(
             "num_experts_per_tok",
             config.get("num_experts_per_tok"),
@@ -43,15 +45,15 @@ def _read_phimoe(config: Config) -> Table:
         )
     norm = layernorm(config.number("rms_norm_eps"))
     mixer = attention(
-        config, sliding_window=config.optional_size("sliding_window"), **biases(config.flag("attention_bias"), *QKVO)
+        config, sliding_window=config.optional_integer("sliding_window"), **biases(config.flag("attention_bias"), *QKVO)
     )
-    block = layer_table(mixer, moe(config.size("num_local_experts"), 2, glu(config)), norm)
+    block = layer_table(mixer, moe(config.integer("num_local_experts"), 2, glu(config)), norm)
     return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"))
 
 
 def _read_qwen2_moe(config: Config) -> Table:
-    shared_width = config.size("shared_expert_intermediate_size")
-    depth = config.size("num_hidden_layers")
+    shared_width = config.integer("shared_expert_intermediate_size")
+    depth = config.integer("num_hidden_layers")
     uses_window = config.flag("use_sliding_window")
     first_sliding_layer = config.count("max_window_layers")
     layer_kinds = listed_kinds(
@@ -64,7 +66,7 @@ def _read_qwen2_moe(config: Config) -> Table:
         ],
     )
     # The class writes a window of 0 into a config without `use_sliding_window`.
-    window = config.optional_size("sliding_window") if uses_window else None
+    window = config.optional_integer("sliding_window") if uses_window else None
     layer_windows = (
         (layer_kinds, {"full": {}, "sliding": {"attention": {"sliding_window": window}}})
         if window is not None
@@ -83,7 +85,7 @@ def read_qwen3_moe(config: Config) -> Table:
     ):  # in Qwen3-Coder's config; no class reads it
         if config.has(field_name):
             config.require(field_name, field_value)
-    window = config.optional_size("sliding_window") if config.flag("use_sliding_window") else None
+    window = config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
     qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
     mixer = attention(
         config,
@@ -107,9 +109,9 @@ def qwen_moe_decoder(
     moe_fields: fields of the experts beyond the routed ones. float32_product: as in `Norm`.
     """
     norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
-    depth = config.size("num_hidden_layers")
-    expert_interval = config.size("decoder_sparse_step")
-    dense_layers = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
+    depth = config.integer("num_hidden_layers")
+    expert_interval = config.integer("decoder_sparse_step")
+    dense_layers = set() if config.get("mlp_only_layers") is None else set(config.integers("mlp_only_layers"))
     layer_kinds = [
         "moe" if experts and layer not in dense_layers and (layer + 1) % expert_interval == 0 else "dense"
         for layer in range(depth)
@@ -117,8 +119,8 @@ def qwen_moe_decoder(
     expert_ffn = (
         moe(
             experts,
-            config.size("num_experts_per_tok"),
-            glu(config, ffn_width=config.size("moe_intermediate_size")),
+            config.integer("num_experts_per_tok"),
+            glu(config, ffn_width=config.integer("moe_intermediate_size")),
             **moe_fields,
         )
         if "moe" in layer_kinds

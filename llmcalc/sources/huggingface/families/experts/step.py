@@ -32,17 +32,17 @@ from ..deepseek.deepseek import SIGMOID
 
 def _read_step3p5(config: Config) -> Table:
     uncounted_prediction(config)
-    depth, norm = config.size("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.integer("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
         config, output_gate={"per": "head"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm)
     )
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
-    window = config.optional_size("sliding_window")
+    window = config.optional_integer("sliding_window")
     if window is None and "sliding" in attention_kinds:
         raise config.error("sliding_window", None, "a number of tokens, for there are layers with a window")
     sliding_attention: Table = {"num_attention_heads": _sliding_attention_heads(config), "sliding_window": window}
     for field_name, field_value in (
-        ("num_experts", config.size("n_routed_experts")),
+        ("num_experts", config.integer("n_routed_experts")),
         ("n_shared_experts", 1),
         ("scoring_func", "sigmoid"),
     ):
@@ -50,10 +50,10 @@ def _read_step3p5(config: Config) -> Table:
             config.require(field_name, field_value)
     mlp_bias = config.flag("mlp_bias")
     experts = moe(
-        config.size("n_routed_experts"),
-        config.size("num_experts_per_tok"),
-        glu(config, ffn_width=config.size("moe_intermediate_size")),
-        glu(config, mlp_bias, ffn_width=config.size("share_expert_dim")),
+        config.integer("n_routed_experts"),
+        config.integer("num_experts_per_tok"),
+        glu(config, ffn_width=config.integer("moe_intermediate_size")),
+        glu(config, mlp_bias, ffn_width=config.integer("share_expert_dim")),
         **SIGMOID,
     )
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
@@ -85,16 +85,16 @@ def _layers_with_experts(config: Config, depth: int) -> list[str]:
 
 def _sliding_attention_heads(config: Config) -> int:
     """Returns the number of query heads in layers with a window."""
-    heads = config.optional_size("num_sliding_attention_heads")
+    heads = config.optional_integer("num_sliding_attention_heads")
     if heads is not None:
         return heads
-    usual_heads = config.size("num_attention_heads")
+    usual_heads = config.integer("num_attention_heads")
     if not config.has("attention_other_setting"):
         return usual_heads
     sliding_config = config.section("attention_other_setting", {"num_attention_heads": usual_heads})
-    heads = sliding_config.size("num_attention_heads")
+    heads = sliding_config.integer("num_attention_heads")
     for field_name, field_value in (
-        ("num_attention_groups", config.size("num_key_value_heads")),
+        ("num_attention_groups", config.integer("num_key_value_heads")),
         ("head_dim", config.get("head_dim")),
     ):
         if sliding_config.has(field_name) and field_value is not None:

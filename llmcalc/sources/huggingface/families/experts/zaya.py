@@ -27,9 +27,9 @@ def _read_zaya(config: Config) -> Table:
             "router_hidden_size instead, with num_hidden_layers counting layers of both attention and experts",
         )
     config.require("num_experts_per_tok", 1)
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    window = config.optional_size("sliding_window")
+    window = config.optional_integer("sliding_window")
     attention_kinds = listed_kinds(
         config, "layer_types", {"hybrid": "full", "hybrid_sliding": "sliding"}, ["full"] * depth
     )
@@ -37,24 +37,24 @@ def _read_zaya(config: Config) -> Table:
         raise config.error("sliding_window", None, "a positive whole number: layer_types has hybrid_sliding")
     mixer: Table = {
         "type": "cca",
-        "num_attention_heads": config.size("num_attention_heads"),
-        "num_key_value_heads": config.size("num_key_value_heads"),
-        "head_dim": config.size("head_dim"),
-        "cca_time0": config.size("cca_time0"),
-        "cca_time1": config.size("cca_time1"),
+        "num_attention_heads": config.integer("num_attention_heads"),
+        "num_key_value_heads": config.integer("num_key_value_heads"),
+        "head_dim": config.integer("head_dim"),
+        "cca_time0": config.integer("cca_time0"),
+        "cca_time1": config.integer("cca_time1"),
         "attention_bias": config.flag("attention_bias"),
         "position": rope(config, 0.5, layer_kind="hybrid"),
     }
     sliding_attention: Table = {"sliding_window": window, "position": rope(config, 0.5, layer_kind="hybrid_sliding")}
     router: Table = {
         "type": "mlp",
-        "router_hidden_size": config.size("router_hidden_size"),
+        "router_hidden_size": config.integer("router_hidden_size"),
         "norm": norm,
         "skip": True,
         "score_correction": "buffer",
     }
     experts = moe(
-        config.size("num_experts"), 1, glu(config, ffn_width=config.size("moe_intermediate_size")), router=router
+        config.integer("num_experts"), 1, glu(config, ffn_width=config.integer("moe_intermediate_size")), router=router
     )
     block = layer_table(mixer, experts, norm, residual_scale=True)
     place_kinds = ["first" if layer == 0 else "further" for layer in range(depth)]

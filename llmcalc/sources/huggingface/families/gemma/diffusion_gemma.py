@@ -22,14 +22,14 @@ def _read_diffusion_gemma_text(config: Config) -> Table:
     norm, layer_kinds, mixer = gemma4_attention(config)
     config.require("use_bidirectional_attention", None, "vision")
     window: Table = {
-        "sliding_window": config.size("sliding_window"),
+        "sliding_window": config.integer("sliding_window"),
         "position": {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None},
     }
     dense_ffn = glu(config, act_field="hidden_activation")
     experts = moe(
-        config.size("num_experts"),
-        config.size("top_k_experts"),
-        glu(config, ffn_width=config.size("moe_intermediate_size"), act_field="hidden_activation"),
+        config.integer("num_experts"),
+        config.integer("top_k_experts"),
+        glu(config, ffn_width=config.integer("moe_intermediate_size"), act_field="hidden_activation"),
         router={"norm": rmsnorm(norm["eps"]), "expert_scale": True},
     )
     block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": experts, "dense": dense_ffn, "norm": norm}
@@ -47,8 +47,8 @@ def _read_diffusion_gemma_text(config: Config) -> Table:
 
 def _head_sizes(config: Config, layer_kinds: list[str]) -> list[Table]:
     """Returns each layer's head sizes that differ from the common sizes."""
-    heads = config.optional_size("num_global_key_value_heads")
-    full_head_dim = config.size("global_head_dim") if config.has("global_head_dim") else 512
+    heads = config.optional_integer("num_global_key_value_heads")
+    full_head_dim = config.integer("global_head_dim") if config.has("global_head_dim") else 512
     return head_sizes(
         config, layer_kinds, {"head_dim": full_head_dim, **({} if heads is None else {"num_key_value_heads": heads})}
     )

@@ -31,8 +31,8 @@ from .gemma4 import full_attention, head_sizes, sliding_attention
 
 
 def _read_embedding_gemma2(config: Config) -> Table:
-    norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    default_kinds = kinds_with_nth_full(depth, config.optional_size("sliding_window_pattern") or 6)
+    norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
+    default_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 6)
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     layer_kinds[-1] = "full"
     mixer = attention(
@@ -42,7 +42,7 @@ def _read_embedding_gemma2(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm_fields(norm),
     )
-    ffn, width_per_layer = glu(config, act_field="hidden_activation"), config.size("hidden_size_per_layer_input")
+    ffn, width_per_layer = glu(config, act_field="hidden_activation"), config.integer("hidden_size_per_layer_input")
     block: Table = {
         "type": "gemma4",
         "attention": mixer,
@@ -51,11 +51,11 @@ def _read_embedding_gemma2(config: Config) -> Table:
         "per_layer_input": {"hidden_size_per_layer_input": width_per_layer, "hidden_act": ffn["hidden_act"]},
     }
     wide_ffn = {
-        "head_dim": config.optional_size("global_head_dim") or 512,
-        "num_key_value_heads": config.optional_size("num_global_key_value_heads") or 1,
+        "head_dim": config.optional_integer("global_head_dim") or 512,
+        "num_key_value_heads": config.optional_integer("num_global_key_value_heads") or 1,
     }
     local_attention = {
-        "sliding_window": config.size("sliding_window"),
+        "sliding_window": config.integer("sliding_window"),
         "position": {"type": "rope", "rope_theta": local_theta(config)},
     }
     layer_head_sizes = head_sizes(config, layer_kinds, wide_ffn)
@@ -67,7 +67,7 @@ def _read_embedding_gemma2(config: Config) -> Table:
     stack["per_layer_embedding"] = {"hidden_size_per_layer_input": width_per_layer, "norm": norm}
     model_fields = decoder(config, block, norm, stack=stack)
     model_fields["encoder"] = model_fields.pop("decoder")
-    return {**model_fields, "head": {"type": "projection", "size": config.size("embedding_dim")}}
+    return {**model_fields, "head": {"type": "projection", "size": config.integer("embedding_dim")}}
 
 
 FAMILIES = {

@@ -66,7 +66,7 @@ def _read_gemma2(config: Config) -> Table:
         config,
         _gemma_attention(config, **score_cap_fields(config)),
         "sandwich",
-        sliding_stack(config, kinds_with_nth_full(config.size("num_hidden_layers"), 2)),
+        sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 2)),
     )
 
 
@@ -75,7 +75,7 @@ def _read_vaultgemma(config: Config) -> Table:
         config,
         _gemma_attention(config, **score_cap_fields(config)),
         "pre",
-        sliding_stack(config, kinds_with_nth_full(config.size("num_hidden_layers"), 2)),
+        sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 2)),
     )
 
 
@@ -93,7 +93,7 @@ def _read_gemma3(config: Config) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
     mixer = _gemma_attention(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm_fields(norm))
     layer_kinds = kinds_with_nth_full(
-        config.size("num_hidden_layers"), config.optional_size("sliding_window_pattern") or 6
+        config.integer("num_hidden_layers"), config.optional_integer("sliding_window_pattern") or 6
     )
     return gemma_decoder(
         config,

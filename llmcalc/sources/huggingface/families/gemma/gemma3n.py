@@ -38,20 +38,20 @@ def _ffn_widths(config: Config, depth: int) -> list[int]:
     """Returns the FFN width of each layer."""
     field_value = config.get("intermediate_size")
     if not isinstance(field_value, list):
-        return [config.size("intermediate_size")] * depth
-    ffn_widths = config.sizes("intermediate_size")
+        return [config.integer("intermediate_size")] * depth
+    ffn_widths = config.integers("intermediate_size")
     if len(ffn_widths) != depth or 0 in ffn_widths:
         raise config.error("intermediate_size", field_value, f"one width, or {depth} of them")
     return ffn_widths
 
 
 def _read_gemma3n(config: Config) -> Table:
-    depth = config.size("num_hidden_layers")
-    window = config.size("sliding_window")
+    depth = config.integer("num_hidden_layers")
+    window = config.integer("sliding_window")
     shared_layers = config.count("num_kv_shared_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    width_per_layer = config.size("hidden_size_per_layer_input")
-    stream_count = config.size("altup_num_inputs")
+    width_per_layer = config.integer("hidden_size_per_layer_input")
+    stream_count = config.integer("altup_num_inputs")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(depth, 5))
     check_shared_layers(config, layer_kinds, shared_layers)
     layers: list[tuple[str, Table]] = []
@@ -83,10 +83,10 @@ def _read_gemma3n(config: Config) -> Table:
         "feed_forward": feed_forward,
         "norm": norm,
         "per_layer_input": per_layer_gate,
-        "laurel_rank": config.size("laurel_rank"),
+        "laurel_rank": config.integer("laurel_rank"),
         "altup_num_inputs": stream_count,
     }
-    vocab_per_layer = config.size("vocab_size_per_layer_input")
+    vocab_per_layer = config.integer("vocab_size_per_layer_input")
     per_layer_embedding = {
         "vocab_size_per_layer_input": vocab_per_layer,
         "hidden_size_per_layer_input": width_per_layer,

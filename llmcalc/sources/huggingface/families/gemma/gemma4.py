@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 def _full_attention_head_fields(config: Config, layer_kinds: list[str]) -> list[Table]:
     """Returns each layer's head sizes that differ from the common sizes: `global_` fields in full layers."""
-    heads = config.optional_size("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
+    heads = config.optional_integer("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
     full_fields: Table = {
-        "head_dim": config.size("global_head_dim"),
+        "head_dim": config.integer("global_head_dim"),
         **({} if heads is None else {"num_key_value_heads": heads}),
     }
     return head_sizes(config, layer_kinds, full_fields)
@@ -76,8 +76,8 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider_ffn_fi
 
     wider_ffn_field: the FFN of twice the width in layers with shared keys and values.
     """
-    depth = config.size("num_hidden_layers")
-    window = config.size("sliding_window")
+    depth = config.integer("num_hidden_layers")
+    window = config.integer("sliding_window")
     shared_layers = config.count("num_kv_shared_layers")
     check_shared_layers(config, layer_kinds, shared_layers)
     has_double_wide_mlp = config.flag("use_double_wide_mlp")
@@ -96,7 +96,7 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider_ffn_fi
         if shared_layers and layer_index >= depth - shared_layers:
             mixer["kv_shared"] = True
             if has_double_wide_mlp:
-                layer[wider_ffn_field] = {"intermediate_size": 2 * config.size("intermediate_size")}
+                layer[wider_ffn_field] = {"intermediate_size": 2 * config.integer("intermediate_size")}
         layers.append((f"{layer_kind}_shared" if "kv_shared" in mixer else layer_kind, layer))
     return stack_of_layers(layers)
 
@@ -115,7 +115,7 @@ def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
     """Returns the norm, the kind of each layer, and the attention of full layers."""
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     layer_kinds = listed_kinds(
-        config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(config.size("num_hidden_layers"), 6)
+        config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(config.integer("num_hidden_layers"), 6)
     )
     layer_kinds[-1] = "full"
     rope = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
@@ -134,11 +134,11 @@ def _gemma4_decoder(config: Config, has_experts: bool, has_layer_inputs: bool) -
     dense_ffn = glu(config, act_field="hidden_activation")
     block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense_ffn, "norm": norm}
     if has_experts:
-        expert = glu(config, ffn_width=config.size("moe_intermediate_size"), act_field="hidden_activation")
+        expert = glu(config, ffn_width=config.integer("moe_intermediate_size"), act_field="hidden_activation")
         block |= {
             "feed_forward": moe(
-                config.size("num_experts"),
-                config.size("top_k_experts"),
+                config.integer("num_experts"),
+                config.integer("top_k_experts"),
                 expert,
                 router={"norm": rmsnorm(norm["eps"]), "expert_scale": True},
             ),
@@ -146,12 +146,12 @@ def _gemma4_decoder(config: Config, has_experts: bool, has_layer_inputs: bool) -
         }
     stack = _layer_fields_and_kinds(config, layer_kinds, "dense" if has_experts else "feed_forward")
     if has_layer_inputs:
-        width_per_layer = config.size("hidden_size_per_layer_input")
+        width_per_layer = config.integer("hidden_size_per_layer_input")
         block["per_layer_input"] = {
             "hidden_size_per_layer_input": width_per_layer,
             "hidden_act": dense_ffn["hidden_act"],
         }
-        vocab_per_layer = config.size("vocab_size_per_layer_input")
+        vocab_per_layer = config.integer("vocab_size_per_layer_input")
         stack["per_layer_embedding"] = {
             "vocab_size_per_layer_input": vocab_per_layer,
             "hidden_size_per_layer_input": width_per_layer,

@@ -44,18 +44,18 @@ def _read_muse_glimmer_text(config: Config) -> Table:
 
 def _read_muse_spark_text(config: Config) -> Table:
     """Reads Muse Spark, where layers have experts unless listed as dense."""
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     eps = config.number("rms_norm_eps")
     post_norm_eps = config.number("post_norm_eps")
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe"] * depth)
     norm, output_norm = offset_rmsnorm(eps), offset_rmsnorm(post_norm_eps)
     experts: Table = {}
     if "moe" in ffn_kinds:
-        latent_fields = {"moe_latent_size": config.size("moe_hidden_size"), "norm": norm, "expert_norm": output_norm}
+        latent_fields = {"moe_latent_size": config.integer("moe_hidden_size"), "norm": norm, "expert_norm": output_norm}
         experts = moe(
-            config.size("num_local_experts"),
-            config.size("num_experts_per_tok"),
-            glu(config, ffn_width=config.size("moe_intermediate_size")),
+            config.integer("num_local_experts"),
+            config.integer("num_experts_per_tok"),
+            glu(config, ffn_width=config.integer("moe_intermediate_size")),
             latent=latent_fields,
             router={"scoring_func": "sigmoid", "score_correction": "buffer"},
         )
@@ -95,7 +95,7 @@ def _attention_kinds(config: Config) -> list[tuple[str, Table]]:
 
     Counted from the last layer down, every fourth has full attention and no positions.
     """
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     full_flags = [(depth - 1 - layer_index) % 4 == 0 for layer_index in range(depth)]
     layer_kinds = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, ["full" if is_full else "sliding" for is_full in full_flags]
@@ -127,7 +127,7 @@ def _position_changes(config: Config, full_flags: list[bool]) -> list[Table]:
 
 
 def _window_field(config: Config, layer_kind: str) -> Table:
-    return {"sliding_window": config.size("sliding_window")} if layer_kind == "sliding" else {}
+    return {"sliding_window": config.integer("sliding_window")} if layer_kind == "sliding" else {}
 
 
 FAMILIES = {

@@ -44,7 +44,7 @@ def _read_stack_config(config: Config, section_name: str, has_cross_attention: b
     block: Table = layer_table(mixer, glu(stack_config, act_field="hidden_activation"), norm, "sandwich")
     if has_cross_attention:
         block["cross_attention"] = {field: field_value for field, field_value in mixer.items() if field != "position"}
-    depth = stack_config.size("num_hidden_layers")
+    depth = stack_config.integer("num_hidden_layers")
     stack: Table = {
         "num_hidden_layers": depth,
         "block": block,
@@ -60,8 +60,8 @@ def _read_t5gemma(config: Config) -> Table:
     encoder_config, encoder = _read_stack_config(config, "encoder")
     if not config.flag("is_encoder_decoder"):
         model_sizes = {
-            "vocab_size": encoder_config.size("vocab_size"),
-            "hidden_size": encoder_config.size("hidden_size"),
+            "vocab_size": encoder_config.integer("vocab_size"),
+            "hidden_size": encoder_config.integer("hidden_size"),
         }
         config.fields_read.update(("decoder", "tie_word_embeddings"))
         return {
@@ -71,13 +71,13 @@ def _read_t5gemma(config: Config) -> Table:
             "head": _token_classifier(config) if config.head == "classification" else {"type": "none"},
         }
     decoder_config, decoder = _read_stack_config(config, "decoder", has_cross_attention=True)
-    hidden, vocab = encoder_config.size("hidden_size"), encoder_config.size("vocab_size")
+    hidden, vocab = encoder_config.integer("hidden_size"), encoder_config.integer("vocab_size")
     encoder |= {
         "vocab_size": vocab,
-        **({} if hidden == decoder_config.size("hidden_size") else {"hidden_size": hidden}),
+        **({} if hidden == decoder_config.integer("hidden_size") else {"hidden_size": hidden}),
     }
     model_sizes = {
-        field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
+        field: decoder_config.integer(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
     }
     return {
         **model_sizes,
@@ -94,13 +94,13 @@ def _read_t5gemma2(config: Config) -> Table:
     encoder_config = encoder_wrapper.section("text_config", TEXT)
     decoder_config = config.section("decoder", TEXT)
     for field_name in ("hidden_size", "vocab_size"):
-        if encoder_config.size(field_name) != decoder_config.size(field_name):
+        if encoder_config.integer(field_name) != decoder_config.integer(field_name):
             raise decoder_config.error(
                 field_name,
-                decoder_config.size(field_name),
-                f"{encoder_config.size(field_name)}, which is the encoder's",
+                decoder_config.integer(field_name),
+                f"{encoder_config.integer(field_name)}, which is the encoder's",
             )
-    is_tied, hidden_size = config.flag("tie_word_embeddings"), decoder_config.size("hidden_size")
+    is_tied, hidden_size = config.flag("tie_word_embeddings"), decoder_config.integer("hidden_size")
     encoder, decoder = (
         _stack_fields(encoder_config),
         _stack_fields(decoder_config, has_merged_attention=True),
@@ -118,7 +118,7 @@ def _read_t5gemma2(config: Config) -> Table:
         part_config.finish(ignored_fields, config)
     config.notes += notes
     model_sizes = {
-        field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
+        field: decoder_config.integer(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
     }
     model_fields: Table = {
         **model_sizes,
@@ -128,7 +128,7 @@ def _read_t5gemma2(config: Config) -> Table:
         "head": _token_classifier(config),
     }
     if not is_tied:
-        encoder["vocab_size"] = encoder_config.size("vocab_size")
+        encoder["vocab_size"] = encoder_config.integer("vocab_size")
     return {**model_fields, "towers": towers} if towers else model_fields
 
 
@@ -138,11 +138,11 @@ def _stack_fields(config: Config, has_merged_attention: bool = False) -> Table:
     has_merged_attention: whether attention also covers the encoder's output.
     """
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     bias = config.flag("attention_bias")
     position_field = {"position": {"rope_theta": 1_000_000.0, **rope(config, layer_kind="full_attention")}}
     if has_merged_attention:
-        heads = {field: config.size(field) for field in ("num_attention_heads", "num_key_value_heads", "head_dim")}
+        heads = {field: config.integer(field) for field in ("num_attention_heads", "num_key_value_heads", "head_dim")}
         mixer: Table = {
             "type": "merged",
             **heads,
@@ -156,7 +156,7 @@ def _stack_fields(config: Config, has_merged_attention: bool = False) -> Table:
             config, **position_field, **score_cap_fields(config), **qk_norm_fields(norm), **biases(bias, *QKVO)
         )
     block: Table = layer_table(mixer, glu(config, act_field="hidden_activation"), norm, "sandwich")
-    layer_kinds = kinds_with_nth_full(depth, config.optional_size("sliding_window_pattern") or 6)
+    layer_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 6)
     local_attention_fields = {"position": {"rope_theta": local_theta(config)}}
     return {
         "num_hidden_layers": depth,

@@ -26,7 +26,7 @@ from .glm import GLM4_MODULES, HALVES_MODULES
 
 def _head_dim(config: Config) -> int:
     """Returns the size of a head: hidden_size / heads, rounded down as in the classes."""
-    hidden_size, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     if hidden_size < heads:
         raise config.error("num_attention_heads", heads, f"at most {hidden_size}, which is hidden_size")
     return hidden_size // heads
@@ -44,14 +44,14 @@ def _read_glm4v_text(config: Config) -> Table:
 
 def _read_glm_ocr_text(config: Config) -> Table:
     uncounted_prediction(config)
-    return _dense_decoder(config, attention(config, head_dim=config.optional_size("head_dim") or _head_dim(config)))
+    return _dense_decoder(config, attention(config, head_dim=config.optional_integer("head_dim") or _head_dim(config)))
 
 
 def _read_glm4v_moe_text(config: Config) -> Table:
     config.require("use_qk_norm", None, False)
-    head = config.optional_size("head_dim") or _head_dim(config)
+    head = config.optional_integer("head_dim") or _head_dim(config)
     mixer = attention(config, position=rope(config, 0.5), head_dim=head, **biases(config.flag("attention_bias"), *QKV))
-    layer_kinds = dense_or_moe_kinds(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID), layer_kinds)
 
 

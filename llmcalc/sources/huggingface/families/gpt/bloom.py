@@ -26,20 +26,20 @@ def _read_bloom(config: Config) -> Table:
     mixer = full_width_heads(
         config, position={"type": "alibi"}, fused_qkv=True, names_scores=True, **biases(True, *QKVO)
     )
-    block = layer_table(mixer, mlp(4 * config.size("hidden_size"), "gelu_tanh"), norm)
+    block = layer_table(mixer, mlp(4 * config.integer("hidden_size"), "gelu_tanh"), norm)
     return decoder(config, block, norm, stack={"embedding_norm": norm})
 
 
 def _read_falcon(config: Config) -> Table:
-    norm, heads = layernorm(config.number("layer_norm_epsilon")), config.size("num_attention_heads")
+    norm, heads = layernorm(config.number("layer_norm_epsilon")), config.integer("num_attention_heads")
     new_architecture = _nullable_flag(config, "new_decoder_architecture")
     is_parallel = _nullable_flag(config, "parallel_attn")
-    norm_count = config.optional_size("num_ln_in_parallel_attn")
+    norm_count = config.optional_integer("num_ln_in_parallel_attn")
     if new_architecture and not is_parallel:
         raise config.error("parallel_attn", is_parallel, "true with new_decoder_architecture")
     if is_parallel and not new_architecture and norm_count == 2:
         raise config.error("num_ln_in_parallel_attn", norm_count, "1 or nothing without new_decoder_architecture")
-    kv_heads = config.optional_size("num_kv_heads") or heads
+    kv_heads = config.optional_integer("num_kv_heads") or heads
     if not new_architecture:
         kv_heads = 1 if _nullable_flag(config, "multi_query") else heads
     has_alibi = _nullable_flag(config, "alibi")
@@ -82,7 +82,7 @@ def _read_mpt(config: Config) -> Table:
     if isinstance(ffn, dict) and ffn.get("ffn_type", "mptmlp") != "mptmlp":
         raise config.error("ffn_config", ffn, "a table whose ffn_type is 'mptmlp'")
     mixer = full_width_heads(config, position={"type": "alibi"}, fused_qkv=True)
-    block = layer_table(mixer, mlp(4 * config.size("hidden_size"), "gelu", bias=False), norm)
+    block = layer_table(mixer, mlp(4 * config.integer("hidden_size"), "gelu", bias=False), norm)
     return decoder(config, block, norm)
 
 

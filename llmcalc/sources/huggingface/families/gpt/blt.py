@@ -18,31 +18,33 @@ def _read_blt(config: Config) -> Table:
         for section_name, defaults in SECTIONS.items()
         if section_name != "patcher"
     )
-    hidden, vectors_per_patch = local_encoder.size("hidden_size"), config.size("cross_attn_k")
+    hidden, vectors_per_patch = local_encoder.integer("hidden_size"), config.integer("cross_attn_k")
     for stack_config, field, expected_value in (
         (local_decoder, "hidden_size", hidden),
-        (local_decoder, "hidden_size_global", global_config.size("hidden_size")),
+        (local_decoder, "hidden_size_global", global_config.integer("hidden_size")),
         (local_decoder, "cross_attn_k", vectors_per_patch),
         (local_encoder, "cross_attn_k", vectors_per_patch),
     ):
-        if stack_config.size(field) != expected_value:
-            raise stack_config.error(field, stack_config.size(field), f"{expected_value}, as the parts around it have")
-    if local_encoder.flag("cross_attn_all_layers") and local_encoder.size("num_hidden_layers") > 1:
+        if stack_config.integer(field) != expected_value:
+            raise stack_config.error(
+                field, stack_config.integer(field), f"{expected_value}, as the parts around it have"
+            )
+    if local_encoder.flag("cross_attn_all_layers") and local_encoder.integer("num_hidden_layers") > 1:
         raise local_encoder.error("cross_attn_all_layers", True, "false: of its layers the last one alone counts")
-    window = config.optional_size("local_attention_window_len")
+    window = config.optional_integer("local_attention_window_len")
     window_field = {} if window is None else {"sliding_window": window}
     is_by_entropy = config.text("patching_mode") == "entropy" and config.flag("patch_in_forward")
-    if is_by_entropy and config.optional_size("max_patch_length") is not None:
+    if is_by_entropy and config.optional_integer("max_patch_length") is not None:
         raise config.error("max_patch_length", config.get("max_patch_length"), "null: it splits patches by the text")
     residual_streams: Table = {
         "type": "byte_patches",
-        "patch_size": config.size("patch_size") if is_by_entropy else 1,
+        "patch_size": config.integer("patch_size") if is_by_entropy else 1,
         "local_size": hidden,
         "vectors": vectors_per_patch,
-        "projected": vectors_per_patch * hidden != global_config.size("hidden_size"),
-        "hash_tables": len(config.sizes("encoder_hash_byte_group_size"))
-        * config.size("encoder_hash_byte_group_nb_functions"),
-        "hash_vocab_size": config.size("encoder_hash_byte_group_vocab"),
+        "projected": vectors_per_patch * hidden != global_config.integer("hidden_size"),
+        "hash_tables": len(config.integers("encoder_hash_byte_group_size"))
+        * config.integer("encoder_hash_byte_group_nb_functions"),
+        "hash_vocab_size": config.integer("encoder_hash_byte_group_vocab"),
         "encoder": _llama_layers(local_encoder, window_field),
         "reads": _cross_attention(local_encoder),
         "decoder": _llama_layers(local_decoder, window_field),
@@ -52,15 +54,15 @@ def _read_blt(config: Config) -> Table:
     }
     if config.flag("patch_in_forward"):
         patcher_config = config.section("patcher_config", SECTIONS["patcher"])
-        patcher_window, vocab = patcher_config.optional_size("sliding_window"), config.size("vocab_size")
-        if patcher_config.size("vocab_size") < vocab:
+        patcher_window, vocab = patcher_config.optional_integer("sliding_window"), config.integer("vocab_size")
+        if patcher_config.integer("vocab_size") < vocab:
             raise patcher_config.error(
-                "vocab_size", patcher_config.size("vocab_size"), f"at least {vocab}, the model's vocabulary"
+                "vocab_size", patcher_config.integer("vocab_size"), f"at least {vocab}, the model's vocabulary"
             )
         residual_streams["patcher"] = {
             **_llama_layers(patcher_config, {} if patcher_window is None else {"sliding_window": patcher_window}),
-            "vocab_size": patcher_config.size("vocab_size"),
-            "hidden_size": patcher_config.size("hidden_size"),
+            "vocab_size": patcher_config.integer("vocab_size"),
+            "hidden_size": patcher_config.integer("hidden_size"),
             "norm": rmsnorm(patcher_config.number("rms_norm_eps")),
         }
         residual_streams["patcher_runs"] = is_by_entropy
@@ -75,29 +77,29 @@ def _read_blt(config: Config) -> Table:
     layers = _llama_layers(global_config)
     for stack_config in (global_config, local_encoder, local_decoder):
         stack_config.finish(frozenset(stack_config.defaults) | DERIVED, config)
-    embedding_fields: Table = {} if hidden == global_config.size("hidden_size") else {"embedding_size": hidden}
+    embedding_fields: Table = {} if hidden == global_config.integer("hidden_size") else {"embedding_size": hidden}
     stack = {**layers, "streams": residual_streams, **({"input_size": hidden} if embedding_fields else {})}
     block = stack.pop("block")
-    sized_stack = config.with_fields(hidden_size=global_config.size("hidden_size"))
+    sized_stack = config.with_fields(hidden_size=global_config.integer("hidden_size"))
     model_fields = decoder(sized_stack, block, None, stack=stack, **embedding_fields)
-    return {**model_fields, "max_position_embeddings": local_encoder.size("max_position_embeddings")}
+    return {**model_fields, "max_position_embeddings": local_encoder.integer("max_position_embeddings")}
 
 
 def _check_vocabulary(config: Config, local_encoder: Config) -> None:
     """Raises `InputError` if embedding and head have different vocabularies."""
-    local_vocab, vocab = local_encoder.size("vocab_size"), config.size("vocab_size")
+    local_vocab, vocab = local_encoder.integer("vocab_size"), config.integer("vocab_size")
     if local_vocab != vocab:
         raise local_encoder.error("vocab_size", local_vocab, f"{vocab}, the vocabulary of the head")
 
 
 def _llama_layers(config: Config, attention_fields: Table | None = None) -> Table:
     """Returns layers of Llama's kind. attention_fields: further fields of their attention."""
-    heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
+    heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
     config.quotient("num_attention_heads", hidden, heads)
     config.require("dropout", 0, 0.0, None)
-    ffn = glu(config, ffn_width=config.optional_size("intermediate_size") or int(8 * hidden / 3))
+    ffn = glu(config, ffn_width=config.optional_integer("intermediate_size") or int(8 * hidden / 3))
     block = layer_table(attention(config, **(attention_fields or {})), ffn, rmsnorm(config.number("rms_norm_eps")))
-    return {"num_hidden_layers": config.size("num_hidden_layers"), "block": block}
+    return {"num_hidden_layers": config.integer("num_hidden_layers"), "block": block}
 
 
 def _cross_attention(config: Config) -> Table:

@@ -21,31 +21,31 @@ MOST_SEGMENTS = 2**20
 
 def _read_cpmant(config: Config) -> Table:
     norm = rmsnorm(config.number("eps"))
-    heads = config.size("num_attention_heads")
-    segment_type_count = config.size("segment_types")
+    heads = config.integer("num_attention_heads")
+    segment_type_count = config.integer("segment_types")
     if segment_type_count > MOST_SEGMENTS:
         raise config.error(
             "segment_types", segment_type_count, f"at most {MOST_SEGMENTS}, as its table has a row for each pair"
         )
-    prompt_count = config.size("prompt_types")
+    prompt_count = config.integer("prompt_types")
     if prompt_count < FEWEST_PROMPTS:
         raise config.error("prompt_types", prompt_count, f"at least {FEWEST_PROMPTS}: the class reads the third prompt")
     block = layer_table(
-        {"num_attention_heads": heads, "head_dim": config.size("dim_head"), "whole_pass": True},
-        {"intermediate_size": config.size("dim_ff"), "hidden_act": "gelu", "gated": True},
+        {"num_attention_heads": heads, "head_dim": config.integer("dim_head"), "whole_pass": True},
+        {"intermediate_size": config.integer("dim_ff"), "hidden_act": "gelu", "gated": True},
         norm,
     )
     stack = {
         "streams": {
             "type": "prompt_tokens",
             "prompt_types": prompt_count,
-            "prompt_length": config.size("prompt_length"),
+            "prompt_length": config.integer("prompt_length"),
         },
         "token_types": {"type_vocab_size": segment_type_count},
         "relative_bias": {
             "num_attention_heads": heads,
-            "relative_attention_num_buckets": config.size("position_bias_num_buckets"),
-            "relative_attention_max_distance": config.size("position_bias_max_distance"),
+            "relative_attention_num_buckets": config.integer("position_bias_num_buckets"),
+            "relative_attention_max_distance": config.integer("position_bias_max_distance"),
             "other_buckets": [segment_type_count**2],
         },
     }

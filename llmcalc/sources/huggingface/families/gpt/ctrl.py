@@ -13,7 +13,7 @@ from .gpt import ALIASES, full_width_heads
 
 def _read_ctrl(config: Config) -> Table:
     norm = layernorm(1e-6)
-    block = layer_table(full_width_heads(config, **biases(True, *QKVO)), mlp(config.size("dff"), "relu"), norm)
+    block = layer_table(full_width_heads(config, **biases(True, *QKVO)), mlp(config.integer("dff"), "relu"), norm)
     return decoder(
         config,
         block,

@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 def full_width_heads(config: Config, **attention_fields: Any) -> Table:
     """Returns multi-head attention whose heads together are as wide as the model."""
-    heads = config.size("num_attention_heads")
-    config.quotient("num_attention_heads", config.size("hidden_size"), heads)
+    heads = config.integer("num_attention_heads")
+    config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
     return {"num_attention_heads": heads, **attention_fields}
 
 
 def plain_ffn(config: Config, width_field: str, activation: str, bias: bool = True) -> Table:
     """Returns a non-gated FFN, by default four times as wide as hidden_size. width_field: config field of the width."""
     return mlp(
-        config.optional_size(width_field) or 4 * config.size("hidden_size"),
+        config.optional_integer(width_field) or 4 * config.integer("hidden_size"),
         config.choice(ACTIVATIONS, activation),
         bias,
     )
@@ -107,8 +107,8 @@ def _read_gpt_bigcode(config: Config) -> Table:
 def _read_gpt_neo(config: Config) -> Table:
     attention_types, depth, window = (
         config.get("attention_types"),
-        config.size("num_hidden_layers"),
-        config.size("window_size"),
+        config.integer("num_hidden_layers"),
+        config.integer("window_size"),
     )
     attention_types = [[["global", "local"], 12]] if attention_types is None else attention_types
     layer_tables: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
@@ -132,7 +132,7 @@ def _read_gpt_neo(config: Config) -> Table:
 def _read_openai_gpt(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
     ffn = mlp(
-        4 * config.size("hidden_size"),
+        4 * config.integer("hidden_size"),
         config.choice({"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
     )
     block = layer_table(full_width_heads(config, float32_softmax=False, **biases(True, *QKVO)), ffn, norm, "post")
@@ -140,7 +140,7 @@ def _read_openai_gpt(config: Config) -> Table:
 
 
 def _read_gptj(config: Config) -> Table:
-    rotary_dim = config.optional_size("rotary_dim")
+    rotary_dim = config.optional_integer("rotary_dim")
     position = {"type": "rope", **({} if rotary_dim is None else {"rotary_dim": rotary_dim})}
     return _gpt(
         config,
@@ -164,8 +164,8 @@ def _read_gpt_neox(config: Config) -> Table:
 def _read_gpt_neox_japanese(config: Config) -> Table:
     """Reads GPT-NeoX Japanese: no biases, except in the last layer's attention output projection."""
     norm = layernorm(config.number("layer_norm_eps"))
-    depth = config.size("num_hidden_layers")
-    ffn_width = config.size("intermediate_multiple_size") * config.size("hidden_size")
+    depth = config.integer("num_hidden_layers")
+    ffn_width = config.integer("intermediate_multiple_size") * config.integer("hidden_size")
     ffn = mlp(ffn_width, config.choice(ACTIVATIONS, "hidden_act"), bias=False)
     block = layer_table(
         full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")), ffn, norm

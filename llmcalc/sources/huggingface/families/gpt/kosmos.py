@@ -16,9 +16,9 @@ from ...parts import ACTIVATIONS, QKVO, Table, biases, decoder, layer_table, lay
 
 
 def _kosmos_decoder(config: Config, stack: Table, **attention_fields: Any) -> Table:
-    norm, heads = layernorm(config.number("layer_norm_eps")), config.size("num_attention_heads")
-    config.quotient("attention_heads", config.size("hidden_size"), heads)
-    ffn = mlp(config.size("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
+    norm, heads = layernorm(config.number("layer_norm_eps")), config.integer("num_attention_heads")
+    config.quotient("attention_heads", config.integer("hidden_size"), heads)
+    ffn = mlp(config.integer("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
     block = layer_table(
         {"num_attention_heads": heads, **biases(True, *QKVO), **attention_fields}, {**ffn, "sub_norm": norm}, norm
     )

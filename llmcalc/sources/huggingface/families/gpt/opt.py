@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def _read_opt(config: Config) -> Table:
-    bias, pre_norm, hidden = config.flag("enable_bias"), config.flag("do_layer_norm_before"), config.size("hidden_size")
+    bias, pre_norm, hidden = (
+        config.flag("enable_bias"),
+        config.flag("do_layer_norm_before"),
+        config.integer("hidden_size"),
+    )
     norm = layernorm(weight=config.flag("layer_norm_elementwise_affine"))
     block = layer_table(
         full_width_heads(config, **biases(bias, *QKVO)),
@@ -26,7 +30,7 @@ def _read_opt(config: Config) -> Table:
         norm,
         "pre" if pre_norm else "post",
     )
-    embedding_width = config.optional_size("word_embed_proj_dim") or hidden
+    embedding_width = config.optional_integer("word_embed_proj_dim") or hidden
     final_norm = norm if pre_norm and not config.flag("_remove_final_layer_norm") else None
     embedding_fields: Table = {} if embedding_width == hidden else {"embedding_size": embedding_width}
     return decoder(config, block, final_norm, stack={"position": learned_positions(config, 2)}, **embedding_fields)

@@ -62,7 +62,7 @@ def _read_stablelm(config: Config) -> Table:
 
 def _read_starcoder2(config: Config) -> Table:
     norm, bias = layernorm(config.number("norm_epsilon")), config.flag("use_bias")
-    mixer = attention(config, sliding_window=config.optional_size("sliding_window"), **biases(bias, *QKVO))
+    mixer = attention(config, sliding_window=config.optional_integer("sliding_window"), **biases(bias, *QKVO))
     return decoder(config, layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act", bias), norm), norm)
 
 

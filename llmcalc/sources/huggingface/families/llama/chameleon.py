@@ -13,7 +13,7 @@ from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, 
 
 
 def _read_chameleon(config: Config) -> Table:
-    config.quotient("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
+    config.quotient("num_attention_heads", config.integer("hidden_size"), config.integer("num_attention_heads"))
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
         config,

@@ -65,10 +65,10 @@ def _read_cohere(config: Config) -> Table:
 def _read_cohere2(config: Config) -> Table:
     config.require("use_qk_norm", None, False)
     layer_kinds = kinds_with_nth_full(
-        config.size("num_hidden_layers"), config.optional_size("sliding_window_pattern") or 4
+        config.integer("num_hidden_layers"), config.optional_integer("sliding_window_pattern") or 4
     )
     mixer = attention(config, **_attention_biases(config))
-    if config.optional_size("sliding_window") is None:
+    if config.optional_integer("sliding_window") is None:
         del mixer["position"]
     return _parallel_decoder(
         config,
@@ -81,12 +81,12 @@ def _read_cohere2(config: Config) -> Table:
 
 def _read_cohere2_moe(config: Config) -> Table:
     config.require("use_qk_norm", None, False)
-    depth, dense_layers = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
+    depth, dense_layers = config.integer("num_hidden_layers"), config.count("first_k_dense_replace")
     if dense_layers > depth:
         raise config.error("first_k_dense_replace", dense_layers, f"at most num_hidden_layers ({depth})")
-    dense_period = config.size("prefix_dense_sliding_window_pattern")
-    full_attention_period = config.optional_size("sliding_window_pattern") or 4
-    window = config.optional_size("sliding_window")
+    dense_period = config.integer("prefix_dense_sliding_window_pattern")
+    full_attention_period = config.optional_integer("sliding_window_pattern") or 4
+    window = config.optional_integer("sliding_window")
     default_kinds = [
         *kinds_with_nth_full(dense_layers, dense_period),
         *kinds_with_nth_full(depth - dense_layers, full_attention_period),
@@ -100,13 +100,15 @@ def _read_cohere2_moe(config: Config) -> Table:
     )
     shared_expert_count = config.count("num_shared_experts")
     experts = moe(
-        config.size("num_experts"),
-        config.size("num_experts_per_tok"),
+        config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
         glu(config),
-        glu(config, ffn_width=shared_expert_count * config.size("intermediate_size")) if shared_expert_count else None,
+        glu(config, ffn_width=shared_expert_count * config.integer("intermediate_size"))
+        if shared_expert_count
+        else None,
         router={"scoring_func": config.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "expert_selection_fn")},
     )
-    dense_ffn = {"type": "mlp", **glu(config, ffn_width=config.optional_size("prefix_dense_intermediate_size"))}
+    dense_ffn = {"type": "mlp", **glu(config, ffn_width=config.optional_integer("prefix_dense_intermediate_size"))}
     layer_variants: Table = {}
     for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, ffn_kinds, strict=True)):
         window_fields: Table = {} if attention_kind == "full" or window is None else {"sliding_window": window}
@@ -136,8 +138,8 @@ def _read_cohere_compass(config: Config) -> Table:
     """Reads Cohere Compass: `rope_parameters` has a table per kind of layer, or null for no positions."""
     rope_parameters = config.data.get("rope_parameters")
     rope_tables = rope_parameters if isinstance(rope_parameters, dict) else {}
-    window = config.optional_size("sliding_window")
-    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * config.size("num_hidden_layers"))
+    window = config.optional_integer("sliding_window")
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * config.integer("num_hidden_layers"))
     layer_tables: Table = {"full": {}, "sliding": {"sliding_window": window}}
     for field, layer_kind in FULL_OR_SLIDING.items():
         layer_tables[layer_kind]["position"] = (

@@ -12,7 +12,7 @@ from ...parts import ACTIVATIONS, QKVO, Table, attention, biases, decoder, layer
 
 def _read_cosmos3_edge_text(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
+    ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     return decoder(config, layer_table(mixer, ffn, norm), norm)
 

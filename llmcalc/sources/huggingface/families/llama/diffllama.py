@@ -12,11 +12,11 @@ from .llama import llama_decoder
 
 
 def _read_diffllama(config: Config) -> Table:
-    heads, eps = config.size("num_attention_heads"), config.number("rms_norm_eps")
-    head_dim = config.optional_size("head_dim") or config.quotient(
-        "num_attention_heads", config.size("hidden_size"), heads
+    heads, eps = config.integer("num_attention_heads"), config.number("rms_norm_eps")
+    head_dim = config.optional_integer("head_dim") or config.quotient(
+        "num_attention_heads", config.integer("hidden_size"), heads
     )
-    kv_heads = config.optional_size("num_key_value_heads") or heads
+    kv_heads = config.optional_integer("num_key_value_heads") or heads
     head_fields = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     return llama_decoder(
         config,

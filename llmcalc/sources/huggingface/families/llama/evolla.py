@@ -26,9 +26,9 @@ from ...parts import (
 def _read_evolla(config: Config) -> Table:
     config.fields_read.add("tie_word_embeddings")  # the class ties nothing
     norm = rmsnorm(config.number("rms_norm_eps"))
-    hidden_size = config.size("hidden_size")
-    depth = config.size("num_hidden_layers")
-    heads = config.size("num_attention_heads")
+    hidden_size = config.integer("hidden_size")
+    depth = config.integer("num_hidden_layers")
+    heads = config.integer("num_attention_heads")
     config.quotient("num_attention_heads", hidden_size, heads)
     block = layer_table(
         attention(config, **biases(config.flag("attention_bias"), *QKVO)), glu(config, config.flag("mlp_bias")), norm
@@ -40,12 +40,12 @@ def _read_evolla(config: Config) -> Table:
     }
     adapter = {
         "attention": cross_attention,
-        "feed_forward": mlp(config.size("aligner_ffn_mult") * hidden_size, "gelu", bias=False),
+        "feed_forward": mlp(config.integer("aligner_ffn_mult") * hidden_size, "gelu", bias=False),
         "norm": norm,
         "feed_forward_norm": layernorm(),
     }
     config.notes.append(IDLE_CROSS_ATTENTION)
-    adapter_interval = max(depth // config.size("aligner_num_add_layers"), 1)
+    adapter_interval = max(depth // config.integer("aligner_num_add_layers"), 1)
     adapted_layer = {"type": "adapted", "adapter": {"type": "gated_cross", **adapter}}
     stack: Table = {"variants": {"adapted": adapted_layer}, "pattern": [*["block"] * (adapter_interval - 1), "adapted"]}
     return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}

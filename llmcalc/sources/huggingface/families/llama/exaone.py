@@ -30,12 +30,12 @@ PATTERN_LETTERS = {"L": "sliding", "G": "full"}
 
 def _attention_kinds(config: Config) -> list[str]:
     """Returns the default kind of each layer, `full` or `sliding`, if the config does not list them."""
-    depth, kind_pattern = config.size("num_hidden_layers"), config.get("sliding_window_pattern")
-    if config.optional_size("sliding_window") is None or kind_pattern in (None, 0):
+    depth, kind_pattern = config.integer("num_hidden_layers"), config.get("sliding_window_pattern")
+    if config.optional_integer("sliding_window") is None or kind_pattern in (None, 0):
         return ["full"] * depth
     if isinstance(kind_pattern, str) and kind_pattern and set(kind_pattern) <= set(PATTERN_LETTERS):
         return [PATTERN_LETTERS[kind_pattern[layer % len(kind_pattern)]] for layer in range(depth)]
-    full_period = config.size("sliding_window_pattern")
+    full_period = config.integer("sliding_window_pattern")
     return ["sliding" if (layer + 1) % full_period else "full" for layer in range(depth)]
 
 
@@ -51,8 +51,8 @@ def _read_exaone4(config: Config) -> Table:
 def _read_exaone_moe(config: Config) -> Table:
     uncounted_prediction(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    depth = config.size("num_hidden_layers")
-    window = config.optional_size("sliding_window")
+    depth = config.integer("num_hidden_layers")
+    window = config.optional_integer("sliding_window")
     dense_layers = config.count("first_k_dense_replace")
     ffn_kinds = listed_kinds(
         config,
@@ -65,10 +65,10 @@ def _read_exaone_moe(config: Config) -> Table:
             "is_moe_layer", config.get("is_moe_layer"), "the same layers as mlp_layer_types or first_k_dense_replace"
         )
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, _attention_kinds(config))
-    expert_width, shared_expert_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
+    expert_width, shared_expert_count = config.integer("moe_intermediate_size"), config.count("num_shared_experts")
     experts = moe(
-        config.size("num_experts"),
-        config.size("num_experts_per_tok"),
+        config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
         glu(config, ffn_width=expert_width),
         glu(config, ffn_width=expert_width * shared_expert_count) if shared_expert_count else None,
         router={"score_correction": "buffer", "scoring_func": "sigmoid"},

@@ -55,15 +55,15 @@ def _read_granite(config: Config) -> Table:
 
 def _read_granitemoe(config: Config) -> Table:
     return _decoder_with_attention(
-        config, moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), glu(config))
+        config, moe(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), glu(config))
     )
 
 
 def _shared_experts(config: Config) -> Table:
     shared_width = config.count("shared_intermediate_size")
     return moe(
-        config.size("num_local_experts"),
-        config.size("num_experts_per_tok"),
+        config.integer("num_local_experts"),
+        config.integer("num_experts_per_tok"),
         glu(config),
         glu(config, ffn_width=shared_width) if shared_width else None,
     )
@@ -84,7 +84,7 @@ def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
 
     `layer_rope_theta` is the base of RoPE in each layer; 0 means no positions.
     """
-    depth, window = config.size("num_hidden_layers"), config.size("sliding_window")
+    depth, window = config.integer("num_hidden_layers"), config.integer("sliding_window")
     layer_kinds = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, ["sliding" if layer % 4 else "full" for layer in range(depth)]
     )

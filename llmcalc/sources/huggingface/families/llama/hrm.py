@@ -16,8 +16,8 @@ from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, 
 
 
 def _read_hrm_text(config: Config) -> Table:
-    high_level_cycles, low_level_cycles = config.size("H_cycles"), config.size("L_cycles")
-    depth = config.optional_size("num_layers_per_stack") or config.size("num_hidden_layers")
+    high_level_cycles, low_level_cycles = config.integer("H_cycles"), config.integer("L_cycles")
+    depth = config.optional_integer("num_layers_per_stack") or config.integer("num_hidden_layers")
     if 2 * depth > MOST_KINDS or depth * high_level_cycles * (low_level_cycles + 1) > MOST_LAYERS:
         raise config.error("num_hidden_layers", depth, f"at most {MOST_KINDS // 2} layers of each stack")
     norm, bias = rmsnorm(config.number("rms_norm_eps"), weight=False), config.flag("attention_bias")

@@ -21,22 +21,22 @@ IMAGE_WIDTH = 768
 
 
 def _read_idefics(config: Config) -> Table:
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    image_interval = config.size("cross_layer_interval")
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    image_interval = config.integer("cross_layer_interval")
     config.quotient("cross_layer_interval", depth, image_interval)
     vision_config = Config(config.table("vision_config") if config.has("vision_config") else {}, {}, "idefics_vision")
-    image_width = vision_config.size("embed_dim") if vision_config.has("embed_dim") else IMAGE_WIDTH
+    image_width = vision_config.integer("embed_dim") if vision_config.has("embed_dim") else IMAGE_WIDTH
     block = layer_table(attention(config), glu(config), norm)
     image_layer: Table = {
         "type": "gated_cross_text",
         "attention": {"position": "none", **(qk_norm_fields(norm) if config.flag("qk_layer_norms") else {})},
         "gate_per_feature": config.choice({"vector": True, "float": False}, "alpha_type"),
-        **({} if image_width == config.size("hidden_size") else {"source_size": image_width}),
+        **({} if image_width == config.integer("hidden_size") else {"source_size": image_width}),
     }
     config.notes.append("cross_layer_interval: text alone is counted; its products with images are not counted")
     layer_kinds = (["image"] + ["block"] * image_interval) * (depth // image_interval)
     stack = {"variants": {"image": image_layer}, "num_hidden_layers": len(layer_kinds), **layer_pattern(layer_kinds)}
-    vocab_size = config.size("vocab_size") + config.count("additional_vocab_size")
+    vocab_size = config.integer("vocab_size") + config.count("additional_vocab_size")
     return {**decoder(config, block, norm, stack=stack), "vocab_size": vocab_size}
 
 

@@ -47,9 +47,9 @@ def sliding_variants(config: Config, by_layer: bool = False) -> Table:
     """
     if "sliding_window" not in config.defaults:
         return {}
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     uses_window = config.flag("use_sliding_window") if "use_sliding_window" in config.defaults else True
-    window = config.optional_size("sliding_window") if uses_window else None  # without windows also 0 in some files
+    window = config.optional_integer("sliding_window") if uses_window else None  # without windows also 0 in some files
     first_sliding_layer = config.count("max_window_layers") if "max_window_layers" in config.defaults else 0
     layer_kinds = ["full" if layer < first_sliding_layer else "sliding" for layer in range(depth)]
     if by_layer or "layer_types" in config.defaults:
@@ -93,9 +93,9 @@ def _read_qwen3(config: Config) -> Table:
 
 def _read_cwm(config: Config) -> Table:
     """Reads Code World Model, where every fourth layer from the first has full attention."""
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config), glu(config, config.flag("mlp_bias")), norm)
-    config.size("sliding_window")
+    config.integer("sliding_window")
     return decoder(
         config, block, norm, stack=sliding_stack(config, ["sliding" if layer % 4 else "full" for layer in range(depth)])
     )

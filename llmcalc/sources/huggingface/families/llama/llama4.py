@@ -35,7 +35,7 @@ KINDS = {"chunked_attention": "chunked", "full_attention": "full"}
 
 def _read_llama4_text(config: Config) -> Table:
     """Reads Llama 4's text model: QK-norm has no weights and exists only in layers with RoPE."""
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     rope_fields: Table = {"position": mixer.pop("position")}
     if config.flag("use_qk_norm"):
@@ -46,8 +46,8 @@ def _read_llama4_text(config: Config) -> Table:
     )
     chunk_size = (
         {}
-        if config.optional_size("attention_chunk_size") is None
-        else {"attention_chunk_size": config.size("attention_chunk_size")}
+        if config.optional_integer("attention_chunk_size") is None
+        else {"attention_chunk_size": config.integer("attention_chunk_size")}
     )
     attention_fields: Table = {"chunked": chunk_size, "full": {}, "rope": rope_fields, "nope": {}}
     kinds_of_attention = {
@@ -58,15 +58,15 @@ def _read_llama4_text(config: Config) -> Table:
         for position_kind in ("rope", "nope")
     }
     if config.get("moe_layers") is None:
-        expert_interval = config.size("interleave_moe_layer_step")
+        expert_interval = config.integer("interleave_moe_layer_step")
         expert_layers = {*range(expert_interval - 1, depth, expert_interval)}
     else:
         config.fields_read.add("interleave_moe_layer_step")
-        expert_layers = {*config.sizes("moe_layers")}
+        expert_layers = {*config.integers("moe_layers")}
     experts = (
         moe(
-            config.size("num_local_experts"),
-            config.size("num_experts_per_tok"),
+            config.integer("num_local_experts"),
+            config.integer("num_experts_per_tok"),
             glu(config),
             glu(config),
             router={"scoring_func": "sigmoid"},
@@ -75,7 +75,7 @@ def _read_llama4_text(config: Config) -> Table:
         else {}
     )
     ffn_kinds = ["moe" if layer in expert_layers else "dense" for layer in range(depth)]
-    block = layer_table(mixer, glu(config, ffn_width=config.size("intermediate_size_mlp")), norm)
+    block = layer_table(mixer, glu(config, ffn_width=config.integer("intermediate_size_mlp")), norm)
     layer_kinds = [
         f"{attention_range}_{position_kind}"
         for attention_range, position_kind in zip(attention_kinds, position_kinds, strict=True)
@@ -92,9 +92,9 @@ def _read_llama4_text(config: Config) -> Table:
 
 def _rope_flags(config: Config, depth: int) -> list[int]:
     """Returns 1 for each layer with RoPE and 0 for others; an empty list in the config means the default."""
-    listed_flags, nope_interval = config.get("no_rope_layers"), config.size("no_rope_layer_interval")
+    listed_flags, nope_interval = config.get("no_rope_layers"), config.integer("no_rope_layer_interval")
     rope_flags = (
-        config.sizes("no_rope_layers")
+        config.integers("no_rope_layers")
         if listed_flags
         else [int((layer + 1) % nope_interval != 0) for layer in range(depth)]
     )

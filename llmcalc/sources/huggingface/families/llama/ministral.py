@@ -13,7 +13,7 @@ from ...parts import Table, attention, decoder, glu, layer_table, rmsnorm, slidi
 def _read_ministral(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config), glu(config), norm)
-    return decoder(config, block, norm, stack=sliding_stack(config, ["sliding"] * config.size("num_hidden_layers")))
+    return decoder(config, block, norm, stack=sliding_stack(config, ["sliding"] * config.integer("num_hidden_layers")))
 
 
 FAMILIES = {

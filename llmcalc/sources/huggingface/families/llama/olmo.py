@@ -48,12 +48,15 @@ def _read_olmo2(config: Config) -> Table:
 
 def _read_olmo3(config: Config) -> Table:
     return _decoder_with_qk_norm(
-        config, glu(config), "output", sliding_stack(config, kinds_with_nth_full(config.size("num_hidden_layers"), 4))
+        config,
+        glu(config),
+        "output",
+        sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 4)),
     )
 
 
 def _routed_experts(config: Config) -> Table:
-    return moe(config.size("num_experts", "num_local_experts"), config.size("num_experts_per_tok"), glu(config))
+    return moe(config.integer("num_experts", "num_local_experts"), config.integer("num_experts_per_tok"), glu(config))
 
 
 def _read_olmoe(config: Config) -> Table:

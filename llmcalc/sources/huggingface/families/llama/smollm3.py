@@ -38,12 +38,12 @@ def _pre_norm_decoder(
 
 
 def _read_smollm3(config: Config) -> Table:
-    depth = config.size("num_hidden_layers")
-    window = config.optional_size("sliding_window")
+    depth = config.integer("num_hidden_layers")
+    window = config.optional_integer("sliding_window")
     rope_flags = config.get("no_rope_layers")
-    nope_period = config.size("no_rope_layer_interval")
+    nope_period = config.integer("no_rope_layer_interval")
     has_rope = (
-        config.sizes("no_rope_layers")
+        config.integers("no_rope_layers")
         if rope_flags is not None
         else [int((layer + 1) % nope_period != 0) for layer in range(depth)]
     )
@@ -81,7 +81,7 @@ def _read_arcee(config: Config) -> Table:
     return _pre_norm_decoder(
         config,
         attention(config, **biases(config.flag("attention_bias"), *QKVO)),
-        mlp(config.size("intermediate_size"), activation, config.flag("mlp_bias")),
+        mlp(config.integer("intermediate_size"), activation, config.flag("mlp_bias")),
     )
 
 
@@ -90,14 +90,14 @@ def _read_apertus(config: Config) -> Table:
     mixer = attention(
         config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
     )
-    return _pre_norm_decoder(config, mixer, mlp(config.size("intermediate_size"), activation, bias=False))
+    return _pre_norm_decoder(config, mixer, mlp(config.integer("intermediate_size"), activation, bias=False))
 
 
 def _read_helium(config: Config) -> Table:
     """Reads Helium: the class's output projection is hidden_size × hidden_size, regardless of head_dim."""
     config.require(
         "head_dim",
-        config.quotient("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads")),
+        config.quotient("num_attention_heads", config.integer("hidden_size"), config.integer("num_attention_heads")),
     )
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKV))
     return _pre_norm_decoder(config, mixer, glu(config, config.flag("mlp_bias")), float32_product=True)

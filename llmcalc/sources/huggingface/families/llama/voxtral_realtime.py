@@ -11,7 +11,7 @@ from ...parts import Table, attention, decoder, glu, rmsnorm
 
 
 def _read_voxtral_realtime_text(config: Config) -> Table:
-    norm, window = rmsnorm(config.number("rms_norm_eps")), config.optional_size("sliding_window")
+    norm, window = rmsnorm(config.number("rms_norm_eps")), config.optional_integer("sliding_window")
     block = {
         "type": "conditioned",
         "attention": attention(config, sliding_window=window),

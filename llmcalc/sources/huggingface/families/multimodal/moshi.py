@@ -23,24 +23,24 @@ def _read_moshi(config: Config) -> Table:
 def _read_kyutai_speech_to_text(config: Config) -> Table:
     """Reads Kyutai's decoder, whose embedding table has text tokens, all codebooks' tokens, and a padding token."""
     config.require("tie_word_embeddings", False)
-    codebook_count = config.size("num_codebooks")
+    codebook_count = config.integer("num_codebooks")
     config.notes.append(
         f"num_codebooks: the embeddings of {codebook_count} tokens of audio at each position are not counted in memory "
         "before their sum"
     )
     return {
         **_sliding_decoder(config),
-        "additional_vocab_size": codebook_count * config.size("codebook_vocab_size") + 1,
+        "additional_vocab_size": codebook_count * config.integer("codebook_vocab_size") + 1,
     }
 
 
 def _sliding_decoder(config: Config) -> Table:
     """Returns the decoder: Llama's layers with a sliding window; half of `ffn_dim` is the FFN's gate."""
-    norm, ffn_width = float32_rmsnorm(config.number("rms_norm_eps")), config.size("ffn_dim")
-    config.quotient("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
+    norm, ffn_width = float32_rmsnorm(config.number("rms_norm_eps")), config.integer("ffn_dim")
+    config.quotient("num_attention_heads", config.integer("hidden_size"), config.integer("num_attention_heads"))
     if ffn_width % 2:
         raise config.error("ffn_dim", ffn_width, "an even number")
-    window = config.optional_size("sliding_window")
+    window = config.optional_integer("sliding_window")
     block = layer_table(
         attention(config, sliding_window=window),
         {"intermediate_size": ffn_width // 2, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "gated": True},

@@ -44,7 +44,11 @@ MOST_TABLES, LARGEST_TABLE = 256, 2**32
 
 
 def _read_qwen4(config: Config) -> Table:
-    depth, stream_count, rank = config.size("num_hidden_layers"), config.size("hc_count"), config.size("hc_lowrank")
+    depth, stream_count, rank = (
+        config.integer("num_hidden_layers"),
+        config.integer("hc_count"),
+        config.integer("hc_lowrank"),
+    )
     norm, has_bias = offset_rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     full_attention: Table = {
         "type": "attention",
@@ -58,10 +62,10 @@ def _read_qwen4(config: Config) -> Table:
         ),
     }
     experts = moe(
-        config.size("num_experts"),
-        config.size("num_experts_per_tok"),
-        glu(config, ffn_width=config.size("moe_intermediate_size")),
-        glu(config, ffn_width=config.size("shared_expert_intermediate_size")),
+        config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
+        glu(config, ffn_width=config.integer("moe_intermediate_size")),
+        glu(config, ffn_width=config.integer("shared_expert_intermediate_size")),
         shared_expert_gate=True,
     )
     block: Table = {
@@ -73,7 +77,7 @@ def _read_qwen4(config: Config) -> Table:
         "hc_mult": stream_count,
         "hc_lowrank": rank,
     }
-    full_period = config.size("full_attention_interval")
+    full_period = config.integer("full_attention_interval")
     layer_kinds = listed_kinds(
         config, "layer_types", KINDS, ["full" if (layer + 1) % full_period == 0 else "linear" for layer in range(depth)]
     )
@@ -97,13 +101,13 @@ def _read_qwen4(config: Config) -> Table:
 def _indexer(config: Config, norm: Table) -> Table:
     """Returns the indexer, which every layer with attention has."""
     config.require("indexer_kv_heads", 1)
-    token_budget, compression_ratio = config.size("indexer_budget"), config.size("indexer_compress_ratio")
+    token_budget, compression_ratio = config.integer("indexer_budget"), config.integer("indexer_compress_ratio")
     if token_budget % compression_ratio:
         raise config.error("indexer_budget", token_budget, f"a multiple of indexer_compress_ratio {compression_ratio}")
     return {
         "type": "mean_indexer",
-        "index_n_heads": config.size("indexer_n_heads"),
-        "index_head_dim": config.size("indexer_head_dim"),
+        "index_n_heads": config.integer("indexer_n_heads"),
+        "index_head_dim": config.integer("indexer_head_dim"),
         "index_block_size": compression_ratio,
         "index_topk_blocks": token_budget // compression_ratio,
         "norm": norm,
@@ -113,17 +117,20 @@ def _indexer(config: Config, norm: Table) -> Table:
 def _ngram_inputs(config: Config, norm: Table, stream_count: int) -> dict[int, Table]:
     """Returns the n-gram embeddings by layer number, counted from 1."""
     listed_layers = config.get("ple_layer_ids")
-    layer_numbers = [] if listed_layers is None else sorted({*config.sizes("ple_layer_ids")})
-    longest_ngram, heads_per_ngram = config.size("ngram_size"), config.size("heads_per_ngram")
+    layer_numbers = [] if listed_layers is None else sorted({*config.integers("ple_layer_ids")})
+    longest_ngram, heads_per_ngram = config.integer("ngram_size"), config.integer("heads_per_ngram")
     ngram_width, heads = (
-        config.optional_size("ple_embed_dim") or config.size("hidden_size"),
+        config.optional_integer("ple_embed_dim") or config.integer("hidden_size"),
         (longest_ngram - 1) * heads_per_ngram,
     )
-    least_prime, row_divisor = config.size("ngram_vocab_size_base"), config.size("make_ngram_vocab_size_divisible_by")
-    kernel_size = config.size("ple_conv_kernel_size")
+    least_prime, row_divisor = (
+        config.integer("ngram_vocab_size_base"),
+        config.integer("make_ngram_vocab_size_divisible_by"),
+    )
+    kernel_size = config.integer("ple_conv_kernel_size")
     if not layer_numbers:
         return {}
-    if layer_numbers[-1] > config.size("num_hidden_layers"):
+    if layer_numbers[-1] > config.integer("num_hidden_layers"):
         raise config.error("ple_layer_ids", layer_numbers, "numbers of layers, from 1 to num_hidden_layers")
     if heads < 1 or ngram_width % heads:
         raise config.error("ple_embed_dim", ngram_width, f"a multiple of (ngram_size - 1) · heads_per_ngram = {heads}")

@@ -51,7 +51,7 @@ def gated_delta_net(config: Config, **mixer_fields: Any) -> Table:
     )
     return {
         "type": "gated_delta_net",
-        **{field_name: config.size(field_name) for field_name in size_fields if field_name not in mixer_fields},
+        **{field_name: config.integer(field_name) for field_name in size_fields if field_name not in mixer_fields},
         "norm_eps": config.number("rms_norm_eps"),
         **mixer_fields,
     }
@@ -63,7 +63,7 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
     expert_flags: whether each layer has experts.
     """
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     has_bias = config.flag("attention_bias")
     full_attention = attention(
         config,
@@ -77,11 +77,11 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
     if not all(expert_flags):
         ffns_by_kind[""] = {"type": "mlp", **glu(config)}
     if any(expert_flags):
-        shared_expert = glu(config, ffn_width=config.size("shared_expert_intermediate_size"))
-        expert = glu(config, ffn_width=config.size("moe_intermediate_size"))
+        shared_expert = glu(config, ffn_width=config.integer("shared_expert_intermediate_size"))
+        expert = glu(config, ffn_width=config.integer("moe_intermediate_size"))
         ffns_by_kind["_moe"] = moe(
-            config.size("num_experts"),
-            config.size("num_experts_per_tok"),
+            config.integer("num_experts"),
+            config.integer("num_experts_per_tok"),
             expert,
             shared_expert,
             shared_expert_gate=True,
@@ -91,7 +91,7 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
         for mixer in mixers
         for ffn_kind in ffns_by_kind
     }
-    attention_period = config.size("full_attention_interval")
+    attention_period = config.integer("full_attention_interval")
     default_kinds = ["linear" if (layer + 1) % attention_period else "full" for layer in range(depth)]
     mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
     layer_kinds = [
@@ -117,24 +117,24 @@ def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
 
 
 def _read_qwen3_next(config: Config) -> Table:
-    dense_indices, expert_interval = config.get("mlp_only_layers"), config.size("decoder_sparse_step")
-    dense_layers = set() if dense_indices is None else set(config.sizes("mlp_only_layers"))
+    dense_indices, expert_interval = config.get("mlp_only_layers"), config.integer("decoder_sparse_step")
+    dense_layers = set() if dense_indices is None else set(config.integers("mlp_only_layers"))
     experts = config.count("num_experts") > 0
     return _qwen_decoder(
         config,
         [
             experts and layer not in dense_layers and (layer + 1) % expert_interval == 0
-            for layer in range(config.size("num_hidden_layers"))
+            for layer in range(config.integer("num_hidden_layers"))
         ],
     )
 
 
 def _read_qwen3_5(config: Config) -> Table:
-    return _qwen_decoder(config, [False] * config.size("num_hidden_layers"))
+    return _qwen_decoder(config, [False] * config.integer("num_hidden_layers"))
 
 
 def _read_qwen3_5_moe(config: Config) -> Table:
-    return _qwen_decoder(config, [True] * config.size("num_hidden_layers"))
+    return _qwen_decoder(config, [True] * config.integer("num_hidden_layers"))
 
 
 OUTSIDE = {
@@ -154,7 +154,9 @@ def linear_attention_config(config: Config, field_defaults: Table | None = None)
     stated_config = config.table("linear_attn_config") if config.has("linear_attn_config") else {}
     config.fields_read.update(OUTSIDE.values())
     outer_fields = {
-        linear_field: config.size(field) for linear_field, field in OUTSIDE.items() if linear_field not in stated_config
+        linear_field: config.integer(field)
+        for linear_field, field in OUTSIDE.items()
+        if linear_field not in stated_config
     }
     field_path_prefix = f"{config.location}linear_attn_config."
     return Config(
@@ -169,7 +171,7 @@ def _read_kimi_linear(config: Config) -> Table:
         config,
         kda(config, linear_config),
         latent_attention(config, mla_use_nope=True),
-        kimi_mixers(config, linear_config, config.size("num_hidden_layers")),
+        kimi_mixers(config, linear_config, config.integer("num_hidden_layers")),
     )
     linear_config.finish(frozenset(), config)
     return {**model_fields, **prediction(config)}
@@ -187,17 +189,17 @@ def read_ling_3(config: Config) -> Table:
     Linear attention has the sizes of the model, unless the config has separate fields for them.
     """
     linear_fields = {
-        "num_heads": config.size("linear_num_heads", "num_attention_heads"),
-        "head_dim": config.size("linear_head_dim", "head_dim"),
-        "short_conv_kernel_size": config.size("linear_conv_kernel_dim", "short_conv_kernel_size"),
+        "num_heads": config.integer("linear_num_heads", "num_attention_heads"),
+        "head_dim": config.integer("linear_head_dim", "head_dim"),
+        "short_conv_kernel_size": config.integer("linear_conv_kernel_dim", "short_conv_kernel_size"),
     }
-    attention_period = config.size("layer_group_size")
+    attention_period = config.integer("layer_group_size")
     lower_bound = (
         {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST)} if config.flag("kda_safe_gate") else {}
     )
     linear_attention = kda(config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound)
     default_kinds = [
-        "linear" if (layer + 1) % attention_period else "full" for layer in range(config.size("num_hidden_layers"))
+        "linear" if (layer + 1) % attention_period else "full" for layer in range(config.integer("num_hidden_layers"))
     ]
     return latent_decoder(
         config,
@@ -214,9 +216,9 @@ def kda(config: Config, linear_fields: Config, **mixer_fields: Any) -> Table:
     """
     return {
         "type": "kimi_delta_attention",
-        "linear_num_heads": linear_fields.size("num_heads"),
-        "linear_head_dim": linear_fields.size("head_dim"),
-        "linear_conv_kernel_dim": linear_fields.size("short_conv_kernel_size"),
+        "linear_num_heads": linear_fields.integer("num_heads"),
+        "linear_head_dim": linear_fields.integer("head_dim"),
+        "linear_conv_kernel_dim": linear_fields.integer("short_conv_kernel_size"),
         "norm_eps": config.number("rms_norm_eps"),
         **mixer_fields,
     }
@@ -227,20 +229,20 @@ def latent_decoder(config: Config, linear_attention: Table, full_attention: Tabl
 
     Its class never ties the head.
     """
-    config.require("num_key_value_heads", None, config.size("num_attention_heads"))
+    config.require("num_key_value_heads", None, config.integer("num_attention_heads"))
     norm = rmsnorm(config.number("rms_norm_eps"))
     block: Table = {"norm": norm, "norm_placement": "pre"}
     mixers = {"linear": {**block, "attention": linear_attention}, "full": {**block, "attention": full_attention}}
-    expert_width, shared_expert_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
+    expert_width, shared_expert_count = config.integer("moe_intermediate_size"), config.count("n_shared_experts")
     shared_expert = glu(config, ffn_width=expert_width * shared_expert_count) if shared_expert_count else None
     experts = moe(
-        config.size("num_local_experts"),
-        config.size("num_experts_per_tok"),
+        config.integer("num_local_experts"),
+        config.integer("num_experts_per_tok"),
         glu(config, ffn_width=expert_width),
         shared_expert,
         **SIGMOID,
     )
-    layer_kinds = dense_or_moe_kinds(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
     ffns_by_kind: Table = {
         "moe": experts,
         **({"dense": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}),
@@ -264,7 +266,7 @@ def kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
     """
     default_kinds = ["full" if layer and layer % 4 == 0 else "linear" for layer in range(depth)]
     if linear_config.has("full_attn_layers") and linear_config.has("kda_layers"):
-        full_layers, linear_layers = linear_config.sizes("full_attn_layers"), linear_config.sizes("kda_layers")
+        full_layers, linear_layers = linear_config.integers("full_attn_layers"), linear_config.integers("kda_layers")
         if sorted({*full_layers, *linear_layers}) != list(range(1, depth + 1)) or set(full_layers) & set(linear_layers):
             raise linear_config.error(
                 "full_attn_layers", full_layers, f"with kda_layers each layer from 1 to {depth} once"
@@ -275,18 +277,18 @@ def kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
 
 def _read_olmo_hybrid(config: Config) -> Table:
     """Reads OLMo Hybrid: full-attention layers have OLMo 3's norms, linear-attention layers pre-norms."""
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    heads = config.size("num_attention_heads")
-    key_heads = config.optional_size("linear_num_key_heads") or heads
-    value_heads = config.optional_size("linear_num_value_heads") or heads
-    key_dim = config.optional_size("linear_key_head_dim") or floor(config.size("hidden_size") * 0.75 / key_heads)
+    heads = config.integer("num_attention_heads")
+    key_heads = config.optional_integer("linear_num_key_heads") or heads
+    value_heads = config.optional_integer("linear_num_value_heads") or heads
+    key_dim = config.optional_integer("linear_key_head_dim") or floor(config.integer("hidden_size") * 0.75 / key_heads)
     linear_attention = gated_delta_net(
         config,
         linear_num_key_heads=key_heads,
         linear_num_value_heads=value_heads,
         linear_key_head_dim=key_dim,
-        linear_value_head_dim=config.optional_size("linear_value_head_dim") or 2 * key_dim,
+        linear_value_head_dim=config.optional_integer("linear_value_head_dim") or 2 * key_dim,
         linear_allow_neg_eigval=config.flag("linear_allow_neg_eigval"),
     )
     full_attention = attention(

@@ -65,20 +65,20 @@ def dense_ffn(config: Config, bias: bool = False, ffn_width: int | None = None) 
 
 def mamba2(config: Config, channels: int, **mixer_fields: Any) -> Table:
     """Returns a Mamba-2 mixer of `channels` channels, from the config fields of Bamba and later models."""
-    heads, norm = config.size("mamba_n_heads"), rmsnorm(config.number("rms_norm_eps"))
+    heads, norm = config.integer("mamba_n_heads"), rmsnorm(config.number("rms_norm_eps"))
     head_dim = config.quotient("mamba_n_heads", channels, heads)
     if config.get("mamba_d_head") not in ("auto", head_dim):
         raise config.error("mamba_d_head", config.get("mamba_d_head"), f"auto, or {channels} / {heads} = {head_dim}")
     mamba_fields = {
         "num_heads": heads,
         "head_dim": head_dim,
-        "state_size": config.size("mamba_d_state"),
-        "n_groups": config.size("mamba_n_groups"),
+        "state_size": config.integer("mamba_d_state"),
+        "n_groups": config.integer("mamba_n_groups"),
     }
     convolution = {
-        "conv_kernel": config.size("mamba_d_conv"),
+        "conv_kernel": config.integer("mamba_d_conv"),
         "use_conv_bias": config.flag("mamba_conv_bias"),
-        "chunk_size": config.size("mamba_chunk_size"),
+        "chunk_size": config.integer("mamba_chunk_size"),
     }
     has_bias, activation = config.flag("mamba_proj_bias"), config.choice(ACTIVATIONS, "hidden_act")
     return {
@@ -94,26 +94,28 @@ def mamba2(config: Config, channels: int, **mixer_fields: Any) -> Table:
 
 
 def _expanded_width(config: Config) -> int:
-    return config.size("mamba_expand") * config.size("hidden_size")
+    return config.integer("mamba_expand") * config.integer("hidden_size")
 
 
 def _periodic_kinds(config: Config, prefix: str, layer_kind: str, other_kind: str) -> list[str]:
     """Returns the kind of each layer: `layer_kind` in every `period`-th layer from `offset` on, else `other_kind`."""
-    period, offset = config.size(f"{prefix}_layer_period"), config.count(f"{prefix}_layer_offset")
+    period, offset = config.integer(f"{prefix}_layer_period"), config.count(f"{prefix}_layer_offset")
     if offset >= period:
         raise config.error(f"{prefix}_layer_offset", offset, f"less than {prefix}_layer_period = {period}")
-    return [layer_kind if layer % period == offset else other_kind for layer in range(config.size("num_hidden_layers"))]
+    return [
+        layer_kind if layer % period == offset else other_kind for layer in range(config.integer("num_hidden_layers"))
+    ]
 
 
 def _read_jamba(config: Config) -> Table:
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("mamba_proj_bias")
     mamba_fields = {
         "intermediate_size": _expanded_width(config),
-        "state_size": config.size("mamba_d_state"),
+        "state_size": config.integer("mamba_d_state"),
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
     }
     convolution = {
-        "conv_kernel": config.size("mamba_d_conv"),
+        "conv_kernel": config.integer("mamba_d_conv"),
         "use_conv_bias": config.flag("mamba_conv_bias"),
         "use_bias": has_bias,
     }
@@ -124,7 +126,7 @@ def _read_jamba(config: Config) -> Table:
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
         "norm": norm,
     }
-    experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
+    experts, top_k = config.integer("num_experts"), config.integer("num_experts_per_tok")
     ffns_by_kind = {
         "dense": dense_ffn(config),
         "moe": moe(experts, top_k, glu(config)) if experts > 1 else dense_ffn(config),
@@ -145,7 +147,7 @@ def _read_jamba(config: Config) -> Table:
 
 def _read_bamba(config: Config) -> Table:
     ffn = dense_ffn(config, config.flag("mlp_bias"))
-    attention_layers = set() if config.get("attn_layer_indices") is None else set(config.sizes("attn_layer_indices"))
+    attention_layers = set() if config.get("attn_layer_indices") is None else set(config.integers("attn_layer_indices"))
     mixers = {
         "attention": hybrid_attention(
             config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKVO)
@@ -153,7 +155,7 @@ def _read_bamba(config: Config) -> Table:
         "mamba": mamba2(config, _expanded_width(config)),
     }
     layer_kinds = [
-        "attention" if layer in attention_layers else "mamba" for layer in range(config.size("num_hidden_layers"))
+        "attention" if layer in attention_layers else "mamba" for layer in range(config.integer("num_hidden_layers"))
     ]
     return mixed_decoder(
         config, {kind: {"attention": mixer, "feed_forward": ffn} for kind, mixer in mixers.items()}, layer_kinds
@@ -162,15 +164,15 @@ def _read_bamba(config: Config) -> Table:
 
 def _read_granitemoehybrid(config: Config) -> Table:
     experts = config.count("num_local_experts")
-    shared_ffn = glu(config, ffn_width=config.size("shared_intermediate_size"))
-    ffn = moe(experts, config.size("num_experts_per_tok"), glu(config), shared_ffn) if experts else shared_ffn
+    shared_ffn = glu(config, ffn_width=config.integer("shared_intermediate_size"))
+    ffn = moe(experts, config.integer("num_experts_per_tok"), glu(config), shared_ffn) if experts else shared_ffn
     config.require("position_embedding_type", None, "nope", "rope")
     position: Table = {} if config.get("position_embedding_type") == "rope" else {"position": None}
     mixers = {
         "attention": hybrid_attention(config, **position, **biases(config.flag("attention_bias"), *QKVO)),
         "mamba": mamba2(config, _expanded_width(config)),
     }
-    layer_kinds = listed_kinds(config, "layer_types", MIXERS, ["mamba"] * config.size("num_hidden_layers"))
+    layer_kinds = listed_kinds(config, "layer_types", MIXERS, ["mamba"] * config.integer("num_hidden_layers"))
     return mixed_decoder(
         config, {kind: {"attention": mixer, "feed_forward": ffn} for kind, mixer in mixers.items()}, layer_kinds
     )
@@ -178,7 +180,7 @@ def _read_granitemoehybrid(config: Config) -> Table:
 
 def _read_falcon_h1(config: Config) -> Table:
     expanded_width = _expanded_width(config)
-    channels = config.optional_size("mamba_d_ssm") or expanded_width
+    channels = config.optional_integer("mamba_d_ssm") or expanded_width
     norm = {} if config.flag("mamba_rms_norm") else {"norm": None}
     mixer = mamba2(
         config,

@@ -41,7 +41,7 @@ def _mixer_tables(config: Config, norm: Table, **attention_fields: Any) -> dict[
     return {
         "conv": {
             "type": "short_conv",
-            "conv_L_cache": config.size("conv_L_cache"),
+            "conv_L_cache": config.integer("conv_L_cache"),
             "conv_bias": config.flag("conv_bias"),
         },
         "full": {"type": "attention", **full_attention},
@@ -61,16 +61,19 @@ def _read_lfm2(config: Config) -> Table:
 
     If the config enables it, the FFN width is two thirds of that, times an optional factor, rounded up to a multiple.
     """
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
-    ffn_width = config.size("block_ff_dim", "intermediate_size")
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
+    ffn_width = config.integer("block_ff_dim", "intermediate_size")
     if config.flag("block_auto_adjust_ff_dim"):
         ffn_width = floor(2 * ffn_width / 3)
         if config.get("block_ffn_dim_multiplier") is not None:
-            width_multiple, width_factor = config.size("block_multiple_of"), config.number("block_ffn_dim_multiplier")
+            width_multiple, width_factor = (
+                config.integer("block_multiple_of"),
+                config.number("block_ffn_dim_multiplier"),
+            )
             if width_factor * ffn_width < 1:
                 raise config.error("block_ffn_dim_multiplier", width_factor, f"at least 1 / {ffn_width}")
             ffn_width = -(-floor(ffn_width * width_factor) // width_multiple) * width_multiple
-    full_layers = set(range(depth)) if config.get("full_attn_idxs") is None else set(config.sizes("full_attn_idxs"))
+    full_layers = set(range(depth)) if config.get("full_attn_idxs") is None else set(config.integers("full_attn_idxs"))
     layer_kinds = listed_kinds(
         config, "layer_types", CONV_OR_FULL, ["full" if layer in full_layers else "conv" for layer in range(depth)]
     )
@@ -83,18 +86,18 @@ def _read_lfm2(config: Config) -> Table:
 
 
 def _read_lfm2_moe(config: Config) -> Table:
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
     router: Table = {
         "scoring_func": "sigmoid",
         **({"score_correction": "buffer"} if config.flag("use_expert_bias") else {}),
     }
     experts = moe(
-        config.size("num_experts"),
-        config.size("num_experts_per_tok"),
-        _swiglu(config.size("moe_intermediate_size")),
+        config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
+        _swiglu(config.integer("moe_intermediate_size")),
         router=router,
     )
-    ffns_by_kind = {"dense": _swiglu(config.size("intermediate_size")), "moe": experts}
+    ffns_by_kind = {"dense": _swiglu(config.integer("intermediate_size")), "moe": experts}
     layer_tables = {
         f"{mixer}_{ffn_kind}": layer_table(mixer_fields, ffns_by_kind[ffn_kind], norm)
         for mixer, mixer_fields in _mixer_tables(config, norm).items()
@@ -111,18 +114,22 @@ def _read_lfm2_moe(config: Config) -> Table:
 
 
 def _read_lfm3(config: Config) -> Table:
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
     output_gate = {"output_gate": {"per": "head"}} if config.flag("use_attention_gate") else {}
     mixers = _mixer_tables(config, norm, **output_gate, **biases(config.flag("attention_bias"), *QKVO))
     mixers["sliding"] = {
         **mixers["full"],
-        **({} if config.optional_size("sliding_window") is None else {"sliding_window": config.size("sliding_window")}),
+        **(
+            {}
+            if config.optional_integer("sliding_window") is None
+            else {"sliding_window": config.integer("sliding_window")}
+        ),
     }
     default_kinds = [
         "full" if layer % 4 == 2 else "sliding" if layer % 4 == 0 and layer > 0 else "conv" for layer in range(depth)
     ]
     layer_kinds = listed_kinds(config, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default_kinds)
-    block: Table = {"feed_forward": _swiglu(config.size("intermediate_size")), "norm": norm}
+    block: Table = {"feed_forward": _swiglu(config.integer("intermediate_size")), "norm": norm}
     block["norm_placement"] = "sandwich" if config.flag("use_sandwich_norm") else "pre"
     stack = stack_of_kinds({kind: {**block, "attention": mixer} for kind, mixer in mixers.items()}, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack)

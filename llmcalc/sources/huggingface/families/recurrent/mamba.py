@@ -21,7 +21,7 @@ NONE: Table = {"type": "none"}
 
 def step_rank(config: Config, field_name: str) -> int:
     """Returns the rank of Δ's projection; `auto` is hidden_size / 16, rounded up."""
-    return -(-config.size("hidden_size") // 16) if config.get(field_name) == "auto" else config.size(field_name)
+    return -(-config.integer("hidden_size") // 16) if config.get(field_name) == "auto" else config.integer(field_name)
 
 
 def _state_space_decoder(config: Config, mixer: Table) -> Table:
@@ -30,16 +30,16 @@ def _state_space_decoder(config: Config, mixer: Table) -> Table:
 
 
 def _read_mamba(config: Config, **mixer_fields: Any) -> Table:
-    expanded_width = config.size("expand") * config.size("hidden_size")
-    channels = config.optional_size("intermediate_size") or expanded_width
+    expanded_width = config.integer("expand") * config.integer("hidden_size")
+    channels = config.optional_integer("intermediate_size") or expanded_width
     mixer = {
         "type": "mamba",
         "intermediate_size": channels,
-        "state_size": config.size("state_size"),
+        "state_size": config.integer("state_size"),
         "time_step_rank": step_rank(config, "time_step_rank"),
     }
     other_fields = {
-        "conv_kernel": config.size("conv_kernel"),
+        "conv_kernel": config.integer("conv_kernel"),
         "use_bias": config.flag("use_bias"),
         "use_conv_bias": config.flag("use_conv_bias"),
     }
@@ -53,17 +53,17 @@ def _read_falcon_mamba(config: Config) -> Table:
 
 
 def _read_mamba2(config: Config) -> Table:
-    heads = config.size("num_heads")
-    head_dim = config.size("head_dim")
-    inner_size = config.size("expand") * config.size("hidden_size")
+    heads = config.integer("num_heads")
+    head_dim = config.integer("head_dim")
+    inner_size = config.integer("expand") * config.integer("hidden_size")
     if heads * head_dim != inner_size:
         raise config.error("num_heads", heads, f"expand × hidden_size / head_dim = {inner_size} / {head_dim}")
     mixer = {
         "type": "mamba2",
         "num_heads": heads,
         "head_dim": head_dim,
-        "state_size": config.size("state_size"),
-        "n_groups": config.size("n_groups"),
+        "state_size": config.integer("state_size"),
+        "n_groups": config.integer("n_groups"),
     }
     bias_fields = {
         "use_bias": config.flag("use_bias"),
@@ -71,8 +71,8 @@ def _read_mamba2(config: Config) -> Table:
         "use_conv_bias": config.flag("use_conv_bias"),
     }
     other_fields = {
-        "conv_kernel": config.size("conv_kernel"),
-        "chunk_size": config.size("chunk_size"),
+        "conv_kernel": config.integer("conv_kernel"),
+        "chunk_size": config.integer("chunk_size"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
     return _state_space_decoder(

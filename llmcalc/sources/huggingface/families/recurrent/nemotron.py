@@ -54,7 +54,7 @@ KINDS = {
 def _read_nemotron(config: Config) -> Table:
     norm = layernorm(config.number("norm_eps"), unit_offset=True)
     mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKVO))
-    ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
+    ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
     return decoder(config, layer_table(mixer, ffn, norm), norm)
 
 
@@ -72,19 +72,19 @@ def layer_kinds(config: Config) -> list[str]:
 
 
 def _mamba(config: Config) -> Table:
-    heads, has_bias = config.size("mamba_num_heads"), config.flag("use_bias")
+    heads, has_bias = config.integer("mamba_num_heads"), config.flag("use_bias")
     mamba_fields = {
         "num_heads": heads,
-        "head_dim": config.size("mamba_head_dim"),
-        "state_size": config.size("ssm_state_size"),
-        "n_groups": config.size("mamba_n_groups", "n_groups"),
+        "head_dim": config.integer("mamba_head_dim"),
+        "state_size": config.integer("ssm_state_size"),
+        "n_groups": config.integer("mamba_n_groups", "n_groups"),
     }
     convolution = {
-        "conv_kernel": config.size("mamba_d_conv", "conv_kernel"),
+        "conv_kernel": config.integer("mamba_d_conv", "conv_kernel"),
         "use_conv_bias": config.flag("mamba_conv_bias", "use_conv_bias"),
     }
     other_fields = {
-        "chunk_size": config.size("mamba_chunk_size", "chunk_size"),
+        "chunk_size": config.integer("mamba_chunk_size", "chunk_size"),
         "hidden_act": config.choice(ACTIVATIONS, "mamba_hidden_act"),
     }
     return {
@@ -99,14 +99,14 @@ def _mamba(config: Config) -> Table:
 
 
 def _moe(config: Config, activation: str) -> Table:
-    has_bias, latent_width = config.flag("mlp_bias"), config.optional_size("moe_latent_size")
-    expert = mlp(config.size("moe_intermediate_size"), activation, bias=False)
-    shared_expert = mlp(config.size("moe_shared_expert_intermediate_size"), activation, has_bias)
+    has_bias, latent_width = config.flag("mlp_bias"), config.optional_integer("moe_latent_size")
+    expert = mlp(config.integer("moe_intermediate_size"), activation, bias=False)
+    shared_expert = mlp(config.integer("moe_shared_expert_intermediate_size"), activation, has_bias)
     latent_field = {} if latent_width is None else {"latent": {"moe_latent_size": latent_width, "bias": has_bias}}
     router_fields = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
     return moe(
-        config.size("n_routed_experts"),
-        config.size("num_experts_per_tok"),
+        config.integer("n_routed_experts"),
+        config.integer("num_experts_per_tok"),
         expert,
         shared_expert,
         **latent_field,
@@ -135,7 +135,7 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
             "attention": NONE,
             "feed_forward": {
                 "type": "mlp",
-                **mlp(layer_config.size("intermediate_size"), activation, layer_config.flag("mlp_bias")),
+                **mlp(layer_config.integer("intermediate_size"), activation, layer_config.flag("mlp_bias")),
             },
         },
         "moe": lambda layer_config: {"attention": NONE, "feed_forward": _moe(layer_config, activation)},

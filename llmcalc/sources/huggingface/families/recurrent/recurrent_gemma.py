@@ -25,13 +25,13 @@ from ...writes import PARTIAL_ROTARY
 
 
 def _read_recurrent_gemma(config: Config) -> Table:
-    depth = config.size("num_hidden_layers")
-    hidden = config.size("hidden_size")
-    heads = config.size("num_attention_heads")
+    depth = config.integer("num_hidden_layers")
+    hidden = config.integer("hidden_size")
+    heads = config.integer("num_attention_heads")
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    recurrent_width = config.optional_size("lru_width") or hidden
+    recurrent_width = config.optional_integer("lru_width") or hidden
     config.quotient("num_attention_heads", recurrent_width, heads)
-    window = config.size("attention_window_size", "sliding_window")
+    window = config.integer("attention_window_size", "sliding_window")
     local_attention = attention(
         config,
         position=rope(config, 0.5),
@@ -43,13 +43,13 @@ def _read_recurrent_gemma(config: Config) -> Table:
         "type": "rglru",
         "lru_width": recurrent_width,
         "num_attention_heads": heads,
-        "conv1d_width": config.size("conv1d_width"),
+        "conv1d_width": config.integer("conv1d_width"),
     }
     recurrent_mixer["hidden_act"] = config.choice(ACTIVATIONS, "hidden_activation")
     ffn = glu(
         config,
         bias=True,
-        ffn_width=config.quotient("intermediate_size", config.size("intermediate_size") // 2 * 2, 2),
+        ffn_width=config.quotient("intermediate_size", config.integer("intermediate_size") // 2 * 2, 2),
         act_field="hidden_activation",
     )
     block: Table = layer_table(local_attention, ffn, norm)

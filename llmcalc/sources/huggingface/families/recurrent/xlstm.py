@@ -15,7 +15,7 @@ from ...writes import Value
 
 
 def _read_xlstm(config: Config) -> Table:
-    hidden, heads, has_bias = config.size("hidden_size"), config.size("num_heads"), config.flag("use_bias")
+    hidden, heads, has_bias = config.integer("hidden_size"), config.integer("num_heads"), config.flag("use_bias")
     config.require("embedding_dim", None, hidden)
     eps = config.number("norm_eps")
     norm = rmsnorm(eps, **biases(has_bias, "bias"))
@@ -23,7 +23,7 @@ def _read_xlstm(config: Config) -> Table:
         "type": "mlstm",
         "num_heads": heads,
         "use_bias": has_bias,
-        "chunk_size": config.size("chunk_size"),
+        "chunk_size": config.integer("chunk_size"),
         "norm_eps": eps,
     }
     mixer |= {
@@ -31,7 +31,7 @@ def _read_xlstm(config: Config) -> Table:
         "v_head_dim": _head_size(config, "v_dim_factor", hidden, heads),
     }
     mixer["gate_soft_cap"] = config.number("gate_soft_cap")
-    width_multiple = config.size("ffn_round_up_to_multiple_of")
+    width_multiple = config.integer("ffn_round_up_to_multiple_of")
     ffn_width = floor(
         (hidden * config.number("ffn_proj_factor") + width_multiple - 1) // width_multiple * width_multiple
     )
@@ -42,7 +42,7 @@ def _read_xlstm(config: Config) -> Table:
         **biases(has_bias, "gate_bias", "up_bias", "down_bias"),
     }
     block: Table = layer_table(mixer, ffn, norm)
-    depth = {"num_hidden_layers": config.size("num_blocks")} if config.has("num_blocks") else {}
+    depth = {"num_hidden_layers": config.integer("num_blocks")} if config.has("num_blocks") else {}
     return {**decoder(config, block, rmsnorm(eps), stack=depth), "tie_word_embeddings": False}
 
 

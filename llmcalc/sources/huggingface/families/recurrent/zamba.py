@@ -50,7 +50,7 @@ def _hybrid_decoder(
     config: Config, mixer: Table, block: Table, layer_kinds: list[str], block_count: int, **model_fields: Any
 ) -> Table:
     """Returns a decoder whose hybrid layers use `block_count` shared blocks in rotation."""
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     if len(layer_kinds) != depth:
         raise config.error(
             "layers_block_type",
@@ -85,29 +85,29 @@ def _hybrid_decoder(
 
 def _double_width_attention(config: Config, position: Table | None) -> Table:
     """Returns attention whose input and heads have twice the model's width."""
-    double_width, heads = 2 * config.size("hidden_size"), config.size("num_attention_heads")
-    if (config.optional_size("attention_hidden_size") or double_width) != double_width:
+    double_width, heads = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
+    if (config.optional_integer("attention_hidden_size") or double_width) != double_width:
         raise config.error(
             "attention_hidden_size", config.get("attention_hidden_size"), f"2 × hidden_size = {double_width}"
         )
     return attention(
-        config, head_dim=config.optional_size("attention_head_dim") or double_width // heads, position=position
+        config, head_dim=config.optional_integer("attention_head_dim") or double_width // heads, position=position
     )
 
 
 def _read_zamba(config: Config) -> Table:
-    heads = config.size("n_mamba_heads")
+    heads = config.integer("n_mamba_heads")
     has_bias = config.flag("mamba_proj_bias")
-    channels = config.size("mamba_expand") * config.size("hidden_size")
+    channels = config.integer("mamba_expand") * config.integer("hidden_size")
     config.quotient("n_mamba_heads", channels, heads)
     mamba_fields = {
         "intermediate_size": channels,
-        "state_size": config.size("mamba_d_state"),
+        "state_size": config.integer("mamba_d_state"),
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
         "num_heads": heads,
     }
     convolution = {
-        "conv_kernel": config.size("mamba_d_conv"),
+        "conv_kernel": config.integer("mamba_d_conv"),
         "use_conv_bias": config.flag("mamba_conv_bias"),
         "use_bias": has_bias,
     }
@@ -117,16 +117,16 @@ def _read_zamba(config: Config) -> Table:
         **convolution,
         "hidden_act": config.choice(ACTIVATIONS, "hidden_mamba_act"),
     }
-    attention_period, attention_offset = config.size("attn_layer_period"), config.count("attn_layer_offset")
+    attention_period, attention_offset = config.integer("attn_layer_period"), config.count("attn_layer_offset")
     later_kinds = [
         "hybrid" if layer % attention_period == attention_offset else "mamba"
-        for layer in range(config.size("num_hidden_layers") - len(FIRST))
+        for layer in range(config.integer("num_hidden_layers") - len(FIRST))
     ]
     layer_types = config.get("layers_block_type", "layer_types")
     layer_kinds = (
         [*FIRST, *later_kinds]
         if layer_types is None
-        else listed_kinds(config, "layers_block_type", KINDS, [""] * config.size("num_hidden_layers"))
+        else listed_kinds(config, "layers_block_type", KINDS, [""] * config.integer("num_hidden_layers"))
     )
     return _hybrid_decoder(
         config, mixer, {"attention": _double_width_attention(config, None), "feed_forward": glu(config)}, layer_kinds, 1
@@ -134,26 +134,26 @@ def _read_zamba(config: Config) -> Table:
 
 
 def _read_zamba2(config: Config) -> Table:
-    heads = config.size("n_mamba_heads")
-    channels = config.size("mamba_expand") * config.size("hidden_size")
+    heads = config.integer("n_mamba_heads")
+    channels = config.integer("mamba_expand") * config.integer("hidden_size")
     has_bias = config.flag("add_bias_linear")
     head_dim = config.quotient("n_mamba_heads", channels, heads)
-    if config.has("mamba_headdim") and config.size("mamba_headdim") != head_dim:
+    if config.has("mamba_headdim") and config.integer("mamba_headdim") != head_dim:
         raise config.error("mamba_headdim", config.get("mamba_headdim"), f"{channels} / {heads} = {head_dim}")
     mamba_fields = {
         "num_heads": heads,
         "head_dim": head_dim,
-        "state_size": config.size("mamba_d_state"),
-        "n_groups": config.size("mamba_ngroups"),
+        "state_size": config.integer("mamba_d_state"),
+        "n_groups": config.integer("mamba_ngroups"),
     }
     other_fields = {
-        "conv_kernel": config.size("mamba_d_conv"),
-        "chunk_size": config.size("chunk_size"),
+        "conv_kernel": config.integer("mamba_d_conv"),
+        "chunk_size": config.integer("chunk_size"),
         "norm": rmsnorm(1e-5),
     }
     mixer = {"type": "mamba2", **mamba_fields, **other_fields, "use_bias": has_bias, "out_bias": has_bias}
-    double_head_dim = 2 * config.size("hidden_size") // config.size("num_attention_heads")
-    if (config.optional_size("attention_head_dim") or double_head_dim) != double_head_dim:
+    double_head_dim = 2 * config.integer("hidden_size") // config.integer("num_attention_heads")
+    if (config.optional_integer("attention_head_dim") or double_head_dim) != double_head_dim:
         raise config.error(
             "attention_head_dim",
             config.get("attention_head_dim"),
@@ -161,7 +161,7 @@ def _read_zamba2(config: Config) -> Table:
         )
     shared_attention = _double_width_attention(config, rope(config) if config.flag("use_mem_rope") else None)
     if config.has("hybrid_layer_ids"):
-        hybrid_ids = config.sizes("hybrid_layer_ids")
+        hybrid_ids = config.integers("hybrid_layer_ids")
         if hybrid_ids != sorted(set(hybrid_ids)):  # the class finds a layer's adapters by the position of its id
             raise config.error("hybrid_layer_ids", hybrid_ids, "ascending numbers of layers")
     has_adapters = config.flag("use_shared_attention_adapter")
@@ -171,22 +171,22 @@ def _read_zamba2(config: Config) -> Table:
             config.get("num_key_value_heads"),
             "num_attention_heads: an attention adapter is as wide as the queries",
         )
-    ffn = glu(config, ffn_width=config.optional_size("intermediate_size") or 4 * config.size("hidden_size"))
+    ffn = glu(config, ffn_width=config.optional_integer("intermediate_size") or 4 * config.integer("hidden_size"))
     ffn |= biases(has_bias, "gate_bias", "up_bias", "down_bias")
     block: Table = {
         "attention": shared_attention,
         "feed_forward": ffn,
-        "adapter_rank": config.size("adapter_rank"),
+        "adapter_rank": config.integer("adapter_rank"),
         "attention_adapters": has_adapters,
     }
     layer_types: Any = config.get("layers_block_type", "layer_types")
     layer_kinds = (
         ZAMBA2
         if layer_types is None
-        else listed_kinds(config, "layers_block_type", KINDS, [""] * config.size("num_hidden_layers"))
+        else listed_kinds(config, "layers_block_type", KINDS, [""] * config.integer("num_hidden_layers"))
     )
     length_fields = {"max_position_embeddings": 16384} if config.flag("use_long_context") else {}
-    return _hybrid_decoder(config, mixer, block, layer_kinds, config.size("num_mem_blocks"), **length_fields)
+    return _hybrid_decoder(config, mixer, block, layer_kinds, config.integer("num_mem_blocks"), **length_fields)
 
 
 OTHER = IGNORED | field_names(

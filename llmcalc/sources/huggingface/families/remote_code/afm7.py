@@ -14,11 +14,11 @@ from ...parts import Table, attention, decoder, layer_table, qk_norm_fields, rms
 
 def _read_afm7(config: Config) -> Table:
     """Reads AFM-7. Norms of queries and keys follow the rotation, and the output projection is the embedding's."""
-    depth, reusing_layers = config.size("num_hidden_layers"), config.count("num_kv_reuse_layers")
+    depth, reusing_layers = config.integer("num_hidden_layers"), config.count("num_kv_reuse_layers")
     if reusing_layers >= depth:
         raise config.error("num_kv_reuse_layers", reusing_layers, f"fewer than the {depth} layers of the model")
-    heads = config.size("num_attention_heads")
-    hidden = config.size("hidden_size")
+    heads = config.integer("num_attention_heads")
+    hidden = config.integer("hidden_size")
     width_factor = _ffn_width_factor(config)
     mixer = attention(
         config,
@@ -39,7 +39,7 @@ def _read_afm7(config: Config) -> Table:
 def _ffn_width_factor(config: Config) -> float:
     """Returns the width of the FFN in units of the hidden size."""
     field_name = "hidden_dim_scale_factor"
-    width_factor, hidden = config.number(field_name), config.size("hidden_size")
+    width_factor, hidden = config.number(field_name), config.integer("hidden_size")
     if not 1 <= hidden * width_factor <= LARGEST:
         raise config.error(field_name, width_factor, "a number that gives the network a width")
     return width_factor

@@ -29,15 +29,15 @@ def _read_alice_ai(config: Config) -> Table:
     config.require("router_score_function", "sigmoid")
     if config.count("mtp_num_hidden_layers"):
         config.notes.append("mtp_num_hidden_layers: the multi-token-prediction modules are not counted")
-    norm, depth = offset_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    heads, head_dim = config.size("linear_num_value_heads"), config.size("linear_value_head_dim")
+    norm, depth = offset_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
+    heads, head_dim = config.integer("linear_num_value_heads"), config.integer("linear_value_head_dim")
     config.require("linear_num_key_heads", heads)
     config.require("linear_key_head_dim", head_dim)
     linear_attention: Table = {
         "type": "kimi_delta_attention",
         "linear_num_heads": heads,
         "linear_head_dim": head_dim,
-        "linear_conv_kernel_dim": config.size("linear_conv_kernel_dim"),
+        "linear_conv_kernel_dim": config.integer("linear_conv_kernel_dim"),
         "norm_eps": config.number("rms_norm_eps"),
     }
     full_attention = attention(
@@ -45,20 +45,20 @@ def _read_alice_ai(config: Config) -> Table:
     )
     shared_width = config.count("shared_expert_intermediate_size")
     experts = moe(
-        config.size("num_experts"),
-        config.size("num_experts_per_tok"),
-        glu(config, ffn_width=config.size("moe_intermediate_size")),
+        config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
+        glu(config, ffn_width=config.integer("moe_intermediate_size")),
         glu(config, ffn_width=shared_width) if shared_width else None,
         **({"shared_expert_gate": True} if shared_width else {}),
         **SIGMOID,
     )
-    full_period = config.size("full_attention_interval")
+    full_period = config.integer("full_attention_interval")
     default_kinds = ["linear" if (layer + 1) % full_period else "full" for layer in range(depth)]
     layer_changes: dict[str, Table] = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}
     layer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
     base_layer: Table = layer_table(linear_attention, experts, norm)
     layers = [(layer_kind, layer_changes[layer_kind]) for layer_kind in layer_kinds]
-    return block_residual_decoder(config, base_layer, layers, config.size("block_attn_res_block_size"))
+    return block_residual_decoder(config, base_layer, layers, config.integer("block_attn_res_block_size"))
 
 
 FAMILIES = {

@@ -14,8 +14,8 @@ from ...parts import Table, combined_kinds, decoder, glu, layer_table, rmsnorm, 
 
 def _read_baichuan_m1(config: Config) -> Table:
     config.require("conv_window", 2)
-    depth, window = config.size("num_hidden_layers"), config.size("sliding_window")
-    sliding_indices = {*config.sizes("sliding_window_layers")}
+    depth, window = config.integer("num_hidden_layers"), config.integer("sliding_window")
+    sliding_indices = {*config.integers("sliding_window_layers")}
     if sliding_indices and max(sliding_indices) >= depth:
         raise config.error("sliding_window_layers", sorted(sliding_indices), f"indices below num_hidden_layers {depth}")
     norm = rmsnorm(config.number("rms_norm_eps"))
@@ -31,13 +31,13 @@ def _read_baichuan_m1(config: Config) -> Table:
 
 def _attention(config: Config, heads_field: str, kv_heads_field: str) -> Table:
     """Returns blended attention; sliding layers without stated fields have the other layers' numbers."""
-    heads = config.optional_size(heads_field) or config.size("num_attention_heads")
-    kv_heads = config.optional_size(kv_heads_field) or config.size("num_key_value_heads")
+    heads = config.optional_integer(heads_field) or config.integer("num_attention_heads")
+    kv_heads = config.optional_integer(kv_heads_field) or config.integer("num_key_value_heads")
     return {
         "type": "blended",
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
-        "head_dim": config.quotient(heads_field, config.size("hidden_size"), heads),
+        "head_dim": config.quotient(heads_field, config.integer("hidden_size"), heads),
         "position": rope(config),
     }
 

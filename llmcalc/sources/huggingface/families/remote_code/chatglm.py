@@ -24,31 +24,31 @@ def _read_chatglm1(config: Config) -> Table:
     """Reads ChatGLM-6B, which rotates the halves of each head by two positions."""
     norm = layernorm(config.number("layernorm_epsilon"))
     mixer = {
-        "num_attention_heads": config.size("num_attention_heads"),
+        "num_attention_heads": config.integer("num_attention_heads"),
         "position": {"type": "rope"},
         **biases(True, *QKVO),
     }
-    block = layer_table(mixer, mlp(config.size("inner_hidden_size"), "gelu_tanh"), norm, "post")
+    block = layer_table(mixer, mlp(config.integer("inner_hidden_size"), "gelu_tanh"), norm, "post")
     return decoder(config, block, None, stack={"embedding_norm": norm})
 
 
 def _read_chatglm2(config: Config) -> Table:
     """Reads ChatGLM2 and later: half of each head is rotary, and one projection computes the FFN's gate and values."""
     eps = config.number("layernorm_epsilon")
-    heads = config.size("num_attention_heads")
+    heads = config.integer("num_attention_heads")
     bias = config.flag("add_bias_linear")
     norm = rmsnorm(eps) if config.flag("rmsnorm") else layernorm(eps)
     mixer = {
         "num_attention_heads": heads,
-        "head_dim": config.size("head_dim"),
+        "head_dim": config.integer("head_dim"),
         "position": rope(config, 0.5),
         **biases(bias or config.flag("add_qkv_bias"), *QKV),
         **biases(bias, "o_bias"),
     }
     if config.flag("multi_query_attention"):
-        mixer["num_key_value_heads"] = config.size("num_key_value_heads")
+        mixer["num_key_value_heads"] = config.integer("num_key_value_heads")
     ffn = {
-        "intermediate_size": config.size("intermediate_size"),
+        "intermediate_size": config.integer("intermediate_size"),
         "hidden_act": "silu",
         "gated": True,
         **biases(bias, "gate_bias", "up_bias", "down_bias"),

@@ -24,25 +24,25 @@ def _read_deepseek_v41_text(config: Config) -> Table:
     config.require("scoring_func", "sqrtsoftplus")
     config.require("hidden_act", "silu")
     config.require("tie_word_embeddings", False)
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    stream_count = config.size("hc_mult")
+    stream_count = config.integer("hc_mult")
     mixer: Table = {
         "type": "shared_entries",
-        **{field: config.size(field) for field in (*MIXER_FIELDS, "sliding_window")},
+        **{field: config.integer(field) for field in (*MIXER_FIELDS, "sliding_window")},
         "norm": norm,
         "position": full_rope(config),
     }
-    ffn = clamped_swiglu(glu(config, ffn_width=config.size("moe_intermediate_size")))
+    ffn = clamped_swiglu(glu(config, ffn_width=config.integer("moe_intermediate_size")))
     router = {"scoring_func": "sqrtsoftplus", "score_correction": "parameter", "image_correction": True}
-    experts = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), ffn, ffn, router=router)
+    experts = moe(config.integer("n_routed_experts"), config.integer("num_experts_per_tok"), ffn, ffn, router=router)
     block = {
         "type": "delayed_hyper",
         "attention": mixer,
         "feed_forward": experts,
         "norm": norm,
         "hc_mult": stream_count,
-        "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters"),
+        "hc_sinkhorn_iters": config.integer("hc_sinkhorn_iters"),
     }
     ngram_inputs = _ngram_inputs(config, depth, stream_count, norm)
     layers: list[tuple[str, Table]] = []
@@ -58,18 +58,18 @@ def _read_deepseek_v41_text(config: Config) -> Table:
 
 def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
     """Returns each layer's kind of attention, and the attention fields in which the layer differs from others."""
-    compression_ratios = config.sizes("compress_ratios")
+    compression_ratios = config.integers("compress_ratios")
     if len(compression_ratios) < depth:
         raise config.error("compress_ratios", compression_ratios, f"{depth} numbers of tokens per entry, 0 for none")
     kv_sources, index_sources = (
         _layer_indices(config, field_name, depth) for field_name in ("kv_source_layer_ids", "index_source_layer_ids")
     )
-    selected_tokens, candidate_block_fields = config.size("index_topk"), _candidate_blocks(config)
-    indexer: Table = {field: config.size(field) for field in ("index_n_heads", "index_head_dim")}
+    selected_tokens, candidate_block_fields = config.integer("index_topk"), _candidate_blocks(config)
+    indexer: Table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim")}
     indexer["index_topk"] = selected_tokens
     candidate_source_layer = config.get("candidate_source_layer_id")
     if candidate_source_layer != -1 and (
-        not is_whole(candidate_source_layer) or candidate_source_layer not in config.sizes("index_source_layer_ids")
+        not is_whole(candidate_source_layer) or candidate_source_layer not in config.integers("index_source_layer_ids")
     ):
         raise config.error(
             "candidate_source_layer_id", candidate_source_layer, "a layer of index_source_layer_ids, or -1 for none"
@@ -125,27 +125,27 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
 
 
 def _candidate_blocks(config: Config) -> Table:
-    return {field_name: config.size(field_name) for field_name in ("candidate_topk_blocks", "candidate_block_size")}
+    return {field_name: config.integer(field_name) for field_name in ("candidate_topk_blocks", "candidate_block_size")}
 
 
 def _layer_indices(config: Config, field_name: str, depth: int) -> set[int]:
     """Returns the indices of the model's layers that a field lists."""
-    return {layer for layer in config.sizes(field_name) if layer < depth}
+    return {layer for layer in config.integers(field_name) if layer < depth}
 
 
 def _ngram_inputs(config: Config, depth: int, stream_count: int, norm: Table) -> dict[int, Table]:
     """Returns layer index → fields of the layer's engram (n-gram embedding)."""
-    layer_ids, ngram_rows = config.sizes("engram_layer_ids"), config.sizes("engram_num_embeddings")
+    layer_ids, ngram_rows = config.integers("engram_layer_ids"), config.integers("engram_num_embeddings")
     if len(ngram_rows) != len(layer_ids):
         raise config.error(
             "engram_num_embeddings", ngram_rows, f"one number of rows for each of {len(layer_ids)} layers"
         )
-    heads = (config.size("engram_max_ngram_size") - 1) * config.size("engram_n_heads")
+    heads = (config.integer("engram_max_ngram_size") - 1) * config.integer("engram_n_heads")
     if heads < 1:
         raise config.error("engram_max_ngram_size", config.get("engram_max_ngram_size"), "2 or more")
     common_fields = {
         "ngram_heads": heads,
-        "ngram_head_dim": config.size("engram_head_dim"),
+        "ngram_head_dim": config.integer("engram_head_dim"),
         "streams": stream_count,
         "norm": norm,
     }

@@ -50,32 +50,32 @@ def _read_llada(config: Config) -> Table:
         config.require(field_name, None, False)
     config.require("rope", True)
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("include_bias")
-    hidden, qkv_bias = config.size("hidden_size"), bias or config.flag("include_qkv_bias")
+    hidden, qkv_bias = config.integer("hidden_size"), bias or config.flag("include_qkv_bias")
     config.fields_read.add("mlp_ratio")
-    ffn_width = config.optional_size("intermediate_size") or config.size("mlp_ratio") * hidden
+    ffn_width = config.optional_integer("intermediate_size") or config.integer("mlp_ratio") * hidden
     if ffn_width > LARGEST:
         raise config.error("mlp_ratio", config.get("mlp_ratio"), f"a width of at most {LARGEST}")
     mixer = attention(config, **biases(qkv_bias, *QKV), **biases(bias, "o_bias"))
     block = layer_table(mixer, glu(config, bias, ffn_width), norm)
     is_tied = config.flag("tie_word_embeddings")
-    embedding_rows = config.optional_size("embedding_size") or config.size("vocab_size")
+    embedding_rows = config.optional_integer("embedding_size") or config.integer("vocab_size")
     config.fields_read.add("vocab_size")
     head = biases(bias and not is_tied, "bias")
     return {**encoder(config, block, {"final_norm": norm}, head), "vocab_size": embedding_rows}
 
 
 def _read_llada_moe(config: Config) -> Table:
-    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     mixer = attention(
         config,
         **biases(config.flag("attention_bias"), *QKVO),
         **(qk_norm_fields(norm) if config.flag("qk_layernorm") else {}),
     )
-    shared_width = config.optional_size("shared_expert_intermediate_size")
+    shared_width = config.optional_integer("shared_expert_intermediate_size")
     experts = moe(
-        config.size("num_experts"),
-        config.size("num_experts_per_tok"),
-        glu(config, ffn_width=config.size("expert_intermediate_size")),
+        config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
+        glu(config, ffn_width=config.integer("expert_intermediate_size")),
         None if shared_width is None else glu(config, ffn_width=shared_width),
     )
     expert_flags = config.get("moe_layer_freq")
@@ -84,7 +84,7 @@ def _read_llada_moe(config: Config) -> Table:
         raise config.error("moe_layer_freq", expert_flags, f"1, or {depth} times 0 or 1")
     layer_kinds = ["moe" if layer_kind else "dense" for layer_kind in expert_frequencies]
     dense_ffn = (
-        {"type": "mlp", **glu(config, ffn_width=config.size("dense_intermediate_size"))}
+        {"type": "mlp", **glu(config, ffn_width=config.integer("dense_intermediate_size"))}
         if "dense" in layer_kinds
         else {}
     )

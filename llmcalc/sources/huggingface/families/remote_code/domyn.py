@@ -17,7 +17,7 @@ PATTERN = [0, 0, *[1, 1, 1, 0] * 8, 0, 0]
 
 def _read_domyn_edge(config: Config) -> Table:
     config.require("attention_bias", False)
-    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     position_kinds, windows, head_dims = config.texts("position_layers"), config.get("window_sizes"), _head_dims(config)
     if len(position_kinds) != depth or not {*position_kinds} <= {"rope", "nope"}:
         raise config.error("position_layers", position_kinds, f"{depth} times rope or nope, one for each layer")
@@ -49,10 +49,10 @@ def _is_window(config_value: object) -> bool:
 def _head_dims(config: Config) -> list[int]:
     """Returns each layer's head size, from a list or from fields of single layers."""
     if not config.has("per_layer_config"):
-        return config.sizes("head_sizes")
+        return config.integers("head_sizes")
     layers = config.table("per_layer_config")
     layer_configs = [config.section("per_layer_config").section(str(layer)) for layer in range(len(layers))]
-    return [layer_config.size("head_dim") for layer_config in layer_configs]
+    return [layer_config.integer("head_dim") for layer_config in layer_configs]
 
 
 FAMILIES = {

@@ -43,14 +43,14 @@ def _read_jina_bert(config: Config) -> Table:
     config.require("position_embedding_type", "alibi")
     norm = layernorm(config.number("layer_norm_eps"))
     mixer: Table = {
-        "num_attention_heads": config.size("num_attention_heads"),
+        "num_attention_heads": config.integer("num_attention_heads"),
         "position": {"type": "alibi"},
         **biases(True, *QKVO),
     }
     if "qk-post-norm" in str(config.data.get("auto_map", "")):
         mixer |= qk_norm_fields(norm, "projection")
     ffn = {
-        "intermediate_size": config.size("intermediate_size"),
+        "intermediate_size": config.integer("intermediate_size"),
         "hidden_act": config.choice({"geglu": "gelu", "reglu": "relu"}, "feed_forward_type"),
         "gated": True,
         "down_bias": True,
@@ -66,7 +66,7 @@ def _read_neobert(config: Config) -> Table:
 
     Its width is the next multiple of 8.
     """
-    norm, stated_width = rmsnorm(config.number("rms_norm_eps")), config.size("intermediate_size")
+    norm, stated_width = rmsnorm(config.number("rms_norm_eps")), config.integer("intermediate_size")
     ffn_width = -(-(2 * stated_width // 3) // 8) * 8
     config.require("hidden_act", "swiglu", "SwiGLU")
     ffn = {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True}
@@ -82,10 +82,10 @@ def _read_nomic_bert_moe(config: Config) -> Table:
         config.require(field_name, None, False)
     for field_name in ("num_shared_experts", "moe_impl"):
         config.require(field_name, None, 0, "megablocks")
-    norm, depth = layernorm(config.number("layer_norm_epsilon")), config.size("num_hidden_layers")
-    ffn_width, expert_period = config.size("intermediate_size"), config.size("moe_every_n_layers")
+    norm, depth = layernorm(config.number("layer_norm_epsilon")), config.integer("num_hidden_layers")
+    ffn_width, expert_period = config.integer("intermediate_size"), config.integer("moe_every_n_layers")
     mixer = {
-        "num_attention_heads": config.size("num_attention_heads"),
+        "num_attention_heads": config.integer("num_attention_heads"),
         "position": rope(config, theta_name="rotary_emb_base", share_name="rotary_emb_fraction"),
         **biases(config.flag("qkv_proj_bias"), *QKVO),
     }
@@ -97,8 +97,8 @@ def _read_nomic_bert_moe(config: Config) -> Table:
         **biases(config.flag("mlp_fc2_bias"), "down_bias"),
     }
     experts = moe(
-        config.size("num_experts"),
-        config.size("moe_top_k"),
+        config.integer("num_experts"),
+        config.integer("moe_top_k"),
         {"intermediate_size": ffn_width, "hidden_act": "gelu"},
         output_bias=True,
     )

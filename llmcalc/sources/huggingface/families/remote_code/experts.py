@@ -35,7 +35,7 @@ from ..experts.minimax import minimax_decoder
 
 def _read_deepseek(config: Config) -> Table:
     """Reads DeepSeek-MoE 16B: DeepSeek-V2's experts with the attention of Llama."""
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     first_expert_layer = config.count("first_k_dense_replace") if config.get("n_routed_experts") is not None else depth
     layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
@@ -44,7 +44,7 @@ def _read_deepseek(config: Config) -> Table:
 
 def _read_bailing_moe(config: Config) -> Table:
     """Reads Ling and Ring, versions 1 and 2, with DeepSeek-V3's MTP modules in version 2."""
-    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     layer_kinds = ["dense" if layer < config.count("first_k_dense_replace") else "moe" for layer in range(depth)]
     return deepseek_decoder(config, ling_attention(config, norm), ling_experts(config), layer_kinds)
 
@@ -61,20 +61,22 @@ def ling_attention(config: Config, norm: Table) -> Table:
 
 
 def ling_rope(config: Config) -> Table:
-    position = {**rope(config), **({"rotary_dim": config.size("rotary_dim")} if config.has("rotary_dim") else {})}
+    position = {**rope(config), **({"rotary_dim": config.integer("rotary_dim")} if config.has("rotary_dim") else {})}
     if config.has("rotary_dim"):
         position.pop("partial_rotary_factor", None)
     return position
 
 
 def ling_experts(config: Config) -> Table:
-    expert_width = config.size("moe_intermediate_size")
+    expert_width = config.integer("moe_intermediate_size")
     shared_expert_count = config.count("num_shared_experts") if config.flag("moe_router_enable_shared_expert") else 0
-    shared_width = (config.optional_size("moe_shared_expert_intermediate_size") or expert_width) * shared_expert_count
+    shared_width = (
+        config.optional_integer("moe_shared_expert_intermediate_size") or expert_width
+    ) * shared_expert_count
     router: Table = SIGMOID if config.flag("moe_router_enable_expert_bias") else {}
     return moe(
-        config.size("num_experts"),
-        config.size("num_experts_per_tok"),
+        config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
         glu(config, ffn_width=expert_width),
         glu(config, ffn_width=shared_width) if shared_expert_count else None,
         **router,
@@ -83,11 +85,11 @@ def ling_experts(config: Config) -> Table:
 
 def ling_lightning(config: Config, norm: Table) -> Table:
     """Returns lightning attention of Ring-linear and Ling 2.5. norm: the optional norm of queries and keys."""
-    heads = config.size("num_attention_heads")
+    heads = config.integer("num_attention_heads")
     return {
         "type": "lightning",
         "num_attention_heads": heads,
-        "head_dim": config.quotient("num_attention_heads", config.size("hidden_size"), heads),
+        "head_dim": config.quotient("num_attention_heads", config.integer("hidden_size"), heads),
         "block_size": 64,
         "hidden_act": "silu" if config.flag("linear_silu") else "identity",
         "position": ling_rope(config),
@@ -103,8 +105,8 @@ def _read_bailing_linear(config: Config) -> Table:
     The layers after the last whole group have softmax attention, too.
     """
     uncounted_prediction(config)
-    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    group_size, linear_attention = config.size("layer_group_size"), ling_lightning(config, norm)
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
+    group_size, linear_attention = config.integer("layer_group_size"), ling_lightning(config, norm)
     full_attention = {"type": "attention", **ling_attention(config, norm)}
     first_expert_layer, experts = config.count("first_k_dense_replace"), ling_experts(config)
     ffn_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
@@ -120,18 +122,18 @@ def _read_bailing_linear(config: Config) -> Table:
 
 def _read_klear(config: Config) -> Table:
     """Reads Klear: Qwen3's layers, whose experts and shared expert are mixed with learned weights."""
-    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
-    dense_indices = set(config.sizes("mlp_only_layers")) if config.get("mlp_only_layers") else set()
-    expert_interval, expert_width = config.size("decoder_sparse_step"), config.size("moe_intermediate_size")
+    dense_indices = set(config.integers("mlp_only_layers")) if config.get("mlp_only_layers") else set()
+    expert_interval, expert_width = config.integer("decoder_sparse_step"), config.integer("moe_intermediate_size")
     layer_kinds = [
         "dense" if layer in dense_indices or (layer + 1) % expert_interval else "moe" for layer in range(depth)
     ]
     experts = moe(
-        config.size("num_experts"),
-        config.size("num_experts_per_tok"),
+        config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
         glu(config, ffn_width=expert_width),
-        glu(config, ffn_width=expert_width * config.size("n_shared_experts")),
+        glu(config, ffn_width=expert_width * config.integer("n_shared_experts")),
         shared_expert_mix=True,
         **SIGMOID,
     )
@@ -147,15 +149,15 @@ def _read_klear(config: Config) -> Table:
 def _read_hunyuan(config: Config) -> Table:
     """Reads Hunyuan-Large: with `use_cla`, only every `cla_share_factor`-th layer computes keys and values."""
     norm = rmsnorm(config.number("rms_norm_eps"))
-    depth = config.size("num_hidden_layers")
-    ffn_width = config.size("intermediate_size")
+    depth = config.integer("num_hidden_layers")
+    ffn_width = config.integer("intermediate_size")
     qk_norms = qk_norm_fields(norm, norm_order="after_rope") if config.flag("use_qk_norm") else {}
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norms)
-    sharing_period = config.size("cla_share_factor") if config.flag("use_cla") else 1
+    sharing_period = config.integer("cla_share_factor") if config.flag("use_cla") else 1
     if sharing_period > 1 and qk_norms:
         config.notes.append("use_cla: the norm of the keys in layers that share them (head_dim weights) is not counted")
     ffn: Table = glu(config)
-    if config.size("num_experts") > 1:
+    if config.integer("num_experts") > 1:
         expert_width = (
             _size_in_all_layers(config, "moe_intermediate_size", depth)
             if config.has("moe_intermediate_size")
@@ -163,7 +165,7 @@ def _read_hunyuan(config: Config) -> Table:
         )
         shared_ffn = glu(config, ffn_width=ffn_width * _size_in_all_layers(config, "num_shared_expert", depth))
         ffn = moe(
-            config.size("num_experts"),
+            config.integer("num_experts"),
             _size_in_all_layers(config, "moe_topk", depth),
             glu(config, ffn_width=expert_width),
             shared_ffn if config.flag("use_mixed_mlp_moe") else None,
@@ -178,7 +180,7 @@ def _size_in_all_layers(config: Config, field_name: str, depth: int) -> int:
     """Returns a size that all layers have. Raises `InputError` for a list with different values."""
     layer_values = config.get(field_name)
     if not isinstance(layer_values, list):
-        return config.size(field_name)
+        return config.integer(field_name)
     if (
         len(layer_values) < depth
         or len({*layer_values[:depth]}) != 1
@@ -193,7 +195,7 @@ def _read_grok(config: Config) -> Table:
     """Reads Grok-1 in the hub's form: experts in every layer, norms before and after each sublayer."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     experts = moe(
-        config.size("num_experts"), config.size("num_experts_per_tok"), {**glu(config), "hidden_act": "gelu_tanh"}
+        config.integer("num_experts"), config.integer("num_experts_per_tok"), {**glu(config), "hidden_act": "gelu_tanh"}
     )
     mixer = attention(config, attn_logit_softcapping=config.number("attn_logit_softcapping"))
     block = layer_table(mixer, experts, norm, "sandwich")
@@ -205,13 +207,13 @@ def _read_arctic(config: Config) -> Table:
 
     That network is as wide as the layer.
     """
-    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    expert_period, has_residual_network = config.size("moe_layer_frequency"), config.flag("use_residual")
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
+    expert_period, has_residual_network = config.integer("moe_layer_frequency"), config.flag("use_residual")
     layer_kinds = ["moe" if (layer + 1) % expert_period == 0 else "dense" for layer in range(depth)]
-    experts = moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), glu(config))
+    experts = moe(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), glu(config))
     expert_layer: Table = {"feed_forward": experts}
     if has_residual_network:
-        expert_layer |= {"type": "dense_residual", "dense": glu(config, ffn_width=config.size("hidden_size"))}
+        expert_layer |= {"type": "dense_residual", "dense": glu(config, ffn_width=config.integer("hidden_size"))}
     dense_ffn = {"type": "mlp", **glu(config)}
     block = {"attention": attention(config), "norm": norm, "norm_placement": "pre"}
     layer_tables: Table = {"moe": expert_layer, "dense": {"feed_forward": dense_ffn}}
@@ -225,14 +227,14 @@ def _read_arctic(config: Config) -> Table:
 def _read_grok_2(config: Config) -> Table:
     """Reads Grok-2; `residual_moe` adds a network with the same input as the experts."""
     norm, has_residual_network = rmsnorm(config.number("rms_norm_eps")), config.flag("residual_moe")
-    expert_width = config.optional_size("moe_intermediate_size") or config.size("intermediate_size")
+    expert_width = config.optional_integer("moe_intermediate_size") or config.integer("intermediate_size")
     config.fields_read.add("intermediate_size")
     ffn = {"hidden_act": "gelu_tanh", "gated": True}
     experts = moe(
-        config.size("num_local_experts"),
-        config.size("num_experts_per_tok"),
+        config.integer("num_local_experts"),
+        config.integer("num_experts_per_tok"),
         {**ffn, "intermediate_size": expert_width},
-        {**ffn, "intermediate_size": config.size("intermediate_size")} if has_residual_network else None,
+        {**ffn, "intermediate_size": config.integer("intermediate_size")} if has_residual_network else None,
     )
     logit_cap = config.number("attn_logit_softcapping")
     mixer = attention(config, **({"attn_logit_softcapping": logit_cap} if logit_cap else {}))
@@ -243,25 +245,27 @@ def _read_grok_2(config: Config) -> Table:
 def _read_minimax_m1(config: Config) -> Table:
     """Reads MiniMax-Text-01 and M1, whose layer list has 0 for lightning attention and 1 for softmax attention."""
     config.require("postnorm", True)
-    depth, attention_flags = config.size("num_hidden_layers"), config.sizes("attn_type_list")
+    depth, attention_flags = config.integer("num_hidden_layers"), config.integers("attn_type_list")
     if len(attention_flags) != depth or not {*attention_flags} <= {0, 1}:
         raise config.error("attn_type_list", attention_flags, f"{depth} times 0 or 1, one for each layer")
     position = full_rope(config)
     if config.has("rotary_dim"):
-        position["rotary_dim"] = config.size("rotary_dim")
+        position["rotary_dim"] = config.integer("rotary_dim")
     return minimax_decoder(config, ["full" if layer_kind else "linear" for layer_kind in attention_flags], position)
 
 
 def _read_sarvam_mla(config: Config) -> Table:
     """Reads Sarvam 105B: DeepSeek-V3 with Ling's field names, by default without query compression."""
-    depth, first_expert_layer = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
+    depth, first_expert_layer = config.integer("num_hidden_layers"), config.count("first_k_dense_replace")
     layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
-    expert_width, shared_expert_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
-    shared_width = (config.optional_size("moe_shared_expert_intermediate_size") or expert_width) * shared_expert_count
+    expert_width, shared_expert_count = config.integer("moe_intermediate_size"), config.count("num_shared_experts")
+    shared_width = (
+        config.optional_integer("moe_shared_expert_intermediate_size") or expert_width
+    ) * shared_expert_count
     router: Table = SIGMOID if config.flag("moe_router_enable_expert_bias") else {}
     experts = moe(
-        config.size("num_experts"),
-        config.size("num_experts_per_tok"),
+        config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
         glu(config, ffn_width=expert_width),
         glu(config, ffn_width=shared_width) if shared_expert_count else None,
         **router,
@@ -274,14 +278,14 @@ def _read_smallthinker(config: Config) -> Table:
 
     `rope_layout` and `sliding_window_layout` have 1 for each layer with rotary positions, or with a window.
     """
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     rope_flags, window_flags = (
         _layer_flags(config, field_name, depth, default_flag) for field_name, default_flag in LAYOUTS.items()
     )
-    window = config.optional_size("sliding_window_size") if any(window_flags) else None
+    window = config.optional_integer("sliding_window_size") if any(window_flags) else None
     config.fields_read.add("sliding_window_size")
-    ffn = {"intermediate_size": config.size("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
-    experts = moe(config.size("moe_num_primary_experts"), config.size("moe_num_active_primary_experts"), ffn)
+    ffn = {"intermediate_size": config.integer("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
+    experts = moe(config.integer("moe_num_primary_experts"), config.integer("moe_num_active_primary_experts"), ffn)
     norm, layer_kinds, layer_tables = rmsnorm(config.number("rms_norm_eps")), [], {}
     for has_rope, is_windowed in zip(rope_flags, window_flags, strict=True):
         attention_fields: Table = {} if has_rope else {"position": "none"}
@@ -298,7 +302,7 @@ LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}
 
 def _layer_flags(config: Config, field_name: str, depth: int, default_flag: int) -> list[int]:
     """Returns 0 or 1 for each layer, from a list in the config; without the list, `default_flag` for every layer."""
-    layer_flags = config.sizes(field_name) if config.has(field_name) else [default_flag] * depth
+    layer_flags = config.integers(field_name) if config.has(field_name) else [default_flag] * depth
     if len(layer_flags) != depth or not {*layer_flags} <= {0, 1}:
         raise config.error(field_name, layer_flags, f"{depth} times 0 or 1, one for each layer")
     return layer_flags

@@ -50,7 +50,7 @@ def _read_codeshell(config: Config) -> Table:
     config.require("position_embedding_type", "rope")
     mixer = full_width_heads(config, position=rope(config), **biases(True, *QKVO))
     if config.flag("group_query_attention"):
-        mixer["num_key_value_heads"] = config.size("num_key_value_heads")
+        mixer["num_key_value_heads"] = config.integer("num_key_value_heads")
     return _gpt_decoder(config, mixer, plain_ffn(config, "n_inner", "activation_function"))
 
 
@@ -61,7 +61,7 @@ def _read_jais(config: Config) -> Table:
     mixer = full_width_heads(config, **position, **biases(True, *QKVO))
     if config.text("activation_function") == "swiglu":
         ffn: Table = {
-            "intermediate_size": config.optional_size("n_inner") or 4 * config.size("hidden_size"),
+            "intermediate_size": config.optional_integer("n_inner") or 4 * config.integer("hidden_size"),
             "hidden_act": "silu",
             "gated": True,
             **biases(True, "gate_bias", "up_bias", "down_bias"),
@@ -78,7 +78,7 @@ def _read_nanogpt(config: Config) -> Table:
     """Reads nanoGPT: GPT-2's layers, with or without biases everywhere."""
     bias = config.flag("bias")
     norm = layernorm(bias=bias)
-    ffn = mlp(4 * config.size("hidden_size"), "gelu", bias)
+    ffn = mlp(4 * config.integer("hidden_size"), "gelu", bias)
     layer = {"attention": full_width_heads(config, **biases(bias, *QKVO)), "feed_forward": ffn, "norm": norm}
     return decoder(config, {**layer, "norm_placement": "pre"}, norm, stack={"position": learned_positions(config)})
 
@@ -89,16 +89,16 @@ def _read_phi(config: Config) -> Table:
     With `num_local_experts` each layer has experts (mlabonne/phixtral-4x2_8 modeling_phi.py), and 4 by default in
     mlx-lm's class of them, whose fields have other names.
     """
-    heads, rotary_dim = config.size("num_attention_heads"), config.size("rotary_dim")
+    heads, rotary_dim = config.integer("num_attention_heads"), config.integer("rotary_dim")
     for field_name in ("n_head_kv", "head_dim"):
         if config.has(field_name):
             config.require(field_name, None, heads)
     position = {"type": "rope", "rotary_dim": rotary_dim}
     mixer = full_width_heads(config, position=position, **biases(True, *QKVO))
     ffn = plain_ffn(config, "n_inner", "activation_function")
-    experts = config.optional_size("num_local_experts")
+    experts = config.optional_integer("num_local_experts")
     if experts is not None:
-        ffn = moe(experts, config.size("num_experts_per_tok"), ffn)
+        ffn = moe(experts, config.integer("num_experts_per_tok"), ffn)
     return _gpt_decoder(config, mixer, ffn, {"bias": True}, parallel="shared")
 
 
@@ -110,14 +110,14 @@ def _read_stablelm_epoch(config: Config) -> Table:
 
 def _read_refined_web(config: Config) -> Table:
     """Reads Falcon's first files: the 40B has a norm for each parallel sublayer, the 7B one norm."""
-    bias, heads = config.flag("bias"), config.size("num_attention_heads")
-    kv_heads = config.optional_size("n_head_kv") or (1 if config.flag("multi_query") else heads)
+    bias, heads = config.flag("bias"), config.integer("num_attention_heads")
+    kv_heads = config.optional_integer("n_head_kv") or (1 if config.flag("multi_query") else heads)
     position = {"type": "alibi"} if config.flag("alibi") else rope(config)
     mixer = full_width_heads(config, position=position, **biases(bias, *QKVO))
     if kv_heads != heads:
         mixer["num_key_value_heads"] = kv_heads
     ffn = {
-        "intermediate_size": 4 * config.size("hidden_size"),
+        "intermediate_size": 4 * config.integer("hidden_size"),
         "hidden_act": "gelu",
         **biases(bias, "up_bias", "down_bias"),
     }
@@ -130,12 +130,12 @@ def _read_refined_web(config: Config) -> Table:
 
 def _read_phi3small(config: Config) -> Table:
     """Reads Phi-3-small, whose layers with blocks of keys are counted as full attention."""
-    if config.optional_size("dense_attention_every_n_layers") not in (None, 1):
+    if config.optional_integer("dense_attention_every_n_layers") not in (None, 1):
         config.notes.append(
             "dense_attention_every_n_layers: the other layers attend to some blocks of keys; counted as full attention"
         )
     config.require("hidden_act", "gegelu")
-    ffn_width = config.optional_size("ff_intermediate_size") or config.size("ff_dim_multiplier") * config.size(
+    ffn_width = config.optional_integer("ff_intermediate_size") or config.integer("ff_dim_multiplier") * config.integer(
         "hidden_size"
     )
     ffn = {
@@ -176,12 +176,12 @@ def _is_size(config_value: Any) -> bool:
 def _read_openelm(config: Config) -> Table:
     """Reads OpenELM, whose layers have more heads and a wider FFN from bottom to top."""
     depth, hidden_size, width_divisor = (
-        config.size("num_hidden_layers"),
-        config.size("hidden_size"),
-        config.size("ffn_dim_divisor"),
+        config.integer("num_hidden_layers"),
+        config.integer("hidden_size"),
+        config.integer("ffn_dim_divisor"),
     )
     config.require("ffn_with_glu", True)
-    norm, head_dim = rmsnorm(), config.size("head_dim")
+    norm, head_dim = rmsnorm(), config.integer("head_dim")
     qk_norms = qk_norm_fields(norm) if config.flag("normalize_qk_projections") else {}
     query_heads = _checked_list(config, "num_query_heads", depth, _is_size, "positive whole numbers")
     kv_head_counts = _checked_list(config, "num_kv_heads", depth, _is_size, "positive whole numbers")
@@ -216,9 +216,9 @@ def _read_openelm(config: Config) -> Table:
 
 def _read_nemotron_nas(config: Config) -> Table:
     """Reads models of NVIDIA's Puzzle, whose layers differ in K/V heads and FFN width, or lack attention or FFN."""
-    depth = config.size("num_hidden_layers")
-    hidden_size = config.size("hidden_size")
-    heads = config.size("num_attention_heads")
+    depth = config.integer("num_hidden_layers")
+    hidden_size = config.integer("hidden_size")
+    heads = config.integer("num_attention_heads")
     norm = rmsnorm(config.number("rms_norm_eps"))
     block_tables = _checked_list(
         config, "block_configs", depth, lambda value: isinstance(value, dict), "tables of fields"
@@ -230,15 +230,15 @@ def _read_nemotron_nas(config: Config) -> Table:
         layer_changes: Table = {"attention": {"type": "none"}, "feed_forward": {"type": "none"}}
         part_labels = []
         if not mixer.flag("no_op"):
-            kv_heads = mixer.quotient("n_heads_in_group", heads, mixer.size("n_heads_in_group"))
+            kv_heads = mixer.quotient("n_heads_in_group", heads, mixer.integer("n_heads_in_group"))
             layer_changes["attention"] = {
                 "num_attention_heads": heads,
                 "num_key_value_heads": kv_heads,
                 "position": rope(config),
                 **biases(attention_bias, *QKVO),
             }
-            if mixer.optional_size("window_length") is not None:
-                layer_changes["attention"]["sliding_window"] = mixer.size("window_length")
+            if mixer.optional_integer("window_length") is not None:
+                layer_changes["attention"]["sliding_window"] = mixer.integer("window_length")
             part_labels.append(f"kv{kv_heads}")
         if not ffn.flag("no_op"):
             unrounded_width = int(2 * ffn.number("ffn_mult") * hidden_size / 3)

@@ -18,8 +18,8 @@ ADJUGATE_WIDTH = 128
 def _read_grove_moe(config: Config) -> Table:
     model_fields = read_qwen3_moe(config)
     stack = model_fields["decoder"]
-    if config.size("num_experts") % EXPERTS_PER_GROUP:
-        raise config.error("num_experts", config.size("num_experts"), f"a multiple of {EXPERTS_PER_GROUP}")
+    if config.integer("num_experts") % EXPERTS_PER_GROUP:
+        raise config.error("num_experts", config.integer("num_experts"), f"a multiple of {EXPERTS_PER_GROUP}")
     layer_tables = [stack["block"], *stack.get("variants", {}).values()]
     for layer_table in layer_tables:
         ffn = layer_table.get("feed_forward", {})

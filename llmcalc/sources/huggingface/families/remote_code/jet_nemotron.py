@@ -29,9 +29,9 @@ SECTION = "efficient_attention_config"
 
 
 def _read_jet_nemotron(config: Config) -> Table:
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    heads = config.size("num_attention_heads")
-    head_dim = config.quotient("num_attention_heads", config.size("hidden_size"), heads)
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    heads = config.integer("num_attention_heads")
+    head_dim = config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
     mixer = attention(config, head_dim=head_dim, **biases(True, *QKV))
     if not config.has("layer_types"):
         expected_text = f"a list with the kind of each of {depth} layers ({', '.join(LAYER_KINDS)})"
@@ -41,7 +41,7 @@ def _read_jet_nemotron(config: Config) -> Table:
     if "full" in layer_kinds:
         layer_changes["full"] = {"attention": mixer}
     if "sliding" in layer_kinds:
-        window = _mixer_config(config, "swa", {}).size("window_size")
+        window = _mixer_config(config, "swa", {}).integer("window_size")
         layer_changes["sliding"] = {"attention": {**mixer, "sliding_window": window}}
     if "linear" in layer_kinds:
         layer_changes["linear"] = {"attention": _jet_block(config, _mixer_config(config, "jet", JET_DEFAULTS))}
@@ -59,14 +59,14 @@ def _mixer_config(config: Config, section_name: str, field_defaults: dict[str, A
 
 def _jet_block(config: Config, block_config: Config) -> Table:
     heads, key_dim, value_expansion = (
-        block_config.size("num_heads"),
-        block_config.size("head_dim"),
+        block_config.integer("num_heads"),
+        block_config.integer("head_dim"),
         block_config.number("expand_v"),
     )
     value_dim, exact_value_dim = int(key_dim * value_expansion), key_dim * value_expansion
     if not isclose(value_dim, exact_value_dim, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST:
         raise block_config.error("expand_v", value_expansion, f"a multiple of 1 / head_dim ({key_dim})")
-    value_width, generator_reduction = heads * value_dim, block_config.size("dconv_generator_reduction")
+    value_width, generator_reduction = heads * value_dim, block_config.integer("dconv_generator_reduction")
     if generator_reduction > value_width:
         raise block_config.error(
             "dconv_generator_reduction", generator_reduction, f"at most {value_width}, the width of all values"
@@ -77,7 +77,7 @@ def _jet_block(config: Config, block_config: Config) -> Table:
         "linear_key_head_dim": key_dim,
         "linear_value_head_dim": value_dim,
         "generator_size": value_width // generator_reduction,
-        "linear_conv_kernel_dim": block_config.size("conv_size"),
+        "linear_conv_kernel_dim": block_config.integer("conv_size"),
         "norm_eps": _norm_epsilon(block_config),
     }
 

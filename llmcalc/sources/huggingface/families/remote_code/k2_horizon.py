@@ -34,19 +34,19 @@ SPARSE_FIELDS = field_names(
 
 
 def _read_k2_horizon(config: Config) -> Table:
-    depth, eps = config.size("num_hidden_layers"), config.number("rms_norm_eps")
-    norm = float32_rmsnorm(eps, groups=config.size("layernorm_num_groups"))
-    if config.size("hidden_size") % norm["groups"]:
+    depth, eps = config.integer("num_hidden_layers"), config.number("rms_norm_eps")
+    norm = float32_rmsnorm(eps, groups=config.integer("layernorm_num_groups"))
+    if config.integer("hidden_size") % norm["groups"]:
         raise config.error("layernorm_num_groups", norm["groups"], "a divisor of hidden_size")
-    head_dim = config.size("head_dim")
+    head_dim = config.integer("head_dim")
     config.fields_read |= SPARSE_FIELDS
-    rotary_dim = head_dim if config.get("rope_head_dim") is None else config.size("rope_head_dim")
+    rotary_dim = head_dim if config.get("rope_head_dim") is None else config.integer("rope_head_dim")
     if rotary_dim > head_dim or rotary_dim % 2:
         raise config.error("rope_head_dim", rotary_dim, f"an even number up to head_dim, {head_dim}")
     output_gate: Table = {}
     if config.get("attention_gate_func") is not None:
         output_gate = {"output_gate": {"per": "element", "gate_func": config.choice(GATES, "attention_gate_func")}}
-    window = config.optional_size("sliding_window") if config.flag("use_sliding_window") else None
+    window = config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
     mixer = attention(
         config,
         position=rope(config, rotary_dim / head_dim),
@@ -57,8 +57,8 @@ def _read_k2_horizon(config: Config) -> Table:
     )
     block = layer_table(mixer, glu(config), norm)
     experts = config.count("num_experts")
-    dense_indices = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
-    expert_interval = config.size("decoder_sparse_step")
+    dense_indices = set() if config.get("mlp_only_layers") is None else set(config.integers("mlp_only_layers"))
+    expert_interval = config.integer("decoder_sparse_step")
     layer_kinds = [
         "moe" if experts and layer not in dense_indices and (layer + 1) % expert_interval == 0 else "dense"
         for layer in range(depth)
@@ -73,10 +73,10 @@ def _sparse_layer(config: Config, experts: int) -> Table:
     router: Table = {"scoring_func": scoring}
     if config.flag("moe_gate_bias"):
         router["score_correction"] = "parameter"
-    expert_width, shared_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
+    expert_width, shared_count = config.integer("moe_intermediate_size"), config.count("num_shared_experts")
     ffn = moe(
         experts,
-        config.size("num_experts_per_tok"),
+        config.integer("num_experts_per_tok"),
         glu(config, ffn_width=expert_width),
         glu(config, ffn_width=expert_width * shared_count) if shared_count else None,
         router=router,
@@ -86,7 +86,7 @@ def _sparse_layer(config: Config, experts: int) -> Table:
         return {"feed_forward": ffn}
     value_projection = {
         "num_experts": value_experts,
-        "num_experts_per_tok": config.size("mova_num_experts_per_tok"),
+        "num_experts_per_tok": config.integer("mova_num_experts_per_tok"),
         "router": router,
     }
     return {"feed_forward": ffn, "attention": {"value_experts": value_projection}}

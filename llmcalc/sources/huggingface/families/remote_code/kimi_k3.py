@@ -19,10 +19,10 @@ from ..recurrent.delta import KDA_MODULES, KIMI_LINEAR, KIMI_NAMES, ROUTING, kda
 
 def _read_kimi_k3(config: Config) -> Table:
     config.require("moe_layer_freq", 1)
-    config.require("num_key_value_heads", None, config.size("num_attention_heads"))
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    config.require("num_key_value_heads", None, config.integer("num_attention_heads"))
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixers = _attention_mixers(config, depth)
-    experts, block_size = _latent_experts(config), config.optional_size("attn_res_block_size")
+    experts, block_size = _latent_experts(config), config.optional_integer("attn_res_block_size")
     base_layer: Table = layer_table(mixers.linear, experts, norm)
     layer_changes: dict[str, Table] = {
         "linear": {},
@@ -112,13 +112,13 @@ def _attention_mixers(config: Config, depth: int) -> _Mixers:
 
 def _latent_experts(config: Config) -> Table:
     """Returns routed experts on a latent width, and the shared experts as one network."""
-    expert_width, shared_expert_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
-    latent_width, eps = config.optional_size("routed_expert_hidden_size"), config.number("rms_norm_eps")
+    expert_width, shared_expert_count = config.integer("moe_intermediate_size"), config.count("n_shared_experts")
+    latent_width, eps = config.optional_integer("routed_expert_hidden_size"), config.number("rms_norm_eps")
     output_norm = {"output_norm": rmsnorm(eps)} if config.flag("latent_moe_use_norm") else {}
     latent_fields: Table = {} if latent_width is None else {"latent": {"moe_latent_size": latent_width, **output_norm}}
     return moe(
-        config.size("num_local_experts"),
-        config.size("num_experts_per_tok"),
+        config.integer("num_local_experts"),
+        config.integer("num_experts_per_tok"),
         glu(config, ffn_width=expert_width),
         glu(config, ffn_width=expert_width * shared_expert_count) if shared_expert_count else None,
         **latent_fields,

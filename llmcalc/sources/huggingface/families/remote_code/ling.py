@@ -22,8 +22,8 @@ from .experts import LING, LING_IGNORED, ling_experts, ling_lightning
 def _read_ling_2_5(config: Config) -> Table:
     """Reads Ling 2.5 and 2.6: groups of lightning-attention layers, each ended by a latent-attention layer."""
     uncounted_prediction(config)
-    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    group_size = config.size("layer_group_size")
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
+    group_size = config.integer("layer_group_size")
     mixers = ["linear" if (layer + 1) % group_size else "full" for layer in range(depth)]
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     bias = config.flag("use_bias")

@@ -42,10 +42,10 @@ def _read_xverse(config: Config) -> Table:
     model_fields = _read_llama(config)
     if config.has("num_experts"):
         shared_expert_count = config.count("num_shared_experts") if config.has("num_shared_experts") else 0
-        ffn_width = config.size("intermediate_size")
+        ffn_width = config.integer("intermediate_size")
         model_fields["decoder"]["block"]["feed_forward"] = moe(
-            config.size("num_experts"),
-            config.size("num_experts_per_tok"),
+            config.integer("num_experts"),
+            config.integer("num_experts_per_tok"),
             glu(config),
             glu(config, ffn_width=ffn_width * shared_expert_count) if shared_expert_count else None,
         )
@@ -78,7 +78,7 @@ def _read_minicpm(config: Config) -> Table:
         config.notes.append(f"sparse_config: that a sequence{length_text} attends to some blocks alone is not counted")
     model_fields = llama_decoder(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
     if config.has("num_experts") and config.count("num_experts"):
-        experts = moe(config.size("num_experts"), config.size("num_experts_per_tok"), glu(config))
+        experts = moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), glu(config))
         model_fields["decoder"]["block"]["feed_forward"] = experts
     return model_fields
 
@@ -106,7 +106,7 @@ def _read_plm(config: Config) -> Table:
     """Reads PLM: latent attention without query compression, and a non-gated FFN with squared ReLU."""
     config.require("q_lora_rank", None)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    ffn = mlp(config.size("intermediate_size"), "relu2", bias=config.flag("mlp_bias"))
+    ffn = mlp(config.integer("intermediate_size"), "relu2", bias=config.flag("mlp_bias"))
     config.fields_read.update(("num_key_value_heads", "hidden_act"))
     block = layer_table(latent_attention(config), ffn, norm)
     return decoder(config, block, norm)
@@ -115,7 +115,7 @@ def _read_plm(config: Config) -> Table:
 def _read_lille(config: Config) -> Table:
     """Reads Lille 130M, whose FFN width is 8/3 of the model's width, rounded to 256."""
     norm = rmsnorm(config.number("layer_norm_eps"))
-    ffn_width = max(1, round(8 * config.size("hidden_size") // 3 / 256)) * 256
+    ffn_width = max(1, round(8 * config.integer("hidden_size") // 3 / 256)) * 256
     block = layer_table(attention(config), {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True}, norm)
     return decoder(config, block, norm)
 
@@ -133,7 +133,7 @@ def _read_telechat(config: Config) -> Table:
     norm = rmsnorm(config.number("layer_norm_epsilon"))
     mixer = attention(config, head_dim=None, **biases(True, "o_bias"))
     ffn = {
-        "intermediate_size": config.size("intermediate_size"),
+        "intermediate_size": config.integer("intermediate_size"),
         "hidden_act": "silu",
         "gated": True,
         "down_bias": True,
@@ -164,8 +164,8 @@ def _read_solar(config: Config) -> Table:
 
 def _read_plamo(config: Config) -> Table:
     """Reads PLaMo 1: `n_shared_head` query heads share a key and value head; a layer has a single norm."""
-    norm, heads = rmsnorm(config.number("rms_norm_eps")), config.size("num_attention_heads")
-    kv_heads = config.quotient("n_shared_head", heads, config.size("n_shared_head"))
+    norm, heads = rmsnorm(config.number("rms_norm_eps")), config.integer("num_attention_heads")
+    kv_heads = config.quotient("n_shared_head", heads, config.integer("n_shared_head"))
     config.fields_read.add("num_key_value_heads")
     mixer = attention(config, num_key_value_heads=kv_heads)
     block = layer_table(mixer, glu(config), norm)
@@ -178,17 +178,17 @@ def _read_cogvlm(config: Config) -> Table:
     CogVLM 2, which states its heads of keys and values, has a bias in the projections of queries, keys and values of
     an image.
     """
-    mixer, hidden_size = attention(config), config.size("hidden_size")
-    heads, kv_heads = config.size("num_attention_heads"), config.optional_size("num_key_value_heads")
+    mixer, hidden_size = attention(config), config.integer("hidden_size")
+    heads, kv_heads = config.integer("num_attention_heads"), config.optional_integer("num_key_value_heads")
     qkv = hidden_size + 2 * config.quotient("num_attention_heads", hidden_size, heads) * (kv_heads or heads)
     layer = (
         (hidden_size if kv_heads is None else hidden_size + 1) * qkv
         + hidden_size * hidden_size
-        + 3 * hidden_size * config.size("intermediate_size")
+        + 3 * hidden_size * config.integer("intermediate_size")
     )
     config.notes.append(
         "the layers' second set of projections, which tokens of an image use, is not counted: "
-        f"{layer * config.size('num_hidden_layers'):,} parameters"
+        f"{layer * config.integer('num_hidden_layers'):,} parameters"
     )
     return llama_decoder(config, mixer)
 

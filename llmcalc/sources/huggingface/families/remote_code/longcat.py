@@ -24,11 +24,11 @@ def _read_longcat_flash_ngram(config: Config) -> Table:
     Table i has ngram_vocab_size_ratio · vocab_size + 2·i + 1 rows.
     """
     model_fields = longcat_flash.read_longcat_flash(config)
-    hidden, longest_ngram = config.size("hidden_size"), config.size("emb_neighbor_num")
-    table_count = config.size("emb_split_num") * (longest_ngram - 1)
+    hidden, longest_ngram = config.integer("hidden_size"), config.integer("emb_neighbor_num")
+    table_count = config.integer("emb_split_num") * (longest_ngram - 1)
     if not 1 <= table_count <= MOST_TABLES:
         raise config.error("emb_neighbor_num", longest_ngram, f"2 or more, and 1 to {MOST_TABLES} tables of n-grams")
-    ngram_rows = config.size("ngram_vocab_size_ratio") * config.size("vocab_size")
+    ngram_rows = config.integer("ngram_vocab_size_ratio") * config.integer("vocab_size")
     if ngram_rows + 2 * table_count > LARGEST:
         raise config.error(
             "ngram_vocab_size_ratio", config.get("ngram_vocab_size_ratio"), f"tables of at most {LARGEST} rows"

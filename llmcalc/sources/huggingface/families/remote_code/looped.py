@@ -30,13 +30,13 @@ OTHER_STRUCTURES = (
 
 def _read_ouro(config: Config) -> Table:
     """Reads Ouro with all steps for every token (no early exit)."""
-    depth, loop_count = config.size("num_hidden_layers"), config.size("total_ut_steps")
+    depth, loop_count = config.integer("num_hidden_layers"), config.integer("total_ut_steps")
     stack = _looped_stack(config, loop_count)
     config.require("use_sliding_window", False)
     listed_kinds(config, "layer_types", {"full_attention": "full"}, ["full"] * depth)
     config.notes.append(
         f"total_ut_steps: the norm after each step but the last, and the gate that may end the steps "
-        f"({config.size('hidden_size') + 1} parameters), are not counted"
+        f"({config.integer('hidden_size') + 1} parameters), are not counted"
     )
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config), glu(config), norm, "sandwich")
@@ -52,7 +52,7 @@ def _read_nanbeige(config: Config) -> Table:
     loss_weights: object = config.get("loop_loss_weights") or []
     if not isinstance(loss_weights, list):
         raise config.error("loop_loss_weights", loss_weights, "a list of numbers")
-    loop_count = len(loss_weights) + 1 if loss_weights else config.size("num_loops")
+    loop_count = len(loss_weights) + 1 if loss_weights else config.integer("num_loops")
     config.fields_read.add("num_loops")
     if not config.flag("skip_loop_final_norm") and loop_count > 1:
         config.notes.append("num_loops: the norm after each loop but the last is not counted; it adds no parameters")
@@ -65,13 +65,13 @@ def _read_nanbeige(config: Config) -> Table:
 def _read_loopcoder(config: Config) -> Table:
     """Reads LoopCoder, whose class runs two loops."""
     config.require("loop_num", 2)
-    heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
+    heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
     mixer = {
         "type": "looped",
         "num_attention_heads": heads,
-        "num_key_value_heads": config.optional_size("num_key_value_heads") or heads,
-        "head_dim": config.optional_size("head_dim") or config.quotient("num_attention_heads", hidden, heads),
-        "loop_window_size": config.size("loop_window_size"),
+        "num_key_value_heads": config.optional_integer("num_key_value_heads") or heads,
+        "head_dim": config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden, heads),
+        "loop_window_size": config.integer("loop_window_size"),
         "attention_bias": config.flag("attention_bias"),
         "position": rope(config),
     }
@@ -82,7 +82,7 @@ def _read_loopcoder(config: Config) -> Table:
 
 def _looped_stack(config: Config, loop_count: int) -> Table:
     """Returns a stack that runs all layers in each of `loop_count` loops with the same parameters."""
-    depth = config.size("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     if depth > MOST_KINDS or depth * loop_count > MOST_LAYERS:
         raise config.error("num_hidden_layers", depth, f"at most {MOST_KINDS} layers")
     if depth == 1:

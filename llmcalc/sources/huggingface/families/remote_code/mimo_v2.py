@@ -45,13 +45,13 @@ def _read_naive(config: Config) -> Table:
     config.require("enable_dsa", True)
     config.require("index_n_kv_heads", 1)
     for field_name in SIZES:
-        config.size(f"swa_{field_name}")
-    rotary_size = Rope(**rope(config)).rotary_size(config.size("head_dim"))
+        config.integer(f"swa_{field_name}")
+    rotary_size = Rope(**rope(config)).rotary_size(config.integer("head_dim"))
     indexer: Table = {
         "type": "token_indexer",
-        "index_n_heads": config.size("index_n_heads"),
-        "index_head_dim": config.size("index_head_dim"),
-        "index_topk": config.size("index_top_k"),
+        "index_n_heads": config.integer("index_n_heads"),
+        "index_head_dim": config.integer("index_head_dim"),
+        "index_topk": config.integer("index_top_k"),
         "rotary_dim": rotary_size,
     }
     sinks = {"sinks": True} if config.flag("add_full_attention_sink_bias") else {}
@@ -61,16 +61,16 @@ def _read_naive(config: Config) -> Table:
 def _sliding_and_full(config: Config, full_fields: Table) -> Table:
     """Returns a decoder with sliding and full layers. full_fields: additional attention fields of full layers."""
     config.require("n_shared_experts", None, 0)
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     qkv = biases(config.flag("attention_bias"), *QKV)
     head_fields = {
-        field: config.size(field, "head_dim") if field == "v_head_dim" else config.size(field) for field in SIZES
+        field: config.integer(field, "head_dim") if field == "v_head_dim" else config.integer(field) for field in SIZES
     }
     sliding_sizes = {
-        field: config.size(f"swa_{field}") if config.has(f"swa_{field}") else head_size
+        field: config.integer(f"swa_{field}") if config.has(f"swa_{field}") else head_size
         for field, head_size in head_fields.items()
     }
-    window = config.size("sliding_window_size", "sliding_window")
+    window = config.integer("sliding_window_size", "sliding_window")
     sinks = {"sinks": True} if config.flag("add_swa_attention_sink_bias") else {}
     mixer = attention(config, **qkv, **head_fields)
     attention_kinds = [
@@ -78,9 +78,9 @@ def _sliding_and_full(config: Config, full_fields: Table) -> Table:
     ]
     ffn_kinds = ["moe" if layer_mark else "dense" for layer_mark in _layer_marks(config, "moe_layer_freq", depth)]
     experts = moe(
-        config.size("n_routed_experts"),
-        config.size("num_experts_per_tok"),
-        glu(config, ffn_width=config.size("moe_intermediate_size")),
+        config.integer("n_routed_experts"),
+        config.integer("num_experts_per_tok"),
+        glu(config, ffn_width=config.integer("moe_intermediate_size")),
         **SIGMOID,
     )
     block = layer_table(mixer, glu(config), norm)
@@ -96,7 +96,7 @@ def _sliding_and_full(config: Config, full_fields: Table) -> Table:
 
 def _layer_marks(config: Config, field: str, depth: int) -> list[int]:
     """Returns a list with 0 or 1 for each layer. Raises `InputError` for another length or another number."""
-    layer_marks = config.sizes(field)
+    layer_marks = config.integers(field)
     if len(layer_marks) != depth or not {*layer_marks} <= {0, 1}:
         raise config.error(field, layer_marks, f"{depth} times 0 or 1, one for each layer")
     return layer_marks

@@ -16,7 +16,7 @@ SPARSE, LIGHTNING = "minicpm4", ("lightning", "lightning_attn", "lightning-attn"
 
 def _read_minicpm_sala(config: Config) -> Table:
     """Reads MiniCPM-SALA. Scales of the embedding and the residual stream have no parameters."""
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixer_types = config.texts("mixer_types")
     if len(mixer_types) != depth or not {*mixer_types} <= {SPARSE, *LIGHTNING}:
         raise config.error("mixer_types", mixer_types, f"{depth} times {SPARSE} or {LIGHTNING[-1]}")
@@ -39,7 +39,7 @@ def _sparse_attention(config: Config) -> Table:
 
 def _lightning_attention(config: Config, norm: Table) -> Table:
     """Returns the lightning attention. norm: the optional norm of queries and keys."""
-    heads = config.size("lightning_nh")
+    heads = config.integer("lightning_nh")
     config.require("lightning_nkv", heads)
     for field_name in ("use_output_gate", "use_output_norm"):
         config.require(field_name, True)
@@ -47,7 +47,7 @@ def _lightning_attention(config: Config, norm: Table) -> Table:
     return {
         "type": "lightning",
         "num_attention_heads": heads,
-        "head_dim": config.size("lightning_head_dim"),
+        "head_dim": config.integer("lightning_head_dim"),
         "hidden_act": "identity",
         "qkv_bias": bias,
         "o_bias": bias,

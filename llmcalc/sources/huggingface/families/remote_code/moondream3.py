@@ -35,8 +35,8 @@ def _read_moondream3(config: Config) -> Table:
     text_config = Config(config_section(config, sections, "text"), TEXT, config.model_type, location="config.text.")
     stated_experts = text_config.table("moe") if text_config.has("moe") else {}
     experts = Config(stated_experts, EXPERTS, config.model_type, location="config.text.moe.")
-    hidden, depth = text_config.size("dim"), text_config.size("n_layers")
-    heads, kv_heads = text_config.size("n_heads"), text_config.size("n_kv_heads")
+    hidden, depth = text_config.integer("dim"), text_config.integer("n_layers")
+    heads, kv_heads = text_config.integer("n_heads"), text_config.integer("n_kv_heads")
     head_size = text_config.quotient("n_heads", hidden, heads)
     scale_params = depth * (2 * heads * head_size * (heads + 2 * kv_heads) + heads)
     config.notes += [
@@ -51,13 +51,13 @@ def _read_moondream3(config: Config) -> Table:
         **biases(True, *QKVO),
     }
     routed_experts = moe(
-        experts.size("n_experts"),
-        experts.size("n_experts_per_tok"),
-        {"intermediate_size": experts.size("expert_inner_dim"), "hidden_act": "gelu", "gated": True},
+        experts.integer("n_experts"),
+        experts.integer("n_experts_per_tok"),
+        {"intermediate_size": experts.integer("expert_inner_dim"), "hidden_act": "gelu", "gated": True},
         router={"bias": True},
     )
     dense_layer: Table = {
-        "intermediate_size": text_config.size("ff_dim"),
+        "intermediate_size": text_config.integer("ff_dim"),
         "hidden_act": "gelu_tanh",
         **biases(True, "up_bias", "down_bias"),
     }
@@ -67,10 +67,10 @@ def _read_moondream3(config: Config) -> Table:
     layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
     model_sizes = Config(
         {
-            "vocab_size": text_config.size("vocab_size"),
+            "vocab_size": text_config.integer("vocab_size"),
             "hidden_size": hidden,
             "num_hidden_layers": depth,
-            "max_position_embeddings": text_config.size("max_context"),
+            "max_position_embeddings": text_config.integer("max_context"),
             "tie_word_embeddings": False,
         },
         {},

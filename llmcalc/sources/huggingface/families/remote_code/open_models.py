@@ -52,7 +52,7 @@ def _read_hf_olmo(config: Config) -> Table:
         stack["embedding_norm"] = norm
     block = layer_table(mixer, _feed_forward(config, bias), norm, "output" if config.flag("norm_after") else "pre")
     embedding_rows, is_tied = (
-        config.optional_size("embedding_size") or config.size("vocab_size"),
+        config.optional_integer("embedding_size") or config.integer("vocab_size"),
         config.flag("tie_word_embeddings"),
     )
     config.fields_read.add("vocab_size")
@@ -70,7 +70,7 @@ def _olmo_norm(config: Config, is_affine: bool, bias: bool) -> Table:
 
 def _kv_heads(config: Config) -> int:
     """Returns the number of key and value heads, which the older `multi_query_attention` sets to 1 or to all."""
-    heads, kv_heads = config.size("num_attention_heads"), config.optional_size("num_key_value_heads")
+    heads, kv_heads = config.integer("num_attention_heads"), config.optional_integer("num_key_value_heads")
     if config.get("multi_query_attention") is None:
         return kv_heads or heads
     stated_heads = 1 if config.flag("multi_query_attention") else heads
@@ -81,7 +81,7 @@ def _kv_heads(config: Config) -> int:
 
 def _feed_forward(config: Config, bias: bool) -> Table:
     """Returns the feed-forward network; for SwiGLU, `mlp_hidden_size` is the width of gate and values together."""
-    ffn_width = config.optional_size("intermediate_size") or _ffn_width_of_ratio(config, config.size("mlp_ratio"))
+    ffn_width = config.optional_integer("intermediate_size") or _ffn_width_of_ratio(config, config.integer("mlp_ratio"))
     config.fields_read.add("mlp_ratio")
     activation = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
     if activation != "silu":
@@ -99,7 +99,7 @@ def _feed_forward(config: Config, bias: bool) -> Table:
 
 def _ffn_width_of_ratio(config: Config, width_multiplier: int) -> int:
     """Returns the default width of a feed-forward network: a multiple of the hidden size."""
-    hidden = config.size("hidden_size")
+    hidden = config.integer("hidden_size")
     if width_multiplier * hidden > LARGEST:
         raise config.error(
             "hidden_size",
@@ -118,7 +118,7 @@ def _read_molmo(config: Config) -> Table:
     mixer.pop("head_dim", None)
     if config.flag("attention_layer_norm"):
         mixer |= qk_norm_fields(norm, "projection")
-    ffn_width = config.size("intermediate_size")
+    ffn_width = config.integer("intermediate_size")
     if ffn_width % 2:
         raise config.error("intermediate_size", ffn_width, "an even number: the gate and the other half together")
     block = layer_table(
@@ -127,7 +127,7 @@ def _read_molmo(config: Config) -> Table:
         norm,
         "output" if config.flag("norm_after") else "pre",
     )
-    embedding_rows = config.optional_size("embedding_size") or config.size("vocab_size")
+    embedding_rows = config.optional_integer("embedding_size") or config.integer("vocab_size")
     config.fields_read.add("vocab_size")
     config.notes.append(
         "the vision encoder, whose sizes are in the code of the model, and its projector are not counted: "
@@ -147,8 +147,8 @@ def _molmo_vision(config: Config) -> int:
     layer = 4 * hidden_size * (hidden_size + 1) + 2 * 4 * hidden_size * hidden_size + 5 * hidden_size + 4 * hidden_size
     encoder = hidden_size * (patch_values + 1 + position_rows + 2) + depth * layer
     pooling_params = 3 * (2 * hidden_size + 1) * hidden_size + (hidden_size + 1) * hidden_size + 2 * 2 * hidden_size
-    gated_width = config.size("intermediate_size") // 2
-    return encoder + pooling_params + gated_width * (2 * hidden_size + config.size("hidden_size"))
+    gated_width = config.integer("intermediate_size") // 2
+    return encoder + pooling_params + gated_width * (2 * hidden_size + config.integer("hidden_size"))
 
 
 OLMO_MODULES = {
@@ -178,7 +178,7 @@ def _read_openlm(config: Config) -> Table:
 
 
 def _openlm_arguments(config: Config) -> Table:
-    eps, hidden = config.number("norm_eps"), config.size("hidden_size")
+    eps, hidden = config.number("norm_eps"), config.integer("hidden_size")
     norm_tables = {
         "default_layer_norm": layernorm(eps),
         "lp_layer_norm": layernorm(eps),
@@ -192,7 +192,7 @@ def _openlm_arguments(config: Config) -> Table:
     position_kind = config.choice(
         {"rotary": True, "head_rotary": True, "llama_rotary": True, "none": False}, "positional_embedding_type"
     )
-    mixer: Table = {"num_attention_heads": config.size("num_attention_heads")}
+    mixer: Table = {"num_attention_heads": config.integer("num_attention_heads")}
     if position_kind:
         mixer["position"] = {"type": "rope"}
     config.quotient("num_attention_heads", hidden, mixer["num_attention_heads"])

@@ -13,7 +13,7 @@ from ..deepseek.deepseek import LATENT, ROUTING, SIGMOID, deepseek_decoder, late
 
 
 def _read_pangu_ultra_moe(config: Config) -> Table:
-    depth, first_expert_layer = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
+    depth, first_expert_layer = config.integer("num_hidden_layers"), config.count("first_k_dense_replace")
     config.require("sandwich_norm", True)
     router: Table = SIGMOID if config.flag("router_enable_expert_bias") else {"router": {"scoring_func": "sigmoid"}}
     model_fields = deepseek_decoder(

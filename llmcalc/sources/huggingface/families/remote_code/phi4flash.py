@@ -18,24 +18,24 @@ from ..recurrent.mamba import step_rank
 
 def _read_phi4flash(config: Config) -> Table:
     config.require("mb_per_layer", 2)
-    depth, hidden = config.size("num_hidden_layers"), config.size("hidden_size")
-    heads, channels = config.size("num_attention_heads"), config.size("mamba_expand") * hidden
+    depth, hidden = config.integer("num_hidden_layers"), config.integer("hidden_size")
+    heads, channels = config.integer("num_attention_heads"), config.integer("mamba_expand") * hidden
     if depth % 4:
         raise config.error("num_hidden_layers", depth, "a multiple of 4")
     has_projection_bias, norm = config.flag("mamba_proj_bias"), layernorm(config.number("layer_norm_eps"))
     mamba: Table = {
         "type": "mamba",
         "intermediate_size": channels,
-        "state_size": config.size("mamba_d_state"),
+        "state_size": config.integer("mamba_d_state"),
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
-        "conv_kernel": config.size("mamba_d_conv"),
+        "conv_kernel": config.integer("mamba_d_conv"),
         "use_conv_bias": config.flag("mamba_conv_bias"),
         "use_bias": has_projection_bias,
     }
     attention: Table = {
         "type": "differential",
         "num_attention_heads": heads,
-        "num_key_value_heads": config.optional_size("num_key_value_heads") or heads,
+        "num_key_value_heads": config.optional_integer("num_key_value_heads") or heads,
         "head_dim": config.quotient("num_attention_heads", hidden, heads),
         "attention_bias": True,
         "norm_weight": True,
@@ -70,7 +70,7 @@ def _window_size(config: Config) -> int | None:
     """Returns the window of the first half's attention, stated once or per layer."""
     stated_window = config.get("sliding_window")
     if not isinstance(stated_window, list):
-        return config.optional_size("sliding_window")
+        return config.optional_integer("sliding_window")
     window_sizes = {window_size for window_size in stated_window if window_size is not None}
     if len(window_sizes) > 1 or not all(
         is_whole(window_size) and 0 < window_size <= LARGEST for window_size in window_sizes

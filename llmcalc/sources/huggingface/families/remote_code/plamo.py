@@ -28,19 +28,19 @@ def _read_plamo2(config: Config) -> Table:
     """Reads PLaMo 2: every `mamba_step`-th layer has attention; `full_attention_idx` lists layers without a window."""
     eps, depth, mamba_period = (
         config.number("rms_norm_eps"),
-        config.size("num_hidden_layers"),
-        config.size("mamba_step"),
+        config.integer("num_hidden_layers"),
+        config.integer("mamba_step"),
     )
     norm, heads, hidden_size = (
         offset_rmsnorm(eps),
-        config.size("num_attention_heads"),
-        config.size("hidden_size_per_head"),
+        config.integer("num_attention_heads"),
+        config.integer("hidden_size_per_head"),
     )
-    window, full_layers = config.optional_size("attention_window_size"), config.get("full_attention_idx")
-    full_attention_indices = set() if full_layers is None else set(config.sizes("full_attention_idx"))
+    window, full_layers = config.optional_integer("attention_window_size"), config.get("full_attention_idx")
+    full_attention_indices = set() if full_layers is None else set(config.integers("full_attention_idx"))
     mixer = {
         "num_attention_heads": heads,
-        "num_key_value_heads": config.size("num_key_value_heads"),
+        "num_key_value_heads": config.integer("num_key_value_heads"),
         "head_dim": hidden_size,
         "position": rope(config),
         **qk_norm_fields(rmsnorm(eps), "per_head"),
@@ -48,12 +48,12 @@ def _read_plamo2(config: Config) -> Table:
     sliding_attention = mixer if window is None else {**mixer, "sliding_window": window}
     mamba: Table = {
         "type": "selective_mamba2",
-        "num_heads": config.size("mamba_num_heads"),
+        "num_heads": config.integer("mamba_num_heads"),
         "head_dim": hidden_size,
-        "state_size": config.size("mamba_d_state"),
-        "time_step_rank": max(64, config.size("hidden_size") // 16),
-        "conv_kernel": config.size("mamba_d_conv"),
-        "chunk_size": config.size("mamba_chunk_size"),
+        "state_size": config.integer("mamba_d_state"),
+        "time_step_rank": max(64, config.integer("hidden_size") // 16),
+        "conv_kernel": config.integer("mamba_d_conv"),
+        "chunk_size": config.integer("mamba_chunk_size"),
         "norm": rmsnorm(eps),
     }
     block = layer_table(sliding_attention, glu(config), norm, "sandwich")
@@ -80,12 +80,12 @@ def _is_mamba(config: Config, layer_index: int, depth: int, mamba_period: int) -
 
 def _read_plamo3(config: Config) -> Table:
     """Reads PLaMo 3: every `sliding_window_pattern`-th layer attends to all tokens."""
-    norm, depth = offset_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    norm, depth = offset_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     window, layer_windows = (
-        config.optional_size("window_size", "sliding_window"),
+        config.optional_integer("window_size", "sliding_window"),
         config.data.get("interleaved_sliding_window"),
     )
-    window_period = config.size("sliding_window_pattern")
+    window_period = config.integer("sliding_window_pattern")
     config.fields_read.add("interleaved_sliding_window")
     default_kinds = ["sliding" if (layer + 1) % window_period else "full" for layer in range(depth)]
     if isinstance(layer_windows, list):

@@ -13,7 +13,7 @@ from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, 
 
 def _read_spark(config: Config) -> Table:
     config.require("gate_attn_act_mode", "sigmoid")
-    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     output_gate: Table = {"output_gate": {"per": "head"}} if config.flag("headwise_attn_output_gate") else {}
     mixer = attention(
         config,

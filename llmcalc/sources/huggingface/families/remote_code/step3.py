@@ -12,16 +12,16 @@ from ...parts import Table, attention, combined_kinds, decoder, glu, layer_table
 
 
 def _read_step3_text(config: Config) -> Table:
-    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     config.require("num_attention_groups", 1)
-    head_dim = config.size("head_dim")
-    rank = {"rank": config.optional_size("share_q_dim") or head_dim, "norm": norm}
+    head_dim = config.integer("head_dim")
+    rank = {"rank": config.optional_integer("share_q_dim") or head_dim, "norm": norm}
     mixer = attention(config, num_key_value_heads=1, head_dim=head_dim, query_rank=rank)
     experts = moe(
-        config.size("moe_num_experts"),
-        config.size("moe_top_k"),
-        glu(config, ffn_width=config.size("moe_intermediate_size")),
-        glu(config, ffn_width=config.size("share_expert_dim")),
+        config.integer("moe_num_experts"),
+        config.integer("moe_top_k"),
+        glu(config, ffn_width=config.integer("moe_intermediate_size")),
+        glu(config, ffn_width=config.integer("share_expert_dim")),
     )
     expert_layers = _layers_with_experts(config, depth)
     layer_kinds = ["moe" if layer in expert_layers else "dense" for layer in range(depth)]

@@ -59,28 +59,28 @@ def _read_m2m_100(config: Config) -> Table:
 
 def _read_marian(config: Config) -> Table:
     """Reads Marian, whose sinusoidal positions are a frozen table in the checkpoint."""
-    decoder_vocab = config.optional_size("decoder_vocab_size") or config.size("vocab_size")
+    decoder_vocab = config.optional_integer("decoder_vocab_size") or config.integer("vocab_size")
     shares_embeddings = config.flag("share_encoder_decoder_embeddings")
     model_fields = bart_model(config, "post", position=learned_positions(config))
-    if decoder_vocab == config.size("vocab_size") and (shares_embeddings or "encoder" not in model_fields):
+    if decoder_vocab == config.integer("vocab_size") and (shares_embeddings or "encoder" not in model_fields):
         return model_fields
     if "encoder" not in model_fields:
         raise config.error(
             "decoder_vocab_size",
             decoder_vocab,
-            f"vocab_size ({config.size('vocab_size')}), the size of the decoder's head",
+            f"vocab_size ({config.integer('vocab_size')}), the size of the decoder's head",
         )
     if shares_embeddings:
         raise config.error(
             "decoder_vocab_size",
             decoder_vocab,
-            f"vocab_size ({config.size('vocab_size')}), since encoder and decoder share an embedding",
+            f"vocab_size ({config.integer('vocab_size')}), since encoder and decoder share an embedding",
         )
     model_fields.pop("unused_embedding", None)
     return {
         **model_fields,
         "vocab_size": decoder_vocab,
-        "encoder": {**model_fields["encoder"], "vocab_size": config.size("vocab_size")},
+        "encoder": {**model_fields["encoder"], "vocab_size": config.integer("vocab_size")},
     }
 
 
@@ -102,7 +102,7 @@ def _read_pp_formulanet_text(config: Config) -> Table:
     norm, layer = layernorm(), bart_block(config, "decoder", "pre")
     config.notes.append(IDLE_CROSS_ATTENTION)
     stack = {
-        "num_hidden_layers": config.size("decoder_layers"),
+        "num_hidden_layers": config.integer("decoder_layers"),
         "position": learned_positions(config, 2),
         "embedding_norm": norm,
     }
@@ -116,7 +116,7 @@ def _read_blenderbot_small(config: Config) -> Table:
 
 def _read_fsmt(config: Config) -> Table:
     """Reads FSMT: one vocabulary per language, frozen sinusoidal positions, and a head even in the bare class."""
-    source_vocab, padding_id = config.size("src_vocab_size"), config.get("pad_token_id")
+    source_vocab, padding_id = config.integer("src_vocab_size"), config.get("pad_token_id")
     if not is_whole(padding_id) or not 0 <= padding_id < min(64, source_vocab):
         raise config.error("pad_token_id", padding_id, "the index of the padding token, below src_vocab_size and 64")
     if architecture(config).endswith("ForCausalLM"):
@@ -131,11 +131,11 @@ def _read_fsmt(config: Config) -> Table:
     if not model_fields["tie_word_embeddings"]:
         model_fields.pop("unused_embedding")
         model_fields["encoder"]["vocab_size"] = source_vocab
-    elif source_vocab != config.size("vocab_size"):
+    elif source_vocab != config.integer("vocab_size"):
         raise config.error(
             "src_vocab_size",
             source_vocab,
-            f"tgt_vocab_size ({config.size('vocab_size')}), with which it shares an embedding",
+            f"tgt_vocab_size ({config.integer('vocab_size')}), with which it shares an embedding",
         )
     return {**model_fields, "head": {"type": "lm"}}
 
@@ -166,19 +166,19 @@ def bart_model(
         config.require("is_encoder_decoder", True)
     config.fields_read.add("is_encoder_decoder")
     model_fields: Table = {
-        "vocab_size": config.size("vocab_size"),
-        "hidden_size": config.size("hidden_size"),
+        "vocab_size": config.integer("vocab_size"),
+        "hidden_size": config.integer("hidden_size"),
         "tie_word_embeddings": is_tied,
     }
     if position["type"] == "sinusoidal":
-        model_fields["max_position_embeddings"] = config.size("max_position_embeddings")
+        model_fields["max_position_embeddings"] = config.integer("max_position_embeddings")
     stack_fields: Table = {"position": position}
     if embedding_norm:
         stack_fields["embedding_norm"] = layernorm()
     if norm_placement == "pre":
         stack_fields["final_norm"] = layernorm()
     for stack_name in ("encoder", "decoder"):
-        depth = config.size("num_hidden_layers") if stack_name == "encoder" else config.size("decoder_layers")
+        depth = config.integer("num_hidden_layers") if stack_name == "encoder" else config.integer("decoder_layers")
         model_fields[stack_name] = {
             "num_hidden_layers": depth,
             "block": bart_block(config, stack_name, norm_placement, bias),
@@ -189,25 +189,27 @@ def bart_model(
         del model_fields["encoder"]
         model_fields["decoder"]["block"] |= {"idle_cross_attention": True}
     elif not is_tied and "stem" not in model_fields["encoder"]:
-        model_fields["encoder"]["vocab_size"] = config.size("vocab_size")
+        model_fields["encoder"]["vocab_size"] = config.integer("vocab_size")
         model_fields["unused_embedding"] = {}
     score_head: Table = {"transform": {"hidden_act": "tanh", "norm": None}}
     return {**model_fields, "head": head_table(config, None, score_head)}
 
 
 def bart_block(config: Config, stack_side: Side, norm_placement: str, bias: bool = True) -> Table:
-    heads = config.size("num_attention_heads") if stack_side == "encoder" else config.size("decoder_attention_heads")
-    config.quotient(f"{stack_side}_attention_heads", config.size("hidden_size"), heads)
+    heads = (
+        config.integer("num_attention_heads") if stack_side == "encoder" else config.integer("decoder_attention_heads")
+    )
+    config.quotient(f"{stack_side}_attention_heads", config.integer("hidden_size"), heads)
     attention = {"num_attention_heads": heads, **biases(bias, *QKVO)}
     block_fields = {"attention": attention, "norm": layernorm(), "norm_placement": norm_placement}
     block_fields["feed_forward"] = mlp(
-        config.size(f"{stack_side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function")
+        config.integer(f"{stack_side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function")
     )
     return {**block_fields, "cross_attention": attention} if stack_side == "decoder" else block_fields
 
 
 def learned_positions(config: Config, offset: int = 0) -> Table:
-    return {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings"), "offset": offset}
+    return {"type": "learned", "max_position_embeddings": config.integer("max_position_embeddings"), "offset": offset}
 
 
 ALIASES = {

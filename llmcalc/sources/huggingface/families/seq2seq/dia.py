@@ -17,27 +17,27 @@ def _read_dia(config: Config) -> Table:
         config.section("encoder_config", ENCODER),
         config.section("decoder_config", DECODER),
     )
-    hidden, channels = encoder_config.size("hidden_size"), decoder_config.size("num_channels")
-    channel_delays = config.sizes("delay_pattern")
+    hidden, channels = encoder_config.integer("hidden_size"), decoder_config.integer("num_channels")
+    channel_delays = config.integers("delay_pattern")
     if len(channel_delays) != channels:
         raise config.error("delay_pattern", channel_delays, f"{channels} numbers, one for each channel (num_channels)")
     encoder, decoder = _stack(encoder_config), _stack(decoder_config)
-    cross_width = decoder_config.size("cross_hidden_size")
+    cross_width = decoder_config.integer("cross_hidden_size")
     if cross_width != hidden:
         raise decoder_config.error(
             "cross_hidden_size", cross_width, f"{hidden}, the width of the encoder (hidden_size)"
         )
     decoder["block"]["cross_attention"] = {
-        "num_attention_heads": decoder_config.size("cross_num_attention_heads"),
-        "num_key_value_heads": decoder_config.size("cross_num_key_value_heads"),
-        "head_dim": decoder_config.size("cross_head_dim"),
+        "num_attention_heads": decoder_config.integer("cross_num_attention_heads"),
+        "num_key_value_heads": decoder_config.integer("cross_num_key_value_heads"),
+        "head_dim": decoder_config.integer("cross_head_dim"),
     }
     model_fields = {
-        "vocab_size": channels * decoder_config.size("vocab_size"),
-        "hidden_size": decoder_config.size("hidden_size"),
+        "vocab_size": channels * decoder_config.integer("vocab_size"),
+        "hidden_size": decoder_config.integer("hidden_size"),
         "tie_word_embeddings": False,
-        "max_position_embeddings": decoder_config.size("max_position_embeddings"),
-        "encoder": {**encoder, "vocab_size": encoder_config.size("vocab_size"), "hidden_size": hidden},
+        "max_position_embeddings": decoder_config.integer("max_position_embeddings"),
+        "encoder": {**encoder, "vocab_size": encoder_config.integer("vocab_size"), "hidden_size": hidden},
         "decoder": decoder,
         "head": head_table(config),
     }
@@ -54,7 +54,7 @@ def _stack(config: Config) -> Table:
     """Returns the encoder or the decoder without its cross-attention: pre-norm layers with RoPE and SwiGLU."""
     norm = rmsnorm(config.number("norm_eps"))
     block = layer_table(attention(config), fused_glu(config), norm)
-    return {"num_hidden_layers": config.size("num_hidden_layers"), "block": block, "final_norm": norm}
+    return {"num_hidden_layers": config.integer("num_hidden_layers"), "block": block, "final_norm": norm}
 
 
 ENCODER: dict[str, Any] = {

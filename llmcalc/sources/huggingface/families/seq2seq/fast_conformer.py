@@ -16,13 +16,13 @@ from ...parts import ACTIVATIONS, QKVO, Table, biases, head_table, layer_table, 
 def _read_canary(config: Config) -> Table:
     """Reads Canary, whose decoder is a section of the config and reads the unprojected encoder output."""
     section_config = _config_section(config, "decoder_config", "canary_decoder", CANARY_DECODER)
-    if section_config.size("vocab_size") != config.size("vocab_size"):
+    if section_config.integer("vocab_size") != config.integer("vocab_size"):
         raise section_config.error(
             "vocab_size", section_config.get("vocab_size"), f"{config.get('vocab_size')}, as in the config"
         )
     encoder_defaults = CANARY_ENCODER if config.get("encoder_config") is None else PARAKEET
     encoder, decoder = _conformer_encoder(config, encoder_defaults), _decoder(section_config, {"type": "sinusoidal"})
-    hidden_size, heads = section_config.size("hidden_size"), section_config.size("num_attention_heads")
+    hidden_size, heads = section_config.integer("hidden_size"), section_config.integer("num_attention_heads")
     section_config.quotient("num_attention_heads", hidden_size, heads)
     if encoder["hidden_size"] != hidden_size:
         raise config.error(
@@ -30,13 +30,13 @@ def _read_canary(config: Config) -> Table:
         )
     model_fields = _speech_model(config, section_config, encoder, decoder)
     section_config.finish(NO_COUNT, config)
-    return {**model_fields, "max_position_embeddings": section_config.size("max_position_embeddings")}
+    return {**model_fields, "max_position_embeddings": section_config.integer("max_position_embeddings")}
 
 
 def _read_cohere_asr(config: Config) -> Table:
     """Reads Cohere Transcribe, whose decoder projects the encoder's output and has learned positions."""
     _require_sizes_of_nemo(config)
-    encoder = {**_conformer_encoder(config, COHERE_ENCODER), "output_size": config.size("hidden_size")}
+    encoder = {**_conformer_encoder(config, COHERE_ENCODER), "output_size": config.integer("hidden_size")}
     return _speech_model(config, config, encoder, _decoder(config, learned_positions(config)))
 
 
@@ -50,12 +50,11 @@ def _require_sizes_of_nemo(config: Config) -> None:
         (config.section("head"), config, {"num_classes": "vocab_size"}),
     ):
         for section_field, class_field in class_fields.items():
-            if section_config.has(section_field) and section_config.get(section_field) != class_config.size(
-                class_field
-            ):
-                expected_value = (
-                    f"{class_config.size(class_field)}, as {class_config.location}{class_field}, which the class reads"
-                )
+            if not section_config.has(section_field):
+                continue
+            class_value = class_config.integer(class_field)
+            if section_config.get(section_field) != class_value:
+                expected_value = f"{class_value}, as {class_config.location}{class_field}, which the class reads"
                 raise section_config.error(section_field, section_config.get(section_field), expected_value)
 
 
@@ -72,8 +71,8 @@ def _speech_model(config: Config, decoder_config: Config, encoder: Table, decode
     """Returns a speech-to-text model from its encoder and decoder. decoder_config: the decoder's fields."""
     config.require("is_encoder_decoder", True)
     return {
-        "vocab_size": decoder_config.size("vocab_size"),
-        "hidden_size": decoder_config.size("hidden_size"),
+        "vocab_size": decoder_config.integer("vocab_size"),
+        "hidden_size": decoder_config.integer("hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
         "encoder": encoder,
         "decoder": decoder,
@@ -82,10 +81,10 @@ def _speech_model(config: Config, decoder_config: Config, encoder: Table, decode
 
 
 def _decoder(decoder_config: Config, position: Table) -> Table:
-    hidden, heads = decoder_config.size("hidden_size"), decoder_config.size("num_attention_heads")
+    hidden, heads = decoder_config.integer("hidden_size"), decoder_config.integer("num_attention_heads")
     kv_heads, head_dim = (
-        decoder_config.optional_size("num_key_value_heads") or heads,
-        decoder_config.optional_size("head_dim"),
+        decoder_config.optional_integer("num_key_value_heads") or heads,
+        decoder_config.optional_integer("head_dim"),
     )
     if heads % kv_heads:
         raise decoder_config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
@@ -98,11 +97,11 @@ def _decoder(decoder_config: Config, position: Table) -> Table:
     norm = layernorm()
     block = layer_table(
         mixer,
-        mlp(decoder_config.size("intermediate_size"), decoder_config.choice(ACTIVATIONS, "hidden_act")),
+        mlp(decoder_config.integer("intermediate_size"), decoder_config.choice(ACTIVATIONS, "hidden_act")),
         norm,
         cross_attention=mixer,
     )
-    depth = decoder_config.size("num_hidden_layers")
+    depth = decoder_config.integer("num_hidden_layers")
     return {
         "num_hidden_layers": depth,
         "block": block,
@@ -122,9 +121,9 @@ def _conformer_encoder(config: Config, section_defaults: Table) -> Table:
 
 def parakeet_encoder(section: Config) -> Table:
     """Returns the FastConformer that a section describes."""
-    hidden, heads, norm = section.size("hidden_size"), section.size("num_attention_heads"), layernorm()
-    has_bias, head_dim = section.flag("attention_bias"), section.optional_size("head_dim")
-    kernel_size, activation = section.size("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")
+    hidden, heads, norm = section.integer("hidden_size"), section.integer("num_attention_heads"), layernorm()
+    has_bias, head_dim = section.flag("attention_bias"), section.optional_integer("head_dim")
+    kernel_size, activation = section.integer("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")
     if kernel_size % 2 == 0:
         raise section.error("conv_kernel_size", kernel_size, "an odd number")
     if section.has("num_key_value_heads"):
@@ -147,12 +146,12 @@ def parakeet_encoder(section: Config) -> Table:
     block = {
         "type": "conformer",
         "attention": attention,
-        "feed_forward": mlp(section.size("intermediate_size"), activation, has_bias),
+        "feed_forward": mlp(section.integer("intermediate_size"), activation, has_bias),
         "convolution": convolution,
         "norm": norm,
     }
     return {
-        "num_hidden_layers": section.size("num_hidden_layers"),
+        "num_hidden_layers": section.integer("num_hidden_layers"),
         "hidden_size": hidden,
         "stem": {"type": "spectrum", "subsampling": _subsampling(section)},
         "block": block,
@@ -161,7 +160,7 @@ def parakeet_encoder(section: Config) -> Table:
 
 def _subsampling(encoder_config: Config) -> Table:
     """Returns the convolutions before the layers: each halves the frames; all but the first are depthwise-separable."""
-    subsampling_factor, mel_bins = encoder_config.size("subsampling_factor"), encoder_config.size("num_mel_bins")
+    subsampling_factor, mel_bins = encoder_config.integer("subsampling_factor"), encoder_config.integer("num_mel_bins")
     encoder_config.require("subsampling_conv_kernel_size", 3)
     encoder_config.require("subsampling_conv_stride", 2)
     convolution_count = subsampling_factor.bit_length() - 1
@@ -169,7 +168,7 @@ def _subsampling(encoder_config: Config) -> Table:
         raise encoder_config.error("subsampling_factor", subsampling_factor, "a power of 2, at least 2")
     if mel_bins % subsampling_factor:
         raise encoder_config.error("num_mel_bins", mel_bins, f"a multiple of subsampling_factor ({subsampling_factor})")
-    first_convolution = {"channels": encoder_config.size("subsampling_conv_channels"), "bias": True}
+    first_convolution = {"channels": encoder_config.integer("subsampling_conv_channels"), "bias": True}
     separable_convolution = {**first_convolution, "separable": True}
     return {
         "num_mel_bins": mel_bins,

@@ -16,10 +16,10 @@ from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
 
 def _read_led(config: Config) -> Table:
     encoder_rows, decoder_rows = (
-        {"type": "learned", "max_position_embeddings": config.size(f"max_{stack_name}_position_embeddings")}
+        {"type": "learned", "max_position_embeddings": config.integer(f"max_{stack_name}_position_embeddings")}
         for stack_name in ("encoder", "decoder")
     )
-    encoder = {"position": encoder_rows, **window_stack(config, config.size("num_hidden_layers"))}
+    encoder = {"position": encoder_rows, **window_stack(config, config.integer("num_hidden_layers"))}
     decoder = {"position": decoder_rows}
     model_fields = bart_model(config, "post", encoder_rows, True, encoder=encoder, decoder=decoder)
     if "encoder" in model_fields:

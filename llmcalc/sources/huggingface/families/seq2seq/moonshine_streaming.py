@@ -32,8 +32,12 @@ def _read_moonshine_streaming(config: Config) -> Table:
     config.require("is_encoder_decoder", True)
     if is_whole(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
-    hidden, heads, norm = config.size("hidden_size"), config.size("num_attention_heads"), layernorm(1e-5, bias=False)
-    kv_heads, head_dim = config.optional_size("num_key_value_heads"), config.optional_size("head_dim")
+    hidden, heads, norm = (
+        config.integer("hidden_size"),
+        config.integer("num_attention_heads"),
+        layernorm(1e-5, bias=False),
+    )
+    kv_heads, head_dim = config.optional_integer("num_key_value_heads"), config.optional_integer("head_dim")
     if kv_heads not in (None, heads):
         raise config.error(
             "num_key_value_heads", kv_heads, f"{heads}: the class splits queries into as many heads as keys"
@@ -45,21 +49,21 @@ def _read_moonshine_streaming(config: Config) -> Table:
         mixer["head_dim"] = head_dim
     rotary_fraction = 1.0 if config.has("rope_parameters") else 0.8
     ffn = {
-        "intermediate_size": config.size("intermediate_size"),
+        "intermediate_size": config.integer("intermediate_size"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
         "gated": True,
         **biases(True, "gate_bias", "up_bias", "down_bias"),
     }
     decoder = {
-        "num_hidden_layers": config.size("num_hidden_layers"),
+        "num_hidden_layers": config.integer("num_hidden_layers"),
         "block": layer_table({**mixer, "position": rope(config, rotary_fraction)}, ffn, norm, cross_attention=mixer),
         "final_norm": norm,
     }
     return {
-        "vocab_size": config.size("vocab_size"),
+        "vocab_size": config.integer("vocab_size"),
         "hidden_size": hidden,
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
-        "max_position_embeddings": config.size("max_position_embeddings"),
+        "max_position_embeddings": config.integer("max_position_embeddings"),
         "encoder": _streaming_encoder(config, hidden),
         "decoder": decoder,
         "head": head_table(config),
@@ -70,11 +74,11 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
     """Returns the encoder of audio frames, with a position embedding on its output."""
     encoder_fields = {} if config.get("encoder_config") is None else config.table("encoder_config")
     encoder_config = Config(encoder_fields, ENCODER, "moonshine_streaming_encoder", location="encoder_config.")
-    hidden, heads = encoder_config.size("hidden_size"), encoder_config.size("num_attention_heads")
-    kv_heads, head_dim = encoder_config.size("num_key_value_heads"), encoder_config.optional_size("head_dim")
+    hidden, heads = encoder_config.integer("hidden_size"), encoder_config.integer("num_attention_heads")
+    kv_heads, head_dim = encoder_config.integer("num_key_value_heads"), encoder_config.optional_integer("head_dim")
     if heads % kv_heads:
         raise encoder_config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
-    frame_size = round(encoder_config.size("sample_rate") * encoder_config.number("frame_ms") / 1000)
+    frame_size = round(encoder_config.integer("sample_rate") * encoder_config.number("frame_ms") / 1000)
     if frame_size < 1:
         raise encoder_config.error("frame_ms", encoder_config.get("frame_ms"), "a frame of at least one sample")
     mixer: Table = {
@@ -87,13 +91,15 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
     config.notes.append("encoder_config.sliding_windows: not counted: every position of the encoder attends to all")
     encoder_config.fields_read.add("sliding_windows")
     encoder: Table = {
-        "num_hidden_layers": encoder_config.size("num_hidden_layers"),
+        "num_hidden_layers": encoder_config.integer("num_hidden_layers"),
         "stem": {"type": "frames", "frame_size": frame_size},
         "block": layer_table(
-            mixer, mlp(encoder_config.size("intermediate_size"), encoder_config.choice(ACTIVATIONS, "hidden_act")), norm
+            mixer,
+            mlp(encoder_config.integer("intermediate_size"), encoder_config.choice(ACTIVATIONS, "hidden_act")),
+            norm,
         ),
         "final_norm": norm,
-        "output_positions": {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings")},
+        "output_positions": {"type": "learned", "max_position_embeddings": config.integer("max_position_embeddings")},
     }
     if hidden != decoder_width:
         encoder |= {"hidden_size": hidden, "output_size": decoder_width, "output_bias": False}

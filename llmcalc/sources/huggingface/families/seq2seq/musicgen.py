@@ -52,16 +52,16 @@ def _read_musicgen_decoder(config: Config) -> Table:
 
 def _read_melody_decoder(config: Config) -> Table:
     """Reads a decoder whose embedding has, for each codebook, all tokens and a padding token."""
-    norm, heads, codebook_count = layernorm(), config.size("num_attention_heads"), config.size("num_codebooks")
-    config.quotient("num_attention_heads", config.size("hidden_size"), heads)
-    ffn = mlp(config.size("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"), bias=False)
+    norm, heads, codebook_count = layernorm(), config.integer("num_attention_heads"), config.integer("num_codebooks")
+    config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
+    ffn = mlp(config.integer("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"), bias=False)
     model_fields = decoder(
         config,
         layer_table({"num_attention_heads": heads}, ffn, norm),
         norm,
         stack={"position": {"type": "sinusoidal"}},
         tie_word_embeddings=False,  # its class ties nothing
-        vocab_size=codebook_count * config.size("vocab_size"),
+        vocab_size=codebook_count * config.integer("vocab_size"),
         additional_vocab_size=codebook_count,
     )
     config.notes.append(

@@ -39,15 +39,15 @@ def _read_prophetnet(config: Config) -> Table:
         config.require("add_cross_attention", True)
     config.fields_read.add("is_encoder_decoder")
     model_fields: Table = {
-        "vocab_size": config.size("vocab_size"),
-        "hidden_size": config.size("hidden_size"),
+        "vocab_size": config.integer("vocab_size"),
+        "hidden_size": config.integer("hidden_size"),
         "tie_word_embeddings": is_tied,
         "head": head_table(config),
         **{stack_name: _post_norm_stack(config, stack_name) for stack_name in SIDES},
     }
     if not is_tied:
         model_fields["unused_embedding"] = {}
-        model_fields["encoder"]["vocab_size"] = config.size("vocab_size")
+        model_fields["encoder"]["vocab_size"] = config.integer("vocab_size")
     if is_decoder:
         del model_fields["encoder"]
         if config.flag("add_cross_attention"):
@@ -60,25 +60,25 @@ def _read_prophetnet(config: Config) -> Table:
 
 def _post_norm_stack(config: Config, stack_name: str) -> Table:
     """Returns the encoder's or the decoder's stack: post-norm layers with biases everywhere."""
-    hidden, heads = config.size("hidden_size"), config.size(f"num_{stack_name}_attention_heads")
+    hidden, heads = config.integer("hidden_size"), config.integer(f"num_{stack_name}_attention_heads")
     config.quotient(f"num_{stack_name}_attention_heads", hidden, heads)
     attention: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
     activation = config.choice(ACTIVATIONS, "activation_function")
-    block: Table = layer_table(attention, mlp(config.size(f"{stack_name}_ffn_dim"), activation), layernorm(), "post")
+    block: Table = layer_table(attention, mlp(config.integer(f"{stack_name}_ffn_dim"), activation), layernorm(), "post")
     stack: Table = {
-        "num_hidden_layers": config.size(f"num_{stack_name}_layers"),
+        "num_hidden_layers": config.integer(f"num_{stack_name}_layers"),
         "block": block,
         "position": _learned_positions(config, 0 if stack_name == "encoder" else 1),
         "embedding_norm": layernorm(),
     }
     if stack_name == "decoder":
-        ngram_length = config.size("ngram")
+        ngram_length = config.integer("ngram")
         block["attention"] = {
             "type": "ngram",
             "num_attention_heads": heads,
             "ngram": ngram_length,
-            "num_buckets": config.size("num_buckets"),
-            "relative_max_distance": config.size("relative_max_distance"),
+            "num_buckets": config.integer("num_buckets"),
+            "relative_max_distance": config.integer("relative_max_distance"),
         }
         block["cross_attention"] = attention
         stack["streams"] = {"type": "predict_streams", "ngram": ngram_length}
@@ -87,7 +87,7 @@ def _post_norm_stack(config: Config, stack_name: str) -> Table:
 
 def _learned_positions(config: Config, extra_rows: int) -> Table:
     """Returns learned positions after the padding row. extra_rows: rows for tokens of predict streams."""
-    position_rows, padding_id = config.size("max_position_embeddings"), config.get("pad_token_id")
+    position_rows, padding_id = config.integer("max_position_embeddings"), config.get("pad_token_id")
     if not is_whole(padding_id) or not 0 <= padding_id < min(64, position_rows - 2):
         raise config.error(
             "pad_token_id", padding_id, "the index of the padding token, below max_position_embeddings − 2"

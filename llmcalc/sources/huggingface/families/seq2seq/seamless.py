@@ -28,26 +28,26 @@ def _read_seamless(config: Config) -> Table:
         config.notes += [f"{field}: {part_title} is not counted" for field, part_title in OTHER_PARTS.items()]
     is_tied, position, norm = config.flag("tie_word_embeddings"), {"type": "sinusoidal"}, layernorm()
     model_fields: Table = {
-        "vocab_size": config.size("vocab_size"),
-        "hidden_size": config.size("hidden_size"),
+        "vocab_size": config.integer("vocab_size"),
+        "hidden_size": config.integer("hidden_size"),
         "tie_word_embeddings": is_tied,
-        "max_position_embeddings": config.size("max_position_embeddings"),
+        "max_position_embeddings": config.integer("max_position_embeddings"),
         "head": head_table(config),
     }
     for stack_name in ("encoder", "decoder"):
-        heads = config.size(f"{stack_name}_attention_heads")
+        heads = config.integer(f"{stack_name}_attention_heads")
         config.quotient(f"{stack_name}_attention_heads", model_fields["hidden_size"], heads)
         mixer = {"num_attention_heads": heads, **biases(True, *QKVO)}
         block = {
             "attention": mixer,
             **({"cross_attention": mixer} if stack_name == "decoder" else {}),
             "feed_forward": mlp(
-                config.size(f"{stack_name}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function")
+                config.integer(f"{stack_name}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function")
             ),
             "norm": norm,
             "norm_placement": "pre",
         }
-        depth = config.size(f"{stack_name}_layers")
+        depth = config.integer(f"{stack_name}_layers")
         model_fields[stack_name] = {
             "num_hidden_layers": depth,
             "position": position,

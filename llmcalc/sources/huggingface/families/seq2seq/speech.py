@@ -15,15 +15,15 @@ from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
 
 
 def _read_speech_to_text(config: Config) -> Table:
-    kernel_sizes, layers = config.sizes("conv_kernel_sizes"), config.size("num_conv_layers")
+    kernel_sizes, layers = config.integers("conv_kernel_sizes"), config.integer("num_conv_layers")
     if len(kernel_sizes) != layers or any(kernel_size % 2 == 0 for kernel_size in kernel_sizes):
         raise config.error("conv_kernel_sizes", kernel_sizes, f"num_conv_layers ({layers}) odd numbers")
-    channels = config.size("conv_channels")
+    channels = config.integer("conv_channels")
     if channels % 2:
         raise config.error("conv_channels", channels, "an even number")
     stem = {
         "type": "subsampling",
-        "num_mel_bins": config.size("input_feat_per_channel") * config.size("input_channels"),
+        "num_mel_bins": config.integer("input_feat_per_channel") * config.integer("input_channels"),
         "conv_channels": channels,
         "conv_kernel_sizes": kernel_sizes,
     }
@@ -33,8 +33,8 @@ def _read_speech_to_text(config: Config) -> Table:
 
 def _read_moonshine(config: Config) -> Table:
     config.require("is_encoder_decoder", True)
-    norm, hidden = layernorm(1e-5, bias=False), config.size("hidden_size")
-    ffn_width = config.size("intermediate_size")
+    norm, hidden = layernorm(1e-5, bias=False), config.integer("hidden_size")
+    ffn_width = config.integer("intermediate_size")
     is_tied = config.flag("tie_word_embeddings")
     if is_whole(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
@@ -42,7 +42,7 @@ def _read_moonshine(config: Config) -> Table:
         stack_name: _attention_of_stack(config, stack_name, hidden) for stack_name in ("encoder", "decoder")
     }
     encoder = {
-        "num_hidden_layers": config.size("encoder_num_hidden_layers"),
+        "num_hidden_layers": config.integer("encoder_num_hidden_layers"),
         "stem": {"type": "waveform"},
         "block": layer_table(
             {**mixer_by_stack["encoder"], "position": rope(config, 0.9)},
@@ -53,7 +53,7 @@ def _read_moonshine(config: Config) -> Table:
     }
     ffn = {"intermediate_size": ffn_width, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "gated": True}
     decoder = {
-        "num_hidden_layers": config.size("num_hidden_layers"),
+        "num_hidden_layers": config.integer("num_hidden_layers"),
         "block": layer_table(
             {**mixer_by_stack["decoder"], "position": rope(config, 0.9)},
             {**ffn, **biases(True, "gate_bias", "up_bias", "down_bias")},
@@ -63,10 +63,10 @@ def _read_moonshine(config: Config) -> Table:
         "final_norm": norm,
     }
     return {
-        "vocab_size": config.size("vocab_size"),
+        "vocab_size": config.integer("vocab_size"),
         "hidden_size": hidden,
         "tie_word_embeddings": is_tied,
-        "max_position_embeddings": config.size("max_position_embeddings"),
+        "max_position_embeddings": config.integer("max_position_embeddings"),
         "encoder": encoder,
         "decoder": decoder,
         "head": head_table(config),
@@ -75,8 +75,8 @@ def _read_moonshine(config: Config) -> Table:
 
 def _attention_of_stack(config: Config, stack_name: str, hidden: int) -> Table:
     """Returns the attention of a stack, with as many key/value heads as query heads."""
-    heads = config.size(f"{stack_name}_num_attention_heads")
-    kv_heads = config.optional_size(f"{stack_name}_num_key_value_heads")
+    heads = config.integer(f"{stack_name}_num_attention_heads")
+    kv_heads = config.optional_integer(f"{stack_name}_num_key_value_heads")
     if kv_heads not in (None, heads):
         raise config.error(
             f"{stack_name}_num_key_value_heads",

@@ -15,16 +15,18 @@ def _read_speecht5(config: Config) -> Table:
     if class_name and not class_name.endswith("ForSpeechToText"):
         raise config.error("architectures", class_name, "SpeechT5ForSpeechToText, the class that generates text")
     config.require("is_encoder_decoder", True)
-    norm, hidden = layernorm(config.number("layer_norm_eps")), config.size("hidden_size")
+    norm, hidden = layernorm(config.number("layer_norm_eps")), config.integer("hidden_size")
     activation = config.choice(ACTIVATIONS, "hidden_act")
-    depth_by_stack = {stack_name: config.size(f"{stack_name}_layers") for stack_name in ("encoder", "decoder")}
-    ffns_by_stack = {stack_name: mlp(config.size(f"{stack_name}_ffn_dim"), activation) for stack_name in depth_by_stack}
-    heads = {stack_name: config.size(f"{stack_name}_attention_heads") for stack_name in depth_by_stack}
+    depth_by_stack = {stack_name: config.integer(f"{stack_name}_layers") for stack_name in ("encoder", "decoder")}
+    ffns_by_stack = {
+        stack_name: mlp(config.integer(f"{stack_name}_ffn_dim"), activation) for stack_name in depth_by_stack
+    }
+    heads = {stack_name: config.integer(f"{stack_name}_attention_heads") for stack_name in depth_by_stack}
     head_dims = {
         stack_name: config.quotient(f"{stack_name}_attention_heads", hidden, heads[stack_name])
         for stack_name in depth_by_stack
     }
-    largest_distance = config.size("encoder_max_relative_position")
+    largest_distance = config.integer("encoder_max_relative_position")
     encoder_attention = {
         "type": "relative_keys",
         "num_attention_heads": heads["encoder"],
@@ -53,10 +55,10 @@ def _read_speecht5(config: Config) -> Table:
         },
     }
     return {
-        "vocab_size": config.size("vocab_size"),
+        "vocab_size": config.integer("vocab_size"),
         "hidden_size": hidden,
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
-        "max_position_embeddings": config.size("max_text_positions"),
+        "max_position_embeddings": config.integer("max_text_positions"),
         "encoder": encoder,
         "decoder": decoder,
         "head": head_table(config),
@@ -66,7 +68,7 @@ def _read_speecht5(config: Config) -> Table:
 def _stem_convolutions(config: Config, hidden: int) -> Table:
     """Returns the stem's convolutions, which turn audio samples into encoder positions."""
     sizes_by_property = {
-        property_name: config.sizes(f"conv_{property_name}") for property_name in ("dim", "kernel", "stride")
+        property_name: config.integers(f"conv_{property_name}") for property_name in ("dim", "kernel", "stride")
     }
     convolution_count = len(sizes_by_property["dim"])
     for property_name, list_values in sizes_by_property.items():
@@ -76,7 +78,7 @@ def _stem_convolutions(config: Config, hidden: int) -> Table:
                 list_values,
                 f"{max(convolution_count, 1)} positive whole numbers, as many as conv_dim has",
             )
-    group_count = config.size("num_conv_pos_embedding_groups")
+    group_count = config.integer("num_conv_pos_embedding_groups")
     config.quotient("num_conv_pos_embedding_groups", hidden, group_count)
     is_masked = max(config.number("mask_time_prob"), config.number("mask_feature_prob")) > 0
     return {
@@ -88,7 +90,7 @@ def _stem_convolutions(config: Config, hidden: int) -> Table:
         "bias": config.flag("conv_bias"),
         "norms": config.choice({"group": "first", "layer": "all"}, "feat_extract_norm"),
         "hidden_act": config.choice(ACTIVATIONS, "feat_extract_activation"),
-        "position_kernel": config.size("num_conv_pos_embeddings"),
+        "position_kernel": config.integer("num_conv_pos_embeddings"),
         "position_groups": group_count,
         "mask": is_masked,
     }

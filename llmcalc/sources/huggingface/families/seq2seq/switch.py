@@ -28,14 +28,14 @@ def _read_switch(config: Config) -> Table:
     In the class, `expert_capacity` drops the tokens beyond an expert's capacity.
     """
     config.require("tie_word_embeddings", True)
-    config.size("expert_capacity")
+    config.integer("expert_capacity")
     dense_ffn = {
-        "intermediate_size": config.size("intermediate_size"),
+        "intermediate_size": config.integer("intermediate_size"),
         "hidden_act": config.choice(ACTIVATIONS, "dense_act_fn"),
     }
-    experts = moe(config.size("num_experts"), 1, dense_ffn, router=_router(config), expert_loop=True)
+    experts = moe(config.integer("num_experts"), 1, dense_ffn, router=_router(config), expert_loop=True)
     sparse_depths = {
-        "encoder": config.size_by_name("num_layers"),
+        "encoder": config.integer_by_name("num_layers"),
         "decoder": t5.decoder_depth(config),
     }  # the number of layers, whatever num_hidden_layers says
     model_fields = t5.t5_model(config, t5.t5_block(config, dense_ffn), t5.shared_position_bias(config))
@@ -80,9 +80,9 @@ def _read_nllb_moe(config: Config) -> Table:
             model_fields[stack_name]["num_hidden_layers"],
         )
         experts = moe(
-            config.size("num_experts"),
+            config.integer("num_experts"),
             2,
-            mlp(config.size(f"{stack_name}_ffn_dim"), activation),
+            mlp(config.integer(f"{stack_name}_ffn_dim"), activation),
             router=_router(config),
             expert_loop=True,
         )

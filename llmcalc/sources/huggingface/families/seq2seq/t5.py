@@ -41,9 +41,11 @@ def _read_longt5(config: Config) -> Table:
     block = t5_block(config)
     has_block_sums = config.choice({"local": False, "transient-global": True}, "encoder_attention_type")
     heads = {field: head_value for field, head_value in block["attention"].items() if field != "float32_softmax"}
-    local_attention = {"type": "local", **heads, "local_radius": config.size("local_radius")}
+    local_attention = {"type": "local", **heads, "local_radius": config.integer("local_radius")}
     local_attention |= (
-        {"global_block_size": config.size("global_block_size"), "global_norm": block["norm"]} if has_block_sums else {}
+        {"global_block_size": config.integer("global_block_size"), "global_norm": block["norm"]}
+        if has_block_sums
+        else {}
     )
     model_fields = t5_model(config, {**block, "attention": local_attention}, shared_position_bias(config), block)
     if has_block_sums:
@@ -59,7 +61,7 @@ def _read_pop2piano(config: Config) -> Table:
     model_fields["encoder"]["stem"] = {
         "type": "features",
         "num_features": model_fields["hidden_size"],
-        "num_styles": config.size("composer_vocab_size"),
+        "num_styles": config.integer("composer_vocab_size"),
     }
     return {**model_fields, "tie_word_embeddings": False}
 
@@ -69,15 +71,15 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
 
     stack: fields of both stacks.
     """
-    layers, norm = config.size("num_hidden_layers"), rmsnorm(config.number("layer_norm_epsilon"), scales_x=True)
+    layers, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("layer_norm_epsilon"), scales_x=True)
     depth_of_decoder = decoder_depth(config)
     model_fields: Table = {
-        "vocab_size": config.size("vocab_size"),
-        "hidden_size": config.size("hidden_size"),
+        "vocab_size": config.integer("vocab_size"),
+        "hidden_size": config.integer("hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
-    if config.optional_size("n_positions") is not None:
-        model_fields["max_position_embeddings"] = config.size("n_positions")
+    if config.optional_integer("n_positions") is not None:
+        model_fields["max_position_embeddings"] = config.integer("n_positions")
     model_fields["encoder"] = {"num_hidden_layers": layers, "block": block, "final_norm": norm, **stack}
     class_name = architecture(config)
     if class_name.endswith(("EncoderModel", "ForTokenClassification")):
@@ -95,7 +97,7 @@ def decoder_depth(config: Config) -> int:
 
     These classes use `num_layers` before its alias num_hidden_layers replaces it.
     """
-    return config.optional_size("num_decoder_layers") or config.size_by_name("num_layers")
+    return config.optional_integer("num_decoder_layers") or config.integer_by_name("num_layers")
 
 
 def t5_block(config: Config, feed_forward: Table | None = None) -> Table:
@@ -106,7 +108,7 @@ def t5_block(config: Config, feed_forward: Table | None = None) -> Table:
 
 def _t5_attention(config: Config) -> Table:
     """Returns attention with heads of any size, whose softmax is in the scores' number format."""
-    head_fields = {field_name: config.size(field_name) for field_name in ("num_attention_heads", "head_dim")}
+    head_fields = {field_name: config.integer(field_name) for field_name in ("num_attention_heads", "head_dim")}
     return {**head_fields, "float32_softmax": False}
 
 
@@ -123,13 +125,13 @@ def t5_feed_forward(config: Config) -> Table:
         )
     activation = "gelu_new" if projection_name == "gated-gelu" else ACTIVATIONS[act]
     is_gated = config.flag("is_gated_act") if config.has("is_gated_act") else gate_prefix == "gated"
-    return {"intermediate_size": config.size("intermediate_size"), "hidden_act": activation, "gated": is_gated}
+    return {"intermediate_size": config.integer("intermediate_size"), "hidden_act": activation, "gated": is_gated}
 
 
 def shared_position_bias(config: Config) -> Table:
     """Returns the relative position bias of the first layer, which all layers share."""
     size_fields = ("num_attention_heads", "relative_attention_num_buckets", "relative_attention_max_distance")
-    return {"relative_bias": {field_name: config.size(field_name) for field_name in size_fields}}
+    return {"relative_bias": {field_name: config.integer(field_name) for field_name in size_fields}}
 
 
 ALIASES = {

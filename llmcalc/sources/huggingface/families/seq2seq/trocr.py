@@ -27,21 +27,21 @@ from .bart import IGNORED
 
 
 def _read_trocr(config: Config) -> Table:
-    heads, norm = config.size("num_attention_heads"), layernorm()
-    config.quotient("decoder_attention_heads", config.size("hidden_size"), heads)
+    heads, norm = config.integer("num_attention_heads"), layernorm()
+    config.quotient("decoder_attention_heads", config.integer("hidden_size"), heads)
     mixer = {"num_attention_heads": heads, **biases(True, *QKVO)}
     stack: Table = {"position": {"type": "sinusoidal"}}
     if config.flag("use_learned_position_embeddings"):
         stack = {"position": learned_positions(config, 2)}
     if config.flag("layernorm_embedding"):
         stack["embedding_norm"] = norm
-    ffn = mlp(config.size("decoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
-    source_size = config.optional_size("cross_attention_hidden_size")
+    ffn = mlp(config.integer("decoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
+    source_size = config.optional_integer("cross_attention_hidden_size")
     block = {
         "attention": mixer,
         "cross_attention": mixer,
         "idle_cross_attention": True,
-        **({} if source_size in (None, config.size("hidden_size")) else {"idle_source_size": source_size}),
+        **({} if source_size in (None, config.integer("hidden_size")) else {"idle_source_size": source_size}),
         "feed_forward": ffn,
         "norm": norm,
         "norm_placement": "post",
@@ -52,15 +52,15 @@ def _read_trocr(config: Config) -> Table:
 
 def _read_pix2struct_text_model(config: Config) -> Table:
     config.require("is_decoder", True)
-    heads, norm = config.size("num_attention_heads"), rmsnorm(config.number("layer_norm_epsilon"))
-    if config.size("d_kv") * heads != config.size("hidden_size"):
-        raise config.error("d_kv", config.size("d_kv"), "hidden_size / num_heads, for the class divides it so")
+    heads, norm = config.integer("num_attention_heads"), rmsnorm(config.number("layer_norm_epsilon"))
+    if config.integer("d_kv") * heads != config.integer("hidden_size"):
+        raise config.error("d_kv", config.integer("d_kv"), "hidden_size / num_heads, for the class divides it so")
     activation = config.choice(ACTIVATIONS, "dense_act_fn")
-    ffn = {"intermediate_size": config.size("d_ff"), "hidden_act": activation, "gated": True}
+    ffn = {"intermediate_size": config.integer("d_ff"), "hidden_act": activation, "gated": True}
     bias = {
         "num_attention_heads": heads,
-        "relative_attention_num_buckets": config.size("relative_attention_num_buckets"),
-        "relative_attention_max_distance": config.size("relative_attention_max_distance"),
+        "relative_attention_num_buckets": config.integer("relative_attention_num_buckets"),
+        "relative_attention_max_distance": config.integer("relative_attention_max_distance"),
     }
     block = layer_table(
         {"num_attention_heads": heads},

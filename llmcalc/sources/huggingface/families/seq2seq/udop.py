@@ -42,7 +42,7 @@ def _read_udop(config: Config) -> Table:
     )  # the bare class keeps the first layer's bias beside its table
     config.notes.append("patch_size: the projection of the page's image to patches is not counted, nor its products")
     model_fields = t5_model(config, t5_block(config), {"relative_bias": {**bias, "other_buckets": page_buckets}})
-    model_fields["encoder"]["token_types"] = {"other_vocab_sizes": [config.size("max_2d_position_embeddings")] * 2}
+    model_fields["encoder"]["token_types"] = {"other_vocab_sizes": [config.integer("max_2d_position_embeddings")] * 2}
     return {**model_fields, "tie_word_embeddings": True}  # whatever the config says
 
 

@@ -9,19 +9,21 @@ from ..costs.encoders import EncodedInputs
 from .document import Report
 
 
-def with_inputs(report: Report, encoded_inputs: EncodedInputs | None) -> Report:
+def with_encoder_tokens(report: Report, encoded_inputs: EncodedInputs | None) -> Report:
     """Returns the report with image and audio tokens in the document and in a note on the first table."""
     if encoded_inputs is None or not isinstance(report.data, dict):
         return report
-    return report.with_document_entry("inputs", inputs_data(encoded_inputs), inputs_note(encoded_inputs))
+    return report.with_document_entry(
+        "inputs", encoder_tokens_data(encoded_inputs), encoder_tokens_note(encoded_inputs)
+    )
 
 
-def inputs_data(encoded_inputs: EncodedInputs) -> dict[str, Any]:
+def encoder_tokens_data(encoded_inputs: EncodedInputs) -> dict[str, Any]:
     """Returns the entry of images and audio in a JSON document."""
     return {"image_tokens": encoded_inputs.image_tokens, "audio_tokens": encoded_inputs.audio_tokens}
 
 
-def inputs_note(inputs: EncodedInputs) -> str:
+def encoder_tokens_note(inputs: EncodedInputs) -> str:
     """Writes the tokens of images and audio: `tokens of each sequence: 2,508 of images and 750 of audio`."""
     token_texts = [
         f"{units.exact(tokens)} {input_kind}"

@@ -1,0 +1,52 @@
+"""The commands of TRL that train, and the launcher of accelerate that each of them starts.
+
+Source: TRL 1.10 (f2cd57710), trl/cli/commands/training.py, trl/cli/accelerate_{config,launcher}.py and
+trl/accelerate_configs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ..launch.record import CommandLine, Table
+
+COMMANDS: Mapping[str, Table] = {
+    "trl sft": {},
+    "trl dpo": {"loss_type": "sigmoid"},
+    "trl kto": {"loss_type": "kto"},
+    "trl grpo": {"num_generations": 8},
+}
+"""Command → an argument of its trainer alone with its default, by which the reader of recipes knows the trainer."""
+
+ACCELERATE_CONFIGS: Mapping[str, tuple[str, ...]] = {
+    "single_gpu": ("--num_processes", "1"),
+    "multi_gpu": ("--num_processes", "8"),
+    **{f"zero{stage}": ("--num_processes", "8", "--use_deepspeed", "--zero_stage", str(stage)) for stage in (1, 2, 3)},
+    **{f"fsdp{version}": ("--num_processes", "8", "--use_fsdp", "--fsdp_version", str(version)) for version in (1, 2)},
+}
+"""Name of a config of accelerate that comes with TRL → the same as arguments of `accelerate launch`."""
+
+LAUNCHER_OPTION = re.compile(r"--(accelerate[_-]config|num[_-](?:processes|machines))")
+"""An argument of the command `trl` that it hands to `accelerate launch`."""
+
+
+def with_launcher(command_line: CommandLine) -> CommandLine:
+    """Returns a command of TRL with the launcher that it starts, and without the launcher's arguments."""
+    launcher_words: list[str] = []
+    other_words: list[str] = []
+    words = iter(command_line.words)
+    for word in words:
+        option, equals_sign, option_value = word.partition("=")
+        if not LAUNCHER_OPTION.fullmatch(option):
+            other_words.append(word)
+            continue
+        option_value = option_value if equals_sign else next(words, "")
+        if "config" not in option:
+            launcher_words += [option, option_value]
+        else:
+            launcher_words = [*ACCELERATE_CONFIGS.get(option_value, ("--config_file", option_value)), *launcher_words]
+    if not launcher_words:
+        return command_line
+    launcher = [*command_line.launcher, "accelerate", "launch", *launcher_words]
+    return command_line._replace(launcher=launcher, words=other_words)

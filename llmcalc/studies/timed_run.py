@@ -1,0 +1,253 @@
+"""A timed run: its seconds by part, bound and module, its utilization, and what a measured time differs by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import field
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeAlias
+
+from ..accelerator import Hardware
+from ..costs.flops import FlopCount
+from ..costs.params import ParameterCount
+from ..errors import InputError
+from ..frozen import frozen
+from ..model import ModelSpec
+from ..parallel.layout import Layout
+from ..timing.device import Device
+from ..timing.kernels import RankPass, RankWork
+from ..timing.step import StepPlan
+from ..timing.time_estimator import NumberFormats, TimedOperation, TimeEstimator
+from ..timing.time_ranges import TimeRange
+from ..timing.timing_constants import TimeStack
+from ..timing.traffic import MemoryTraffic, kernel_traffic
+from ..timing.work_recorder import rank_work
+from ..units import signed_percent
+from ..workload.counting import Counting, Pairs
+from ..workload.execution import Execution
+from ..workload.run_config import RunConfig
+from ..workload.workload import Workload
+
+TimePhase: TypeAlias = Literal["training", "prefill", "decode"]
+
+Bound: TypeAlias = Literal["compute", "memory", "network", "wait"]
+
+BOUNDS: tuple[Bound, ...] = ("compute", "memory", "network", "wait")
+
+UTILIZATION = 0.45
+"""Model FLOPs utilization that the rules 6ND and 8ND assume."""
+
+NOT_COUNTED = {
+    "training": ("stragglers", "data loading", "checkpoints", "evaluation", "uneven routing of experts"),
+    "prefill": ("queueing", "tokenization", "uneven routing of experts"),
+    "decode": ("prompts that join the batch", "queueing", "sampling on the host", "uneven routing of experts"),
+}
+"""Phase → what no estimate counts."""
+
+
+class TimedNode(NamedTuple):
+    """A part of the model or the run, with seconds.
+
+    path: path in the model, or the name of a part of the run.
+    kind: kind of its kernel or message.
+    seconds: its share of the estimate; those of all nodes add up to it.
+    bound: what takes longest of it.
+    reached: share of its seconds that the bound alone would take.
+    by_bound: bound → seconds.
+    """
+
+    path: str
+    kind: str
+    seconds: float
+    bound: Bound
+    reached: float
+    by_bound: dict[Bound, float]
+
+
+@frozen
+class TimedRun:
+    """A run with its estimated seconds.
+
+    spec: the model.
+    phase: training, prefill or decode.
+    hardware, device, stack: what runs it.
+    layout: the layout over devices.
+    sequences: sequences of a step of all devices, of a prompt batch, or of a decoding batch.
+    seq, context: new tokens and cached tokens of each sequence.
+    plan: the training step; None in inference.
+    range: the estimate with its range.
+    parts: part → seconds, which add up to the estimate.
+    lines: the priced kernels and messages, each with how often it runs in the estimate.
+    passes: the passes of inference; none in training.
+    hidden_host: seconds of the parts in which kernels wait for the host.
+    resident_bytes: weights and cache of a device in inference; in training the largest rank's weights, gradients,
+        optimizer states and activations in the layout that was asked for.
+    chosen_options: options of a layout that was chosen since the run does not fit without one; empty for none.
+    is_planned: whether `plan` has the memory of the run's precision; default true.
+    unpriced: options that change the kernels of a training step but not the estimate; default none.
+    alternatives: description of other settings → seconds with them.
+    seconds_on: the estimate on another device under another stack.
+    """
+
+    spec: ModelSpec
+    phase: TimePhase
+    hardware: Hardware
+    device: Device
+    stack: TimeStack
+    layout: Layout
+    sequences: int
+    seq: int
+    context: int
+    formats: NumberFormats
+    plan: StepPlan | None
+    range: TimeRange
+    parts: dict[str, float]
+    operations: tuple[tuple[float, TimedOperation], ...] = field(repr=False)
+    passes: tuple[RankWork, ...] = field(default=(), repr=False)
+    hidden_host: float = 0.0
+    resident_bytes: int = 0
+    chosen_options: str = ""
+    is_planned: bool = True
+    include: frozenset[str] = frozenset()
+    unpriced: tuple[str, ...] = ()
+    alternatives: dict[str, float] = field(default_factory=dict)
+    seconds_on: Callable[[Device, TimeStack], float] | None = field(default=None, repr=False)
+
+    @property
+    def seconds(self) -> float:
+        """The likely estimate in seconds."""
+        return float(self.range.estimate)
+
+    @property
+    def devices(self) -> int:
+        return self.layout.world
+
+    @property
+    def tokens(self) -> int:
+        """Number of new tokens of a step or pass, over all sequences."""
+        return self.sequences * self.seq
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def peak(self) -> float:
+        """Peak FLOP/s of a device in the number format of the products."""
+        return self.device.peaks[self.device.format_of(self.formats.dtype)]
+
+    def model_flops(self, pairs: Pairs) -> int:
+        """Returns the model FLOPs of the step or pass, without recomputation.
+
+        With low-rank adapters, the frozen weights have no gradients, so that a step has about 4ND in place of 6ND.
+        """
+        if self.plan is not None and self.plan.adapters is not None:
+            whole_model_pass = RankPass(
+                self.sequences,
+                self.seq,
+                phase="training",
+                pairs=pairs,
+                include=self.include,
+                adapters=self.plan.adapters,
+            )
+            pass_work = rank_work(self.spec, whole_model_pass)
+            return int(pass_work.forward_flops + pass_work.backward_flops)
+        workload = Workload(self.sequences, self.seq, self.context, phase=self.phase)
+        run_config = RunConfig(workload, Counting(pairs), Execution())
+        return int(FlopCount(self.spec, self.spec.tree(), run_config, self.include).total)
+
+    def utilization(self, pairs: Pairs) -> float:
+        """Returns the Model FLOPs utilization (PaLM, arXiv:2204.02311, appendix B) under a convention."""
+        return self.model_flops(pairs) / (self.seconds * self.devices * self.peak)
+
+    @cached_property
+    def hardware_utilization(self) -> float:
+        """Hardware FLOPs utilization with causal attention pairs, including recomputed layers."""
+        recompute_share = 0.0 if self.plan is None else self.plan.recompute / 3
+        return self.utilization("causal") * (1 + recompute_share)
+
+    @cached_property
+    def seconds_by_rule(self) -> dict[str, float | None]:
+        """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND if layers are recomputed, 4ND for frozen weights."""
+        if self.plan is None:
+            return {"4ND": None, "6ND": None, "8ND": None}
+        active_params = ParameterCount(self.spec, self.spec.tree(), self.include).active
+        seconds = self.tokens * active_params / (self.devices * self.peak * UTILIZATION)
+        if self.plan.adapters is not None:
+            return {"4ND": 4 * seconds, "6ND": None, "8ND": None}
+        return {"4ND": None, "6ND": 6 * seconds, "8ND": 8 * seconds if self.plan.recompute else None}
+
+    @property
+    def bounds(self) -> dict[Bound, float]:
+        """Seconds by bound (compute, memory, …) of the nodes with that bound; the sum is the estimate."""
+        return {bound: sum(node.by_bound[bound] for node in self.nodes(0)) for bound in BOUNDS}
+
+    def nodes(self, depth: int = 2) -> list[TimedNode]:
+        """Returns the parts of the model and of the run, longest first. depth: levels of the model's tree (0: none)."""
+        seconds_by_node: dict[tuple[str, str], dict[Bound, float]] = {}
+        for run_count, operation in self.operations:
+            path = ".".join(operation.path.split(".")[:depth]) if depth else "model"
+            seconds_by_bound = seconds_by_node.setdefault((path or "model", operation.kind), dict.fromkeys(BOUNDS, 0.0))
+            seconds_by_bound["memory" if operation.memory > operation.compute else "compute"] += run_count * max(
+                operation.compute, operation.memory
+            )
+            seconds_by_bound["network"] += run_count * operation.network
+            seconds_by_bound["wait"] += run_count * operation.wait
+        for part_name, bound, seconds in self._parts_of_the_run():
+            seconds_by_node.setdefault((part_name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
+        timed_nodes = []
+        for (path, component_name), bound_seconds in seconds_by_node.items():
+            seconds, bound = sum(bound_seconds.values()), max(BOUNDS, key=bound_seconds.__getitem__)
+            if seconds:
+                timed_nodes.append(
+                    TimedNode(path, component_name, seconds, bound, bound_seconds[bound] / seconds, bound_seconds)
+                )
+        return sorted(timed_nodes, key=lambda node: -node.seconds)
+
+    def traffic(self) -> dict[str, MemoryTraffic]:
+        """Returns the matrix products of an inference pass by module path, summed over equal layers.
+
+        Raises `InputError` for a training step.
+        """
+        if self.plan is not None:
+            raise InputError("--phase training: has no roofline; expected prefill or decode")
+        traffic_by_module: dict[str, MemoryTraffic] = {}
+        for pass_work in self.passes:
+            time_estimator = TimeEstimator(self.device, self.stack, self.formats, pass_work.rank_pass)
+            for path, kernel in kernel_traffic(pass_work, time_estimator):
+                traffic_by_module[path] = traffic_by_module[path] + kernel if path in traffic_by_module else kernel
+        return traffic_by_module
+
+    def _parts_of_the_run(self) -> Iterator[tuple[str, Bound, float]]:
+        """Yields the parts of the run outside of the model's nodes, each with the resource that bounds its time."""
+        yield "layer waits", "wait", self.parts.get("layer waits", 0.0)
+        yield "pipeline bubble", "wait", self.parts.get("bubble", 0.0)
+        yield "gradients and weights", "network", self.parts.get("data", 0.0)
+        yield "update", "compute" if self.stack.optimizer_flops else "memory", self.parts.get("update", 0.0)
+        yield "host", "wait", self.parts.get("host", 0.0) + self.hidden_host
+        yield "hops between stages", "network", self.parts.get("hops", 0.0)
+        yield "server", "wait", self.parts.get("server", 0.0)
+
+
+def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
+    """Returns possible explanations of a measured time. Raises `InputError` for a time that is not positive."""
+    low_seconds, high_seconds = float(timed_run.range.low), float(timed_run.range.high)
+    if low_seconds <= seconds <= high_seconds:
+        return [f"{signed_percent(seconds / timed_run.seconds - 1, 0)} against the estimate"]
+    if seconds < low_seconds:
+        compared_seconds = {
+            "training": "the tokens of a step, the number format and what is recomputed",
+            "prefill": f"the tokens of the prompt (--seq; {timed_run.seq:,} here), how many are cached, the format",
+            "decode": f"the tokens before this one (--seq; {timed_run.context:,} here), the users and the format",
+        }[timed_run.phase]
+        return [f"{timed_run.seconds / seconds:.1f} times as fast as the estimate: compare {compared_seconds}"]
+    explanations = [f"{seconds / timed_run.seconds:.1f} times the estimate; the whole range is faster"]
+    slower_alternatives = sorted(timed_run.alternatives.items(), key=lambda alternative: abs(alternative[1] - seconds))
+    explanations += [
+        f"{settings_text}: {slower_seconds:.2g} s"
+        for settings_text, slower_seconds in slower_alternatives
+        if slower_seconds > 1.03 * timed_run.seconds
+    ]
+    if timed_run.phase != "training":
+        explanations.append("no captured graphs: the host launches every kernel (--stack vllm-eager)")
+    return [*explanations, f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}"]

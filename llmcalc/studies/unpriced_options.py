@@ -1,0 +1,44 @@
+"""The options of training that change a step's kernels and not its estimated seconds."""
+
+from __future__ import annotations
+
+from ..device_memory.estimate import Memory
+from ..device_memory.optimizers.registry import optimizer
+from ..device_memory.settings import Settings
+from ..timing.timing_constants import TimeStack
+from ..workload.setting import option
+
+UNPRICED_SETTINGS = ("logits_dtype", "offload_activations", "dropout", "lora_dropout", "lora_dtype", "lora_library")
+"""Settings of training that change the kernels of a step, and with which it is timed as without them."""
+
+UNPRICED_OF_EAGER_KERNELS = ("compile", "norm")
+"""Such settings of software without fused kernels; others' kernels are fused already."""
+
+
+def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
+    """Returns the options of a training run whose effect on kernels the time estimate ignores.
+
+    stack: the software that the run is timed with.
+    """
+    settings, default_settings = memory.settings, Settings("training")
+    setting_names = list(UNPRICED_SETTINGS)
+    if not stack.fused:
+        setting_names += UNPRICED_OF_EAGER_KERNELS
+    if not (stack.fused and settings.cross_entropy == "fused"):
+        setting_names.append("cross_entropy")
+    if settings.moe not in (None, "dropless", "capacity:1"):
+        setting_names.append("moe")
+    if settings.optimizer_impl in ("foreach", "loop"):
+        setting_names.append("optimizer_impl")
+    uncounted_work = "" if memory.states.optimizer is None else optimizer(memory.states.optimizer.name).uncounted_work
+    work_of_optimizer = [f"{uncounted_work} (--optimizer {settings.optimizer})"] if uncounted_work else []
+    changed_settings = [
+        (setting_name, getattr(settings, setting_name))
+        for setting_name in setting_names
+        if getattr(settings, setting_name) != getattr(default_settings, setting_name)
+    ]
+    return [
+        option(setting_name) if setting_value is True else f"{option(setting_name)} {setting_value}"
+        for setting_name, setting_value in changed_settings
+        if setting_value and setting_value != "eager"
+    ] + work_of_optimizer
