@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...device_memory.cuda_runtime import CudaRuntime
 from ...device_memory.device_memory import TORCH, DeviceMemory, MemoryTerm, summarize_memory, without_garbage_collection
 from ...device_memory.optimizers.registry import optimizer
-from ...device_memory.training import TrainingConfig, replay_steps_on_allocator
+from ...device_memory.training import CountedSteps, TrainingConfig, count_steps
 from ...errors import InputError
 from ...parallel.layout import Layout
 from ...simulator.caching_allocator import PrefixCache
 from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import Meter
 from ...simulator.repeat_microbatches import EventMeter
-from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import DTYPES, FLOAT32
 from ..framework import RunOnRanks
 from .bf16_optimizer import Bf16OptimizerRun
@@ -110,16 +109,16 @@ def _check_training(training_config: TrainingConfig, settings: DeepSpeedSettings
         )
 
 
-@without_garbage_collection()
-def replay_zero(zero_setup: ZeroSetup, expandable_segments: bool) -> tuple[ReplayResult, tuple[MemoryTerm, ...]]:
-    """Replays one rank's set-up and two training steps on the allocator. Later steps repeat the second step.
+ReplayedRank: TypeAlias = tuple[CountedSteps, tuple[MemoryTerm, ...]]
+"""The steps of a rank, and the memory that it keeps on the host."""
 
-    expandable_segments: whether the allocator has expandable segments. Returns also what the rank keeps on the host.
-    """
+
+@without_garbage_collection()
+def replay_zero(zero_setup: ZeroSetup) -> ReplayedRank:
+    """Replays one rank's set-up and two training steps. Later steps repeat the second step."""
     training_run = zero_run(zero_setup, memory_meter := EventMeter())
     training_run.set_up()
-    replay_result = replay_steps_on_allocator(training_run, memory_meter, PrefixCache(expandable_segments))
-    return replay_result, training_run.host_terms()
+    return count_steps(training_run, memory_meter), training_run.host_terms()
 
 
 MOST_LAYERS = 10_000
@@ -145,7 +144,14 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
         raise InputError(f"{flag_text}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
     spec, dp_rank = memory_estimate.spec, layout.coordinates(rank).dp
     zero_setup = ZeroSetup(spec, training_config, settings, layout.dp, dp_rank, cuda_runtime.workspace)
-    replay_result, host_memory = replay_zero(zero_setup, cuda_runtime.expandable)
+    stored_runs: dict[int, ReplayedRank] = training_run.recorded_ranks(cuda_runtime)
+    replayed_rank = stored_runs.pop(rank, None)  # by the other kind of allocator
+    if replayed_rank is None:
+        replayed_rank = replay_zero(zero_setup)
+        if not cuda_runtime.is_tried:
+            stored_runs[rank] = replayed_rank
+    counted_steps, host_memory = replayed_rank
+    replay_result = counted_steps.result_on_allocator(PrefixCache(cuda_runtime.expandable))
     tensors_status = tensor_status(settings, training_config)
     return replace(
         summarize_memory(replay_result, cuda_runtime.context, layer_stacks(spec), tensors_status), host=host_memory
