@@ -26,7 +26,7 @@ from llmcalc.questions.listings import missing_rope_scaling_note
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
 from llmcalc.sources.presets import model_names
 from llmcalc.sources.target import load, load_config
-from llmcalc.sources.to_hf import to_config
+from llmcalc.sources.to_hf import find_config, to_config
 from llmcalc.sources.to_hf.classes import class_names
 from llmcalc.sources.to_hf.compare import canonical_values, differences
 from llmcalc.sources.to_hf.fields import FIELDS
@@ -143,12 +143,7 @@ def _config_of(shape: dict[str, Any]) -> dict[str, Any] | None:
 @cache
 def _written(shape: str) -> dict[str, Any] | None:
     """The config written for a shape, cached: the search through all classes takes most of this file's time."""
-    try:
-        return to_config(spec_of(json.loads(shape)))
-    except InputError as error:
-        if "no transformers class is known" not in str(error):
-            raise
-        return None
+    return find_config(spec_of(json.loads(shape)))
 
 
 WRITTEN_SHAPES = sampled(
