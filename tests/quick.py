@@ -20,9 +20,9 @@ QUICK = (
     "components/networks/test_identity_experts.py",
     "test_model.py",
     # readers
-    "sources/test_convert.py::test_presets_become_configs_and_come_back[phi-2]",
+    "sources/test_presets_as_configs.py::test_presets_become_configs_and_come_back[phi-2]",
     "sources/test_checkpoints.py",
-    "witnesses/test_families.py::test_real_configs_are_exact",
+    "witnesses/test_real_configs.py",
     "sources/test_target.py",
     # the memory of one device
     "simulator/test_allocator.py",
