@@ -18,7 +18,7 @@ from llmcalc.flow.program import Alternatives, Scope, Step
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.symbolic.symbolic_model import letter_of_field
-from tests.contracts.test_parts import BY_FIELDS, EXAMPLES, around_a_model, decoder
+from tests.contracts.test_parts import EXAMPLES, around_a_model, decoder
 from tests.samples import in_one_test
 
 
@@ -67,7 +67,7 @@ def steps(scope: Scope) -> list[Any]:
     return out
 
 
-@pytest.mark.parametrize("example", BY_FIELDS)
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_symbols_and_arrays_record_the_program_of_ints(example: Component) -> None:
     spec: ModelSpec = around_a_model(example)
     plain = spec.program()
