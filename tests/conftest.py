@@ -16,7 +16,7 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from tests.exhaustive import EXHAUSTIVE, LONGEST
 from tests.in_process import Result, command
-from tests.quick import QUICK, SLOW
+from tests.quick import QUICK, is_quick
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run in parallel, on small tensors
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # tests start hundreds of processes: the first compiles, for all
@@ -34,14 +34,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.args_source is pytest.Config.ArgsSource.ARGS and not hasattr(config, "workerinput"):
         raise pytest.UsageError(f"--quick: chooses the tests itself; expected no path, not {' '.join(config.args)}")
     config.args = [str(config.rootpath / "tests" / name) for name in QUICK]
-    config.option.deselect = [f"tests/{name}" for name in SLOW]
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what `tests/exhaustive.py` lists, and puts the files with the longest tests first: of several processes
-    none has one of them left when the others end.
+    none has one of them left when the others end. With `--quick` it leaves out the cases that are not quick.
     """
+    _spare_the_search_for_constants()
+    if config.option.quick:
+        config.hook.pytest_deselected(items=[item for item in items if not is_quick(item.nodeid)])
+        items[:] = [item for item in items if is_quick(item.nodeid)]
     for item in items:
         name = item.nodeid.removeprefix("tests/")
         if {name, name.partition("[")[0], name.partition("::")[0]} & EXHAUSTIVE.keys():
@@ -49,14 +52,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
-def pytest_collection_finish() -> None:
-    """Spares hypothesis the search for constants in the code under test: it would parse all of llmcalc in each process.
-    The strategies state the sizes that matter.
-
-    Spares the garbage collector the collected tests, and most of its passes over all that torch has loaded."""
+def _spare_the_search_for_constants() -> None:
+    """Spares hypothesis the search for constants in the code under test, which its plugin starts after this file's
+    hook: it would parse all of llmcalc and of the tests in each process. The strategies state the sizes that matter.
+    """
     providers = sys.modules.get("hypothesis.internal.conjecture.providers")
     if hasattr(providers, "is_local_module_file"):  # since 6.131
         providers.is_local_module_file = lambda path: False
+
+
+def pytest_collection_finish() -> None:
+    """Spares the garbage collector the collected tests, and most of its passes over all that torch has loaded."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)

@@ -110,6 +110,10 @@ EXHAUSTIVE: dict[str, str] = {
     "frameworks/test_selective_recompute.py::test_plans_and_fits_read_it_too": "the test above; test_fit_options.py",
     "frameworks/fsdp2/test_fsdp2_pipeline_replay.py::test_passes_recorded_with_few_layers_are_those_of_all_layers"
     "[qwen3-8b-two chunks]": "the passes that are played, of two chunks; the other stages",
+    "frameworks/fsdp2/test_fsdp2_pipeline_replay.py::test_passes_recorded_with_few_layers_are_those_of_all_layers"
+    "[qwen3-8b-one stage a rank]": "llama3-8b; the two chunks and the recomputed layers of another",
+    "frameworks/fsdp2/test_fsdp2_pipeline_replay.py::test_passes_recorded_with_few_layers_are_those_of_all_layers"
+    "[llama3-8b-recomputed]": "qwen3-8b",
     "frameworks/fsdp2/test_fsdp2.py::test_a_whole_model_on_many_ranks": "the drawn cases; test_torchtitan.py",
     f"{ADAPTERS}[llama3-8b-fields0-layout0-fsdp0]": "adapters of qwen3-8b",
     f"{PIPELINE}::test_many_layers_from_few": "test_fsdp2_pipeline_replay.py",

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.quick import QUICK, SLOW
+from tests.quick import QUICK, SLOW, is_quick
 
 ROOT = Path(__file__).parent.parent
 
@@ -144,7 +144,8 @@ def main() -> None:
             text, start = file.read_text(), time.monotonic()
             file.write_text(text.replace(mutant.text, mutant.replacement))
             near = [f"tests/{name}" for name in QUICK if name.startswith(mutant.file.split("/")[0])]
-            test = (near and first_failure(folder, *near)) or first_failure(folder)
+            near_failure = first_failure(folder, *near) if near else ""
+            test = near_failure if near_failure and is_quick(near_failure) else first_failure(folder)
             file.write_text(text)
             caught += bool(test)
             print(f"{number:2} {mutant.file}: {mutant.replacement or '(nothing)'!r}")

@@ -180,9 +180,13 @@ SLOW = {
     "a plan of torch's rings at 1M tokens",
     "servers of 1M tokens in and out",
     "300 micro-batches of five chunks of each rank",
+    "a fit of 100,000 layers",
+    "serving of 10,000 layers on the most devices",
+    "serving of a mixture on devices of many divisors",
 }
-"""The plan of a dense model, the prompt of as many tokens and other deep models are tried anyway; what of many layers
-is replayed, simulator/test_unfolding.py and device_memory/test_fold.py count.
+"""The plan of a dense model, the search of servers that is refused below, the prompt of as many tokens and other deep
+models are tried anyway; what of many layers is replayed, simulator/test_unfolding.py and device_memory/test_fold.py
+count.
 """
 
 

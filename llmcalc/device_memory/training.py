@@ -17,7 +17,7 @@ from ..frozen import frozen
 from ..model import ModelSpec
 from ..simulator.adapters import Adapters
 from ..simulator.autograd import AutogradGraph, backward
-from ..simulator.caching_allocator import PrefixCache
+from ..simulator.caching_allocator import PrefixCache, Stretch
 from ..simulator.choices import EAGER, KernelChoices
 from ..simulator.event_log import Event, EventRecorder, RecordedEvents, is_repeatable, is_self_contained, rename_events
 from ..simulator.lowering import Path
@@ -412,18 +412,49 @@ def _replay_two_steps(training_run: TrainingSteps, memory_meter: Meter) -> Repla
     return replay_result
 
 
+@frozen
+class CountedSteps:
+    """Two replayed steps, whose allocations and releases can be played on several allocators.
+
+    result: the result of the replay, without the allocator's bytes.
+    pieces, storage_count, pieces_before_backward: as in `PrefixCache.play_step_lists`.
+    requested_bytes, peak_requested: the requested bytes at the end and at the peak.
+    """
+
+    result: ReplayResult
+    pieces: Sequence[Stretch]
+    storage_count: int
+    pieces_before_backward: int
+    requested_bytes: int
+    peak_requested: int
+
+    def result_on_allocator(self, prefix_cache: PrefixCache) -> ReplayResult:
+        """Returns the result with the bytes of an allocator that plays the steps."""
+        replay_result = self.result.copy()
+        allocator = prefix_cache.play_step_lists(self.pieces, self.storage_count, self.pieces_before_backward)
+        replay_result.read_allocator(allocator, self.requested_bytes, self.peak_requested)
+        return replay_result
+
+
+def count_steps(training_run: TrainingSteps, memory_meter: EventMeter) -> CountedSteps:
+    """Replays two steps of a run after its set-up, without an allocator. memory_meter: the run's meter."""
+    replay_result = _replay_two_steps(training_run, memory_meter)
+    memory_meter.end_step_list()
+    return CountedSteps(
+        replay_result,
+        memory_meter.pieces,
+        memory_meter.count,
+        memory_meter.pieces_before_backward,
+        memory_meter.now,
+        memory_meter.peak,
+    )
+
+
 def replay_steps_on_allocator(
     training_run: TrainingSteps, memory_meter: EventMeter, prefix_cache: PrefixCache
 ) -> ReplayResult:
     """Replays a run's set-up and two steps on an allocator. memory_meter: the run's meter."""
-    replay_result = _replay_two_steps(training_run, memory_meter)
-    memory_meter.end_step_list()
-    replay_result.read_allocator(
-        prefix_cache.play_step_lists(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward),
-        memory_meter.now,
-        memory_meter.peak,
-    )
-    return replay_result
+    return count_steps(training_run, memory_meter).result_on_allocator(prefix_cache)
 
 
 def replay_shorter_on_allocator(

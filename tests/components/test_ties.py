@@ -57,12 +57,14 @@ def rules_of(kind: str) -> set[Any]:
 
 
 def deciding(case: tuple[str, bool, bool | None]) -> set[Any]:
-    """What decides: which of two values that differ the class reads, and for each kind of wrapper every combination."""
+    """What decides: which of two values that differ the class reads. Each rule has every combination, each file both
+    pairs that differ, and each kind of wrapper one of them.
+    """
     kind, outer, inner = case
     family = family_of(kind)
     return {
         (family.tying_source, family.generates_text, outer, inner),
-        *([(kind, outer)] if inner == (not outer) else []),
+        *([kind, (FILE_OF[kind], outer)] if inner == (not outer) else []),
     }
 
 

@@ -22,6 +22,7 @@ from llmcalc.reports import palette
 from llmcalc.studies.compare import quantities
 from llmcalc.studies.shape import budget_for, build_family, find_shapes
 from llmcalc.units import count
+from tests.samples import spread, with_rest
 
 SMALL = ("gpt2", "mixtral-8x7b")
 
@@ -302,8 +303,15 @@ PAPER: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("columns", [1, 2])
-@pytest.mark.parametrize("picture", PAPER)
+PAPER_CASES = {f"{picture}-{columns}": (picture, columns) for picture in PAPER for columns in (1, 2)}
+IN_TWO_COLUMNS = ("params-2", "schedule-2")
+"""Pictures in two columns, where texts have more room than in one: a picture of bars, and one of cells."""
+
+
+@pytest.mark.parametrize(
+    ("picture", "columns"),
+    spread(with_rest(PAPER_CASES, [name for name in PAPER_CASES if name.endswith("-1") or name in IN_TWO_COLUMNS])),
+)
 def test_a_picture_for_a_paper_has_the_width_of_its_columns_and_holds_its_texts(picture: str, columns: int) -> None:
     from matplotlib.legend import Legend
     from matplotlib.text import Text

@@ -11,6 +11,7 @@ import llmcalc
 from llmcalc.frameworks.engines.registry import engine
 from llmcalc.frameworks.engines.start_command import hub_id, start_command
 from llmcalc.sources.target import load_text
+from tests.builders import with_other_causes
 
 REQUESTS = {"concurrency": 8, "input": 1024, "output": 256}
 
@@ -26,12 +27,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_command_starts_the_server(case: str, tmp_path: Path) -> None:
-    """Read back, each layout has as many devices and as many tokens of cache."""
+    """Read back, a layout with each value of a flag has as many devices and as many tokens of cache."""
     model, hardware, options = CASES[case]
     servers = llmcalc.serve(model, hardware, **REQUESTS, **options).result.servers
     record, preset, script = engine(options.get("engine", "vllm")), llmcalc.load(model), tmp_path / "start.sh"
     assert servers
-    for server in servers:
+    for server in with_other_causes(servers, lambda server: {*server.flags.items(), ("quantize", server.quantize)}):
         command = start_command(record, preset, server.flags, server.quantize)
         assert command is not None
         script.write_text(f"{command}\n")

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from ...device_memory.cuda_runtime import CudaRuntime
 from ...device_memory.device_memory import TORCH, DeviceMemory, MemoryTerm, summarize_memory, without_garbage_collection
 from ...device_memory.optimizers.registry import optimizer
-from ...device_memory.training import TrainingConfig, replay_steps_on_allocator
+from ...device_memory.training import CountedSteps, TrainingConfig, count_steps
 from ...errors import InputError
 from ...parallel.layout import Layout
 from ...simulator.caching_allocator import PrefixCache
@@ -111,35 +111,43 @@ def _check_training(training_config: TrainingConfig, settings: DeepSpeedSettings
         )
 
 
-@without_garbage_collection()
-def replay_zero(
-    zero_setup: ZeroSetup, expandable_segments: bool, replayed_ranks: ReplayedRanks | None = None
-) -> tuple[ReplayResult, tuple[MemoryTerm, ...]]:
-    """Replays one rank's set-up and two training steps on the allocator. Later steps repeat the second step.
+ReplayedRank: TypeAlias = tuple[CountedSteps, tuple[MemoryTerm, ...]]
+"""The steps of a rank, and the memory that it keeps on the host."""
 
-    expandable_segments: whether the allocator has expandable segments.
-    replayed_ranks: replays of other ranks of the same run, to which this rank's is added; None (default) for none.
-    Returns also what the rank keeps on the host.
-    """
+
+@without_garbage_collection()
+def replay_zero(zero_setup: ZeroSetup) -> ReplayedRank:
+    """Replays one rank's set-up and two training steps. Later steps repeat the second step."""
     training_run = zero_run(zero_setup, memory_meter := EventMeter())
-    replayed_ranks = {} if replayed_ranks is None else replayed_ranks
-    rank_key = zero_setup.rank if training_run.differs_by_rank else None, expandable_segments
-    if rank_key in replayed_ranks:
-        replay_result, host_memory, replay_units = replayed_ranks[rank_key]
+    training_run.set_up()
+    return count_steps(training_run, memory_meter), training_run.host_terms()
+
+
+def _replay_on_allocator(
+    zero_setup: ZeroSetup, cuda_runtime: CudaRuntime, stored_runs: dict[Any, Any]
+) -> tuple[ReplayResult, tuple[MemoryTerm, ...]]:
+    """Returns the result of a rank's steps on an allocator, and the memory that the rank keeps on the host.
+
+    stored_runs: the steps and results of the run's other ranks, to which this rank's are added. Ranks that are alike
+        share their results; both kinds of allocators share the steps of a rank.
+    """
+    rank_key = zero_setup.rank if zero_run(zero_setup, EventMeter()).differs_by_rank else None
+    result_key = rank_key, cuda_runtime.expandable
+    if result_key in stored_runs:
+        replay_result, host_memory, replay_units = stored_runs[result_key]
         EFFORT.units += replay_units  # a search ends where it would with each rank replayed
         return replay_result, host_memory
     units_before = EFFORT.units
-    training_run.set_up()
-    replay_result = replay_steps_on_allocator(training_run, memory_meter, PrefixCache(expandable_segments))
-    host_memory = training_run.host_terms()
-    replayed_ranks[rank_key] = replay_result, host_memory, EFFORT.units - units_before
+    replayed_rank: ReplayedRank | None = stored_runs.pop(rank_key, None)  # by the other kind of allocator
+    if replayed_rank is None:
+        replayed_rank = replay_zero(zero_setup)
+        if not cuda_runtime.is_tried:
+            stored_runs[rank_key] = replayed_rank
+    counted_steps, host_memory = replayed_rank
+    replay_result = counted_steps.result_on_allocator(PrefixCache(cuda_runtime.expandable))
+    stored_runs[result_key] = replay_result, host_memory, EFFORT.units - units_before
     return replay_result, host_memory
 
-
-ReplayedRanks: TypeAlias = dict[Any, tuple[ReplayResult, tuple[MemoryTerm, ...], int]]
-"""(the rank, or None where all ranks are alike; whether segments are expandable) → (result of the replay, host memory,
-work of the replay in units of `SimulatedWork`)
-"""
 
 MOST_LAYERS = 10_000
 """The most layers of a model that are replayed: DeepSpeed's partitions and buckets differ from layer to layer."""
@@ -164,8 +172,8 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
         raise InputError(f"{flag_text}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
     spec, dp_rank = memory_estimate.spec, layout.coordinates(rank).dp
     zero_setup = ZeroSetup(spec, training_config, settings, layout.dp, dp_rank, cuda_runtime.workspace)
-    replayed_ranks = training_run.recorded_ranks(cuda_runtime)
-    replay_result, host_memory = replay_zero(zero_setup, cuda_runtime.expandable, replayed_ranks)
+    stored_runs = training_run.recorded_ranks(cuda_runtime)
+    replay_result, host_memory = _replay_on_allocator(zero_setup, cuda_runtime, stored_runs)
     tensors_status = tensor_status(settings, training_config)
     return replace(
         summarize_memory(replay_result, cuda_runtime.context, layer_stacks(spec), tensors_status), host=host_memory

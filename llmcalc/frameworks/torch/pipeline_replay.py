@@ -7,7 +7,12 @@ from dataclasses import field, replace
 from typing import TypeAlias
 
 from ...device_memory.device_memory import without_garbage_collection
-from ...device_memory.training import replay_shorter_on_allocator, replay_steps_on_allocator
+from ...device_memory.training import (
+    CountedSteps,
+    count_steps,
+    replay_shorter_on_allocator,
+    replay_steps_on_allocator,
+)
 from ...frozen import frozen
 from ...parallel.layout import Layout
 from ...simulator.caching_allocator import PrefixCache
@@ -44,6 +49,7 @@ class RecordedRank:
     parameters: per chunk, its parameters.
     prefix_caches: whether segments are expandable → the allocator's states after the events with which ranks begin.
     replayed: stage of a rank with these passes, and whether segments are expandable → the result of its steps.
+    counted_steps: stage of a rank whose passes were all run → its steps, until both kinds of allocators played them.
     """
 
     traces: Mapping[PassCase, PassTrace] | None
@@ -51,6 +57,7 @@ class RecordedRank:
     parameters: Sequence[ParameterSet | None]
     prefix_caches: dict[bool, PrefixCache] = field(default_factory=dict)
     replayed: dict[tuple[int, bool], ReplayResult] = field(default_factory=dict, compare=False)
+    counted_steps: dict[int, CountedSteps] = field(default_factory=dict, compare=False)
 
     def prefix_cache(self, expandable_segments: bool) -> PrefixCache:
         """Returns the stored allocator states, with or without expandable segments."""
@@ -81,11 +88,14 @@ def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[ModelChunk
 
 
 @without_garbage_collection()
-def replay_rank_on_allocator(rank_setup: RankSetup, is_expandable: bool, recorded_ranks: RecordedRanks) -> ReplayResult:
+def replay_rank_on_allocator(
+    rank_setup: RankSetup, is_expandable: bool, recorded_ranks: RecordedRanks, is_tried: bool = False
+) -> ReplayResult:
     """Replays recorded passes of a rank on the caching allocator, which gives the same result as running all passes.
 
     is_expandable: whether the allocator has expandable segments.
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
+    is_tried: as in `CudaRuntime`; the steps of a run that is one of many are not stored for the other allocator.
     """
     stage_number = rank_setup.layout.coordinates(rank_setup.rank).pp
     cache_key = passes_key(RankRun(rank_setup, EventMeter()))
@@ -96,12 +106,23 @@ def replay_rank_on_allocator(rank_setup: RankSetup, is_expandable: bool, recorde
         recorded_ranks[cache_key] = record_rank(rank_setup) if is_recorded else RecordedRank(None, (), ())
     recorded_rank = recorded_ranks[cache_key]
     if (stage_number, is_expandable) not in recorded_rank.replayed:
-        recorded_rank.replayed[stage_number, is_expandable] = _replay_rank(rank_setup, is_expandable, recorded_rank)
+        stores_steps = rank_setup.layout.pp == 1 and not is_tried
+        recorded_rank.replayed[stage_number, is_expandable] = _replay_rank(
+            rank_setup, is_expandable, recorded_rank, stores_steps
+        )
     return recorded_rank.replayed[stage_number, is_expandable]
 
 
-def _replay_rank(rank_setup: RankSetup, expandable_segments: bool, recorded_rank: RecordedRank) -> ReplayResult:
-    """Replays a rank from its recorded passes, or runs all passes if they do not repeat."""
+def _replay_rank(
+    rank_setup: RankSetup, expandable_segments: bool, recorded_rank: RecordedRank, stores_steps: bool
+) -> ReplayResult:
+    """Replays a rank from its recorded passes, or runs all passes if they do not repeat.
+
+    stores_steps: whether steps of which all passes are run are stored, to be played on the other allocator.
+    """
+    stage_number = rank_setup.layout.coordinates(rank_setup.rank).pp
+    if stage_number in recorded_rank.counted_steps:
+        return recorded_rank.counted_steps.pop(stage_number).result_on_allocator(PrefixCache(expandable_segments))
     rank_run = RankRun(rank_setup, memory_meter := EventMeter())
     if recorded_rank.traces is not None:
         microbatches, prefix_cache = rank_setup.training.microbatches, recorded_rank.prefix_cache(expandable_segments)
@@ -119,7 +140,10 @@ def _replay_rank(rank_setup: RankSetup, expandable_segments: bool, recorded_rank
         except NotRepeating:
             rank_run = RankRun(rank_setup, memory_meter := EventMeter())
     rank_run.set_up()
-    return replay_steps_on_allocator(rank_run, memory_meter, PrefixCache(expandable_segments))
+    counted_steps = count_steps(rank_run, memory_meter)
+    if stores_steps:
+        recorded_rank.counted_steps[stage_number] = counted_steps
+    return counted_steps.result_on_allocator(PrefixCache(expandable_segments))
 
 
 def _replay_recorded(

@@ -25,7 +25,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     training_config = replace(training_config, pages_states=is_only_rank)
     rank_setup = RankSetup(spec, training_config, training_run.layout, rank, cuda_runtime.workspace)
     recorded_ranks = training_run.recorded_ranks(cuda_runtime)
-    replay_result = replay_rank_on_allocator(rank_setup, cuda_runtime.expandable, recorded_ranks)
+    replay_result = replay_rank_on_allocator(rank_setup, cuda_runtime.expandable, recorded_ranks, cuda_runtime.is_tried)
     citation = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
     tensors_term = MemoryTerm("tensors", 0, "source", citation, TORCH)
     if titan_settings(training_run.own_settings).float8 is not None:

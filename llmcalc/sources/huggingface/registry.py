@@ -549,14 +549,15 @@ def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any]) -> l
     """
     class_name, family = architecture_of(config_data), family_of(model_type)
     class_names = library_class_names()
-    known_names = {known_name.lower() for names in class_names.values() for known_name in names}
     if (
         family.source
         or not class_names.get(model_type)
         or not class_name.endswith("Model")
-        or class_name.removeprefix("TF").removeprefix("Flax").lower() in known_names
         or "For" in class_name  # `head_table` has the remark
     ):
+        return []
+    known_names = {known_name.lower() for names in class_names.values() for known_name in names}
+    if class_name.removeprefix("TF").removeprefix("Flax").lower() in known_names:
         return []
     return [
         f"architectures: {class_name} is no known class of '{model_type}'; its layers and norms are counted, and no "

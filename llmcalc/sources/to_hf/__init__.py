@@ -208,9 +208,10 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
 def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, field_names: list[str]) -> None:
     """Sets each config field with a value in the model, except nulls that equal the class's default."""
     field_aliases = {} if family.has_older_aliases else family.aliases
+    usual_names = {alias: field_name for field_name, alias in family.aliases.items()}
     for field in (field_aliases.get(field, field) for field in field_names):
         try:
-            field_value = _value_of_field(family, field, config_values)
+            field_value = _value_of_field(family, field, usual_names.get(field, field), config_values)
         except NOT_THERE:
             continue
         default_value = family.defaults.get(field)
@@ -229,9 +230,11 @@ def _same_activation(field_value: Any, default_value: Any) -> bool:
     )
 
 
-def _value_of_field(family: Family, field: str, config_values: ConfigValues) -> Any:
-    """Returns a field's value by the family's rule, by an alias, or by the spec's field name."""
-    usual_name = {alias: field_name for field_name, alias in family.aliases.items()}.get(field, field)
+def _value_of_field(family: Family, field: str, usual_name: str, config_values: ConfigValues) -> Any:
+    """Returns a field's value by the family's rule, by an alias, or by the spec's field name.
+
+    usual_name: the name of which the field's is the family's alias, or the field's own.
+    """
     field_names = (usual_name, field, USUAL.get(usual_name, usual_name), USUAL.get(field, field))
     field_writer = next(
         (family.field_writers[field_name] for field_name in field_names if field_name in family.field_writers), None

@@ -17,6 +17,7 @@ from llmcalc.frameworks.deepspeed.zero import ZeroSetup
 from llmcalc.frameworks.nccl import with_nccl_buffers
 from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout
+from llmcalc.simulator.caching_allocator import PrefixCache
 from llmcalc.simulator.layer_loops import layer_stacks
 from tests.device_memory.published import A100, DATA, FINE_TUNING, GB, QWEN_MODELS, Outcome, Row, qwen_run, rows, spec
 
@@ -54,9 +55,8 @@ def training(row: Row) -> TrainingConfig:
 def outcome(row: Row) -> Outcome:
     """A row's total over its devices, in GB, is divided by their number."""
     model, settings, devices = spec(MODELS[row["model"]]), UNDER[row["method"]], row["n_gpus"]
-    replay_result, _ = replay_zero(
-        ZeroSetup(model, training(row), settings, devices, 0, A100.workspace), A100.expandable
-    )
+    counted_steps, _ = replay_zero(ZeroSetup(model, training(row), settings, devices, 0, A100.workspace))
+    replay_result = counted_steps.result_on_allocator(PrefixCache(A100.expandable))
     answer = summarize_memory(replay_result, A100.context, layer_stacks(model), tensor_status(settings, training(row)))
     answer = with_nccl_buffers(
         answer, Layout(dp=devices, zero=settings.stage or 0), framework("deepspeed"), A100, training(row).torch
