@@ -11,7 +11,7 @@ from llmcalc.components.added_position import LearnedPositions, SinusoidalPositi
 from llmcalc.components.classifier import Classifier
 from llmcalc.components.distance_bias import RelativeBias
 from llmcalc.components.head import LMHead
-from llmcalc.components.head_transform import HeadTransform
+from llmcalc.components.head_transform import Transform
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mtp import MultiTokenPrediction
@@ -93,7 +93,7 @@ MODELS = {
     ),
     "factorised embedding, without a head": spec(embedding_size=6, head=NoHead()),
     "factorised embedding under a classifier": spec(embedding_size=6, head=Classifier(num_labels=3, over="token")),
-    "factorised embedding under a transform": spec(embedding_size=6, head=LMHead(bias=True, transform=HeadTransform())),
+    "factorised embedding under a transform": spec(embedding_size=6, head=LMHead(bias=True, transform=Transform())),
     "dense, then sparse": spec(decoder=DENSE_THEN_SPARSE),
     "alternating windows": spec(decoder=ALTERNATING),
     "two prediction modules": spec(
@@ -110,7 +110,7 @@ MODELS = {
             token_types=TokenTypes(type_vocab_size=2, task_type_vocab_size=3),
             embedding_norm=LAYERNORM,
         ),
-        head=LMHead(bias=True, transform=HeadTransform()),
+        head=LMHead(bias=True, transform=Transform()),
         pooler=Pooler(),
     ),
     "encoder with a pooler and no head": spec(

@@ -19,7 +19,7 @@ from ..workload.derived_rows import BytePatchRows, MultipleRows, PatchVectors
 from .base import Flag, LayerParts, Layers, ModelProperties, Part, StackPosition, Vocab, Width
 from .layers.block import Block
 from .norm import Norm
-from .reading import CrossReading
+from .reading import Reading
 from .residual_streams import ResidualStreams
 from .runtime import ForwardPass
 
@@ -103,9 +103,9 @@ class PatchStreams(ResidualStreams):
     hash_tables: int = Field(ge=1, le=MOST_TABLES, strict=True)
     hash_vocab_size: Vocab
     encoder: ByteLayers
-    reads: CrossReading
+    reads: Reading
     decoder: ByteLayers
-    writes: CrossReading
+    writes: Reading
     writes_every_layer: Flag = False
     norm: Norm
     patcher: Patcher | None = None

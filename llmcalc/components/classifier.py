@@ -16,7 +16,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.rows import LOGITS, SEQUENCES, Rows
 from .base import BY_TORCH, Component, Flag, Labels, ModelProperties, PartWitness
-from .head_transform import HeadTransform
+from .head_transform import Transform
 from .networks.feed_forward import activate
 from .norm import Norm
 
@@ -43,7 +43,7 @@ class Classifier(Component):
     num_labels: Labels
     bias: Flag = True
     over: Literal["sequence", "token"] = "sequence"
-    transform: HeadTransform | None = None
+    transform: Transform | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -75,9 +75,9 @@ class Classifier(Component):
     def examples(cls) -> list[Self]:
         return [
             cls(num_labels=3, over="token", bias=False),
-            cls(num_labels=1, over="token", transform=HeadTransform(norm=None)),
+            cls(num_labels=1, over="token", transform=Transform(norm=None)),
             cls(num_labels=4),
-            cls(num_labels=2, transform=HeadTransform(bias=False, norm=Norm(type="layernorm", bias=False))),
+            cls(num_labels=2, transform=Transform(bias=False, norm=Norm(type="layernorm", bias=False))),
         ]
 
 

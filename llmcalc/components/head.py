@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .draft_heads import MedusaHeads, SpeculatorHeads
-    from .head_clusters import VocabularyClusters
-    from .head_transform import HeadTransform
+    from .head_clusters import Clusters
+    from .head_transform import Transform
 else:
-    HeadTransform, VocabularyClusters = (
-        component_type("head_transform:HeadTransform"),
-        component_type("head_clusters:VocabularyClusters"),
+    Transform, Clusters = (
+        component_type("head_transform:Transform"),
+        component_type("head_clusters:Clusters"),
     )
     MedusaHeads, SpeculatorHeads = (
         component_type("draft_heads:MedusaHeads"),
@@ -65,11 +65,11 @@ class LMHead(Component):
     type: Literal["lm"] = "lm"
     bias: Flag = False
     draft_vocab_size: Vocab | None = None
-    transform: HeadTransform | None = None
+    transform: Transform | None = None
     float32_loss: Flag = True
     logit_softcapping: Real | None = Field(default=None, gt=0)
     more_columns: Flag = False
-    clusters: VocabularyClusters | None = None
+    clusters: Clusters | None = None
     medusa: MedusaHeads | None = None
     mlp_speculator: SpeculatorHeads | None = None
 
@@ -164,16 +164,16 @@ class LMHead(Component):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        from .head_transform import HeadTransform
+        from .head_transform import Transform
 
         return [
             cls(),
             cls(bias=True),
-            cls(bias=True, transform=HeadTransform()),
-            cls(transform=HeadTransform(norm=None, bias=False)),
-            cls(transform=HeadTransform(size=7)),
+            cls(bias=True, transform=Transform()),
+            cls(transform=Transform(norm=None, bias=False)),
+            cls(transform=Transform(size=7)),
             cls(draft_vocab_size=5),
-            cls(transform=HeadTransform(bottleneck_size=9, bias=False, norm=None)),
+            cls(transform=Transform(bottleneck_size=9, bias=False, norm=None)),
         ]
 
 

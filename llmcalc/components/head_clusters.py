@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class VocabularyClusters(Part):
+class Clusters(Part):
     """Clusters with equal numbers of tokens. Each position scores all centroids and the tokens of the best clusters.
 
     num_centroids: the number of clusters.
@@ -106,7 +106,7 @@ def _reference_class() -> type[nn.Module]:
         Tokens of other clusters have a score below all others.
         """
 
-        def __init__(self, spec: VocabularyClusters, hidden_size: int, vocab_size: int) -> None:
+        def __init__(self, spec: Clusters, hidden_size: int, vocab_size: int) -> None:
             super().__init__()
             self.top_k = spec.centroid_intermediate_top_k
             self.centroids = nn.Linear(hidden_size, spec.num_centroids, bias=False)

@@ -12,7 +12,7 @@ from .networks.feed_forward import Activation
 from .norm import Norm
 
 
-class HeadTransform(Part):
+class Transform(Part):
     """BERT's masked-language-model transform before the vocabulary: a linear layer, an activation, a norm.
 
     hidden_act: the activation, gelu by default.

@@ -17,7 +17,7 @@ from ..flow.value import Value
 from ..workload.derived_rows import MultipleRows
 from ..workload.rows import SEQUENCES
 from .base import LayerParts, ModelProperties, StackPosition, Width
-from .reading import CrossReading
+from .reading import Reading
 from .residual_streams import ResidualStreams
 from .runtime import ForwardPass, vector_module
 
@@ -45,10 +45,10 @@ class LatentStreams(ResidualStreams):
     type: Literal["latents"] = "latents"
     num_latents: int = Field(ge=1, le=MOST_ROWS, strict=True)
     latent_size: Width
-    reads: CrossReading
+    reads: Reading
     num_queries: int = Field(ge=1, le=MOST_ROWS, strict=True)
     query_size: Width
-    writes: CrossReading
+    writes: Reading
 
     def embedding_width(self) -> int:
         return self.query_size

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class CrossReading(Part):
+class Reading(Part):
     """Cross-attention of the rows of one sequence to the rows of another sequence.
 
     attention: the attention of the reading rows.
@@ -64,7 +64,7 @@ def _reference_class() -> type[nn.Module]:
     class ReadingReference(nn.Module):
         """Attends from one sequence to another. x: [batch, rows, width], memory: [batch, other rows, source width]."""
 
-        def __init__(self, spec: CrossReading, query_width: int, source_width: int) -> None:
+        def __init__(self, spec: Reading, query_width: int, source_width: int) -> None:
             super().__init__()
             self.residual = spec.residual
             for norm_name, norm_width in (("query_norm", query_width), ("kv_norm", source_width)):

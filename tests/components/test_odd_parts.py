@@ -15,7 +15,7 @@ from llmcalc.components.choices import MIXERS
 from llmcalc.components.disentangled import DisentangledScores, SideConvolution
 from llmcalc.components.distance_bias import LayerBias, RelativeBias
 from llmcalc.components.head import LMHead
-from llmcalc.components.head_transform import HeadTransform
+from llmcalc.components.head_transform import Transform
 from llmcalc.components.layers.block import Block
 from llmcalc.components.layers.gemma4 import Gemma4Layer
 from llmcalc.components.layers.hybrid_block import HybridBlock
@@ -282,7 +282,7 @@ REFUSED_MODELS = [
         id="prediction from a narrow embedding",
     ),
     pytest.param(
-        lambda: with_prediction(head=LMHead(transform=HeadTransform())),
+        lambda: with_prediction(head=LMHead(transform=Transform())),
         "no head.transform",
         id="prediction through a transform",
     ),

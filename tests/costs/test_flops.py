@@ -27,7 +27,7 @@ from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.mixers.ngram import NgramAttention
 from llmcalc.components.mixers.rwkv import RwkvChannelMix
 from llmcalc.components.networks.feed_forward import FeedForward
-from llmcalc.components.networks.moe import ExpertLatent, MoE
+from llmcalc.components.networks.moe import Latent, MoE
 from llmcalc.components.networks.product_key import ProductKeyMoE
 from llmcalc.components.runtime import ForwardPass
 from llmcalc.components.stack import Stack
@@ -265,7 +265,7 @@ CHECKPOINTED = {
     "product keys": decoder(feed_forward=ProductKeyMoE.examples()[0]),
     **{f"channel-{i}": decoder(feed_forward=part) for i, part in enumerate(RwkvChannelMix.examples())},
     "moe-latent": decoder(
-        feed_forward=MoE(num_experts=4, num_experts_per_tok=2, expert=SWIGLU, latent=ExpertLatent(moe_latent_size=10))
+        feed_forward=MoE(num_experts=4, num_experts_per_tok=2, expert=SWIGLU, latent=Latent(moe_latent_size=10))
     ),
     "moe-shared": decoder(feed_forward=MoE(num_experts=4, num_experts_per_tok=2, expert=SWIGLU, shared_expert=SWIGLU)),
     "mla": decoder(attention=MLA.examples()[1]),

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmcalc.components.mixers.mixture_of_attention import MixtureOfAttention
 from llmcalc.components.networks.feed_forward import FeedForward
-from llmcalc.components.networks.moe import ExpertLatent, IdentityExperts, MoE
+from llmcalc.components.networks.moe import IdentityExperts, Latent, MoE
 from llmcalc.components.networks.router import LinearRouter
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import KernelChoices
@@ -41,7 +41,7 @@ MODELS = {
             num_experts=16,
             num_experts_per_tok=4,
             expert=PLAIN,
-            latent=ExpertLatent(moe_latent_size=32),
+            latent=Latent(moe_latent_size=32),
             shared_expert=WIDE,
         ),
     ),

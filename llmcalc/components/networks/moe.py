@@ -78,7 +78,7 @@ class IdentityExperts(Part):
         return nn.Identity()
 
 
-class ExpertLatent(Part):
+class Latent(Part):
     """A latent width of the routed experts, with a down and an up projection (Nemotron 3, Muse Spark, Kimi K3).
 
     moe_latent_size: the latent width.
@@ -225,7 +225,7 @@ class MoE(Network):
     shared_scores: SharedScores | None = None
     router: AnyRouter = LinearRouter()
     vision_experts: VisionExperts | None = None
-    latent: ExpertLatent | None = None
+    latent: Latent | None = None
     expert_loop: Flag = False
     sliced_experts: Flag = False
     output_bias: Flag = False
@@ -401,7 +401,7 @@ class MoE(Network):
             small_mixture(num_experts=5, num_experts_per_tok=3, shared_expert=shared_network, shared_expert_gate=True),
             small_mixture(num_experts=8, shared_expert=shared_network, router=corrected_router),
             small_mixture(
-                expert=ungated_network, shared_expert=shared_network, latent=ExpertLatent(moe_latent_size=8, bias=True)
+                expert=ungated_network, shared_expert=shared_network, latent=Latent(moe_latent_size=8, bias=True)
             ),
             small_mixture(router=learned_router),
             small_mixture(
@@ -424,13 +424,13 @@ class MoE(Network):
                 num_experts_per_tok=3,
                 identity_experts=IdentityExperts(zero_expert_num=1),
                 expert=ungated_network,
-                latent=ExpertLatent(moe_latent_size=8),
+                latent=Latent(moe_latent_size=8),
                 shared_expert=shared_network,
             ),
             small_mixture(
-                latent=ExpertLatent(moe_latent_size=8, norm=Norm(type="rmsnorm"), expert_norm=Norm(type="rmsnorm"))
+                latent=Latent(moe_latent_size=8, norm=Norm(type="rmsnorm"), expert_norm=Norm(type="rmsnorm"))
             ),
-            small_mixture(latent=ExpertLatent(moe_latent_size=8, output_norm=Norm(type="rmsnorm"))),
+            small_mixture(latent=Latent(moe_latent_size=8, output_norm=Norm(type="rmsnorm"))),
             small_mixture(shared_expert=shared_network, shared_expert_mix=True),
             small_mixture(shared_expert=shared_network, shared_scores=SharedScores(shared_experts=2)),
             small_mixture(router=LinearRouter(float32_product=True, bias=True)),

@@ -24,8 +24,8 @@ from ..mixers.attention import Attention
 from ..norm import Norm
 from ..runtime import ForwardPass
 from .base import TowerPart
-from .projector import LinearMap
-from .vision import ImagePatches
+from .projector import Map
+from .vision import Patches
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,9 +41,9 @@ class ImageGeneration(Part):
     head: the linear layers of the head, whose last has an output for each row of the codebook.
     """
 
-    maps: tuple[LinearMap, ...] = Field(min_length=1, max_length=100)
+    maps: tuple[Map, ...] = Field(min_length=1, max_length=100)
     head_input_size: Width
-    head: tuple[LinearMap, ...] = Field(min_length=1, max_length=100)
+    head: tuple[Map, ...] = Field(min_length=1, max_length=100)
 
     def flow(self, recorder: Flow, codes: Value, codebook_size: Vocab) -> None:
         """Records the embeddings, the projection and the head. codes: rows of the codebook."""
@@ -128,10 +128,10 @@ class ImageTokenizer(TowerPart):
         return int(2**self.temporal_levels)
 
     @cached_property
-    def patches(self) -> ImagePatches:
+    def patches(self) -> Patches:
         """The squares of pixels, each of which becomes one vector."""
         pixels_per_side = 2 ** (len(self.channel_multiplier) - 1)
-        return ImagePatches(patch_size=pixels_per_side).model_copy(update={"num_channels": self.in_channels})
+        return Patches(patch_size=pixels_per_side).model_copy(update={"num_channels": self.in_channels})
 
     def input_value(self) -> Value:
         pixels_per_side = self.patches.patch_size
@@ -310,9 +310,9 @@ class ImageTokenizer(TowerPart):
                 over_frames=False,
                 norm=norm,
                 generation=ImageGeneration(
-                    maps=(LinearMap(size=6, bias=True, hidden_act="gelu"), LinearMap(size=6, bias=True)),
+                    maps=(Map(size=6, bias=True, hidden_act="gelu"), Map(size=6, bias=True)),
                     head_input_size=24,
-                    head=(LinearMap(size=6, bias=True, hidden_act="gelu"), LinearMap(size=11, bias=True)),
+                    head=(Map(size=6, bias=True, hidden_act="gelu"), Map(size=11, bias=True)),
                 ),
             ),
         ]

@@ -25,7 +25,7 @@ from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
 from ..runtime import softmax_core_class, vector_module
 from .base import TowerPart
-from .vision import ImagePatches
+from .vision import Patches
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -184,10 +184,10 @@ class MobileNet(TowerPart):
         return self
 
     @property
-    def patches(self) -> ImagePatches:
+    def patches(self) -> Patches:
         """The squares of pixels that correspond to the positions of the last stage."""
         patch_side = 2 * prod(_stride_of(block_group.blocks) for stage in self.stages for block_group in stage.groups)
-        return ImagePatches(patch_size=patch_side).model_copy(update={"num_channels": self.num_channels})
+        return Patches(patch_size=patch_side).model_copy(update={"num_channels": self.num_channels})
 
     @property
     def output_width(self) -> int:

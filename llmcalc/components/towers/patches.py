@@ -15,7 +15,7 @@ from ..base import ModelProperties, Width
 from ..inputs import ImageInput
 from ..norm import Norm
 from .base import TowerPart
-from .vision import ImagePatches, PatchPositions
+from .vision import Patches, PatchPositions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,7 +33,7 @@ class PatchEmbedder(TowerPart):
 
     type: Literal["patches"] = "patches"
     hidden_size: Width
-    patches: ImagePatches
+    patches: Patches
     positions: PatchPositions
     norm: Norm
     image: ImageInput | None = None
@@ -67,13 +67,13 @@ class PatchEmbedder(TowerPart):
         return [
             cls(
                 hidden_size=10,
-                patches=ImagePatches(patch_size=4, bias=True),
+                patches=Patches(patch_size=4, bias=True),
                 positions=PatchPositions(rows=9, axes=2),
                 norm=layernorm,
             ),
             cls(
                 hidden_size=12,
-                patches=ImagePatches(patch_size=2, num_channels=1, temporal_patch_size=2),
+                patches=Patches(patch_size=2, num_channels=1, temporal_patch_size=2),
                 positions=PatchPositions(rows=16),
                 norm=rms,
             ),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class LinearMap(Part):
+class Map(Part):
     """One linear layer of a projector.
 
     size: its output width.
@@ -173,7 +173,7 @@ class Projector(TowerPart):
 
     type: Literal["projector"] = "projector"
     input_size: Width
-    maps: tuple[LinearMap, ...] = Field(max_length=10)
+    maps: tuple[Map, ...] = Field(max_length=10)
     merge: Width = 1
     merged: Literal["concat", "mean"] = "concat"
     frames: Width = 1
@@ -311,39 +311,36 @@ class Projector(TowerPart):
         network = FeedForward(intermediate_size=20, hidden_act="relu", up_bias=True, down_bias=True)
         layer = Block(attention=biased_attention, feed_forward=network, norm=layernorm, norm_placement="pre")
         return [
-            cls(input_size=12, maps=(LinearMap(size=24),), merge=2, merged="mean", norm=rms),
+            cls(input_size=12, maps=(Map(size=24),), merge=2, merged="mean", norm=rms),
             cls(
                 input_size=12,
-                maps=(LinearMap(size=48, bias=True, hidden_act="gelu"), LinearMap(size=24, bias=True)),
+                maps=(Map(size=48, bias=True, hidden_act="gelu"), Map(size=24, bias=True)),
                 merge=2,
                 norm=layernorm,
             ),
             cls(
                 input_size=10,
-                maps=(LinearMap(size=10), LinearMap(size=24, hidden_act="gelu"), LinearMap(size=24)),
+                maps=(Map(size=10), Map(size=24, hidden_act="gelu"), Map(size=24)),
                 merge=2,
             ),
             cls(
                 input_size=10,
-                maps=(LinearMap(size=12, hidden_act="silu", gated=True), LinearMap(size=24)),
+                maps=(Map(size=12, hidden_act="silu", gated=True), Map(size=24)),
                 merge=2,
                 norm=layernorm,
                 norm_of="merged",
             ),
-            cls(input_size=10, maps=(LinearMap(size=24, bias=True),), frames=2, out_norm=layernorm, out_act="gelu"),
-            cls(input_size=10, maps=(LinearMap(size=24),), norm=rms, out_norm=unweighted_norm, vocab_size=7),
-            cls(input_size=10, maps=(LinearMap(size=24, bias=True),), input_marks=1, output_marks=3, out_norm=rms),
-            cls(input_size=10, maps=(LinearMap(size=24, bias=True),), merge=2, input_marks=2),
+            cls(input_size=10, maps=(Map(size=24, bias=True),), frames=2, out_norm=layernorm, out_act="gelu"),
+            cls(input_size=10, maps=(Map(size=24),), norm=rms, out_norm=unweighted_norm, vocab_size=7),
+            cls(input_size=10, maps=(Map(size=24, bias=True),), input_marks=1, output_marks=3, out_norm=rms),
+            cls(input_size=10, maps=(Map(size=24, bias=True),), merge=2, input_marks=2),
             *(
-                cls(input_size=input_size, maps=(LinearMap(size=24),), norm=layernorm, resampler=resampler)
+                cls(input_size=input_size, maps=(Map(size=24),), norm=layernorm, resampler=resampler)
                 for input_size, resampler in resamplers
             ),
             cls(input_size=12, maps=(), resampler=Perceiver.examples()[0]),
-            cls(input_size=10, maps=(LinearMap(size=24),), stack=Stack(num_hidden_layers=2, block=layer)),
-            *(
-                cls(input_size=10, maps=(LinearMap(size=24, bias=True),), resampler=qformer)
-                for qformer in QFormer.examples()
-            ),
+            cls(input_size=10, maps=(Map(size=24),), stack=Stack(num_hidden_layers=2, block=layer)),
+            *(cls(input_size=10, maps=(Map(size=24, bias=True),), resampler=qformer) for qformer in QFormer.examples()),
         ]
 
 

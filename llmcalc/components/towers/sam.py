@@ -24,7 +24,7 @@ from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass, vector_module
 from .base import TowerPart, check_head_width
-from .vision import ImagePatches, PatchPositions
+from .vision import Patches, PatchPositions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,7 +60,7 @@ class SamEncoder(TowerPart):
 
     type: Literal["sam"] = "sam"
     hidden_size: Width
-    patches: ImagePatches
+    patches: Patches
     grid: Width
     num_hidden_layers: Layers
     num_attention_heads: Heads
@@ -182,7 +182,7 @@ class SamEncoder(TowerPart):
             "feed_forward": network,
             "norm": Norm(type="layernorm"),
         }
-        patches = ImagePatches(patch_size=2, bias=True)
+        patches = Patches(patch_size=2, bias=True)
         return [
             cls(
                 hidden_size=12,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class ImagePatches(Part):
+class Patches(Part):
     """The patches of an image; each patch is projected to one vector.
 
     patch_size: the side of a patch in pixels.
@@ -120,7 +120,7 @@ class VisionTower(TowerPart):
 
     type: Literal["vision"] = "vision"
     hidden_size: Width
-    patches: ImagePatches
+    patches: Patches
     stack: Stack
     positions: PatchPositions | None = None
     class_embedding: Flag = False
@@ -237,8 +237,8 @@ class VisionTower(TowerPart):
         pixtral = Block(attention=rotary, feed_forward=gated_network, norm=rms, norm_placement="sandwich")
         pooling = AttentionPooling(attention=biased_attention, feed_forward=ungated_network, norm=layernorm)
         image_patches, video_patches = (
-            ImagePatches(patch_size=2, bias=True),
-            ImagePatches(patch_size=2, num_channels=2, temporal_patch_size=2),
+            Patches(patch_size=2, bias=True),
+            Patches(patch_size=2, num_channels=2, temporal_patch_size=2),
         )
         scaled_block = siglip.model_copy(update={"residual_scale": "output"})
         convolution_block = Block(

@@ -14,8 +14,8 @@ from llmcalc.components.towers.audio import AudioTower
 from llmcalc.components.towers.conformer import Conformer
 from llmcalc.components.towers.image_tokenizer import ImageTokenizer
 from llmcalc.components.towers.patches import PatchEmbedder
-from llmcalc.components.towers.projector import LinearMap, Projector
-from llmcalc.components.towers.vision import ImagePatches, PatchPositions
+from llmcalc.components.towers.projector import Map, Projector
+from llmcalc.components.towers.vision import Patches, PatchPositions
 from llmcalc.costs.flops import forward_flops_of
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.workload.inputs import EncoderPass
@@ -137,14 +137,12 @@ def test_an_encoder_of_sound_sees_all_frames() -> None:
 
 
 def test_a_projector_puts_frames_side_by_side_and_gates() -> None:
-    frames = Projector(input_size=3, maps=(LinearMap(size=5),), frames=2).reference(ModelProperties(5))
+    frames = Projector(input_size=3, maps=(Map(size=5),), frames=2).reference(ModelProperties(5))
     x = torch.randn(4, 6, 3)
     torch.testing.assert_close(frames(x, 6)[1], frames.get_submodule("map_1")(torch.cat([x[2], x[3]], -1)))
-    mean = Projector(input_size=3, maps=(LinearMap(size=5),), frames=2, merged="mean").reference(ModelProperties(5))
+    mean = Projector(input_size=3, maps=(Map(size=5),), frames=2, merged="mean").reference(ModelProperties(5))
     torch.testing.assert_close(mean(x, 6)[1], mean.get_submodule("map_1")((x[2] + x[3]) / 2))
-    gated = Projector(input_size=3, maps=(LinearMap(size=8, hidden_act="silu", gated=True),)).reference(
-        ModelProperties(4)
-    )
+    gated = Projector(input_size=3, maps=(Map(size=8, hidden_act="silu", gated=True),)).reference(ModelProperties(4))
     value, gate = gated.get_submodule("map_1")(x).chunk(2, -1)
     torch.testing.assert_close(gated(x, 6), value * torch.nn.functional.silu(gate))
 
@@ -196,7 +194,7 @@ def test_patches_without_an_encoder_are_what_the_class_of_the_unified_gemma4_mak
     ).eval()
     spec = PatchEmbedder(
         hidden_size=12,
-        patches=ImagePatches(patch_size=4, bias=True),
+        patches=Patches(patch_size=4, bias=True),
         positions=PatchPositions(rows=5, axes=2),
         norm=Norm(type="layernorm"),
     )
