@@ -1,7 +1,8 @@
 """Evaluates constants in a Python file from its syntax tree, without importing or running it.
 
-It evaluates literals, arithmetic of whole numbers, negations, conditional expressions, names of constants, attributes
-of names, and the arguments of calls. A value of any other form is an `UnknownValue`.
+It evaluates literals, tables and their items, arithmetic of whole numbers, negations, comparisons of equality,
+conditional expressions, names of constants, attributes of names, and the arguments of calls. A value of any other form
+is an `UnknownValue`.
 """
 
 from __future__ import annotations
@@ -84,6 +85,17 @@ def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_dept
         return value_of(expression.body if condition else expression.orelse, known_values, nesting_depth + 1)
     if isinstance(expression, ast.Call) and SUPPORTS_BF16.search(dotted_name_of(expression.func)) is not None:
         return True
+    if isinstance(expression, ast.Compare) and len(expression.ops) == 1:
+        return _equality(expression, known_values, nesting_depth + 1)
+    if isinstance(expression, ast.Subscript):
+        table = known_values.get(dotted_name_of(expression.value))
+        item_name = value_of(expression.slice, known_values, nesting_depth + 1)
+        if isinstance(table, dict) and isinstance(item_name, str) and item_name in table:
+            return table[item_name]
+    if isinstance(expression, ast.Dict):
+        return _table_of(expression, known_values, nesting_depth + 1)
+    if isinstance(expression, ast.Call) and dotted_name_of(expression.func) == "dict" and not expression.args:
+        return keyword_arguments(expression, known_values, nesting_depth + 1)
     if isinstance(expression, ast.BinOp):
         left_value, right_value = (
             value_of(expression.left, known_values, nesting_depth + 1),
@@ -92,6 +104,66 @@ def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_dept
         if type(left_value) is int and type(right_value) is int:
             return _whole_number_result(expression.op, left_value, right_value)
     return UnknownValue(source_of(expression))
+
+
+def _equality(comparison: ast.Compare, known_values: Mapping[str, Any], nesting_depth: int) -> Any:
+    """Returns whether two known values, such as number formats, are equal, and whether the device computes in bf16."""
+    operation, right_node = comparison.ops[0], comparison.comparators[0]
+    attribute_names = {getattr(node, "attr", "") for node in ast.walk(comparison.left)}
+    if "get_device_capability" in attribute_names and isinstance(operation, ast.GtE):
+        return True  # of 8 and later, as `SUPPORTS_BF16`
+    left_value, right_value = (
+        format_name(value_of(side, known_values, nesting_depth)) for side in (comparison.left, right_node)
+    )
+    if has_unknown(left_value) or has_unknown(right_value) or not isinstance(operation, ast.Eq | ast.NotEq):
+        return UnknownValue("a comparison")
+    return (left_value == right_value) == isinstance(operation, ast.Eq)
+
+
+def format_name(value: Any) -> Any:
+    """Returns the name of a torch number format (`torch.bfloat16`); other values unchanged."""
+    if isinstance(value, UnknownValue) and value.text.startswith("torch."):
+        return value.text.removeprefix("torch.")
+    return value
+
+
+def has_unknown(value: Any) -> bool:
+    """Whether a value, or one in a table, is unknown."""
+    return any(map(has_unknown, value.values())) if isinstance(value, dict) else isinstance(value, UnknownValue)
+
+
+def _table_of(expression: ast.Dict, known_values: Mapping[str, Any], nesting_depth: int) -> Any:
+    """Returns the value of a table whose keys are texts; unknown for other keys."""
+    table: dict[str, Any] = {}
+    for key_node, value_node in list(zip(expression.keys, expression.values, strict=True))[:1000]:
+        item_value = value_of_item(value_node, known_values, nesting_depth)
+        if isinstance(key_node, ast.Constant) and isinstance(key_node.value, str):
+            table[key_node.value] = item_value
+        elif key_node is None and isinstance(item_value, dict):
+            table |= item_value
+        else:
+            return UnknownValue("a table")
+    return table
+
+
+def value_of_item(expression: ast.expr, known_values: Mapping[str, Any], nesting_depth: int = 0) -> Any:
+    """Returns the value of an item; unknown for a variable with tables in tables, which could double at every line."""
+    item_value = value_of(expression, known_values, nesting_depth)
+    inner_values = list(item_value.values()) if isinstance(item_value, dict) else item_value
+    is_nested = isinstance(inner_values, list) and any(isinstance(value, dict | list) for value in inner_values)
+    return UnknownValue("a table") if is_nested and not isinstance(expression, ast.Dict) else item_value
+
+
+def keyword_arguments(call: ast.Call, known_values: Mapping[str, Any], nesting_depth: int = 0) -> dict[str, Any]:
+    """Returns the arguments of a call by keyword, with those of a table that is unpacked (`**arguments`)."""
+    arguments: dict[str, Any] = {}
+    for keyword in call.keywords[:1000]:
+        keyword_value = value_of_item(keyword.value, known_values, nesting_depth)
+        if keyword.arg:
+            arguments[keyword.arg] = keyword_value
+        elif isinstance(keyword_value, dict):
+            arguments |= keyword_value
+    return arguments
 
 
 def _whole_number_result(operation: ast.operator, left_value: int, right_value: int) -> Any:

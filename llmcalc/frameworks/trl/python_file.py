@@ -20,9 +20,13 @@ from ..launch.python_source import (
     calls_in_order,
     constants,
     dotted_name_of,
+    format_name,
+    has_unknown,
+    keyword_arguments,
     parse_python,
     statements_of_module,
     value_of,
+    value_of_item,
 )
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of
 from ..launch.script_arguments import ScriptArguments, arguments_of_file
@@ -152,7 +156,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         unknown_arguments = {
             argument_name: value if isinstance(value, UnknownValue) else UnknownValue("a table")
             for argument_name, value in config.items()
-            if _has_unknown(value)
+            if has_unknown(value)
         }
         config = {
             argument_name: value for argument_name, value in config.items() if argument_name not in unknown_arguments
@@ -220,7 +224,7 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
     }
     if loading_call is not None:
         arguments |= {
-            argument: _format_name(loading_call.arguments[argument])
+            argument: format_name(loading_call.arguments[argument])
             for argument in MODEL_ARGUMENTS
             if argument in loading_call.arguments
         }
@@ -228,7 +232,7 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
             arguments["dtype"] = AUTO  # transformers 5, modeling_utils.py, `from_pretrained`
     else:
         loading_arguments = _loading_arguments(named_calls)
-        arguments |= {argument: _format_name(value) for argument, value in loading_arguments.items()}
+        arguments |= {argument: format_name(value) for argument, value in loading_arguments.items()}
     for call_name, argument_names in (
         ("BitsAndBytesConfig", QUANTIZATION_ARGUMENTS),
         ("LoraConfig", ADAPTER_ARGUMENTS),
@@ -268,13 +272,6 @@ def _arguments_of_model_calls(named_calls: list[NamedCall]) -> dict[str, Any]:
     return {**arguments, "gradient_checkpointing": True} if has_checkpointing else arguments
 
 
-def _format_name(argument: Any) -> Any:
-    """Returns the name of a torch number format (`torch.bfloat16`); other arguments unchanged."""
-    if isinstance(argument, UnknownValue) and argument.text.startswith("torch."):
-        return argument.text.removeprefix("torch.")
-    return argument
-
-
 def _arguments_of(named_calls: list[NamedCall], call_name: str) -> Mapping[str, Any]:
     return next((call.arguments for call in named_calls if call.name == call_name), {})
 
@@ -297,8 +294,8 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
             variables |= _assigned_value(later_assignments.pop(), variables)
         if any(_is_skipped(test, branch, variables) for test, branch in conditions.get(id(node), ())):
             continue
-        arguments = _keyword_arguments(node, variables)
-        first_argument = _value_of(node.args[0], variables) if node.args else None
+        arguments = keyword_arguments(node, variables)
+        first_argument = value_of(node.args[0], variables) if node.args else None
         yield NamedCall(call_name.rpartition(".")[2], arguments, first_argument, node)
 
 
@@ -334,18 +331,6 @@ def _is_skipped(test: ast.expr, branch: bool, variables: Mapping[str, Any]) -> b
     return isinstance(value, bool) and (value == (name_node is test)) != branch
 
 
-def _keyword_arguments(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a call by keyword, with those of a table that is unpacked (`**arguments`)."""
-    arguments: dict[str, Any] = {}
-    for keyword in call.keywords[:1000]:
-        keyword_value = _item_of_table(keyword.value, variables)
-        if keyword.arg:
-            arguments[keyword.arg] = keyword_value
-        elif isinstance(keyword_value, dict):
-            arguments |= keyword_value
-    return arguments
-
-
 def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the variable that a plain assignment sets, with its value; empty for any other assignment.
 
@@ -356,69 +341,7 @@ def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[s
         table_name = dotted_name_of(target_node.value)
         table, item_name = variables.get(table_name), value_of(target_node.slice, variables)
         if isinstance(table, dict) and isinstance(item_name, str):
-            return {table_name: {**table, item_name: _item_of_table(assignment.value, variables)}}
+            return {table_name: {**table, item_name: value_of_item(assignment.value, variables)}}
     if not isinstance(target_node, ast.Name) or assignment.value is None:
         return {}
-    return {target_node.id: _value_of(assignment.value, variables)}
-
-
-def _value_of(expression: ast.expr, variables: Mapping[str, Any]) -> Any:
-    """Returns the value of an expression, which may be a negation or a conditional expression."""
-    if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.Not):
-        operand = _value_of(expression.operand, variables)
-        return UnknownValue("not …") if isinstance(operand, UnknownValue) else not operand
-    if isinstance(expression, ast.IfExp):
-        condition = _value_of(expression.test, variables)
-        if isinstance(condition, UnknownValue):
-            return UnknownValue("a choice")
-        return _value_of(expression.body if condition else expression.orelse, variables)
-    if isinstance(expression, ast.Compare) and len(expression.ops) == 1:
-        return _comparison(expression, variables)
-    if isinstance(expression, ast.Subscript):
-        table, item_name = variables.get(dotted_name_of(expression.value)), value_of(expression.slice, variables)
-        if isinstance(table, dict) and isinstance(item_name, str) and item_name in table:
-            return table[item_name]
-    if isinstance(expression, ast.Dict):
-        return _table_of(expression, variables)
-    if isinstance(expression, ast.Call) and dotted_name_of(expression.func) == "dict" and not expression.args:
-        return _keyword_arguments(expression, variables)
-    return value_of(expression, variables)
-
-
-def _comparison(comparison: ast.Compare, variables: Mapping[str, Any]) -> Any:
-    """Returns whether two known values, such as number formats, are equal, and whether the device computes in bf16."""
-    operation, right_node = comparison.ops[0], comparison.comparators[0]
-    names = {getattr(node, "attr", "") for node in ast.walk(comparison.left)}
-    if "get_device_capability" in names and isinstance(operation, ast.GtE):
-        return True  # of 8 and later, as `python_source.SUPPORTS_BF16`
-    sides = [_format_name(_value_of(side, variables)) for side in (comparison.left, right_node)]
-    if any(map(_has_unknown, sides)) or not isinstance(operation, ast.Eq | ast.NotEq):
-        return UnknownValue("a comparison")
-    return (sides[0] == sides[1]) == isinstance(operation, ast.Eq)
-
-
-def _table_of(expression: ast.Dict, variables: Mapping[str, Any]) -> Any:
-    """Returns the value of a table whose keys are texts; unknown for other keys."""
-    table: dict[str, Any] = {}
-    for key_node, value_node in list(zip(expression.keys, expression.values, strict=True))[:1000]:
-        item_value = _item_of_table(value_node, variables)
-        if isinstance(key_node, ast.Constant) and isinstance(key_node.value, str):
-            table[key_node.value] = item_value
-        elif key_node is None and isinstance(item_value, dict):
-            table |= item_value
-        else:
-            return UnknownValue("a table")
-    return table
-
-
-def _item_of_table(expression: ast.expr, variables: Mapping[str, Any]) -> Any:
-    """Returns the value of an item; unknown for a variable with tables in tables, which could double at every line."""
-    item_value = _value_of(expression, variables)
-    inner_values = list(item_value.values()) if isinstance(item_value, dict) else item_value
-    is_nested = isinstance(inner_values, list) and any(isinstance(value, dict | list) for value in inner_values)
-    return UnknownValue("a table") if is_nested and not isinstance(expression, ast.Dict) else item_value
-
-
-def _has_unknown(value: Any) -> bool:
-    """Whether a value, or one in a table, is unknown."""
-    return any(map(_has_unknown, value.values())) if isinstance(value, dict) else isinstance(value, UnknownValue)
+    return {target_node.id: value_of(assignment.value, variables)}

@@ -17,10 +17,11 @@ from ...sources.huggingface.family import field_names
 from ..launch.grpo import SFT_NOTE, colocated_rollout, grpo_length
 from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
-    UnknownValue,
     calls_in_order,
     constants,
     dotted_name_of,
+    has_unknown,
+    keyword_arguments,
     parse_python,
     statements_of_module,
     value_of,
@@ -260,10 +261,10 @@ def _call_arguments(
     call_node = next((call_node for called_name, call_node in named_calls if matches_name(called_name)), None)
     if call_node is None:
         return None
-    arguments = {keyword.arg: value_of(keyword.value, values_by_name) for keyword in call_node.keywords if keyword.arg}
+    arguments = keyword_arguments(call_node, values_by_name)
     if call_node.args and "model_name" not in arguments:
         arguments["model_name"] = value_of(call_node.args[0], values_by_name)
-    unresolved_arguments = {argument for argument, value in arguments.items() if isinstance(value, UnknownValue)}
+    unresolved_arguments = {argument for argument, value in arguments.items() if has_unknown(value)}
     for argument in sorted(DECIDING & unresolved_arguments):
         reader.unknown[argument] = "is known only when the file runs"
     if unresolved_arguments.intersection(GRPO_LENGTHS):

@@ -237,3 +237,14 @@ def test_a_model_that_is_a_variable(tmp_path: Path) -> None:
 def test_several_negations(count: int, branch: str) -> None:
     text = f"if [ {'! ' * count}x = x ]; then run a; else run b; fi"
     assert [one.words for one in read_script(text, "x.sh").commands] == [("run", branch)]
+
+
+def test_values_of_python_that_nest_and_tables_that_grow(tmp_path: Path) -> None:
+    growing_tables = "\n".join(f"t{i} = dict(a=t{i - 1}, b=t{i - 1})" for i in range(1, 60))
+    path = tmp_path / "train.py"
+    path.write_text(
+        "from trl import SFTTrainer, SFTConfig\n"
+        f"flag = {'not ' * 900}x\nt0 = dict(a=1)\n{growing_tables}\n"
+        'trainer = SFTTrainer("Qwen/Qwen2.5-0.5B", args=SFTConfig(max_length=512, bf16=flag), **t59)\n'
+    )
+    refused(bounded("memory", "--launch", str(path)), "bf16 (is known only when the file runs)")
