@@ -6,8 +6,8 @@ orders of `parallel/schedules.py`, unequal ones up to 9 % more. Which layers a s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field, replace
 from functools import cache, reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -171,6 +171,22 @@ class LayerCosts(NamedTuple):
     end_params: Number
     adapter_params: list[Number]
 
+    def at_index(self, array_index: Any) -> LayerCosts:
+        """Returns the costs at the given indices of their arrays."""
+
+        def amount_at_index(amount: Number) -> Number:
+            return amount[array_index] if getattr(amount, "ndim", 0) else amount
+
+        return LayerCosts(
+            self.kinds,
+            *(
+                list(map(amount_at_index, layer_values))
+                if isinstance(layer_values, list)
+                else amount_at_index(layer_values)
+                for layer_values in self[1:]
+            ),
+        )
+
 
 def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPlan) -> LayerCosts:
     """Sums the seconds of a timed micro-batch by kind of layer. step_plan: the step plan with the recomputation.
@@ -311,6 +327,20 @@ def idle_passes(schedule: Schedule, pp: int) -> float:
     return float(step_timetable.time) / 3 - micro_batch_count
 
 
+def training_step(spec: ModelSpec, device: Device, time_stack: TimeStack, step_plan: StepPlan) -> StepTime:
+    """Estimates the seconds of a training step (scalars only).
+
+    Raises `InputError` for sizes that the layout does not divide, and for parts that it divides in a way that is not
+    modelled.
+    """
+    timed_pass = time_pass(
+        rank_work(spec, step_plan.rank_pass(time_stack)), device, time_stack, NumberFormats(step_plan.dtype)
+    )
+    return step_time_of_pass(
+        spec, device, time_stack, step_plan, timed_pass, layer_costs(timed_pass, time_stack, step_plan)
+    )
+
+
 def step_time_of_pass(
     spec: ModelSpec,
     device: Device,
@@ -321,6 +351,18 @@ def step_time_of_pass(
 ) -> StepTime:
     """Returns the seconds of a training step from the kernels of one micro-batch."""
     ranks = pipeline_ranks(costs, step_plan.pp, step_plan.vpp, step_plan.recompute, step_plan.stage_sizes)
+    return _step_seconds(spec, device, time_stack, step_plan, ranks, timed_pass)
+
+
+def _step_seconds(
+    spec: ModelSpec,
+    device: Device,
+    time_stack: TimeStack,
+    step_plan: StepPlan,
+    ranks: PipelineRanks,
+    timed_pass: TimedPass,
+) -> StepTime:
+    """Returns the seconds of a step: pipeline work, bubble, data-parallel messages and update."""
     stage_hop_seconds = _hop_seconds(spec, device, time_stack, step_plan)
     if step_plan.schedule in ("zb-h1", "dualpipe") and isinstance(step_plan.pp, int) and step_plan.pp > 1:
         idle_seconds = idle_passes(step_plan.schedule, step_plan.pp) * ranks.mean_seconds
@@ -463,6 +505,9 @@ def _group_messages(
     return gather_count * weight_seconds, reduction_seconds, trained_params / shard_ranks
 
 
+# --- many layouts ----------------------------------------------------------------------------------------------------
+
+
 class StepTimer:
     """Estimates the seconds of training steps of one model on one device under one software stack.
 
@@ -476,11 +521,7 @@ class StepTimer:
         self._timed_passes: dict[tuple[Any, ...], tuple[TimedPass, LayerCosts]] = {}
 
     def step(self, step_plan: StepPlan) -> StepTime:
-        """Returns the seconds of a step of a plan.
-
-        Raises `InputError` for sizes that the layout does not divide, and for parts that it divides in a way that is
-        not modelled.
-        """
+        """Returns the seconds of a step of a plan; equals `training_step`."""
         timing_key = (
             step_plan.rank_pass(self.stack),
             step_plan.dtype,
@@ -493,3 +534,67 @@ class StepTimer:
             )
             self._timed_passes[timing_key] = timed_pass, layer_costs(timed_pass, self.stack, step_plan)
         return step_time_of_pass(self.spec, self.device, self.stack, step_plan, *self._timed_passes[timing_key])
+
+
+COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "replicas")
+"""Fields of a plan that `training_steps` takes as columns, beside tp."""
+
+
+def training_steps(
+    spec: ModelSpec, device: Device, time_stack: TimeStack, step_plan: StepPlan, plan_columns: Mapping[str, Any]
+) -> Any:
+    """Returns the seconds of many layouts as an array (needs NumPy).
+
+    step_plan: what all layouts have in common. plan_columns: name → array, of `tp` and any of `COLUMNS`.
+    """
+    import numpy
+
+    seconds = numpy.empty(len(plan_columns["tp"]))
+    for tp in numpy.unique(plan_columns["tp"]):
+        is_this_size = plan_columns["tp"] == tp
+        sizes_of_runs = {
+            size_name: column[is_this_size].astype(float)
+            for size_name, column in plan_columns.items()
+            if size_name != "tp"
+        }
+        plans_of_tp = replace(step_plan, tp=int(tp), **sizes_of_runs)
+        size_names = [size_name for size_name in ("ep", "cp", "micro_batch") if size_name in sizes_of_runs]
+        distinct_sizes, size_index = _distinct_rows([sizes_of_runs[size_name] for size_name in size_names])
+        plan_of_sizes = replace(step_plan, tp=int(tp), **dict(zip(size_names, distinct_sizes, strict=True)))
+        timed_pass = time_pass(
+            rank_work(spec, plan_of_sizes.rank_pass(time_stack)), device, time_stack, NumberFormats(step_plan.dtype)
+        )
+        costs = layer_costs(timed_pass, time_stack, step_plan).at_index(size_index)
+        seconds[is_this_size] = _step_seconds(
+            spec,
+            device,
+            time_stack,
+            plans_of_tp,
+            _pipeline_ranks_of_plans(plans_of_tp, costs, len(size_index)),
+            timed_pass,
+        ).seconds
+    return seconds
+
+
+def _pipeline_ranks_of_plans(step_plan: StepPlan, costs: LayerCosts, plan_count: int) -> PipelineRanks:
+    """Returns the ranks of many pipelines, and sums each distinct pipeline once."""
+    import numpy
+
+    pp, vpp = (numpy.broadcast_to(plan_sizes, plan_count) for plan_sizes in (step_plan.pp, step_plan.vpp))
+    (pipelines, chunks), pipeline_index = _distinct_rows([pp, vpp])
+    rank_columns = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
+    for pipeline_number, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
+        positions = numpy.flatnonzero(pipeline_index == pipeline_number)
+        ranks = pipeline_ranks(
+            costs.at_index(positions), int(stages), int(chunk), step_plan.recompute, step_plan.stage_sizes
+        )
+        for rank_column, plan_sizes in zip(rank_columns, ranks[: len(rank_columns)], strict=True):
+            rank_column[positions] = plan_sizes
+    return PipelineRanks(*rank_columns)
+
+
+def _distinct_rows(plan_columns: Sequence[Any]) -> tuple[Any, Any]:
+    """Returns the distinct combinations of the columns' values, and the index of each position's combination."""
+    import numpy
+
+    return numpy.unique(numpy.stack(list(plan_columns)), axis=1, return_inverse=True)

@@ -17,7 +17,7 @@ from llmcalc.sources.presets import load_preset
 from llmcalc.timing.batching import Replica, RequestSizes
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
-from llmcalc.timing.step import StepPlan, StepTimer
+from llmcalc.timing.step import StepPlan, training_step
 from llmcalc.timing.time_estimator import NumberFormats
 from llmcalc.timing.timing_constants import TimeStack, time_stacks
 
@@ -88,11 +88,11 @@ def drawn_plan(draw: random.Random) -> StepPlan:
 
 
 def check_step(spec: ModelSpec, device: Device, stack: TimeStack, plan: StepPlan) -> None:
-    step = StepTimer(spec, device, stack).step(plan)
+    step = training_step(spec, device, stack, plan)
     assert sum(step.parts.values()) == pytest.approx(step.seconds, rel=1e-12)
-    check_faster(lambda better: float(StepTimer(spec, better, stack).step(plan).seconds), device)
+    check_faster(lambda better: float(training_step(spec, better, stack, plan).seconds), device)
     longer = replace(plan, micro_batches=2 * plan.micro_batches)
-    assert step.seconds < StepTimer(spec, device, stack).step(longer).seconds
+    assert step.seconds < training_step(spec, device, stack, longer).seconds
 
 
 def check_passes(replica: Replica, context: int, batch: int) -> None:
@@ -111,8 +111,9 @@ def check_passes(replica: Replica, context: int, batch: int) -> None:
         lambda better: float(prefill(spec, better, stack, 1, context, 0, None, layout, formats).seconds), device
     )
     loads = [replica.latencies(concurrency) for concurrency in BATCHES]
-    for quantity in ("tpot", "output_tokens_per_second", "ttft_of_burst"):
+    for quantity in ("tpot", "output_tokens_per_second", "end_to_end_seconds"):
         check_grows([getattr(load, quantity) for load in loads], f"{quantity} on {device.name}")
+    assert all(load.ttft_of_burst >= load.ttft for load in loads), device.name
 
 
 def check_draws(check: Callable[[], None]) -> None:

@@ -22,10 +22,10 @@ from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, LayerKind, RankPass
 from llmcalc.timing.stack import find_stack, stack_names, with_overlap
-from llmcalc.timing.step import StepPlan, StepTime, StepTimer, pipeline_ranks
+from llmcalc.timing.step import StepPlan, StepTimer, pipeline_ranks, training_step, training_steps
 from llmcalc.timing.time_estimator import NumberFormats, time_pass
 from llmcalc.timing.time_ranges import RangedAmount, expected_range
-from llmcalc.timing.timing_constants import TimeStack, accelerator_generations, time_stacks
+from llmcalc.timing.timing_constants import accelerator_generations, time_stacks
 from llmcalc.timing.work_recorder import rank_work
 from tests.samples import in_one_test
 
@@ -74,10 +74,6 @@ def closed_form(layout: Layout, micro_batches: int, forward: Sequence[float]) ->
     costs: Any = load_costs(kinds, [3 * seconds for seconds in forward], list(forward))
     ranks = pipeline_ranks(costs, layout.pp, layout.vpp)
     return float(micro_batches * ranks.slowest_seconds + (layout.pp - 1) / layout.vpp * ranks.mean_seconds)
-
-
-def training_step(spec: ModelSpec, device: Device, stack: TimeStack, plan: StepPlan) -> StepTime:
-    return StepTimer(spec, device, stack).step(plan)
 
 
 def load_costs(kinds: tuple[LayerKind, ...], both: list[float], forward: list[float]) -> Any:
@@ -166,18 +162,23 @@ def test_parts_and_lines_add_up() -> None:
         assert sum(answer.parts.values()) == pytest.approx(answer.seconds, rel=1e-12)
 
 
-def test_a_timer_of_many_plans_gives_the_seconds_of_each() -> None:
+def test_a_scalar_equals_its_column() -> None:
+    numpy = pytest.importorskip("numpy")
     spec = load_preset("deepseek-v3").model
     rng = random.Random(0)
     names = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches")
     choices = ((1, 2, 4), (1, 4, 8, 16), (16, 64), (1, 2), (1, 8, 32), (1, 2), (1, 2), (32, 240))
-    rows = [tuple(map(rng.choice, choices)) for _ in range(40)]
+    rows = [tuple(map(rng.choice, choices)) for _ in range(60)]
+    rows = [row if row[1] > 1 else (*row[:5], 1, *row[6:]) for row in rows]
+    columns = {name: numpy.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
     base = StepPlan(etp=1, dtype="fp8", sequence_parallel=True, zero=1, recompute=1.0)
-    timer = StepTimer(spec, h100(), MEGATRON)
-    for row in rows:
+    seconds = training_steps(spec, h100(), MEGATRON, base, columns)
+    prices = StepTimer(spec, h100(), MEGATRON)
+    for row, column in zip(rows, seconds, strict=True):
         plan = replace(base, **dict(zip(names, row, strict=True)))
-        plan = plan if plan.pp > 1 else replace(plan, vpp=1)
-        assert timer.step(plan).seconds == training_step(spec, h100(), MEGATRON, plan).seconds
+        alone = training_step(spec, h100(), MEGATRON, plan).seconds
+        assert column == pytest.approx(alone, rel=1e-12)
+        assert prices.step(plan).seconds == alone
 
 
 def test_more_hardware_is_never_slower() -> None:
