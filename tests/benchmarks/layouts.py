@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import time
 from functools import partial
 
+import numpy
+
 import llmcalc
+from llmcalc.accelerator import Hardware
 from llmcalc.device_memory.cuda_runtime import cuda_runtime_of
 from llmcalc.device_memory.estimate import Memory, memory
 from llmcalc.device_memory.settings import Settings
@@ -15,10 +19,22 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.studies.plan import plan_of
+from llmcalc.timing.device import device_of
+from llmcalc.timing.stack import find_stack
+from llmcalc.timing.step import StepPlan, training_steps
 
 from .timing import calls, line
 
 RUNS = 3
+
+PRICED = 10_000
+"""Layouts whose seconds are estimated at once."""
+
+SIZES = {
+    "tp": (1, 2, 4, 8), "pp": (4, 8, 16), "dp": (16, 32, 64), "cp": (1, 2), "ep": (1, 8, 16), "vpp": (1, 2),
+    "micro_batch": (1, 2), "micro_batches": (16, 32, 64),
+}  # fmt: skip
+"""Column of a plan → the sizes of which each of these layouts has one."""
 
 GIANT = (
     "llama3.1-405b",
@@ -65,6 +81,8 @@ def main() -> None:
         each = (time.process_time() - start) / count
         line(f"{kernels}: {name}, {count} ranks", f"{each * 1e3:.0f} ms each", "≤ 25 ms")
     hardware = find_hardware("h100")
+    (taken,) = calls([partial(seconds_of_layouts, hardware)], RUNS, time.process_time)
+    line(f"seconds of {PRICED:,} layouts of deepseek-v3", f"{taken * 1e6 / PRICED:.0f} µs each")
     one = memory(
         llmcalc.load("llama3-70b").model, Settings(phase="training", seq=8192), cuda_runtime=cuda_runtime_of(hardware)
     )
@@ -73,6 +91,14 @@ def main() -> None:
         tried = plan_of(one, hardware, LayoutRequest(devices=devices), 512, 1).plan.tried
         taken = time.process_time() - start
         line(f"a plan of llama3-70b on {devices}: {tried} layouts", f"{taken * 1e3 / tried:.0f} ms each")
+
+
+def seconds_of_layouts(hardware: Hardware) -> None:
+    """Estimates a step of DeepSeek-V3 under many layouts."""
+    rng = random.Random(0)
+    columns = {name: numpy.array(rng.choices(sizes, k=PRICED)) for name, sizes in SIZES.items()}
+    base = StepPlan(etp=1, dtype="fp8", sequence_parallel=True, zero=1, recompute=1.0)
+    training_steps(llmcalc.load("deepseek-v3").model, device_of(hardware), find_stack("megatron"), base, columns)
 
 
 def walked(one: Memory, layout: Layout) -> int:
