@@ -224,7 +224,7 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat(gru_states, 1)
 
         def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
-            """Returns the logit bias, and a list of the next states, the pair scores and the acceptance score."""
+            """Returns the bias on the logits, and the other outputs: next states, pair scores, acceptance score."""
             logit_bias: Any = 0
             extra_outputs: list[Tensor] = []
             if hasattr(self, "state_proj"):

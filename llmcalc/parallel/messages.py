@@ -29,7 +29,7 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .layout import ONE_DEVICE, Layout, Stage, stages
 from .placements import FLOAT32, Collective, CollectiveKind, Group, Placements
-from .rank_program import RankFlow, is_divided, shared_rank_program, similar_stage
+from .rank_program import RankFlow, cached_rank_program, is_divided, similar_stage
 from .weight_shards import WeightShard, weight_shards
 
 BFLOAT16 = 2
@@ -193,7 +193,7 @@ def _chunks_of_rank(
     keeps_indices: whether messages depend on the indices of layers.
     """
     if layout.pp == 1:
-        yield StageChunk(None, shared_rank_program(spec, layout, rank), micro_batches)
+        yield StageChunk(None, cached_rank_program(spec, layout, rank), micro_batches)
         return
     pp, layers = layout.coordinates(rank).pp, spec.main.num_hidden_layers
     all_stages = list(stages(layout, layers))
@@ -203,7 +203,7 @@ def _chunks_of_rank(
     for chunk_index, stage in enumerate(rank_stages):
         chunk_batches = (micro_batches + 1 - chunk_index) // 2 if layout.is_two_way else micro_batches
         recorded_stage = stage if keeps_indices else similar_stage(spec, stage)
-        yield StageChunk(recorded_stage, shared_rank_program(spec, layout, rank, recorded_stage), chunk_batches)
+        yield StageChunk(recorded_stage, cached_rank_program(spec, layout, rank, recorded_stage), chunk_batches)
 
 
 # --- per micro-batch -------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def _tensor_group_gradients(
         return
     for stage_chunk in stage_chunks:
         stage = stage_chunk.stage
-        undivided_program = shared_rank_program(spec, ONE_DEVICE, 0, stage)
+        undivided_program = cached_rank_program(spec, ONE_DEVICE, 0, stage)
         shard_pairs = zip(
             weight_shards(stage_chunk.program, extra_parts), weight_shards(undivided_program, extra_parts), strict=True
         )

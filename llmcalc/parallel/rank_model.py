@@ -24,7 +24,7 @@ from ..ops.base import Op
 from ..ops.shares import ExpertLinearOnRank, IdentityExpertsOnRank, LinearOnRank
 from ..workload.run_config import RunConfig
 from .layout import ONE_DEVICE, Layout, RankChunks, rank_chunks
-from .rank_program import RankAxes, RankFlow, has_whole_towers, shared_rank_program
+from .rank_program import RankAxes, RankFlow, cached_rank_program, has_whole_towers
 
 
 class RankModel(ModelSpec):
@@ -65,7 +65,7 @@ class RankModel(ModelSpec):
         if flow is not None:
             return super().program(flow)
         if self._symbolic_layout is None:
-            return shared_rank_program(self._divided_model or self, self._layout, self._rank, self._stage_of_rank)
+            return cached_rank_program(self._divided_model or self, self._layout, self._rank, self._stage_of_rank)
         coordinates = self._layout.coordinates(self._rank)
         whole_towers = has_whole_towers(self.full_model, RankAxes(self._layout, coordinates))
         rank_flow = RankFlow(RankAxes(self._symbolic_layout, coordinates), self._stage_of_rank, whole_towers)
@@ -87,7 +87,7 @@ class RankModel(ModelSpec):
     @property
     def undivided_tree(self) -> Node:
         """The tree of the rank's layers with unsharded sizes, and with the same nodes as the rank's tree."""
-        return shared_rank_program(self._divided_model or self, ONE_DEVICE, 0, self._stage_of_rank).node()
+        return cached_rank_program(self._divided_model or self, ONE_DEVICE, 0, self._stage_of_rank).node()
 
     @cached_property
     def recorded(self) -> Node:

@@ -538,7 +538,7 @@ MAX_SHARED_PROGRAMS = 512
 """Number of recorded programs that are kept."""
 
 
-def shared_rank_program(
+def cached_rank_program(
     spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | RankChunks | None = None
 ) -> RankFlow:
     """Returns the program of one rank; layouts with equal shard sizes share one recording.

@@ -58,7 +58,7 @@ class EngineQuestion:
     has_sizes_of_name: bool = False
 
     @contextmanager
-    def place_in_errors(self) -> Iterator[None]:
+    def naming_file_in_errors(self) -> Iterator[None]:
         """Returns a context manager in which errors name the launch file and the server's line in the file."""
         try:
             yield
@@ -85,7 +85,7 @@ class EngineQuestion:
             receipt = self.receipt_of_engine(engine, version)
             if receipt is not None:
                 engine_flags = receipt.with_receipt(engine_flags, hardware)
-            with self.place_in_errors():
+            with self.naming_file_in_errors():
                 engine_memory = engine.memory_on(self.preset, hardware, version, engine_flags)
                 changes = engine.changes_on(self.preset, hardware, version, engine_flags) if includes_changes else ()
             if receipt is not None:
@@ -100,7 +100,7 @@ class EngineQuestion:
 
     def flags(self, engine: Engine) -> dict[str, Any]:
         """Returns the values of an engine's flags. Raises `InputError` for an unknown flag."""
-        with self.place_in_errors():
+        with self.naming_file_in_errors():
             engine_flags = read_values(
                 engine.title, engine.known_flags(), self.values, engine.flags_by_option, engine.other_ways
             )
@@ -287,7 +287,7 @@ def ask_engine_fit(
     if not options:
         if engine_question.hardware is not None:
             hardware = _served_accelerator(engine, find_hardware(engine_question.hardware))
-            with engine_question.place_in_errors():  # raises for sizes that were typed
+            with engine_question.naming_file_in_errors():  # raises for sizes that were typed
                 engine.memory_on(engine_question.preset, hardware, version, flags_on_hardware(hardware))
         raise InputError("--devices: no layout divides the model over so many; expected another number")
     options.sort(

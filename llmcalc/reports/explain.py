@@ -372,18 +372,18 @@ def _break_lines(formula_text: str, line_width: int) -> list[str]:
 def _split_terms(formula_text: str, short_term_length: int) -> list[str]:
     """Splits a text before every + and − outside brackets of less than `short_term_length` characters."""
     open_brackets: list[int] = []
-    unbroken_indices: set[int] = set()
+    positions_in_brackets: set[int] = set()
     for position, character in enumerate(formula_text):
         if character == "(":
             open_brackets.append(position)
         elif character == ")" and open_brackets and position - open_brackets[-1] < short_term_length:
-            unbroken_indices.update(range(open_brackets.pop(), position))
+            positions_in_brackets.update(range(open_brackets.pop(), position))
         elif character == ")" and open_brackets:
             open_brackets.pop()
     term_starts = [
         sign_match.start()
         for sign_match in re.finditer(r" [+−] ", formula_text)
-        if sign_match.start() not in unbroken_indices
+        if sign_match.start() not in positions_in_brackets
     ]
     return [
         formula_text[term_start:term_end].strip()

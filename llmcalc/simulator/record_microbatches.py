@@ -262,7 +262,7 @@ NO_PEAK = -(NO_SIZE << UNIT)
 
 
 class TraceReader:
-    """Reads one trace of memory events for passes that have equal events (a case of passes).
+    """Reads the trace of memory events of each case: of all passes whose events are equal.
 
     traces: case → the trace of its passes.
     sizes, kinds: storage → its bytes, and the kind that it is counted under.

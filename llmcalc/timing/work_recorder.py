@@ -23,7 +23,7 @@ from ..model import ModelSpec
 from ..ops import AttentionCore
 from ..parallel.layout import Layout
 from ..parallel.placements import FLOAT32, Collective, CollectiveKind, Group, Placements
-from ..parallel.rank_program import RankFlow, is_divided, shared_rank_program
+from ..parallel.rank_program import RankFlow, cached_rank_program, is_divided
 from ..workload.derived_rows import QueryKeyPairs
 from ..workload.rows import LOGITS, ONCE, RoutedRows
 from ..workload.run_config import RunConfig
@@ -673,7 +673,7 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
         regathers=rank_pass.regathers,
         rank_pass=rank_pass,
     )
-    return work_recorder.record(shared_rank_program(spec, program_layout))
+    return work_recorder.record(cached_rank_program(spec, program_layout))
 
 
 def _selects_keys(branch: Scope) -> bool:

@@ -10,7 +10,7 @@ from llmcalc import load
 from llmcalc.errors import InputError
 from llmcalc.parallel.layout import Layout, stages
 from llmcalc.parallel.rank_model import rank_model
-from llmcalc.parallel.rank_program import RankFlow, rank_program, shared_rank_program, similar_stage
+from llmcalc.parallel.rank_program import RankFlow, cached_rank_program, rank_program, similar_stage
 from llmcalc.parallel.weight_shards import weight_shards
 
 MODEL = "olmoe-1b-7b?num_hidden_layers=4"
@@ -19,8 +19,8 @@ MODEL = "olmoe-1b-7b?num_hidden_layers=4"
 def test_replicas_share_a_program() -> None:
     spec = load(MODEL).model
     layout = Layout(tp=2, dp=4, ep=4, etp=1)
-    program = shared_rank_program(spec, layout)
-    assert shared_rank_program(spec, Layout(tp=2, dp=8, ep=4, etp=1, zero=1)) is program
+    program = cached_rank_program(spec, layout)
+    assert cached_rank_program(spec, Layout(tp=2, dp=8, ep=4, etp=1, zero=1)) is program
     assert weight_shards(program) == weight_shards(rank_program(spec, layout))
 
 
@@ -29,15 +29,15 @@ def test_replicas_share_a_program() -> None:
 )
 def test_other_sizes_are_other_programs(other: Layout) -> None:
     spec = load(MODEL).model
-    assert shared_rank_program(spec, other) is not shared_rank_program(spec, Layout(tp=2, dp=4, ep=4, etp=1))
-    assert weight_shards(shared_rank_program(spec, other)) == weight_shards(rank_program(spec, other))
+    assert cached_rank_program(spec, other) is not cached_rank_program(spec, Layout(tp=2, dp=4, ep=4, etp=1))
+    assert weight_shards(cached_rank_program(spec, other)) == weight_shards(rank_program(spec, other))
 
 
 def test_stages_and_parts_of_the_vocabulary_are_programs_of_their_own() -> None:
     spec, layout = load("qwen3-0.6b?num_hidden_layers=4&vocab_size=1001").model, Layout(tp=2, pp=2)
     for rank in range(layout.world):
         stage = list(stages(layout, 4))[layout.coordinates(rank).pp]
-        shared, alone = (program(spec, layout, rank, stage) for program in (shared_rank_program, rank_program))
+        shared, alone = (program(spec, layout, rank, stage) for program in (cached_rank_program, rank_program))
         assert weight_shards(shared) == weight_shards(alone)
 
 
@@ -48,8 +48,8 @@ def test_stages_with_the_same_kinds_of_layers_share_a_program() -> None:
         *_, other, _ = stages(Layout(pp=4, pp_layout=(1, 2, 3, 3)), 9)
         assert similar_stage(spec, other) is similar_stage(spec, middle)
         assert len({similar_stage(spec, stage) for stage in (first, middle, last)}) == 3
-        shared = shared_rank_program(spec, layout, 0, similar_stage(spec, other))
-        assert shared is shared_rank_program(spec, layout, 0, similar_stage(spec, middle))
+        shared = cached_rank_program(spec, layout, 0, similar_stage(spec, other))
+        assert shared is cached_rank_program(spec, layout, 0, similar_stage(spec, middle))
         assert sizes(shared) == sizes(rank_program(spec, layout, 0, other))
 
 
@@ -60,7 +60,7 @@ def sizes(program: RankFlow) -> list[int]:
 def test_the_number_of_stages_is_in_errors_alone() -> None:
     spec = load(MODEL).model
     whole, stage = Layout(tp=2, dp=2, ep=2, etp=1), next(stages(Layout(pp=2), 4))
-    programs = [shared_rank_program(spec, replace(whole, pp=pp), 0, stage) for pp in (2, 4)]
+    programs = [cached_rank_program(spec, replace(whole, pp=pp), 0, stage) for pp in (2, 4)]
     assert programs[0] is programs[1]
     assert weight_shards(programs[0]) == weight_shards(rank_program(spec, replace(whole, pp=2), 0, stage))
 
@@ -75,4 +75,4 @@ def test_errors_are_those_of_a_new_recording() -> None:
     spec = load("t5-small").model
     layout = Layout(pp=2)
     with pytest.raises(InputError, match="--pp 2: a pipeline of an encoder-decoder is not modelled"):
-        shared_rank_program(spec, layout, 0, next(stages(layout, 12)))
+        cached_rank_program(spec, layout, 0, next(stages(layout, 12)))

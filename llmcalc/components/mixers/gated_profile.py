@@ -167,7 +167,7 @@ def _reference_class() -> type[nn.Module]:
             attention_weights = torch.softmax(torch.cat([scores, sinks[..., None]], -1).float(), -1)[..., :-1]
             return attention_weights.to(v.dtype) @ v
 
-    class GatedProfileReference(profile_attention_class()):  # type: ignore[misc]
+    class GatedProfileAttentionReference(profile_attention_class()):  # type: ignore[misc]
         """Attends with a gate and distance biases. x, key and value inputs: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedProfileAttention, model_properties: ModelProperties) -> None:
@@ -216,4 +216,4 @@ def _reference_class() -> type[nn.Module]:
             attn_output = self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
             return self.o_proj(attn_output * self.gate_proj(x).sigmoid())
 
-    return GatedProfileReference
+    return GatedProfileAttentionReference

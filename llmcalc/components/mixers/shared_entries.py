@@ -147,7 +147,7 @@ class SharedEntryAttention(EntryAttention):
         lower_entries: dict[str, Value] = recorder.memo.setdefault("entries", {})
         latent: Value | None = None
         if self.entries_shared:
-            entries = recorder.of_lower_layer("entries", x, lower_entries.get("entries"), head_dim)
+            entries = recorder.value_of_lower_layer("entries", x, lower_entries.get("entries"), head_dim)
         else:
             latent, entries = self._latent_and_entries(recorder, x, head_dim, rope)
             lower_entries["entries"] = entries
@@ -157,7 +157,7 @@ class SharedEntryAttention(EntryAttention):
         visible_entries = recorder.whole_entries(q, entries, self.compress_rate)
         recorder.hold(seen=visible_entries)
         if self.indexer is None:
-            selection = recorder.of_lower_layer("selection", x, lower_entries.get("selection"))
+            selection = recorder.value_of_lower_layer("selection", x, lower_entries.get("selection"))
         else:
             with recorder.scope("indexer", role="no_grad"):
                 selection = self._record_selection(
@@ -209,7 +209,7 @@ class SharedEntryAttention(EntryAttention):
         lower_entries: dict[str, Value] = recorder.memo["entries"]
         heads, index_dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         if latent is None:
-            keys = recorder.of_lower_layer("keys", x, lower_entries.get("keys"), index_dim)
+            keys = recorder.value_of_lower_layer("keys", x, lower_entries.get("keys"), index_dim)
         else:
             with recorder.function():
                 keys = recorder.norm("k_norm", recorder.linear("k_proj", latent, index_dim), self.norm)

@@ -46,7 +46,7 @@ class EntryVerbs(Recorder):
         self.record("keep_entries", "cache", (entries, *pending_rows), (output_value,), op=op)
         return output_value
 
-    def of_lower_layer(self, value_name: str, x: Value, lower_value: Value | None, *axes: Axis) -> Value:
+    def value_of_lower_layer(self, value_name: str, x: Value, lower_value: Value | None, *axes: Axis) -> Value:
         """Records the read of a value that a lower layer stored: cache entries, keys or a selection.
 
         lower_value: that value; None where the layer is recorded alone.
@@ -55,7 +55,7 @@ class EntryVerbs(Recorder):
         if lower_value is None:
             lower_value = Value(x.rows, axes, fixed=True) if axes else value_of_pairs(x.rows, fixed=True, batched=True)
         return self.step(
-            "of_lower_layer",
+            "value_of_lower_layer",
             "",
             (x,),
             Value(lower_value.rows, lower_value.axes, fixed=lower_value.fixed),

@@ -16,7 +16,7 @@ FIRST_REPEATS, LAST_REPEATS = 3, 2
 
 
 def graph_layers(layer_keys: Sequence[Hashable]) -> list[int]:
-    """Returns the indices of the layers for graph building. layer_keys: one per layer, equal for equal graphs."""
+    """Returns the layers whose graphs are built. layer_keys: one per layer, equal for layers with equal graphs."""
     layer_indices: list[int] = []
     pattern_start = 0
     while pattern_start < len(layer_keys):

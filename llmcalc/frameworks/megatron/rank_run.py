@@ -18,7 +18,7 @@ from ...errors import InputError
 from ...model import ModelSpec
 from ...optional import MTP
 from ...parallel.layout import Coordinates, Layout, Stage, stages
-from ...parallel.rank_program import RankFlow, shared_rank_program, similar_stage
+from ...parallel.rank_program import RankFlow, cached_rank_program, similar_stage
 from ...parallel.schedules import check_micro_batches
 from ...simulator.autograd import AutogradGraph, backward
 from ...simulator.event_log import EventRecorder
@@ -207,7 +207,7 @@ class RankRun:
         rank_lowering.first_layer_index = 0 if stage is None else stage.layers.start
         recorded_stage = None if stage is None else similar_stage(self.spec, stage)
         return ModelChunk(
-            stage, partial(shared_rank_program, self.spec, self.layout, rank, recorded_stage), rank_lowering
+            stage, partial(cached_rank_program, self.spec, self.layout, rank, recorded_stage), rank_lowering
         )
 
     # --- set-up ------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from llmcalc.frameworks.megatron.settings import MegatronSettings
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout, Zero
 from llmcalc.parallel.messages import ReplicaGroup, ReplicatedWeights, StageChunk
-from llmcalc.parallel.rank_program import shared_rank_program
+from llmcalc.parallel.rank_program import cached_rank_program
 from llmcalc.parallel.weight_shards import weight_shards
 from llmcalc.simulator.meter import Meter
 from tests.frameworks.megatron.test_megatron import CI, DENSE, ci_run
@@ -224,7 +224,7 @@ def test_gradients_below_fp32_are_copied_for_the_optimizer(main_grads: str, each
 def test_sharded_weights_are_gathered_for_both_passes_of_every_micro_batch(
     zero: Zero, gathers: int, reductions: int
 ) -> None:
-    layout, program = Layout(dp=4, zero=zero), shared_rank_program(llmcalc.load("gpt2").model, Layout(dp=4), 0, None)
+    layout, program = Layout(dp=4, zero=zero), cached_rank_program(llmcalc.load("gpt2").model, Layout(dp=4), 0, None)
     shards = list(weight_shards(program, frozenset()))
     weights = ReplicatedWeights(layout, StageChunk(None, program, 4), shards, ReplicaGroup(False, 4, 1), 2)
     counts = {message.kind: message.count for message in gradient_messages(weights)}

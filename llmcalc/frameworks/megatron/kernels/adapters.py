@@ -41,7 +41,7 @@ class AdapterKernels(DiscardedKernels):
         if adapters.library == "mcore-bridge":
             low_rank_output = self.unsharded_linear(self._with_dropout(x, adapters), lora_a)
             del x
-            lora_output = self.engine_column_linear(low_rank_output, lora_b, None, [], None)
+            lora_output = self.transformer_engine_column_linear(low_rank_output, lora_b, None, [], None)
         else:
             low_rank_output = self._gather_columns(self._core_product(self._with_dropout(x, adapters), lora_a))
             del x

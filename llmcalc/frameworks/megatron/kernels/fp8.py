@@ -173,12 +173,12 @@ class Fp8Kernels(DeltaKernels):
         """Whether all-gathers send only the row-wise quantization."""
         return self.rank_choices.fp8_recipe in ONE_SCALE
 
-    def engine_column_linear(
+    def transformer_engine_column_linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], deferred_norm: Step | None
     ) -> Tensor:
         """Runs Transformer Engine's LayerNormLinear or Linear; with delayed scaling the norm writes 8-bit output."""
         if not self.runs_in_fp8:
-            return super().engine_column_linear(x, weight, bias, norm, deferred_norm)
+            return super().transformer_engine_column_linear(x, weight, bias, norm, deferred_norm)
         if self.saves_16_bit_input and deferred_norm is None:
             return self.column_linear_saving_16_bits(x, weight, bias)
         is_sharded, gathers_rowwise_only = (

@@ -232,7 +232,7 @@ class HeadKernels(ElementwiseKernels):
         """
         kernel_choices, output_width, row_count = self.rank_choices, operation.outs[0].width, x.shape[0]
         weight, _ = self.linear_weights(operation, output_width // kernel_choices.tp, "column")
-        projected_input = self.engine_column_linear(x, weight, None, [], None)
+        projected_input = self.transformer_engine_column_linear(x, weight, None, [], None)
         if kernel_choices.tp > 1:
             projected_input = self.copy_reordered("gather", projected_input, (projected_input.shape[0], output_width))
         if not kernel_choices.sequence_parallel:

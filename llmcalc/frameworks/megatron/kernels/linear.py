@@ -178,7 +178,7 @@ class LinearKernels(RankKernels):
             return self.core_column_linear(x, weight, bias, self.adds_bias(operation))
         deferred_bias = None if bias is None or self.adds_bias(operation) else bias
         self.activation_bias = deferred_bias
-        return self.engine_column_linear(
+        return self.transformer_engine_column_linear(
             x,
             weight,
             bias if deferred_bias is None else None,
@@ -190,7 +190,7 @@ class LinearKernels(RankKernels):
         """Whether a column-parallel layer adds its bias itself, because no later activation adds the bias."""
         return operation.weight is None or operation.weight.out[0].name != "ffn"
 
-    def engine_column_linear(
+    def transformer_engine_column_linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], deferred_norm: Step | None
     ) -> Tensor:
         """Runs Transformer Engine's LayerNormLinear or Linear, which saves its input and local rows of the norm.

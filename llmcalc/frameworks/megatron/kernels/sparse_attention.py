@@ -50,9 +50,9 @@ class SparseKernels(Fp8Kernels):
         )
         mla_forms = next(module_item for module_item in module_scope.items if isinstance(module_item, Alternatives))
         kv_up = next(operation for operation in mla_forms.branches["expanded"].steps() if operation.name == "kv_b_proj")
-        kv_axes = kv_down.outs[0].axes[0]
-        assert isinstance(kv_axes, JoinedShapes)
-        latent_dim, rope_dim = (axis_part[0].size for axis_part in kv_axes.parts)
+        joined_kv_axis = kv_down.outs[0].axes[0]
+        assert isinstance(joined_kv_axis, JoinedShapes)
+        latent_dim, rope_dim = (axis_part[0].size for axis_part in joined_kv_axis.parts)
         heads = query_up.outs[0].axes[0].size
         nope_dim = exact_div(query_up.outs[0].width, heads) - rope_dim
         value_dim = exact_div(kv_up.outs[0].width, heads) - nope_dim

@@ -84,7 +84,7 @@ class CacheEntryKernels(AttentionVariantKernels):
         entry_positions = aten.unsqueeze(aten.new_tensor((compressed_entries.shape[1],), INT64), 0)
         self.bind(operation.outs[0], aten.compare(entry_positions, aten.unsqueeze(complete_entries, 1)))
 
-    def do_of_lower_layer(self, operation: Step) -> None:
+    def do_value_of_lower_layer(self, operation: Step) -> None:
         """Returns the named values that a lower layer has stored."""
         self.refuse_recomputed_module(operation)
         self.bind(operation.outs[0], self.memo[operation.options["slot"]])

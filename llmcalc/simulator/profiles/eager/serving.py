@@ -186,7 +186,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         super().do_add(operation)
 
 
-SELECTIONS = frozenset({"choose_entries", "of_lower_layer", "select_blocks", "whole_entries"})
+SELECTIONS = frozenset({"choose_entries", "value_of_lower_layer", "select_blocks", "whole_entries"})
 """Verbs whose kernels make indices, or note how many there may be."""
 
 
