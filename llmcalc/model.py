@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from .components.block_proposal import BlockProposal
+    from .components.block_proposal import Proposal
     from .components.contact_head import ContactHead
     from .components.mtp import MultiTokenPrediction
     from .components.pooler import Pooler
     from .components.unused_modules import UnusedEmbedding
 else:
     Pooler, ContactHead = component_type("pooler:Pooler"), component_type("contact_head:ContactHead")
-    BlockProposal = component_type("block_proposal:BlockProposal")
+    Proposal = component_type("block_proposal:Proposal")
     MultiTokenPrediction, UnusedEmbedding = (
         component_type("mtp:MultiTokenPrediction"),
         component_type("unused_modules:UnusedEmbedding"),
@@ -99,7 +99,7 @@ class ModelSpec(Part):
     pooler: Pooler | None = None
     contact_head: ContactHead | None = None
     mtp: MultiTokenPrediction | None = None
-    proposal: BlockProposal | None = None
+    proposal: Proposal | None = None
     from_target: tuple[Literal["embed_tokens", "lm_head"], ...] = ()
     towers: dict[TowerName, Tower] = Field(default={}, max_length=100)
 

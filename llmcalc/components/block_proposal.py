@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class BlockProposal(OutputPart):
+class Proposal(OutputPart):
     """A draft model's bias on its logits, over the vocabulary of the draft's head.
 
     markov_rank: the rank of a bias that depends on the previous token (DSpark); none by default.
@@ -157,7 +157,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ProposalReference(nn.Module):
-        def __init__(self, spec: BlockProposal, hidden_size: int, vocab_size: int, proposed_tokens: int) -> None:
+        def __init__(self, spec: Proposal, hidden_size: int, vocab_size: int, proposed_tokens: int) -> None:
             super().__init__()
             self.spec = spec
             if spec.markov_rank is not None:

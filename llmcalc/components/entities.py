@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class EntityTables(StackPart):
+class Entities(StackPart):
     """The embedding tables of entities, and the head that predicts entities.
 
     entity_vocab_size: the number of entities.
@@ -93,7 +93,7 @@ def _reference_class() -> type[nn.Module]:
     class EntityPrediction(nn.Module):
         """The head that predicts entities; inputs without entities skip the head."""
 
-        def __init__(self, spec: EntityTables, hidden_size: int, entity_width: int) -> None:
+        def __init__(self, spec: Entities, hidden_size: int, entity_width: int) -> None:
             super().__init__()
             self.dense = nn.Linear(hidden_size, entity_width)
             self.norm = spec.norm.reference(ModelProperties(entity_width))
@@ -102,7 +102,7 @@ def _reference_class() -> type[nn.Module]:
     class EntitiesReference(nn.Module):
         """A container of the entity tables and the entity head, which inputs without entities do not run."""
 
-        def __init__(self, spec: EntityTables, model_properties: ModelProperties) -> None:
+        def __init__(self, spec: Entities, model_properties: ModelProperties) -> None:
             super().__init__()
             hidden, entity_width = (model_properties.hidden_size, spec.entity_emb_size or model_properties.hidden_size)
             self.embed_entities = nn.Embedding(spec.entity_vocab_size, entity_width)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from .disentangled import RelativeEmbedding, SideConvolution
     from .distance_bias import RelativeBias
-    from .entities import EntityTables
+    from .entities import Entities
     from .input_features import InputFeatures
     from .layers.per_layer import PerLayerEmbedding
     from .ngram_embedding import NgramEmbedding
@@ -65,7 +65,7 @@ else:
         component_type("disentangled:RelativeEmbedding"),
         component_type("disentangled:SideConvolution"),
     )
-    SecondStream, EntityTables = component_type("unused_modules:SecondStream"), component_type("entities:EntityTables")
+    SecondStream, Entities = component_type("unused_modules:SecondStream"), component_type("entities:Entities")
     InputFeatures, NgramEmbedding = (
         component_type("input_features:InputFeatures"),
         component_type("ngram_embedding:NgramEmbedding"),
@@ -143,7 +143,7 @@ class Stack(Component):
     per_layer_embedding: PerLayerEmbedding | None = None
     streams: Streams | None = None
     second_stream: SecondStream | None = None
-    entities: EntityTables | None = None
+    entities: Entities | None = None
     final_norm: Norm | None = None
     pooler: Pooler | None = None
     output_positions: LearnedPositions | None = None

@@ -9,13 +9,13 @@ import torch
 
 from llmcalc.components.added_position import AxialPositions, LearnedPositions, SinusoidalPositions
 from llmcalc.components.base import Component, Nothing
-from llmcalc.components.block_proposal import BlockProposal
+from llmcalc.components.block_proposal import Proposal
 from llmcalc.components.choices import CHANNEL_MIXERS, LAYERS, MIXERS, all_components
 from llmcalc.components.classifier import Classifier
 from llmcalc.components.contact_head import ContactHead
 from llmcalc.components.disentangled import DisentangledScores, RelativeEmbedding, SideConvolution
 from llmcalc.components.distance_bias import RelativeBias
-from llmcalc.components.entities import EntityTables
+from llmcalc.components.entities import Entities
 from llmcalc.components.head import LMHead
 from llmcalc.components.input_features import InputFeatures
 from llmcalc.components.layers.block import Block, Layer
@@ -61,7 +61,7 @@ NORM = Norm(type="rmsnorm")
 STACK_SLOTS = {
     "token_types": TokenTypes,
     "second_stream": SecondStream,
-    "entities": EntityTables,
+    "entities": Entities,
     "input_features": InputFeatures,
     "ngram_embedding": NgramEmbedding,
 }
@@ -200,7 +200,7 @@ def around_a_model(part: Component) -> ModelSpec:
                 num_attention_heads=part.num_attention_heads, of_blocks=part.global_block_size is not None
             )
             return local_encoder(part, None if part.global_norm is None else bias)
-        case TokenTypes() | SecondStream() | InputFeatures() | NgramEmbedding() | EntityTables():
+        case TokenTypes() | SecondStream() | InputFeatures() | NgramEmbedding() | Entities():
             slot = next(name for name, field in STACK_SLOTS.items() if isinstance(part, field))
             block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
             return encoder(block=block, **{slot: part})
@@ -238,7 +238,7 @@ def around_a_model(part: Component) -> ModelSpec:
             return ModelSpec(
                 vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, decoder=stack, from_target=shared
             )
-        case BlockProposal():
+        case Proposal():
             return decoder(proposal=part)
         case MultiTokenPrediction():
             return decoder(mtp=part)
@@ -294,7 +294,7 @@ def test_reference_agrees_on_meta(example: Component) -> None:
 
 def is_causal(example: Any) -> bool:
     """Whether a token of the model around an example depends on earlier tokens alone, also within one pass."""
-    recurs_in_a_block = isinstance(example, BlockProposal) and (example.markov == "rnn" or example.gru_size is not None)
+    recurs_in_a_block = isinstance(example, Proposal) and (example.markov == "rnn" or example.gru_size is not None)
     model = around_a_model(example)
     layer = model.main.block
     attends_to_block = getattr(layer.attention, "sees_whole_pass", False)
