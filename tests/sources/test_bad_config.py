@@ -282,6 +282,17 @@ def test_each_layer_has_its_base_of_rope() -> None:
     assert bases == config["layer_rope_theta"] == [0, 10000.0, 500000, 0.0]
 
 
+@pytest.mark.parametrize("class_name", ["T5EncoderModel", "T5ForTokenClassification"])
+def test_an_encoder_of_t5_with_cross_attention_is_refused(class_name: str) -> None:
+    config = {**shapes_of("t5")[0], "architectures": [class_name]}
+    assert llmcalc.params({**config, "is_decoder": False}).total == llmcalc.params(config).total
+    with pytest.raises(InputError, match=r"^is_decoder: true; expected false .*cross-attention"):
+        llmcalc.params({**config, "is_decoder": True})
+    music = next(shape for shape in shapes_of("musicgen") if shape["text_encoder"]["model_type"] == "t5")
+    with pytest.raises(InputError, match=r"^text_encoder.is_decoder: true"):
+        llmcalc.params({**music, "text_encoder": {**music["text_encoder"], "is_decoder": True}})
+
+
 # --- the command line -------------------------------------------------------------------------------------------------
 
 GEMMA = shapes_of("gemma3_text")[0]

@@ -15,16 +15,20 @@ class NoteTexts(NamedTuple):
     """Notes in the words of the engine that starts the server.
 
     unquantized: on a model whose checkpoint has no number format of ggml; empty for none.
-    encoder: on a server with an encoder of images.
+    encoder: on a server with an encoder of images whose compute buffer is not counted.
+    encoder_start: on a server with an encoder whose images may be larger than the image at start, with its `side`.
     """
 
     unquantized: str
     encoder: str
+    encoder_start: str
 
 
 NOTE_TEXTS = NoteTexts(
     "no --quantize: the weights are counted in bf16; a GGUF file as TARGET has its own types",
     "the compute buffer of the encoder of images (--mmproj) is not modelled; it takes more",
+    "the compute buffer of the encoder (--mmproj) is for the image at start, {side} x {side} pixels; "
+    "it grows with a larger image",
 )
 """The notes in the words of llama-server's flags."""
 
@@ -61,6 +65,8 @@ def engine_memory(
     for device in device_names:
         compute_source = f"{engine_record.compute_logs} logs compared"
         compute_origin = f"graph of {server.micro_batch:,} tokens"
+        if server.encoder_buffers.get(device):
+            compute_origin += "; with the encoder's"
         memory_terms.append(
             MemoryTerm(
                 "compute_buffer", buffers.compute.get(device, 0), "estimate", compute_source, compute_origin, device
@@ -121,9 +127,11 @@ def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
     server_remarks = []
     if server.model.gguf_file is None and server.model.scheme == "bf16":
         server_remarks.append(note_texts.unquantized)
-    if server.encoder_bytes:
+    if server.encoder_bytes and server.encoder_shape is None:
         server_remarks.append(note_texts.encoder)
-    elif server.preset.model.towers:
+    elif server.encoder_shape is not None and not server.encoder_shape.is_largest_image:
+        server_remarks.append(note_texts.encoder_start.format(side=server.encoder_shape.image_side))
+    elif not server.encoder_bytes and server.preset.model.towers:
         server_remarks.append("the encoder of images (--mmproj) is a file of its own and is not counted")
     if any(device.startswith(VULKAN) for device in server.devices):
         server_remarks.append(

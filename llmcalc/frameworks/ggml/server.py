@@ -12,6 +12,7 @@ from ...sources.checkpoints.gguf import TYPES
 from ..engines.engine import HOST
 from .compute_graph import buffer_sizes
 from .encoder import encoder_device
+from .encoder_graph import EncoderShape, encoder_buffers, encoder_shape
 from .gguf_model import GgufTensor, LayerShape
 from .layer_runs import graph_layers
 from .placement import EXPERT_TENSORS, LayerDevices, TensorDevices, TensorOverride, read_overrides
@@ -90,6 +91,21 @@ class GgmlServer(GgmlSettings):
             host_experts=frozenset(range(min(host_expert_layers, layer_count))),
             host_networks=frozenset(range(min(dense_layers, layer_count))),
         )
+
+    @cached_property
+    def encoder_shape(self) -> EncoderShape | None:
+        """The encoder of images whose compute graph is known; None without an encoder, or with another graph."""
+        if not self.encoder_bytes or not self.counts_encoder_graph or self.rules.encoder == "none":
+            return None
+        return encoder_shape(self.preset.model.towers)
+
+    @cached_property
+    def encoder_buffers(self) -> Mapping[str, int]:
+        """The compute buffer of the encoder of images by device, for the image at start."""
+        if self.encoder_shape is None:
+            return {}
+        flash = self.rules.encoder == "flash" and self.uses_flash_attention
+        return encoder_buffers(self.encoder_shape, encoder_device(self.flags, self.devices), flash)
 
     def model_buffers(self, tensor_placement: TensorDevices) -> dict[str, int]:
         """Returns device → bytes of tensors, including an image encoder."""
@@ -230,6 +246,8 @@ class GgmlServer(GgmlSettings):
     def buffers(self, placement: TensorDevices) -> Buffers:
         """Returns all buffers by device."""
         buffers = Buffers(self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement))
+        if self.encoder_buffers:
+            buffers = buffers.with_draft(Buffers({}, {}, self.encoder_buffers))
         if self.drafts_by_modules:
             buffers = buffers.with_draft(self.module_buffers(placement))
         if self.draft_server is None:

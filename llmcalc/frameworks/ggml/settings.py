@@ -32,6 +32,7 @@ class GgmlSettings(EngineServer):
     """The settings of a llama.cpp server of a model, from the flags.
 
     record: what is known of its versions. reserved_bytes: bytes of each GPU that it leaves unused.
+    counts_encoder_graph: whether the encoder of images runs as in llama-server (not in Ollama before 0.30).
     """
 
     name: ClassVar[str] = "llama.cpp"
@@ -40,6 +41,7 @@ class GgmlSettings(EngineServer):
 
     engine_record: GgmlEngineRecord
     reserved_bytes: int = 0
+    counts_encoder_graph: bool = True
 
     def __post_init__(self) -> None:
         """Raises `InputError` for flags that contradict each other or the model."""

@@ -37,6 +37,7 @@ class GgmlRules(VersionRules):
     moves_by_expert: bool = False
     fused_delta_net: bool = False
     rotates_vectors: bool = False
+    encoder: Literal["none", "scores", "flash"] = "none"
     mla_use: int = 0
     attention_max_batch: int = 0
     fused_moe: bool = False

@@ -52,6 +52,8 @@ ENCODER_OF_TAG = "projector"
 NOTE_TEXTS = NoteTexts(
     unquantized="",
     encoder="the encoder of images, which comes with the tag, is counted; its compute buffer is not modelled",
+    encoder_start="the encoder of images comes with the tag; its compute buffer is for the image at start, "
+    "{side} x {side} pixels, and grows with a larger one",
 )
 
 
@@ -152,9 +154,11 @@ class OllamaServer:
 
     def _unfitted_server(self, **flags: Any) -> GgmlServer:
         llama_cpp_build = EngineVersion(self.rules.build, self.rules.build)
-        margin_bytes = read_record().margin.mib * MIB if self.rules.runner == "estimate" else 0
+        is_estimated = self.rules.runner == "estimate"
+        margin_bytes = read_record().margin.mib * MIB if is_estimated else 0
+        reserved_bytes = self.overhead + margin_bytes
         server = GgmlServer(
-            self.preset, self.hardware, llama_cpp_build, flags, _llama_cpp_record(), self.overhead + margin_bytes
+            self.preset, self.hardware, llama_cpp_build, flags, _llama_cpp_record(), reserved_bytes, not is_estimated
         )
         server.__dict__["model"] = self.model
         return server

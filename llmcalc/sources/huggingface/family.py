@@ -159,6 +159,8 @@ class Family:
         images, the field with the vector's size and its default; none by default.
     tying_source: which `tie_word_embeddings` the class of a wrapper uses if both it and its `text_config` have one: the
         wrapper's, the text's, either that is true, or `never` if it ties nothing.
+    wrapper_sizes_head: whether the class of a wrapper sizes its output layer by the `vocab_size` beside `text_config`,
+        not by the one in it (Ovis2).
     text_defaults: defaults that the wrapper's class adds to its `text_config`.
     text_fields_from_sections: field of the text model → the section and the field of the wrapper's config that its
         class takes it from, and that field's default.
@@ -205,6 +207,7 @@ class Family:
     grouped_router: bool = False
     projection_size: tuple[str, int] | None = None
     tying_source: Literal["wrapper", "text", "either", "never"] = "wrapper"
+    wrapper_sizes_head: bool = False
     text_defaults: Mapping[str, Any] = field(default_factory=dict)
     text_fields_from_sections: Mapping[str, tuple[str, str, int]] = field(default_factory=dict)
     dropout_fields: Mapping[str, str] = field(default_factory=lambda: ATTENTION_DROPOUT)

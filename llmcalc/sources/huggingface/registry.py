@@ -565,6 +565,21 @@ def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any]) -> l
     ]
 
 
+def _check_wrapper_vocabulary(model_type: str, root_config: Mapping[str, Any], model_fields: Mapping[str, Any]) -> None:
+    """Raises `InputError` if the class's output layer has other rows than the text model's vocabulary."""
+    family = family_of(model_type)
+    if not family.wrapper_sizes_head or model_fields["tie_word_embeddings"] or family.text_section not in root_config:
+        return
+    stated_rows, text_rows = root_config.get("vocab_size"), model_fields["vocab_size"]
+    head_rows = family.defaults["vocab_size"] if stated_rows is None else stated_rows
+    if head_rows != text_rows:
+        problem = f"missing, where its class takes {head_rows}" if stated_rows is None else shown(stated_rows)
+        raise InputError(
+            f"vocab_size: {problem}; expected {text_rows} as in {family.text_section} (the class sizes an untied "
+            "output layer by this field, the embedding by that one; two sizes are not counted)"
+        )
+
+
 def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields: Mapping[str, Any]) -> list[str]:
     """Returns a remark if the wrapper's config omits weight tying and the class's default differs.
 
@@ -700,6 +715,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
     model_fields = family.read_model(config)
     model_fields |= dropout_of(config, family)
     if model_fields["head"]["type"] == "lm":
+        _check_wrapper_vocabulary(root_type, root_config, model_fields)
         model_fields["head"] = {**model_fields["head"], **_loss_fields(config)}
     if model_type in library_classes().float32_routers:
         model_fields = with_router_fields(model_fields, {"float32_product": True}, is_linear_only=True)

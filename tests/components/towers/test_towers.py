@@ -18,6 +18,7 @@ from llmcalc.costs.context_length import learned_positions
 from llmcalc.costs.encoders import encoded_inputs
 from llmcalc.costs.flops import forward_flops_of
 from llmcalc.costs.params import buffer_elements_of, total_params_of
+from llmcalc.errors import InputError
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
@@ -385,6 +386,18 @@ def test_a_class_that_needs_another_package_says_so(run: Any, tmp_path: Path) ->
     error = run("verify", str(tmp_path), "--against", "transformers").error
     assert "Gemma3nForConditionalGeneration cannot be built here" in " ".join(error.split())
     assert "timm" in error
+
+
+def test_a_head_of_other_rows_than_the_embedding_is_refused() -> None:
+    """Ovis2's class sizes the output layer by the wrapper's vocab_size, which is 151,643 where the file has none."""
+    config = wrapped("ovis2", WRAPPERS["ovis2"][2][0])
+    assert read_config(config)[0]["vocab_size"] == 96
+    tied = {**config, "tie_word_embeddings": True, "vocab_size": 192}
+    assert read_config(tied)[0]["vocab_size"] == 96
+    with pytest.raises(InputError, match=r"^vocab_size: 192; expected 96 as in text_config"):
+        read_config({**config, "vocab_size": 192})
+    with pytest.raises(InputError, match=r"^vocab_size: missing, where its class takes 151643; expected 96"):
+        read_config({field: value for field, value in config.items() if field != "vocab_size"})
 
 
 def test_a_text_model_alone_has_no_towers() -> None:

@@ -167,6 +167,7 @@ FAMILIES = {
     "ovis2": Family(
         None,
         text_type="qwen2",
+        wrapper_sizes_head=True,
         tower_file="ovis",
         modules={
             "towers.vision_tower": "vision_tower.transformer",

@@ -83,6 +83,12 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
     model_fields["encoder"] = {"num_hidden_layers": layers, "block": block, "final_norm": norm, **stack}
     class_name = architecture(config)
     if class_name.endswith(("EncoderModel", "ForTokenClassification")):
+        if config.get("is_decoder"):
+            raise config.error(
+                "is_decoder",
+                True,
+                "false (with true, the class adds cross-attention to the encoder, which is not counted)",
+            )
         return {**model_fields, "head": head_table(config)}
     decoder = {**(decoder_block or block), "cross_attention": _t5_attention(config)}
     model_fields["decoder"] = {"num_hidden_layers": depth_of_decoder, "block": decoder, "final_norm": norm, **stack}
