@@ -165,6 +165,8 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a prompt of training": (("--tokens", "1B", "--devices", "8", "--input", "9"), "--input: is of --requests"),
     "a phase of training": (("--tokens", "1B", "--devices", "8", "--phase", "decode"), "--phase decode: --tokens are"),
+    "a phase of servers": (("--tokens", "1B", "--devices", "8", "--phase", "inference"), "--phase inference: --tokens"),
+    "users of training": (("--tokens", "1B", "--devices", "8", "--users", "4"), "--users: --tokens are of training"),
     "an option of training": (
         ("--requests", "1M", "--input", "9", "--output", "9", "--recompute", "full"), "--recompute: does not change"
     ),
