@@ -109,10 +109,10 @@ def large_step_notes(sequences: int, seq: int) -> list[str]:
     """
     if sequences * seq <= LARGEST_STEP_TOKENS:
         return []
-    token_text = units.count(sequences * seq)
+    count_text, token_text = units.count(sequences), units.count(sequences * seq)
     return [
-        f"a step of {units.count(sequences)} sequences has {token_text} tokens, more than the 128M of the largest "
-        f"published one; --global-batch counts sequences: {max(1, sequences // seq)} for {units.count(sequences)} tokens"
+        f"a step of {count_text} sequences has {token_text} tokens, more than the 128M of the largest published one; "
+        f"--global-batch counts sequences: {max(1, sequences // seq)} for {count_text} tokens"
     ]
 
 

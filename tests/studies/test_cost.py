@@ -157,7 +157,7 @@ def test_what_is_not_known_is_null(run: Any, tmp_path: Path) -> None:
 
 def test_tokens_in_place_of_sequences_are_remarked(run: Any) -> None:
     """Published runs say `16M tokens` of a batch; --global-batch counts sequences, 2,048 of 8,192 tokens here."""
-    words = ("cost", "llama3-8b", *"--hardware h100 --devices 8 --tokens 1T --seq 8k --step 1s --global-batch".split())
+    words = ("cost", "--step", "1s", *TRAIN[:-1])
     first_note = run(*words, "16M", "--format", "json").document["notes"][0]
     assert first_note.startswith("a step of 16.78 M sequences has 137.44 B tokens")
     assert "--global-batch counts sequences: 2048 for 16.78 M tokens" in first_note
