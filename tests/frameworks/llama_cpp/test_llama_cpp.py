@@ -511,6 +511,15 @@ def test_users_have_slots_of_their_own() -> None:
     assert best["kv_tokens"] == 4 * 8192
 
 
+@pytest.mark.parametrize("engine", ["llama.cpp", "ik_llama.cpp"])
+def test_users_of_memory_are_those_of_fit(engine: str) -> None:
+    """--users is --parallel, and --seq the tokens of each user, where --ctx-size is that of all."""
+    server = llmcalc.memory("qwen3-1.7b", engine=engine, hardware="h100", users=4, seq="8k").document
+    assert (server["kv_tokens"], server["max_concurrency"]) == (4 * 8192, 4)
+    fit = llmcalc.fit("qwen3-1.7b", engine=engine, hardware="h100", users=4, seq="8k").document
+    assert fit["options"][0]["kv_tokens"] == server["kv_tokens"]
+
+
 def test_users_without_a_length_have_the_longest_one() -> None:
     """--fit's default context is that of all slots, on every number of devices that is tried."""
     run = {"engine": "llama.cpp==b10488", "users": 2, "hardware": "4GiB"}
