@@ -651,7 +651,8 @@ def cost(
     run_options = run_options_of(
         parsed_options, validate_text("--hardware", hardware, "h100"), phase, frozenset(), None
     )
-    return ask_cost(RunQuestion(**vars(run_options), preset=parsed_options.read_model(model)), cost_options)
+    run_question = RunQuestion(**vars(run_options), preset=parsed_options.read_model(model))
+    return ask_cost(run_question, cost_options, parsed_options.setting_test(phase))
 
 
 def compare(

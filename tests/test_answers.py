@@ -53,6 +53,11 @@ def test_one_line(name: str, run: Any) -> None:
     assert run(*words).out.startswith(text.strip("<>"))
 
 
+def test_the_line_of_an_answer_without_a_heading_names_its_models() -> None:
+    assert repr(llmcalc.compare("gpt2", "llama3-8b")) == "<GPT-2 small, Llama 3 8B>"
+    assert repr(llmcalc.compare("gpt2", "llama3-8b", "t5-base", "bert-base")).endswith("T5 base and 1 more>")
+
+
 @pytest.mark.parametrize("name", ASKED)
 def test_a_table_of_a_notebook(name: str, run: Any) -> None:
     ask, words = ASKED[name]

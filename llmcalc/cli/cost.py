@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import typer
+
 from ..device_memory.settings import Settings
 from ..parallel.layout_request import LayoutRequest
 from ..questions.options import CostOptions
 from .hardware import OneAccelerator
 from .layout_options import add_layout_options
-from .options import TableOption, Target
+from .options import TableOption, Target, is_given
 from .run_options import add_settings_options
 from .setting_options import add_declared_options
 from .target_options import OutputOptions, TargetOptions, add_target_options
@@ -16,6 +18,7 @@ from .target_options import OutputOptions, TargetOptions, add_target_options
 @add_declared_options("options", CostOptions)
 @add_target_options
 def command(
+    context: typer.Context,
     target: Target,
     hardware: OneAccelerator,
     settings: Settings,
@@ -41,5 +44,5 @@ def command(
         accelerators=(find_hardware(hardware),),
     )
     with name_in_errors(run_question.preset):
-        cost_answer = ask_cost(run_question, options)
+        cost_answer = ask_cost(run_question, options, lambda name: is_given(context, name))
     writing_file.show_answer(cost_answer, table, run_question.preset)

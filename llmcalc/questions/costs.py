@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +22,12 @@ USUAL_TRAINING_SEQ = 4096
 """Default tokens of a sequence: what most pre-training runs since Llama 2 start with."""
 
 
-def ask_cost(run: RunQuestion, options: CostOptions) -> ReportedAnswer:
+def ask_cost(
+    run: RunQuestion, options: CostOptions, is_setting_given: Callable[[str], bool] = lambda setting_name: False
+) -> ReportedAnswer:
     """Computes days, energy and money of a training run or of a number of requests.
 
+    is_setting_given: parameter → whether the user gave it; default none.
     Raises `InputError` for options that contradict each other, and where no layout fits.
     """
     run.refuse_inputs("cost")
@@ -41,18 +45,25 @@ def ask_cost(run: RunQuestion, options: CostOptions) -> ReportedAnswer:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
     watts, hourly_price = hardware.tdp_watts if options.power is None else options.power, options.price
     if options.tokens is not None:
+        _refuse_inference(run.settings.phase, is_setting_given)
         run_cost = _training_cost(run, options, watts, hourly_price)
     else:
         run_cost = _serving_cost(run, options, watts, hourly_price)
     return ReportedAnswer(run_cost, lambda: report(run.preset, hardware, run_cost))
 
 
+def _refuse_inference(phase: str, is_setting_given: Callable[[str], bool]) -> None:
+    """Raises `InputError` for a typed phase or for users of inference beside tokens of training."""
+    if phase != "training" and (is_setting_given("phase") or phase != "inference"):
+        raise InputError(f"--phase {phase}: --tokens are of training; expected --requests, or no --phase")
+    if is_setting_given("users"):
+        raise InputError("--users: --tokens are of training; expected --batch, or --requests with --concurrency")
+
+
 def _training_cost(run: RunQuestion, options: CostOptions, watts: float | None, hourly_price: float | None) -> RunCost:
     for field in ("input", "output", "concurrency", "engine"):
         if getattr(options, field) is not None:
             raise InputError(f"{option(field)}: is of --requests; expected --requests in place of --tokens, or neither")
-    if run.settings.phase in ("prefill", "decode"):
-        raise InputError(f"--phase {run.settings.phase}: --tokens are of training; expected --requests, or no --phase")
     devices = run.layout.devices
     if devices is None:
         raise InputError("--devices: missing; expected the number of accelerators that train")
@@ -88,6 +99,7 @@ def _training_cost(run: RunQuestion, options: CostOptions, watts: float | None, 
         steps=step_count,
         step=step_seconds,
         step_tokens=step_tokens,
+        step_sequences=batch,
         assumed_options=tuple(assumed_options),
         is_pretraining=has_usual_steps,
         **time_estimate,

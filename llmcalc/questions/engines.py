@@ -104,6 +104,10 @@ class EngineQuestion:
             engine_flags = read_values(
                 engine.title, engine.known_flags(), self.values, engine.flags_by_option, engine.other_ways
             )
+            if engine.serving_flags is not None and None not in (self.values.get("users"), self.values.get("seq")):
+                users, seq = (engine_flags[engine.field_of(option_name)] for option_name in ("--users", "--seq"))
+                del engine_flags[engine.field_of("--seq")]  # of each user; the engine's flag may be that of all
+                engine_flags = engine.flags_for_users(self.preset, engine_flags, users, seq)
         return engine_flags | ({} if self.quantize is None else {"quantize": self.quantize})
 
 

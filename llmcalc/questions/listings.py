@@ -126,15 +126,24 @@ def with_rope_scaling(model_config: dict[str, Any], preset: Preset) -> dict[str,
     return model_config
 
 
+def with_stored_format(model_config: dict[str, Any], preset: Preset) -> dict[str, Any]:
+    """Returns a config with the number format of the published weights, and the table of their quantization."""
+    if preset.stored_as is not None:
+        return model_config | {"quantization_config": dict(preset.stored_as)}
+    return model_config | ({"torch_dtype": preset.dtype} if preset.dtype in ("float16", "float32") else {})
+
+
 def missing_rope_scaling_note(preset: Preset, target_format: ModelFileFormat) -> str:
     """Returns a note if a written config lacks the release's possible rotary scaling; else an empty text.
 
-    Presets hold sizes, which no scaling changes.
+    Presets hold sizes, which no scaling changes. Of a few quantized models they do not hold the table either.
     """
     is_unknown = target_format == "hf" and preset.config is None and not preset.rope_parameters
     if not is_unknown or preset.model.max_position_embeddings is None:
         return ""
-    return "the config has the sizes alone; take rope_scaling, if the released config has it, from there"
+    is_table_unknown = preset.stored_as is None and preset.dtype not in ("bfloat16", "float16", "float32")
+    missing_tables = "rope_scaling and quantization_config" if is_table_unknown else "rope_scaling"
+    return f"the config has the sizes alone; take {missing_tables}, if the released config has it, from there"
 
 
 def convert_model(preset: Preset, target_format: ModelFileFormat) -> str:
@@ -144,7 +153,9 @@ def convert_model(preset: Preset, target_format: ModelFileFormat) -> str:
 
         from ..sources.to_hf import to_config
 
-        return json.dumps(with_rope_scaling(to_config(preset.model), preset), indent=2) + "\n"
+        return (
+            json.dumps(with_stored_format(with_rope_scaling(to_config(preset.model), preset), preset), indent=2) + "\n"
+        )
     from ..sources.to_toml import dump_toml
 
     return dump_toml(preset)

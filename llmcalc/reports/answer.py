@@ -22,6 +22,10 @@ MODEL_FIELD: Any = field(default_factory=lambda: Preset.model_construct(name="mo
 """Default of the field `preset` of a count: a model without a name."""
 
 
+SHOWN_NAMES = 3
+"""Most models that the line of an answer names."""
+
+
 class Answer(ABC):
     """The answer of a Python API function, printed by the command of the same name."""
 
@@ -54,7 +58,7 @@ class Answer(ABC):
 
     def __repr__(self) -> str:
         try:
-            return printable(f"<{_answer_heading(self.report().tables)}>")
+            return printable(f"<{_answer_heading(self.report())}>")
         except InputError as error:
             return printable(f"<{type(self).__name__}: {error}>")
 
@@ -105,6 +109,14 @@ class ReportedAnswer(Answer):
         return self.make_report()
 
 
-def _answer_heading(tables: Any) -> str:
+def _answer_heading(report: Report) -> str:
+    """Returns the line of the answer: that of a table, else the names of the models that a table compares."""
+    tables: Any = report.tables
     answer_table: Table = next((candidate for candidate in tables if candidate.answer), tables[0])
-    return answer_table.heading
+    if answer_table.heading:
+        return answer_table.heading
+    documents = report.data if isinstance(report.data, list) else [report.data]
+    models = [document["model"] for document in documents if "model" in document]
+    names = [model.get("title") or model["name"] for model in models]
+    more_text = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return f"{', '.join(names[:SHOWN_NAMES])}{more_text}" or type(report).__name__

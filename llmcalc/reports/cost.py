@@ -12,7 +12,7 @@ from ..studies.plan import LayoutPlan
 from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
 from ..timing.time_ranges import RangedAmount
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
-from .notes import device_phrase, float16_notes, plural
+from .notes import device_phrase, float16_notes, large_step_notes, plural
 from .seconds import duration_text, range_unit, test_errors_text, unpriced_notes
 from .serve import layout_text
 from .share import candidate_cell
@@ -155,7 +155,10 @@ def _step_description(run_cost: RunCost) -> str:
 
 
 def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
-    notes = [] if run_cost.range is None else [test_errors_text(run_cost.range, run_cost.stack_title)]
+    notes = []
+    if run_cost.step_tokens and run_cost.step_sequences:
+        notes += large_step_notes(run_cost.step_sequences, run_cost.step_tokens // run_cost.step_sequences)
+    notes += [] if run_cost.range is None else [test_errors_text(run_cost.range, run_cost.stack_title)]
     if run_cost.range is not None:
         time_model = None if run_cost.plan is None else run_cost.plan.times
         notes += float16_notes(hardware, "bf16" if time_model is None else time_model.dtype)

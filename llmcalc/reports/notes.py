@@ -12,6 +12,7 @@ from ..flow.tree import Node
 from ..model import ModelSpec
 from ..ops.base import SKIPPED_PARAMS
 from ..sources.preset import Preset
+from ..studies.step_size import LARGEST_STEP_TOKENS
 from ..workload.workload import Workload
 
 MULTIPLY_ADD = "1 multiply-add = 2 FLOPs"
@@ -99,6 +100,20 @@ def too_long_notes(spec: ModelSpec, workload: Workload) -> list[str]:
         longest_length = max(longest_length, workload.source)
     length_note = too_long_note(spec, longest_length)
     return [length_note] if length_note else []
+
+
+def large_step_notes(sequences: int, seq: int) -> list[str]:
+    """Returns a note if a training step has more tokens than any published one, as if tokens were typed as sequences.
+
+    sequences: those of a step of all devices. seq: tokens of each.
+    """
+    if sequences * seq <= LARGEST_STEP_TOKENS:
+        return []
+    count_text, token_text = units.count(sequences), units.count(sequences * seq)
+    return [
+        f"a step of {count_text} sequences has {token_text} tokens, more than the 128M of the largest published one; "
+        f"--global-batch counts sequences: {max(1, sequences // seq)} for {count_text} tokens"
+    ]
 
 
 def float16_notes(hardware: Hardware, dtype: str = "bf16") -> list[str]:

@@ -16,7 +16,7 @@ from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
 from ..timing.time_ranges import TIE, TimeRange
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, without_repetitions
 from .memory_notes import run_text
-from .notes import plural, too_long_notes, warnings_of_notes
+from .notes import large_step_notes, plural, too_long_notes, warnings_of_notes
 from .seconds import duration_text, range_ends_text, range_text, test_errors_text, unpriced_notes
 from .share import candidate_cell, shared_layout_words
 from .summary import model_data
@@ -77,6 +77,7 @@ def report(
     notes = without_repetitions(
         [
             *notes_on_other_accelerators(layout_plan),
+            *large_step_notes(layout_plan.global_batch, int(run_memory.states.workload.seq)),
             *warnings,
             nearest_text,
             *unpriced_notes([] if layout_plan.times is None else layout_plan.times.unpriced),

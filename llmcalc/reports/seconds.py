@@ -16,7 +16,7 @@ from ..timing.time_estimator import QUANTIZED
 from ..timing.time_ranges import TimeRange, round_to_digits
 from ..timing.timing_constants import TimeStack
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
-from .notes import device_phrase, float16_notes, plural, too_long_notes, warnings_of_notes
+from .notes import device_phrase, float16_notes, large_step_notes, plural, too_long_notes, warnings_of_notes
 from .share import layout_cell
 from .summary import model_data
 
@@ -220,6 +220,7 @@ def report(
     answer_text = f"{SUBJECTS[timed_run.phase]} takes {range_text(timed_run.range)}"
     notes = [
         *warnings,
+        *(large_step_notes(timed_run.sequences, timed_run.seq) if timed_run.phase == "training" else ()),
         test_errors_text(timed_run.range, timed_run.stack.title),
         *unknown_link_notes(timed_run.hardware, timed_run.device, _messaging_devices(timed_run)),
         *unpriced_notes(timed_run.unpriced),

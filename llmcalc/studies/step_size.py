@@ -19,6 +19,8 @@ DEVICE_TOKENS = 2**10
 With fewer, most of a step on many devices is the pipeline's bubble and messages, so a run takes more tokens.
 """
 
+LARGEST_STEP_TOKENS = 2**27
+"""Tokens of the largest published training step: 128M, of MiniMax-01 (arXiv:2501.08313)."""
 
 MOST_MICRO_BATCHES = 64
 """Most micro-batches of a step that nobody stated: stages of the deepest published pipeline (1T, arXiv:2104.04473)."""

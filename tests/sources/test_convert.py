@@ -291,6 +291,17 @@ def test_the_soft_cap_of_logits_is_written_where_it_is_not_the_default(name: str
     assert load_config(config).model.head == spec.head
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gpt-oss-20b"])
+def test_a_written_config_has_the_format_of_the_weights(name: str) -> None:
+    """gpt2 is published in fp32; gpt-oss has experts in MXFP4, and a table of what is not converted."""
+    config = json.loads(llmcalc.convert(name, to="hf"))
+    assert llmcalc.memory(config, seq=64).device.device_bytes == llmcalc.memory(name, seq=64).device.device_bytes
+
+
+def test_a_format_whose_table_is_not_known_is_remarked() -> None:
+    assert "quantization_config" in missing_rope_scaling_note(llmcalc.load("deepseek-r1-0528"), "hf")
+
+
 def test_a_config_keeps_the_scaling_of_positions(tmp_path: Path) -> None:
     """A config's `rope_scaling` is written again; a preset, which has none, is named as sizes alone."""
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}

@@ -155,6 +155,15 @@ def test_what_is_not_known_is_null(run: Any, tmp_path: Path) -> None:
     assert any("--power WATTS" in note for note in document["notes"])
 
 
+def test_tokens_in_place_of_sequences_are_remarked(run: Any) -> None:
+    """Published runs say `16M tokens` of a batch; --global-batch counts sequences, 2,048 of 8,192 tokens here."""
+    words = ("cost", "--step", "1s", *TRAIN[:-1])
+    first_note = run(*words, "16M", "--format", "json").document["notes"][0]
+    assert first_note.startswith("a step of 16.78 M sequences has 137.44 B tokens")
+    assert "--global-batch counts sequences: 2048 for 16.78 M tokens" in first_note
+    assert "counts sequences" not in run(*words, "2048", "--notes").out
+
+
 REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
     "nothing": (("--devices", "8"), "neither is given; expected --tokens 15T to train"),
     "both": (("--tokens", "1B", "--requests", "1M"), "both are given; expected one of the two"),
@@ -165,6 +174,8 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a prompt of training": (("--tokens", "1B", "--devices", "8", "--input", "9"), "--input: is of --requests"),
     "a phase of training": (("--tokens", "1B", "--devices", "8", "--phase", "decode"), "--phase decode: --tokens are"),
+    "a phase of servers": (("--tokens", "1B", "--devices", "8", "--phase", "inference"), "--phase inference: --tokens"),
+    "users of training": (("--tokens", "1B", "--devices", "8", "--users", "4"), "--users: --tokens are of training"),
     "an option of training": (
         ("--requests", "1M", "--input", "9", "--output", "9", "--recompute", "full"), "--recompute: does not change"
     ),

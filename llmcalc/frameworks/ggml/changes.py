@@ -47,9 +47,13 @@ def _free_bytes_of_fullest_gpu(server: GgmlServer, device_buffers: Buffers) -> i
 
 
 def _server_with_fit_off(server: GgmlServer, **flags: Any) -> GgmlServer:
-    """Returns the server with --fit off, and with all layers on GPUs unless the flags state a number."""
+    """Returns the server with --fit off, and with all layers on GPUs unless the flags state a number.
+
+    The context stays the server's: a default one is a slot's times the slots with --fit, and that of all without.
+    """
     layer_flags = {} if server.asks_for_layers else {"n_gpu_layers": "all"}
-    return server.with_flags(fit="off", **(layer_flags | flags))
+    context_flags = {"ctx_size": server.context_tokens} if server.has_automatic_context else {}
+    return server.with_flags(fit="off", **(context_flags | layer_flags | flags))
 
 
 def _largest_fitting(least_value: int, largest_value: int, free_bytes_of: Callable[[int], int]) -> int | None:
@@ -174,7 +178,10 @@ def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[
         flag_sets += [{"n_gpu_layers": gpu_layers}] if gpu_layers is not None else []
     for trial_flags in flag_sets:
         try:
-            if server.has_automatic_context and _is_shortened(server.with_flags(**trial_flags)):
+            if server.has_automatic_context and (
+                server.with_flags(fit="off").context_tokens != server.context_tokens
+                or _is_shortened(server.with_flags(**trial_flags))
+            ):
                 trial_flags = trial_flags | {"ctx_size": server.context_tokens}
             yield {**split_flags, **trial_flags}, memory(server.with_flags(fit="off", **trial_flags))
         except InputError:  # a type that the model's widths do not have

@@ -11,6 +11,7 @@ ENGINE = ggml_engine(
     flags_by_option={
         "--seq": "--ctx-size",
         "--context": "--ctx-size",
+        "--users": "--parallel",
         "--kv-dtype": "--cache-type-k --cache-type-v",
         "--devices": "--tensor-split",
     },

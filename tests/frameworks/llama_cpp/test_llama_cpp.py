@@ -511,6 +511,23 @@ def test_users_have_slots_of_their_own() -> None:
     assert best["kv_tokens"] == 4 * 8192
 
 
+@pytest.mark.parametrize("engine", ["llama.cpp", "ik_llama.cpp"])
+def test_users_of_memory_are_those_of_fit(engine: str) -> None:
+    """--users is --parallel, and --seq the tokens of each user, where --ctx-size is that of all."""
+    server = llmcalc.memory("qwen3-1.7b", engine=engine, hardware="h100", users=4, seq="8k").document
+    assert (server["kv_tokens"], server["max_concurrency"]) == (4 * 8192, 4)
+    fit = llmcalc.fit("qwen3-1.7b", engine=engine, hardware="h100", users=4, seq="8k").document
+    assert fit["options"][0]["kv_tokens"] == server["kv_tokens"]
+
+
+def test_users_without_a_length_have_the_longest_one() -> None:
+    """--fit's default context is that of all slots, on every number of devices that is tried."""
+    run = {"engine": "llama.cpp==b10488", "users": 2, "hardware": "4GiB"}
+    (default,) = llmcalc.fit("qwen3-1.7b", **run).document["options"]
+    (stated,) = llmcalc.fit("qwen3-1.7b", **run, seq=40960).document["options"]
+    assert default == stated | {"flags": stated["flags"] | {"--ctx-size": 2 * 40960}}
+
+
 def test_a_slot_has_at_least_one_padded_context() -> None:
     slots = memory(ctx_size=1, parallel=100, n_gpu_layers=0)
     assert (slots.max_model_len, slots.kv_tokens, slots.max_concurrency) == (256, 25600, 100)
