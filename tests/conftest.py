@@ -59,7 +59,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             cases = sample or cases
         parametrize(names, cases, *args, **options)
 
-    metafunc.parametrize = parametrize_sample  # type: ignore[method-assign]
+    metafunc.parametrize = parametrize_sample  # type: ignore[method-assign, assignment]
 
 
 def _is_left_out(case: Any) -> bool:
