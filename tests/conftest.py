@@ -8,11 +8,12 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
+from _pytest.mark.structures import ParameterSet
 
 from tests.exhaustive import EXHAUSTIVE, LONGEST
 from tests.in_process import Result, command
@@ -34,6 +35,36 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.args_source is pytest.Config.ArgsSource.ARGS and not hasattr(config, "workerinput"):
         raise pytest.UsageError(f"--quick: chooses the tests itself; expected no path, not {' '.join(config.args)}")
     config.args = [str(config.rootpath / "tests" / name) for name in QUICK]
+
+
+def pytest_collectstart() -> None:
+    """Looks for no garbage while tests are collected: nearly all objects that are made then stay."""
+    gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Leaves the exhaustive cases of a test out where the run would deselect them: there are more of them than of
+    others. Cases without an id stay, since pytest numbers them; so does the first case of an exhaustive test.
+    """
+    if "not exhaustive" not in metafunc.config.option.markexpr:
+        return
+    is_exhaustive = metafunc.definition.get_closest_marker("exhaustive") is not None
+    parametrize = metafunc.parametrize
+
+    def parametrize_sample(names: Any, cases: Iterable[Any], *args: Any, **options: Any) -> None:
+        cases = list(cases)
+        if not args and not isinstance(options.get("ids"), list | tuple):
+            sample = cases[:1] if is_exhaustive else [case for case in cases if not _is_left_out(case)]
+            cases = sample or cases
+        parametrize(names, cases, *args, **options)
+
+    metafunc.parametrize = parametrize_sample  # type: ignore[method-assign, assignment]
+
+
+def _is_left_out(case: Any) -> bool:
+    """Whether a case of a test is exhaustive and has an id."""
+    return isinstance(case, ParameterSet) and case.id is not None and any(m.name == "exhaustive" for m in case.marks)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -63,8 +94,8 @@ def _spare_the_search_for_constants() -> None:
 
 def pytest_collection_finish() -> None:
     """Spares the garbage collector the collected tests, and most of its passes over all that torch has loaded."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(100_000, 50, 100)
 
 

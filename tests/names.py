@@ -134,10 +134,10 @@ def docstrings() -> Iterator[Name]:
                 yield Name(text.splitlines()[0], qualified_name, f"{file}:{line}")
 
 
-def vague_identifiers(tree: ast.Module) -> int:
-    """How often a module has one of the vague identifiers."""
+def vague_identifiers(nodes: Iterable[ast.AST]) -> int:
+    """How often the nodes of a module have one of the vague identifiers."""
     count = 0
-    for node in ast.walk(tree):
+    for node in nodes:
         name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
         count += (node.attr if isinstance(node, ast.Attribute) else name) in VAGUE
     return count
@@ -157,7 +157,9 @@ def main() -> None:
     parser.add_argument("--count", action="store_true")
     options = parser.parse_args()
     if options.count:
-        for room, count in counts_by_room((file, vague_identifiers(tree)) for file, tree in sources()).items():
+        for room, count in counts_by_room(
+            (file, vague_identifiers(ast.walk(tree))) for file, tree in sources()
+        ).items():
             print(f"{count:6,} {room}")
         return
     draw = random.Random(options.seed)

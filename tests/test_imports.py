@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import TypeAlias
 
 import llmcalc
 
@@ -40,12 +42,11 @@ def statements(node: ast.AST, types: bool) -> Iterator[ast.Import | ast.ImportFr
             yield from statements(child, types)
 
 
-def imported(name: str, known: dict[str, Path], types: bool) -> set[str]:
+def imported(name: str, tree: ast.Module, known: dict[str, Path], types: bool) -> set[str]:
     """Returns the modules that a module imports; for `from package import module`, the module and not its package."""
-    path = known[name]
-    home = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    home = name.split(".") if known[name].name == "__init__.py" else name.split(".")[:-1]
     found: set[str] = set()
-    for one in statements(ast.parse(path.read_text(encoding="utf-8")), types):
+    for one in statements(tree, types):
         if isinstance(one, ast.Import):
             found |= {alias.name for alias in one.names} & set(known)
             continue
@@ -75,20 +76,36 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     return next(filter(None, (search(name, []) for name in sorted(graph))), [])
 
 
-def graph_of(folder: Path, types: bool = False) -> dict[str, set[str]]:
+Graph: TypeAlias = dict[str, set[str]]
+"""Name of a module → the modules that it imports."""
+
+
+def graphs_of(folder: Path) -> tuple[Graph, Graph]:
+    """Returns the imports that run, and those at the level of the modules. Each module is parsed once."""
     known = modules(folder)
-    return {name: imported(name, known, types) for name in known}
+    running: Graph = {}
+    for_types: Graph = {}
+    for name, path in known.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        running[name], for_types[name] = (imported(name, tree, known, types) for types in (False, True))
+    return running, for_types
+
+
+@cache
+def package_graphs() -> tuple[Graph, Graph]:
+    """The imports of llmcalc, for the tests of both kinds."""
+    return graphs_of(PACKAGE)
 
 
 def test_no_modules_import_each_other() -> None:
-    graph = graph_of(PACKAGE)
+    graph, _ = package_graphs()
     assert "llmcalc.errors" in graph["llmcalc.units"]
     assert "llmcalc.witnesses.measured_modules" in graph["llmcalc.questions.counts"]  # imported inside a function
     assert circle(graph) == []
 
 
 def test_no_modules_import_each_other_for_types() -> None:
-    graph = graph_of(PACKAGE, types=True)
+    _, graph = package_graphs()
     assert "llmcalc.studies.draft" in graph["llmcalc.questions.counts"]  # imported for types
     assert circle(graph) == []
 
@@ -108,4 +125,4 @@ def test_a_circle_is_found(tmp_path: Path) -> None:
     ):
         (folder / "second.py").write_text(second)
         (folder / "inner" / "__init__.py").write_text(inner)
-        assert (circle(graph_of(folder)), circle(graph_of(folder, types=True))) == circles
+        assert tuple(map(circle, graphs_of(folder))) == circles

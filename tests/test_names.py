@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -34,11 +34,13 @@ class Wording(NamedTuple):
 
 @cache
 def wording_by_file() -> dict[str, Wording]:
-    """File → its wording. The package is parsed once, and no syntax tree stays."""
-    return {
-        file: Wording(vague_identifiers(tree), tuple(described_arguments(tree)), tuple(repeated_words(tree)))
-        for file, tree in sources()
-    }
+    """File → its wording. The package is parsed once, each tree is walked once, and no syntax tree stays."""
+    return {file: wording_of(list(ast.walk(tree))) for file, tree in sources()}
+
+
+def wording_of(nodes: list[ast.AST]) -> Wording:
+    """The wording of the nodes of a module."""
+    return Wording(vague_identifiers(nodes), tuple(described_arguments(nodes)), tuple(repeated_words(nodes)))
 
 
 def vague_counts() -> dict[str, int]:
@@ -65,9 +67,9 @@ NOT_ARGUMENTS = {"optimizer_sharding", "run_jobs"}
 """Functions whose docstrings list values that they return."""
 
 
-def described_arguments(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yields (function, name) for what docstrings of a module describe and the function does not take."""
-    for node in ast.walk(tree):
+def described_arguments(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
+    """Yields (function, name) for what docstrings of a module's nodes describe and the function does not take."""
+    for node in nodes:
         if isinstance(node, ast.FunctionDef) and node.name not in NOT_ARGUMENTS:
             arguments = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
             for names in DESCRIBED.findall(ast.get_docstring(node) or ""):
@@ -77,7 +79,7 @@ def described_arguments(tree: ast.Module) -> Iterator[tuple[str, str]]:
 def test_docstrings_describe_arguments_that_functions_take() -> None:
     """A rename of an argument goes through its docstring."""
     one_too_many = ast.parse('def f(a):\n    """Counts.\n\n    a, b: sizes.\n    """')
-    assert list(described_arguments(one_too_many)) == [("f", "b")]
+    assert list(described_arguments(ast.walk(one_too_many))) == [("f", "b")]
     assert {file: wording.not_taken for file, wording in wording_by_file().items() if wording.not_taken} == {}
 
 
@@ -85,9 +87,9 @@ TWICE = re.compile(r"(?<!\S)((?:\S+ ){3,6}?)\1")
 """Three to six words, and the same again."""
 
 
-def repeated_words(tree: ast.Module) -> Iterator[str]:
-    """Yields what stands twice in a row in a text of a module."""
-    for node in ast.walk(tree):
+def repeated_words(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yields what stands twice in a row in a text of a module's nodes."""
+    for node in nodes:
         if isinstance(node, ast.Constant | ast.JoinedStr):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
             words = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts).split()
@@ -98,5 +100,5 @@ def repeated_words(tree: ast.Module) -> Iterator[str]:
 def test_no_text_says_its_words_twice() -> None:
     """A text that is broken into lines anew, by hand or by a merge, may keep the old beginning beside the new one."""
     broken_text = ast.parse('f"{x}: expected a (of the model " "(of the model of it)"')
-    assert set(repeated_words(broken_text)) == {"(of the model "}
+    assert set(repeated_words(ast.walk(broken_text))) == {"(of the model "}
     assert {file: wording.repeated for file, wording in wording_by_file().items() if wording.repeated} == {}

@@ -13,7 +13,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -42,10 +42,21 @@ def layers() -> list[list[str]]:
     return [list(ENTRY_POINTS), *rows]
 
 
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Fields of syntax trees that hold statements, or what holds statements."""
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields every statement below a node, without the expressions, in which no import can be."""
+    for statement in chain.from_iterable(getattr(node, field, ()) for field in BLOCKS):
+        yield statement
+        yield from statements(statement)
+
+
 def imported(file: Path) -> Iterator[str]:
     """The rooms that a file of the package imports from, wherever in the file the import is."""
     folder = file.relative_to(PACKAGE.parent).parts[:-1]
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in statements(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom):
             parents = folder[: len(folder) + 1 - node.level] if node.level else ()
             module = (*parents, *(node.module or "").split(".")) if node.module else parents
