@@ -44,16 +44,15 @@ class Buffers(NamedTuple):
         """Returns the bytes of all buffers of a device."""
         return sum(bytes_by_device.get(device, 0) for bytes_by_device in self)
 
-    def with_draft(self, draft: Buffers) -> Buffers:
-        """Returns the sum of these buffers and a draft model's buffers."""
+    def plus(self, further_buffers: Buffers) -> Buffers:
+        """Returns the sums of these buffers and further ones, such as those of a draft model, by device."""
 
-        def add_sizes(model_sizes: Mapping[str, int], draft_sizes: Mapping[str, int]) -> dict[str, int]:
+        def add_sizes(sizes: Mapping[str, int], further_sizes: Mapping[str, int]) -> dict[str, int]:
             return {
-                device: model_sizes.get(device, 0) + draft_sizes.get(device, 0)
-                for device in {**model_sizes, **draft_sizes}
+                device: sizes.get(device, 0) + further_sizes.get(device, 0) for device in {**sizes, **further_sizes}
             }
 
-        return Buffers(*map(add_sizes, self, draft))
+        return Buffers(*map(add_sizes, self, further_buffers))
 
 
 @frozen(eq=False)
@@ -247,12 +246,12 @@ class GgmlServer(GgmlSettings):
         """Returns all buffers by device."""
         buffers = Buffers(self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement))
         if self.encoder_buffers:
-            buffers = buffers.with_draft(Buffers({}, {}, self.encoder_buffers))
+            buffers = buffers.plus(Buffers({}, {}, self.encoder_buffers))
         if self.drafts_by_modules:
-            buffers = buffers.with_draft(self.module_buffers(placement))
+            buffers = buffers.plus(self.module_buffers(placement))
         if self.draft_server is None:
             return buffers
-        return buffers.with_draft(self.draft_server.buffers(self.draft_server.placement))
+        return buffers.plus(self.draft_server.buffers(self.draft_server.placement))
 
     @property
     def file_bytes(self) -> int:
