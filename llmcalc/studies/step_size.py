@@ -6,9 +6,13 @@ usual step where all weights of a model that gives tokens are trained.
 
 from __future__ import annotations
 
-from ..device_memory.estimate import Memory
+from typing import TYPE_CHECKING
+
 from ..model import ModelSpec
-from ..parallel.layout import Layout
+
+if TYPE_CHECKING:
+    from ..device_memory.estimate import Memory
+    from ..parallel.layout import Layout
 
 STEP_TOKENS = 2**22
 """Tokens of a usual training step: 4M, as of Llama 2 (arXiv:2307.09288) and of the first steps of Llama 3 405B."""
