@@ -116,9 +116,11 @@ ReplayedRank: TypeAlias = tuple[CountedSteps, tuple[MemoryTerm, ...]]
 
 
 @without_garbage_collection()
-def replay_zero(zero_setup: ZeroSetup) -> ReplayedRank:
-    """Replays one rank's set-up and two training steps. Later steps repeat the second step."""
-    training_run = zero_run(zero_setup, memory_meter := EventMeter())
+def replay_zero(training_run: ZeroRun, memory_meter: EventMeter) -> ReplayedRank:
+    """Replays one rank's set-up and two training steps. Later steps repeat the second step.
+
+    memory_meter: the run's meter.
+    """
     training_run.set_up()
     return count_steps(training_run, memory_meter), training_run.host_terms()
 
@@ -131,7 +133,8 @@ def _replay_on_allocator(
     stored_runs: the steps and results of the run's other ranks, to which this rank's are added. Ranks that are alike
         share their results; both kinds of allocators share the steps of a rank.
     """
-    rank_key = zero_setup.rank if zero_run(zero_setup, EventMeter()).differs_by_rank else None
+    training_run = zero_run(zero_setup, memory_meter := EventMeter())
+    rank_key = zero_setup.rank if training_run.differs_by_rank else None
     result_key = rank_key, cuda_runtime.expandable
     if result_key in stored_runs:
         replay_result, host_memory, replay_units = stored_runs[result_key]
@@ -140,7 +143,7 @@ def _replay_on_allocator(
     units_before = EFFORT.units
     replayed_rank: ReplayedRank | None = stored_runs.pop(rank_key, None)  # by the other kind of allocator
     if replayed_rank is None:
-        replayed_rank = replay_zero(zero_setup)
+        replayed_rank = replay_zero(training_run, memory_meter)
         if not cuda_runtime.is_tried:
             stored_runs[rank_key] = replayed_rank
     counted_steps, host_memory = replayed_rank

@@ -434,10 +434,12 @@ def test_mlx_converts_no_router_that_is_a_bare_parameter() -> None:
 
 def test_mlx_leaves_what_a_class_of_mlx_vlm_refuses_without_listing_it() -> None:
     """`quant_predicate` of cohere2_moe says no to attention and routers, and that of mistral3 since April to a head."""
-    kept = sum(site.tensor.size for site in weight_tensors_of(MIXTURE.tree()) if site.kind in ("attention", "router"))
+    refused_size = sum(
+        site.tensor.size for site in weight_tensors_of(MIXTURE.tree()) if site.kind in ("attention", "router")
+    )
     refusing, usual = (_mlx({"model_type": kind, "quantization": MLX}) for kind in ("cohere2_moe", "qwen3_moe"))
     found, converted = (quantized_size(MIXTURE, scheme).by_part for scheme in (refusing, usual))
-    assert found.unconverted - converted.unconverted == 2 * kept
+    assert found.unconverted - converted.unconverted == 2 * refused_size
     assert "unconverted: norms, biases, attention, router" in refusing.notes()
     scheme = _mlx({"model_type": "mistral3", "text_config": {}, "quantization": MLX})
     quantized_size(DENSE, scheme)

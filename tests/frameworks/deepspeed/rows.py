@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from llmcalc.device_memory.device_memory import summarize_memory
 from llmcalc.device_memory.training import TrainingConfig
-from llmcalc.frameworks.deepspeed.rank_memory import replay_zero, tensor_status
+from llmcalc.frameworks.deepspeed.rank_memory import replay_zero, tensor_status, zero_run
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
 from llmcalc.frameworks.deepspeed.zero import ZeroSetup
 from llmcalc.frameworks.nccl import with_nccl_buffers
@@ -19,6 +19,7 @@ from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.caching_allocator import PrefixCache
 from llmcalc.simulator.layer_loops import layer_stacks
+from llmcalc.simulator.repeat_microbatches import EventMeter
 from tests.device_memory.published import A100, DATA, FINE_TUNING, GB, QWEN_MODELS, Outcome, Row, qwen_run, rows, spec
 
 STAGE_2 = DeepSpeedSettings(stage=2, overlap_comm=True, reduce_bucket_size=200_000_000, optimizer="AdamW")
@@ -55,7 +56,8 @@ def training(row: Row) -> TrainingConfig:
 def outcome(row: Row) -> Outcome:
     """A row's total over its devices, in GB, is divided by their number."""
     model, settings, devices = spec(MODELS[row["model"]]), UNDER[row["method"]], row["n_gpus"]
-    counted_steps, _ = replay_zero(ZeroSetup(model, training(row), settings, devices, 0, A100.workspace))
+    setup = ZeroSetup(model, training(row), settings, devices, 0, A100.workspace)
+    counted_steps, _ = replay_zero(zero_run(setup, meter := EventMeter()), meter)
     replay_result = counted_steps.result_on_allocator(PrefixCache(A100.expandable))
     answer = summarize_memory(replay_result, A100.context, layer_stacks(model), tensor_status(settings, training(row)))
     answer = with_nccl_buffers(
