@@ -44,6 +44,7 @@ QUICK = (
     "parallel/test_share.py",
     "frameworks/fsdp2/test_torchtitan.py",
     "frameworks/deepspeed/test_deepspeed.py",
+    "frameworks/megatron/test_gradient_buffers.py",
     "frameworks/megatron/test_megatron.py",
     # the command line
     "reports/test_cluster.py",
