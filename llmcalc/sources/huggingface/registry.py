@@ -60,6 +60,8 @@ CODE_CLASSES = {
     "CogVLM": "cogvlm",
     "Grok1ForCausalLM": "grok-2",
     "JinaBert": "jina_bert",
+    "BitnetForCausalLM": "bitnet",
+    "GPT2LMHeadCustomModel": "gpt_bigcode",
     "xlm-roberta-flash-implementation": "xlm_roberta_flash",
     "LlavaLlama": "llava_llama",
     "LlavaMistral": "llava_mistral",
@@ -68,7 +70,8 @@ CODE_CLASSES = {
     "LlavaGemma": "llava_gemma",
 }
 """Start of the name of a class, or of its repository in `auto_map`, whose published configs state the model type of
-another class (Grok-2 `git`, Jina embeddings 2 `bert`, LLaVA `llava`) → the model type that reads them.
+another class (Grok-2 `git`, Jina embeddings 2 `bert`, BitNet b1.58 of 1bitLLM `llama`, SantaCoder `gpt2`, LLaVA
+`llava`) → the model type that reads them.
 """
 
 WRAPPER_CLASSES = {"HCXVisionV2ForCausalLM": ("hyperclovax_vision_v2", "HyperCLOVAXVisionV2ForConditionalGeneration")}
@@ -80,9 +83,14 @@ CODE_FIELDS = {
     ("nomic_bert", "moe_every_n_layers"): "nomic_bert_moe",
     ("kimi_linear", "attn_res_block_size"): "kimi_k3_text",
     ("bailing_hybrid", "q_lora_rank"): "bailing_moe_v3",
+    ("bert", "alibi_starting_size"): "mosaic_bert",
+    ("esm", "add_bias_fnn"): "nucleotide_transformer_v2",
     ("Emu3", "max_window_layers"): "emu3_5",
 }
-"""Model type and a field that only the code of another model's repository reads → the model type that reads them."""
+"""Model type and a field that only the code of another model's repository reads → the model type that reads them.
+
+Nucleotide Transformer 2 states no model type, or that of its class's name.
+"""
 
 SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
 """Model type with `_` for every `-`, or its other name → the model type."""
@@ -268,12 +276,13 @@ def _type_of_repository_code(config_data: Mapping[str, Any], class_name: str) ->
 
 
 def _type_of_code_fields(config_data: Mapping[str, Any]) -> str:
-    """Returns the model type that reads a config with a field of `CODE_FIELDS`; empty without one."""
+    """Returns the model type that reads a config with a field of `CODE_FIELDS`; empty without one or with 0."""
+    config_type = config_data.get("model_type") or type_of_class_name(architecture_of(config_data))
     return next(
         (
             model_type
             for (stated_type, field), model_type in CODE_FIELDS.items()
-            if config_data.get("model_type") == stated_type and config_data.get(field)
+            if config_type == stated_type and (config_data.get(field) or config_data.get(field) is False)
         ),
         "",
     )
@@ -741,9 +750,13 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         )
     )
     uncounted_notes = [
-        f"{ignored_field}: {tower_notes.format(shown(config_data[ignored_field]))}"
-        for ignored_field, tower_notes in uncounted_towers.items()
-        if config_data.get(ignored_field)
+        f"{ignored_field}: {tower_notes.format(shown(fields[ignored_field]))}"
+        for fields, notes_by_field in (
+            (config_data, uncounted_towers),
+            (root_config, family_of(root_type).uncounted_fields if section_path else {}),
+        )
+        for ignored_field, tower_notes in notes_by_field.items()
+        if fields.get(ignored_field)
     ]
     notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(root_type, root_config, model_fields)]
     if head is None and model_fields["head"]["type"] == "none":
