@@ -551,27 +551,27 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
 
 
 def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any]) -> list[str]:
-    """Returns a remark on a class that is counted without a head for its name ends with `Model`, if it is not known.
+    """Returns a remark on a class that is counted as the model type's, or without a head, if it is not known.
 
-    It may have weights beside the model's (`LlamaRewardModel` of UltraRM has a head with one score). Names of the same
-    class in TensorFlow and JAX are known.
+    It may have weights beside the model's: `LlamaRewardModel` of UltraRM has a head with one score, the first
+    `BitnetForCausalLM` had two norms more in each layer of Llama. Names of the same class in TensorFlow and JAX are
+    known.
     """
     class_name, family = architecture_of(config_data), family_of(model_type)
     class_names = library_class_names()
-    if (
-        family.source
-        or not class_names.get(model_type)
-        or not class_name.endswith("Model")
-        or "For" in class_name  # `head_table` has the remark
-    ):
+    has_remark = "For" in class_name and not class_name.endswith(("ForCausalLM", "ForMaskedLM"))  # that of `head_table`
+    if family.source or not class_names.get(model_type) or not class_name or has_remark:
         return []
     known_names = {known_name.lower() for names in class_names.values() for known_name in names}
     if class_name.removeprefix("TF").removeprefix("Flax").lower() in known_names:
         return []
-    return [
-        f"architectures: {class_name} is no known class of '{model_type}'; its layers and norms are counted, and no "
-        "head or other weights that it may have"
-    ]
+    if class_name.endswith("Model"):
+        counted, uncounted = "its layers and norms are counted", "no head or other weights that it may have"
+    elif class_name.endswith(("ForCausalLM", "ForMaskedLM")):
+        counted, uncounted = f"the layers of {model_type} are counted", "no other weights that its code may have"
+    else:
+        return []
+    return [f"architectures: {class_name} is no known class of '{model_type}'; {counted}, and {uncounted}"]
 
 
 def _check_wrapper_vocabulary(model_type: str, root_config: Mapping[str, Any], model_fields: Mapping[str, Any]) -> None:
@@ -759,7 +759,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         if fields.get(ignored_field)
     ]
     notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(root_type, root_config, model_fields)]
-    if head is None and model_fields["head"]["type"] == "none":
+    if head is None:
         notes += _remark_on_other_class(root_type, root_config)
     projection_field = family_of(root_type).projection_size
     if projection_field is not None:

@@ -49,7 +49,8 @@ class UnknownField(NamedTuple):
     def is_size(self) -> bool:
         """Whether the field is a size of the architecture.
 
-        That is a number above 0 with a name like `num_…`, `…_size` or `…_heads`, a list with several kinds of layers
+        That is a number above 0 with a name like `num_…`, `…_size` or `…_heads`, a list of numbers with a name like
+        `num_…` (`num_experts: [16]` of Skywork-MoE), a list with several kinds of layers
         (`layer_types`), a table with other values for some layers (`per_layer_config`, which transformers accepts in
         every config), or a list with a number for every layer that is not the same in all of them.
         """
@@ -66,6 +67,8 @@ class UnknownField(NamedTuple):
         has_size_name = (
             bool({"num", "n", "size", "dim"} & {name_words[0], name_words[-1]}) or name_words[-1] in SIZED_THINGS
         )
+        if name_words[0] == "num" and isinstance(self.value, list) and self.value:
+            return all(type(number) is int and number > 0 for number in self.value)
         return has_size_name and type(self.value) is int and self.value > 0
 
 
