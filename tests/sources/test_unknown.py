@@ -53,6 +53,14 @@ def test_a_required_field_that_is_misspelt_is_named() -> None:
         config.integer("hidden_size")
 
 
+def test_a_field_that_code_of_the_repository_may_read_is_remarked_on() -> None:
+    """GENA-LM's modeling_bert.py has norms before the layers of BERT by `pre_layer_norm`."""
+    config = {**LLAMA, "pre_layer_norm": True, "auto_map": {"AutoModel": "modeling_bert.BertModel"}}
+    assert describe_data(config)["notes"][-1] == (
+        "unrecognised fields, ignored: pre_layer_norm (the code that auto_map names may build other layers by them)"
+    )
+
+
 def test_a_list_of_numbers_of_experts_is_a_size() -> None:
     """Skywork-MoE states `num_experts: [16]` under the model type of the dense Skywork."""
     with pytest.raises(InputError, match="num_experts = a list: unknown field of a llama config"):

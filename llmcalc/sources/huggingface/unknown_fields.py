@@ -90,9 +90,14 @@ def require_known(unknown_fields: Sequence[UnknownField], model_type: str) -> No
         )
 
 
-def remark_on_ignored_fields(ignored_paths: Sequence[str]) -> list[str]:
-    """Returns a remark on ignored fields; empty if there are none."""
-    return [f"unrecognised fields, ignored: {', '.join(ignored_paths)}"] if ignored_paths else []
+def remark_on_ignored_fields(ignored_paths: Sequence[str], has_repository_code: bool = False) -> list[str]:
+    """Returns a remark on ignored fields; empty if there are none.
+
+    has_repository_code: whether the config names classes of its repository (`auto_map`) for layers that are counted as
+        those of `transformers`.
+    """
+    warning = " (the code that auto_map names may build other layers by them)" if has_repository_code else ""
+    return [f"unrecognised fields, ignored: {', '.join(ignored_paths)}{warning}"] if ignored_paths else []
 
 
 def remark_on_defaults(default_sizes: dict[str, int]) -> list[str]:
