@@ -303,3 +303,15 @@ def test_the_class_of_vila_has_its_text_model_with_a_head() -> None:
     description = read_description(config)
     assert description.model["head"]["type"] == "lm"
     assert "vision_tower_cfg: its vision encoder is not counted" in description.notes
+
+
+def test_the_layers_of_decilm_differ_in_their_heads_of_keys_and_values() -> None:
+    """DeciLM-7B: 67 heads of keys and values of 128 in all its layers, each with two matrices of 4096 rows."""
+    config = {"model_type": "deci", "architectures": ["DeciLMForCausalLM"], "hidden_size": 4096, "vocab_size": 32000}
+    config |= {"intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32, "rms_norm_eps": 1e-6}
+    config |= {"num_key_value_heads_per_layer": [4] * 6 + [2] * 17 + [1] * 9, "max_position_embeddings": 8192}
+    h, f, v, depth = 4096, 14336, 32000, 32
+    total = 2 * v * h + depth * (2 * h * h + 3 * h * f + 2 * h) + 67 * 2 * h * 128 + h
+    assert llmcalc.params(config).total == total == 7_043_551_232
+    with pytest.raises(InputError, match="num_key_value_heads_per_layer: a list; expected 32 values, divisors of 32"):
+        llmcalc.params({**config, "num_key_value_heads_per_layer": [3] * 32})
