@@ -9,7 +9,7 @@ Sources: the modeling files of the models' repositories, in `Family.source` of e
 
 from __future__ import annotations
 
-from ...class_defaults import class_defaults
+from ...class_defaults import class_defaults, class_fields
 from ...code_addresses import GITHUB, HUB
 from ...config import Config
 from ...dropout import BERT_DROPOUT
@@ -170,14 +170,14 @@ FAMILIES = {
     "mosaic_bert": Family(
         _read_mosaic_bert,
         class_defaults("bert"),
-        OLD | {"alibi_starting_size", "is_decoder", "max_position_embeddings"},
+        OLD | class_fields("bert") | {"alibi_starting_size"},
         source=f"{GITHUB}mosaicml/examples/blob/main/examples/benchmarks/bert/src/bert_layers.py",
         dropout_fields=BERT_DROPOUT,
     ),
     "nucleotide_transformer_v2": Family(
         _read_nucleotide_transformer_v2,
         class_defaults("esm"),
-        OF_ESM,
+        OF_ESM | class_fields("esm"),
         source=f"{HUB}InstaDeepAI/nucleotide-transformer-v2-500m-multi-species modeling_esm.py",
         dropout_fields=BERT_DROPOUT,
     ),
