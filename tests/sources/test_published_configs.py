@@ -290,7 +290,8 @@ def test_a_class_of_an_unknown_name_with_a_head_is_remarked_on() -> None:
         "architectures: {} is no known class of 'llama'; the layers of llama are counted, and no other weights that "
         "its code may have"
     )
-    for class_name, is_remarked_on in (("DeciCoderForCausalLM", True), ("TFLlamaForCausalLM", False)):
+    classes = {"DeciCoderForCausalLM": True, "TFLlamaForCausalLM": False, "Llama2ForCausalLM": False}
+    for class_name, is_remarked_on in classes.items():
         notes = describe_data({**shapes_of("llama")[0], "architectures": [class_name]})["notes"]
         assert (remark.format(class_name) in notes) == is_remarked_on
 

@@ -550,12 +550,12 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     return dict.fromkeys(tying_fields, stated_tying)
 
 
-def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any]) -> list[str]:
+def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any], has_head: bool) -> list[str]:
     """Returns a remark on a class that is counted as the model type's, or without a head, if it is not known.
 
     It may have weights beside the model's: `LlamaRewardModel` of UltraRM has a head with one score, the first
     `BitnetForCausalLM` had two norms more in each layer of Llama. Names of the same class in TensorFlow and JAX are
-    known.
+    known, and so is a class with a head whose name starts with the model type's letters (`Step3p7FlashForCausalLM`).
     """
     class_name, family = architecture_of(config_data), family_of(model_type)
     class_names = library_class_names()
@@ -565,9 +565,13 @@ def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any]) -> l
     known_names = {known_name.lower() for names in class_names.values() for known_name in names}
     if class_name.removeprefix("TF").removeprefix("Flax").lower() in known_names:
         return []
-    if class_name.endswith("Model"):
+    class_start = class_name.lower().removesuffix("forcausallm").removesuffix("formaskedlm")
+    type_letters = model_type.lower().replace("_", "").replace("-", "")
+    if class_name.endswith("Model") and not has_head:
         counted, uncounted = "its layers and norms are counted", "no head or other weights that it may have"
-    elif class_name.endswith(("ForCausalLM", "ForMaskedLM")):
+    elif class_start != class_name.lower() and not (
+        class_start.startswith(type_letters) or type_letters.startswith(class_start)
+    ):
         counted, uncounted = f"the layers of {model_type} are counted", "no other weights that its code may have"
     else:
         return []
@@ -760,7 +764,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
     ]
     notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(root_type, root_config, model_fields)]
     if head is None:
-        notes += _remark_on_other_class(root_type, root_config)
+        notes += _remark_on_other_class(root_type, root_config, model_fields["head"]["type"] != "none")
     projection_field = family_of(root_type).projection_size
     if projection_field is not None:
         root_type, root_config, vector_size = _inner_model_config(root_type, root_config, *projection_field)
