@@ -246,3 +246,72 @@ def test_settings_that_ernies_trainer_saves_change_no_count() -> None:
 def test_glm_asr_repeats_the_size_of_its_rotation_outside_of_its_text_model() -> None:
     config = config_of("glm-asr-nano")
     assert llmcalc.params({**config, "rope_dim": 128}).total == llmcalc.params(config).total
+
+
+# --- code under the model type, or the class's name, of another model -------------------------------------------------
+
+BERT_BASE: dict[str, Any] = {"num_attention_heads": 12, "num_hidden_layers": 12, "type_vocab_size": 2}
+
+
+def test_mosaic_bert_is_told_from_bert_by_its_alibi() -> None:
+    """DNABERT-2 and MosaicBERT state `bert` and BERT's class; bert_layers.py has ALiBi and a gated network."""
+    auto_map = {"AutoModelForMaskedLM": "bert_layers.BertForMaskedLM"}
+    config = {**BERT_BASE, "model_type": "bert", "architectures": ["BertForMaskedLM"], "auto_map": auto_map}
+    config |= {"hidden_size": 768, "intermediate_size": 3072, "vocab_size": 4096, "alibi_starting_size": 512}
+    h, f, v, depth = 768, 3072, 4096, 12
+    layer = 4 * (h * h + h) + 2 * h + 2 * h * f + (f * h + h) + 2 * h  # Wqkv and dense, gated_layers, wo; two norms
+    head = h * h + h + 2 * h + v  # transform with its norm, the decoder's bias
+    assert llmcalc.params(config).total == v * h + 2 * h + 2 * h + depth * layer + head == 117_074_176
+
+
+def test_nucleotide_transformer_2_states_no_model_type_and_the_class_of_esm() -> None:
+    """Its modeling_esm.py has SwiGLU, and a table of positions beside rotary ones."""
+    config = {"architectures": ["EsmForMaskedLM"], "add_bias_fnn": False, "position_embedding_type": "rotary"}
+    config |= {"emb_layer_norm_before": False, "tie_word_embeddings": False, "pad_token_id": 1, "vocab_size": 4107}
+    config |= {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 29}
+    config |= {"max_position_embeddings": 2050, "token_dropout": False}
+    h, f, v, depth = 1024, 4096, 4107, 29
+    layer = 4 * (h * h + h) + 2 * 2 * h + 3 * h * f
+    contacts = 16 * depth + 1
+    head = h * h + h + 2 * h + h * v + v
+    total = v * h + 2050 * h + depth * layer + 2 * h + contacts + head
+    assert llmcalc.params(config).total == total == 498_345_436
+    assert llmcalc.params({**config, "model_type": "esm"}).total == total
+
+
+def test_the_first_bitnet_states_llama() -> None:
+    """1bitLLM's modeling_bitnet.py has a norm before each output projection, as the class of transformers."""
+    shape = shapes_of("bitnet")[0]
+    config = {**shape, "model_type": "llama", "architectures": ["BitnetForCausalLM"], "weight_bits": 1, "input_bits": 8}
+    assert llmcalc.params(config).total == llmcalc.params(shape).total
+
+
+def test_the_first_santacoder_states_gpt2() -> None:
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadCustomModel"], "n_embd": 32, "n_head": 4, "n_layer": 2}
+    config |= {"vocab_size": 96, "n_positions": 64}
+    bigcode = {**config, "model_type": "gpt_bigcode", "architectures": ["GPTBigCodeForCausalLM"]}
+    for head_type, is_multi_query in (("multiquery", True), ("multihead", False)):
+        expected = llmcalc.params({**bigcode, "multi_query": is_multi_query}).total
+        assert llmcalc.params({**config, "attention_head_type": head_type}).total == expected
+
+
+def test_the_class_of_vila_has_its_text_model_with_a_head() -> None:
+    """`LlavaLlamaModel` of NVILA-8B; `vision_tower_cfg` describes an encoder, which a remark names."""
+    text = {name: value for name, value in shapes_of("qwen2")[0].items() if name != "architectures"}
+    config = {"model_type": "llava_llama", "architectures": ["LlavaLlamaModel"], "llm_cfg": text}
+    config |= {"vision_tower_cfg": {"model_type": "siglip_vision_model", "hidden_size": 24}}
+    description = read_description(config)
+    assert description.model["head"]["type"] == "lm"
+    assert "vision_tower_cfg: its vision encoder is not counted" in description.notes
+
+
+def test_the_layers_of_decilm_differ_in_their_heads_of_keys_and_values() -> None:
+    """DeciLM-7B: 67 heads of keys and values of 128 in all its layers, each with two matrices of 4096 rows."""
+    config = {"model_type": "deci", "architectures": ["DeciLMForCausalLM"], "hidden_size": 4096, "vocab_size": 32000}
+    config |= {"intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32, "rms_norm_eps": 1e-6}
+    config |= {"num_key_value_heads_per_layer": [4] * 6 + [2] * 17 + [1] * 9, "max_position_embeddings": 8192}
+    h, f, v, depth = 4096, 14336, 32000, 32
+    total = 2 * v * h + depth * (2 * h * h + 3 * h * f + 2 * h) + 67 * 2 * h * 128 + h
+    assert llmcalc.params(config).total == total == 7_043_551_232
+    with pytest.raises(InputError, match="num_key_value_heads_per_layer: a list; expected 32 values, divisors of 32"):
+        llmcalc.params({**config, "num_key_value_heads_per_layer": [3] * 32})

@@ -284,6 +284,18 @@ def test_a_class_of_an_unknown_name_without_a_head_is_remarked_on(class_name: st
     assert remark not in describe_data(config, head="none")["notes"]
 
 
+def test_a_class_of_an_unknown_name_with_a_head_is_remarked_on() -> None:
+    """Its code may have weights that the model type's class has not, as the first BitNet's under `llama` had."""
+    remark = (
+        "architectures: {} is no known class of 'llama'; the layers of llama are counted, and no other weights that "
+        "its code may have"
+    )
+    classes = {"DeciCoderForCausalLM": True, "TFLlamaForCausalLM": False, "Llama2ForCausalLM": False}
+    for class_name, is_remarked_on in classes.items():
+        notes = describe_data({**shapes_of("llama")[0], "architectures": [class_name]})["notes"]
+        assert (remark.format(class_name) in notes) == is_remarked_on
+
+
 def test_messages_about_classes_say_nothing_twice() -> None:
     llama = shapes_of("llama")[0]
     assert describe_data({**llama, "architectures": ["LlamaForScore"]})["notes"][0] == (

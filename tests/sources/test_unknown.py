@@ -53,6 +53,20 @@ def test_a_required_field_that_is_misspelt_is_named() -> None:
         config.integer("hidden_size")
 
 
+def test_a_field_that_code_of_the_repository_may_read_is_remarked_on() -> None:
+    """GENA-LM's modeling_bert.py has norms before the layers of BERT by `pre_layer_norm`."""
+    config = {**LLAMA, "pre_layer_norm": True, "auto_map": {"AutoModel": "modeling_bert.BertModel"}}
+    assert describe_data(config)["notes"][-1] == (
+        "unrecognised fields, ignored: pre_layer_norm (the code that auto_map names may build other layers by them)"
+    )
+
+
+def test_a_list_of_numbers_of_experts_is_a_size() -> None:
+    """Skywork-MoE states `num_experts: [16]` under the model type of the dense Skywork."""
+    with pytest.raises(InputError, match="num_experts = a list: unknown field of a llama config"):
+        describe_data({**LLAMA, "num_experts": [16]})
+
+
 @pytest.mark.parametrize("field", ["num_experts", "n_shared_experts", "kv_lora_rank", "expert_size", "num_extra_heads"])
 def test_a_size_of_which_nothing_is_known_is_an_error(field: str) -> None:
     with pytest.raises(InputError, match=rf"{field} = 8: unknown field of a llama config.*--allow-unknown"):

@@ -358,7 +358,7 @@ def read_exllama(library_name: Literal["exl2", "exl3"], config: ConfigFields) ->
     remarks = () if is_uniform else (AVERAGE,)
     layer_groups = (head_group, LayerGroup(format_with_bits(bits)))
     return LinearScheme(
-        f"{library_name}-{float(bits):g}", f"exllama{library_name[-2:]}", remarks, layer_groups, head=True
+        f"{library_name}-{float(bits):g}", f"exllamav{library_name[-1]}", remarks, layer_groups, head=True
     )
 
 

@@ -121,7 +121,10 @@ def describe_data(
     config_remarks += [
         *config_description.notes,
         *remark_on_defaults(config_description.from_defaults),
-        *remark_on_ignored_fields([field.path for field in config_description.unknown]),
+        *remark_on_ignored_fields(
+            [field.path for field in config_description.unknown],
+            bool(config.get("auto_map")) and not family_of(config_description.model_type).source,
+        ),
     ]
     model_description: dict[str, Any] = {
         "model": config_description.model,

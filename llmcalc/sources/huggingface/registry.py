@@ -60,6 +60,8 @@ CODE_CLASSES = {
     "CogVLM": "cogvlm",
     "Grok1ForCausalLM": "grok-2",
     "JinaBert": "jina_bert",
+    "BitnetForCausalLM": "bitnet",
+    "GPT2LMHeadCustomModel": "gpt_bigcode",
     "xlm-roberta-flash-implementation": "xlm_roberta_flash",
     "LlavaLlama": "llava_llama",
     "LlavaMistral": "llava_mistral",
@@ -68,7 +70,8 @@ CODE_CLASSES = {
     "LlavaGemma": "llava_gemma",
 }
 """Start of the name of a class, or of its repository in `auto_map`, whose published configs state the model type of
-another class (Grok-2 `git`, Jina embeddings 2 `bert`, LLaVA `llava`) → the model type that reads them.
+another class (Grok-2 `git`, Jina embeddings 2 `bert`, BitNet b1.58 of 1bitLLM `llama`, SantaCoder `gpt2`, LLaVA
+`llava`) → the model type that reads them.
 """
 
 WRAPPER_CLASSES = {"HCXVisionV2ForCausalLM": ("hyperclovax_vision_v2", "HyperCLOVAXVisionV2ForConditionalGeneration")}
@@ -80,9 +83,14 @@ CODE_FIELDS = {
     ("nomic_bert", "moe_every_n_layers"): "nomic_bert_moe",
     ("kimi_linear", "attn_res_block_size"): "kimi_k3_text",
     ("bailing_hybrid", "q_lora_rank"): "bailing_moe_v3",
+    ("bert", "alibi_starting_size"): "mosaic_bert",
+    ("esm", "add_bias_fnn"): "nucleotide_transformer_v2",
     ("Emu3", "max_window_layers"): "emu3_5",
 }
-"""Model type and a field that only the code of another model's repository reads → the model type that reads them."""
+"""Model type and a field that only the code of another model's repository reads → the model type that reads them.
+
+Nucleotide Transformer 2 states no model type, or that of its class's name.
+"""
 
 SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
 """Model type with `_` for every `-`, or its other name → the model type."""
@@ -268,12 +276,13 @@ def _type_of_repository_code(config_data: Mapping[str, Any], class_name: str) ->
 
 
 def _type_of_code_fields(config_data: Mapping[str, Any]) -> str:
-    """Returns the model type that reads a config with a field of `CODE_FIELDS`; empty without one."""
+    """Returns the model type that reads a config with a field of `CODE_FIELDS`; empty without one or with 0."""
+    config_type = config_data.get("model_type") or type_of_class_name(architecture_of(config_data))
     return next(
         (
             model_type
             for (stated_type, field), model_type in CODE_FIELDS.items()
-            if config_data.get("model_type") == stated_type and config_data.get(field)
+            if config_type == stated_type and (config_data.get(field) or config_data.get(field) is False)
         ),
         "",
     )
@@ -541,28 +550,32 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     return dict.fromkeys(tying_fields, stated_tying)
 
 
-def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any]) -> list[str]:
-    """Returns a remark on a class that is counted without a head for its name ends with `Model`, if it is not known.
+def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any], has_head: bool) -> list[str]:
+    """Returns a remark on a class that is counted as the model type's, or without a head, if it is not known.
 
-    It may have weights beside the model's (`LlamaRewardModel` of UltraRM has a head with one score). Names of the same
-    class in TensorFlow and JAX are known.
+    It may have weights beside the model's: `LlamaRewardModel` of UltraRM has a head with one score, the first
+    `BitnetForCausalLM` had two norms more in each layer of Llama. Names of the same class in TensorFlow and JAX are
+    known, and so is a class with a head whose name starts with the model type's letters (`Step3p7FlashForCausalLM`).
     """
     class_name, family = architecture_of(config_data), family_of(model_type)
     class_names = library_class_names()
-    if (
-        family.source
-        or not class_names.get(model_type)
-        or not class_name.endswith("Model")
-        or "For" in class_name  # `head_table` has the remark
-    ):
+    has_remark = "For" in class_name and not class_name.endswith(("ForCausalLM", "ForMaskedLM"))  # that of `head_table`
+    if family.source or not class_names.get(model_type) or not class_name or has_remark:
         return []
     known_names = {known_name.lower() for names in class_names.values() for known_name in names}
     if class_name.removeprefix("TF").removeprefix("Flax").lower() in known_names:
         return []
-    return [
-        f"architectures: {class_name} is no known class of '{model_type}'; its layers and norms are counted, and no "
-        "head or other weights that it may have"
-    ]
+    class_start = class_name.lower().removesuffix("forcausallm").removesuffix("formaskedlm")
+    type_letters = model_type.lower().replace("_", "").replace("-", "")
+    if class_name.endswith("Model") and not has_head:
+        counted, uncounted = "its layers and norms are counted", "no head or other weights that it may have"
+    elif class_start != class_name.lower() and not (
+        class_start.startswith(type_letters) or type_letters.startswith(class_start)
+    ):
+        counted, uncounted = f"the layers of {model_type} are counted", "no other weights that its code may have"
+    else:
+        return []
+    return [f"architectures: {class_name} is no known class of '{model_type}'; {counted}, and {uncounted}"]
 
 
 def _check_wrapper_vocabulary(model_type: str, root_config: Mapping[str, Any], model_fields: Mapping[str, Any]) -> None:
@@ -741,13 +754,17 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         )
     )
     uncounted_notes = [
-        f"{ignored_field}: {tower_notes.format(shown(config_data[ignored_field]))}"
-        for ignored_field, tower_notes in uncounted_towers.items()
-        if config_data.get(ignored_field)
+        f"{ignored_field}: {tower_notes.format(shown(fields[ignored_field]))}"
+        for fields, notes_by_field in (
+            (config_data, uncounted_towers),
+            (root_config, family_of(root_type).uncounted_fields if section_path else {}),
+        )
+        for ignored_field, tower_notes in notes_by_field.items()
+        if fields.get(ignored_field)
     ]
     notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(root_type, root_config, model_fields)]
-    if head is None and model_fields["head"]["type"] == "none":
-        notes += _remark_on_other_class(root_type, root_config)
+    if head is None:
+        notes += _remark_on_other_class(root_type, root_config, model_fields["head"]["type"] != "none")
     projection_field = family_of(root_type).projection_size
     if projection_field is not None:
         root_type, root_config, vector_size = _inner_model_config(root_type, root_config, *projection_field)

@@ -49,7 +49,8 @@ class UnknownField(NamedTuple):
     def is_size(self) -> bool:
         """Whether the field is a size of the architecture.
 
-        That is a number above 0 with a name like `num_…`, `…_size` or `…_heads`, a list with several kinds of layers
+        That is a number above 0 with a name like `num_…`, `…_size` or `…_heads`, a list of numbers with a name like
+        `num_…` (`num_experts: [16]` of Skywork-MoE), a list with several kinds of layers
         (`layer_types`), a table with other values for some layers (`per_layer_config`, which transformers accepts in
         every config), or a list with a number for every layer that is not the same in all of them.
         """
@@ -66,6 +67,8 @@ class UnknownField(NamedTuple):
         has_size_name = (
             bool({"num", "n", "size", "dim"} & {name_words[0], name_words[-1]}) or name_words[-1] in SIZED_THINGS
         )
+        if name_words[0] == "num" and isinstance(self.value, list) and self.value:
+            return all(type(number) is int and number > 0 for number in self.value)
         return has_size_name and type(self.value) is int and self.value > 0
 
 
@@ -87,9 +90,14 @@ def require_known(unknown_fields: Sequence[UnknownField], model_type: str) -> No
         )
 
 
-def remark_on_ignored_fields(ignored_paths: Sequence[str]) -> list[str]:
-    """Returns a remark on ignored fields; empty if there are none."""
-    return [f"unrecognised fields, ignored: {', '.join(ignored_paths)}"] if ignored_paths else []
+def remark_on_ignored_fields(ignored_paths: Sequence[str], has_repository_code: bool = False) -> list[str]:
+    """Returns a remark on ignored fields; empty if there are none.
+
+    has_repository_code: whether the config names classes of its repository (`auto_map`) for layers that are counted as
+        those of `transformers`.
+    """
+    warning = " (the code that auto_map names may build other layers by them)" if has_repository_code else ""
+    return [f"unrecognised fields, ignored: {', '.join(ignored_paths)}{warning}"] if ignored_paths else []
 
 
 def remark_on_defaults(default_sizes: dict[str, int]) -> list[str]:

@@ -306,3 +306,10 @@ def test_the_names_of_mlx_are_its_configs_default_mode() -> None:
         assert quantized_size(spec, scheme_named(name)) == quantized_size(spec, scheme)
     with pytest.raises(InputError, match="mlx-int4-g16: a group of 16; MLX has groups of 32, 64 and 128 columns"):
         scheme_named("mlx-int4-g16")
+
+
+def test_the_libraries_of_exl2_and_exl3_have_their_names() -> None:
+    for method, library in (("exl2", "exllamav2"), ("exl3", "exllamav3")):
+        scheme = scheme_of_config({"quantization_config": {"quant_method": method, "bits": 4.0, "head_bits": 6}})
+        assert scheme is not None
+        assert scheme.source == library

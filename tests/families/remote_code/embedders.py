@@ -6,6 +6,15 @@ from tests.families.sizes import COMMON_SMALL
 
 SMALL: dict[str, Any] = {**COMMON_SMALL, "max_position_embeddings": 64}
 JINA: dict[str, Any] = {"model_type": "jina_bert", **SMALL}
+MOSAIC: dict[str, Any] = {"model_type": "mosaic_bert", **SMALL, "alibi_starting_size": 64}
+NUCLEOTIDE: dict[str, Any] = {
+    "model_type": "nucleotide_transformer_v2",
+    **SMALL,
+    "position_embedding_type": "rotary",
+    "add_bias_fnn": False,
+    "tie_word_embeddings": False,
+    "pad_token_id": 1,
+}
 NEOBERT: dict[str, Any] = {
     "model_type": "neobert",
     **{name: size for name, size in SMALL.items() if name != "max_position_embeddings"},
@@ -34,6 +43,9 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     ],
     "JinaBertModel": [JINA],
     "JinaBertForSequenceClassification": [{**JINA, "num_labels": 3}],
+    "BertForMaskedLM": [MOSAIC],
+    "BertForSequenceClassification": [{**MOSAIC, "num_labels": 3}],
+    "EsmForMaskedLM": [NUCLEOTIDE, {**NUCLEOTIDE, "add_bias_fnn": True, "position_embedding_type": "absolute"}],
     "NeoBERTLMHead": [NEOBERT, {**NEOBERT, "intermediate_size": 100}],
     "NeoBERT": [NEOBERT],
     "NeoBERTForSequenceClassification": [{**NEOBERT, "num_labels": 3}],

@@ -94,6 +94,13 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     ],
     "DeciLMForCausalLM": [
         {
+            "model_type": "deci",
+            **USUAL,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_key_value_heads_per_layer": [4, 1, 2],
+        },
+        {
             **NAS,
             "block_configs": [
                 {"attention": {**PART, "n_heads_in_group": 2}, "ffn": {**PART, "ffn_mult": 2.0}},

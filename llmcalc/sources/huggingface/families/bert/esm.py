@@ -13,6 +13,11 @@ from .bert import OLD, bert_head, bert_score_head, padded_positions
 
 
 def _read_esm(config: Config) -> Table:
+    return esm_encoder(config, mlp(config.integer("intermediate_size"), "gelu"), {})
+
+
+def esm_encoder(config: Config, ffn: Table, stack_fields: Table) -> Table:
+    """Returns the model of ESM's layers with a network. stack_fields: further fields of its stack."""
     if architecture(config).endswith("ForProteinFolding"):
         raise config.error(
             "architectures", architecture(config), "EsmForMaskedLM or another class without protein folding"
@@ -21,8 +26,8 @@ def _read_esm(config: Config) -> Table:
     norm, heads = layernorm(config.number("layer_norm_eps")), config.integer("num_attention_heads")
     config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
     mixer: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
-    block = layer_table(mixer, mlp(config.integer("intermediate_size"), "gelu"), norm)
-    stack: Table = {"final_norm": norm}
+    block = layer_table(mixer, ffn, norm)
+    stack: Table = {"final_norm": norm, **stack_fields}
     model_fields: Table = {**pooler(config.head == "none"), "contact_head": {}}
     position_type = config.get("position_embedding_type")
     if position_type == "absolute":

@@ -95,8 +95,13 @@ def _read_gpt2(config: Config) -> Table:
 
 
 def _read_gpt_bigcode(config: Config) -> Table:
+    """Reads StarCoder. SantaCoder's first repository states `attention_head_type` in the place of `multi_query`."""
     config.require("add_cross_attention", False)
-    kv_fields = {"num_key_value_heads": 1} if config.flag("multi_query") else {}
+    if config.has("attention_head_type"):
+        is_multi_query = config.choice({"multiquery": True, "multihead": False}, "attention_head_type")
+    else:
+        is_multi_query = config.flag("multi_query")
+    kv_fields = {"num_key_value_heads": 1} if is_multi_query else {}
     return _gpt(
         config,
         full_width_heads(config, **kv_fields, **biases(True, *QKVO)),

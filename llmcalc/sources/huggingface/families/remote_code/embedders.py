@@ -1,15 +1,15 @@
-"""Embedding encoders whose class is code in the model's own repository.
+"""Encoders whose class is code in the model's own repository.
 
-Jina embeddings 2 (jina_bert), NeoBERT, nomic's experts, Llama and Mistral without a causal mask (llama_bidirec,
-bidir_mistral of NV-Embed), and the first
-names of GTE (new) and Jina embeddings 3 (xlm_roberta_flash).
+Jina embeddings 2 (jina_bert), MosaicBERT and DNABERT-2 (mosaic_bert), Nucleotide Transformer 2, NeoBERT, nomic's
+experts, Llama and Mistral without a causal mask (llama_bidirec, bidir_mistral of NV-Embed), and the first names of GTE
+(new) and Jina embeddings 3 (xlm_roberta_flash).
 
 Sources: the modeling files of the models' repositories, in `Family.source` of each model type.
 """
 
 from __future__ import annotations
 
-from ...class_defaults import class_defaults
+from ...class_defaults import class_defaults, class_fields
 from ...code_addresses import GITHUB, HUB
 from ...config import Config
 from ...dropout import BERT_DROPOUT
@@ -32,7 +32,9 @@ from ...parts import (
     scores_sequences,
     token_types,
 )
-from ..bert.bert import OLD, bert_activation, bert_head
+from ..bert.bert import OLD, bert_activation, bert_head, padded_positions
+from ..bert.esm import IGNORED as OF_ESM
+from ..bert.esm import esm_encoder
 
 
 def _read_jina_bert(config: Config) -> Table:
@@ -42,16 +44,27 @@ def _read_jina_bert(config: Config) -> Table:
     """
     config.require("position_embedding_type", "alibi")
     norm = layernorm(config.number("layer_norm_eps"))
+    mixer_fields = qk_norm_fields(norm, "projection") if "qk-post-norm" in str(config.data.get("auto_map", "")) else {}
+    activation = config.choice({"geglu": "gelu", "reglu": "relu"}, "feed_forward_type")
+    return _gated_alibi_encoder(config, norm, mixer_fields, activation)
+
+
+def _read_mosaic_bert(config: Config) -> Table:
+    """Reads MosaicBERT and DNABERT-2, whose layers are those of Jina embeddings 2 with GELU."""
+    return _gated_alibi_encoder(config, layernorm(config.number("layer_norm_eps")), {}, "gelu")
+
+
+def _gated_alibi_encoder(config: Config, norm: Table, mixer_fields: Table, activation: str) -> Table:
+    """Returns BERT with ALiBi and a gated network. mixer_fields: further fields of its attention."""
     mixer: Table = {
         "num_attention_heads": config.integer("num_attention_heads"),
         "position": {"type": "alibi"},
         **biases(True, *QKVO),
+        **mixer_fields,
     }
-    if "qk-post-norm" in str(config.data.get("auto_map", "")):
-        mixer |= qk_norm_fields(norm, "projection")
     ffn = {
         "intermediate_size": config.integer("intermediate_size"),
-        "hidden_act": config.choice({"geglu": "gelu", "reglu": "relu"}, "feed_forward_type"),
+        "hidden_act": activation,
         "gated": True,
         "down_bias": True,
     }
@@ -59,6 +72,13 @@ def _read_jina_bert(config: Config) -> Table:
     stack = {"embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     has_pooler = config.head == "none" or scores_sequences(config)
     return encoder(config, block, stack, bert_head(config, bert_activation(config)), {}, **pooler(has_pooler))
+
+
+def _read_nucleotide_transformer_v2(config: Config) -> Table:
+    """Reads Nucleotide Transformer 2: ESM with SwiGLU, whose class has a table of positions also beside rotary ones."""
+    bias = biases(config.flag("add_bias_fnn"), "gate_bias", "up_bias", "down_bias")
+    ffn = {"intermediate_size": config.integer("intermediate_size"), "hidden_act": "silu", "gated": True, **bias}
+    return esm_encoder(config, ffn, {"position": padded_positions(config)})
 
 
 def _read_neobert(config: Config) -> Table:
@@ -145,6 +165,20 @@ FAMILIES = {
         },
         OLD | {"emb_pooler", "model_max_length"},
         source=f"{HUB}jinaai/jina-bert-implementation modeling_bert.py",
+        dropout_fields=BERT_DROPOUT,
+    ),
+    "mosaic_bert": Family(
+        _read_mosaic_bert,
+        class_defaults("bert"),
+        OLD | class_fields("bert") | {"alibi_starting_size"},
+        source=f"{GITHUB}mosaicml/examples/blob/main/examples/benchmarks/bert/src/bert_layers.py",
+        dropout_fields=BERT_DROPOUT,
+    ),
+    "nucleotide_transformer_v2": Family(
+        _read_nucleotide_transformer_v2,
+        class_defaults("esm"),
+        OF_ESM | class_fields("esm"),
+        source=f"{HUB}InstaDeepAI/nucleotide-transformer-v2-500m-multi-species modeling_esm.py",
         dropout_fields=BERT_DROPOUT,
     ),
     "neobert": Family(

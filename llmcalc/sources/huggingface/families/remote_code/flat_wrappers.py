@@ -125,14 +125,20 @@ MINICPM_FIELDS = field_names(
 def _llava_family(text_type: str, source_url: str) -> Family:
     """Returns the `Family` of a model class in LLaVA's code. text_type: the text model's type.
 
-    VILA and NVILA, whose classes have LLaVA's names, have the text model in `llm_cfg`.
+    VILA and NVILA, whose classes have LLaVA's names, have the text model in `llm_cfg`. Their `LlavaLlamaModel` has it
+    with its head.
     """
     return Family(
         None,
         text_type=text_type,
         text_section="llm_cfg",
         tying_source="text",
-        uncounted_fields={**LLAVA_TOWERS, "vision_tower": LLAVA_TOWERS["mm_vision_tower"]},
+        generates_text=True,
+        uncounted_fields={
+            **LLAVA_TOWERS,
+            "vision_tower": LLAVA_TOWERS["mm_vision_tower"],
+            "vision_tower_cfg": "its vision encoder is not counted",
+        },
         ignored_fields=LLAVA_FIELDS,
         source=source_url,
     )

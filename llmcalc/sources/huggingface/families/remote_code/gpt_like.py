@@ -255,6 +255,25 @@ def _read_nemotron_nas(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack_of_layers(layers))
 
 
+def _read_deci(config: Config) -> Table:
+    """Reads DeciLM: Llama's layers, of which each has its number of K/V heads."""
+    depth, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
+    norm, attention_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
+    kv_heads_by_layer = _checked_list(
+        config,
+        "num_key_value_heads_per_layer",
+        depth,
+        lambda value: is_whole(value) and value > 0 and heads % value == 0,
+        f"divisors of {heads}",
+    )
+    layers: list[tuple[str, Table]] = []
+    for kv_heads in kv_heads_by_layer:
+        mixer = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "position": rope(config)}
+        layers.append((f"kv{kv_heads}", {"attention": {**mixer, **biases(attention_bias, *QKVO)}}))
+    block = {**layers[0][1], "feed_forward": glu(config, config.flag("mlp_bias")), "norm": norm}
+    return decoder(config, {**block, "norm_placement": "pre"}, norm, stack=stack_of_layers(layers))
+
+
 def _block_part_config(config: Config, layer: int, block_config: Table, part_name: str) -> Config:
     """Returns the table of a layer's attention or FFN. Raises `InputError` if a linear layer replaces it."""
     field_path_prefix = f"{config.location}block_configs[{layer}]."
@@ -421,5 +440,17 @@ FAMILIES = {
         },
         frozenset({"intermediate_size", "num_key_value_heads"}),
         source=f"{MLX}nemotron-nas.py",
+    ),
+    "deci": Family(
+        _read_deci,
+        {
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
+        },
+        field_names("num_key_value_heads pretraining_tp"),
+        source=f"{HUB}Deci/DeciLM-7B modeling_decilm.py",
     ),
 }

@@ -60,6 +60,7 @@ FAMILIES = {
             "max_position_embeddings": "n_positions",
             "head_dim": "kv_channels",
         },
+        uncounted_fields={"audio": "its audio encoder is not counted"},
         source=f"{HUB}Qwen/Qwen-72B modeling_qwen.py",
         tower_class_prefixes="QWen",
         tower_file="published_code",
