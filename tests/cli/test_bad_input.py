@@ -286,6 +286,8 @@ USAGE = {
     "memory llama3-8b --kv-dtype=": "--kv-dtype: unknown cache format ''",
     "memory llama3-8b --phase training --optimizer adamx": "--optimizer: 'adamx'",
     "memory llama3-8b --hardware h1000": "h100-sxm",
+    "fit llama3-8b --hardware h100,a100": "expected one (memory takes --hardware h100 --hardware a100)",
+    "fit llama3-8b --hardware h100 --hardware=a100": "--hardware: h100 and a100: the answer is for one accelerator",
     "compare llama3-8b --sort weight": "--sort: there is no 'weight'; expected one of params",
     "explain llama3-8b attention": "no node 'attention'. Did you mean self_attn?",
     "explain t5-small attention": "Did you mean self_attn, cross_attn?",
