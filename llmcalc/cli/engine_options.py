@@ -75,7 +75,12 @@ class EngineCommand(Command):
             self._refuse_idle_short_flags(ctx, engine, args)
             args = other_args
             ctx.meta[VALUES] = flag_values
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, [*args])  # which removes what it has parsed
+        except Exception as usage_error:
+            if hasattr(usage_error, "option_name"):  # it may be a flag of an engine that the launch file would name
+                _require_readable_launch(args)
+            raise
 
     def _refuse_idle_short_flags(self, context: Any, engine_record: Engine, arguments: Sequence[str]) -> None:
         """Raises `InputError` for a short option that the engine uses for a flag without an effect on memory."""
@@ -120,6 +125,14 @@ class EngineCommand(Command):
             if option.name in llmcalc_names and hasattr(option, "is_flag")
             for option_name in (*option.opts, *option.secondary_opts)
         }
+
+
+def _require_readable_launch(arguments: Sequence[str]) -> None:
+    """Raises `InputError` for a launch file that cannot be read."""
+    from ..frameworks.server_files.read import starts_any_server
+
+    for launch_file in option_values("--launch", arguments):
+        starts_any_server(launch_file)
 
 
 def require_engine(receipt: str | None, engine: Sequence[str] | None, launch_file: Path | None = None) -> None:
