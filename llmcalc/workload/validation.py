@@ -19,12 +19,12 @@ def validate_whole(option_name: str, option_value: Any, minimum: int = 1, maximu
     """
     if isinstance(option_value, bool) or not hasattr(option_value, "__index__"):
         raise InputError(f"{option_name}: {shown(option_value)} is not a whole number; expected {minimum} or more")
-    option_value = index(option_value)  # an integer of NumPy too
-    if option_value < minimum:
-        raise InputError(f"{option_name}: {shown(option_value)} is too small; expected at least {minimum}")
-    if option_value > maximum:
-        raise InputError(f"{option_name}: {shown(option_value)} is too large; expected at most {maximum}")
-    return option_value
+    whole_number: int = index(option_value)  # an integer of NumPy too
+    if whole_number < minimum:
+        raise InputError(f"{option_name}: {shown(whole_number)} is too small; expected at least {minimum}")
+    if whole_number > maximum:
+        raise InputError(f"{option_name}: {shown(whole_number)} is too large; expected at most {maximum}")
+    return whole_number
 
 
 def validate_optional_whole(
