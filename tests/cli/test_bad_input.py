@@ -286,6 +286,7 @@ USAGE = {
     "memory llama3-8b --kv-dtype=": "--kv-dtype: unknown cache format ''",
     "memory llama3-8b --phase training --optimizer adamx": "--optimizer: 'adamx'",
     "memory llama3-8b --hardware h1000": "h100-sxm",
+    "convert gpt2 -o gpt2.yaml": "--output: gpt2.yaml: no format is known by .yaml; expected .toml or .json, or --to",
     "memory --launch missing.sh --hardware h100 --max-num-seqs 32": "missing.sh: No such file or directory",
     "fit llama3-8b --hardware h100,a100": "expected one (memory takes --hardware h100 --hardware a100)",
     "fit llama3-8b --hardware h100 --hardware=a100": "--hardware: h100 and a100: the answer is for one accelerator",
