@@ -80,6 +80,15 @@ def test_a_model_in_every_form(tmp_path: Path) -> None:
     assert len({llmcalc.memory(form, seq=7, dtype="bf16").device.exact_bytes for form in forms}) == 1
 
 
+def test_integers_of_numpy_and_capital_letters_are_taken() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert [llmcalc.kv("gpt2", seq=seq).bytes for seq in numpy.array([64, 128])] == [2359296, 4718592]  # 2·12·768·2
+    assert llmcalc.flops("gpt2", phase="Train", seq=8).total == llmcalc.flops("gpt2", phase="train", seq=8).total  # type: ignore[arg-type]
+    settings = {"phase": "training", "seq": 8}
+    lower, upper = (llmcalc.memory("gpt2", optimizer=name, **settings) for name in ("lion", "Lion"))
+    assert lower.document["memory"] == upper.document["memory"]
+
+
 def test_a_name_is_enough() -> None:
     assert llmcalc.kv("llama3-8b", seq=8192).bytes == 2**30
     assert llmcalc.params("gpt2").total == 124_439_808

@@ -334,6 +334,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.kv("gpt2", seq="32z"), "--seq: '32z' is not"),
     (llmcalc.memory, "missing argument TARGET"),  # type: ignore[list-item]  # an editor says so too
     (lambda: llmcalc.memory("gpt2", hardware=["h100", "h1000"]), "no accelerator"),
+    (lambda: llmcalc.fit("gpt2", hardware=["h100", "a100"]), "--hardware: h100-sxm and a100-80gb"),  # type: ignore[arg-type]
     (lambda: llmcalc.memory("gpt2", batchs=2), "batchs: there is no such option. Did you mean batch"),
     (lambda: llmcalc.fit("gpt2", "h100", dp=2), "--devices: missing"),
     (lambda: llmcalc.plan("gpt2", "h100"), "--devices: missing"),

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import InputError
 from ..questions.listings import ModelFileFormat
 from .options import Output, Target, open_output
 from .output import store_remark
@@ -18,7 +19,7 @@ def command(
         typer.Option(
             "--to",
             help="A native description (toml), or the config.json of a transformers class (hf); if not given, hf where "
-            "--output ends in .json, and toml otherwise.",
+            "--output ends in .json, and toml where it ends in .toml or is the terminal.",
             show_default=False,
         ),
     ] = None,
@@ -32,8 +33,11 @@ def command(
     from ..questions.listings import convert_model, missing_rope_scaling_note
     from ..sources.preset import name_in_errors
 
+    ending = "" if output is None else output.suffix.lower()
+    if to is None and ending not in ("", ".toml", ".json"):
+        raise InputError(f"--output: {output}: no format is known by {ending}; expected .toml or .json, or --to")
     preset = target_options.load(target)
-    written_format = to or ("hf" if output is not None and output.suffix == ".json" else "toml")
+    written_format = to or ("hf" if ending == ".json" else "toml")
     with name_in_errors(preset):
         converted_text = convert_model(preset, written_format)
     if scaling_note := missing_rope_scaling_note(preset, written_format):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from ..errors import InputError
-from .help import Command
+from .help import Command, option_values
 from .options import value_option
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class EngineCommand(Command):
     beside_engines: tuple[str, ...] = ()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        engine_texts = list(_option_values("--engine", args)) or self._launched_engines(args)
+        engine_texts = list(option_values("--engine", args)) or self._launched_engines(args)
         if engine_texts:
             from ..frameworks.engines.flags import split_arguments
             from ..frameworks.engines.registry import engine_and_version
@@ -75,7 +75,12 @@ class EngineCommand(Command):
             self._refuse_idle_short_flags(ctx, engine, args)
             args = other_args
             ctx.meta[VALUES] = flag_values
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, [*args])  # which removes what it has parsed
+        except Exception as usage_error:
+            if hasattr(usage_error, "option_name"):  # it may be a flag of an engine that the launch file would name
+                _require_readable_launch(args)
+            raise
 
     def _refuse_idle_short_flags(self, context: Any, engine_record: Engine, arguments: Sequence[str]) -> None:
         """Raises `InputError` for a short option that the engine uses for a flag without an effect on memory."""
@@ -89,7 +94,7 @@ class EngineCommand(Command):
                     option_name.startswith("--")
                     or engine_flag is None
                     or not engine_flag.is_idle
-                    or not any(_option_values(option_name, arguments))
+                    or not any(option_values(option_name, arguments))
                 ):
                     continue
                 flags_text = "".join(
@@ -103,7 +108,7 @@ class EngineCommand(Command):
 
     def _launched_engines(self, arguments: Sequence[str]) -> list[str]:
         """Returns the engine that all servers of a launch file share; empty without a launch file or with several."""
-        launch_files = list(_option_values("--launch", arguments))
+        launch_files = list(option_values("--launch", arguments))
         if not launch_files:
             return []
         from ..frameworks.server_files.read import engines_of_file
@@ -122,16 +127,12 @@ class EngineCommand(Command):
         }
 
 
-def _option_values(option: str, arguments: Sequence[str]) -> Iterable[str]:
-    """Yields the values of an option on a command line."""
-    for argument_index, argument in enumerate(arguments):
-        option_name, equals_sign, option_value = argument.partition("=")
-        if argument == "--":
-            return
-        if option_name == option and equals_sign:
-            yield option_value
-        elif argument == option and argument_index + 1 < len(arguments):
-            yield arguments[argument_index + 1]
+def _require_readable_launch(arguments: Sequence[str]) -> None:
+    """Raises `InputError` for a launch file that cannot be read."""
+    from ..frameworks.server_files.read import starts_any_server
+
+    for launch_file in option_values("--launch", arguments):
+        starts_any_server(launch_file)
 
 
 def require_engine(receipt: str | None, engine: Sequence[str] | None, launch_file: Path | None = None) -> None:

@@ -6,7 +6,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +34,18 @@ def printable_help(help_text: str) -> str:
     return fit_to_encoding(help_text, getattr(sys.stdout, "encoding", None) or "utf-8")
 
 
+def option_values(option: str, arguments: Sequence[str]) -> Iterator[str]:
+    """Yields the values of an option on a command line."""
+    for argument_index, argument in enumerate(arguments):
+        option_name, equals_sign, option_value = argument.partition("=")
+        if argument == "--":
+            return
+        if option_name == option and equals_sign:
+            yield option_value
+        elif argument == option and argument_index + 1 < len(arguments):
+            yield arguments[argument_index + 1]
+
+
 class Command(TyperCommand):
     """A command whose hidden options only `--help-all` lists."""
 
@@ -59,6 +71,11 @@ class Command(TyperCommand):
                 raise InputError(
                     f"{argument}: expects a value before {next_argument} ({ctx.command_path} --help explains)"
                 )
+        for option in self.get_params(ctx):
+            if "--hardware" in option.opts and not getattr(option, "multiple", False):
+                from ..sources.hardware import require_one_accelerator
+
+                require_one_accelerator(list(option_values("--hardware", args)))
         return super().parse_args(ctx, args)
 
     def get_help(self, ctx: Any) -> str:

@@ -312,7 +312,14 @@ TableOption: TypeAlias = Annotated[
     ),
 ]
 FormatOption: TypeAlias = Annotated[
-    Format, typer.Option("--format", metavar="FORMAT", help="table, json, csv or markdown.", rich_help_panel="Output")
+    Format,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="table, json, csv or markdown.",
+        rich_help_panel="Output",
+        case_sensitive=False,
+    ),
 ]
 
 

@@ -184,8 +184,8 @@ class Settings:
     kv_dtype: Annotated[
         str | None,
         Setting(
-            f"Format of the KV cache: bf16, fp8, q8_0, … All: {CACHE_FORMATS} By default bf16 in inference, else that "
-            "of the activations.",
+            f"Format of the KV cache: bf16, fp8, q8_0, … All: {CACHE_FORMATS} By default that of the "
+            "activations, in inference without --dtype bf16.",
             "Precision and kernels",
             "",
             WITHOUT_GRADIENTS,

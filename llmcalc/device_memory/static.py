@@ -271,9 +271,8 @@ def _inference_memory(
         return MemoryUse(
             params, run_settings.phase, weight_format, workload, quantized=stored_bytes, inputs=model_inputs
         )
-    activation_format = (
-        weight_format if run_settings.phase != "inference" and DTYPE_BITS[weight_format] >= 16 else "bfloat16"
-    )
+    has_usual_format = run_settings.phase == "inference" and (run_settings.dtype is None or scheme is not None)
+    activation_format = weight_format if DTYPE_BITS[weight_format] >= 16 and not has_usual_format else "bfloat16"
     cache_format_name = cache_format(run_settings.kv_dtype or activation_format).name
     return MemoryUse(
         params,

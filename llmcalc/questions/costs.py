@@ -40,6 +40,7 @@ def ask_cost(
         raise InputError(
             f"--tokens, --requests: {'both are' if options.tokens else 'neither is'} given; expected {expected_options}"
         )
+    run.require_one_accelerator()
     hardware = run.hardware
     if hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")

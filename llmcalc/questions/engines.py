@@ -104,6 +104,14 @@ class EngineQuestion:
             engine_flags = read_values(
                 engine.title, engine.known_flags(), self.values, engine.flags_by_option, engine.other_ways
             )
+            limit_field = engine.field_of("--users")
+            is_limit_typed = None not in (self.values.get("users"), self.values.get(limit_field))
+            if is_limit_typed and self.launch is None and engine.serving_flags is None:
+                users, typed_limit = (
+                    read_values(engine.title, engine.known_flags(), {name: self.values[name]}, engine.flags_by_option)
+                    for name in ("users", limit_field)
+                )
+                engine_flags = engine.flags_with_limit(engine_flags | typed_limit, users[limit_field])
             if engine.serving_flags is not None and None not in (self.values.get("users"), self.values.get("seq")):
                 users, seq = (engine_flags[engine.field_of(option_name)] for option_name in ("--users", "--seq"))
                 del engine_flags[engine.field_of("--seq")]  # of each user; the engine's flag may be that of all
@@ -268,6 +276,11 @@ def ask_engine_fit(
     if seq is not None and engine_question.launch is not None:
         _drop_context_length(engine, engine_question.launch, engine_flags)
     engine_flags = engine.flags_for_users(engine_question.preset, engine_flags, user_count, seq)
+    user_limit = None
+    if users is not None and engine_question.launch is None and engine.serving_flags is None:
+        limit_field, has_typed_limit = engine.field_of("--users"), engine.field_of("--users") in engine_flags
+        engine_flags = engine.flags_with_limit(engine_flags, users)
+        user_limit = None if has_typed_limit else engine_flags[limit_field]
     accelerators: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE)
         if engine_question.hardware is None
@@ -331,7 +344,7 @@ def ask_engine_fit(
             decoded_token_time(engine_question.preset, engine, version, layout_option, user_count)
             for layout_option in options
         ]
-        return fit_report(engine_use, options, token_times, user_count, is_named)
+        return fit_report(engine_use, options, token_times, user_count, is_named, user_limit)
 
     return ReportedAnswer(options, report, engine_serves)
 

@@ -82,6 +82,12 @@ class RunQuestion(RunOptions):
                 f"take {option})"
             )
 
+    def require_one_accelerator(self) -> None:
+        """Raises `InputError` for several accelerators, where an answer is for one."""
+        from ..sources.hardware import require_one_accelerator
+
+        require_one_accelerator([hardware.name for hardware in self.accelerators])
+
     @property
     def hardware(self) -> Hardware | None:
         """The first named accelerator, whose CUDA runtime is counted; None if none is named."""
@@ -459,6 +465,7 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
     Raises `InputError` for options that contradict each other, and if no layout is possible.
     """
     run.refuse_inputs("fit")
+    run.require_one_accelerator()
     run = replace(run, is_tried=True)
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts

@@ -71,8 +71,7 @@ def ask_time(
 
     if run.hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
-    if len(run.accelerators) > 1:
-        raise InputError("--hardware: the time is of one accelerator; expected it once")
+    run.require_one_accelerator()
     run = replace(run, settings=settings_with_phase(run, options, is_setting_given))
     options, calibration = _calibrated_options(run, options, read_model)
     estimated_run = timed_run(run, options)
@@ -332,6 +331,7 @@ def ask_timed_plan(
     from ..reports.calibration import with_calibration
     from .runs import ask_plan
 
+    run.require_one_accelerator()
     layout_time_settings(run, order_name, options)  # refuses options of time in a plan by memory
     if any(getattr(options, field) is not None for field in OPTIONS_OF_AN_ORDER):
         order_name = "time"  # what cannot be timed with them is refused

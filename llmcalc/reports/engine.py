@@ -125,11 +125,13 @@ def fit_report(
     timed_runs: Sequence[TimedRun | None],
     users: int,
     names_accelerator: bool,
+    user_limit: int | None = None,
 ) -> Report:
     """Returns the report of `fit`: the fewest accelerators on which the engine starts with the users' cache.
 
     timed_runs: of each option, a token of all users; None without a time. users: concurrent requests.
-    names_accelerator: whether the user named the accelerator.
+    names_accelerator: whether the user named the accelerator. user_limit: sequences at once, by `--users`;
+        None for its default or a flag that was typed.
     """
     from .seconds import DECODING_COLUMNS, decoding_cells, decoding_data
 
@@ -157,7 +159,11 @@ def fit_report(
     ]
     title = f"{engine_use.preset.display} on {_engine_name(engine_use)}"
     table_columns = (*OPTION_COLUMNS, *(DECODING_COLUMNS if has_decoding_times else ()))
-    subtitle = "; ".join(filter(None, (best_option.memory.heading, _launch_subtitle(engine_use).removeprefix("; "))))
+    limit_flag = "" if user_limit is None else engine_use.engine.spelling(engine_use.engine.field_of("--users"))
+    limit_text = limit_flag and f"with {limit_flag} {user_limit}, by --users"
+    subtitle = "; ".join(
+        filter(None, (best_option.memory.heading, limit_text, _launch_subtitle(engine_use).removeprefix("; ")))
+    )
     table = Table(title, table_columns, table_rows, subtitle, notes, answer_text, name="options")
     tables = [table, *([_changes_table(engine_use)] if names_accelerator and engine_use.changes else [])]
     document = {

@@ -12,7 +12,7 @@ and an unknown size is an error that names the known sizes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -175,6 +175,12 @@ def _hardware_by_name(typed_name: str) -> Hardware:
         if (count_before_name or count_after_name) and (hardware := _preset_with_spelling(hardware_name)):
             expected_options = f"--hardware {hardware.name} --devices {count_before_name or count_after_name}"
             raise InputError(f"--hardware: {typed_name}: it names one accelerator; expected {expected_options}")
+    listed_names = [listed_name.strip() for listed_name in typed_name.split(",")]
+    if len(listed_names) > 1 and all(map(_preset_with_spelling, listed_names)):
+        expected_options = " ".join(f"--hardware {listed_name}" for listed_name in listed_names)
+        raise InputError(
+            f"--hardware: {typed_name}: commas separate no names; expected one (memory takes {expected_options})"
+        )
     hardware_by_spelling = {
         spelling: hardware_name
         for hardware_name in hardware_names()
@@ -267,6 +273,15 @@ def with_configuration(hardware: Hardware, memory_configuration: MemoryConfigura
             dtype: peak_rate * compute_units.count // all_compute_units.count for dtype, peak_rate in peaks_by_dtype
         }
     return hardware.model_copy(update=name_fields | dict(memory_configuration))
+
+
+def require_one_accelerator(accelerator_names: Sequence[str]) -> None:
+    """Raises `InputError` for several accelerators where an answer is for one."""
+    if len(set(accelerator_names)) > 1:
+        names_text = " and ".join(accelerator_names)
+        raise InputError(
+            f"--hardware: {names_text}: the answer is for one accelerator; expected one name (memory lists several)"
+        )
 
 
 def find_accelerators(accelerator_names: Iterable[str]) -> list[Hardware]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any, get_args
 
 from ..errors import InputError, shown, suggest
@@ -16,13 +17,14 @@ def validate_whole(option_name: str, option_value: Any, minimum: int = 1, maximu
 
     Raises `InputError`, naming the option, if it is not.
     """
-    if isinstance(option_value, bool) or not isinstance(option_value, int):
+    if isinstance(option_value, bool) or not hasattr(option_value, "__index__"):
         raise InputError(f"{option_name}: {shown(option_value)} is not a whole number; expected {minimum} or more")
-    if option_value < minimum:
-        raise InputError(f"{option_name}: {shown(option_value)} is too small; expected at least {minimum}")
-    if option_value > maximum:
-        raise InputError(f"{option_name}: {shown(option_value)} is too large; expected at most {maximum}")
-    return option_value
+    whole_number: int = index(option_value)  # an integer of NumPy too
+    if whole_number < minimum:
+        raise InputError(f"{option_name}: {shown(whole_number)} is too small; expected at least {minimum}")
+    if whole_number > maximum:
+        raise InputError(f"{option_name}: {shown(whole_number)} is too large; expected at most {maximum}")
+    return whole_number
 
 
 def validate_optional_whole(
@@ -49,7 +51,11 @@ def validate_choice(option_name: str, option_value: Any, literal_type: Any) -> A
     Raises `InputError`, naming the option, for any other value.
     """
     accepted_words: Sequence[str] = get_args(literal_type)
-    usual_word = SPELLED.get(option_value, option_value) if isinstance(option_value, str) else option_value
+    usual_word = option_value
+    if isinstance(option_value, str):
+        words_by_spelling = {accepted_word.lower(): accepted_word for accepted_word in accepted_words}
+        lower_word = SPELLED.get(option_value.lower(), option_value.lower())
+        usual_word = words_by_spelling.get(lower_word, option_value)
     if usual_word not in accepted_words:
         suggestion = suggest(option_value, list(accepted_words)) if isinstance(option_value, str) else ""
         expected_text = f"expected one of {', '.join(accepted_words)}.{suggestion}".rstrip(".")

@@ -88,6 +88,16 @@ def test_a_wrong_length_beside_an_engine_names_the_option_that_was_typed() -> No
     assert "--seq: 'abc'" in str(answer.exception)
 
 
+def test_users_limit_the_sequences_of_memory_and_fit_alike(run: Callable[..., Result]) -> None:
+    words = ["gpt2", "--engine", "vllm", "--hardware", "t4", "--users", "8"]
+    fit = run("fit", *words, "--format", "json").document
+    assert run("memory", *words, "--format", "json").document["kv_tokens"] == fit["options"][0]["kv_tokens"]
+    assert "with --max-num-seqs 8, by --users" in run("fit", *words).out
+    for command in "memory", "fit":
+        error = run(command, *words, "--max-num-seqs", "4").error
+        assert "--users 8: --max-num-seqs says 4; expected at least 8" in error
+
+
 @pytest.mark.parametrize(
     ("flags", "layout", "users"),
     [("", {"--tensor-parallel-size": 4, "--pipeline-parallel-size": 2}, 81.2),
@@ -98,8 +108,8 @@ def test_a_wrong_length_beside_an_engine_names_the_option_that_was_typed() -> No
 )  # fmt: skip
 def test_users_are_divided_over_stages_and_data_parallel_ranks(flags: str, layout: Any, users: float) -> None:
     """Caches of latents are copied by tensor parallelism, and divided by stages; `--devices` counts all replicas."""
-    line = f"fit deepseek-r1 --hardware h200 --devices 8 --users 64 --seq 16k --engine vllm==0.33 {flags} --format json"
-    document = json.loads(CliRunner().invoke(app, line.split()).output)
+    line = f"fit deepseek-r1 --hardware h200 --devices 8 --users 64 --seq 16k --engine vllm==0.33 {flags}"
+    document = json.loads(CliRunner().invoke(app, [*line.split(), "--max-num-seqs", "1024", "--format", "json"]).output)
     (option,) = document["options"]
     assert option["devices"] == 8
     assert option["max_concurrency"] == pytest.approx(users, abs=0.05)

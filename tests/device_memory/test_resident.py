@@ -70,6 +70,8 @@ def test_the_cache_is_that_of_llmcalc_kv(name: str) -> None:
     spec = llmcalc.load(name).model
     assert memory(spec, Settings(batch=3, seq=300)).kv_cache == kv(spec, 3, 300).bytes
     assert memory(spec, Settings(batch=3, seq=300, kv_dtype="fp8")).kv_cache == kv(spec, 3, 300, "fp8").bytes
+    typed_format = memory(spec, Settings(batch=3, seq=300, dtype="fp32"))  # not bf16 beside activations in fp32
+    assert typed_format.kv_cache == kv(spec, 3, 300, "fp32").bytes
 
 
 def test_prediction_modules_count_when_asked_for() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from io import StringIO
 from typing import Any
 
 import pytest
 
 from llmcalc import units
 from llmcalc.reports.document import Column, Report, Row, Table
+from llmcalc.reports.formats.table import render
 from llmcalc.reports.screen import MOST_LINES, trim_to_screen
 from tests.reports.test_goldens import GOLDENS, SCREENS
 from tests.samples import with_rest
@@ -80,6 +82,17 @@ def test_the_goldens_have_at_most_24_lines() -> None:
     }
     assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
     assert sum(lines > 2 for lines in lengths.values()) > 30
+
+
+def test_no_line_of_a_terminal_ends_with_spaces() -> None:
+    """rich fills cells of a wrapped column up to the table's width, and leaves the space where a heading is wrapped."""
+    columns = (Column("change", "change", wrap=True), Column("verdict", "verdict"))
+    rows = [Row(["--lora-rank 16 --lora-targets all-linear", "fits"]), Row(["none", "no"])]
+    stream = StringIO()
+    render(Report({}, [Table("A heading of several words that is wrapped", columns, rows)]), stream, width=30)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) > 6
+    assert [line for line in lines if line != line.rstrip()] == []
 
 
 def test_all_of_it_is_in_the_notes_and_in_other_formats(run: Any) -> None:

@@ -114,6 +114,7 @@ def test_a_wrong_name_is_the_command_lines_message(text: str, run: Any) -> None:
         ("llama3-8b?num_hidden_layers=16", {"preset": "llama3-8b?num_hidden_layers=16"}),
         ("some-lab/some-model", {"hub": "some-lab/some-model", "revision": "main"}),
         ("some-lab/some-model@v2", {"hub": "some-lab/some-model", "revision": "v2"}),
+        ("https://huggingface.co/meta-llama/Meta-Llama-3-8B", {"preset": "llama3-8b"}),
         ("https://huggingface.co/some-lab/some-model", {"hub": "some-lab/some-model", "revision": "main"}),
     ],
 )

@@ -256,7 +256,7 @@ def find(request: dict[str, Any]) -> dict[str, Any]:
     """
     text = request["text"].strip()
     name, mark, changes = text.partition("?")
-    preset = find_preset(name)
+    preset = find_preset(name) or find_preset(hub_id_of(text) or "")
     if preset is not None:
         load(preset + mark + changes)
         return {"preset": preset + mark + changes}

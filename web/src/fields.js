@@ -16,13 +16,18 @@ export function style() {
 let last = 0;
 const label = (title, note, control, tall) => h("label", { class: "field", title: note }, h("span", {}, title), control, tall ?? "");
 
-/** A number somebody types; what it cannot be is put back. */
+/** What a field takes, in words. */
+const expected = ({ kind, least, most }) => (kind === "count" ? t("a number such as 15T or 300B") : kind === "numbers" ? t("numbers such as 8,8,8,8") : kind === "decimal" ? t("a number from {0} to {1}", least, integer(most)) : t("a whole number from {0} to {1}", integer(least), integer(most)));
+
+/** A number somebody types; what it cannot be is put back, and the browser says at the field what it takes. */
 export function number(group, name, title, changed, { note, empty } = {}) {
   const field = FIELDS[group][name];
-  const input = h("input", { type: "text", inputmode: "numeric", autocomplete: "off", placeholder: empty, onchange: () => {
-    const value = input.value.trim() === "" && empty ? null : field.read(input.value.replaceAll(/[,\s]/g, ""));
+  const input = h("input", { type: "text", inputmode: "numeric", autocomplete: "off", placeholder: empty, oninput: () => input.setCustomValidity(""), onchange: () => {
+    const typed = input.value, value = input.value.trim() === "" && empty ? null : field.read(input.value.replaceAll(/[,\s]/g, ""));
     if (value !== undefined && value !== state[group][name]) { state[group][name] = value; changed(); }
     update();
+    input.setCustomValidity(value === undefined ? t("{0}: expected {1}", typed, expected(field)) : "");
+    if (value === undefined) input.reportValidity();
   }, onkeydown: (event) => {
     const step = { ArrowUp: 2, ArrowDown: 0.5 }[event.key];
     if (!step || !input.value) return;

@@ -33,6 +33,8 @@ let first = true, running = false, again = false, waiting = null, linking = null
 window.llmcalc = { times, live: false, settled: false };
 
 const problem = (text) => { $("problem").textContent = text; $("problem").hidden = !text; };
+/** The model that is looked at; the last one drawn, while one that was just added is not. */
+const current = () => shown[Math.min(state.on, shown.length - 1)];
 const request = (model) => ({ model: asked(model), ctx: state.ctx, batch: state.batch, weights: state.weights, kv: state.kv });
 const entry = (model) => shown.find((one) => one.model === model) ?? { model, title: model.hub ?? model.preset ?? "config.json" };
 
@@ -57,7 +59,7 @@ function chips() {
 }
 
 function draw() {
-  const model = shown[state.on];
+  const model = current();
   chooseNode(model);
   // Measured before anything is drawn: the browser would lay out the page once more for each place that is asked later.
   const room = Object.fromEntries(["treemap", "kv", "flops"].map((name) => [name, { width: $(name).clientWidth, height: $(name).clientHeight }]));
@@ -134,7 +136,7 @@ async function update() {
   window.llmcalc.settled = false;
   if (running) {
     again = true;
-    if (shown.length) controls.draw({ model: shown[state.on], act });
+    if (shown.length) controls.draw({ model: current(), act });
     return;
   }
   running = true;
@@ -154,7 +156,6 @@ async function update() {
     const fresh = await Promise.all(models.map(async (model) => ({ ...entry(model), ...(await answered(model)) })));
     window.llmcalc.live = true;
     shown = fresh;
-    if (state.on >= shown.length) state.on = shown.length - 1;
     if (!again) draw();
     clearTimeout(waiting);
     waiting = setTimeout(remember, MEMORY_WAITS);

@@ -4,7 +4,10 @@
 import { DECLARED, ENGINES, FRAMEWORKS } from "./declared_settings.js";
 
 const READS = {
-  number: ({ least, most }) => (text) => (/^\d{1,8}$/.test(text) && +text >= least && +text <= most ? +text : undefined),
+  number: ({ least, most }) => (text) => {
+    const [, digits, unit] = /^(\d{1,8}(?:\.\d{1,3})?)(k|m)?i?$/i.exec(text) ?? [], value = digits * { k: 1024, m: 1024 ** 2 }[unit?.toLowerCase()] || +digits;
+    return Number.isInteger(value) && value >= least && value <= most ? value : undefined;
+  },
   numbers: () => (text) => (/^\d{1,4}(x\d{1,3})?(,\d{1,4}(x\d{1,3})?)*$/.test(text) ? text.split(",").flatMap(repeated) : undefined),
   flag: () => (text) => ({ true: true, false: false })[text],
   word: ({ of }) => (text) => (of.includes(text) ? text : undefined),
@@ -23,7 +26,7 @@ const WRITES = { numbers: (value) => value.join(","), flag: null };
     own: what the page knows of it beside its declaration. of: all values, where they are few. */
 function field(name, start, usual, own = {}) {
   const declared = { ...DECLARED[name], of: DECLARED[name]?.words, ...own }, { kind } = declared.of ? { kind: "word" } : declared;
-  return { option: declared.option, of: declared.of, start, usual, read: READS[kind](declared), word: own.word ?? (kind in WRITES ? WRITES[kind] : String) };
+  return { option: declared.option, of: declared.of, start, usual, kind, least: declared.least, most: declared.most, read: READS[kind](declared), word: own.word ?? (kind in WRITES ? WRITES[kind] : String) };
 }
 
 const HARDWARE = field("hardware", "h100-sxm", undefined, { option: "--hardware", kind: "name" });

@@ -87,7 +87,7 @@ def optimizer(optimizer_name: str, option_name: str = "--optimizer") -> Optimize
 
     Raises `InputError` for a name that is none's.
     """
-    hyphenated_name = optimizer_name.replace("_", "-")
+    hyphenated_name = optimizer_name.lower().replace("_", "-")
     if hyphenated_name in NAMES or WITH_RANK.fullmatch(hyphenated_name):
         return _load_record(hyphenated_name)
     record = next(

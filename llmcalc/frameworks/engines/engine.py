@@ -259,6 +259,20 @@ class Engine:
             raise InputError(f"--seq {seq}: {length_flag} says {flags[length_field]}; expected one of the two")
         return flags | ({} if seq is None else {length_field: seq})
 
+    def flags_with_limit(self, flags: dict[str, Any], users: int) -> dict[str, Any]:
+        """Returns the flags with a limit of `users` sequences at once, unless they state another.
+
+        Raises `InputError` for a limit that fewer users reach. Of replicas each has the limit (`data_parallel_size`).
+        """
+        limit_field = self.field_of("--users")
+        users_of_rank = -(-users // flags.get("data_parallel_size", 1))
+        limit = flags.get(limit_field, users_of_rank)
+        if limit < users_of_rank:
+            raise InputError(
+                f"--users {users}: {self.spelling(limit_field)} says {limit}; expected at least {users_of_rank}"
+            )
+        return flags | {limit_field: limit}
+
     def memory_on(
         self, preset: Preset, hardware: Hardware, engine_version: EngineVersion, flags: Mapping[str, Any]
     ) -> EngineMemory:

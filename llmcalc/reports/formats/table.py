@@ -5,6 +5,7 @@ Every text is passed to rich as a `Text`, because rich interprets markup (`[red]
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING
 
 from ..document import Report, Table, cell_text, printable_report
@@ -12,7 +13,9 @@ from . import pipe
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.segment import Segment
     from rich.table import Table as RichTable
+    from rich.text import Text
 
 
 def render(report: Report, output_stream: IO[str], width: int | None = None) -> None:
@@ -47,7 +50,9 @@ def _print_heading(console: Console, table: Table) -> None:
     title = Text(table.heading, style="bold")
     if table.aside and fits_on_line:
         title.append("   " + table.aside, style="not bold dim")
-    console.print(title)
+    for line in title.wrap(console, console.width):
+        line.rstrip()
+        console.print(line, soft_wrap=True)
     if table.aside and not fits_on_line:
         _print_indented(console, table.aside)
 
@@ -68,8 +73,18 @@ def _print_table_rows(console: Console, table: Table) -> None:
         console.measure(table_grid, options=console.options.update(max_width=10_000)).minimum,
     )
     console.width = max(line_width, needed_width)  # rich would cut numbers at the edge; the terminal breaks the line
-    console.print(table_grid)
+    for line_segments in console.render_lines(table_grid, pad=False):
+        console.print(_without_trailing_spaces(line_segments), soft_wrap=True)
     console.width = line_width
+
+
+def _without_trailing_spaces(line_segments: Iterable[Segment]) -> Text:
+    """Returns a line of a table, which rich fills up to the table's width."""
+    from rich.text import Text
+
+    line = Text.assemble(*((segment.text, segment.style or "") for segment in line_segments))
+    line.rstrip()
+    return line
 
 
 def _table_grid(table: Table) -> RichTable:
