@@ -143,6 +143,7 @@ KNOWN_SETS = {"train_megatron_bridge", "train_simumax_b200", "train_torchtitan",
 SERVER_STACKS = {
     "vllm",
     "sglang",
+    "sglang-2025",
     "tensorrt-llm",
     "fastertransformer",
     "vllm-eager",
@@ -226,12 +227,14 @@ def _stack(software: str, tokens: int = 0) -> TimeStack:
         name = "vllm-eager"
     elif name == "vllm" and version and _before(version, (0, 14)):
         name = "vllm-2025"
+    elif name == "sglang" and _before(version or "0", (0, 5, 14)):
+        name = "sglang-2025"
     stack = with_overlap(time_stacks()[name], "none" if software in ONE_CONNECTION else None)
     return stack.model_copy(update={"gradient_bytes": 2.0}) if software in GRADIENTS_IN_16_BITS else stack
 
 
-def _before(version: str, release: tuple[int, int]) -> bool:
-    parts = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+def _before(version: str, release: tuple[int, ...]) -> bool:
+    parts = [int(part) for part in version.split(".")[: len(release)] if part.isdigit()]
     return tuple(parts) < release
 
 

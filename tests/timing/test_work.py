@@ -173,6 +173,13 @@ def test_ranks_that_gather_tokens_send_them_to_no_expert() -> None:
     assert messages(dense_experts) == messages(divided)
 
 
+def test_a_gated_shared_expert_is_summed_with_the_routed_ones() -> None:
+    """The gate multiplies a partial sum, so a layer of Qwen3.5 reduces once after attention and once after experts."""
+    work = rank_work(model("qwen3.5-35b-a3b"), RankPass(1, 1, 64, "decode", tp=2, reduces_late=True))
+    sums = Counter(layer for layer, message, *_ in work.messages if message.kind == "all_reduce" and layer >= 0)
+    assert set(sums.values()) == {2}
+
+
 def test_rows_of_other_ranks_are_moved_but_not_computed() -> None:
     rank_pass = RankPass(16, 1, 64, "decode", tp=4, etp=1, ep=4, reduces_late=True, gathered_ranks=1)
     all_rows = replace(rank_pass, moves_all_rows=True)
