@@ -144,6 +144,7 @@ class TimeStack(Record):
     bucket: float | Literal["layer"] = "layer"
     bucket_per_rank: float = 0.0
     reduces_all: bool = False
+    keeps_weights_in_pipelines: bool = False
     gradient_bytes: float = 4.0
     sends_gradient_buffers: bool = False
     optimizer_bytes: float = 30.0
