@@ -674,6 +674,11 @@ class TestHostAndProductsOfServers:
         assert earlier.parts["host"] == find_stack("sglang").host_step > 0
         assert ahead.parts["host"] == 0
 
+    def test_llama_cpp_samples_each_sequence_on_the_host(self) -> None:
+        stack = find_stack("llamacpp")
+        host_seconds = [decode(llama(), h100(), stack, users, 1024).parts["host"] for users in (1, 32)]
+        assert host_seconds == pytest.approx([3e-4, 3e-4 + 31 * 2.4e-4])
+
     def test_waits_of_products(self) -> None:
         without = VLLM.model_copy(update={"product_wait": {}, "expert_wait": {}})
         difference = decode(llama(), h100(), VLLM, 1, 8).seconds - decode(llama(), h100(), without, 1, 8).seconds
