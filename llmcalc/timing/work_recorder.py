@@ -250,8 +250,17 @@ class WorkRecorder(Placements):
             if operation.outs and not operation.outs[0].fixed and not self._is_inside_attention(operation):
                 self._add_elementwise_step(operation)  # masks and angles are computed once per pass, or inside kernels
             return
-        self._record_elementwise_group()
+        if not self._joins_earlier_product(operation):
+            self._record_elementwise_group()
         (lowering_method or self._add_operation)(operation)
+
+    def _joins_earlier_product(self, operation: Step) -> bool:
+        """Whether a product is part of one that ran before, as `up_proj` of `gate_proj`.
+
+        The element-wise steps around it are then one kernel, such as SiluAndMul (sglang/srt/layers/activation.py).
+        """
+        is_product = operation.verb in ("linear", "experts") and self.rank_pass.fuses_gates
+        return is_product and (id(self._storage(operation.ins[0])), self.layer) in self.shared_inputs
 
     def _runs_step(self, operation: Step) -> bool:
         """Whether the pass runs a step; for example, decoding does not run the encoder again."""
