@@ -339,6 +339,8 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
     training_bytes = f"weights, gradients, optimizer states and activations {sizes_text}"
     if timed_run.phase != "training":
         size_note = f"weights and cache {sizes_text}: they do not fit; --devices N divides them"
+        if timed_run.stack.splits_to_host:
+            size_note = f"weights and cache {sizes_text}: layers that do not fit run on the host, which is not timed"
     elif timed_run.chosen_options:
         size_note = f"the fastest layout that fits: {timed_run.chosen_options}; undivided, {training_bytes}"
     elif timed_run.is_planned:

@@ -170,6 +170,7 @@ class TimeStack(Record):
     sends_copies: bool = False
     moves_all_rows: bool = False
     fuses_gates: bool = False
+    splits_to_host: bool = False
     uneven_ranks: float = 0.0
     sparse_heads: int = Field(0, ge=0)
     launch: float = 1.0
