@@ -10,7 +10,7 @@ from .. import units
 from ..accelerator import Hardware
 from ..parallel.layout import Layout
 from ..sources.preset import Preset
-from ..studies.timed_run import BOUNDS, NOT_COUNTED, TimedNode, TimedRun
+from ..studies.timed_run import BOUNDS, TimedNode, TimedRun
 from ..timing.device import UNKNOWN_NIC, Device
 from ..timing.time_estimator import QUANTIZED
 from ..timing.time_ranges import TimeRange, round_to_digits
@@ -339,6 +339,8 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
     training_bytes = f"weights, gradients, optimizer states and activations {sizes_text}"
     if timed_run.phase != "training":
         size_note = f"weights and cache {sizes_text}: they do not fit; --devices N divides them"
+        if timed_run.stack.splits_to_host:
+            size_note = f"weights and cache {sizes_text}: layers that do not fit run on the host, which is not timed"
     elif timed_run.chosen_options:
         size_note = f"the fastest layout that fits: {timed_run.chosen_options}; undivided, {training_bytes}"
     elif timed_run.is_planned:
@@ -349,7 +351,7 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
         *([size_note] if resident_bytes > capacity else []),
         *lines,
         *([", ".join(rule_texts)] if rule_texts else []),
-        f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}",
+        f"not counted: {', '.join(timed_run.not_counted)}",
         f"stack: {timed_run.stack.title}, {timed_run.stack.versions}; device: {timed_run.device.evidence}",
     ]
 
@@ -391,7 +393,7 @@ def _time_data(
         "bounds": {bound: timed_run.bounds[bound] for bound in BOUNDS},
         "nodes": [node_data(timed_node, timed_run.seconds) for timed_node in timed_nodes],
         "rules": timed_run.seconds_by_rule,
-        "not_counted": list(NOT_COUNTED[timed_run.phase]),
+        "not_counted": list(timed_run.not_counted),
     }
     if measured_run is not None:
         seconds, explanation_lines = measured_run

@@ -37,10 +37,12 @@ BOUNDS: tuple[Bound, ...] = ("compute", "memory", "network", "wait")
 UTILIZATION = 0.45
 """Model FLOPs utilization that the rules 6ND and 8ND assume."""
 
+SAMPLING = "sampling on the host"
+
 NOT_COUNTED = {
     "training": ("stragglers", "data loading", "checkpoints", "evaluation", "uneven routing of experts"),
     "prefill": ("queueing", "tokenization", "uneven routing of experts"),
-    "decode": ("prompts that join the batch", "queueing", "sampling on the host", "uneven routing of experts"),
+    "decode": ("prompts that join the batch", "queueing", SAMPLING, "uneven routing of experts"),
 }
 """Phase → what no estimate counts."""
 
@@ -112,6 +114,12 @@ class TimedRun:
     unpriced: tuple[str, ...] = ()
     alternatives: dict[str, float] = field(default_factory=dict)
     seconds_on: Callable[[Device, TimeStack], float] | None = field(default=None, repr=False)
+
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """What the estimate does not count. A stack with seconds per sequence counts how the host samples."""
+        samples = self.phase == "decode" and self.stack.host_sequence
+        return tuple(text for text in NOT_COUNTED[self.phase] if not (samples and text == SAMPLING))
 
     @property
     def seconds(self) -> float:
@@ -250,4 +258,4 @@ def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
     ]
     if timed_run.phase != "training":
         explanations.append("no captured graphs: the host launches every kernel (--stack vllm-eager)")
-    return [*explanations, f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}"]
+    return [*explanations, f"not counted: {', '.join(timed_run.not_counted)}"]

@@ -144,6 +144,7 @@ def rank_pass(
         fused=time_stack.fused,
         reduces_late=time_stack.reduces_late,
         gathered_ranks=layout.dp if gathers_tokens else 0,
+        fuses_gates=time_stack.fuses_gates,
         moves_all_rows=time_stack.moves_all_rows and gathers_tokens,
         sparse_heads=time_stack.sparse_heads,
         include=extra_parts,

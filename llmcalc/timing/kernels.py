@@ -135,6 +135,7 @@ class RankPass:
     gathered_ranks: replicas of attention whose tokens every expert rank gathers, to add the sums of its own experts;
         1 where expert ranks share all tokens, 0 (default) where each token is sent to the ranks of its experts.
     moves_all_rows: whether expert ranks also move the rows of other ranks' experts, as zeros.
+    fuses_gates: whether the activation of a gate and its product with `up_proj`'s output are one kernel.
     sparse_heads: heads to which the kernel for selected latents pads the query heads of a rank, in prompts too; 0
         (default) where prompts have no such kernel and expand the latents.
     attention: implementation of attention, which decides the FLOPs of its backward pass.
@@ -158,6 +159,7 @@ class RankPass:
     reduces_late: bool = False
     gathered_ranks: int = 0
     moves_all_rows: bool = False
+    fuses_gates: bool = False
     sparse_heads: int = 0
     attention: AttentionImplementation = "flash"
     pairs: Pairs = "causal"

@@ -414,9 +414,9 @@ def _data_parallel_seconds(
 ) -> tuple[Number, Number]:
     """Returns the exposed seconds of gradient and weight messages, and the parameters updated per rank.
 
-    ZeRO-3 gathers weights for each micro-batch, and stages 2 and 3 reduce each one's gradients. All else is sent
-    once a step: gradients beside the backward pass of the last micro-batch, weights beside the forward pass of the
-    first one.
+    ZeRO-3 gathers weights for each micro-batch, and stages 2 and 3 reduce each one's gradients, except in a pipeline
+    that keeps both. All else is sent once a step: gradients beside the backward pass of the last micro-batch, weights
+    beside the forward pass of the first one.
     """
     experts = rank_share(ranks.expert_params, step_plan.ep)
     trained_params, trained_experts = ranks.trained_params(step_plan.ep)
@@ -446,15 +446,22 @@ def _data_parallel_seconds(
     if step_plan.zero not in time_stack.overlapped_stages:
         return gather_seconds + reduction_seconds, updated_params
     pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
-    if step_plan.zero == 3:
-        return _exposed_seconds(
-            gather_seconds + reduction_seconds, pipeline_seconds, time_stack.hidden_share("dp")
-        ), updated_params
-    backward_seconds = BESIDE_PRODUCTS * (pipeline_seconds if step_plan.zero == 2 else ranks.slowest_seconds)
+    sends_once = _sends_once_per_step(step_plan, time_stack)
+    reduced_seconds = pipeline_seconds if step_plan.zero == 2 else ranks.slowest_seconds
+    backward_seconds = BESIDE_PRODUCTS * choose(sends_once, ranks.slowest_seconds, reduced_seconds)
     forward_seconds = (1 - BESIDE_PRODUCTS) * ranks.slowest_seconds
     exposed_seconds = _exposed_seconds(gather_seconds, forward_seconds, time_stack.hidden_share("weights"))
     exposed_seconds += _exposed_seconds(reduction_seconds, backward_seconds, time_stack.hidden_share("dp"))
+    if step_plan.zero == 3:
+        message_seconds = gather_seconds + reduction_seconds
+        exposed_per_pass = _exposed_seconds(message_seconds, pipeline_seconds, time_stack.hidden_share("dp"))
+        exposed_seconds = choose(sends_once, exposed_seconds, exposed_per_pass)
     return exposed_seconds, updated_params
+
+
+def _sends_once_per_step(step_plan: StepPlan, time_stack: TimeStack) -> Any:
+    """Whether ranks of a pipeline keep gathered weights and unreduced gradients until the last micro-batch."""
+    return time_stack.keeps_weights_in_pipelines and step_plan.pp > 1
 
 
 def _exposed_seconds(message_seconds: Number, product_seconds: Number, hidden_share: float) -> Number:
@@ -486,7 +493,8 @@ def _group_messages(
         bucket_count = layers
     else:
         bucket_count = maximum(1, trained_params / maximum(time_stack.bucket, time_stack.bucket_per_rank * ranks))
-    reduce_count = step_plan.micro_batches if step_plan.zero >= 2 else 1
+    pass_count = choose(_sends_once_per_step(step_plan, time_stack), 1, step_plan.micro_batches)
+    reduce_count = pass_count if step_plan.zero >= 2 else 1
     if not step_plan.zero:
         reduce_seconds = device.message_seconds("all_reduce", ranks, gradients, rank_stride, message_count=bucket_count)
         return 0.0, reduce_seconds, trained_params
@@ -500,7 +508,8 @@ def _group_messages(
     replica_reduction_seconds = device.message_seconds(
         "all_reduce", step_plan.replicas, gradients / shard_ranks, shard_ranks * rank_stride, message_count=bucket_count
     )
-    gather_count = step_plan.micro_batches * (2 if step_plan.reshard else 1) if step_plan.zero == 3 else 1
+    gathers_per_pass = choose(_sends_once_per_step(step_plan, time_stack), 1, 2 if step_plan.reshard else 1)
+    gather_count = pass_count * gathers_per_pass if step_plan.zero == 3 else 1
     reduction_seconds = reduce_count * (shard_reduction_seconds + replica_reduction_seconds)
     return gather_count * weight_seconds, reduction_seconds, trained_params / shard_ranks
 

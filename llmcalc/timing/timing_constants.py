@@ -144,6 +144,7 @@ class TimeStack(Record):
     bucket: float | Literal["layer"] = "layer"
     bucket_per_rank: float = 0.0
     reduces_all: bool = False
+    keeps_weights_in_pipelines: bool = False
     gradient_bytes: float = 4.0
     sends_gradient_buffers: bool = False
     optimizer_bytes: float = 30.0
@@ -168,6 +169,8 @@ class TimeStack(Record):
     exchange: str = ""
     sends_copies: bool = False
     moves_all_rows: bool = False
+    fuses_gates: bool = False
+    splits_to_host: bool = False
     uneven_ranks: float = 0.0
     sparse_heads: int = Field(0, ge=0)
     launch: float = 1.0

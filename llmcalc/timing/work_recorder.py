@@ -53,8 +53,11 @@ NO_KERNEL = frozenset(
 IDENTITIES = frozenset({"dropout", "repeat"})
 """Verbs whose result is their input: dropout of probability 0, and heads that an attention kernel repeats itself."""
 
-SUMMED_LATER = frozenset({"combine", "to_tokens", "add", "dropout"})
-"""Verbs that can run on partial sums, which ranks reduce later (`RankPass.reduces_late`)."""
+SUMMED_LATER = frozenset({"combine", "to_tokens", "add", "dropout", "mul"})
+"""Verbs that can run on partial sums, which ranks reduce later (`RankPass.reduces_late`).
+
+The other factor of `mul` is whole, such as the gate of a shared expert.
+"""
 
 IN_16_BITS = frozenset({"lm_head", "router"})
 """Parts whose products stay in 16 bits in a run of narrower formats."""
@@ -223,12 +226,7 @@ class WorkRecorder(Placements):
 
     def _run_step(self, operation: Step) -> None:
         self.gathering_verb = operation.verb
-        reduced_values = operation.ins if operation.verb == "add" else operation.ins[:1]
-        if (
-            self.rank_pass.reduces_late
-            and operation.verb in SUMMED_LATER
-            and all(map(self._is_partial, reduced_values))
-        ):
+        if self.rank_pass.reduces_late and self._can_sum_later(operation):
             self.placements[id(operation.outs[0].storage)] = "partial"
         else:
             super()._run_step(operation)
@@ -252,8 +250,17 @@ class WorkRecorder(Placements):
             if operation.outs and not operation.outs[0].fixed and not self._is_inside_attention(operation):
                 self._add_elementwise_step(operation)  # masks and angles are computed once per pass, or inside kernels
             return
-        self._record_elementwise_group()
+        if not self._joins_earlier_product(operation):
+            self._record_elementwise_group()
         (lowering_method or self._add_operation)(operation)
+
+    def _joins_earlier_product(self, operation: Step) -> bool:
+        """Whether a product is part of one that ran before, as `up_proj` of `gate_proj`.
+
+        The element-wise steps around it are then one kernel, such as SiluAndMul (sglang/srt/layers/activation.py).
+        """
+        is_product = operation.verb in ("linear", "experts") and self.rank_pass.fuses_gates
+        return is_product and (id(self._storage(operation.ins[0])), self.layer) in self.shared_inputs
 
     def _runs_step(self, operation: Step) -> bool:
         """Whether the pass runs a step; for example, decoding does not run the encoder again."""
@@ -267,6 +274,15 @@ class WorkRecorder(Placements):
         return self.rank_pass.fused and any(
             isinstance(recorded_value.rows, QueryKeyPairs) for recorded_value in (*operation.ins, *operation.outs)
         )
+
+    def _can_sum_later(self, operation: Step) -> bool:
+        """Whether a step's result is a partial sum, because it is linear in its inputs that are partial sums."""
+        if operation.verb not in SUMMED_LATER:
+            return False
+        partial_inputs = list(map(self._is_partial, operation.ins))
+        if operation.verb == "mul":
+            return sum(partial_inputs) == 1 and not is_divided(operation.outs[0].axes)
+        return all(partial_inputs if operation.verb == "add" else partial_inputs[:1])
 
     def _is_partial(self, recorded_value: Value) -> bool:
         return self.placement(recorded_value) == "partial"

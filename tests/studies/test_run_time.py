@@ -203,6 +203,14 @@ def test_activations_that_do_not_fit_are_said(run: Any) -> None:
     assert "do not fit" not in run("time", *words, "1k").out
 
 
+def test_layers_that_llama_cpp_leaves_on_the_host_are_said_not_to_be_timed(run: Any) -> None:
+    """A server of llama.cpp starts with a model larger than its card, and is then several times slower."""
+    words = ("qwen3-32b", "--hardware", "rtx-5070", "--users", "1", "--seq", "150")
+    llama_cpp = " ".join(run("time", *words, "--engine", "llama.cpp", "--quantize", "q4_k_m").out.split())
+    assert "layers that do not fit run on the host, which is not timed" in llama_cpp
+    assert "they do not fit; --devices N divides them" in " ".join(run("time", *words).out.split())
+
+
 @pytest.mark.parametrize(("model", "hardware"), [("t5-small", "a100"), ("whisper-tiny", "l4")])
 def test_the_encoder_has_run_before_a_token_is_decoded(run: Any, model: str, hardware: str) -> None:
     """A token of Flan-T5 XXL took 16 ms, of which 6 ms were of the encoder, under vLLM, which refuses such models."""

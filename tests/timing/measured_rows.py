@@ -66,6 +66,7 @@ STACKS = {
     "trtllm": "tensorrt-llm",
     "llama.cpp": "llamacpp",
     "llama.cpp-2024": "llamacpp-2024",
+    "llama-batched-bench": "llamacpp",
     "mlc-llm": "gpt-fast",
     "vllm-ascend": "vllm-npu",
     "vllm-v100": "vllm-eager",
@@ -78,6 +79,10 @@ STACKS = {
 ONE_CONNECTION = {"halo", "trl", "qwen-2023-zero3"}
 """Software of rows with CUDA_DEVICE_MAX_CONNECTIONS=1 (Halo's image and Qwen's script set it): all kernels and messages
 of FSDP are in one queue, so none hides another; Megatron-LM refuses to run FSDP with it.
+"""
+
+UNSAMPLED = {"llama-batched-bench"}
+"""Software of rows that decode random tokens, so that no sequence is sampled (tools/batched-bench/batched-bench.cpp).
 """
 
 GRADIENTS_IN_16_BITS = {"megatron-bridge", "megatron-bridge-graphs", "nemo-perf"}
@@ -143,6 +148,7 @@ KNOWN_SETS = {"train_megatron_bridge", "train_simumax_b200", "train_torchtitan",
 SERVER_STACKS = {
     "vllm",
     "sglang",
+    "sglang-2025",
     "tensorrt-llm",
     "fastertransformer",
     "vllm-eager",
@@ -226,12 +232,17 @@ def _stack(software: str, tokens: int = 0) -> TimeStack:
         name = "vllm-eager"
     elif name == "vllm" and version and _before(version, (0, 14)):
         name = "vllm-2025"
+    elif name == "sglang" and _before(version or "0", (0, 5, 14)):
+        name = "sglang-2025"
     stack = with_overlap(time_stacks()[name], "none" if software in ONE_CONNECTION else None)
+    if software in UNSAMPLED:
+        host_seconds = stack.host_step + stack.host_sequence
+        stack = stack.model_copy(update={"host_step": host_seconds, "host_sequence": 0.0})
     return stack.model_copy(update={"gradient_bytes": 2.0}) if software in GRADIENTS_IN_16_BITS else stack
 
 
-def _before(version: str, release: tuple[int, int]) -> bool:
-    parts = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+def _before(version: str, release: tuple[int, ...]) -> bool:
+    parts = [int(part) for part in version.split(".")[: len(release)] if part.isdigit()]
     return tuple(parts) < release
 
 

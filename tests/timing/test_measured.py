@@ -112,6 +112,7 @@ class TestErrors:
         "train_torchtitan_tp": 0.18,
         "serve_inferencebench": 0.06,
         "serve_iog_pcie": 0.12,
+        "serve_sgl_qwen35": 0.11,
         "serve_lmdeploy": 0.10,
         "serve_azure_guide": 0.20,
         "serve_vllm_a100_bursts": 0.05,

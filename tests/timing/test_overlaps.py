@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import llmcalc
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
 from llmcalc.frameworks.launch.read import read_launch
 from llmcalc.frameworks.launch.record import Launch
@@ -57,6 +58,16 @@ def test_weights_that_are_gathered_after_the_update_are_hidden_only_where_the_fi
     assert with_overlapped_groups(megatron, gathered).hidden_share("weights") == megatron.hidden_share("weights")
     assert with_overlapped_groups(megatron, reduced).hidden_share("weights") == 0
     assert with_overlapped_groups(megatron, reduced).hidden_share("dp") == megatron.hidden_share("dp")
+
+
+def test_a_pipeline_of_fsdp2_gathers_and_reduces_once_a_step() -> None:
+    """`memory` lists its messages once a step (frameworks/fsdp2/messages.py), so `time` prices them once."""
+    options: dict[str, Any] = {"hardware": "h100", "framework": "fsdp2", "pp": 2, "fsdp": 16, "seq": 1024}
+    exchange_seconds = [
+        llmcalc.time("llama3-8b", **options, overlap="none", num_microbatches=count).document["parts"]["data"]
+        for count in (2, 8)
+    ]
+    assert exchange_seconds[0] == pytest.approx(exchange_seconds[1])
 
 
 def test_deepspeed_hides_gradients_of_stages_1_and_2_only_with_overlap_comm() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.schedules import pipeline, timetable
@@ -664,6 +665,19 @@ class TestHostAndProductsOfServers:
         slow_host = VLLM.model_copy(update={"host_step": 1.0})
         assert decode(llama(), h100(), slow_host, 1, 1024).seconds == pytest.approx(1.0)
         assert decode(llama(), h100(), VLLM, 1, 1024, Layout(pp=2)).parts["host"] == VLLM.host_step  # not overlapped
+
+    def test_sglang_hides_the_host_since_its_kernels_of_2026(self) -> None:
+        engine, _ = engine_and_version("sglang")
+        stack_names = [engine.software_stack((0, 5, number)) for number in (9, 14)]
+        assert stack_names == ["sglang-2025", "sglang"]
+        earlier, ahead = (decode(llama(), h100(), find_stack(name), 1, 1024) for name in stack_names)
+        assert earlier.parts["host"] == find_stack("sglang").host_step > 0
+        assert ahead.parts["host"] == 0
+
+    def test_llama_cpp_samples_each_sequence_on_the_host(self) -> None:
+        stack = find_stack("llamacpp")
+        host_seconds = [decode(llama(), h100(), stack, users, 1024).parts["host"] for users in (1, 32)]
+        assert host_seconds == pytest.approx([3e-4, 3e-4 + 31 * 2.4e-4])
 
     def test_waits_of_products(self) -> None:
         without = VLLM.model_copy(update={"product_wait": {}, "expert_wait": {}})

@@ -173,6 +173,23 @@ def test_ranks_that_gather_tokens_send_them_to_no_expert() -> None:
     assert messages(dense_experts) == messages(divided)
 
 
+def test_a_gated_shared_expert_is_summed_with_the_routed_ones() -> None:
+    """The gate multiplies a partial sum, so a layer of Qwen3.5 reduces once after attention and once after experts."""
+    work = rank_work(model("qwen3.5-35b-a3b"), RankPass(1, 1, 64, "decode", tp=2, reduces_late=True))
+    sums = Counter(layer for layer, message, *_ in work.messages if message.kind == "all_reduce" and layer >= 0)
+    assert set(sums.values()) == {2}
+
+
+def test_a_fused_gate_is_one_kernel_that_reads_both_halves() -> None:
+    spec, rank_pass = model("llama3-8b"), RankPass(1, 1, 64, "decode")
+    kernels = [
+        [kernel for kernel in rank_work(spec, sizes).kernels if kernel.path == "layers.mlp"]
+        for sizes in (rank_pass, replace(rank_pass, fuses_gates=True))
+    ]
+    assert [sum(kernel.launches[0] for kernel in group) for group in kernels] == [2, 1]
+    assert [sum(kernel.moved_elements[0] for kernel in group) for group in kernels] == [5 * 14336, 3 * 14336]
+
+
 def test_rows_of_other_ranks_are_moved_but_not_computed() -> None:
     rank_pass = RankPass(16, 1, 64, "decode", tp=4, etp=1, ep=4, reduces_late=True, gathered_ranks=1)
     all_rows = replace(rank_pass, moves_all_rows=True)
