@@ -774,3 +774,16 @@ def test_a_flag_without_a_value_behind_another_engine_is_named(run: Any) -> None
     """As `vllm serve Qwen/Qwen2.5-Omni-7B --omni` is typed (vllm-project/aibrix, samples/vllm_omni)."""
     words = "memory", "qwen3-8b", "--engine", "vllm", "--hardware", "h100", "--omni"
     assert "--omni: starts vLLM-Omni" in run(*words).error
+
+
+def test_experts_of_latents_have_their_own_width() -> None:
+    """Kimi K3's experts read 3,584 of 7,168 channels; MXFP4 of compressed-tensors is not padded: it starts on 8 B300."""
+    rank = EngineRank(llmcalc.load("kimi-k3"), Layout(tp=8))
+    experts = rank.network_widths[2]
+    assert experts is not None
+    assert (experts.width, experts.input_width, experts.layers) == (3072 // 8, 3584, 92)
+    memory = answer_of("kimi-k3", hardware="b300", engine="vllm==0.33", tp=8)
+    assert memory.starts
+    assert memory.bytes_of("weights") < rank.weight_bytes + GIB
+    inner_bytes = 16_384 * 16 * 2 * (3584 + 384 + 3584)
+    assert inner_bytes < memory.bytes_of("profile_run") < inner_bytes + 16_384 * 2 * 8 * 7168
