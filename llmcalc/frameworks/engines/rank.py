@@ -169,11 +169,11 @@ class EngineRank:
     @cached_property
     def weight_bytes(self) -> int:
         """Bytes of the rank's weights, including its image and audio encoders."""
-        if self.scheme == "mxfp4" and self.layout.tp > 1:
-            return self._bytes_with_divided_blocks()
         try:
             return self._weights(self.model, self.scheme)
         except IndivisibleMatrix as error:
+            if self.scheme == "mxfp4" and self.layout.tp > 1:
+                return self._bytes_with_divided_blocks()
             self._weights(self.preset.model, self.scheme)  # raises if the scheme cannot store the whole model either
             scheme_title = self.scheme or "the published format"
             raise ImpossibleLayout(
@@ -363,10 +363,10 @@ class EngineRank:
                 continue
             if isinstance(node_op, ExpertLinear):
                 expert_layers += int(tree_node.times) if tree_node.node.name != "gate_proj" else 0
-                experts = RankExperts(
-                    *(int(size) for size in (node_op.top_k, node_op.n_out, node_op.num_experts, node_op.n_in)),
-                    layers=expert_layers,
+                top_k, width, number, input_width = (
+                    int(size) for size in (node_op.top_k, node_op.n_out, node_op.num_experts, node_op.n_in)
                 )
+                experts = RankExperts(top_k, width, number, input_width, expert_layers)
             elif isinstance(node_op, Linear) and tree_node.kind == "feed_forward":
                 dense_width, is_gated = max(
                     (dense_width, is_gated), (int(node_op.n_out), tree_node.node.name == "gate_proj" or is_gated)

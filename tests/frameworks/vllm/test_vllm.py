@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from llmcalc.frameworks.engines.layouts import layouts_of
 from llmcalc.frameworks.engines.rank import EngineRank
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.vllm.compressed_blocks import compressed_pool
@@ -777,13 +779,36 @@ def test_a_flag_without_a_value_behind_another_engine_is_named(run: Any) -> None
 
 
 def test_experts_of_latents_have_their_own_width() -> None:
-    """Kimi K3's experts read 3,584 of 7,168 channels; MXFP4 of compressed-tensors is not padded: it starts on 8 B300."""
+    """Kimi K3's experts read 3,584 of 7,168 channels, and MXFP4 of compressed-tensors is not padded: it fits 8 B300."""
     rank = EngineRank(llmcalc.load("kimi-k3"), Layout(tp=8))
     experts = rank.network_widths[2]
     assert experts is not None
     assert (experts.width, experts.input_width, experts.layers) == (3072 // 8, 3584, 92)
-    memory = answer_of("kimi-k3", hardware="b300", engine="vllm==0.33", tp=8)
-    assert memory.starts
-    assert memory.bytes_of("weights") < rank.weight_bytes + GIB
-    inner_bytes = 16_384 * 16 * 2 * (3584 + 384 + 3584)
-    assert inner_bytes < memory.bytes_of("profile_run") < inner_bytes + 16_384 * 2 * 8 * 7168
+    cache = llmcalc.kv("kimi-k3", hardware="b300", engine="vllm==0.33", tp=8).document
+    assert cache["starts"]
+    assert 1_700_000 < cache["kv_tokens"] < 1_900_000
+
+
+def test_mxfp4_experts_of_expert_parallel_ranks_are_stored_in_full() -> None:
+    """Ranks of expert parallelism divide no block: each has its own experts' bytes, whatever the tensor parallelism."""
+    experts_of_four, experts_of_eight = (
+        EngineRank(llmcalc.load("kimi-k3"), Layout(tp=2, dp=dp, ep=2 * dp, etp=1)).weight_bytes for dp in (2, 4)
+    )
+    experts = 92 * 896 * 3 * 3584 * 3072 * 17 // 32
+    assert experts_of_four - experts_of_eight == experts // 8
+
+
+def test_added_stages_that_a_model_refuses_end_no_search() -> None:
+    def memory_of(flags: dict[str, int]) -> Any:
+        if "pipeline_parallel_size" in flags:
+            raise InputError("--pp 2: a pipeline of such layers is not modelled; expected --pp 1")
+        return SimpleNamespace(kv_tokens=1)
+
+    server: Any = SimpleNamespace(
+        layout_fields=("tensor_parallel_size", "pipeline_parallel_size"),
+        flags={"tensor_parallel_size": 2}, device_count=2, tp=2, pp=1, with_flags=lambda **flags: flags,
+    )  # fmt: skip
+    assert [flags for flags, _ in layouts_of(server, memory_of, 8)] == [{"tensor_parallel_size": 2}]
+    server.flags["pipeline_parallel_size"] = 2
+    with pytest.raises(InputError, match="--pp 2"):
+        [*layouts_of(server, memory_of, 8)]
