@@ -146,7 +146,7 @@ FLAGS = (
     Flag(("--enable-hierarchical-cache",), "switch"),
     Flag(("--enable-deterministic-inference",), "switch"),
     Flag(("--enable-symm-mem",), "switch"),
-    Flag(("--json-model-override-args",), refused="changes the model; expected --set PATH=VALUE of llmcalc"),
+    Flag(("--json-model-override-args",), "table"),
     *idle_flags_of(__file__),
     *NEWER_FLAGS,
 )

@@ -812,3 +812,43 @@ def test_added_stages_that_a_model_refuses_end_no_search() -> None:
     server.flags["pipeline_parallel_size"] = 2
     with pytest.raises(InputError, match="--pp 2"):
         [*layouts_of(server, memory_of, 8)]
+
+
+@in_one_test
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        ("vllm==0.19", {"rope_scaling": '{"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":32768}'}),
+        (
+            "vllm==0.33",
+            {
+                "hf_overrides": {
+                    "text_config": {
+                        "rope_parameters": {
+                            "rope_type": "yarn",
+                            "factor": "4.0",
+                            "original_max_position_embeddings": "32768",
+                        }
+                    }
+                }
+            },
+        ),
+    ],
+)
+def test_overrides_of_rotary_positions_change_the_length_and_the_table(engine: str, flags: dict[str, Any]) -> None:
+    """Qwen3's card: YaRN with factor 4. The table has a row of cosines and sines for each position."""
+    plain, scaled = (answer_of("qwen3-0.6b", hardware="h100", engine=engine, **more) for more in ({}, flags))
+    assert (plain.settings["max_model_len"], scaled.settings["max_model_len"]) == (40_960, 131_072)
+    added_rows = scaled.bytes_of("weights") - plain.bytes_of("weights")
+    assert added_rows == (131_072 - 40_960) * 128 * 2
+
+
+@in_one_test
+@pytest.mark.parametrize(
+    ("override", "refusal"),
+    [({"num_hidden_layers": 3}, "'num_hidden_layers' changes"), ({"rope_scaling": {"factor": "x"}}, "factor 'x'"),
+     ({"rope_scaling": 4}, "expected a JSON object"), ({"text_config": 1}, "expected a JSON object")],
+)  # fmt: skip
+def test_other_overrides_are_refused(override: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(InputError, match=refusal):
+        answer_of("qwen3-0.6b", hardware="h100", engine="vllm==0.33", hf_overrides=override)
