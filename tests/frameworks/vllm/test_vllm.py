@@ -852,3 +852,12 @@ def test_overrides_of_rotary_positions_change_the_length_and_the_table(engine: s
 def test_other_overrides_are_refused(override: dict[str, Any], refusal: str) -> None:
     with pytest.raises(InputError, match=refusal):
         answer_of("qwen3-0.6b", hardware="h100", engine="vllm==0.33", hf_overrides=override)
+
+
+def test_bitsandbytes_quantizes_plain_weights_to_nf4() -> None:
+    """The loader knows no other scheme (model_loader/bitsandbytes_loader.py, `quantize_4bit(…, quant_type="nf4")`)."""
+    named, typed = (
+        answer_of("qwen3-0.6b", hardware="h100", engine="vllm==0.19", **flags).bytes_of("weights")
+        for flags in ({"quantization": "bitsandbytes"}, {"quantize": "nf4"})
+    )
+    assert named == typed
