@@ -209,7 +209,9 @@ def _read_table(flag_name: str, flag_value: Any) -> Mapping[str, Any]:
 
 
 def _read_scalar(written_value: Any) -> Any:
-    """Returns the number, boolean or JSON value that a text represents; any other value unchanged."""
+    """Returns the number, boolean or JSON value that a text represents, also inside tables; other values unchanged."""
+    if isinstance(written_value, Mapping):
+        return {str(table_key): _read_scalar(inner_value) for table_key, inner_value in written_value.items()}
     if not isinstance(written_value, str) or not re.match(r"[-0-9\[{]|true$|false$|null$", written_value):
         return written_value
     try:

@@ -47,7 +47,8 @@ def layouts_of(
             try:
                 layout_memory = memory_function(server.with_flags(**flags))
             except InputError as error:
-                if not isinstance(error, ImpossibleLayout) and "divide" not in str(error):
+                has_added_stages = pp > 1 and not typed_stage_count  # what refuses them says nothing of other layouts
+                if not isinstance(error, ImpossibleLayout) and "divide" not in str(error) and not has_added_stages:
                     raise
                 continue
             yield flags, layout_memory

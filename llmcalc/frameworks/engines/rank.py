@@ -98,12 +98,15 @@ class StateCache(NamedTuple):
 class RankExperts(NamedTuple):
     """The routed experts of one layer on one rank.
 
-    top_k: experts of a token. width: width of an expert. number: their number.
+    top_k: experts of a token. width: width of an expert. number: their number. input_width: width of what an expert
+        reads and returns: the model's, or that of latent experts. layers: the rank's layers with experts.
     """
 
     top_k: int
     width: int
     number: int
+    input_width: int
+    layers: int
 
 
 @frozen(eq=False)
@@ -166,11 +169,11 @@ class EngineRank:
     @cached_property
     def weight_bytes(self) -> int:
         """Bytes of the rank's weights, including its image and audio encoders."""
-        if self.scheme == "mxfp4" and self.layout.tp > 1:
-            return self._bytes_with_divided_blocks()
         try:
             return self._weights(self.model, self.scheme)
         except IndivisibleMatrix as error:
+            if self.scheme == "mxfp4" and self.layout.tp > 1:
+                return self._bytes_with_divided_blocks()
             self._weights(self.preset.model, self.scheme)  # raises if the scheme cannot store the whole model either
             scheme_title = self.scheme or "the published format"
             raise ImpossibleLayout(
@@ -353,13 +356,17 @@ class EngineRank:
     @cached_property
     def network_widths(self) -> tuple[int, bool, RankExperts | None]:
         """The widest dense feed-forward network's width, whether the network has a gate, and the rank's experts."""
-        dense_width, is_gated, experts = 0, False, None
+        dense_width, is_gated, experts, expert_layers = 0, False, None, 0
         for tree_node in self.model.tree().walk():
             node_op = tree_node.node.op
             if tree_node.optional or tree_node.node.name not in ("up_proj", "gate_proj", "fc1"):
                 continue
             if isinstance(node_op, ExpertLinear):
-                experts = RankExperts(int(node_op.top_k), int(node_op.n_out), int(node_op.num_experts))
+                expert_layers += int(tree_node.times) if tree_node.node.name != "gate_proj" else 0
+                top_k, width, number, input_width = (
+                    int(size) for size in (node_op.top_k, node_op.n_out, node_op.num_experts, node_op.n_in)
+                )
+                experts = RankExperts(top_k, width, number, input_width, expert_layers)
             elif isinstance(node_op, Linear) and tree_node.kind == "feed_forward":
                 dense_width, is_gated = max(
                     (dense_width, is_gated), (int(node_op.n_out), tree_node.node.name == "gate_proj" or is_gated)

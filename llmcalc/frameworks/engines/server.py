@@ -21,6 +21,7 @@ from .flags import AUTO_WORDS
 from .logged_sizes import RECEIPT_FIELD, LoggedSizes
 from .rank import EngineRank, MissingKernels
 from .registry import engine
+from .rope_override import preset_with_rope
 from .versions import Numbers, numbers_of
 
 DTYPE_WORDS = {"half": "float16", "float": "float32"}
@@ -57,7 +58,8 @@ class EngineServer:
     flags: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for a model that is not a decoder, and for attention whose cache is not modelled."""
+        """Applies overrides of rotary positions. Raises `InputError` for models and attention that are not modelled."""
+        object.__setattr__(self, "preset", preset_with_rope(self.preset, self.flags))
         if self.preset.model.kind != "decoder":
             raise InputError(
                 f"--engine {self.name}: the model has an encoder, which is not modelled; expected a decoder"

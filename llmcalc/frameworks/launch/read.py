@@ -33,7 +33,7 @@ from .notebook import read_launch_text
 from .options import NO_OPTIONS, read_with_options
 from .python_source import is_python
 from .record import CommandLine, Fetch, Launch, LaunchFile, LaunchSource, ReadText
-from .refused_programs import REFUSED, refuse_config
+from .refused_programs import REFUSED, refuse_config, refuse_text
 from .shell import read_script
 from .shell_words import ShellCommand, ShellScript
 from .unresolved import UNRESOLVED, is_unresolved, is_unset_variable, printable, unresolved_reason
@@ -142,6 +142,7 @@ def launch_of(
         raise InputError(
             f"{name_in_errors}: is no script; expected --launch {name_in_errors} without '{one_line(typed_word)[:40]}'"
         )
+    refuse_text(file_text, name_in_errors)
     return _read_tables(_parse_tables(file_text, name_in_errors), launch_source, options)
 
 

@@ -95,6 +95,13 @@ PROGRAMS = (
         r"trl (reward|rloo|distillation)",
         "trainings of reward models, by RLOO and by distillation are not modelled; expected trl sft, dpo, kto or grpo",
     ),
+    RefusedProgram(
+        "BentoML",
+        r"bentoml \w+",
+        "its services are not read; expected the server that it starts, as in --launch 'vllm serve MODEL "
+        "--max-model-len 8192'",
+        python=r"^\s*(from|import) bentoml\b",
+    ),
 )
 
 REFUSED = tuple(
@@ -111,6 +118,10 @@ REFUSED = tuple(
     for program in PROGRAMS
 )
 """The records of these programs. They come after those that are read."""
+
+
+SERVER_COMMAND = "the server that it starts, as in --launch 'vllm serve MODEL --max-model-len 8192'"
+"""What is read in place of a config that names a model and the limits of its server."""
 
 
 class RefusedConfig(NamedTuple):
@@ -147,8 +158,29 @@ REFUSED_CONFIGS = (
         lambda data: _has_tables(data, "general", "parallelism", "tokens"),
         "TARGET with options such as --tp, --pp and --devices",
     ),
+    RefusedConfig(
+        "Hugging Face's Inference Endpoints",
+        lambda data: _has_tables(data, "compute", "model") and "repository" in data["model"],
+        SERVER_COMMAND,
+    ),
 )
 """Config files that are named in messages and not read."""
+
+REFUSED_TEXTS = {
+    "Kaito": re.compile(r"^apiVersion: *kaito\.sh/", re.MULTILINE),
+    "DJL Serving": re.compile(r"^option\.\w+ *=", re.MULTILINE),
+    "Triton Inference Server": re.compile(r'^(backend|platform): *"\w+"', re.MULTILINE),
+}
+"""Program → the pattern of a line of its configs, which may be no YAML, TOML or JSON, or several documents."""
+
+
+def refuse_text(file_text: str, name_in_errors: str) -> None:
+    """Raises `InputError` if a line of a text says that it is a config of a program that is refused."""
+    for program, text_pattern in REFUSED_TEXTS.items():
+        if text_pattern.search(file_text) is not None:
+            raise InputError(
+                f"{name_in_errors}: is a config of {program}, which is not read; expected {SERVER_COMMAND}"
+            )
 
 
 def refuse_config(config: Table, name_in_errors: str) -> None:

@@ -171,8 +171,11 @@ class SGLangServer(EngineServer):
 
     @property
     def whole_layout(self) -> Layout:
-        """The layout of all devices, with data-parallel replicas and expert-parallel groups (`--ep-size`)."""
-        expert_ranks = int(self.flags.get("ep_size", 1))
+        """The layout of all devices, with data-parallel replicas and expert-parallel groups.
+
+        The groups have `--ep-size` ranks; with `--enable-ep-moe` those of tensor parallelism (`server_args.py`).
+        """
+        expert_ranks = self.tp if self.flags.get("enable_ep_moe") else int(self.flags.get("ep_size", 1))
         expert_tp = self.tp // expert_ranks if expert_ranks > 1 else None
         tp = self.tp // self.dp if self.divides_attention else self.tp
         return replace(self.layout, tp=tp, dp=self.dp, ep=expert_ranks, etp=expert_tp)
@@ -409,7 +412,8 @@ class SGLangServer(EngineServer):
 
     def loaded_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of memory that loading takes: weights, draft weights, RoPE tables and adapter slots."""
-        rank.check_divided_blocks(self.whole_layout if "ep_size" in self.flags else None)
+        has_expert_ranks = "ep_size" in self.flags or self.flags.get("enable_ep_moe")
+        rank.check_divided_blocks(self.whole_layout if has_expert_ranks else None)
         is_scaled = {*self.architectures}.isdisjoint(self.engine_record.unscaled_tables)
         rope_table_bytes = rank.rope_table_elements(is_scaled=is_scaled) * ROPE_BYTES
         adapter_slot_bytes = adapter_bytes(rank, self.flags, self.element_bytes)

@@ -110,7 +110,12 @@ FLAGS = (
         "--ep-num-redundant-experts",
         switch_names="--enable-eplb --enable-elastic-expert-backup",
     ),
-    *refused_flags("DeepEP's buffers", switch_names="--enable-ep-moe --enable-deepep-moe"),
+    Flag(("--enable-ep-moe",), "switch"),
+    Flag(
+        ("--enable-deepep-moe",),
+        "switch",
+        refused="DeepEP's buffers and whole shared experts: not modelled; --ep-size of all ranks counts the rest",
+    ),
     *refused_flags("dual batches", switch_names="--enable-two-batch-overlap --enable-pdmux"),
     *refused_flags(
         "context parallelism",
@@ -146,7 +151,7 @@ FLAGS = (
     Flag(("--enable-hierarchical-cache",), "switch"),
     Flag(("--enable-deterministic-inference",), "switch"),
     Flag(("--enable-symm-mem",), "switch"),
-    Flag(("--json-model-override-args",), refused="changes the model; expected --set PATH=VALUE of llmcalc"),
+    Flag(("--json-model-override-args",), "table"),
     *idle_flags_of(__file__),
     *NEWER_FLAGS,
 )

@@ -167,12 +167,13 @@ class VLLMServer(VLLMSettings):
         rope_table_bytes = rank.rope_table_elements(VIDEO_FACTOR) * rope_element_bytes
         _, _, experts = rank.network_widths
         padding_bytes = 0
-        if rank.scheme == "mxfp4" and experts is not None:
+        has_padding = rank.scheme == "mxfp4" and self.has_model_class(self.engine_record.padded_mxfp4)
+        if has_padding and experts is not None:
             padded_expert_bytes = self.engine_record.padded_experts(self.version_numbers, self.hardware).expert_bytes(
-                rank.hidden_size, experts.width
+                experts.input_width, experts.width
             )
-            expert_bytes = 3 * experts.width * rank.hidden_size * 17 // 32
-            padding_bytes = rank.number_of_layers * experts.number * (padded_expert_bytes - expert_bytes)
+            expert_bytes = 3 * experts.width * experts.input_width * 17 // 32
+            padding_bytes = experts.layers * experts.number * (padded_expert_bytes - expert_bytes)
         offloaded_bytes = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
         copied_bytes = rank.latent_projections * self.element_bytes + self.repeated_encoder_bytes(rank)
         copied_bytes += unused_projection_bytes(rank, self.engine_record.whole_projections)

@@ -145,10 +145,10 @@ FLAGS = (
         "a server without the decoder", switch_names="--mm-encoder-only --enable-multimodal-encoder-data-parallel"
     ),
     Flag(("--disable-sliding-window",), "switch"),
-    *(
-        Flag((name,), refused="changes the model; expected --set PATH=VALUE of llmcalc")
-        for name in ("--hf-overrides", "--rope-scaling", "--rope-theta", "--hf-config-path")
-    ),
+    Flag(("--hf-overrides",), "table"),
+    Flag(("--rope-scaling",), "table"),
+    Flag(("--rope-theta",), "ratio", is_idle=True),
+    Flag(("--hf-config-path",), refused="changes the model; expected --set PATH=VALUE of llmcalc"),
     *idle_flags_of(__file__),
 )
 

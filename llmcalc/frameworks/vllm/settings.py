@@ -34,7 +34,10 @@ RAY_EXECUTOR_VARIABLE = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
 DEFAULT_BLOCK_TOKENS = 16
 """Tokens of a block by default."""
 
-SCHEMES = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4"}
+SCHEMES = {
+    "fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4",
+    "bitsandbytes": "nf4",  # of plain weights, with float32 scales (bitsandbytes_loader.py, `quantize_4bit`)
+}  # fmt: skip
 """Value of `--quantization` → the scheme of the weights of a checkpoint that states none."""
 
 SKIPS_ENCODERS_FROM = (0, 19)

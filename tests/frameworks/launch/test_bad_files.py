@@ -54,6 +54,10 @@ BAD: dict[str, tuple[str, str]] = {
     "a list": ("[1, 2]", "is no launch file"),
     "another table": ("a: 1\nb: 2", "is no launch file: it has a, b"),
     "another JSON": ('{"a": 1}', "is no launch file: it has a"),
+    "Kaito": ("kind: ConfigMap\n---\napiVersion: kaito.sh/v1beta1\nkind: Workspace", "is a config of Kaito"),
+    "Triton": ('backend: "vllm"\ninstance_group [{ count: 1 }]', "is a config of Triton Inference Server"),
+    "DJL": ("engine=Python\noption.model_id=gpt2", "expected the server that it starts"),
+    "Endpoints": ('{"compute": {}, "model": {"repository": "a/b"}}', "Hugging Face's Inference Endpoints"),
     "truncated JSON": ('{"--num-layers": 4, ', "not valid JSON: Expecting property name"),
     "deep JSON": ("{" + '"a":{' * 2000, "not valid JSON"),
     "a number of 5000 digits": ('{"--num-layers": ' + "1" * 5000 + "}", "not valid JSON"),
@@ -213,9 +217,9 @@ def test_a_wrong_value_anywhere(which: int, at: int, value: Any, allow: bool) ->
 
 
 def test_the_message_says_where_files_of_servers_are_read(run: Any, tmp_path: Path) -> None:
-    """Of a Workspace of Kaito, and of `time` with a script that starts vLLM."""
+    """Of a manifest of another operator, and of `time` with a script that starts vLLM."""
     manifest, script = tmp_path / "workspace.yaml", tmp_path / "serve.sh"
-    manifest.write_text("apiVersion: kaito.sh/v1beta1\nkind: Workspace\ninference: {preset: {name: phi-4}}\n")
+    manifest.write_text("apiVersion: example.org/v1\nkind: Workspace\ninference: {preset: {name: phi-4}}\n")
     script.write_text("vllm serve Qwen/Qwen3-8B\n")
     for words in (("memory", "--launch", str(manifest)), ("time", "--launch", str(script))):
         assert "of servers (vLLM, SGLang, llama.cpp, …) memory and fit read" in run(*words).error

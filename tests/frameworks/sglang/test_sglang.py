@@ -329,6 +329,7 @@ def test_replicas_of_attention_lower_the_default_fraction() -> None:
         ("llama3.1-8b", {"tp_size": 4, "pp_size": 2}, (4, 2, 1, 1, None)),
         ("llama3.1-8b", {"tp_size": 2, "dp_size": 2}, (2, 1, 2, 1, None)),  # replicas of the whole model
         ("qwen3-30b-a3b", {"tp_size": 4, "ep_size": 2}, (4, 1, 1, 2, 2)),
+        ("qwen3-30b-a3b", {"tp_size": 4, "enable_ep_moe": True}, (4, 1, 1, 4, 1)),
         # 8 ranks, of which each replica of attention has 4; 8 groups of whole experts
         ("qwen3-30b-a3b", {"tp_size": 8, "dp_size": 2, "ep_size": 8, "enable_dp_attention": True}, (4, 1, 2, 8, 1)),
     ],

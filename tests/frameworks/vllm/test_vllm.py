@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from llmcalc.frameworks.engines.layouts import layouts_of
 from llmcalc.frameworks.engines.rank import EngineRank
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.vllm.compressed_blocks import compressed_pool
@@ -774,3 +776,88 @@ def test_a_flag_without_a_value_behind_another_engine_is_named(run: Any) -> None
     """As `vllm serve Qwen/Qwen2.5-Omni-7B --omni` is typed (vllm-project/aibrix, samples/vllm_omni)."""
     words = "memory", "qwen3-8b", "--engine", "vllm", "--hardware", "h100", "--omni"
     assert "--omni: starts vLLM-Omni" in run(*words).error
+
+
+def test_experts_of_latents_have_their_own_width() -> None:
+    """Kimi K3's experts read 3,584 of 7,168 channels, and MXFP4 of compressed-tensors is not padded: it fits 8 B300."""
+    rank = EngineRank(llmcalc.load("kimi-k3"), Layout(tp=8))
+    experts = rank.network_widths[2]
+    assert experts is not None
+    assert (experts.width, experts.input_width, experts.layers) == (3072 // 8, 3584, 92)
+    cache = llmcalc.kv("kimi-k3", hardware="b300", engine="vllm==0.33", tp=8).document
+    assert cache["starts"]
+    assert 1_700_000 < cache["kv_tokens"] < 1_900_000
+
+
+def test_mxfp4_experts_of_expert_parallel_ranks_are_stored_in_full() -> None:
+    """Ranks of expert parallelism divide no block: each has its own experts' bytes, whatever the tensor parallelism."""
+    experts_of_four, experts_of_eight = (
+        EngineRank(llmcalc.load("kimi-k3"), Layout(tp=2, dp=dp, ep=2 * dp, etp=1)).weight_bytes for dp in (2, 4)
+    )
+    experts = 92 * 896 * 3 * 3584 * 3072 * 17 // 32
+    assert experts_of_four - experts_of_eight == experts // 8
+
+
+def test_added_stages_that_a_model_refuses_end_no_search() -> None:
+    def memory_of(flags: dict[str, int]) -> Any:
+        if "pipeline_parallel_size" in flags:
+            raise InputError("--pp 2: a pipeline of such layers is not modelled; expected --pp 1")
+        return SimpleNamespace(kv_tokens=1)
+
+    server: Any = SimpleNamespace(
+        layout_fields=("tensor_parallel_size", "pipeline_parallel_size"),
+        flags={"tensor_parallel_size": 2}, device_count=2, tp=2, pp=1, with_flags=lambda **flags: flags,
+    )  # fmt: skip
+    assert [flags for flags, _ in layouts_of(server, memory_of, 8)] == [{"tensor_parallel_size": 2}]
+    server.flags["pipeline_parallel_size"] = 2
+    with pytest.raises(InputError, match="--pp 2"):
+        [*layouts_of(server, memory_of, 8)]
+
+
+@in_one_test
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        ("vllm==0.19", {"rope_scaling": '{"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":32768}'}),
+        (
+            "vllm==0.33",
+            {
+                "hf_overrides": {
+                    "text_config": {
+                        "rope_parameters": {
+                            "rope_type": "yarn",
+                            "factor": "4.0",
+                            "original_max_position_embeddings": "32768",
+                        }
+                    }
+                }
+            },
+        ),
+    ],
+)
+def test_overrides_of_rotary_positions_change_the_length_and_the_table(engine: str, flags: dict[str, Any]) -> None:
+    """Qwen3's card: YaRN with factor 4. The table has a row of cosines and sines for each position."""
+    plain, scaled = (answer_of("qwen3-0.6b", hardware="h100", engine=engine, **more) for more in ({}, flags))
+    assert (plain.settings["max_model_len"], scaled.settings["max_model_len"]) == (40_960, 131_072)
+    added_rows = scaled.bytes_of("weights") - plain.bytes_of("weights")
+    assert added_rows == (131_072 - 40_960) * 128 * 2
+
+
+@in_one_test
+@pytest.mark.parametrize(
+    ("override", "refusal"),
+    [({"num_hidden_layers": 3}, "'num_hidden_layers' changes"), ({"rope_scaling": {"factor": "x"}}, "factor 'x'"),
+     ({"rope_scaling": 4}, "expected a JSON object"), ({"text_config": 1}, "expected a JSON object")],
+)  # fmt: skip
+def test_other_overrides_are_refused(override: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(InputError, match=refusal):
+        answer_of("qwen3-0.6b", hardware="h100", engine="vllm==0.33", hf_overrides=override)
+
+
+def test_bitsandbytes_quantizes_plain_weights_to_nf4() -> None:
+    """The loader knows no other scheme (model_loader/bitsandbytes_loader.py, `quantize_4bit(…, quant_type="nf4")`)."""
+    named, typed = (
+        answer_of("qwen3-0.6b", hardware="h100", engine="vllm==0.19", **flags).bytes_of("weights")
+        for flags in ({"quantization": "bitsandbytes"}, {"quantize": "nf4"})
+    )
+    assert named == typed

@@ -1,0 +1,65 @@
+"""Overrides of rotary positions by an engine's flags: they change context lengths and RoPE's tables alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import InputError, shown
+from ...sources.preset import Preset
+from ...workload.setting import option
+
+SCALING_FLAG = "rope_scaling"
+"""The field of the flag whose value is the table of RoPE's scaling."""
+
+OVERRIDE_FLAGS = ("hf_overrides", "json_model_override_args")
+"""The fields of the flags whose value is a table of fields of the model's config."""
+
+SCALING_FIELDS = ("rope_parameters", "rope_scaling")
+"""Fields of a config that state RoPE's scaling, the newer name first."""
+
+INNER_CONFIG = "text_config"
+"""The field of the decoder's config inside the config of a model with encoders."""
+
+
+def preset_with_rope(preset: Preset, flags: Mapping[str, Any]) -> Preset:
+    """Returns the model with the scaling of rotary positions that the flags state; unchanged without such flags.
+
+    Raises `InputError` for an override of other fields of the config.
+    """
+    rope_parameters = flags.get(SCALING_FLAG) or None
+    flag_name = option(SCALING_FLAG)
+    for flag_field in OVERRIDE_FLAGS:
+        if overridden_fields := flags.get(flag_field):
+            flag_name = option(flag_field)
+            rope_parameters = _overridden_scaling(overridden_fields, flag_name) or rope_parameters
+    if rope_parameters is None:
+        return preset
+    for scaling_field, field_type in (("factor", int | float), ("original_max_position_embeddings", int)):
+        scaling_value = rope_parameters.get(scaling_field, 1)
+        if not isinstance(scaling_value, field_type) or not 0 < scaling_value <= 10**9:
+            raise InputError(f"{flag_name}: {scaling_field} {shown(scaling_value)}; expected a number above 0")
+    earlier_parameters = preset.rope_parameters or {}
+    if "full_attention" in earlier_parameters and "full_attention" not in rope_parameters:
+        rope_parameters = {**earlier_parameters, "full_attention": rope_parameters}
+    return preset.model_copy(update={"rope_parameters": dict(rope_parameters)})
+
+
+def _overridden_scaling(overridden_fields: Mapping[str, Any], flag_name: str) -> Mapping[str, Any] | None:
+    """Returns the table of RoPE's scaling in a table of a config's fields; None without one."""
+    inner_fields = overridden_fields.get(INNER_CONFIG, {})
+    if not isinstance(inner_fields, Mapping):
+        raise InputError(f"{flag_name}: {INNER_CONFIG} {shown(inner_fields)}; expected a JSON object")
+    all_fields = {name: value for name, value in overridden_fields.items() if name != INNER_CONFIG} | dict(inner_fields)
+    rope_parameters: Mapping[str, Any] | None = None
+    for field_name, field_value in all_fields.items():
+        if field_name == "rope_theta":
+            continue
+        if field_name not in SCALING_FIELDS:
+            raise InputError(
+                f"{flag_name}: {shown(field_name)} changes the model; expected --set PATH=VALUE of llmcalc"
+            )
+        if field_value is not None and not isinstance(field_value, Mapping):
+            raise InputError(f"{flag_name}: {field_name} {shown(field_value)}; expected a JSON object")
+        rope_parameters = field_value or rope_parameters
+    return rope_parameters
