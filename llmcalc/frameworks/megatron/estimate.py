@@ -7,10 +7,11 @@ from functools import cached_property, partial
 
 from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout, Stage
+from ...simulator.effort import EFFORT
 from ...simulator.layer_loops import SHORT_RUN_REPEATS, LayerStack, program_stacks
 from ...simulator.meter import Meter
 from ...simulator.tensor import Tensor
-from ...simulator.visits import VisitMeter, VisitPeaks, backward_without_repeat, forward_without_repeat
+from ...simulator.visits import PassVisits, VisitMeter, backward_without_repeat, forward_without_repeat
 from ..peak_estimate import BytesPerParameter, MicroBatchBytes, PeakByPath, PeakEstimate
 from .rank_run import ForwardOutput, RankRun
 from .settings_from_options import megatron_settings_of, optimizer_bytes
@@ -80,16 +81,14 @@ class StageRun:
         rank_run.set_up_rope_tables()
         rank_run.make_first_rope_tables()  # of all layers of the stage, not only of those that run
         self._set_up_bytes = self.meter.now
-        self._stays_per_repeat: int | None = 0
-        self._latest: tuple[int, int, VisitPeaks, VisitPeaks] | None = None
+        self._latest: tuple[int, int, PassVisits, PassVisits] | None = None
+        self._first_pass = PassVisits([], 0)
         if rank_run.settings.num_experts is not None:  # dispatchers keep tensors of the pass before
             self._set_repeats(first_repeats)
             self.meter.restart()
             with rank_run.graph.no_grad():
                 self._run_forward()
-            if not self.has_one_kind:  # a shorter run of its own has fewer dispatchers
-                forward = self._stack and forward_without_repeat(self.meter.visit_peaks(0), self._stack)
-                self._stays_per_repeat = forward[1] if forward else None
+            self._first_pass = self.meter.pass_visits(0)
         if not stage_chunk.is_first:  # so does the chunk: its input, which has a gradient
             stage_chunk.input_tensor = rank_run.receive_hidden()
             stage_chunk.input_tensor.grad = rank_run.receive_gradient()
@@ -120,10 +119,10 @@ class StageRun:
         start_bytes = memory_meter.now
         memory_meter.restart()
         chunk_input, forward_output = self._run_forward()
-        saved_bytes, forward = memory_meter.now - start_bytes, memory_meter.visit_peaks(start_bytes)
+        saved_bytes, forward = memory_meter.now - start_bytes, memory_meter.pass_visits(start_bytes)
         memory_meter.restart()
         rank_run.backward(chunk_input, forward_output, None if stage_chunk.is_last else rank_run.receive_gradient())
-        backward = memory_meter.visit_peaks(start_bytes)
+        backward = memory_meter.pass_visits(start_bytes)
         del chunk_input, forward_output
         remaining_bytes = memory_meter.now - self._set_up_bytes + self.buffer_meter.now
         pass_bytes = _micro_batch_bytes(saved_bytes, forward, backward, remaining_bytes)
@@ -133,27 +132,36 @@ class StageRun:
     def passes_without_repeat(self) -> MicroBatchBytes | None:
         """Returns the bytes of the latest micro-batch with one repeat less of its four.
 
+        The passes count as work as if they had run, so that a search ends at the same layout.
         None if the repeats do not do the same, or the passes leave other bytes than were there before.
         """
-        if self._latest is None or self._stack is None or self._stays_per_repeat is None:
+        if self._latest is None or self._stack is None:
             return None
         saved_bytes, remaining_bytes, forward, backward = self._latest
         shorter_forward = forward_without_repeat(forward, self._stack)
         if shorter_forward is None:
             return None
-        shorter_peaks, repeat_bytes = shorter_forward
+        forward, repeat_bytes = shorter_forward
         shorter_backward = backward_without_repeat(backward, self._stack, repeat_bytes)
         if shorter_backward is None:
             return None
-        remaining_bytes -= self._stays_per_repeat
-        return _micro_batch_bytes(saved_bytes - repeat_bytes, shorter_peaks, shorter_backward, remaining_bytes)
+        work = forward.work + shorter_backward.work
+        if self._first_pass.visits and not self.has_one_kind:  # a shorter run of its own has fewer dispatchers
+            shorter_first = forward_without_repeat(self._first_pass, self._stack)
+            if shorter_first is None:
+                return None
+            first_pass, dispatcher_bytes = shorter_first
+            work += first_pass.work
+            remaining_bytes -= dispatcher_bytes
+        EFFORT.units += work
+        return _micro_batch_bytes(saved_bytes - repeat_bytes, forward, shorter_backward, remaining_bytes)
 
 
 def _micro_batch_bytes(
-    saved_bytes: int, forward: VisitPeaks, backward: VisitPeaks, remaining_bytes: int
+    saved_bytes: int, forward: PassVisits, backward: PassVisits, remaining_bytes: int
 ) -> MicroBatchBytes:
     """Returns the bytes of a micro-batch. remaining_bytes: bytes that stay after its passes."""
-    forward_peaks, backward_peaks = (PeakByPath(peaks.by_path()) for peaks in (forward, backward))
+    forward_peaks, backward_peaks = (PeakByPath(visits.peak_by_path()) for visits in (forward, backward))
     return MicroBatchBytes(
         saved_bytes, forward_peaks.plus_bytes(remaining_bytes), backward_peaks.plus_bytes(remaining_bytes)
     )
