@@ -200,6 +200,8 @@ class PeakEstimate:
     transient_bytes: counts gathered parameters, reduction buffers and the optimizer's step; none by default.
     frees_gradients: whether gradients are freed between steps; false by default.
     pads: whether shards are equally many rows of every tensor, rounded up (FSDP2); false by default.
+    measures_repeats_at_once: whether `measure` takes several numbers of repeats of several kinds of layers; false by
+        default.
     """
 
     spec: ModelSpec
@@ -210,6 +212,7 @@ class PeakEstimate:
     transient_bytes: TransientBytesOfRank = no_transient_bytes
     frees_gradients: bool = False
     pads: bool = False
+    measures_repeats_at_once: bool = False
     _measured: dict[tuple[object, ...], tuple[MicroBatchBytes, ...]] = field(default_factory=dict)
     _parameters: dict[tuple[object, ...], StageParameters] = field(default_factory=dict)
     _bytes_of_stages: dict[tuple[object, ...], MicroBatchBytes] = field(default_factory=dict)
@@ -495,7 +498,7 @@ class PeakEstimate:
             # A shorter run numbers its layers anew: with several kinds of layers it has parameters of its own.
             repeat_counts = (
                 [run_repeats]
-                if len(set(map(id, self.layer_kinds[first_layer:end_layer]))) == 1
+                if self.measures_repeats_at_once or len(set(map(id, self.layer_kinds[first_layer:end_layer]))) == 1
                 else [[repeat_count] for repeat_count in run_repeats]
             )
             self._measured[cache_key] = tuple(

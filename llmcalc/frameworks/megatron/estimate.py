@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 
 from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout, Stage
+from ...simulator.effort import EFFORT
+from ...simulator.layer_loops import SHORT_RUN_REPEATS, LayerStack, program_stacks
 from ...simulator.meter import Meter
 from ...simulator.tensor import Tensor
+from ...simulator.visits import PassVisits, VisitMeter, backward_without_repeat, forward_without_repeat
 from ..peak_estimate import BytesPerParameter, MicroBatchBytes, PeakByPath, PeakEstimate
 from .rank_run import ForwardOutput, RankRun
 from .settings_from_options import megatron_settings_of, optimizer_bytes
@@ -27,56 +30,138 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
     parameter_bytes = BytesPerParameter(2, gradients, optimizer)
     included_parts, context_bytes = memory_estimate.states.count.include, memory_estimate.runtime.context
     return PeakEstimate(
-        memory_estimate.spec, parameter_bytes, partial(measure_passes, memory_estimate), included_parts, context_bytes
+        memory_estimate.spec,
+        parameter_bytes,
+        partial(measure_passes, memory_estimate),
+        included_parts,
+        context_bytes,
+        measures_repeats_at_once=True,
     )
 
 
 def measure_passes(
     memory_estimate: Memory, layout: Layout, pipeline_stage: Stage, repeat_counts: Sequence[int | None]
 ) -> list[MicroBatchBytes]:
-    """Returns the measured bytes of a micro-batch on a stage. repeat_counts: as in `peak_estimate.MeasurePasses`."""
-    memory_meter, buffer_meter = Meter(), Meter()
-    rank = layout.rank(pp=pipeline_stage.rank)
-    rank_run = RankRun(memory_estimate.spec, megatron_settings_of(memory_estimate, layout), rank, memory_meter)
-    rank_run.persistent.meter = buffer_meter  # what the first pass makes and later passes use
-    stage_chunk = next(
-        model_chunk
-        for model_chunk in rank_run.chunks
-        if model_chunk.stage is None or model_chunk.stage.chunk == pipeline_stage.chunk
-    )
-    rank_run.set_up_rope_tables()
-    rank_run.make_first_rope_tables()  # of all layers of the stage, not only of those that run
-    set_up_bytes = memory_meter.now
+    """Returns the measured bytes of a micro-batch on a stage. repeat_counts: as in `peak_estimate.MeasurePasses`.
 
-    def run_forward() -> tuple[Tensor | None, ForwardOutput]:
-        chunk_input = None if stage_chunk.is_first else rank_run.receive_hidden()
-        return chunk_input, rank_run.forward(stage_chunk, chunk_input)
+    The bytes of three repeats are those of four without one, if that follows from the four.
+    """
+    stage_run = StageRun(memory_estimate, layout, pipeline_stage, repeat_counts[0])
+    first_pass = stage_run.run_passes(repeat_counts[0])
+    if list(repeat_counts) != [SHORT_RUN_REPEATS + 1, SHORT_RUN_REPEATS]:
+        return [first_pass, *map(stage_run.run_passes, repeat_counts[1:])]
+    shorter_pass = stage_run.passes_without_repeat()
+    if shorter_pass is None:
+        if not stage_run.has_one_kind:  # a shorter run has parameters of its own
+            stage_run = StageRun(memory_estimate, layout, pipeline_stage, SHORT_RUN_REPEATS)
+        shorter_pass = stage_run.run_passes(SHORT_RUN_REPEATS)
+    return [first_pass, shorter_pass]
 
-    if rank_run.settings.num_experts is not None:  # dispatchers keep tensors of the pass before
-        stage_chunk.lowering.run_only = {} if repeat_counts[0] is None else {0: repeat_counts[0]}
-        with rank_run.graph.no_grad():
-            run_forward()
-    if not stage_chunk.is_first:  # so does the chunk: its input, which has a gradient
-        stage_chunk.input_tensor = rank_run.receive_hidden()
-        stage_chunk.input_tensor.grad = rank_run.receive_gradient()
-    pass_bytes: list[MicroBatchBytes] = []
-    for layer_repeats in repeat_counts:
-        stage_chunk.lowering.run_only = {} if layer_repeats is None else {0: layer_repeats}
+
+class StageRun:
+    """Runs the passes of a micro-batch on a stage, without other stages.
+
+    first_repeats: repeats of its pattern of layers in the first run; None for all layers.
+    """
+
+    def __init__(
+        self, memory_estimate: Memory, layout: Layout, pipeline_stage: Stage, first_repeats: int | None
+    ) -> None:
+        self.meter = VisitMeter()
+        self.buffer_meter = Meter()
+        rank = layout.rank(pp=pipeline_stage.rank)
+        settings = megatron_settings_of(memory_estimate, layout)
+        self.rank_run = rank_run = RankRun(memory_estimate.spec, settings, rank, self.meter)
+        rank_run.persistent.meter = self.buffer_meter  # what the first pass makes and later passes use
+        self.chunk = stage_chunk = next(
+            model_chunk
+            for model_chunk in rank_run.chunks
+            if model_chunk.stage is None or model_chunk.stage.chunk == pipeline_stage.chunk
+        )
+        rank_run.set_up_rope_tables()
+        rank_run.make_first_rope_tables()  # of all layers of the stage, not only of those that run
+        self._set_up_bytes = self.meter.now
+        self._latest: tuple[int, int, PassVisits, PassVisits] | None = None
+        self._first_pass = PassVisits([], 0)
+        if rank_run.settings.num_experts is not None:  # dispatchers keep tensors of the pass before
+            self._set_repeats(first_repeats)
+            self.meter.restart()
+            with rank_run.graph.no_grad():
+                self._run_forward()
+            self._first_pass = self.meter.pass_visits(0)
+        if not stage_chunk.is_first:  # so does the chunk: its input, which has a gradient
+            stage_chunk.input_tensor = rank_run.receive_hidden()
+            stage_chunk.input_tensor.grad = rank_run.receive_gradient()
+
+    @cached_property
+    def _stack(self) -> LayerStack | None:
+        """The stack of the stage's layers; None if it has several, or none."""
+        stacks = program_stacks(self.chunk.program.root, 1, self.chunk.lowering.first_layer_index)
+        return stacks[0] if len(stacks) == 1 and not stacks[0].rest else None
+
+    @property
+    def has_one_kind(self) -> bool:
+        """Whether all layers of the stage are of one kind."""
+        stack, layers_before = self._stack, self.chunk.lowering.first_layer_index
+        return stack is not None and (stack.before, stack.period, stack.after) == (layers_before, 1, 0)
+
+    def _set_repeats(self, repeats: int | None) -> None:
+        self.chunk.lowering.run_only = {} if repeats is None else {0: repeats}
+
+    def _run_forward(self) -> tuple[Tensor | None, ForwardOutput]:
+        chunk_input = None if self.chunk.is_first else self.rank_run.receive_hidden()
+        return chunk_input, self.rank_run.forward(self.chunk, chunk_input)
+
+    def run_passes(self, repeats: int | None) -> MicroBatchBytes:
+        """Runs a micro-batch, and returns its bytes. repeats: as `first_repeats`."""
+        memory_meter, rank_run, stage_chunk = self.meter, self.rank_run, self.chunk
+        self._set_repeats(repeats)
         start_bytes = memory_meter.now
         memory_meter.restart()
-        chunk_input, forward_output = run_forward()
-        saved_bytes, forward_peaks = (
-            memory_meter.now - start_bytes,
-            PeakByPath.peaks_since_restart(memory_meter, start_bytes),
-        )
+        chunk_input, forward_output = self._run_forward()
+        saved_bytes, forward = memory_meter.now - start_bytes, memory_meter.pass_visits(start_bytes)
         memory_meter.restart()
         rank_run.backward(chunk_input, forward_output, None if stage_chunk.is_last else rank_run.receive_gradient())
-        backward_peaks = PeakByPath.peaks_since_restart(memory_meter, start_bytes)
+        backward = memory_meter.pass_visits(start_bytes)
         del chunk_input, forward_output
-        remaining_bytes = memory_meter.now - set_up_bytes + buffer_meter.now
-        pass_bytes.append(
-            MicroBatchBytes(
-                saved_bytes, forward_peaks.plus_bytes(remaining_bytes), backward_peaks.plus_bytes(remaining_bytes)
-            )
-        )
-    return pass_bytes
+        remaining_bytes = memory_meter.now - self._set_up_bytes + self.buffer_meter.now
+        pass_bytes = _micro_batch_bytes(saved_bytes, forward, backward, remaining_bytes)
+        self._latest = (saved_bytes, remaining_bytes, forward, backward) if memory_meter.now == start_bytes else None
+        return pass_bytes
+
+    def passes_without_repeat(self) -> MicroBatchBytes | None:
+        """Returns the bytes of the latest micro-batch with one repeat less of its four.
+
+        The passes count as work as if they had run, so that a search ends at the same layout.
+        None if the repeats do not do the same, or the passes leave other bytes than were there before.
+        """
+        if self._latest is None or self._stack is None:
+            return None
+        saved_bytes, remaining_bytes, forward, backward = self._latest
+        shorter_forward = forward_without_repeat(forward, self._stack)
+        if shorter_forward is None:
+            return None
+        forward, repeat_bytes = shorter_forward
+        shorter_backward = backward_without_repeat(backward, self._stack, repeat_bytes)
+        if shorter_backward is None:
+            return None
+        work = forward.work + shorter_backward.work
+        if self._first_pass.visits and not self.has_one_kind:  # a shorter run of its own has fewer dispatchers
+            shorter_first = forward_without_repeat(self._first_pass, self._stack)
+            if shorter_first is None:
+                return None
+            first_pass, dispatcher_bytes = shorter_first
+            work += first_pass.work
+            remaining_bytes -= dispatcher_bytes
+        EFFORT.units += work
+        return _micro_batch_bytes(saved_bytes - repeat_bytes, forward, shorter_backward, remaining_bytes)
+
+
+def _micro_batch_bytes(
+    saved_bytes: int, forward: PassVisits, backward: PassVisits, remaining_bytes: int
+) -> MicroBatchBytes:
+    """Returns the bytes of a micro-batch. remaining_bytes: bytes that stay after its passes."""
+    forward_peaks, backward_peaks = (PeakByPath(visits.peak_by_path()) for visits in (forward, backward))
+    return MicroBatchBytes(
+        saved_bytes, forward_peaks.plus_bytes(remaining_bytes), backward_peaks.plus_bytes(remaining_bytes)
+    )

@@ -1,0 +1,162 @@
+"""Lists the peaks of a pass in the order of its modules, and has those of a pass with one repeat of layers less.
+
+A repeat between the first and the last adds the bytes that it saves to what comes after it in the forward pass and
+before it in the backward pass, and changes nothing else. So a run of four repeats also has the peaks of three, if two
+neighbouring repeats differ by these bytes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .effort import EFFORT
+from .layer_loops import LayerStack
+from .meter import AllocationPlace, Meter, Peak
+
+
+class Visit(NamedTuple):
+    """A stay in a place, until the next place.
+
+    place: the module and phase.
+    bytes: the peak bytes of the stay.
+    work: units of `SimulatedWork` in the pass before the stay.
+    """
+
+    place: AllocationPlace
+    bytes: int
+    work: int
+
+
+class VisitMeter(Meter):
+    """A meter that counts the peak of every visit of a place, and no bytes by kind at peaks."""
+
+    def __init__(self) -> None:
+        self._visits: list[tuple[AllocationPlace, Peak, int]] = []
+        super().__init__()
+
+    @property
+    def place(self) -> AllocationPlace:
+        return self._place
+
+    @place.setter
+    def place(self, allocation_place: AllocationPlace) -> None:
+        if allocation_place != self._place:
+            self._place = allocation_place
+            self._begin_visit()
+
+    def restart(self) -> None:
+        self.peak: int = self.now
+        self._visits = []
+        self._begin_visit()
+
+    def _begin_visit(self) -> None:
+        self._current_peak = Peak()
+        self._current_peak.bytes = self.now
+        self._visits.append((self._place, self._current_peak, EFFORT.units))
+
+    def _settle_peak(self) -> None:
+        self._peak_is_unsettled = False
+
+    def pass_visits(self, bytes_before: int) -> PassVisits:
+        """Returns the visits since the last `restart`. bytes_before: bytes to subtract from their peaks."""
+        work_before = self._visits[0][2]
+        visits = [Visit(place, peak.bytes - bytes_before, work - work_before) for place, peak, work in self._visits]
+        return PassVisits(visits, EFFORT.units - work_before)
+
+
+class PassVisits(NamedTuple):
+    """The visits of a pass in order. work: units of `SimulatedWork` of the pass."""
+
+    visits: Sequence[Visit]
+    work: int
+
+    def peak_by_path(self) -> dict[str, int]:
+        """Returns the peak bytes of each module path; at least 0."""
+        peak_by_path: dict[str, int] = {}
+        for place, peak_bytes, _ in self.visits:
+            peak_by_path[place.path] = max(peak_by_path.get(place.path, 0), peak_bytes)
+        return peak_by_path
+
+    def repeat_starts(self, layer_stack: LayerStack, repeats: Sequence[int]) -> list[int] | None:
+        """Returns the index of the first visit of each of these repeats of a stack, in the order of the pass.
+
+        None if a layer is visited before or after its turn.
+        """
+        repeat_of_visit = [
+            (visit.place.layer_index - layer_stack.before) // layer_stack.period
+            if visit.place.layer_index >= 0
+            else None
+            for visit in self.visits
+        ]
+        repeats_in_order = [repeat for repeat in repeat_of_visit if repeat is not None]
+        if repeats_in_order != sorted(repeats_in_order, reverse=repeats[0] > repeats[-1]):
+            return None
+        return [repeat_of_visit.index(repeat) for repeat in repeats] if {*repeats} <= {*repeat_of_visit} else None
+
+    def added_bytes(self, start: int, next_start: int, count: int, added_layers: int) -> int | None:
+        """Returns by how many bytes the peaks of a later part of the pass exceed those of an earlier part.
+
+        start, next_start: the first visits of both parts. count: visits of each part.
+        added_layers: by how many the later part's indices of layers exceed those of the earlier part.
+        None if the parts differ in anything else.
+        """
+        part, next_part = self.visits[start : start + count], self.visits[next_start : next_start + count]
+        added_bytes = next_part[0].bytes - part[0].bytes
+        expected_part = [
+            (
+                place if place.layer_index < 0 else place._replace(layer_index=place.layer_index + added_layers),
+                peak_bytes + added_bytes,
+            )
+            for place, peak_bytes, _ in part
+        ]
+        return added_bytes if expected_part == [visit[:2] for visit in next_part] else None
+
+    def without_visits(self, start: int, end: int) -> PassVisits:
+        """Returns the pass without the visits from index `start` to index `end`."""
+        removed_work = self.visits[end].work - self.visits[start].work
+        later_visits = [visit._replace(work=visit.work - removed_work) for visit in self.visits[end:]]
+        return PassVisits([*self.visits[:start], *later_visits], self.work - removed_work)
+
+    def with_more_bytes(self, start: int, end: int, added_bytes: int) -> PassVisits:
+        """Returns the pass with more bytes at the peaks of the visits from index `start` to index `end`."""
+        visits = list(self.visits)
+        visits[start:end] = [visit._replace(bytes=visit.bytes + added_bytes) for visit in visits[start:end]]
+        return PassVisits(visits, self.work)
+
+
+def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) -> tuple[PassVisits, int] | None:
+    """Returns a forward pass of three repeats, and the bytes that a repeat saves.
+
+    forward_pass: of four repeats. layer_stack: the stack of the repeats, whose layers are numbered as in the pass.
+    None if the second, the third and the layers of the fourth repeat do not do the same.
+    """
+    starts, period = forward_pass.repeat_starts(layer_stack, (1, 2, 3)), layer_stack.period
+    if starts is None:
+        return None
+    second, third, fourth = starts
+    count = fourth - third
+    count_in_layers = max(i for i in range(1, count + 1) if forward_pass.visits[third + i - 1].place.layer_index >= 0)
+    saved_bytes = forward_pass.added_bytes(second, third, count, period)
+    if third - second != count or saved_bytes != forward_pass.added_bytes(third, fourth, count_in_layers, period):
+        return None
+    if saved_bytes is None:
+        return None
+    later_bytes = forward_pass.with_more_bytes(fourth, len(forward_pass.visits), -saved_bytes)
+    return later_bytes.without_visits(third, fourth), saved_bytes
+
+
+def backward_without_repeat(backward_pass: PassVisits, layer_stack: LayerStack, saved_bytes: int) -> PassVisits | None:
+    """Returns a backward pass of three repeats.
+
+    backward_pass, layer_stack: as of `forward_without_repeat`. saved_bytes: the bytes that a repeat saves.
+    None if the third and the second repeat do not do the same, or free other bytes.
+    """
+    starts = backward_pass.repeat_starts(layer_stack, (2, 1, 0))
+    if starts is None:
+        return None
+    third, second, first = starts
+    count = first - second
+    if second - third != count or backward_pass.added_bytes(third, second, count, -layer_stack.period) != -saved_bytes:
+        return None
+    return backward_pass.with_more_bytes(0, second, -saved_bytes).without_visits(second, first)

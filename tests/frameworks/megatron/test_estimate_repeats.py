@@ -1,0 +1,77 @@
+"""Three repeats of layers, read from a run of four, have the bytes of a run of three."""
+
+from __future__ import annotations
+
+import pytest
+
+import llmcalc
+from llmcalc.device_memory.estimate import memory
+from llmcalc.device_memory.settings import Settings
+from llmcalc.frameworks.megatron.estimate import StageRun
+from llmcalc.parallel.layout import Layout, stages
+from llmcalc.simulator.effort import EFFORT
+from llmcalc.simulator.layer_loops import LayerStack
+from llmcalc.simulator.meter import AllocationPlace
+from llmcalc.simulator.visits import PassVisits, Visit, backward_without_repeat, forward_without_repeat
+
+CASES = {
+    "dense": ("llama3.2-1b", None, Layout(), 0),
+    "experts after a dense layer": ("deepseek-v2-lite", None, Layout(), 0),
+    "experts, all recomputed, between others": ("qwen3-30b-a3b", "full", Layout(pp=3), 1),
+    "a pattern of four layers": ("qwen3-next-80b-a3b", None, Layout(tp=2, sequence_parallel=True), 0),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_three_repeats_are_four_without_one(case: str) -> None:
+    """Bytes, peaks of every module, and the counted work equal those of a run of three repeats."""
+    model, recompute, layout, stage_number = CASES[case]
+    spec = llmcalc.load(model).model
+    estimate = memory(spec, Settings(phase="training", seq=512, recompute=recompute))
+    stage = list(stages(layout, spec.main.num_hidden_layers))[stage_number]
+    long_run = StageRun(estimate, layout, stage, 4)
+    four_repeats = long_run.run_passes(4)
+    units_before = EFFORT.units
+    three_repeats = long_run.passes_without_repeat()
+    counted_units, units_before = EFFORT.units - units_before, EFFORT.units
+    short_run = long_run if long_run.has_one_kind else StageRun(estimate, layout, stage, 3)
+    assert three_repeats == short_run.run_passes(3) != four_repeats
+    assert counted_units == EFFORT.units - units_before > 0
+
+
+def visits(*layers_and_bytes: tuple[int, int]) -> PassVisits:
+    """A pass with a visit of each of these layers, with its peak bytes."""
+    return PassVisits(
+        [
+            Visit(AllocationPlace("forward", layer, "layers"), peak, 7 * i)
+            for i, (layer, peak) in enumerate(layers_and_bytes)
+        ],
+        7 * len(layers_and_bytes),
+    )
+
+
+STACK = LayerStack("layers", before=2, period=1, repeats=9)
+
+
+def test_a_repeat_that_differs_is_not_left_out() -> None:
+    """A layer that saves other bytes, and layers out of their turn."""
+    forward = [(-1, 5), (2, 10), (3, 20), (4, 30), (5, 40), (-1, 45)]
+    shorter_pass, saved_bytes = forward_without_repeat(visits(*forward), STACK) or (None, 0)
+    assert (shorter_pass, saved_bytes) == (
+        PassVisits(
+            [
+                visit._replace(work=7 * i)
+                for i, visit in enumerate(visits((-1, 5), (2, 10), (3, 20), (5, 30), (-1, 35)).visits)
+            ],
+            35,
+        ),
+        10,
+    )
+    for index, changed_visit in ((3, (4, 31)), (4, (5, 41)), (2, (3, 21)), (5, (2, 45))):
+        assert forward_without_repeat(visits(*forward[:index], changed_visit, *forward[index + 1 :]), STACK) is None
+    backward = [(-1, 45), (5, 40), (4, 30), (3, 20), (2, 12), (-1, 1)]
+    shorter_backward = backward_without_repeat(visits(*backward), STACK, 10)
+    assert shorter_backward is not None
+    assert [visit.bytes for visit in shorter_backward.visits] == [35, 30, 20, 12, 1]
+    assert backward_without_repeat(visits(*backward), STACK, 11) is None
+    assert backward_without_repeat(visits(*backward[:2], (4, 31), *backward[3:]), STACK, 10) is None
