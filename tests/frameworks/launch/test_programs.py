@@ -408,6 +408,7 @@ def test_llama_factory_trains_in_fp32_without_zero_3() -> None:
             {"finetuning_type": "oft"},
             "finetuning_type ('oft' is not modelled; full, lora and freeze are; --allow",
         ),
+        ({"freeze_language_model": True}, "encoders trained beside a frozen language model"),
         ({"quantization_bit": 3}, "quantization_bit (3 by bnb is not modelled"),
         ({"use_galore": True}, "use_galore: LLaMA-Factory refuses it with adapters; expected finetuning_type: full"),
         (
