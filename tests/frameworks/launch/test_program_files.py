@@ -65,6 +65,7 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
     ("verl_fsdp.sh", "verl", "fsdp2", {"dp": 8, "zero": 3, "seq": 1536, "num_microbatches": 16}),
     ("verl_megatron.sh", "verl", "megatron", {"tp": 4, "dp": 2, "sequence_parallel": True, "seq": 2048}),
     ("verl_megatron.sh 8", "verl", "megatron", {"tp": 8, "dp": 1}),
+    ("verl_fsdp.sh model_engine=megatron", "verl", "megatron", {"tp": 1, "dp": 8, "zero": 1}),
     (
         "verl_megatron.sh 2 actor_rollout_ref.model.lora.rank=16 actor_rollout_ref.model.lora.dropout=0.1",
         "verl",
@@ -397,6 +398,14 @@ def test_log_probabilities_of_verl_are_written_over_logits(override: str, settin
     text = FILES["verl_fsdp.sh"].replace("main_ppo ", f"main_ppo actor_rollout_ref.{override} ", 1)
     read = launch_of(text, "f.sh").settings
     assert {name: read.get(name) for name in settings} == settings
+
+
+def test_dynamic_batches_of_openrlhf_have_tokens_in_the_place_of_sequences() -> None:
+    dynamic = " --train.dynamic_batch_enable --rollout.micro_batch_size 8 --rollout.max_tokens_per_gpu 9000"
+    launch = launch_of(FILES["openrlhf_ppo.sh"].rstrip() + dynamic, "openrlhf.sh")
+    assert launch.rollout is not None
+    assert (launch.rollout.sequences, launch.rollout.tokens, launch.rollout.logit_tokens) == (1, 9000, 9000)
+    assert launch.settings["seq"] == 16192
 
 
 def test_openrlhf_copies_logits_to_float32() -> None:
