@@ -31,6 +31,7 @@ from .record import (
     integer_of,
     reading_of,
 )
+from .trainer_scripts import without_script_arguments
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},
@@ -180,6 +181,7 @@ def known_argument_names() -> frozenset[str]:
 
 
 def _read_arguments(reader: LaunchReader, config: Table) -> Launch:
+    config = without_script_arguments(reader, config)
     reader.check_names(config, known_argument_names(), TRAINER_IGNORED)
     run_settings = trainer_settings(reader, config)
     precision, is_published = weight_formats(reader, config)

@@ -408,6 +408,49 @@ def test_dynamic_batches_of_openrlhf_have_tokens_in_the_place_of_sequences() -> 
     assert launch.settings["seq"] == 16192
 
 
+OWN_ARGUMENTS = {
+    "train.py --max_length 64 --use_peft_lora True --use_4bit_quantization True --use_nested_quant True "
+    "--use_flash_attn True --gradient_checkpointing True --use_reentrant True": {
+        "lora_rank": 64, "base": "nf4-dq", "attn_implementation": "flash", "recompute": "full-reentrant",
+    },
+    "qlora.py --bf16 --source_max_len 16 --target_max_len 512": {
+        "seq": 528, "batch": 1, "num_microbatches": 16, "optimizer": "paged-adamw", "base": "nf4-dq", "lora_rank": 64,
+        "lora_targets": ("all-linear",), "recompute": "full",
+    },
+    "finetune.py --conversation_template llama3 --use_qlora 1 --block_size 64": {"lora_rank": 8, "base": "nf4-dq"},
+    "llava/train/train_mem.py --mm_projector_type linear --bf16 True --model_max_length 64": {
+        "seq": 64, "dtype": "bf16", "attn_implementation": "flash",
+    },
+    "train_qwen.py --tune_mm_llm True --bf16 --model_max_length 64": {"seq": 64, "dtype": "bf16"},
+    "train.py --template_name qwen --max_seq_length 64 --lora_rank 16 --fp16": {"lora_rank": 16, "base": "nf4-dq"},
+}  # fmt: skip
+"""A command of a script with arguments of its own → settings that they or the script's defaults decide."""
+
+
+REFUSED_OWN_ARGUMENTS = {
+    "train.py --use_peft_lora 1 --use_unsloth True": "use_unsloth (Unsloth's kernels are not modelled)",
+    "train_qwen.py --tune_mm_mlp True": "tune_mm_llm (a frozen language model, its default, is not modelled)",
+    "train_mem.py --tune_mm_mlp_adapter True": "training of the projector alone is not modelled",
+}
+
+SHARED = " --model_name_or_path Qwen/Qwen2-7B-Instruct --do_train"
+
+
+@in_one_test
+@pytest.mark.parametrize(("words", "settings"), OWN_ARGUMENTS.items())
+def test_arguments_of_known_scripts_are_read_as_those_of_the_trainer(words: str, settings: dict[str, Any]) -> None:
+    launch = launch_of(f"python {words}{SHARED}", "x.sh")
+    assert {name: launch.settings[name] for name in settings} == settings
+
+
+@in_one_test
+@pytest.mark.parametrize(("words", "message"), REFUSED_OWN_ARGUMENTS.items())
+def test_own_arguments_of_scripts_that_are_not_modelled(words: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        launch_of(f"python {words}{SHARED}", "x.sh")
+    assert message in str(error.value)
+
+
 def test_openrlhf_copies_logits_to_float32() -> None:
     settings = read_launch(typed("openrlhf_ppo.sh")).settings
     assert (settings["cross_entropy"], settings["logits_dtype"]) == ("flash", "float32")
