@@ -451,6 +451,17 @@ def test_own_arguments_of_scripts_that_are_not_modelled(words: str, message: str
     assert message in str(error.value)
 
 
+def test_one_process_on_several_devices_is_data_parallel_and_layer_wise_optimizers_refuse_more() -> None:
+    command = f"train.py --per_device_train_batch_size 1 --max_length 64{SHARED}"
+    notes = launch_of(f"CUDA_VISIBLE_DEVICES=0,1 python {command}", "x.sh").notes
+    assert any(note.startswith("2 visible devices and one process: the Trainer runs ") for note in notes)
+    assert not any("DataParallel" in note for note in launch_of(f"python {command}", "x.sh").notes)
+    layer_wise = f"{command} --optim galore_adamw_layerwise --optim_target_modules attn mlp"
+    assert launch_of(f"python {layer_wise}", "x.sh").settings["optimizer_in_backward"]
+    with pytest.raises(InputError, match="optim: galore_adamw_layerwise refuses several devices; expected one"):
+        launch_of(f"torchrun --nproc_per_node 2 {layer_wise}", "x.sh")
+
+
 def test_openrlhf_copies_logits_to_float32() -> None:
     settings = read_launch(typed("openrlhf_ppo.sh")).settings
     assert (settings["cross_entropy"], settings["logits_dtype"]) == ("flash", "float32")
