@@ -198,8 +198,9 @@ def _add_data_parallel_note(reader: LaunchReader) -> None:
     visible_count = len([name for name in str(reader.source.env.get("CUDA_VISIBLE_DEVICES", "")).split(",") if name])
     if reader.source.world_size is None and visible_count > 1 and tuple(reader.source.launcher) in PLAIN_PYTHON:
         reader.notes.append(
-            f"{visible_count} visible devices and one process: the Trainer runs torch.nn.DataParallel, whose first device "
-            f"gathers the logits of all, which is not counted; torchrun --nproc_per_node {visible_count} has no such device"
+            f"{visible_count} visible devices and one process: the Trainer runs torch.nn.DataParallel, whose first "
+            "device gathers the logits of all, which is not counted; torchrun --nproc_per_node "
+            f"{visible_count} has no such device"
         )
 
 
