@@ -258,6 +258,7 @@ def test_arithmetic_with_names() -> None:
         ("#SBATCH --gres=gpu:a100:4\nrun $SLURM_GPUS_ON_NODE $(nvidia-smi --list-gpus | wc -l)", "4 4"),
         ("#SBATCH --gpus-per-node=h100:8\nrun $((SLURM_GPUS_PER_NODE * 2))", "16"),
         ("#SBATCH --nodes=4\nSLURM_NNODES=2\nrun $SLURM_NNODES", "2"),
+        ("run ${DEVICE:-$(python3 -c 'import torch_npu' 2>/dev/null && echo npu || echo gpu)}", "gpu"),
     ],
 )
 def test_variables_of_slurm(lines: str, wanted: str) -> None:
