@@ -56,6 +56,13 @@ READ_SECTIONS = (
 )
 
 
+MOVED_KEYS = {
+    f"{ACTOR}.fsdp_config.{key}": f"{ACTOR}.{key}"
+    for key in ("ulysses_sequence_parallel_size", "entropy_checkpointing", "entropy_from_logits_with_chunking")
+}
+"""Key of the engine, where verl has it since 2026 (trainer/config/engine/fsdp.yaml) → the actor's key of old."""
+
+
 def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts a trainer of verl."""
     return command_line.program in TRAINERS or command_line.program.startswith("verl.trainer.")
@@ -120,7 +127,7 @@ def _resolved_overrides(reader: LaunchReader, overrides_by_key: Mapping[str, str
             and not override_key.endswith(("path", "_dir", "_file"))
         ):
             raise reader.wrong(override_key, unresolved_reason(override))
-        settings[override_key] = plain_value(override)
+        settings[MOVED_KEYS.get(override_key, override_key)] = plain_value(override)
     return settings
 
 

@@ -65,7 +65,18 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
     ("verl_fsdp.sh", "verl", "fsdp2", {"dp": 8, "zero": 3, "seq": 1536, "num_microbatches": 16}),
     ("verl_megatron.sh", "verl", "megatron", {"tp": 4, "dp": 2, "sequence_parallel": True, "seq": 2048}),
     ("verl_megatron.sh 8", "verl", "megatron", {"tp": 8, "dp": 1}),
-    ("verl_fsdp.sh model_engine=megatron", "verl", "megatron", {"tp": 1, "dp": 8, "zero": 1}),
+    (
+        "verl_fsdp.sh model_engine=megatron actor_rollout_ref.actor.megatron.dtype=bfloat16",
+        "verl",
+        "megatron",
+        {"tp": 1, "dp": 8, "zero": 1},
+    ),
+    (
+        "verl_fsdp.sh actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
+        "verl",
+        "fsdp2",
+        {"dp": 4, "cp": 2},
+    ),
     (
         "verl_megatron.sh 2 actor_rollout_ref.model.lora.rank=16 actor_rollout_ref.model.lora.dropout=0.1",
         "verl",
