@@ -75,7 +75,7 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
         "verl_fsdp.sh actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
         "verl",
         "fsdp2",
-        {"dp": 4, "cp": 2},
+        {"seq": 768, "num_microbatches": 32},
     ),
     (
         "verl_megatron.sh 2 actor_rollout_ref.model.lora.rank=16 actor_rollout_ref.model.lora.dropout=0.1",
