@@ -788,6 +788,7 @@ def explain_log(
     log: str | Path,
     model: Model | None = None,
     *,
+    launch: str | Path | None = None,
     engine: str | None = None,
     hardware: str | None = None,
     quantize: str | None = None,
@@ -796,12 +797,23 @@ def explain_log(
     """Reads a start-up log or an out-of-memory message: `.result.terms` have each printed and computed value.
 
     log: its path. model: the model, where the log names none that is known.
+    launch: the file that started the training run, as `memory` reads it.
     engine: the engine and its version (`vllm==0.19`), where the log names none. hardware: the accelerator.
     quantize: the scheme of the weights. options: `set`, `head`, `allow_unknown`.
     Raises `InputError` for a log of which nothing is known.
     """
     from .questions.logs import LogQuestion, ask_log
 
+    if launch is not None:
+        from .questions.launched_logs import question_of_launched_log
+
+        parsed_options = sort_options(options)
+        engine_options = {"--engine": engine, "--quantize": quantize}
+        return ask_log(
+            question_of_launched_log(
+                str(log), launch, model, parsed_options.read_model, hardware, engine_options, **parsed_options.reading
+            )
+        )
     reading_options = {option_name: options.pop(option_name) for option_name in READING if option_name in options}
     sort_options(options)
     preset = None if model is None else preset_of(model, **reading_options)

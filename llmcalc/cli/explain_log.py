@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +21,10 @@ def command(
         ),
     ],
     target: TargetOrNone = None,
+    launch: Annotated[
+        Path | None,
+        value_option("--launch", "FILE", "The file that started the training run, as memory --launch reads it."),
+    ] = None,
     engine: Annotated[
         str | None, value_option("--engine", "NAME==VERSION", "The engine's version, if the log does not say it.")
     ] = None,
@@ -39,5 +44,21 @@ def command(
     """
     from ..questions.logs import LogQuestion, ask_log
 
-    preset = target_options.load(target) if target else None
-    output_options.show_answer(ask_log(LogQuestion(log, preset, engine, hardware, quantize)), table)
+    if launch is None:
+        preset = target_options.load(target) if target else None
+        log_question = LogQuestion(log, preset, engine, hardware, quantize)
+    else:
+        from ..questions.launched_logs import question_of_launched_log
+
+        log_question = question_of_launched_log(
+            log,
+            launch,
+            target,
+            target_options.load,
+            hardware,
+            {"--engine": engine, "--quantize": quantize},
+            allow_unknown=target_options.allow_unknown,
+            set=target_options.overrides,
+            head=target_options.head,
+        )
+    output_options.show_answer(ask_log(log_question), table)

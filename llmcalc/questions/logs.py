@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..accelerator import Hardware
@@ -23,6 +23,9 @@ from ..reports.answer import ReportedAnswer
 from ..sources.hardware import find_hardware, memory_only_hardware
 from ..sources.preset import Preset
 from ..sources.presets import known_checkpoint, known_model
+
+if TYPE_CHECKING:
+    from .runs import RunQuestion
 
 ANY_DEVICE = Hardware(name="any", title="any", memory_bytes=2**50, usable_memory_bytes=2**50)
 """A device for what is the same on each: weights, tokens of a cache of known size, and layers of known places."""
@@ -42,6 +45,7 @@ class LogQuestion:
 
     engine: `NAME==VERSION`; None for those of the log. hardware: the accelerator; None for that of the log.
     quantize: scheme of the weights; None for the checkpoint's.
+    run: the training run that printed the log, from its launch file; None if it is not known.
     """
 
     file: str
@@ -49,6 +53,7 @@ class LogQuestion:
     engine: str | None = None
     hardware: str | None = None
     quantize: str | None = None
+    run: RunQuestion | None = None
 
 
 @dataclass
@@ -67,6 +72,8 @@ class _LoggedRun:
 
     def preset(self) -> Preset | None:
         """The model of the run: the user's, or the preset that the log names."""
+        if self.question.run is not None:
+            return self.question.run.preset
         if self.question.preset is not None:
             return self.question.preset
         preset = known_model(self.reading.model)
@@ -155,6 +162,13 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
     hardware: Hardware | None = None
     version: EngineVersion | None = None
     helpful_flag = ""
+    if log_question.run is not None:
+        if log_reading.program in FOLDERS:
+            raise InputError(f"--launch: the log of {log_reading.title} states its flags itself; remove the option")
+        from .launched_logs import launched_bytes
+
+        computed_bytes, launch_notes = launched_bytes(log_reading, log_question.run)
+        logged_run.notes.extend(launch_notes)
     if log_reading.program in FOLDERS:
         hardware = logged_run.hardware()
         if preset is not None and hardware is not None:
@@ -194,8 +208,15 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
     compared_terms = tuple(
         _term_beside_logged_value(memory_term, log_reading, preset, computed_bytes) for memory_term in log_reading.terms
     )
-    if log_reading.program not in FOLDERS and any(memory_term.computed is None for memory_term in compared_terms):
-        logged_run.missing.append(f"the settings of the run: a log of {log_reading.title} does not have them")
+    if (
+        log_reading.program not in FOLDERS
+        and log_question.run is None
+        and any(memory_term.computed is None for memory_term in compared_terms)
+    ):
+        logged_run.missing.append(
+            f"the settings of the run: a log of {log_reading.title} does not have them; expected --launch FILE, the "
+            "file that starts it"
+        )
     wrong_term, helpful_flag = _wrong_term_and_flag(log_reading, compared_terms, helpful_flag)
     return ExplainedLog(
         log_reading,

@@ -40,6 +40,7 @@ READ = field_names("""
     sequence_parallel_degree rl fp8 qat gptq relora layer_offloading tiled_mlp selective_checkpointing
     auto_find_batch_size neftune_noise_alpha trust_remote_code model_quantization_config quantize_moe_experts
     bnb_config_kwargs model_quantization_config_kwargs model_config overrides_of_model_config expert_parallel_size ebft
+    precompute_ref_log_probs
     diffusion llmcompressor
     lisa_n_layers use_scattermoe use_sonicmoe use_onebitllms llama4_linearized_experts fused_attn_kernel
     nvfp4_merge_aware liger_rms_norm_gated optim_target_modules
@@ -93,7 +94,7 @@ IGNORED = field_names("""
     torch_empty_cache_steps total_num_tokens total_supervised_tokens train_on_eot type_of_model unk_token use_eaft
     eaft_alpha eaft_k use_mlflow use_ray use_trackio use_wandb rope_scaling max_prompt_len
     preprocess_iterable preprocess_shards dion_lr dion_momentum dpo_generate_during_eval remove_padding
-    peft_layers_pattern embeddings_skip_upcast loftq_config peft precompute_ref_log_probs torchdistx_path
+    peft_layers_pattern embeddings_skip_upcast loftq_config peft torchdistx_path
     swanlab_project swanlab_run_name use_swanlab swanlab_experiment_name swanlab_description swanlab_mode
     swanlab_workspace swanlab_api_key swanlab_web_host swanlab_api_host swanlab_log_model swanlab_log_completions
     swanlab_completion_log_interval swanlab_completion_max_buffer swanlab_lark_webhook_url swanlab_lark_secret
@@ -174,7 +175,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         run_settings |= _adapter_settings(reader, config)
         _check_overrides(reader, config)
         if config.get("rl"):
-            run_settings |= _preference_settings(reader, str(config["rl"]), run_settings)
+            run_settings |= _preference_settings(reader, config, run_settings)
         if config.get("reward_model") or config.get("process_reward_model"):
             reader.notes.append("the reward head is counted as the model's own output head, an upper bound")
         if config.get("reward_model"):
@@ -420,14 +421,16 @@ PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}
 """`rl` → the loss on pairs."""
 
 
-def _preference_settings(reader: LaunchReader, loss: str, run_settings: Mapping[str, Any]) -> dict[str, Any]:
+def _preference_settings(reader: LaunchReader, config: Table, run_settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of training on preference pairs."""
+    loss = str(config["rl"])
     if loss == "kto":
         return kto_settings(reader, run_settings)
     if loss not in PREFERENCES:
         reader.unknown["rl"] = f"'{loss[:30]}' is not modelled; {', '.join(PREFERENCES)}, kto are"
         return {}
-    return pair_settings(reader, PREFERENCES[loss], run_settings)
+    caches_reference = reader.flag(config, "precompute_ref_log_probs")
+    return pair_settings(reader, PREFERENCES[loss], run_settings, caches_reference=caches_reference)
 
 
 def _trainer_arguments(config: Table, sixteen_bit_dtype: str | None) -> dict[str, Any]:

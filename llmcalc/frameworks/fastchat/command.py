@@ -16,6 +16,7 @@ from ..launch.auto_values import AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of
 from ..launch.trainer import known_argument_names, launch_as_trainer
+from ..launch.trainer_scripts import SIGNS
 
 
 class TrainingScript(NamedTuple):
@@ -82,6 +83,8 @@ def starts_program(command_line: CommandLine) -> bool:
     known_arguments = {"--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora"}
     option_names = {command_word.partition("=")[0] for command_word in command_line.words}
     script_name = _script_name(command_line)
+    if not SIGNS.isdisjoint(option_name.removeprefix("--") for option_name in option_names):
+        return False  # a script of another program, derived from these
     is_of_alpaca = script_name == "train" and {"--data_path", "--model_name_or_path"} <= option_names
     return script_name in SCRIPTS and (is_of_alpaca or not known_arguments.isdisjoint(option_names))
 

@@ -36,6 +36,7 @@ from .record import CommandLine, Fetch, Launch, LaunchFile, LaunchSource, ReadTe
 from .refused_programs import REFUSED, refuse_config, refuse_text
 from .shell import read_script
 from .shell_words import ShellCommand, ShellScript
+from .slurm import devices_of_machine
 from .unresolved import UNRESOLVED, is_unresolved, is_unset_variable, printable, unresolved_reason
 from .windows import posix_paths
 from .yaml_text import LARGEST, parse_braces, parse_yaml
@@ -331,12 +332,16 @@ def _read_training_command(
             **script.env(),
             **{variable: env_value for variable, env_value in command_env.items() if not is_unresolved(env_value)},
         }
-        world_size = source_file.world_size or process_count([*batch, *command_line.launcher], source_env)
+        launcher_words = [*batch, *command_line.launcher]
+        fills_machines = starts_on_every_device(command_line)
+        world_size = source_file.world_size or process_count(
+            launcher_words, source_env, are_processes=not fills_machines
+        )
         if world_size is None:
             launcher_config = config_table(command_line.launcher, name_in_errors, readable_source.read_text)
             world_size = process_count_of(launcher_config)
-        if world_size is None and starts_on_every_device(command_line):
-            world_size = visible_processes(command_line.launcher, source_env)
+        if world_size is None and fills_machines:
+            world_size = visible_processes(launcher_words, source_env)
         skipped_variables = {
             printable(command_word)
             for previous_word, command_word in pairwise(command_line.words)
@@ -574,13 +579,17 @@ COUNTS = {
     "--num-processes": "all",
     "--num-machines": "machines",
     "--nproc": "each",
-    "-np": "all",
-    "--ntasks": "all",
-    "--ntasks-per-node": "each",
+    "-np": "tasks",
+    "--ntasks": "tasks",
+    "-n": "tasks",
+    "--ntasks-per-node": "tasks of a machine",
     "--nodes": "machines",
     "-N": "machines",
 }
-"""Argument of a launcher → what it counts: processes of a machine, machines, or all processes."""
+"""Argument of a launcher → what it counts: processes of a machine, machines, or all processes.
+
+A task of srun or mpirun is a process, unless a launcher of its own runs in it.
+"""
 
 
 def _launcher_counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -612,14 +621,15 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
 
 
 def visible_processes(launcher: Sequence[str], environment: Mapping[str, str]) -> int | None:
-    """Returns visible devices · machines; None without CUDA_VISIBLE_DEVICES and DeepSpeed's `--include`."""
+    """Returns visible devices · machines; None if neither variable nor option names devices."""
     devices_text = environment.get("CUDA_VISIBLE_DEVICES", "")
     for option, option_value in pairwise([*launcher, ""]):
         if option.startswith("--include"):  # localhost:0,1,2,3
             devices_text = (option.partition("=")[2] or option_value).rpartition(":")[2]
-    if not re.fullmatch(r"[\w-]+(,[\w-]+){0,1000},?", devices_text):
+    listed_devices = re.fullmatch(r"[\w-]+(,[\w-]+){0,1000},?", devices_text)
+    visible_count = devices_of_machine(launcher) if listed_devices is None else len(devices_text.strip(",").split(","))
+    if visible_count is None:
         return None
-    visible_count = len(devices_text.strip(",").split(","))
     machines_texts = [
         environment.get("NNODES", ""),
         *(text for kind, text in _launcher_counts(launcher) if kind == "machines"),
@@ -630,7 +640,7 @@ def visible_processes(launcher: Sequence[str], environment: Mapping[str, str]) -
 
 def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:
     """Returns unset script variables in a launcher's numbers of processes and machines, processes first."""
-    launcher_counts = sorted(_launcher_counts(launcher), key=lambda kind_and_count: kind_and_count[0])
+    launcher_counts = sorted(_launcher_counts(launcher), key=lambda kind_and_count: kind_and_count[0] == "machines")
     count_variables = (
         re.sub(r"\W+", "", printable(count_text))
         for _, count_text in launcher_counts
@@ -641,10 +651,11 @@ def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def process_count(launcher: list[str], environment: Mapping[str, str]) -> int | None:
+def process_count(launcher: list[str], environment: Mapping[str, str], *, are_processes: bool = True) -> int | None:
     """Returns the number of devices, processes per machine · machines, from a launcher's arguments.
 
     environment: the environment of the command, in which ms-swift and LLaMA-Factory have the number of processes.
+    are_processes: whether a task of srun or mpirun is a process, instead of a launcher that starts others.
     """
     counts_by_variable: dict[str, int] = {}
     for variable_name, count_kind in (("NPROC_PER_NODE", "each"), ("NNODES", "machines")):
@@ -654,6 +665,14 @@ def process_count(launcher: list[str], environment: Mapping[str, str]) -> int | 
     for count_kind, count_text in _launcher_counts(launcher):
         if count_text.isascii() and count_text.isdecimal() and len(count_text) < 7 and int(count_text) > 0:
             counts_by_variable[count_kind] = int(count_text)
+    machine_count = counts_by_variable.get("machines", 1)
     if "all" in counts_by_variable:
         return counts_by_variable["all"]
-    return counts_by_variable["each"] * counts_by_variable.get("machines", 1) if "each" in counts_by_variable else None
+    if "each" in counts_by_variable:
+        return counts_by_variable["each"] * machine_count
+    if not are_processes:
+        return None
+    if "tasks" in counts_by_variable:
+        return counts_by_variable["tasks"]
+    tasks_per_machine = counts_by_variable.get("tasks of a machine")
+    return None if tasks_per_machine is None else tasks_per_machine * machine_count

@@ -16,6 +16,9 @@ from .unresolved import ITEM, NAME, UNRESOLVED, is_unresolved, mark_unresolved
 LISTED_DEVICES = re.compile(r"nvidia-smi\s[^|]*\|\s*wc\s+-l\s*$")
 """A command that counts the devices of a machine."""
 
+IMPORT_OF_NPU = re.compile(r"python3? -c (['\"])import torch_npu\1.*&& *echo [\w.-]+ *\|\| *echo ([\w.-]+) *$")
+"""A command that prints one word where torch's plugin of Ascend's devices is installed, and another one elsewhere."""
+
 
 class UnsplittableText(InputError):
     """A text that a shell cannot split into words."""
@@ -325,8 +328,8 @@ class WordReader:
     def command_output(self, command_text: str) -> str:
         """Returns the output of a command, or a mark if it is unknown.
 
-        Known are those of `expr` and of `echo` with known words, and the number of devices that `nvidia-smi` lists on a
-        machine of Slurm or in a container with a limit.
+        Known are those of `expr` and of `echo` with known words, the number of devices that `nvidia-smi` lists on a
+        machine of Slurm or in a container with a limit, and those that ask for Ascend's devices, which are not counted.
         """
         command_name, _, arguments = command_text.partition(" ")
         if command_name in ("expr", "echo") and self.depth < 3 and not set(arguments) & set("|<>;&`()"):
@@ -342,6 +345,9 @@ class WordReader:
             listed_devices = self.script.variables.get("SLURM_GPUS_ON_NODE", self.script.machine_devices)
             if isinstance(listed_devices, str | int):
                 return str(listed_devices)
+        without_npu = IMPORT_OF_NPU.match(command_text)
+        if without_npu is not None:
+            return without_npu[2]
         return mark_unresolved(f"$({command_name}…)" if arguments else f"$({command_name})")
 
     def script_argument(self, argument_number: int) -> str:

@@ -6,6 +6,8 @@ Source: the manual page of sbatch, "OUTPUT ENVIRONMENT VARIABLES".
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 
 SBATCH_LINE = re.compile(r"^#SBATCH[ \t]+(--?[A-Za-z][\w-]*)[ \t=]*([^\s#]*)", re.MULTILINE)
 """A line with an option and its value."""
@@ -42,3 +44,14 @@ def slurm_variables(script_text: str) -> dict[str, str]:
         task_count = str(int(nodes) * int(tasks))
         variables = {"SLURM_NTASKS": task_count, "SLURM_NPROCS": task_count, **variables}
     return variables
+
+
+def devices_of_machine(options: Sequence[str]) -> int | None:
+    """Returns the accelerators per machine that options of sbatch or srun ask for, such as `--gres=gpu:4`."""
+    for option, next_word in pairwise([*options, ""]):
+        option_name, equals_sign, option_value = option.partition("=")
+        if option_name in ("--gres", "--gpus-per-node"):
+            number_match = NUMBER.fullmatch(option_value if equals_sign else next_word)
+            if number_match is not None:
+                return int(number_match[1])
+    return None

@@ -31,6 +31,7 @@ from .record import (
     integer_of,
     reading_of,
 )
+from .trainer_scripts import without_script_arguments
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},
@@ -180,10 +181,27 @@ def known_argument_names() -> frozenset[str]:
 
 
 def _read_arguments(reader: LaunchReader, config: Table) -> Launch:
+    config = without_script_arguments(reader, config)
     reader.check_names(config, known_argument_names(), TRAINER_IGNORED)
     run_settings = trainer_settings(reader, config)
     precision, is_published = weight_formats(reader, config)
+    _add_data_parallel_note(reader)
     return trainer_launch(reader, config, run_settings | precision, has_published_weights=is_published)
+
+
+PLAIN_PYTHON = ((), ("python",), ("python3",))
+"""Launchers that start one process."""
+
+
+def _add_data_parallel_note(reader: LaunchReader) -> None:
+    """Adds a note on several visible devices of one process, over which the Trainer runs `nn.DataParallel`."""
+    visible_count = len([name for name in str(reader.source.env.get("CUDA_VISIBLE_DEVICES", "")).split(",") if name])
+    if reader.source.world_size is None and visible_count > 1 and tuple(reader.source.launcher) in PLAIN_PYTHON:
+        reader.notes.append(
+            f"{visible_count} visible devices and one process: the Trainer runs torch.nn.DataParallel, whose first "
+            "device gathers the logits of all, which is not counted; torchrun --nproc_per_node "
+            f"{visible_count} has no such device"
+        )
 
 
 def trainer_launch(
@@ -330,16 +348,20 @@ def optimizer_with_targets(
     """Returns the settings of the optimizer that an argument names, with the modules that a low-rank one projects."""
     optimizer_name = str(reader.value(config, argument_name, default_name))
     if _is_low_rank(optimizer_name):
-        return _low_rank_optimizer(reader, config, optimizer_name, run_settings)
+        return _low_rank_optimizer(reader, config, (argument_name, optimizer_name), run_settings)
     if config.get("optim_target_modules"):
         reader.unknown["optim_target_modules"] = "it is modelled without"
     return optimizer_settings(reader, argument_name, optimizer_name)
 
 
 def _low_rank_optimizer(
-    reader: LaunchReader, config: Table, optimizer_name: str, run_settings: Table
+    reader: LaunchReader, config: Table, named_optimizer: tuple[str, str], run_settings: Table
 ) -> dict[str, Any]:
-    """Returns the settings of GaLore or APOLLO on the linear layers of attention and of feed-forward networks."""
+    """Returns the settings of GaLore or APOLLO on the linear layers of attention and of feed-forward networks.
+
+    named_optimizer: the argument that names the optimizer, and the name.
+    """
+    optimizer_argument, optimizer_name = named_optimizer
     family = LOW_RANK_OPTIMIZERS[optimizer_name.removesuffix("_layerwise")]
     written_targets = config.get("optim_target_modules") or ()
     target_list = [written_targets] if isinstance(written_targets, str) else list(written_targets)
@@ -361,6 +383,11 @@ def _low_rank_optimizer(
     if run_settings["num_microbatches"] > 1:
         raise reader.wrong(
             "gradient_accumulation_steps", f"{optimizer_name} refuses {run_settings['num_microbatches']}; expected 1"
+        )
+    if (reader.source.world_size or 1) > 1:  # trainer_optimizer.py: no layer-wise optimizer under DDP
+        raise reader.wrong(
+            optimizer_argument,
+            f"{optimizer_name} refuses several devices; expected one, or {optimizer_name.removesuffix('_layerwise')}",
         )
     return {**settings, "optimizer_in_backward": True}
 

@@ -64,13 +64,14 @@ IGNORED = field_names("""
     simpo_gamma skip_special_tokens swanlab_api_key swanlab_lark_secret swanlab_lark_webhook_url swanlab_logdir
     swanlab_mode swanlab_workspace temperature top_k top_p use_audio_in_video use_kv_cache use_v1_kernels
     vllm_config vllm_enforce_eager vllm_gpu_util vllm_max_lora_rank vllm_maxlen
-    freeze_language_model asft_alpha profiler_output_dir
+    asft_alpha profiler_output_dir
     """)
 """Arguments that do not change the memory of a training step, or whose method is refused by another one."""
 
 REFUSED = {
     "use_badam": "one block trained at a time (--allow-unknown counts all, which need more)",
     "use_llama_pro": "added layers trained alone (--allow-unknown counts all, which need more)",
+    "freeze_language_model": "encoders trained beside a frozen language model (--allow-unknown counts it as trained)",
     "mixture_of_depths": "a mixture of depths",
     "shift_attn": "shifted sparse attention",
     "use_unsloth": "Unsloth's kernels",

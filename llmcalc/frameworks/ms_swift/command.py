@@ -131,7 +131,8 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         model_flag = "--model" if "--model" in arguments else "--model_id_or_path"
         model_id = model_name(arguments.get(model_flag))
         launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, swift_verb), model_id)
-        if (rlhf_type == "rm" or config.get("task_type") in TEXT_TASKS) and launched_run.layout.zero != 3:
+        has_scores = rlhf_type == "rm" or config.get("task_type") in ("seq_cls", *TEXT_TASKS)
+        if has_scores and launched_run.layout.zero != 3:
             return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
         if rlhf_type == "gkd":
             return with_teacher(reader, {**config, "model": model_id}, launched_run)
@@ -174,7 +175,10 @@ def _task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tupl
     if rlhf_type or task_type in ("causal_lm", "prm"):
         return ()
     if task_type == "seq_cls":
-        reader.notes.append("--task_type seq_cls: the head is counted as the model's output head, an upper bound")
+        reader.notes.append(
+            "--task_type seq_cls: the head is counted as the model's output head, an upper bound, and its loss in "
+            "chunks where a framework can"
+        )
     elif task_type not in TEXT_TASKS:
         reader.unknown["--task_type"] = f"'{task_type}' is not modelled"
     return ("loss_type", "num_labels", "problem_type")

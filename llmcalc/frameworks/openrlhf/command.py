@@ -249,7 +249,7 @@ def _rollout_of(reader: LaunchReader, config: Table, ranks: int) -> Rollout | No
         return None
     has_engine = colocates_all and not reader.flag(config, "train.async_enable") and config.get("vllm.num_engines") != 0
     engine_sleeps = has_engine and reader.flag(config, "vllm.enable_sleep")
-    sequence_length = _sequence_length(reader, config)
+    sequence_count, sequence_length = _rollout_batch(reader, config)
     return Rollout(
         source=SOURCE,
         engine="vllm" if has_engine else "",
@@ -259,11 +259,23 @@ def _rollout_of(reader: LaunchReader, config: Table, ranks: int) -> Rollout | No
         offloaded=frozenset(("optimizer", "gradients") if reader.flag(config, "ds.enable_sleep") else ()),
         reference=_reference_model(reader, config, ranks),
         critic=_critic_location(reader, config) if colocates_all else "none",
-        sequences=reader.integer(config, "rollout.micro_batch_size", 1),
+        sequences=sequence_count,
         tokens=sequence_length,
         logit_tokens=sequence_length,
         logit_bytes=6,  # logits in bf16, and their copy in float32 (models/actor.py)
     )
+
+
+def _rollout_batch(reader: LaunchReader, config: Table) -> tuple[int, int]:
+    """Returns the sequences of a micro-batch that computes log-probabilities, and the tokens per sequence and rank.
+
+    Dynamic batches have a number of tokens instead of `rollout.micro_batch_size` sequences
+    (trainer/ppo_utils/experience_maker.py, `split_rollout_samples`).
+    """
+    if not reader.flag(config, "train.dynamic_batch_enable"):
+        return reader.integer(config, "rollout.micro_batch_size", 1), _sequence_length(reader, config)
+    update_tokens = reader.integer(config, "train.max_tokens_per_gpu", 16192)
+    return 1, reader.integer(config, "rollout.max_tokens_per_gpu", update_tokens)
 
 
 def _engine_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:

@@ -6,7 +6,7 @@ engine/{fsdp,megatron}.yaml and model/hf_model.yaml for defaults; verl/workers/f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import shown
@@ -42,6 +42,7 @@ DEVICES = ("trainer.n_gpus_per_node", "trainer.nnodes")
 
 READ_SECTIONS = (
     *DEVICES,
+    "model_engine",
     "data.micro_batch",
     "engine.",
     "model.lora",
@@ -53,6 +54,13 @@ READ_SECTIONS = (
     "critic.",
     "data.max_",
 )
+
+
+MOVED_KEYS = {
+    f"{ACTOR}.fsdp_config.{key}": f"{ACTOR}.{key}"
+    for key in ("ulysses_sequence_parallel_size", "entropy_checkpointing", "entropy_from_logits_with_chunking")
+}
+"""Key of the engine, where verl has it since 2026 (trainer/config/engine/fsdp.yaml) → the actor's key of old."""
 
 
 def starts_program(command_line: CommandLine) -> bool:
@@ -79,11 +87,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             return reader.launch("fsdp2", run_of_sft(reader, config), target=model_id)
         model_id = model_name(overrides_by_key.get(f"{MODEL}.path"))
         reader.expandable = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
-        uses_megatron = config.get(f"{ACTOR}.strategy") == "megatron" or any(
-            "megatron" in command_word
-            for command_word in command_line.words
-            if command_word.startswith("--config-name")
-        )
+        uses_megatron = _uses_megatron(reader, config, command_line.words)
         check_keys(reader, config)
         world_size = _training_devices(reader, config)
         parallel_run = (
@@ -92,6 +96,21 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         rollout = read_rollout(reader, config, parallel_run, uses_megatron)
         reader.ignored += [model_key for model_key in config if not _is_known_key(model_key, rollout)]
         return reader.launch("megatron" if uses_megatron else "fsdp2", parallel_run, target=model_id, rollout=rollout)
+
+
+def _uses_megatron(reader: LaunchReader, config: Table, words: Sequence[str]) -> bool:
+    """Whether the actor runs on Megatron-Core: by its strategy, the name of the config, or the config group.
+
+    Source: verl/trainer/config/ppo_trainer.yaml at its head of 2026-08-22, whose actor is `${model_engine}_actor`.
+    """
+    model_engine = config.get("model_engine", "dp")
+    if model_engine not in ("dp", "megatron"):
+        raise reader.wrong("model_engine", f"{shown(model_engine)} is not read; expected dp (FSDP) or megatron")
+    return (
+        model_engine == "megatron"
+        or config.get(f"{ACTOR}.strategy") == "megatron"
+        or any("megatron" in command_word for command_word in words if command_word.startswith("--config-name"))
+    )
 
 
 def _resolved_overrides(reader: LaunchReader, overrides_by_key: Mapping[str, str]) -> dict[str, Any]:
@@ -108,13 +127,14 @@ def _resolved_overrides(reader: LaunchReader, overrides_by_key: Mapping[str, str
             and not override_key.endswith(("path", "_dir", "_file"))
         ):
             raise reader.wrong(override_key, unresolved_reason(override))
-        settings[override_key] = plain_value(override)
+        settings[MOVED_KEYS.get(override_key, override_key)] = plain_value(override)
     return settings
 
 
 def _is_known_key(config_key: str, rollout: Rollout) -> bool:
     """Whether this reader handles a key, or refuses some of the key's values."""
-    if config_key.startswith((MODEL, ACTOR, "data.max_", "trainer.n")) or config_key.rpartition(".")[2] in READ_BESIDE:
+    read_prefixes = (MODEL, ACTOR, "model_engine", "data.max_", "trainer.n")
+    if config_key.startswith(read_prefixes) or config_key.rpartition(".")[2] in READ_BESIDE:
         return True
     return config_key.removeprefix(f"{ROLLOUT}.engine_kwargs.{rollout.engine}.") in rollout.flags
 

@@ -41,6 +41,9 @@ NOTED = {
 }
 """Keys that are counted otherwise, an estimate → the note."""
 
+DEFAULTS = {"actor.megatron.dtype": "bfloat16"}
+"""Keys that are modelled with their default alone."""
+
 
 def check_keys(reader: LaunchReader, config: Table) -> None:
     """Adds a note on each ignored key of the actor and model that may change memory."""
@@ -48,6 +51,8 @@ def check_keys(reader: LaunchReader, config: Table) -> None:
         if not override_key.startswith((ACTOR, MODEL)) or override_value in (None, False, 0, "none", "null"):
             continue
         short_key = override_key.removeprefix("actor_rollout_ref.")
+        if DEFAULTS.get(short_key) == override_value:
+            continue
         if short_key in NOTED:
             key_note = f"{override_key}: {NOTED[short_key]}"
             reader.notes += [key_note] * (override_value not in ("alltoall",))

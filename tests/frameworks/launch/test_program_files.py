@@ -66,6 +66,18 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
     ("verl_megatron.sh", "verl", "megatron", {"tp": 4, "dp": 2, "sequence_parallel": True, "seq": 2048}),
     ("verl_megatron.sh 8", "verl", "megatron", {"tp": 8, "dp": 1}),
     (
+        "verl_fsdp.sh model_engine=megatron actor_rollout_ref.actor.megatron.dtype=bfloat16",
+        "verl",
+        "megatron",
+        {"tp": 1, "dp": 8, "zero": 1},
+    ),
+    (
+        "verl_fsdp.sh actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
+        "verl",
+        "fsdp2",
+        {"seq": 768, "num_microbatches": 32},
+    ),
+    (
         "verl_megatron.sh 2 actor_rollout_ref.model.lora.rank=16 actor_rollout_ref.model.lora.dropout=0.1",
         "verl",
         "megatron",
@@ -397,6 +409,68 @@ def test_log_probabilities_of_verl_are_written_over_logits(override: str, settin
     text = FILES["verl_fsdp.sh"].replace("main_ppo ", f"main_ppo actor_rollout_ref.{override} ", 1)
     read = launch_of(text, "f.sh").settings
     assert {name: read.get(name) for name in settings} == settings
+
+
+def test_dynamic_batches_of_openrlhf_have_tokens_in_the_place_of_sequences() -> None:
+    dynamic = " --train.dynamic_batch_enable --rollout.micro_batch_size 8 --rollout.max_tokens_per_gpu 9000"
+    launch = launch_of(FILES["openrlhf_ppo.sh"].rstrip() + dynamic, "openrlhf.sh")
+    assert launch.rollout is not None
+    assert (launch.rollout.sequences, launch.rollout.tokens, launch.rollout.logit_tokens) == (1, 9000, 9000)
+    assert launch.settings["seq"] == 16192
+
+
+OWN_ARGUMENTS = {
+    "train.py --max_length 64 --use_peft_lora True --use_4bit_quantization True --use_nested_quant True "
+    "--use_flash_attn True --gradient_checkpointing True --use_reentrant True": {
+        "lora_rank": 64, "base": "nf4-dq", "attn_implementation": "flash", "recompute": "full-reentrant",
+    },
+    "qlora.py --bf16 --source_max_len 16 --target_max_len 512": {
+        "seq": 528, "batch": 1, "num_microbatches": 16, "optimizer": "paged-adamw", "base": "nf4-dq", "lora_rank": 64,
+        "lora_targets": ("all-linear",), "recompute": "full",
+    },
+    "finetune.py --conversation_template llama3 --use_qlora 1 --block_size 64": {"lora_rank": 8, "base": "nf4-dq"},
+    "llava/train/train_mem.py --mm_projector_type linear --bf16 True --model_max_length 64": {
+        "seq": 64, "dtype": "bf16", "attn_implementation": "flash",
+    },
+    "train_qwen.py --tune_mm_llm True --bf16 --model_max_length 64": {"seq": 64, "dtype": "bf16"},
+    "train.py --template_name qwen --max_seq_length 64 --lora_rank 16 --fp16": {"lora_rank": 16, "base": "nf4-dq"},
+}  # fmt: skip
+"""A command of a script with arguments of its own → settings that they or the script's defaults decide."""
+
+
+REFUSED_OWN_ARGUMENTS = {
+    "train.py --use_peft_lora 1 --use_unsloth True": "use_unsloth (Unsloth's kernels are not modelled)",
+    "train_qwen.py --tune_mm_mlp True": "tune_mm_llm (a frozen language model, its default, is not modelled)",
+    "train_mem.py --tune_mm_mlp_adapter True": "training of the projector alone is not modelled",
+}
+
+SHARED = " --model_name_or_path Qwen/Qwen2-7B-Instruct --do_train"
+
+
+@in_one_test
+@pytest.mark.parametrize(("words", "settings"), OWN_ARGUMENTS.items())
+def test_arguments_of_known_scripts_are_read_as_those_of_the_trainer(words: str, settings: dict[str, Any]) -> None:
+    launch = launch_of(f"python {words}{SHARED}", "x.sh")
+    assert {name: launch.settings[name] for name in settings} == settings
+
+
+@in_one_test
+@pytest.mark.parametrize(("words", "message"), REFUSED_OWN_ARGUMENTS.items())
+def test_own_arguments_of_scripts_that_are_not_modelled(words: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        launch_of(f"python {words}{SHARED}", "x.sh")
+    assert message in str(error.value)
+
+
+def test_one_process_on_several_devices_is_data_parallel_and_layer_wise_optimizers_refuse_more() -> None:
+    command = f"train.py --per_device_train_batch_size 1 --max_length 64{SHARED}"
+    notes = launch_of(f"CUDA_VISIBLE_DEVICES=0,1 python {command}", "x.sh").notes
+    assert any(note.startswith("2 visible devices and one process: the Trainer runs ") for note in notes)
+    assert not any("DataParallel" in note for note in launch_of(f"python {command}", "x.sh").notes)
+    layer_wise = f"{command} --optim galore_adamw_layerwise --optim_target_modules attn mlp"
+    assert launch_of(f"python {layer_wise}", "x.sh").settings["optimizer_in_backward"]
+    with pytest.raises(InputError, match="optim: galore_adamw_layerwise refuses several devices; expected one"):
+        launch_of(f"torchrun --nproc_per_node 2 {layer_wise}", "x.sh")
 
 
 def test_openrlhf_copies_logits_to_float32() -> None:
@@ -768,13 +842,13 @@ def test_experts_of_a_torchtitan_job_are_on_ranks_of_their_own() -> None:
     ],
 )
 def test_a_sample_of_texts_is_as_many_sequences(variables: str, task: str, texts: int) -> None:
-    """Their heads make no logits of all words, unlike that of a classifier, which is counted as the model's."""
+    """Their heads and that of a classifier make no logits of all words."""
     command = (
         f"{variables} swift sft --model Qwen/Qwen3-Embedding-4B --per_device_train_batch_size 4 --task_type {task}"
     )
     settings = launch_of(command, "texts.sh").settings
     assert settings["batch"] == 4 * texts
-    assert (settings.get("cross_entropy") == "chunked") == (texts > 1)
+    assert settings["cross_entropy"] == "chunked"
 
 
 def test_a_classifier_of_megatron_swift_has_the_models_head() -> None:

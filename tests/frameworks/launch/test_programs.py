@@ -400,6 +400,12 @@ def test_llama_factory_trains_in_fp32_without_zero_3() -> None:
     assert (pure["dtype"], pure["master_weights"]) == ("bf16", "none")
 
 
+def test_axolotl_may_compute_log_probabilities_of_the_reference_before_it_trains() -> None:
+    pairs: dict[str, Any] = {"rl": "dpo", "sample_packing": None}
+    assert changed("axolotl_full_fsdp2.yaml", 2, **pairs).frozen is not None
+    assert changed("axolotl_full_fsdp2.yaml", 2, **pairs, precompute_ref_log_probs=True).frozen is None
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -408,6 +414,7 @@ def test_llama_factory_trains_in_fp32_without_zero_3() -> None:
             {"finetuning_type": "oft"},
             "finetuning_type ('oft' is not modelled; full, lora and freeze are; --allow",
         ),
+        ({"freeze_language_model": True}, "encoders trained beside a frozen language model"),
         ({"quantization_bit": 3}, "quantization_bit (3 by bnb is not modelled"),
         ({"use_galore": True}, "use_galore: LLaMA-Factory refuses it with adapters; expected finetuning_type: full"),
         (

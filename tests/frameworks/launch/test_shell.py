@@ -188,6 +188,8 @@ ARGUMENTS = (
         (f"#SBATCH --nodes=2\n#SBATCH -J x\ntorchrun --nproc_per_node 8 --nnodes $N pretrain_gpt.py {ARGUMENTS}", 16),
         (f"#SBATCH -N 2\n#SBATCH --ntasks-per-node=4\nsrun python pretrain_gpt.py {ARGUMENTS}", 8),
         (f"N=4\nmpirun -np $N python pretrain_gpt.py {ARGUMENTS}", 4),
+        (f"#SBATCH --ntasks=2\nsrun torchrun --nnodes 2 --nproc_per_node 4 pretrain_gpt.py {ARGUMENTS}", 8),
+        (f"srun --gres=gpu:4 --ntasks-per-node=1 --nodes=2 deepspeed pretrain_gpt.py {ARGUMENTS}", 8),
     ],
 )
 def test_devices_that_the_launcher_says(text: str, world: int) -> None:
@@ -256,6 +258,7 @@ def test_arithmetic_with_names() -> None:
         ("#SBATCH --gres=gpu:a100:4\nrun $SLURM_GPUS_ON_NODE $(nvidia-smi --list-gpus | wc -l)", "4 4"),
         ("#SBATCH --gpus-per-node=h100:8\nrun $((SLURM_GPUS_PER_NODE * 2))", "16"),
         ("#SBATCH --nodes=4\nSLURM_NNODES=2\nrun $SLURM_NNODES", "2"),
+        ("run ${DEVICE:-$(python3 -c 'import torch_npu' 2>/dev/null && echo npu || echo gpu)}", "gpu"),
     ],
 )
 def test_variables_of_slurm(lines: str, wanted: str) -> None:

@@ -400,3 +400,27 @@ def test_sglang_is_computed_with_the_memory_that_was_free(tmp_path: Path) -> Non
     flags: dict[str, Any] = {"hardware": "h100", "mem_fraction_static": 0.88}
     receipt = functions.memory("qwen3-8b", engine="sglang==0.4.9", receipt=str(file), **flags).document
     assert next(term["bytes"] for term in receipt["terms"] if term["name"] == "budget") == budgets[1]
+
+
+def test_a_log_of_training_is_compared_with_the_run_of_its_launch_file(tmp_path: Path) -> None:
+    launch, log = tmp_path / "train.sh", tmp_path / "train.log"
+    launch.write_text(
+        "python run_clm.py --model_name_or_path openai-community/gpt2 --block_size 64 --per_device_train_batch_size 1 "
+        "--do_train --bf16"
+    )
+    computed = functions.memory(launch=launch).device
+    log.write_text("Number of trainable parameters = 124,439,808\n")
+    assert sizes(functions.explain_log(log, launch=launch).document, "computed") == {"trainable": 124_439_808}
+    message = (
+        "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 1.50 GiB of which 0.10 GiB "
+    )
+    log.write_text(
+        f"{message}is free. Of the allocated memory 1.20 GiB is allocated by PyTorch, and 9.00 MiB is reserved"
+    )
+    document = functions.explain_log(log, launch=launch).document
+    assert sizes(document, "computed")["allocated"] == computed.peak_bytes
+    assert document["notes"][1].endswith(", and the device has 1.50: too few")
+    with pytest.raises(InputError, match="--quantize: is of engines; remove it, or --launch"):
+        functions.explain_log(log, launch=launch, quantize="q4_0")
+    with pytest.raises(InputError, match="states its flags itself"):
+        functions.explain_log(LOGS / "vllm_v1.log", launch=launch)

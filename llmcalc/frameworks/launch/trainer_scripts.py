@@ -1,0 +1,270 @@
+"""Training scripts that take the Trainer's arguments beside arguments of their own, as arguments of the Trainer alone.
+
+Sources: examples/sft/{train,utils}.py of PEFT (2026-08), qlora.py of artidoro/qlora, lmflow/args.py of LMFlow
+(2026-08), llava/train/train.py of LLaVA 1.5, qwenvl/train/{train_qwen,argument}.py of Qwen's VL models, and train.py
+and component/argument.py of Firefly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import shown
+from ...sources.huggingface.family import field_names
+from .record import LaunchReader, Table
+
+ALL_LINEAR = "all-linear"
+
+BOOLEANS = (True, 1, "1")
+
+
+@dataclass(frozen=True)
+class TrainerScript:
+    """A script with arguments of its own.
+
+    title: the script's name in notes.
+    signs: arguments of which the others have none; one of them is enough to recognize the script.
+    read: the arguments that `translated` reads.
+    ignored: arguments that change no memory of a step.
+    refused: argument → what is not modelled where it is true.
+    translated: returns the Trainer's arguments that stand for the script's own and for its defaults.
+    note: a remark on what is not counted; empty for none.
+    """
+
+    title: str
+    signs: frozenset[str]
+    read: frozenset[str]
+    ignored: frozenset[str]
+    translated: Callable[[LaunchReader, Table], dict[str, Any]]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+
+def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
+    """Returns the arguments of the Trainer that do the same as those of a known script; other arguments unchanged."""
+    training_script = next((script for script in SCRIPTS if script.signs & config.keys()), None)
+    if training_script is None:
+        return config
+    for argument_name, reason in training_script.refused.items():
+        if config.get(argument_name) in BOOLEANS:
+            reader.unknown[argument_name] = f"{reason} not modelled"
+    trainer_arguments = training_script.translated(reader, config)
+    reader.filled_in |= {
+        argument_name: argument_value
+        for argument_name, argument_value in trainer_arguments.items()
+        if argument_name in FILLED_IN and argument_name not in config
+    }
+    own_names = training_script.read | training_script.ignored | training_script.refused.keys()
+    reader.ignored += sorted(training_script.ignored & config.keys())
+    reader.notes += [f"{training_script.title}: its own arguments are read as those of the Trainer"]
+    reader.notes += [training_script.note] * bool(training_script.note)
+    others = {name: argument_value for name, argument_value in config.items() if name not in own_names}
+    return {**others, **trainer_arguments}
+
+
+FILLED_IN = ("optim", "per_device_train_batch_size", "gradient_accumulation_steps", "max_length", "lora_r", "dtype")
+"""The Trainer's arguments whose value from a script's default is listed."""
+
+
+def _low_rank(reader: LaunchReader, config: Table, rank: int, targets: Any, dropout: str) -> dict[str, Any]:
+    """Returns the arguments of LoRA adapters. rank, targets, dropout: the script's defaults."""
+    return {
+        "use_peft": True,
+        "lora_r": reader.integer(config, "lora_r", rank),
+        "lora_target_modules": reader.value(config, "lora_target_modules", targets),
+        "lora_dropout": reader.value(config, "lora_dropout", dropout),
+    }
+
+
+def _few_bits(reader: LaunchReader, bits: Any, is_nested: bool, argument_name: str = "bits") -> dict[str, Any]:
+    """Returns the arguments of weights in `bits` bits by bitsandbytes. is_nested: whether scales are quantized too."""
+    if bits not in (4, 8, 16, 32):
+        raise reader.wrong(argument_name, f"{shown(bits)}; expected 4, 8 or 16")
+    return {4: {"load_in_4bit": True, "use_bnb_nested_quant": is_nested}, 8: {"load_in_8bit": True}}.get(bits, {})
+
+
+def _sixteen_bits(config: Table) -> str:
+    """Returns the format of weights that are loaded in bf16 where products are, and in float32 otherwise."""
+    return "bfloat16" if config.get("bf16") in BOOLEANS else "float32"
+
+
+def _flash(is_flash: bool) -> dict[str, Any]:
+    return {"attn_implementation": "flash_attention_2"} if is_flash else {}
+
+
+def _of_peft(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    stored_in = str(config.get("bnb_4bit_quant_storage_dtype", "uint8"))
+    in_4_bits = reader.flag(config, "use_4bit_quantization")
+    arguments: dict[str, Any] = {
+        "dtype": stored_in if in_4_bits and stored_in in ("bfloat16", "float16") else "float32",
+        **_flash(reader.flag(config, "use_flash_attn")),
+    }
+    if reader.flag(config, "gradient_checkpointing"):
+        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": reader.flag(config, "use_reentrant")}
+    if reader.flag(config, "use_peft_lora"):
+        modules = "q_proj,k_proj,v_proj,o_proj,down_proj,up_proj,gate_proj"
+        arguments |= _low_rank(reader, config, 64, modules, "0.1")
+    bits = 4 if in_4_bits else 8 if reader.flag(config, "use_8bit_quantization") else 16
+    return arguments | _few_bits(reader, bits, reader.flag(config, "use_nested_quant"))
+
+
+def _of_qlora(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    length = reader.integer(config, "source_max_len", 1024) + reader.integer(config, "target_max_len", 256)
+    arguments: dict[str, Any] = {
+        "max_length": length,
+        "optim": config.get("optim", "paged_adamw_32bit"),
+        "per_device_train_batch_size": reader.integer(config, "per_device_train_batch_size", 1),
+        "gradient_accumulation_steps": reader.integer(config, "gradient_accumulation_steps", 16),
+        "gradient_checkpointing": reader.flag(config, "gradient_checkpointing", True),
+        "dtype": _sixteen_bits(config),
+        **_few_bits(reader, config.get("bits", 4), reader.flag(config, "double_quant", True)),
+    }
+    if not reader.flag(config, "full_finetune"):
+        arguments |= _low_rank(reader, config, 64, ALL_LINEAR, "0")
+    return arguments
+
+
+def _of_lmflow(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    arguments = _flash(reader.flag(config, "use_flash_attention"))
+    is_quantized = reader.flag(config, "use_qlora")
+    if is_quantized or reader.flag(config, "use_lora"):
+        arguments |= _low_rank(reader, config, 8, None, "0.1")
+    if is_quantized:
+        arguments |= _few_bits(
+            reader, config.get("quant_bit", 4), reader.flag(config, "double_quant", True), "quant_bit"
+        )
+    return arguments
+
+
+def _of_llava(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    if config.get("mm_tunable_parts") is not None and "mm_vision_tower" in str(config["mm_tunable_parts"]):
+        reader.unknown["mm_tunable_parts"] = "training of the encoder is not modelled"
+    arguments: dict[str, Any] = {
+        "max_length": reader.integer(config, "model_max_length", 512),
+        "optim": config.get("optim", "adamw_torch"),
+        "dtype": _sixteen_bits(config),
+        **_flash(reader.source.script.endswith(("train_mem.py", "train_mem"))),
+    }
+    if reader.flag(config, "lora_enable"):
+        arguments |= _low_rank(reader, config, 64, ALL_LINEAR, "0.05")
+    return arguments | _few_bits(reader, config.get("bits", 16), reader.flag(config, "double_quant", True))
+
+
+def _of_qwen_vl(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "max_length": reader.integer(config, "model_max_length", 512),
+        "optim": config.get("optim", "adamw_torch"),
+        "dtype": _sixteen_bits(config),
+        **_flash(is_flash=True),
+    }
+    if reader.flag(config, "lora_enable"):
+        return arguments | _low_rank(reader, config, 64, ["q_proj", "k_proj", "v_proj", "o_proj"], "0.05")
+    if not reader.flag(config, "tune_mm_llm"):
+        reader.unknown["tune_mm_llm"] = "a frozen language model, its default, is not modelled"
+    return arguments
+
+
+def _of_firefly(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    train_mode, task_type = str(config.get("train_mode", "qlora")), str(config.get("task_type", "sft"))
+    if train_mode not in ("full", "lora", "qlora"):
+        raise reader.wrong("train_mode", f"{shown(train_mode)}; expected full, lora or qlora")
+    if task_type not in ("sft", "pretrain"):
+        reader.unknown["task_type"] = f"{shown(task_type)} is not modelled; sft and pretrain are"
+    arguments: dict[str, Any] = {"dtype": "float16" if config.get("fp16") in BOOLEANS else "bfloat16"}
+    if train_mode == "full":
+        return arguments
+    arguments |= _low_rank(reader, {**config, "lora_r": config.get("lora_rank")}, 64, ALL_LINEAR, "0.05")
+    return arguments | _few_bits(reader, 4 if train_mode == "qlora" else 16, is_nested=True)
+
+
+ENCODER_NOTE = "the encoder of images and its projector are not counted; images take tokens of the length"
+
+SCRIPTS = (
+    TrainerScript(
+        "PEFT's examples/sft/train.py",
+        frozenset({"use_peft_lora", "use_4bit_quantization", "use_8bit_quantization", "use_nested_quant"}),
+        field_names("""
+            use_peft_lora use_4bit_quantization use_8bit_quantization use_nested_quant use_flash_attn use_reentrant
+            bnb_4bit_quant_storage_dtype
+            """),
+        field_names("""
+            chat_template_format add_special_tokens append_concat_token splits bnb_4bit_compute_dtype
+            bnb_4bit_quant_type
+            """),
+        _of_peft,
+        {"use_unsloth": "Unsloth's kernels are"},
+    ),
+    TrainerScript(
+        "qlora.py",
+        frozenset({"source_max_len", "target_max_len", "full_finetune", "max_memory_MB"}),
+        field_names("source_max_len target_max_len bits double_quant full_finetune"),
+        field_names("""
+            use_auth eval_dataset_size max_new_tokens min_new_tokens do_mmlu_eval lora_modules quant_type dataset
+            dataset_format train_on_source mmlu_split mmlu_dataset max_mmlu_samples mmlu_source_max_len adam8bit
+            max_memory_MB num_beams temperature top_k top_p repetition_penalty
+            """),
+        _of_qlora,
+    ),
+    TrainerScript(
+        "LMFlow's finetune.py",
+        frozenset({"disable_group_texts", "conversation_template", "use_lisa"}),
+        field_names("use_flash_attention use_lora use_qlora quant_bit double_quant"),
+        field_names("""
+            dataset_path conversation_template disable_group_texts arch_type quant_type lora_model_path
+            save_aggregated_lora use_ram_optimized_load train_on_prompt customized_cache_dir lisa_activated_layers
+            lisa_interval_steps lisa_layers_attribute
+            """),
+        _of_lmflow,
+        {
+            "use_lisa": "LISA, which trains some layers at a time, is",
+            "use_customized_optim": "an optimizer of LMFlow is",
+            "do_rope_scaling": "attention over a longer context is",
+        },
+    ),
+    TrainerScript(
+        "LLaVA's train.py",
+        frozenset({"mm_projector_type", "mm_vision_select_layer", "pretrain_mm_mlp_adapter", "tune_mm_mlp_adapter"}),
+        field_names("model_max_length lora_enable bits double_quant mm_tunable_parts"),
+        field_names("""
+            version data_path image_folder video_folder vision_tower pretrain_mm_mlp_adapter mm_projector_type
+            mm_vision_select_layer mm_vision_select_feature mm_use_im_start_end mm_use_im_patch_token mm_projector_lr
+            image_aspect_ratio image_grid_pinpoints group_by_modality_length is_multimodal freeze_mm_mlp_adapter
+            lora_alpha lora_bias lora_weight_path quant_type mpt_attn_impl mm_patch_merge_type prompt_version
+            mm_vision_tower_lr
+            """),
+        _of_llava,
+        {
+            "tune_mm_mlp_adapter": "training of the projector alone is",
+            "freeze_backbone": "a frozen language model is",
+            "unfreeze_mm_vision_tower": "training of the encoder is",
+        },
+        ENCODER_NOTE,
+    ),
+    TrainerScript(
+        "Qwen's train_qwen.py",
+        frozenset({"tune_mm_llm", "tune_mm_vision", "tune_mm_mlp", "data_flatten"}),
+        field_names("model_max_length lora_enable tune_mm_llm"),
+        field_names("""
+            dataset_use data_flatten data_packing tune_mm_mlp max_pixels min_pixels base_interval video_max_frames
+            video_min_frames video_max_frame_pixels video_min_frame_pixels video_max_pixels video_min_pixels video_fps
+            mm_projector_lr vision_tower_lr lora_alpha
+            """),
+        _of_qwen_vl,
+        {"tune_mm_vision": "training of the encoder is"},
+        ENCODER_NOTE,
+    ),
+    TrainerScript(
+        "Firefly's train.py",
+        frozenset({"template_name", "train_mode", "tokenize_num_workers"}),
+        field_names("train_mode task_type lora_rank"),
+        field_names("template_name eval_file max_prompt_length beta tokenize_num_workers"),
+        _of_firefly,
+        {"use_unsloth": "Unsloth's kernels are"},
+    ),
+)
+"""The scripts whose own arguments are read, in the order of recognition."""
+
+SIGNS = frozenset(sign for script in SCRIPTS for sign in script.signs)
+"""Arguments of the scripts above, of which the Trainer and other programs have none."""

@@ -1,0 +1,90 @@
+"""The computed memory of a launched training run, for the terms of the log that the run printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import units
+from ..device_memory.settings import Settings
+from ..errors import InputError
+from ..frameworks.logs.log_contents import ParsedLog
+from ..parallel.layout_request import LayoutRequest
+from ..sources.hardware import find_accelerators
+from ..sources.preset import Preset
+from .logs import LogQuestion
+from .runs import RunOptions, RunQuestion, ask_memory, memory_question
+
+if TYPE_CHECKING:
+    from ..reports.memory_answer import DeviceUse
+    from ..reports.ranks_answer import RanksUse
+
+
+def question_of_launched_log(
+    log_file: str,
+    launch_file: str | Path,
+    target: Any,
+    read_model: Callable[[Any], Preset],
+    hardware: str | None,
+    engine_options: Mapping[str, str | None],
+    **model_options: Any,
+) -> LogQuestion:
+    """Returns the question about a log and the file that started the run.
+
+    engine_options: option → its value, of which a training run has none.
+    The others are as those of `memory_question`. Raises `InputError` for an option of engines.
+    """
+    for option, option_value in engine_options.items():
+        if option_value is not None:
+            raise InputError(f"{option}: is of engines; remove it, or --launch")
+    run_options = RunOptions(
+        settings=Settings(),
+        layout=LayoutRequest(),
+        accelerators=tuple(find_accelerators([hardware] if hardware else ())),
+    )
+    run = memory_question(target, read_model, run_options, launch_file=launch_file, **model_options)
+    return LogQuestion(log_file, hardware=hardware, run=run)
+
+
+def launched_bytes(log_reading: ParsedLog, run: RunQuestion) -> tuple[dict[tuple[str, str], int], list[str]]:
+    """Returns the computed size by (term, device) of the largest rank of a launched run, and notes on the comparison.
+
+    Of an out-of-memory message the bytes that were allocated stand beside the peak of the run, which it did not reach.
+    """
+    memory_answer = ask_memory(run)
+    device = memory_answer.device
+    computed = {
+        "peak_allocated": device.peak_bytes,
+        "peak_reserved": device.reserved_bytes,
+        "trainable": int(memory_answer.memory.states.trained_parameters),
+    }
+    verdict = ""
+    if log_reading.kind == "oom":
+        computed["allocated"] = device.peak_bytes
+        verdict = _verdict(log_reading, device.device_bytes, device.peak_bytes)
+    run_name = "the run" if run.launch is None else run.launch.where
+    notes = [f"computed for {run_name}{verdict and f': {verdict}'}", *_rollout_note(memory_answer)]
+    return {(term_name, ""): term_bytes for term_name, term_bytes in computed.items()}, notes
+
+
+def _verdict(log_reading: ParsedLog, required_bytes: int, peak_bytes: int) -> str:
+    """Returns a sentence on whether the computed run explains that the memory of the log's device ran out."""
+    required = f"it requires {units.GIB.write(required_bytes)} GiB, of it {units.GIB.write(peak_bytes)} for tensors"
+    if log_reading.total is None:
+        return f"{required}; the log does not state the device's memory"
+    required += f", and the device has {units.GIB.write(log_reading.total)}"
+    if required_bytes > log_reading.total:
+        return f"{required}: too few"
+    allocated_bytes = next((term.value for term in log_reading.terms if term.name == "allocated"), 0)
+    if allocated_bytes > peak_bytes:
+        return f"{required}: {units.GIB.write(allocated_bytes - peak_bytes)} GiB of the log's tensors are not computed"
+    return f"{required}, which is enough but for other processes and fragmentation"
+
+
+def _rollout_note(memory_answer: DeviceUse | RanksUse) -> list[str]:
+    """Returns a note for a run of reinforcement learning, of which the update alone is computed."""
+    launched_run = getattr(memory_answer, "launch", None)
+    if launched_run is None or launched_run.rollout is None:
+        return []
+    return ["the update is computed, without an engine or other models on the device: memory --launch lists the phases"]
