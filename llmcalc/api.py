@@ -805,15 +805,12 @@ def explain_log(
     from .questions.logs import LogQuestion, ask_log
 
     if launch is not None:
-        from .questions.launched_logs import question_of_launched_log
+        from .questions.launched_logs import launched_run
 
         parsed_options = sort_options(options)
         engine_options = {"--engine": engine, "--quantize": quantize}
-        return ask_log(
-            question_of_launched_log(
-                str(log), launch, model, parsed_options.read_model, hardware, engine_options, **parsed_options.reading
-            )
-        )
+        run = launched_run(launch, model, parsed_options.read_model, hardware, engine_options, **parsed_options.reading)
+        return ask_log(LogQuestion(str(log), hardware=hardware, run=run))
     reading_options = {option_name: options.pop(option_name) for option_name in READING if option_name in options}
     sort_options(options)
     preset = None if model is None else preset_of(model, **reading_options)

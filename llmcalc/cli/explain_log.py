@@ -48,10 +48,9 @@ def command(
         preset = target_options.load(target) if target else None
         log_question = LogQuestion(log, preset, engine, hardware, quantize)
     else:
-        from ..questions.launched_logs import question_of_launched_log
+        from ..questions.launched_logs import launched_run
 
-        log_question = question_of_launched_log(
-            log,
+        run = launched_run(
             launch,
             target,
             target_options.load,
@@ -61,4 +60,5 @@ def command(
             set=target_options.overrides,
             head=target_options.head,
         )
+        log_question = LogQuestion(log, hardware=hardware, run=run)
     output_options.show_answer(ask_log(log_question), table)

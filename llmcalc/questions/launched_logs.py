@@ -13,7 +13,6 @@ from ..frameworks.logs.log_contents import ParsedLog
 from ..parallel.layout_request import LayoutRequest
 from ..sources.hardware import find_accelerators
 from ..sources.preset import Preset
-from .logs import LogQuestion
 from .runs import RunOptions, RunQuestion, ask_memory, memory_question
 
 if TYPE_CHECKING:
@@ -21,16 +20,15 @@ if TYPE_CHECKING:
     from ..reports.ranks_answer import RanksUse
 
 
-def question_of_launched_log(
-    log_file: str,
+def launched_run(
     launch_file: str | Path,
     target: Any,
     read_model: Callable[[Any], Preset],
     hardware: str | None,
     engine_options: Mapping[str, str | None],
     **model_options: Any,
-) -> LogQuestion:
-    """Returns the question about a log and the file that started the run.
+) -> RunQuestion:
+    """Returns the question about the memory of the run that a launch file starts, whose log is explained.
 
     engine_options: option → its value, of which a training run has none.
     The others are as those of `memory_question`. Raises `InputError` for an option of engines.
@@ -43,8 +41,7 @@ def question_of_launched_log(
         layout=LayoutRequest(),
         accelerators=tuple(find_accelerators([hardware] if hardware else ())),
     )
-    run = memory_question(target, read_model, run_options, launch_file=launch_file, **model_options)
-    return LogQuestion(log_file, hardware=hardware, run=run)
+    return memory_question(target, read_model, run_options, launch_file=launch_file, **model_options)
 
 
 def launched_bytes(log_reading: ParsedLog, run: RunQuestion) -> tuple[dict[tuple[str, str], int], list[str]]:
