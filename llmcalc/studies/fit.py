@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from heapq import heappop, heappush
 from itertools import combinations
 from typing import Any
 
@@ -342,6 +343,11 @@ def _evaluate_changes(
             candidate_runs.append((least_static_bytes(changed_memory), change_index, changed_memory))
         except InputError:
             continue
+    # the run with the smallest lower bound is next; it is recorded, and replayed when its tensors' bound is the smallest
+    runs_by_bound = [
+        (static_bytes, change_index, False, changed_memory)
+        for static_bytes, change_index, changed_memory in sorted(candidate_runs, key=lambda run: run[:2])[:most_changes]
+    ]
     change_by_index: dict[int, SettingChange] = {}
 
     def is_excluded(least_bytes: int) -> bool:
@@ -349,9 +355,16 @@ def _evaluate_changes(
             least_bytes > current_fit.capacity and sum(bytes < least_bytes for bytes in insufficient_bytes) >= NEAREST
         )
 
-    for static_bytes, change_index, changed_run in sorted(candidate_runs, key=lambda run: run[:2])[:most_changes]:
+    while runs_by_bound:
+        least_bytes, change_index, is_recorded, changed_run = heappop(runs_by_bound)
+        if is_excluded(least_bytes):
+            continue
         try:
-            if is_excluded(static_bytes) or is_excluded(changed_run.least_device_bytes):
+            if not is_recorded:
+                heappush(
+                    runs_by_bound,
+                    (max(least_bytes, changed_run.least_device_bytes), change_index, True, changed_run),
+                )
                 continue
             changed_fit = changed_run.device.fit_on(current_fit.hardware)
         except InputError:
