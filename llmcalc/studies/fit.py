@@ -104,6 +104,7 @@ def largest_run(
         fit.
     """
     capacity_bytes, workload = hardware.capacity_bytes, model_memory.states.workload
+    static_bytes = least_static_bytes(model_memory)  # of every size
     longest_length = learned_positions(model_memory.spec) or MOST_SEQ
     longest_length = longest_length if most_seq is None else min(longest_length, most_seq)
 
@@ -117,9 +118,9 @@ def largest_run(
 
     def needed_bytes(setting_name: str, candidate_size: int) -> int:
         """Returns the bytes of a run, or a lower bound if this bound already exceeds the capacity."""
-        least_bytes = (
-            run_of_size(setting_name, candidate_size).least_device_bytes if candidate_size in (1, block_tokens) else 0
-        )
+        least_bytes = static_bytes
+        if candidate_size in (1, block_tokens) and static_bytes <= capacity_bytes:
+            least_bytes = run_of_size(setting_name, candidate_size).least_device_bytes
         return (
             least_bytes
             if least_bytes > capacity_bytes
