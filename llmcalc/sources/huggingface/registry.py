@@ -556,13 +556,17 @@ def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any]) -> l
         or "For" in class_name  # `head_table` has the remark
     ):
         return []
-    known_names = {known_name.lower() for names in class_names.values() for known_name in names}
-    if class_name.removeprefix("TF").removeprefix("Flax").lower() in known_names:
+    if class_name.removeprefix("TF").removeprefix("Flax").lower() in _library_class_names_in_lower_case():
         return []
     return [
         f"architectures: {class_name} is no known class of '{model_type}'; its layers and norms are counted, and no "
         "head or other weights that it may have"
     ]
+
+
+@cache
+def _library_class_names_in_lower_case() -> frozenset[str]:
+    return frozenset(class_name.lower() for names in library_class_names().values() for class_name in names)
 
 
 def _check_wrapper_vocabulary(model_type: str, root_config: Mapping[str, Any], model_fields: Mapping[str, Any]) -> None:
