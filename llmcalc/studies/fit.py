@@ -344,7 +344,7 @@ def _evaluate_changes(
             candidate_runs.append((least_static_bytes(changed_memory), change_index, changed_memory))
         except InputError:
             continue
-    # the run with the smallest lower bound is next; it is recorded, and replayed when its tensors' bound is the smallest
+    # the run with the smallest lower bound is next: it is recorded, and replayed if its tensors' bound is the smallest
     runs_by_bound = [
         (static_bytes, change_index, False, changed_memory)
         for static_bytes, change_index, changed_memory in sorted(candidate_runs, key=lambda run: run[:2])[:most_changes]
