@@ -309,7 +309,7 @@ class ModelSpec(Part):
     @cached_property
     def recorded(self) -> Node:
         """The recorded tree of nodes, over which all counts of this model are summed."""
-        return self.program().node()
+        return self.shared_program.node()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Returns a copy with changed fields, whose tree is recorded anew."""

@@ -236,6 +236,11 @@ class TrainingRun:
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.is_layer_matrix)
 
     @cached_property
+    def _layer_prefixes(self) -> tuple[str, ...]:
+        """Returns the beginnings of the paths, without indices, of modules in transformer layers."""
+        return tuple(f"{layer}." for layer in layers_of(self.program.node()))
+
+    @cached_property
     def _table_paths(self) -> frozenset[str]:
         """Returns the paths, without indices, of tables of embeddings."""
         tensors = trained_tensors(self.program.node(), self.training.include)
@@ -246,7 +251,7 @@ class TrainingRun:
         parameter_path = _path_without_indices(parameter_key)
         if self.training.adapters is None:
             return parameter_path in self._layer_matrices
-        is_in_layer = any(parameter_path.startswith(f"{layer}.") for layer in layers_of(self.program.node()))
+        is_in_layer = parameter_path.startswith(self._layer_prefixes)
         return is_in_layer and not parameter_path.endswith("modules_to_save.weight")
 
     def step(self) -> None:

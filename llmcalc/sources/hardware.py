@@ -82,8 +82,16 @@ def hardware_names() -> tuple[str, ...]:
 @cache
 def load_hardware(hardware_name: str) -> Hardware:
     """Loads the preset with exactly this file name."""
-    path = presets_dir() / "hardware" / f"{hardware_name}.toml"
-    return validate(ListedHardware, {**parse_toml(read_text(path), path.name), "name": hardware_name}, path.name)
+    file_name = f"{hardware_name}.toml"
+    return validate(
+        ListedHardware, {**parse_toml(_preset_text(hardware_name), file_name), "name": hardware_name}, file_name
+    )
+
+
+@cache
+def _preset_text(hardware_name: str) -> str:
+    """Returns the text of the preset with exactly this file name."""
+    return read_text(presets_dir() / "hardware" / f"{hardware_name}.toml")
 
 
 def find_hardware(name_or_file: str) -> Hardware:
@@ -199,10 +207,14 @@ def _preset_with_spelling(hardware_argument: str) -> Hardware | None:
     matching_names = (
         hardware_name for hardware_name in hardware_names() if normalized(hardware_name) in normalized_names
     )
+    # a file is parsed if its text has the letters of a name, with any punctuation between them, or an escaped character
+    spelling_patterns = [r"[\W_]*".join(map(re.escape, name)) for name in sorted(normalized_names)]
+    may_spell = re.compile("|".join((r"\\", *spelling_patterns)), re.IGNORECASE).search
     hardware_names_with_spelling = (
         hardware_name
         for hardware_name in hardware_names()
-        if not normalized_names.isdisjoint(_normalized_names(load_hardware(hardware_name)))
+        if may_spell(_preset_text(hardware_name))
+        and not normalized_names.isdisjoint(_normalized_names(load_hardware(hardware_name)))
     )
     hardware_name = next(matching_names, None) or next(hardware_names_with_spelling, None)
     return None if hardware_name is None else load_hardware(hardware_name)

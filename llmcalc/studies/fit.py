@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from heapq import heappop, heappush
 from itertools import combinations
 from typing import Any
 
@@ -103,6 +104,7 @@ def largest_run(
         fit.
     """
     capacity_bytes, workload = hardware.capacity_bytes, model_memory.states.workload
+    static_bytes = least_static_bytes(model_memory)  # of every size
     longest_length = learned_positions(model_memory.spec) or MOST_SEQ
     longest_length = longest_length if most_seq is None else min(longest_length, most_seq)
 
@@ -116,9 +118,9 @@ def largest_run(
 
     def needed_bytes(setting_name: str, candidate_size: int) -> int:
         """Returns the bytes of a run, or a lower bound if this bound already exceeds the capacity."""
-        least_bytes = (
-            run_of_size(setting_name, candidate_size).least_device_bytes if candidate_size in (1, block_tokens) else 0
-        )
+        least_bytes = static_bytes
+        if candidate_size in (1, block_tokens) and static_bytes <= capacity_bytes:
+            least_bytes = run_of_size(setting_name, candidate_size).least_device_bytes
         return (
             least_bytes
             if least_bytes > capacity_bytes
@@ -342,6 +344,11 @@ def _evaluate_changes(
             candidate_runs.append((least_static_bytes(changed_memory), change_index, changed_memory))
         except InputError:
             continue
+    # the run with the smallest lower bound is next: it is recorded, and replayed if its tensors' bound is the smallest
+    runs_by_bound = [
+        (static_bytes, change_index, False, changed_memory)
+        for static_bytes, change_index, changed_memory in sorted(candidate_runs, key=lambda run: run[:2])[:most_changes]
+    ]
     change_by_index: dict[int, SettingChange] = {}
 
     def is_excluded(least_bytes: int) -> bool:
@@ -349,9 +356,16 @@ def _evaluate_changes(
             least_bytes > current_fit.capacity and sum(bytes < least_bytes for bytes in insufficient_bytes) >= NEAREST
         )
 
-    for static_bytes, change_index, changed_run in sorted(candidate_runs, key=lambda run: run[:2])[:most_changes]:
+    while runs_by_bound:
+        least_bytes, change_index, is_recorded, changed_run = heappop(runs_by_bound)
+        if is_excluded(least_bytes):
+            continue
         try:
-            if is_excluded(static_bytes) or is_excluded(changed_run.least_device_bytes):
+            if not is_recorded:
+                heappush(
+                    runs_by_bound,
+                    (max(least_bytes, changed_run.least_device_bytes), change_index, True, changed_run),
+                )
                 continue
             changed_fit = changed_run.device.fit_on(current_fit.hardware)
         except InputError:

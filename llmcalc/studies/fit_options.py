@@ -66,7 +66,8 @@ class _RunOnDevices(NamedTuple):
     layout: the layout over them; None for one accelerator.
     memory_on: runtime → the memory of the accelerator that needs most, which is computed once for each runtime.
     static_bytes: bytes that this accelerator needs at least, found without a replay.
-    tensor_bytes: runtime → bytes of tensors that it needs at least, found without an allocator; 0 if not known.
+    tensor_bytes_of_ranks: runtime → bytes of tensors that each rank which may need most needs at least, counted without
+        an allocator when the rank is reached; 0 if not known.
     memory_of_fullest_rank: runtime → the memory of the accelerator with most weights and cache, which seldom needs less
         than another and is known sooner than `memory_on`; None (default) if not known.
     users: users of each replica, where replicas share those of the run; None (default) for one replica.
@@ -77,7 +78,7 @@ class _RunOnDevices(NamedTuple):
     layout: Layout | None
     memory_on: Callable[[CudaRuntime], DeviceMemory]
     static_bytes: int
-    tensor_bytes: Callable[[CudaRuntime], int] = lambda runtime: 0
+    tensor_bytes_of_ranks: Callable[[CudaRuntime], Iterable[int]] = lambda runtime: ()
     memory_of_fullest_rank: Callable[[CudaRuntime], DeviceMemory] | None = None
     users: int | None = None
     runs_of_replicas: Callable[[], Sequence[_RunOnDevices]] = tuple
@@ -108,9 +109,16 @@ class _RunOnDevices(NamedTuple):
 
     def lower_bounds(self, hardware: Hardware, cuda_runtime: CudaRuntime) -> Iterator[int]:
         """Yields lower bounds of the bytes that the run needs, the quickest to compute first."""
-        yield self.static_bytes
-        yield self.least_bytes(cuda_runtime)
+        yield from self.bounds_without_replay(cuda_runtime)
         yield self.replayed_bytes(hardware, cuda_runtime)
+
+    def bounds_without_replay(self, cuda_runtime: CudaRuntime) -> Iterator[int]:
+        """Yields lower bounds that need no allocator: the persistent bytes, and each rank's tensors where possible."""
+        yield self.static_bytes
+        try:
+            yield from self.tensor_bytes_of_ranks(cuda_runtime)
+        except InputError:  # the framework does not support the layout, as `on` says
+            return
 
     def replayed_bytes(self, hardware: Hardware, cuda_runtime: CudaRuntime) -> int:
         """Returns a lower bound of the bytes that the run needs, from one replay; 0 if not known."""
@@ -122,11 +130,8 @@ class _RunOnDevices(NamedTuple):
             return 0
 
     def least_bytes(self, cuda_runtime: CudaRuntime) -> int:
-        """Returns a lower bound of the bytes that each accelerator needs; tensors are counted where possible."""
-        try:
-            return max(self.static_bytes, self.tensor_bytes(cuda_runtime))
-        except InputError:  # the framework does not support the layout, as `on` says
-            return self.static_bytes
+        """Returns the largest of the lower bounds that need no allocator."""
+        return max(self.bounds_without_replay(cuda_runtime))
 
 
 def _bytes_without_overhead(fit: MemoryFit, cuda_runtime: CudaRuntime) -> int:
@@ -142,11 +147,9 @@ def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
             [cluster.rank_memory(rank, cuda_runtime) for rank in cluster.ranks_that_may_need_most]
         ).device
 
-    def tensor_bytes(runtime: CudaRuntime) -> int:
-        return max(
-            cluster.tensor_bytes(rank, runtime) if cluster.trains else _least_bytes(cluster.inference_rank(rank))
-            for rank in cluster.ranks_that_may_need_most
-        )
+    def tensor_bytes_of_ranks(runtime: CudaRuntime) -> Iterator[int]:
+        for rank in cluster.ranks_that_may_need_most:
+            yield cluster.tensor_bytes(rank, runtime) if cluster.trains else _least_bytes(cluster.inference_rank(rank))
 
     def memory_of_fullest_rank(runtime: CudaRuntime) -> DeviceMemory:
         ranks = cluster.ranks_that_may_need_most
@@ -155,10 +158,10 @@ def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
 
     if cluster.trains:
         least_bytes = least_static_bytes(cluster.memory) // cluster.layout.world
-        return _RunOnDevices(cluster.layout.world, cluster.layout, largest_memory, least_bytes, tensor_bytes)
+        return _RunOnDevices(cluster.layout.world, cluster.layout, largest_memory, least_bytes, tensor_bytes_of_ranks)
     least_bytes = _least_bytes(cluster.inference_rank(0))
     return _RunOnDevices(
-        cluster.layout.world, cluster.layout, largest_memory, least_bytes, tensor_bytes, memory_of_fullest_rank
+        cluster.layout.world, cluster.layout, largest_memory, least_bytes, tensor_bytes_of_ranks, memory_of_fullest_rank
     )
 
 
@@ -333,10 +336,8 @@ def _fitting_runs(
         _runs_on_devices(model_memory, layout_request), hardware, layout_request, is_training
     )
     for device_run in takewhile(lambda device_run: device_run.devices <= most_devices, device_runs):
-        is_too_large = (
-            max(device_run.static_bytes, device_run.least_bytes(model_memory.runtime)) > hardware.capacity_bytes
-        )
-        if device_run.devices > 1 and not is_too_large:
+        lower_bounds = device_run.bounds_without_replay(model_memory.runtime)
+        if device_run.devices > 1 and all(byte_count <= hardware.capacity_bytes for byte_count in lower_bounds):
             fit = device_run.memory_on(cuda_runtime_of(hardware)).fit_on(hardware)
             if fit.verdict != "no":
                 yield device_run.with_most_replicas(fit, model_memory.runtime, cuda_runtime_of(hardware))

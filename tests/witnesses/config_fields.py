@@ -163,10 +163,14 @@ def class_reads(config: dict[str, Any]) -> set[str]:
 
 
 def configured(config: dict[str, Any]) -> Any:
-    """Returns the configuration object of `transformers` for a config."""
+    """Returns the configuration object of `transformers` for a config.
+
+    Its check of a field's type writes a configuration in a field out for each type that the field has not.
+    """
     import transformers
 
-    return transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(deepcopy(config)))
+    with mock.patch.object(transformers.PreTrainedConfig, "__repr__", object.__repr__):
+        return transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(deepcopy(config)))
 
 
 def attribute(configuration: Any, path: str) -> Any:

@@ -562,8 +562,7 @@ def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any], has_
     has_remark = "For" in class_name and not class_name.endswith(("ForCausalLM", "ForMaskedLM"))  # that of `head_table`
     if family.source or not class_names.get(model_type) or not class_name or has_remark:
         return []
-    known_names = {known_name.lower() for names in class_names.values() for known_name in names}
-    if class_name.removeprefix("TF").removeprefix("Flax").lower() in known_names:
+    if class_name.removeprefix("TF").removeprefix("Flax").lower() in _library_class_names_in_lower_case():
         return []
     class_start = class_name.lower().removesuffix("forcausallm").removesuffix("formaskedlm")
     type_letters = model_type.lower().replace("_", "").replace("-", "")
@@ -576,6 +575,11 @@ def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any], has_
     else:
         return []
     return [f"architectures: {class_name} is no known class of '{model_type}'; {counted}, and {uncounted}"]
+
+
+@cache
+def _library_class_names_in_lower_case() -> frozenset[str]:
+    return frozenset(class_name.lower() for names in library_class_names().values() for class_name in names)
 
 
 def _check_wrapper_vocabulary(model_type: str, root_config: Mapping[str, Any], model_fields: Mapping[str, Any]) -> None:

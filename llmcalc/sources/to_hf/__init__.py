@@ -26,7 +26,7 @@ from ..huggingface.head_kinds import head_of
 from ..huggingface.parts import ACTIVATIONS
 from ..huggingface.registry import FILE_OF, LOGIT_CAPS, family_of, has_grouped_router, read_config
 from .classes import class_names, wrapper_names
-from .compare import Difference, canonical_values, count_changed_values, differences
+from .compare import Difference, canonical_values, count_changed_values, differences, has_canonical_values
 from .config_values import ConfigValues
 from .fields import ALSO, FIELDS, USUAL
 from .wrappers import wrapped_config
@@ -68,11 +68,10 @@ def find_config(
             config_spec = _spec_of_config(config)
             if config_spec is None:
                 continue
-            class_values = canonical_values(config_spec)
-            if next(differences(spec_values, class_values), None) is None:
+            if has_canonical_values(config_spec, spec_values):
                 return config
             if other_configs is not None:
-                other_configs.append((config["architectures"][0], class_values))
+                other_configs.append((config["architectures"][0], canonical_values(config_spec)))
     return None
 
 

@@ -9,7 +9,7 @@ its size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from ...components.base import Part
@@ -55,15 +55,27 @@ Difference: TypeAlias = tuple[str, Any, Any]
 
 def canonical_values(spec: ModelSpec) -> dict[str, Any]:
     """Returns a model as plain values, which are equal for equivalent models."""
-    model_fields = {
-        field: getattr(spec, field)
-        for field in ModelSpec.model_fields
-        if field not in ("encoder", "decoder", "max_position_embeddings", "mtp", "dropout")
-    }
-    model_fields = {field: _plain_values(field_value, spec.hidden_size) for field, field_value in model_fields.items()}
+    return dict(_canonical_fields(spec))
+
+
+def has_canonical_values(spec: ModelSpec, canonical_fields: Mapping[str, Any]) -> bool:
+    """Whether a model's canonical values are these; it computes them up to the first that differs."""
+    missing_fields = set(canonical_fields)
+    for field, field_value in _canonical_fields(spec):
+        missing_fields.discard(field)
+        if next(differences(canonical_fields.get(field), field_value), None) is not None:
+            return False
+    return all(canonical_fields[field] is None for field in missing_fields)
+
+
+def _canonical_fields(spec: ModelSpec) -> Iterator[tuple[str, Any]]:
+    """Yields the fields of `canonical_values`, each computed when it is reached."""
+    for field in ModelSpec.model_fields:
+        if field not in ("encoder", "decoder", "max_position_embeddings", "mtp", "dropout"):
+            yield field, _plain_values(getattr(spec, field), spec.hidden_size)
     for stack_name, stack in spec.stacks():
-        model_fields[stack_name] = _stack_tables(stack, stack.hidden_size or spec.hidden_size)
-    return {**model_fields, "mtp": _prediction_table(spec, spec.mtp)}
+        yield stack_name, _stack_tables(stack, stack.hidden_size or spec.hidden_size)
+    yield "mtp", _prediction_table(spec, spec.mtp)
 
 
 def differences(left_value: Any, right_value: Any, path: str = "") -> Iterator[Difference]:
