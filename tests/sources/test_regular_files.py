@@ -16,6 +16,7 @@ import pytest
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read import launch_of
 from llmcalc.frameworks.launch.windows import shell_text
+from llmcalc.frameworks.server_files.programs import program_of_image
 from llmcalc.sources.bounded import open_regular, read_bytes, require_few_elements
 from llmcalc.sources.files import read_text
 from llmcalc.sources.hardware import find_hardware
@@ -156,6 +157,8 @@ def test_patterns_go_through_a_text_once(tmp_path: Path) -> None:
         launch_of(f"python x\n{quotes}", "run.yaml")
     with within(quick):
         shell_text(f'set A={spaces}"x', "run.bat")
+    with within(quick):
+        assert program_of_image(spaces) is None
     (tmp_path / "budget.toml").write_text(f'[[model]]\ntarget = "gpt2"\nparams = "{spaces}b"\n')
     with within(quick), pytest.raises(InputError, match="is no bound"):
         read_budget(tmp_path / "budget.toml")

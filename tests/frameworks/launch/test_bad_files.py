@@ -99,7 +99,7 @@ def test_a_few_aliases_are_read() -> None:
 
 @pytest.mark.parametrize("text", ["!!bool x", "!!int ''", "0x_", "!!float x"])
 def test_a_value_that_is_not_what_its_tag_says(text: str) -> None:
-    with pytest.raises(InputError, match="line 1: .* is no .*; expected one, or quotes around it"):
+    with pytest.raises(InputError, match=r"line 1: .* is no .*; expected one, or quotes around it"):
         parse_yaml(f"a: {text}", "x")
 
 
