@@ -155,6 +155,9 @@ def test_patterns_go_through_a_text_once(tmp_path: Path) -> None:
     quick, quotes, spaces = 5.0, "'" * 390_000, " " * 390_000
     with within(quick), pytest.raises(InputError, match="is no launch file"):
         launch_of(f"python x\n{quotes}", "run.yaml")
+    newlines = "\n" * 390_000
+    with within(quick), pytest.raises(InputError, match="a Python file of no program"):
+        launch_of(f"import x{newlines}", "run.py")
     with within(quick):
         shell_text(f'set A={spaces}"x', "run.bat")
     with within(quick):
