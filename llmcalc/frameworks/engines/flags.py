@@ -71,6 +71,10 @@ class Flag(NamedTuple):
         flag_name = self.names[0]
         if self.refused:
             raise InputError(f"{flag_name}: {self.refused}")
+        try:
+            str(flag_value)
+        except ValueError:  # a number of thousands of digits, from Python
+            raise InputError(f"{flag_name}: {shown(flag_value)} is too long; expected a shorter value") from None
         if self.kind == "switch":
             return _read_switch(flag_name, flag_value)
         if self.kind in ("tokens", "number") and str(flag_value).lower() in self.words:
