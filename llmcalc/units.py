@@ -190,8 +190,8 @@ def seconds(duration: float) -> str:
 NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?(?:[eE][+]?[0-9]{1,2})?"
 """A number as people write it. Commas stand between groups of three digits alone: a decimal comma is none."""
 
-_NUMBER = rf"^\s*({NUMBER})\s*([a-zA-Z]*)\s*$"
-_SIGNED = rf"^\s*([+-]?{NUMBER})\s*([a-zA-Z]*)\s*$"
+_NUMBER = rf"^\s*+({NUMBER})\s*+([a-zA-Z]*+)\s*+$"
+_SIGNED = rf"^\s*+([+-]?{NUMBER})\s*+([a-zA-Z]*+)\s*+$"
 _COUNT_FACTORS = {
     "": 1,
     "k": 10**3,

@@ -396,3 +396,8 @@ def test_an_answer_has_one_type_for_its_arguments() -> None:
         assert_type(llmcalc.memory("gpt2"), DeviceUse | RanksUse)
         assert_type(llmcalc.memory("gpt2", engine="vllm"), ReportedAnswer)
         assert_type(llmcalc.web(browser=False), PageServer)
+
+
+def test_a_price_of_thousands_of_digits() -> None:
+    with pytest.raises(InputError, match="--price: a number of thousands of digits is too large"):
+        llmcalc.serve("gpt2", hardware="h100", input=100, output=100, price=10**5000)

@@ -73,6 +73,19 @@ SEVERAL = re.compile(r"(?:(?P<before>[0-9]{1,7})\s*[x×*]\s*)?(?P<name>.+?)(?:\s
 """A number of accelerators and their name: `8x h100`, `rtx-4090 x2`, `H100:8`."""
 
 
+LONGEST_NAME = 200
+"""Largest number of letters of an accelerator's name. The patterns of names take time quadratic in the letters."""
+
+
+def _require_short_name(hardware_name: str) -> None:
+    """Raises `InputError` for a name that is longer than any accelerator's."""
+    if len(hardware_name) > LONGEST_NAME:
+        raise InputError(
+            f"no accelerator has a name of {len(hardware_name):,} letters; expected one such as h100, of at most "
+            f"{LONGEST_NAME}"
+        )
+
+
 @cache
 def hardware_names() -> tuple[str, ...]:
     """Returns the names of all presets, sorted with numbers by value: a40 before a100."""
@@ -102,6 +115,7 @@ def find_hardware(name_or_file: str) -> Hardware:
     """
     if Path(name_or_file).suffix.lower() == ".toml":
         return read_hardware(name_or_file)
+    _require_short_name(name_or_file)
     memory_size_accelerator = memory_only_hardware(name_or_file)
     return memory_size_accelerator if memory_size_accelerator is not None else _hardware_by_name(name_or_file)
 
@@ -117,6 +131,7 @@ def read_hardware(file_name: str) -> Hardware:
     hardware_description = parse_toml(read_text(path), file_name)
     if isinstance(hardware_description.get("like"), str):
         try:
+            _require_short_name(hardware_description["like"])
             hardware_description = _override_preset(
                 _hardware_by_name(hardware_description["like"]), hardware_description
             )

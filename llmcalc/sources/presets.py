@@ -46,6 +46,10 @@ def load_preset(preset_name: str) -> Preset:
     return validate(Preset, {**read_preset(preset_name), "name": preset_name}, preset_name)
 
 
+LONGEST_NAME = 400
+"""Largest number of letters of a name that is compared with the presets': a hub id with its revision has fewer."""
+
+
 @cache
 def find_preset(name_or_alias: str) -> str | None:
     """Returns the name of the preset with this name or alias, compared without case and punctuation.
@@ -54,7 +58,7 @@ def find_preset(name_or_alias: str) -> str | None:
     """
     if name_or_alias in model_names():
         return name_or_alias
-    if not normalized(name_or_alias):
+    if len(name_or_alias) > LONGEST_NAME or not normalized(name_or_alias):
         return None
     for normalize_name in (normalized_with_points, normalized):
         normalized_name = normalize_name(name_or_alias)
@@ -120,8 +124,14 @@ def _repository_name(model_path: str) -> str:
     return cached_match[1].replace("--", "/") if cached_match else model_path.strip().rstrip("/")
 
 
+LONGEST_PATH = 4_096
+"""Largest number of letters of a path in which a model's name is looked for; that of Linux (PATH_MAX)."""
+
+
 def known_model(model_name: str) -> Preset | None:
     """Returns the preset of a model's name or path in logs and launch files; None if unknown."""
+    if len(model_name) > LONGEST_PATH:
+        return None
     model_name = _repository_name(model_name)
     last_segment = model_name.rpartition("/")[2]
     owner_path = last_segment.replace("_", "/", 1)  # google_gemma-3-12b-it, as in repositories of GGUF files
@@ -191,6 +201,8 @@ def known_checkpoint(checkpoint_name: str) -> tuple[Preset, str] | None:
 
 def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset | None]) -> tuple[Preset, str] | None:
     """Returns the preset and the scheme in a checkpoint's name. find_model: finds the preset of a model name."""
+    if len(checkpoint_name) > LONGEST_PATH:
+        return None
     last_segment = _repository_name(checkpoint_name).rpartition("/")[2]
     schemes_of_publisher = SCHEMES_OF_MLX if "mlx" in checkpoint_name.lower() else ()
     schemes_in_tags = SCHEMES_IN_TAGS if ":" in last_segment else ()
@@ -214,7 +226,8 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
 
 def find_by_repository(preset_name: str) -> str | None:
     """Returns the preset of a repository's name without the owner: `Meta-Llama-3-8B-Instruct`."""
-    return _presets_by_repository().get(normalized(preset_name)) if normalized(preset_name) else None
+    normalized_name = "" if len(preset_name) > LONGEST_NAME else normalized(preset_name)
+    return _presets_by_repository().get(normalized_name) if normalized_name else None
 
 
 @cache

@@ -79,7 +79,7 @@ Operator: TypeAlias = Literal["<=", ">=", "==", "<", ">"]
 
 COMPARISONS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt}
 
-_BOUND = re.compile(rf"\s*(<=|>=|==|<|>)?\s*({NUMBER})\s*([A-Za-z]*)\s*")
+_BOUND = re.compile(rf"\s*+(<=|>=|==|<|>)?\s*+({NUMBER})\s*+([A-Za-z]*+)\s*+")
 
 
 class BudgetLimit(Record):

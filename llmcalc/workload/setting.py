@@ -35,6 +35,9 @@ WITHOUT_GRADIENTS = ("prefill", "decode", "inference")
 Check: TypeAlias = Callable[[str, Any], Any]
 """(option, value) → the value that is meant. Raises `InputError`, which names the option, for a value that is not."""
 
+MOST_BITS = 1_000
+"""Largest number of bits of a whole number that is read as text; no quantity has more."""
+
 
 @frozen(slots=True)
 class Setting:
@@ -107,6 +110,8 @@ class DeclaredSetting:
         if raw_value is None or self.kind is Any:
             return raw_value
         if self.setting.parse is not None:
+            if isinstance(raw_value, int) and raw_value.bit_length() > MOST_BITS:  # Python prints no such number
+                raise InputError(f"{option_name}: {shown(raw_value)} is too large; expected at most {LARGEST:,}")
             return self.setting.parse(option_name, raw_value)
         if self.words:
             replacement = (self.setting.replacements or {}).get(raw_value) if isinstance(raw_value, str) else None

@@ -14,9 +14,17 @@ from pathlib import Path
 import pytest
 
 from llmcalc.errors import InputError
+from llmcalc.frameworks.launch.read import launch_of
+from llmcalc.frameworks.launch.windows import shell_text
+from llmcalc.frameworks.server_files.programs import program_of_image
 from llmcalc.sources.bounded import open_regular, read_bytes, require_few_elements
 from llmcalc.sources.files import read_text
+from llmcalc.sources.hardware import find_hardware
+from llmcalc.sources.target import load
+from llmcalc.studies.budget_file import read_budget
+from llmcalc.units import parse_length
 from tests.bounds import bounded
+from tests.cli.damage import within
 from tests.sources.test_reader_bounds import refused
 
 READERS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -140,6 +148,29 @@ def test_a_text_is_looked_through_once(name: str, tmp_path: Path) -> None:
     file, text = ENDLESS[name]
     (tmp_path / file).write_text(text)
     refused(bounded("params", file, cwd=tmp_path), f"{file}: not valid")
+
+
+def test_patterns_go_through_a_text_once(tmp_path: Path) -> None:
+    """Each took longer than 20 s: two repeats of a pattern shared out the letters in every way."""
+    quick, quotes, spaces = 5.0, "'" * 390_000, " " * 390_000
+    with within(quick), pytest.raises(InputError, match="is no launch file"):
+        launch_of(f"python x\n{quotes}", "run.yaml")
+    newlines = "\n" * 390_000
+    with within(quick), pytest.raises(InputError, match="a Python file of no program"):
+        launch_of(f"import x{newlines}", "run.py")
+    with within(quick):
+        shell_text(f'set A={spaces}"x', "run.bat")
+    with within(quick):
+        assert program_of_image(spaces) is None
+    (tmp_path / "budget.toml").write_text(f'[[model]]\ntarget = "gpt2"\nparams = "{spaces}b"\n')
+    with within(quick), pytest.raises(InputError, match="is no bound"):
+        read_budget(tmp_path / "budget.toml")
+    with within(quick), pytest.raises(InputError, match="not a whole number"):
+        parse_length(f"1{spaces}!")
+    with within(quick), pytest.raises(InputError, match="no accelerator has a name of 390,002 letters"):
+        find_hardware(f"8{spaces}x")
+    with within(quick), pytest.raises(InputError, match="no preset, file or hub id"):
+        load("a" * 390_000)
 
 
 NUMBERS: dict[str, tuple[str, ...]] = {

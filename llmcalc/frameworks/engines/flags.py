@@ -46,6 +46,7 @@ class Flag(NamedTuple):
     refused: why the flag is not modelled, in words; empty if it is.
     is_idle: whether it changes no memory of the device.
     least, most: bounds of a number.
+    key_kinds: the keys of a table whose values are read as those of a flag, with their kinds.
     """
 
     names: tuple[str, ...]
@@ -58,6 +59,7 @@ class Flag(NamedTuple):
     bare: str = ""
     repeats: bool = False
     off: tuple[str, ...] = ()
+    key_kinds: tuple[tuple[str, FlagKind], ...] = ()
 
     @property
     def field_name(self) -> str:
@@ -69,6 +71,10 @@ class Flag(NamedTuple):
         flag_name = self.names[0]
         if self.refused:
             raise InputError(f"{flag_name}: {self.refused}")
+        try:
+            str(flag_value)
+        except ValueError:  # a number of thousands of digits, from Python
+            raise InputError(f"{flag_name}: {shown(flag_value)} is too long; expected a shorter value") from None
         if self.kind == "switch":
             return _read_switch(flag_name, flag_value)
         if self.kind in ("tokens", "number") and str(flag_value).lower() in self.words:
@@ -85,7 +91,7 @@ class Flag(NamedTuple):
                 for list_item in _read_list(flag_name, flag_value)
             )
         if self.kind == "table":
-            return _read_table(flag_name, flag_value)
+            return self._read_keys(_read_table(flag_name, flag_value))
         value_text = str(flag_value).strip()
         if self.kind == "word" and value_text.lower() not in self.words:
             raise InputError(
@@ -93,6 +99,16 @@ class Flag(NamedTuple):
                 f"{suggest(value_text, list(self.words))}"
             )
         return value_text.lower() if self.kind == "word" else value_text
+
+    def _read_keys(self, table: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns a table with the values of `key_kinds` read. Raises `InputError`, which names flag and key."""
+        unset_keys = {key for key, _ in self.key_kinds if table.get(key) is None}
+        read_values = {
+            key: Flag((f"{self.names[0]}: {key}",), key_kind, least=0).read_value(table[key])
+            for key, key_kind in self.key_kinds
+            if key not in unset_keys and not (key_kind == "numbers" and table[key] == [])
+        }
+        return {key: read_values.get(key, value) for key, value in table.items() if key not in unset_keys}
 
     def _check_bounds(self, checked_number: int) -> int:
         if not self.least <= checked_number <= self.most:

@@ -24,6 +24,9 @@ ENDING = ".ipynb"
 LARGEST_NOTEBOOK = 6_000_000
 """The largest notebook in bytes, with its outputs and their pictures."""
 
+MOST_CELLS = 5_000
+"""Largest number of cells of a notebook; each is parsed as Python. Real notebooks have under 300."""
+
 SHELL_CELLS = ("%%bash", "%%sh", "%%script bash", "%%script sh")
 """First words of cells that are a script."""
 
@@ -88,6 +91,8 @@ def _code_cells(notebook: Any, name_in_errors: str) -> Iterator[str]:
     cells = first_worksheet.get("cells") if isinstance(first_worksheet, Mapping) else None
     if not isinstance(cells, list):
         raise InputError(f"{name_in_errors}: is no notebook: it has no list of cells; expected Jupyter's format")
+    if len(cells) > MOST_CELLS:
+        raise InputError(f"{name_in_errors}: {len(cells):,} cells; expected at most {MOST_CELLS:,}")
     for cell in cells:
         if not isinstance(cell, Mapping) or cell.get("cell_type") != "code":
             continue

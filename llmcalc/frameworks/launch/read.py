@@ -238,7 +238,7 @@ def starts_python(file_text: str) -> bool:
 def _is_script(file_text: str) -> bool:
     """Whether a text is a shell script, which starts Python and has arguments or variables."""
     if not starts_python(file_text) or not re.search(
-        r"(^|[\s(\"'])(--[A-Za-z]|\$[A-Za-z_{@*]|[a-z_.]+=|\S+\.ya?ml\b)", file_text
+        r"(^|[\s(\"'])(--[A-Za-z]|\$[A-Za-z_{@*]|[a-z_.]++=)|\S\.ya?ml\b", file_text
     ):
         return False
     return re.search(r"\A\s*\{", file_text) is None and re.search(r"^[A-Z_]+:[ \t]*$", file_text, re.MULTILINE) is None

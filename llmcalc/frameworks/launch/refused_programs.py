@@ -68,14 +68,14 @@ PROGRAMS = (
         r"nemo llm|megatron_gpt_pretraining\.py|megatron_gpt_finetuning\.py",
         "its recipes are not read; expected the Megatron-LM arguments of the run, or TARGET with --framework megatron "
         "and the layout",
-        python=r"^\s*(from nemo\.collections|import nemo_run|from nemo )",
+        python=r"^[ \t]*(from nemo\.collections|import nemo_run|from nemo )",
     ),
     RefusedProgram(
         "litgpt",
         r"litgpt \w+",
         "it is read from its YAML configs alone; expected one, or TARGET with --phase training and its precision, such "
         "as --dtype bf16 --lora-rank 32",
-        python=r"^\s*(from|import) litgpt\b",
+        python=r"^[ \t]*(from|import) litgpt\b",
         reads_configs=True,
     ),
     RefusedProgram(

@@ -25,6 +25,9 @@ MOST_WORDS = 20_000
 MOST_BLOCKS = 50
 """Largest depth of nested `if`, loops and other blocks."""
 
+MOST_EXPORTED = 500
+"""Largest number of exported variables of a script: each of its commands has them in its environment."""
+
 LOOP_WORK = 1_000
 """Letters that a further pass through a loop counts at least, so that a loop without an end ends soon."""
 
@@ -400,6 +403,8 @@ class StatementReader(WordReader):
                 )
         if command_words and command_words[0] != "local" and (command_words[0] == "export" or "-x" in command_words):
             self.script.exported |= set(filter(NAME.fullmatch, command_words[1:]))
+            if len(self.script.exported) > MOST_EXPORTED:
+                raise self.error(f"too many exported variables; expected at most {MOST_EXPORTED:,}")
 
     def read_words(self, variables: list[str], separators: str | list[str] | None) -> None:
         """Sets variables to the words of a here-string, as the command `read` does."""

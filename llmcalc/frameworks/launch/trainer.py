@@ -369,7 +369,7 @@ def _low_rank_optimizer(
     if targets != {"attn", "mlp"}:  # "all-linear" has the output head too
         reader.unknown["optim_target_modules"] = "[attn, mlp] alone is modelled"
     written_arguments = config.get("optim_args") or {}
-    pairs = re.findall(r"(\w+) *= *([\w.]+)", written_arguments) if isinstance(written_arguments, str) else ()
+    pairs = re.findall(r"\b(\w++) *+= *+([\w.]+)", written_arguments) if isinstance(written_arguments, str) else ()
     arguments = written_arguments if isinstance(written_arguments, Mapping) else dict(pairs)
     for argument_name, modelled_value in (("proj_type", "std"), ("proj", "random")):
         if arguments.get(argument_name, modelled_value) != modelled_value:

@@ -16,7 +16,7 @@ _BATCH_WITHOUT_PROGRAMS = re.compile(
 )
 """The beginning of a line that starts no program."""
 
-_BATCH_SET = re.compile(r'set\s+"?([A-Za-z_]\w*)=([^"]*)"?\s*$', re.IGNORECASE)
+_BATCH_SET = re.compile(r'set\s+"?([A-Za-z_]\w*)=([^"]*+)"?\s*+$', re.IGNORECASE)
 _BATCH_START = re.compile(r'(call|start)\s+("[^"]*"\s+)?(/\w+\s+)*', re.IGNORECASE)
 _POWERSHELL_SET = re.compile(r"\$(env:)?([A-Za-z_]\w*)\s*=\s*(.*)$", re.IGNORECASE)
 _WINDOWS_PATH = re.compile(r"(?:^|[\s\"'=])(?:[A-Za-z]:|\.)\\\w")

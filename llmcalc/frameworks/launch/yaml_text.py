@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InputError, MissingExtra, one_line
+from ...errors import InputError, MissingExtra, one_line, shown
 from ...sources.files import DEEPEST, parse_json
 
 LARGEST = 400_000
@@ -21,6 +21,9 @@ MOST_VALUES = 50_000
 
 LONGEST_NUMBER = 400
 """Largest number of letters of a YAML number. Reading base 60 (`1:30:00`) takes time quadratic in the letters."""
+
+YAML_TYPES = {"int": "whole number", "float": "number", "bool": "truth value (true or false)"}
+"""YAML's type of a value → its name in messages."""
 
 
 def parse_yaml(yaml_text: str, name_in_errors: str) -> Any:
@@ -143,14 +146,18 @@ class _ValueBuilder:
     def build_scalar(self, yaml_node: Any) -> Any:
         """Returns the value of a YAML scalar: text, number, boolean or None. A date stays text."""
         yaml_tag = self.require_tag(yaml_node, "str", "int", "float", "bool", "null", "timestamp", "value")
-        if yaml_tag in ("int", "float"):
-            if len(yaml_node.value) > LONGEST_NUMBER:
+        if yaml_tag in ("int", "float") and len(yaml_node.value) > LONGEST_NUMBER:
+            raise self.error(
+                yaml_node, f"a number of {len(yaml_node.value):,} letters; expected at most {LONGEST_NUMBER}"
+            )
+        if yaml_tag in YAML_TYPES:
+            try:
+                return getattr(self.constructor, f"construct_yaml_{yaml_tag}")(yaml_node)
+            except (ValueError, LookupError):  # of a tag in the file (`!!bool x`), or of a sign without digits (`0x_`)
                 raise self.error(
-                    yaml_node, f"a number of {len(yaml_node.value):,} letters; expected at most {LONGEST_NUMBER}"
-                )
-            return getattr(self.constructor, f"construct_yaml_{yaml_tag}")(yaml_node)
-        if yaml_tag == "bool":
-            return self.constructor.construct_yaml_bool(yaml_node)
+                    yaml_node,
+                    f"{shown(yaml_node.value)} is no {YAML_TYPES[yaml_tag]}; expected one, or quotes around it",
+                ) from None
         return None if yaml_tag == "null" else yaml_node.value
 
     def build_table(self, yaml_node: Any) -> dict[str, Any]:

@@ -248,6 +248,8 @@ def _container_text(arguments_text: str, start: int) -> str:
 def _literal(container_text: str) -> Any:
     """Returns the list or table that Python printed as this text; the text where it has other objects."""
     try:
-        return ast.literal_eval(container_text)
+        literal_value = ast.literal_eval(container_text)
+        repr(literal_value)  # a ValueError for a number of thousands of digits, which no message could print
+        return literal_value
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return container_text

@@ -89,7 +89,7 @@ HALF = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp3
 
 def is_python(file_text: str) -> bool:
     """Whether a Python file contains or imports recipes of Megatron-Bridge."""
-    return re.search(rf"^\s*from {re.escape(PACKAGE)}|^from megatron\.bridge ", file_text, re.MULTILINE) is not None
+    return re.search(rf"^[ \t]*from {re.escape(PACKAGE)}|^from megatron\.bridge ", file_text, re.MULTILINE) is not None
 
 
 def starts_program(command_line: CommandLine) -> bool:

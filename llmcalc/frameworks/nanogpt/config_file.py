@@ -58,7 +58,7 @@ def is_python(file_text: str) -> bool:
     if "from model import GPTConfig" in file_text and "configurator.py" in file_text:
         return True
     variable_names = set(re.findall(SIGNS, file_text, re.MULTILINE))
-    return len(variable_names) > 1 and re.search(r"^\s*(def|class|from) ", file_text, re.MULTILINE) is None
+    return len(variable_names) > 1 and re.search(r"^[ \t]*(def|class|from) ", file_text, re.MULTILINE) is None
 
 
 def starts_program(command_line: CommandLine) -> bool:

@@ -69,7 +69,7 @@ LENGTH_CONSTANTS = ("SEQUENCE_LENGTH", "DEFAULT_SEQUENCE_LENGTH", "CONTEXT_LENGT
 
 def is_python(file_text: str) -> bool:
     """Whether a Python file configures training with OLMo-core."""
-    is_import = re.search(r"^\s*(from|import) olmo_core\b", file_text, re.MULTILINE) is not None
+    is_import = re.search(r"^[ \t]*(from|import) olmo_core\b", file_text, re.MULTILINE) is not None
     return is_import and (MODULE in file_text or COOKBOOK in file_text)
 
 

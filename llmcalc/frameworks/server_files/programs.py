@@ -252,7 +252,7 @@ def program_of_image(image_reference: str) -> ServerProgram | None:
 
     An organization such as vllm-project has images of routers too, so it names no program.
     """
-    image_name = re.sub(r"[^/]*-project/", "", image_reference.lower().partition("@")[0])
+    image_name = re.sub(r"(?<![^/])[^/]*-project/", "", image_reference.lower().partition("@")[0])
     return next(
         (program for program in PROGRAMS if any(image_name_part in image_name for image_name_part in program.images)),
         None,

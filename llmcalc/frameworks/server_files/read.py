@@ -94,7 +94,7 @@ def starts_any_server(typed_path: str | Path) -> bool:
     return is_modelled or TRAINING_COMMAND.search(launch_text) is None
 
 
-TRAINS = re.compile(r"^\s*\w+\s*=\s*\w*Trainer\(", re.MULTILINE)
+TRAINS = re.compile(r"^[ \t]*\w+[ \t]*=[ \t]*\w*Trainer\(", re.MULTILINE)
 """A line of Python that makes a trainer."""
 
 

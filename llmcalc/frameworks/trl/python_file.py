@@ -108,7 +108,7 @@ OTHER_TRAINERS = re.compile(
 
 def is_python(file_text: str) -> bool:
     """Whether a Python file creates the training configuration of TRL or transformers, or a trainer of TRL."""
-    if re.search(r"^\s*(from|import) (trl|transformers)\b", file_text, re.MULTILINE) is None:
+    if re.search(r"^[ \t]*(from|import) (trl|transformers)\b", file_text, re.MULTILINE) is None:
         return False
     has_config = re.search(rf"\b({'|'.join(CONFIGS)})\(", file_text) is not None
     return has_config or OTHER_TRAINERS.search(file_text) is not None

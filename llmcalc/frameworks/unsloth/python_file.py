@@ -62,7 +62,7 @@ FOUR_BITS = re.compile(r"-(unsloth-)?bnb-4bit$", re.IGNORECASE)
 
 def is_python(file_text: str) -> bool:
     """Whether a Python file imports Unsloth."""
-    return re.search(r"^\s*(from|import) unsloth\b", file_text, re.MULTILINE) is not None
+    return re.search(r"^[ \t]*(from|import) unsloth\b", file_text, re.MULTILINE) is not None
 
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
@@ -193,7 +193,9 @@ def _shared_engine(reader: LaunchReader, model: Mapping[str, Any], is_standby: b
 STANDBY_SHARES = ((40, 0.925 * 0.95), (25, 0.9 * 0.95), (20, 0.825 * 0.95), (14, 0.8 * 0.95), (10, 0.775 * 0.95))
 """GiB of a device → the share of it that vLLM 0.11 and later has in standby, whatever the file says (`load_vllm`)."""
 
-STANDBY = re.compile(r"""^(?!\s*#(?! get_ipython)).*UNSLOTH_VLLM_STANDBY["'\\]{1,3}\]\s*=\s*\\?["']1""", re.MULTILINE)
+STANDBY = re.compile(
+    r"""^(?![ \t]*#(?! get_ipython)).*UNSLOTH_VLLM_STANDBY["'\\]{1,3}\]\s*=\s*\\?["']1""", re.MULTILINE
+)
 """A line that turns standby on; exported notebooks have it in the text of a cell."""
 
 

@@ -50,7 +50,15 @@ FLAGS = (
     Flag(("--cpu-offload-gb",), "gib"),
     Flag(("--language-model-only",), "switch"),
     Flag(("--limit-mm-per-prompt",), "table"),
-    Flag(("--compilation-config", "-cc", "-O"), "table"),
+    Flag(
+        ("--compilation-config", "-cc", "-O"),
+        "table",
+        key_kinds=(
+            ("cudagraph_capture_sizes", "numbers"),
+            ("max_cudagraph_capture_size", "number"),
+            ("inductor_compile_config", "table"),
+        ),
+    ),
     Flag(("--attention-config", "-ac"), "table"),
     Flag(("-O2", "-O3"), "switch", is_idle=True),
     *refused_flags("a level of optimization", switch_names="-O0 -O1"),

@@ -101,6 +101,18 @@ def test_a_few_aliases_are_read() -> None:
     }
 
 
+@pytest.mark.parametrize("text", ["!!bool x", "!!int ''", "0x_", "!!float x"])
+def test_a_value_that_is_not_what_its_tag_says(text: str) -> None:
+    with pytest.raises(InputError, match=r"line 1: .* is no .*; expected one, or quotes around it"):
+        parse_yaml(f"a: {text}", "x")
+
+
+def test_arguments_of_an_optimizer_are_looked_through_once() -> None:
+    """Beginning again at each letter of a word took minutes."""
+    text = f"per_device_train_batch_size: 1\noptim: galore_adamw\noptim_args: {'a' * 390_000}\n"
+    assert isinstance(read(text, allow_unknown=True), Launch)
+
+
 def test_a_huge_file(tmp_path: Path) -> None:
     path = tmp_path / "huge.yaml"
     path.write_text("MODEL_ARGS:\n" + "".join(f"  --a{i}: 1\n" for i in range(60_000)))

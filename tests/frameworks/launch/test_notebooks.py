@@ -80,6 +80,7 @@ def test_a_server_that_a_notebook_starts(tmp_path: Path, start: str) -> None:
     ("text", "message"),
     [
         ('{"cells": 3}', "has no list of cells"),
+        (json.dumps({"cells": [{}] * 5_001}), "5,001 cells; expected at most 5,000"),
         ('{"cells": []}', "a notebook without code"),
         ("[1]", "is no notebook"),
         ("x", "not valid JSON"),

@@ -163,6 +163,7 @@ def test_exported_variables_and_those_of_a_command() -> None:
         ("A=x\n" + "A=$A$A\n" * 40, "too long"),
         ("A=(x)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40, "too long"),
         ("run x\n" * MOST_WORDS, "too many words"),
+        ("".join(f"export A{i}=1\n" for i in range(501)), "too many exported variables"),
     ],
 )
 def test_bad_scripts(text: str, said_: str) -> None:

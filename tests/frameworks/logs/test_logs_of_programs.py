@@ -296,6 +296,11 @@ def test_amounts(text: str, size: int) -> None:
     assert bytes_of(text) == size
 
 
+def test_a_number_that_python_does_not_print_stays_text() -> None:
+    text = f"[0x{'f' * 6000}]"
+    assert argument_pairs(f"max_model_len={text}") == {"max_model_len": text}
+
+
 def test_arguments_as_python_prints_them() -> None:
     text = "Namespace(a=1, b='x y', c=None, d=True, e=0.9, f=torch.bfloat16) {'g': 'h', 'i': [1], 'j': \"k\"}"
     assert argument_pairs(text) == {

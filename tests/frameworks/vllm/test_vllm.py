@@ -326,6 +326,22 @@ def test_graphs_are_those_of_the_sizes(flags: dict[str, Any], further_graphs: in
     assert answer(**flags).result.bytes_of("cuda_graphs") == pytest.approx(expected, abs=2)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("cudagraph_capture_sizes", ["a"]), ("max_cudagraph_capture_size", []), ("inductor_compile_config", [1])],
+)
+def test_values_of_the_compilation_config_are_checked(key: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"--compilation-config: {key}: .*; expected a"):
+        answer(compilation_config={key: value})
+    assert answer(compilation_config={key: None}).result.bytes_of("cuda_graphs") > 0
+
+
+@pytest.mark.parametrize("flag", ["max_model_len", "max_num_seqs", "cudagraph_capture_sizes", "quantization"])
+def test_a_number_of_thousands_of_digits(flag: str) -> None:
+    with pytest.raises(InputError, match=f"--{flag.replace('_', '-')}: .* is too long; expected a shorter value"):
+        answer(**{flag: [10**5000] if flag.endswith("sizes") else 10**5000})
+
+
 def test_no_graphs_take_no_memory() -> None:
     assert answer(compilation_config={"cudagraph_mode": "NONE"}).result.bytes_of("cuda_graphs") == 0
 
