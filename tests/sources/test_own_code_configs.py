@@ -315,3 +315,33 @@ def test_the_layers_of_decilm_differ_in_their_heads_of_keys_and_values() -> None
     assert llmcalc.params(config).total == total == 7_043_551_232
     with pytest.raises(InputError, match="num_key_value_heads_per_layer: a list; expected 32 values, divisors of 32"):
         llmcalc.params({**config, "num_key_value_heads_per_layer": [3] * 32})
+
+
+def test_models_of_flash_linear_attention_are_counted() -> None:
+    """The defaults of fla's classes: 5632 is 2/3 · 4 · 2048, rounded up to a multiple of 256."""
+    h, f, v = 2048, 5632, 32000
+    ends, ffn = 2 * v * h + h, 3 * h * f + 2 * h
+    softmax = 4 * h * h
+    assert llmcalc.params({"model_type": "transformer"}).total == ends + 24 * (softmax + ffn) == 1_364_297_728
+    keys, values, heads = 6 * 256, 6 * 512, 6
+    gated = h * (2 * keys + 3 * values + 2 * heads) + 4 * (2 * keys + values) + 2 * heads + 512
+    assert llmcalc.params({"model_type": "gated_deltanet"}).total == ends + 21 * (gated + ffn) == 1_387_348_732
+    hybrid = {"model_type": "gated_deltanet", "attn": {"layers": [3, 7], "num_heads": 16, "num_kv_heads": 4}}
+    total = ends + 19 * gated + 2 * (2 * h * h + 2 * h * 512) + 21 * ffn
+    assert llmcalc.params(hybrid).total == total
+    for attn in ({"layers": [21], "num_heads": 16}, [{"layers": [0], "num_heads": 16}] * 2):
+        with pytest.raises(InputError, match=r"attn.*\.layers: a list; expected layers from 0 to 20, each once"):
+            llmcalc.params({"model_type": "gated_deltanet", "attn": attn})
+    with pytest.raises(InputError, match="use_gate: false; expected one of true"):
+        llmcalc.params({"model_type": "gated_deltanet", "use_gate": False})
+
+
+def test_mamba_2_of_flash_linear_attention_has_its_fields() -> None:
+    config = {"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "hidden_size": 64, "expand": 2}
+    config |= {"head_dim": 16, "num_heads": 8, "n_groups": 1, "state_size": 16, "num_hidden_layers": 2}
+    config |= {"vocab_size": 96, "norm_eps": 1e-5}
+    of_fla = {**config, "fuse_cross_entropy": True, "rmsnorm": True, "D_has_hdim": False, "dt_limit": [0.0, 10.0]}
+    assert not any("unrecognised" in note for note in llmcalc.load(of_fla).notes)
+    assert llmcalc.params(of_fla).total == llmcalc.params({**config, "tie_word_embeddings": False}).total
+    with pytest.raises(InputError, match="D_has_hdim: true; expected one of false"):
+        llmcalc.params({**of_fla, "D_has_hdim": True})

@@ -86,6 +86,7 @@ CODE_FIELDS = {
     ("bert", "alibi_starting_size"): "mosaic_bert",
     ("esm", "add_bias_fnn"): "nucleotide_transformer_v2",
     ("Emu3", "max_window_layers"): "emu3_5",
+    ("mamba2", "fuse_cross_entropy"): "fla_mamba2",
 }
 """Model type and a field that only the code of another model's repository reads → the model type that reads them.
 

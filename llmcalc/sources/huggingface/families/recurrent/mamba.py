@@ -52,7 +52,8 @@ def _read_falcon_mamba(config: Config) -> Table:
     return _read_mamba(config, norm=rmsnorm(config.number("mixer_rms_eps"), weight=False))
 
 
-def _read_mamba2(config: Config) -> Table:
+def read_mamba2(config: Config) -> Table:
+    """Reads Mamba-2, whose heads together are as wide as the expanded model."""
     heads = config.integer("num_heads")
     head_dim = config.integer("head_dim")
     inner_size = config.integer("expand") * config.integer("hidden_size")
@@ -157,7 +158,7 @@ FAMILIES = {
         _read_falcon_mamba, ignored_fields=IGNORED, field_writers=ALONE_WRITES, modules=MAMBA_MODULES, dropout_fields={}
     ),
     "mamba2": Family(
-        _read_mamba2,
+        read_mamba2,
         ignored_fields=IGNORED,
         field_writers={
             "expand": expansion_factor,
