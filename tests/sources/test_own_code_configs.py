@@ -345,3 +345,34 @@ def test_mamba_2_of_flash_linear_attention_has_its_fields() -> None:
     assert llmcalc.params(of_fla).total == llmcalc.params({**config, "tie_word_embeddings": False}).total
     with pytest.raises(InputError, match="D_has_hdim: true; expected one of false"):
         llmcalc.params({**of_fla, "D_has_hdim": True})
+
+
+REPLIT: dict[str, Any] = {
+    "model_type": "mpt", "architectures": ["MPTForCausalLM"], "d_model": 3072, "n_heads": 24, "n_layers": 32,
+    "expansion_ratio": 4, "max_seq_len": 4096, "vocab_size": 32768, "no_bias": True, "learned_pos_emb": True,
+    "norm_type": "low_precision_layernorm", "ffn_config": {"ffn_type": "mptmlp"},
+    "attn_config": {"attn_type": "grouped_query_attention", "kv_n_heads": 8, "alibi": True, "attn_impl": "triton"},
+}  # fmt: skip
+
+
+def test_mpt_with_fields_of_llm_foundry_is_counted() -> None:
+    """replit-code v1.5 (3.3 B) has 8 heads of keys and values of 128."""
+    h, depth = 3072, 32
+    layer = 2 * h * h + 2 * h * 8 * 128 + 2 * 4 * h * h + 2 * h
+    assert llmcalc.params(REPLIT).total == 32768 * h + depth * layer + h == 3_322_088_448
+    assert llmcalc.kv(REPLIT, batch=1, seq=1).bytes == 2 * 2 * depth * 8 * 128
+    wide = {**REPLIT, "ffn_config": {"ffn_type": "mptmlp", "ffn_hidden_size": 8192}}
+    assert llmcalc.params(wide).total == 3_322_088_448 - depth * 2 * h * (4 * h - 8192)
+    gated = {**REPLIT, "ffn_config": {"ffn_type": "mptglu", "ffn_hidden_size": 8192}}
+    assert llmcalc.params(gated).total == llmcalc.params(wide).total + depth * h * 8192
+    with pytest.raises(InputError, match=r"attn_config\.kv_n_heads: 7; expected a divisor of 24"):
+        llmcalc.params({**REPLIT, "attn_config": {**REPLIT["attn_config"], "kv_n_heads": 7}})
+    with pytest.raises(InputError, match=r"expansion_ratio: 0\.1; expected a multiple of 1 / d_model"):
+        llmcalc.params({**REPLIT, "expansion_ratio": 0.1})
+
+
+def test_mpt_of_7b_is_the_same_with_the_fields_of_later_versions() -> None:
+    config: dict[str, Any] = {"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "vocab_size": 50432}
+    config |= {"no_bias": True, "architectures": ["MPTForCausalLM"], "attn_config": {"alibi": True}}
+    later = {**config, "attn_config": {"alibi": True, "rope": False, "fused_qkv": True}}
+    assert llmcalc.params(later).total == llmcalc.params(config).total == 6_649_286_656

@@ -87,8 +87,17 @@ CODE_FIELDS = {
     ("esm", "add_bias_fnn"): "nucleotide_transformer_v2",
     ("Emu3", "max_window_layers"): "emu3_5",
     ("mamba2", "fuse_cross_entropy"): "fla_mamba2",
+    **{
+        ("mpt", field): "llm_foundry_mpt"
+        for field in (
+            *("attention_bias", "block_overrides", "head_dim", "ffn_config.ffn_act_fn", "ffn_config.ffn_hidden_size"),
+            *("attn_config.kv_n_heads", "attn_config.qk_gn", "attn_config.rope", "attn_config.sliding_window_size"),
+        )
+    },
 }
 """Model type and a field that only the code of another model's repository reads → the model type that reads them.
+
+With a path (`attn_config.rope`) it is a field of a table.
 
 Nucleotide Transformer 2 states no model type, or that of its class's name.
 """
@@ -283,10 +292,18 @@ def _type_of_code_fields(config_data: Mapping[str, Any]) -> str:
         (
             model_type
             for (stated_type, field), model_type in CODE_FIELDS.items()
-            if config_type == stated_type and (config_data.get(field) or config_data.get(field) is False)
+            if config_type == stated_type and _has_value(config_data, field)
         ),
         "",
     )
+
+
+def _has_value(config_data: Mapping[str, Any], field_path: str) -> bool:
+    """Whether a config has a field, of a table if its path has a dot, with a value other than null and 0."""
+    table_name, _, field_name = field_path.rpartition(".")
+    table = config_data.get(table_name) if table_name else config_data
+    field_value = table.get(field_name) if isinstance(table, Mapping) else None
+    return bool(field_value) or field_value is False
 
 
 def _reads_differently(config_data: Mapping[str, Any], stated_type: str, model_type: str) -> bool:
