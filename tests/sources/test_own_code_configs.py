@@ -376,3 +376,21 @@ def test_mpt_of_7b_is_the_same_with_the_fields_of_later_versions() -> None:
     config |= {"no_bias": True, "architectures": ["MPTForCausalLM"], "attn_config": {"alibi": True}}
     later = {**config, "attn_config": {"alibi": True, "rope": False, "fused_qkv": True}}
     assert llmcalc.params(later).total == llmcalc.params(config).total == 6_649_286_656
+
+
+def test_btlm_has_the_layers_of_jais() -> None:
+    """BTLM-3B-8K (2.6 B): 32 layers with ALiBi, a gated FFN and biases, and a tied head."""
+    config = {"model_type": "btlm", "architectures": ["BTLMLMHeadModel"], "n_embd": 2560, "n_head": 32, "n_layer": 32}
+    config |= {"n_inner": 6826, "activation_function": "swiglu", "position_embedding_type": "alibi"}
+    config |= {"vocab_size": 50257, "n_positions": 8192, "mup_width_scale": 0.1, "mup_scale_qk_dot_by_d": True}
+    h, f = 2560, 6826
+    layer = 4 * (h * h + h) + 3 * h * f + 2 * f + h + 4 * h
+    assert llmcalc.params(config).total == 50257 * h + 32 * layer + 2 * h == 2_646_255_744
+
+
+@pytest.mark.parametrize("model_type", ["gla", "delta_net", "retnet", "hgrn2", "stripedhyena", "evabyte"])
+def test_a_type_whose_layers_no_description_has_is_refused_with_their_name(model_type: str) -> None:
+    with pytest.raises(
+        InputError, match=rf"'{model_type}' is not supported.* which a description in TOML does not have"
+    ):
+        llmcalc.params({"model_type": model_type, "auto_map": {"AutoModelForCausalLM": "modeling.Model"}})

@@ -425,13 +425,23 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
 
 
 UNDESCRIBED_PARTS = {
+    "caduceus": "state-space scans in both directions with common projections, and reverse complements",
+    "delta_net": "linear attention by the delta rule without decays",
+    "evabyte": "attention to chunks that are summarized by random features (EVA)",
     "gigachat3_5": "norms gated by a projection of rank 16, also within latent attention",
+    "gla": "linear attention whose keys decay by channel (GLA)",
+    "gsa": "attention to slots that decay (GSA)",
+    "hgrn": "a gated recurrence with lower bounds by layer (HGRN)",
+    "hgrn2": "linear attention whose keys are what its gates forget (HGRN2)",
+    "hyenadna": "convolutions as long as the text (Hyena)",
     "hymba": "attention and a state-space scan on the same input, and learned tokens before the text",
     "infimm-zephyr": "cross-attention to images between those of its text model",
     "iquest_q1": "residual sums after norms, and keys as attention sinks",
     "motif": "activations of normalized powers (PolyNorm)",
+    "retnet": "linear attention with key and value heads of different sizes and fixed decays (RetNet)",
     "step5": "queries scaled by the logarithm of their position",
     "step5_text": "queries scaled by the logarithm of their position",
+    "stripedhyena": "convolutions as long as the text (Hyena)",
     "xgenmm": "embeddings beside those of its text model",
     "yuan": "convolutions over tokens before queries and keys (localized filtering)",
     "zaya1_vl": "adapters for image tokens alone",
