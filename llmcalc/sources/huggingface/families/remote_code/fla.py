@@ -157,7 +157,7 @@ FAMILIES = {
     "transformer": Family(
         _read_transformer,
         {**COMMON, **ATTENTION_DEFAULTS, "num_heads": 32, "qk_norm": False},
-        IGNORED,
+        IGNORED | {"attention_bias"},  # of earlier versions, whose class does not read it
         aliases=NAMES,
         dropout_fields={},
         source=f"{FLA}transformer",
@@ -206,7 +206,7 @@ FAMILIES = {
         | field_names(
             """
             A_init_range conv_init dt_init_floor dt_limit dt_max dt_min norm_before_gate rescale_prenorm_residual
-            residual_in_fp32 time_step_floor time_step_limit time_step_max time_step_min time_step_rank
+            residual_in_fp32 rms_norm time_step_floor time_step_limit time_step_max time_step_min time_step_rank
             """
         ),
         aliases={"layer_norm_epsilon": "norm_eps"},
