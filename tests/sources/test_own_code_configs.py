@@ -343,6 +343,8 @@ def test_mamba_2_of_flash_linear_attention_has_its_fields() -> None:
     of_fla = {**config, "fuse_cross_entropy": True, "rmsnorm": True, "D_has_hdim": False, "dt_limit": [0.0, 10.0]}
     assert not any("unrecognised" in note for note in llmcalc.load(of_fla).notes)
     assert llmcalc.params(of_fla).total == llmcalc.params({**config, "tie_word_embeddings": False}).total
+    without_heads = {field: value for field, value in of_fla.items() if field != "num_heads"}
+    assert llmcalc.params(without_heads).total == llmcalc.params(of_fla).total
     with pytest.raises(InputError, match="D_has_hdim: true; expected one of false"):
         llmcalc.params({**of_fla, "D_has_hdim": True})
 
@@ -376,6 +378,16 @@ def test_mpt_of_7b_is_the_same_with_the_fields_of_later_versions() -> None:
     config |= {"no_bias": True, "architectures": ["MPTForCausalLM"], "attn_config": {"alibi": True}}
     later = {**config, "attn_config": {"alibi": True, "rope": False, "fused_qkv": True}}
     assert llmcalc.params(later).total == llmcalc.params(config).total == 6_649_286_656
+
+
+def test_mamba_of_flash_linear_attention_has_its_defaults() -> None:
+    """The library's class has an untied head, and a Δ of its own rank under another name than transformers' class."""
+    config = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "fuse_cross_entropy": True}
+    h, inner, rank, states = 2048, 4096, 128, 16
+    mixer = 2 * h * inner + 4 * inner + inner + inner * (rank + 2 * states) + (rank + 1) * inner
+    layer = mixer + inner * states + inner + inner * h + h
+    assert llmcalc.params(config).total == 2 * 32000 * h + 48 * layer + h == 1_400_276_992
+    assert llmcalc.params({**config, "dt_rank": 64}).total == 1_400_276_992 - 48 * 64 * 2 * inner
 
 
 def test_btlm_has_the_layers_of_jais() -> None:

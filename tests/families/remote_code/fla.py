@@ -29,7 +29,12 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             ],
         },
     ],
+    "MambaForCausalLM": [
+        {"model_type": "fla_mamba", **FLA, "state_size": 6, "dt_rank": 3},
+        {"model_type": "fla_mamba", **FLA, "state_size": 6, "time_step_rank": "auto", "use_bias": True},
+    ],
     "Mamba2ForCausalLM": [
         {"model_type": "fla_mamba2", **FLA, "num_heads": 8, "head_dim": 8, "state_size": 6, "n_groups": 2},
+        {"model_type": "fla_mamba2", **FLA, "head_dim": 16, "use_bias": True, "tie_word_embeddings": True},
     ],
 }

@@ -29,7 +29,8 @@ def _state_space_decoder(config: Config, mixer: Table) -> Table:
     return decoder(config, layer_table(mixer, NONE, norm), norm)
 
 
-def _read_mamba(config: Config, **mixer_fields: Any) -> Table:
+def read_mamba(config: Config, **mixer_fields: Any) -> Table:
+    """Reads Mamba. mixer_fields: further fields of the mixer."""
     expanded_width = config.integer("expand") * config.integer("hidden_size")
     channels = config.optional_integer("intermediate_size") or expanded_width
     mixer = {
@@ -49,7 +50,7 @@ def _read_mamba(config: Config, **mixer_fields: Any) -> Table:
 
 
 def _read_falcon_mamba(config: Config) -> Table:
-    return _read_mamba(config, norm=rmsnorm(config.number("mixer_rms_eps"), weight=False))
+    return read_mamba(config, norm=rmsnorm(config.number("mixer_rms_eps"), weight=False))
 
 
 def read_mamba2(config: Config) -> Table:
@@ -152,7 +153,7 @@ MAMBA_MODULES: Modules = {"embed_tokens": "embeddings", "mamba_pre_norm": "norm"
 
 FAMILIES = {
     "mamba": Family(
-        _read_mamba, ignored_fields=IGNORED, field_writers=ALONE_WRITES, modules=MAMBA_MODULES, dropout_fields={}
+        read_mamba, ignored_fields=IGNORED, field_writers=ALONE_WRITES, modules=MAMBA_MODULES, dropout_fields={}
     ),
     "falcon_mamba": Family(
         _read_falcon_mamba, ignored_fields=IGNORED, field_writers=ALONE_WRITES, modules=MAMBA_MODULES, dropout_fields={}

@@ -1,7 +1,8 @@
-"""The library flash-linear-attention's own models: its transformer, gated DeltaNet and Mamba-2.
+"""The library flash-linear-attention's own models: its transformer, gated DeltaNet, Mamba and Mamba-2.
 
-Each has RMSNorm before each sublayer and a gated FFN; an `attn` table gives some layers softmax attention. Sources: the
-library's `configuration_*.py` and `modeling_*.py`, in `Family.source`, and its `fla/layers` and `fla/modules/mlp.py`.
+Transformer and gated DeltaNet have RMSNorm before each sublayer and a gated FFN; a table `attn` gives some of their
+layers softmax attention. Sources: the library's `configuration_*.py` and `modeling_*.py`, in `Family.source`, and its
+`fla/layers` and `fla/modules/mlp.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import QKV, Table, biases, combined_kinds, decoder, glu, layer_table, qk_norm_fields, rmsnorm, rope
 from ..recurrent.delta import gated_delta_net
-from ..recurrent.mamba import read_mamba2
+from ..recurrent.mamba import read_mamba, read_mamba2
 
 FLA = f"{GITHUB}fla-org/flash-linear-attention/blob/main/fla/models/"
 
@@ -50,7 +51,10 @@ def _read_mamba2(config: Config) -> Table:
     """Reads Mamba-2 as in transformers, without the library's options that change the norm and D."""
     config.require("rmsnorm", True)
     config.require("D_has_hdim", False)
-    return read_mamba2(config)
+    if config.has("num_heads"):
+        return read_mamba2(config)
+    inner_size, head_dim = config.integer("expand") * config.integer("hidden_size"), config.integer("head_dim")
+    return read_mamba2(config.with_fields(num_heads=config.quotient("head_dim", inner_size, head_dim)))
 
 
 def _decoder(config: Config, mixer: Table) -> Table:
@@ -153,6 +157,15 @@ IGNORED = field_names(
 )
 """Fields that choose kernels, and a field of earlier versions that has the norm in the mixer's module."""
 
+OF_STEPS = field_names(
+    """
+    A_init_range conv_init dt_init_floor dt_init_scheme dt_limit dt_max dt_min dt_scale norm_before_gate
+    rescale_prenorm_residual residual_in_fp32 rms_norm time_step_floor time_step_init_scheme time_step_limit
+    time_step_max time_step_min time_step_rank time_step_scale
+    """
+)
+"""Fields of initialisation and of the range of Δ, in this and earlier versions."""
+
 FAMILIES = {
     "transformer": Family(
         _read_transformer,
@@ -181,6 +194,27 @@ FAMILIES = {
         dropout_fields={},
         source=f"{FLA}gated_deltanet",
     ),
+    "fla_mamba": Family(
+        read_mamba,
+        {
+            "vocab_size": 32000,
+            "hidden_size": 2048,
+            "num_hidden_layers": 48,
+            "state_size": 16,
+            "expand": 2,
+            "conv_kernel": 4,
+            "use_bias": False,
+            "use_conv_bias": True,
+            "hidden_act": "silu",
+            "dt_rank": "auto",
+            "norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+        },
+        IGNORED | OF_STEPS,
+        aliases={"layer_norm_epsilon": "norm_eps", "time_step_rank": "dt_rank"},
+        dropout_fields={},
+        source=f"{FLA}mamba",
+    ),
     "fla_mamba2": Family(
         _read_mamba2,
         {
@@ -188,7 +222,6 @@ FAMILIES = {
             "hidden_size": 2048,
             "num_hidden_layers": 48,
             "head_dim": 64,
-            "num_heads": 64,
             "state_size": 128,
             "expand": 2,
             "conv_kernel": 4,
@@ -202,13 +235,7 @@ FAMILIES = {
             "norm_eps": 1e-5,
             "tie_word_embeddings": False,
         },
-        IGNORED
-        | field_names(
-            """
-            A_init_range conv_init dt_init_floor dt_limit dt_max dt_min norm_before_gate rescale_prenorm_residual
-            residual_in_fp32 rms_norm time_step_floor time_step_limit time_step_max time_step_min time_step_rank
-            """
-        ),
+        IGNORED | OF_STEPS,
         aliases={"layer_norm_epsilon": "norm_eps"},
         dropout_fields={},
         source=f"{FLA}mamba2",
