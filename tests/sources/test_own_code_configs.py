@@ -380,6 +380,17 @@ def test_mpt_of_7b_is_the_same_with_the_fields_of_later_versions() -> None:
     assert llmcalc.params(later).total == llmcalc.params(config).total == 6_649_286_656
 
 
+def test_samba_has_the_layers_of_mamba_and_of_softmax_attention() -> None:
+    """flame's samba_1B: 9 layers of Mamba and 9 with a window of 2,048 tokens, all with an FFN."""
+    attn = {"layers": [*range(1, 18, 2)], "num_heads": 18, "num_kv_heads": 18, "window_size": 2048}
+    config = {"model_type": "samba", "hidden_size": 2304, "intermediate_size": 4608, "attn": attn}
+    h, inner, rank, states, f = 2304, 4608, 144, 16, 6144
+    mixer = 2 * h * inner + 5 * inner + inner * (rank + 2 * states) + (rank + 1) * inner + inner * (states + 1)
+    layers = 9 * (mixer + inner * h) + 9 * 4 * h * h + 18 * (3 * h * f + 2 * h)
+    assert llmcalc.params(config).total == 2 * 32000 * h + layers + h == 1_403_935_488
+    assert llmcalc.params({"model_type": "samba"}).total == 1_403_935_488
+
+
 def test_mamba_of_flash_linear_attention_has_its_defaults() -> None:
     """The library's class has an untied head, and a Δ of its own rank under another name than transformers' class."""
     config = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "fuse_cross_entropy": True}

@@ -29,6 +29,16 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             ],
         },
     ],
+    "SambaForCausalLM": [
+        {
+            "model_type": "samba",
+            **FLA,
+            "state_size": 6,
+            "intermediate_size": 48,
+            "attn": {"layers": [1], "num_heads": 4, "num_kv_heads": 2, "window_size": 8},
+        },
+        {"model_type": "samba", **FLA, "state_size": 6, "time_step_rank": 3, "use_bias": True, "attn": None},
+    ],
     "MambaForCausalLM": [
         {"model_type": "fla_mamba", **FLA, "state_size": 6, "dt_rank": 3},
         {"model_type": "fla_mamba", **FLA, "state_size": 6, "time_step_rank": "auto", "use_bias": True},

@@ -29,24 +29,24 @@ def _state_space_decoder(config: Config, mixer: Table) -> Table:
     return decoder(config, layer_table(mixer, NONE, norm), norm)
 
 
-def read_mamba(config: Config, **mixer_fields: Any) -> Table:
-    """Reads Mamba. mixer_fields: further fields of the mixer."""
+def mamba_mixer(config: Config) -> Table:
+    """Returns Mamba's mixer under the names of its config in transformers."""
     expanded_width = config.integer("expand") * config.integer("hidden_size")
-    channels = config.optional_integer("intermediate_size") or expanded_width
-    mixer = {
+    return {
         "type": "mamba",
-        "intermediate_size": channels,
+        "intermediate_size": config.optional_integer("intermediate_size") or expanded_width,
         "state_size": config.integer("state_size"),
         "time_step_rank": step_rank(config, "time_step_rank"),
-    }
-    other_fields = {
         "conv_kernel": config.integer("conv_kernel"),
         "use_bias": config.flag("use_bias"),
         "use_conv_bias": config.flag("use_conv_bias"),
+        "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
-    return _state_space_decoder(
-        config, {**mixer, **other_fields, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), **mixer_fields}
-    )
+
+
+def read_mamba(config: Config, **mixer_fields: Any) -> Table:
+    """Reads Mamba. mixer_fields: further fields of the mixer."""
+    return _state_space_decoder(config, {**mamba_mixer(config), **mixer_fields})
 
 
 def _read_falcon_mamba(config: Config) -> Table:

@@ -1,8 +1,8 @@
-"""The library flash-linear-attention's own models: its transformer, gated DeltaNet, Mamba and Mamba-2.
+"""The library flash-linear-attention's own models: its transformer, gated DeltaNet, Samba, Mamba and Mamba-2.
 
-Transformer and gated DeltaNet have RMSNorm before each sublayer and a gated FFN; a table `attn` gives some of their
-layers softmax attention. Sources: the library's `configuration_*.py` and `modeling_*.py`, in `Family.source`, and its
-`fla/layers` and `fla/modules/mlp.py`.
+Transformer, gated DeltaNet and Samba have RMSNorm before each sublayer and a gated FFN; a table `attn` gives some of
+their layers softmax attention. Sources: the library's `configuration_*.py` and `modeling_*.py`, in `Family.source`, and
+its `fla/layers` and `fla/modules/mlp.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import QKV, Table, biases, combined_kinds, decoder, glu, layer_table, qk_norm_fields, rmsnorm, rope
 from ..recurrent.delta import gated_delta_net
-from ..recurrent.mamba import read_mamba, read_mamba2
+from ..recurrent.mamba import mamba_mixer, read_mamba, read_mamba2
 
 FLA = f"{GITHUB}fla-org/flash-linear-attention/blob/main/fla/models/"
 
@@ -47,6 +47,19 @@ def _read_gated_deltanet(config: Config) -> Table:
     return _decoder(config, mixer)
 
 
+def _read_samba(config: Config) -> Table:
+    """Reads Samba, whose `intermediate_size` is the width of Mamba, not of the FFN.
+
+    Without a table `attn` in the config, each second of the first 18 layers has attention with a window.
+    """
+    config.require("use_conv_bias", True)
+    ffn_width = _ffn_width(config.with_fields(intermediate_size=None))
+    if "attn" not in config.data:
+        layers = [*range(1, min(18, config.integer("num_hidden_layers")), 2)]
+        config = config.with_fields(attn={"layers": layers, "num_heads": 18, "window_size": 2048})
+    return _decoder(config, mamba_mixer(config), ffn_width)
+
+
 def _read_mamba2(config: Config) -> Table:
     """Reads Mamba-2 as in transformers, without the library's options that change the norm and D."""
     config.require("rmsnorm", True)
@@ -57,11 +70,14 @@ def _read_mamba2(config: Config) -> Table:
     return read_mamba2(config.with_fields(num_heads=config.quotient("head_dim", inner_size, head_dim)))
 
 
-def _decoder(config: Config, mixer: Table) -> Table:
-    """Returns a decoder whose layers have a mixer, or softmax attention where the table `attn` lists them."""
+def _decoder(config: Config, mixer: Table, ffn_width: int | None = None) -> Table:
+    """Returns a decoder whose layers have a mixer, or softmax attention where the table `attn` lists them.
+
+    ffn_width: default that of the config.
+    """
     config.require("attnres_block_size", None)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    ffn = glu(config, ffn_width=_ffn_width(config))
+    ffn = glu(config, ffn_width=ffn_width or _ffn_width(config))
     layer_kinds = ["mixer"] * config.integer("num_hidden_layers")
     attention_by_kind: Table = {"mixer": {}}
     for place, section in _attention_sections(config).items():
@@ -157,6 +173,15 @@ IGNORED = field_names(
 )
 """Fields that choose kernels, and a field of earlier versions that has the norm in the mixer's module."""
 
+STATE_SPACE: dict[str, Any] = {
+    "state_size": 16,
+    "expand": 2,
+    "conv_kernel": 4,
+    "use_bias": False,
+    "use_conv_bias": True,
+}
+"""Defaults of Mamba's mixer."""
+
 OF_STEPS = field_names(
     """
     A_init_range conv_init dt_init_floor dt_init_scheme dt_limit dt_max dt_min dt_scale norm_before_gate
@@ -194,17 +219,29 @@ FAMILIES = {
         dropout_fields={},
         source=f"{FLA}gated_deltanet",
     ),
+    "samba": Family(
+        _read_samba,
+        {
+            **COMMON,
+            **STATE_SPACE,
+            "hidden_size": 2304,
+            "num_hidden_layers": 18,
+            "hidden_act": "swish",
+            "time_step_rank": "auto",
+            "norm_eps": 1e-5,
+        },
+        IGNORED | OF_STEPS,
+        aliases=NAMES,
+        dropout_fields={},
+        source=f"{FLA}samba",
+    ),
     "fla_mamba": Family(
         read_mamba,
         {
             "vocab_size": 32000,
             "hidden_size": 2048,
             "num_hidden_layers": 48,
-            "state_size": 16,
-            "expand": 2,
-            "conv_kernel": 4,
-            "use_bias": False,
-            "use_conv_bias": True,
+            **STATE_SPACE,
             "hidden_act": "silu",
             "dt_rank": "auto",
             "norm_eps": 1e-5,
