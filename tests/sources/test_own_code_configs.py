@@ -315,3 +315,105 @@ def test_the_layers_of_decilm_differ_in_their_heads_of_keys_and_values() -> None
     assert llmcalc.params(config).total == total == 7_043_551_232
     with pytest.raises(InputError, match="num_key_value_heads_per_layer: a list; expected 32 values, divisors of 32"):
         llmcalc.params({**config, "num_key_value_heads_per_layer": [3] * 32})
+
+
+def test_models_of_flash_linear_attention_are_counted() -> None:
+    """The defaults of fla's classes: 5632 is 2/3 · 4 · 2048, rounded up to a multiple of 256."""
+    h, f, v = 2048, 5632, 32000
+    ends, ffn = 2 * v * h + h, 3 * h * f + 2 * h
+    softmax = 4 * h * h
+    assert llmcalc.params({"model_type": "transformer"}).total == ends + 24 * (softmax + ffn) == 1_364_297_728
+    keys, values, heads = 6 * 256, 6 * 512, 6
+    gated = h * (2 * keys + 3 * values + 2 * heads) + 4 * (2 * keys + values) + 2 * heads + 512
+    assert llmcalc.params({"model_type": "gated_deltanet"}).total == ends + 21 * (gated + ffn) == 1_387_348_732
+    hybrid = {"model_type": "gated_deltanet", "attn": {"layers": [3, 7], "num_heads": 16, "num_kv_heads": 4}}
+    total = ends + 19 * gated + 2 * (2 * h * h + 2 * h * 512) + 21 * ffn
+    assert llmcalc.params(hybrid).total == total
+    for attn in ({"layers": [21], "num_heads": 16}, [{"layers": [0], "num_heads": 16}] * 2):
+        with pytest.raises(InputError, match=r"attn.*\.layers: a list; expected layers from 0 to 20, each once"):
+            llmcalc.params({"model_type": "gated_deltanet", "attn": attn})
+    with pytest.raises(InputError, match="use_gate: false; expected one of true"):
+        llmcalc.params({"model_type": "gated_deltanet", "use_gate": False})
+
+
+def test_mamba_2_of_flash_linear_attention_has_its_fields() -> None:
+    config = {"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "hidden_size": 64, "expand": 2}
+    config |= {"head_dim": 16, "num_heads": 8, "n_groups": 1, "state_size": 16, "num_hidden_layers": 2}
+    config |= {"vocab_size": 96, "norm_eps": 1e-5}
+    of_fla = {**config, "fuse_cross_entropy": True, "rmsnorm": True, "D_has_hdim": False, "dt_limit": [0.0, 10.0]}
+    assert not any("unrecognised" in note for note in llmcalc.load(of_fla).notes)
+    assert llmcalc.params(of_fla).total == llmcalc.params({**config, "tie_word_embeddings": False}).total
+    without_heads = {field: value for field, value in of_fla.items() if field != "num_heads"}
+    assert llmcalc.params(without_heads).total == llmcalc.params(of_fla).total
+    with pytest.raises(InputError, match="D_has_hdim: true; expected one of false"):
+        llmcalc.params({**of_fla, "D_has_hdim": True})
+
+
+REPLIT: dict[str, Any] = {
+    "model_type": "mpt", "architectures": ["MPTForCausalLM"], "d_model": 3072, "n_heads": 24, "n_layers": 32,
+    "expansion_ratio": 4, "max_seq_len": 4096, "vocab_size": 32768, "no_bias": True, "learned_pos_emb": True,
+    "norm_type": "low_precision_layernorm", "ffn_config": {"ffn_type": "mptmlp"},
+    "attn_config": {"attn_type": "grouped_query_attention", "kv_n_heads": 8, "alibi": True, "attn_impl": "triton"},
+}  # fmt: skip
+
+
+def test_mpt_with_fields_of_llm_foundry_is_counted() -> None:
+    """replit-code v1.5 (3.3 B) has 8 heads of keys and values of 128."""
+    h, depth = 3072, 32
+    layer = 2 * h * h + 2 * h * 8 * 128 + 2 * 4 * h * h + 2 * h
+    assert llmcalc.params(REPLIT).total == 32768 * h + depth * layer + h == 3_322_088_448
+    assert llmcalc.kv(REPLIT, batch=1, seq=1).bytes == 2 * 2 * depth * 8 * 128
+    wide = {**REPLIT, "ffn_config": {"ffn_type": "mptmlp", "ffn_hidden_size": 8192}}
+    assert llmcalc.params(wide).total == 3_322_088_448 - depth * 2 * h * (4 * h - 8192)
+    gated = {**REPLIT, "ffn_config": {"ffn_type": "mptglu", "ffn_hidden_size": 8192}}
+    assert llmcalc.params(gated).total == llmcalc.params(wide).total + depth * h * 8192
+    with pytest.raises(InputError, match=r"attn_config\.kv_n_heads: 7; expected a divisor of 24"):
+        llmcalc.params({**REPLIT, "attn_config": {**REPLIT["attn_config"], "kv_n_heads": 7}})
+    with pytest.raises(InputError, match=r"expansion_ratio: 0\.1; expected a multiple of 1 / d_model"):
+        llmcalc.params({**REPLIT, "expansion_ratio": 0.1})
+
+
+def test_mpt_of_7b_is_the_same_with_the_fields_of_later_versions() -> None:
+    config: dict[str, Any] = {"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "vocab_size": 50432}
+    config |= {"no_bias": True, "architectures": ["MPTForCausalLM"], "attn_config": {"alibi": True}}
+    later = {**config, "attn_config": {"alibi": True, "rope": False, "fused_qkv": True}}
+    assert llmcalc.params(later).total == llmcalc.params(config).total == 6_649_286_656
+
+
+def test_samba_has_the_layers_of_mamba_and_of_softmax_attention() -> None:
+    """flame's samba_1B: 9 layers of Mamba and 9 with a window of 2,048 tokens, all with an FFN."""
+    attn = {"layers": [*range(1, 18, 2)], "num_heads": 18, "num_kv_heads": 18, "window_size": 2048}
+    config = {"model_type": "samba", "hidden_size": 2304, "intermediate_size": 4608, "attn": attn}
+    h, inner, rank, states, f = 2304, 4608, 144, 16, 6144
+    mixer = 2 * h * inner + 5 * inner + inner * (rank + 2 * states) + (rank + 1) * inner + inner * (states + 1)
+    layers = 9 * (mixer + inner * h) + 9 * 4 * h * h + 18 * (3 * h * f + 2 * h)
+    assert llmcalc.params(config).total == 2 * 32000 * h + layers + h == 1_403_935_488
+    assert llmcalc.params({"model_type": "samba"}).total == 1_403_935_488
+
+
+def test_mamba_of_flash_linear_attention_has_its_defaults() -> None:
+    """The library's class has an untied head, and a Δ of its own rank under another name than transformers' class."""
+    config = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "fuse_cross_entropy": True}
+    h, inner, rank, states = 2048, 4096, 128, 16
+    mixer = 2 * h * inner + 4 * inner + inner + inner * (rank + 2 * states) + (rank + 1) * inner
+    layer = mixer + inner * states + inner + inner * h + h
+    assert llmcalc.params(config).total == 2 * 32000 * h + 48 * layer + h == 1_400_276_992
+    assert llmcalc.params({**config, "dt_rank": 64}).total == 1_400_276_992 - 48 * 64 * 2 * inner
+
+
+def test_btlm_has_the_layers_of_jais() -> None:
+    """BTLM-3B-8K (2.6 B): 32 layers with ALiBi, a gated FFN and biases, and a tied head."""
+    config = {"model_type": "btlm", "architectures": ["BTLMLMHeadModel"], "n_embd": 2560, "n_head": 32, "n_layer": 32}
+    config |= {"n_inner": 6826, "activation_function": "swiglu", "position_embedding_type": "alibi"}
+    config |= {"vocab_size": 50257, "n_positions": 8192, "mup_width_scale": 0.1, "mup_scale_qk_dot_by_d": True}
+    h, f = 2560, 6826
+    layer = 4 * (h * h + h) + 3 * h * f + 2 * f + h + 4 * h
+    assert llmcalc.params(config).total == 50257 * h + 32 * layer + 2 * h == 2_646_255_744
+
+
+@pytest.mark.parametrize("model_type", ["gla", "delta_net", "retnet", "hgrn2", "stripedhyena", "evabyte"])
+def test_a_type_whose_layers_no_description_has_is_refused_with_their_name(model_type: str) -> None:
+    with pytest.raises(
+        InputError, match=rf"'{model_type}' is not supported.* which a description in TOML does not have"
+    ):
+        llmcalc.params({"model_type": model_type, "auto_map": {"AutoModelForCausalLM": "modeling.Model"}})

@@ -1,6 +1,6 @@
-"""Patch embeddings without an encoder: a projection, positions, and norms before and after.
+"""Patch embeddings without an encoder: a projection, perhaps with positions, and norms before and after.
 
-transformers: models/gemma4_unified (`Gemma4UnifiedVisionEmbedder`, except its last layer, which is a projector).
+transformers: models/gemma4_unified (`Gemma4UnifiedVisionEmbedder`, except its last layer, which is a projector), fuyu.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ if TYPE_CHECKING:
 class PatchEmbedder(TowerPart):
     """A patch embedder: a norm on pixel values, a projection to hidden_size, a norm, positions, a norm.
 
+    Fuyu has the projection alone.
+
     hidden_size: the width.
     patches: the patches of an image.
-    positions: the position embeddings; with `axes = 2`, the sum of one per axis of the image.
-    norm: each of the three norms.
+    positions: the position embeddings; with `axes = 2`, the sum of one per axis of the image; none by default.
+    norm: each of the three norms, none by default.
     image: how the processor cuts an image into patches; none by default, where that is not known.
     """
 
     type: Literal["patches"] = "patches"
     hidden_size: Width
     patches: Patches
-    positions: PatchPositions
-    norm: Norm
+    positions: PatchPositions | None = None
+    norm: Norm | None = None
     image: ImageInput | None = None
 
     @property
@@ -47,13 +49,15 @@ class PatchEmbedder(TowerPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         hidden_axis = Axis("hidden", self.hidden_size)
-        x = recorder.part("pixel_norm", self.norm, x)
-        x = recorder.part(
-            "patch_norm", self.norm, recorder.linear("patch_embedding", x, hidden_axis, bias=self.patches.bias)
-        )
-        for position in self.positions.flow(recorder, x):
+        x = self._normalize(recorder, "pixel_norm", x)
+        x = recorder.linear("patch_embedding", x, hidden_axis, bias=self.patches.bias)
+        x = self._normalize(recorder, "patch_norm", x)
+        for position in () if self.positions is None else self.positions.flow(recorder, x):
             x = recorder.add(x, position)
-        return recorder.part("norm", self.norm, x)
+        return self._normalize(recorder, "norm", x)
+
+    def _normalize(self, recorder: Flow, norm_name: str, x: Value) -> Value:
+        return x if self.norm is None else recorder.part(norm_name, self.norm, x)
 
     def describe(self, hidden_size: int) -> str:
         return f"patches of {self.patches.patch_size} × {self.patches.patch_size} → {self.hidden_size}"
@@ -77,6 +81,7 @@ class PatchEmbedder(TowerPart):
                 positions=PatchPositions(rows=16),
                 norm=rms,
             ),
+            cls(hidden_size=8, patches=Patches(patch_size=3, bias=True)),
         ]
 
 
@@ -92,11 +97,13 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, hidden_size, patches = spec, spec.hidden_size, spec.patches
             patch_values = patches.num_channels * patches.temporal_patch_size * patches.patch_size**2
-            self.pixel_norm = spec.norm.reference(ModelProperties(patch_values))
             self.patch_embedding = nn.Linear(patch_values, hidden_size, bias=patches.bias)
-            self.patch_norm = spec.norm.reference(ModelProperties(hidden_size))
-            self.norm = spec.norm.reference(ModelProperties(hidden_size))
-            self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden_size)
+            self.pixel_norm, self.patch_norm, self.norm = (
+                nn.Identity() if spec.norm is None else spec.norm.reference(ModelProperties(width))
+                for width in (patch_values, hidden_size, hidden_size)
+            )
+            if spec.positions is not None:
+                self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden_size)
 
         def forward(self, pixels: Tensor) -> Tensor:
             patch_size, temporal_size = self.spec.patches.patch_size, self.spec.patches.temporal_patch_size
@@ -110,6 +117,8 @@ def _reference_class() -> type[nn.Module]:
                 self.patch_embedding(self.pixel_norm(patches.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2)))
             )
             positions = torch.arange(patch_rows * patch_columns, device=x.device)
+            if self.spec.positions is None:
+                return self.norm(x)
             if self.spec.positions.axes == 1:
                 x = x + self.position_embedding(positions)
             else:

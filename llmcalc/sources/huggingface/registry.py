@@ -86,8 +86,19 @@ CODE_FIELDS = {
     ("bert", "alibi_starting_size"): "mosaic_bert",
     ("esm", "add_bias_fnn"): "nucleotide_transformer_v2",
     ("Emu3", "max_window_layers"): "emu3_5",
+    ("mamba", "fuse_cross_entropy"): "fla_mamba",
+    ("mamba2", "fuse_cross_entropy"): "fla_mamba2",
+    **{
+        ("mpt", field): "llm_foundry_mpt"
+        for field in (
+            *("attention_bias", "block_overrides", "head_dim", "ffn_config.ffn_act_fn", "ffn_config.ffn_hidden_size"),
+            *("attn_config.kv_n_heads", "attn_config.qk_gn", "attn_config.rope", "attn_config.sliding_window_size"),
+        )
+    },
 }
 """Model type and a field that only the code of another model's repository reads → the model type that reads them.
+
+With a path (`attn_config.rope`) it is a field of a table.
 
 Nucleotide Transformer 2 states no model type, or that of its class's name.
 """
@@ -282,10 +293,18 @@ def _type_of_code_fields(config_data: Mapping[str, Any]) -> str:
         (
             model_type
             for (stated_type, field), model_type in CODE_FIELDS.items()
-            if config_type == stated_type and (config_data.get(field) or config_data.get(field) is False)
+            if config_type == stated_type and _has_value(config_data, field)
         ),
         "",
     )
+
+
+def _has_value(config_data: Mapping[str, Any], field_path: str) -> bool:
+    """Whether a config has a field, of a table if its path has a dot, with a value other than null and 0."""
+    table_name, _, field_name = field_path.rpartition(".")
+    table = config_data.get(table_name) if table_name else config_data
+    field_value = table.get(field_name) if isinstance(table, Mapping) else None
+    return bool(field_value) or field_value is False
 
 
 def _reads_differently(config_data: Mapping[str, Any], stated_type: str, model_type: str) -> bool:
@@ -407,13 +426,23 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
 
 
 UNDESCRIBED_PARTS = {
+    "caduceus": "state-space scans in both directions with common projections, and reverse complements",
+    "delta_net": "linear attention by the delta rule without decays",
+    "evabyte": "attention to chunks that are summarized by random features (EVA)",
     "gigachat3_5": "norms gated by a projection of rank 16, also within latent attention",
+    "gla": "linear attention whose keys decay by channel (GLA)",
+    "gsa": "attention to slots that decay (GSA)",
+    "hgrn": "a gated recurrence with lower bounds by layer (HGRN)",
+    "hgrn2": "linear attention whose keys are what its gates forget (HGRN2)",
+    "hyenadna": "convolutions as long as the text (Hyena)",
     "hymba": "attention and a state-space scan on the same input, and learned tokens before the text",
     "infimm-zephyr": "cross-attention to images between those of its text model",
     "iquest_q1": "residual sums after norms, and keys as attention sinks",
     "motif": "activations of normalized powers (PolyNorm)",
+    "retnet": "linear attention with key and value heads of different sizes and fixed decays (RetNet)",
     "step5": "queries scaled by the logarithm of their position",
     "step5_text": "queries scaled by the logarithm of their position",
+    "stripedhyena": "convolutions as long as the text (Hyena)",
     "xgenmm": "embeddings beside those of its text model",
     "yuan": "convolutions over tokens before queries and keys (localized filtering)",
     "zaya1_vl": "adapters for image tokens alone",

@@ -225,6 +225,10 @@ def test_tower_defaults_are_those_of_the_configuration_class(kind: str) -> None:
     whole = CONFIG_MAPPING[kind]()
     whole = whole.encoder if kind in MEASURED_WHOLE else whole  # the module that contains its encoders
     for name, section in sections_of(kind, family_of(kind).tower_file).items():
+        for field, value in section.wrapper_defaults.items():
+            assert getattr(whole, field) == value, f"{kind}: {field}"
+        if section.is_flat:
+            continue
         for own, defaults in section.defaults_by_type.items():
             is_encoder = own in CONFIG_MAPPING and own not in model_types()
             first_type = next(iter(section.defaults_by_type))  # of which others are names in published configs
@@ -232,8 +236,6 @@ def test_tower_defaults_are_those_of_the_configuration_class(kind: str) -> None:
             made = CONFIG_MAPPING[own]() if is_encoder else other()
             for field, value in defaults.items():
                 assert value in (getattr(made, field), getattr(type(made), field, None)), f"{kind}: {name}.{field}"
-        for field, value in section.wrapper_defaults.items():
-            assert getattr(whole, field) == value, f"{kind}: {field}"
         given = getattr(whole, name)
         assert (given is None) == (section.default_section is None)
         if section.default_section is not None:
@@ -599,3 +601,11 @@ def test_minimax_vl_has_llava_next_encoders_without_the_last_norm() -> None:
     nodes = {node.name: node.total(total_params_of) for node in towers_of(spec).values()}
     assert nodes["vision_tower"] == sum(weight.numel() for weight in clip.parameters()) - 2 * 1024
     assert nodes["multi_modal_projector"] == 1024 * 64 + 64 + 64 * 64 + 64 + 64
+
+
+def test_fuyu_has_the_parameters_of_its_checkpoint() -> None:
+    """The index of adept/fuyu-8b states 18,816,477,184 bytes of 16-bit numbers."""
+    config = {"model_type": "fuyu", "architectures": ["FuyuForCausalLM"], "text_config": {"model_type": "persimmon"}}
+    spec = spec_of({**config, "patch_size": 30, "num_channels": 3, "tie_word_embeddings": False})
+    assert towers_of(spec)["vision_embed_tokens"].total(total_params_of) == (30 * 30 * 3 + 1) * 4096
+    assert 2 * params(spec, with_towers=True).total == 18_816_477_184

@@ -318,6 +318,11 @@ WRAPPERS: dict[str, Shapes] = {
             },
         ],
     ),
+    "fuyu": (
+        "FuyuForCausalLM",
+        {"vision_embed_tokens": ("vision_embed_tokens",)},
+        [{"patch_size": 4}, {"patch_size": 6, "num_channels": 1}],
+    ),
     "mistral3": (
         "Mistral3ForConditionalGeneration",
         TOWER_AND_PROJECTOR,

@@ -43,6 +43,16 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         },
         {"model_type": "jais", **SMALL, "activation_function": "gelu_new", "tie_word_embeddings": False},
     ],
+    "BTLMLMHeadModel": [
+        {
+            "model_type": "btlm",
+            **SMALL,
+            "n_inner": 44,
+            "activation_function": "swiglu",
+            "position_embedding_type": "alibi",
+            "mup_width_scale": 0.1,
+        },
+    ],
     "GPTForCausalLM": [
         {"model_type": "nanogpt", **NANOGPT},
         {"model_type": "nanogpt", **NANOGPT, "n_embd": 48, "bias": False, "dropout": 0.1},

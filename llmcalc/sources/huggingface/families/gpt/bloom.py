@@ -78,9 +78,9 @@ def _read_mpt(config: Config) -> Table:
     attention_config.require("alibi", True)
     attention_config.require("qk_ln", False)
     attention_config.finish(OF_ATTENTION, config)
-    ffn = config.get("ffn_config")
-    if isinstance(ffn, dict) and ffn.get("ffn_type", "mptmlp") != "mptmlp":
-        raise config.error("ffn_config", ffn, "a table whose ffn_type is 'mptmlp'")
+    ffn_config = config.section("ffn_config", {"ffn_type": "mptmlp"})
+    ffn_config.require("ffn_type", "mptmlp")
+    ffn_config.finish(frozenset({"fc_type"}), config)
     mixer = full_width_heads(config, position={"type": "alibi"}, fused_qkv=True)
     block = layer_table(mixer, mlp(4 * config.integer("hidden_size"), "gelu", bias=False), norm)
     return decoder(config, block, norm)

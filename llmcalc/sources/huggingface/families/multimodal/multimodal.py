@@ -125,6 +125,13 @@ GRANITE_MODULES = {
 """Node of Granite Speech's encoder and Q-Former → module of its class."""
 
 FAMILIES = {
+    "fuyu": Family(
+        None,
+        text_type="persimmon",
+        tower_class_prefixes="Fuyu",
+        tower_file="fuyu",
+        modules={"towers.patch_embedding": ".vision_embed_tokens"},
+    ),
     "llava": Family(
         None,
         ignored_fields=OF_LLAVA,

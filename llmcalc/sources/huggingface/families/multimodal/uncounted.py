@@ -28,12 +28,6 @@ FAMILIES = {
         None, text_type="qwen2", tying_source="either", uncounted_encoders={"vision_config": "timm_wrapper"}
     ),
     "perception_lm": Family(None, text_type="llama", uncounted_encoders={"vision_config": "timm_wrapper"}),
-    "fuyu": Family(
-        None,
-        text_type="persimmon",
-        tower_class_prefixes="Fuyu",
-        uncounted_encoders={"vision_embed_tokens": "a projection of patches"},
-    ),
     "modernvbert": Family(None, text_type="modernbert", uncounted_encoders={"vision_config": "siglip_vision_model"}),
     "florence2": Family(None, text_type="bart", uncounted_encoders={"vision_config": "florence_vision"}),
     "blip-2": Family(

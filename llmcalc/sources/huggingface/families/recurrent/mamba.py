@@ -29,30 +29,32 @@ def _state_space_decoder(config: Config, mixer: Table) -> Table:
     return decoder(config, layer_table(mixer, NONE, norm), norm)
 
 
-def _read_mamba(config: Config, **mixer_fields: Any) -> Table:
+def mamba_mixer(config: Config) -> Table:
+    """Returns Mamba's mixer under the names of its config in transformers."""
     expanded_width = config.integer("expand") * config.integer("hidden_size")
-    channels = config.optional_integer("intermediate_size") or expanded_width
-    mixer = {
+    return {
         "type": "mamba",
-        "intermediate_size": channels,
+        "intermediate_size": config.optional_integer("intermediate_size") or expanded_width,
         "state_size": config.integer("state_size"),
         "time_step_rank": step_rank(config, "time_step_rank"),
-    }
-    other_fields = {
         "conv_kernel": config.integer("conv_kernel"),
         "use_bias": config.flag("use_bias"),
         "use_conv_bias": config.flag("use_conv_bias"),
+        "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
-    return _state_space_decoder(
-        config, {**mixer, **other_fields, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), **mixer_fields}
-    )
+
+
+def read_mamba(config: Config, **mixer_fields: Any) -> Table:
+    """Reads Mamba. mixer_fields: further fields of the mixer."""
+    return _state_space_decoder(config, {**mamba_mixer(config), **mixer_fields})
 
 
 def _read_falcon_mamba(config: Config) -> Table:
-    return _read_mamba(config, norm=rmsnorm(config.number("mixer_rms_eps"), weight=False))
+    return read_mamba(config, norm=rmsnorm(config.number("mixer_rms_eps"), weight=False))
 
 
-def _read_mamba2(config: Config) -> Table:
+def read_mamba2(config: Config) -> Table:
+    """Reads Mamba-2, whose heads together are as wide as the expanded model."""
     heads = config.integer("num_heads")
     head_dim = config.integer("head_dim")
     inner_size = config.integer("expand") * config.integer("hidden_size")
@@ -151,13 +153,13 @@ MAMBA_MODULES: Modules = {"embed_tokens": "embeddings", "mamba_pre_norm": "norm"
 
 FAMILIES = {
     "mamba": Family(
-        _read_mamba, ignored_fields=IGNORED, field_writers=ALONE_WRITES, modules=MAMBA_MODULES, dropout_fields={}
+        read_mamba, ignored_fields=IGNORED, field_writers=ALONE_WRITES, modules=MAMBA_MODULES, dropout_fields={}
     ),
     "falcon_mamba": Family(
         _read_falcon_mamba, ignored_fields=IGNORED, field_writers=ALONE_WRITES, modules=MAMBA_MODULES, dropout_fields={}
     ),
     "mamba2": Family(
-        _read_mamba2,
+        read_mamba2,
         ignored_fields=IGNORED,
         field_writers={
             "expand": expansion_factor,

@@ -1,4 +1,4 @@
-"""Decoders with LayerNorm (CodeShell, Jais, nanoGPT, the first Phi, StableLM and Falcon), and with sizes per layer.
+"""Decoders with LayerNorm (CodeShell, Jais, BTLM, nanoGPT, the first Phi and Falcon), and with sizes per layer.
 
 OpenELM and the models of NVIDIA's architecture search have heads and FFN widths that differ by layer.
 
@@ -55,7 +55,7 @@ def _read_codeshell(config: Config) -> Table:
 
 
 def _read_jais(config: Config) -> Table:
-    """Reads Jais 1: GPT-2's layers with ALiBi and a gated FFN, all with biases."""
+    """Reads Jais 1 and BTLM: GPT-2's layers with ALiBi and a gated FFN, all with biases."""
     position_type = config.choice({"alibi": "alibi", "learned": "learned"}, "position_embedding_type")
     position = {"position": {"type": "alibi"}} if position_type == "alibi" else {}
     mixer = full_width_heads(config, **position, **biases(True, *QKVO))
@@ -317,6 +317,25 @@ REFINED_WEB = Family(
     aliases={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
     source=f"{HUB}tiiuae/falcon-40b modelling_RW.py",
 )
+JAIS = Family(
+    _read_jais,
+    {
+        **COMMON,
+        "activation_function": "gelu_new",
+        "n_inner": None,
+        "position_embedding_type": "learned",
+        "tie_word_embeddings": True,
+    },
+    field_names(
+        """
+        alibi_scaling embeddings_scale mup_embeddings_scale mup_output_alpha mup_scale_qk_dot_by_d mup_width_scale
+        reorder_and_upcast_attn scale_qk_dot_by_d summary_activation summary_first_dropout summary_proj_to_labels
+        summary_type summary_use_proj width_scale
+        """
+    ),
+    aliases=GPT2_NAMES,
+    source=f"{VLLM}jais.py",
+)
 
 FAMILIES = {
     "codeshell": Family(
@@ -339,25 +358,8 @@ FAMILIES = {
         aliases={**GPT2_NAMES, "num_key_value_heads": "num_query_groups"},
         source=f"{HUB}WisdomShell/CodeShell-7B modeling_codeshell.py",
     ),
-    "jais": Family(
-        _read_jais,
-        {
-            **COMMON,
-            "activation_function": "gelu_new",
-            "n_inner": None,
-            "position_embedding_type": "learned",
-            "tie_word_embeddings": True,
-        },
-        field_names(
-            """
-            alibi_scaling embeddings_scale mup_embeddings_scale mup_output_alpha mup_scale_qk_dot_by_d mup_width_scale
-            reorder_and_upcast_attn scale_qk_dot_by_d summary_activation summary_first_dropout summary_proj_to_labels
-            summary_type summary_use_proj width_scale
-            """
-        ),
-        aliases=GPT2_NAMES,
-        source=f"{VLLM}jais.py",
-    ),
+    "jais": JAIS,
+    "btlm": replace(JAIS, source=f"{HUB}cerebras/btlm-3b-8k-base modeling_btlm.py"),
     "nanogpt": Family(
         _read_nanogpt,
         {"block_size": 1024, "vocab_size": 50304, "bias": True, "tie_word_embeddings": True},
