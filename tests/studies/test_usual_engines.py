@@ -18,9 +18,10 @@ def fit_screen(line: str) -> str:
 
 
 def test_users_that_are_timed_are_those_that_the_engine_holds() -> None:
+    """With its default limit of sequences: that of the users who are asked for leaves more room."""
     run = "llama3.2-1b --hardware l4 --users 100 --seq 4k"
     answer = fit(run)
-    (option,) = fit(f"{run} --devices 1 --engine vllm")["options"]
+    (option,) = fit(f"{run} --devices 1 --engine vllm --max-num-seqs 256")["options"]
     timed_users = [row["users"] for row in answer["decoding"]]
     assert answer["verdict"] == "fits"
     assert timed_users == [100, int(option["max_concurrency"])]
