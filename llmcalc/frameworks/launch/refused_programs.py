@@ -10,6 +10,9 @@ from ...errors import InputError
 from ...frozen import frozen
 from .record import CommandLine, Launch, LaunchFile, LaunchSource, Table
 
+SERVER_COMMAND = "the server that it starts, as in --launch 'vllm serve MODEL --max-model-len 8192'"
+"""What is read in place of a config that names a model and the limits of its server."""
+
 
 @frozen
 class RefusedProgram:
@@ -98,9 +101,8 @@ PROGRAMS = (
     RefusedProgram(
         "BentoML",
         r"bentoml \w+",
-        "its services are not read; expected the server that it starts, as in --launch 'vllm serve MODEL "
-        "--max-model-len 8192'",
-        python=r"^\s*(from|import) bentoml\b",
+        f"its services are not read; expected {SERVER_COMMAND}",
+        python=r"^[ \t]*(from|import) bentoml\b",
     ),
 )
 
@@ -118,10 +120,6 @@ REFUSED = tuple(
     for program in PROGRAMS
 )
 """The records of these programs. They come after those that are read."""
-
-
-SERVER_COMMAND = "the server that it starts, as in --launch 'vllm serve MODEL --max-model-len 8192'"
-"""What is read in place of a config that names a model and the limits of its server."""
 
 
 class RefusedConfig(NamedTuple):
