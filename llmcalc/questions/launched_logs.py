@@ -81,7 +81,7 @@ def _verdict(log_reading: ParsedLog, required_bytes: int, peak_bytes: int) -> st
 
 def _rollout_note(memory_answer: DeviceUse | RanksUse) -> list[str]:
     """Returns a note for a run of reinforcement learning, of which the update alone is computed."""
-    launched_run = getattr(memory_answer, "launch", None)
-    if launched_run is None or launched_run.rollout is None:
+    launch = getattr(memory_answer, "launch", None)
+    if launch is None or launch.rollout is None:
         return []
     return ["the update is computed, without an engine or other models on the device: memory --launch lists the phases"]
