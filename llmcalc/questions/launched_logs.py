@@ -58,7 +58,7 @@ def launched_bytes(log_reading: ParsedLog, run: RunQuestion) -> tuple[dict[tuple
     }
     verdict = ""
     if log_reading.kind == "oom":
-        computed["allocated"] = device.peak_bytes
+        computed |= {"allocated": device.peak_bytes, "process": device.device_bytes}
         verdict = _verdict(log_reading, device.device_bytes, device.peak_bytes)
     run_name = "the run" if run.launch is None else run.launch.where
     notes = [f"computed for {run_name}{verdict and f': {verdict}'}", *_rollout_note(memory_answer)]

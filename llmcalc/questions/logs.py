@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -218,6 +219,8 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
             "file that starts it"
         )
     wrong_term, helpful_flag = _wrong_term_and_flag(log_reading, compared_terms, helpful_flag)
+    if log_reading.kind == "oom" and computed_bytes.get(("process", ""), 0) > (log_reading.total or math.inf):
+        wrong_term, helpful_flag = "process", ""
     return ExplainedLog(
         log_reading,
         compared_terms,

@@ -74,6 +74,8 @@ def _heading_text(log_answer: ExplainedLog) -> str:
 def _answer_text(log_answer: ExplainedLog) -> str:
     wrong_term = title_of_term(log_answer.off)
     flag_change = f"; {log_answer.flag} changes it" if log_answer.flag else ""
+    if log_answer.reading.kind == "oom" and log_answer.off == "process":
+        return "out of memory: the run requires more than the device has"
     if log_answer.reading.kind == "oom":
         return f"out of memory: {wrong_term}{flag_change}"
     if log_answer.reading.refused:

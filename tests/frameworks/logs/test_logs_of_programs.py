@@ -425,6 +425,7 @@ def test_a_log_of_training_is_compared_with_the_run_of_its_launch_file(tmp_path:
     document = functions.explain_log(log, launch=launch).document
     assert sizes(document, "computed")["allocated"] == computed.peak_bytes
     assert document["notes"][1].endswith(", and the device has 1.50: too few")
+    assert (document["off"], document["flag"]) == ("process", None)
     with pytest.raises(InputError, match="--quantize: is of engines; remove it, or --launch"):
         functions.explain_log(log, launch=launch, quantize="q4_0")
     with pytest.raises(InputError, match="states its flags itself"):
