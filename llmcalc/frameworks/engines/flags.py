@@ -94,8 +94,9 @@ class Flag(NamedTuple):
             return self._read_keys(_read_table(flag_name, flag_value))
         value_text = str(flag_value).strip()
         if self.kind == "word" and value_text.lower() not in self.words:
+            expected_words = f"{'one of ' * (len(self.words) > 1)}{', '.join(self.words)}"
             raise InputError(
-                f"{flag_name} {shown(value_text)}: is not modelled; expected one of {', '.join(self.words)}."
+                f"{flag_name} {shown(value_text)}: is not modelled; expected {expected_words}."
                 f"{suggest(value_text, list(self.words))}"
             )
         return value_text.lower() if self.kind == "word" else value_text

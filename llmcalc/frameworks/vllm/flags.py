@@ -81,7 +81,10 @@ FLAGS = (
     Flag(("--mamba-cache-mode",), "word", ("none", "align", "all")),
     Flag(("--mm-encoder-tp-mode",), "word", ("weights", "data")),
     Flag(("--optimization-level",), "word", ("2", "3"), is_idle=True),
-    Flag(("--all2all-backend",), "word", ("naive", "pplx", "allgather_reducescatter"), is_idle=True),
+    *(
+        Flag((name,), "word", ("naive", "pplx", "allgather_reducescatter"), is_idle=True)
+        for name in ("--all2all-backend", "VLLM_ALL2ALL_BACKEND")
+    ),
     Flag(("--offload-backend",), "word", ("auto", "uva"), is_idle=True),
     Flag(("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",), "number", least=0, most=1),
     Flag(("VLLM_ALLOW_LONG_MAX_MODEL_LEN",), "number", least=0, most=1),
