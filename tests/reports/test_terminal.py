@@ -101,9 +101,9 @@ def test_colour() -> None:
 def test_verdicts_have_a_colour_that_says_nothing_more() -> None:
     line = "llmcalc memory llama3-8b --hardware rtx-4090 --hardware t4 --hardware 18250MiB"
     coloured = shell(line, FORCE_COLOR="1", COLUMNS="80").stdout
-    assert re.search(r"\x1b\[32mfits ", coloured)
-    assert re.search(r"\x1b\[33mtight ", coloured)
-    assert re.search(r"\x1b\[31mno ", coloured)
+    assert re.search(r"\x1b\[32mfits\x1b", coloured)
+    assert re.search(r"\x1b\[33mtight\x1b", coloured)
+    assert re.search(r"\x1b\[31mno\x1b", coloured)
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured).split() == shell(line, COLUMNS="80").stdout.split()
 
 

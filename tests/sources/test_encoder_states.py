@@ -26,6 +26,7 @@ UNKNOWN_RULES: dict[str, set[str]] = {
         *("openvla", "deepseek_vl_hybrid"),  # two encoders read an image
         "idefics2",  # its published processor may cut an image into four, which its class's default does not
         *("minicpmv4_6", "minicpmv4_7", "minicpm_ocr"),  # slices of other sizes than the whole image, not padded
+        "fuyu",  # its processor's cuts of an image are in no description
         "emu3",  # its small encoders have other tokens than the 8 × 8 pixels of its processor
         "lfm3_vl",  # no published processor was found
         "t5gemma2",  # its images are tokens of the encoder's text

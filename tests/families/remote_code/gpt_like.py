@@ -52,6 +52,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             "position_embedding_type": "alibi",
             "mup_width_scale": 0.1,
         },
+        {"model_type": "btlm", **SMALL, "activation_function": "gelu_new", "tie_word_embeddings": False},
     ],
     "GPTForCausalLM": [
         {"model_type": "nanogpt", **NANOGPT},
@@ -109,6 +110,14 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             "intermediate_size": 48,
             "num_hidden_layers": 3,
             "num_key_value_heads_per_layer": [4, 1, 2],
+        },
+        {
+            "model_type": "deci",
+            **USUAL,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_key_value_heads_per_layer": [2, 2],
+            "tie_word_embeddings": True,
         },
         {
             **NAS,
