@@ -30,7 +30,7 @@ AMOUNT_RANGES: dict[FlagKind, str] = {
 }  # fmt: skip
 """Kind of a flag with a fraction → the values that it may have, in words."""
 
-VALUE_KINDS = ("tokens", "number", "numbers", "share", "ratio", "gib", "table")
+VALUE_KINDS = ("tokens", "number", "numbers", "share", "ratio", "gib", "table", "word")
 """Kinds of flags that a truth value cannot turn off."""
 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -292,7 +292,8 @@ def read_values(
             suggestion = _suggested_length(typed_flag, flags_by_name) or suggestion
             raise _unknown_flag_error(engine_title, typed_flag, suggestion, other_ways)
         flag = flags_by_keyword[flag_name]
-        is_turned_off = flag_value is False and (flag.kind not in VALUE_KINDS or bool(flag.refused) or flag.is_idle)
+        needs_value = flag.kind in VALUE_KINDS and not (flag.bare or flag.off or flag.refused or flag.is_idle)
+        is_turned_off = flag_value is False and not needs_value
         if flag_value is not None:
             field_values[flag.field_name] = False if is_turned_off else flag.read_value(flag_value)
     return {
