@@ -29,7 +29,7 @@ MOST_WORDS = 2_000
 LONGEST_TEXT = 100_000
 """Largest number of letters of a text that is added up."""
 
-MOST_COMBINED = 4_000_000
+MOST_COMBINED = 1_000_000
 """Largest number of letters and values that all expressions of a file put together: variables that stand twice in the
 next one double at each line."""
 

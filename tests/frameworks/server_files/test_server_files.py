@@ -636,5 +636,5 @@ def test_a_value_that_doubles_at_each_line_is_refused(line: str, tmp_path: Path)
     start = 'a = "xxxxxxxxxx"\n' if '"{a}' in line or "join" in line else "a = [1]\n"
     file = tmp_path / "serve.py"
     file.write_text(start + f"{line}\n" * 60 + 'import subprocess\nsubprocess.run(["vllm", "serve", str(a)])\n')
-    with pytest.raises(InputError, match=r"serve\.py: its expressions put together more than 4,000,000 letters"):
+    with pytest.raises(InputError, match=r"serve\.py: its expressions put together more than 1,000,000 letters"):
         servers_of_file(file)
