@@ -34,12 +34,19 @@ from .arguments import (
     selection_of,
     sort_options,
 )
-from .errors import InputError
+from .errors import InputError, shown
 from .optional import included_part_names
 from .workload.counting import Pairs
 from .workload.execution import AttentionImplementation, LatentForm
-from .workload.setting import checked_values, declarations_of, length_of
-from .workload.validation import validate_choice, validate_text, validate_whole
+from .workload.setting import checked_values, declarations_of, length_of, parse_number
+from .workload.validation import (
+    number_text,
+    validate_choice,
+    validate_path,
+    validate_text,
+    validate_texts,
+    validate_whole,
+)
 from .workload.workload import Phase
 
 if TYPE_CHECKING:
@@ -401,7 +408,7 @@ def _starts_servers(launch: str | Path) -> bool:
     """Whether a launch file starts servers of engines."""
     from .frameworks.server_files.read import starts_any_server
 
-    return starts_any_server(launch)
+    return starts_any_server(validate_path("--launch", launch))
 
 
 def fit(
@@ -754,24 +761,31 @@ def shape(
     """
     from .questions.comparisons import ShapeQuestion
 
-    overrides = (set,) if isinstance(set, str) else tuple(set)
+    overrides = validate_texts("--set", set, "num_hidden_layers=12")
     shape_question = ShapeQuestion(
         params,
         flops,
         tokens,
-        None if ffn_ratio is None else str(ffn_ratio),
+        None if ffn_ratio is None else number_text("--ffn-ratio", ffn_ratio),
         None if head_dim is None else validate_whole("--head-dim", head_dim, 2, 4096),
-        None if kv_ratio is None else str(kv_ratio),
+        None if kv_ratio is None else number_text("--kv-ratio", kv_ratio),
         vocab,
         tie,
         validate_whole("--rows", rows, 1, 256),
-        tolerance,
+        _tolerance_of(tolerance),
         optional_tokens(seq),
         cache_format_of(kv_dtype),
     )
     return shape_question.answer(
         model, lambda target: preset_of(target, overrides, None, allow_unknown), overrides, cites_literature=literature
     )
+
+
+def _tolerance_of(percent: Any) -> float:
+    tolerance = parse_number("--tolerance", percent)
+    if not 0.001 <= tolerance <= 50:
+        raise InputError(f"--tolerance: {shown(percent)}; expected 0.001 to 50 percent")
+    return tolerance
 
 
 def budget(file: str | Path = "llmcalc.toml", skip_missing: bool = False) -> ReportedAnswer:
@@ -781,7 +795,7 @@ def budget(file: str | Path = "llmcalc.toml", skip_missing: bool = False) -> Rep
     """
     from .questions.witnesses import ask_budget
 
-    return ask_budget(Path(file), skip_missing)
+    return ask_budget(Path(validate_path("FILE", file)), skip_missing)
 
 
 def explain_log(
@@ -804,17 +818,19 @@ def explain_log(
     """
     from .questions.logs import LogQuestion, ask_log
 
+    log_path = validate_path("LOG", log)
     if launch is not None:
+        validate_path("--launch", launch)
         from .questions.launched_logs import launched_run
 
         parsed_options = sort_options(options)
         engine_options = {"--engine": engine, "--quantize": quantize}
         run = launched_run(launch, model, parsed_options.read_model, hardware, engine_options, **parsed_options.reading)
-        return ask_log(LogQuestion(str(log), hardware=hardware, run=run))
+        return ask_log(LogQuestion(log_path, hardware=hardware, run=run))
     reading_options = {option_name: options.pop(option_name) for option_name in READING if option_name in options}
     sort_options(options)
     preset = None if model is None else preset_of(model, **reading_options)
-    return ask_log(LogQuestion(str(log), preset, engine, hardware, quantize))
+    return ask_log(LogQuestion(log_path, preset, engine, hardware, quantize))
 
 
 def verify(
@@ -866,8 +882,9 @@ def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswe
     from .questions.witnesses import ask_check, read_checkpoint_header
 
     parsed_options = sort_options(options)
+    checkpoint_path = validate_path("CHECKPOINT", checkpoint)
     preset = parsed_options.read_model(model)
-    return ask_check(preset, str(checkpoint), read_checkpoint_header(str(checkpoint)))
+    return ask_check(preset, checkpoint_path, read_checkpoint_header(checkpoint_path))
 
 
 def convert(model: Model, to: ModelFileFormat = "toml", **options: Any) -> str:
@@ -894,6 +911,7 @@ def presets(
     """
     from .questions.listings import ask_presets
 
+    sort = validate_text("--sort", sort, "name")
     return ask_presets(names, selection_of(kind, attention, moe, min_params, max_params), sort, details, stale)
 
 

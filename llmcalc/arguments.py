@@ -15,7 +15,15 @@ from .sources.target import load_config
 from .workload.inference import batch_of
 from .workload.inputs import Inputs
 from .workload.setting import checked_values, declarations_of, length_of
-from .workload.validation import LARGEST, validate_choice, validate_text, validate_whole
+from .workload.validation import (
+    LARGEST,
+    number_text,
+    validate_choice,
+    validate_path,
+    validate_text,
+    validate_texts,
+    validate_whole,
+)
 
 if TYPE_CHECKING:
     from .parallel.counted_rank import RankRequest
@@ -40,7 +48,7 @@ def load(target: str | Path | Mapping[str, Any] | Any, *, allow_unknown: bool = 
 
     try:
         changes = tuple(f"{field_path}={json.dumps(field_value)}" for field_path, field_value in overrides.items())
-    except TypeError as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"overrides: {error}; expected numbers, text, truth values or lists of them") from None
     if isinstance(target, str | Path):
         return load_target(str(target), changes, allow_unknown=allow_unknown)
@@ -77,7 +85,7 @@ def preset_of(
     Raises `InputError` for an unknown name, for a file or a config that is not supported, and for changes of a model
     that is loaded already.
     """
-    field_changes = (set,) if isinstance(set, str) else tuple(set or ())
+    field_changes = validate_texts("--set", set, "num_hidden_layers=12")
     head = None if head is None else head_kind_of(head)
     if isinstance(model, Preset | ModelSpec):
         for option, field_value in (("--set", field_changes), ("--head", head)):
@@ -197,7 +205,7 @@ def optional_count(option_name: str, count_value: Any) -> int | None:
     """Parses a count such as `15T`; None stays None."""
     from .units import parse_count
 
-    return None if count_value is None else parse_count(str(count_value), option_name)
+    return None if count_value is None else parse_count(number_text(option_name, count_value), option_name)
 
 
 def batch_or_users(batch: Any, users: Any, phase: str) -> int:
@@ -255,13 +263,15 @@ def engine_questions_of(
     """
     from .questions.engines import ONE_ACCELERATOR, engine_questions
 
+    if launch is not None:
+        validate_path("--launch", launch)
     reading_options = {option_name: options.pop(option_name) for option_name in READING if option_name in options}
-    quantize = options.pop("quantize", None)
+    quantize = optional_text("--quantize", options.pop("quantize", None), "fp8")
     hardware_names = _hardware_names(hardware)
     if len(hardware_names) > 1:
         raise InputError(ONE_ACCELERATOR)
-    engines = (engine,) if isinstance(engine, str) else tuple(engine or ())
-    if not all(isinstance(engine_name, str) for engine_name in engines) or not (engines or launch):
+    engines = validate_texts("--engine", engine, "vllm==0.19")
+    if not (engines or launch):
         raise InputError("--engine: expected a name such as vllm or vllm==0.19")
     return engine_questions(
         launch,
@@ -271,7 +281,7 @@ def engine_questions_of(
         flag_values=options,
         hardware=hardware_names[0] if hardware_names else None,
         quantize=quantize,
-        receipt=None if receipt is None else str(receipt),
+        receipt=None if receipt is None else validate_path("--receipt", receipt),
         allow_unknown=bool(reading_options.get("allow_unknown")),
     )
 
@@ -291,7 +301,7 @@ def run_options_of(
         layout=LayoutRequest(**checked_values(declarations_of(LayoutRequest), options.layout)),
         include=included_parts,
         accelerators=tuple(find_accelerators(_hardware_names(hardware))),
-        workspace=workspace,
+        workspace=optional_text("--cublas-workspace", workspace, ":4096:8"),
     )
 
 
@@ -308,6 +318,8 @@ def run_question_of(
     """Returns the question about a model's run or a launch file. hardware, phase, workspace: as in `run_options_of`."""
     from .questions.runs import memory_question
 
+    if launch is not None:
+        validate_path("--launch", launch)
     return memory_question(
         model,
         options.read_model,
@@ -325,5 +337,7 @@ def run_question_of(
 def selection_of(model_kind: Any, attention: Any, moe: Any, min_params: Any, max_params: Any) -> Selection:
     from .studies.model_selection import Selection
 
+    optional_text("--kind", model_kind, "decoder")
+    optional_text("--attention", attention, "gqa")
     min_count, max_count = optional_count("--min-params", min_params), optional_count("--max-params", max_params)
     return Selection(model_kind, attention, moe, min_count, max_count)

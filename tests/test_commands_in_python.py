@@ -401,3 +401,33 @@ def test_an_answer_has_one_type_for_its_arguments() -> None:
 def test_a_price_of_thousands_of_digits() -> None:
     with pytest.raises(InputError, match="--price: a number of thousands of digits is too large"):
         llmcalc.serve("gpt2", hardware="h100", input=100, output=100, price=10**5000)
+
+
+def test_values_of_another_type_are_refused_by_the_option() -> None:
+    python: Any = llmcalc
+    many_digits = 10**5000
+    calls: dict[str, Callable[[], Any]] = {
+        "--set: True is not text": lambda: python.params("gpt2", set=True),
+        "--set: 120 is not text": lambda: python.shape(params="1B", set=b"x"),
+        "--lora-targets: True is no list": lambda: python.memory("gpt2", "training", lora_rank=8, lora_targets=True),
+        "--quantize: .* is not text": lambda: python.kv("gpt2", engine="vllm", hardware="h100", quantize=many_digits),
+        "--audio: .* is not a number": lambda: python.flops("gpt2", audio=10**400),
+        "--engine: True is not text": lambda: python.kv("gpt2", engine=True, hardware="h100"),
+        "--kind: True is not text": lambda: python.presets(kind=True),
+        "--attention: 5 is not text": lambda: python.presets(attention=5),
+        "--sort: a list is not text": lambda: python.presets(sort=[]),
+        "--min-params: .* is too large": lambda: python.presets(min_params=many_digits),
+        "--ffn-ratio: .* is too large": lambda: python.shape(params="1B", ffn_ratio=many_digits),
+        "--tolerance: nan": lambda: python.shape(params="1B", tolerance=float("nan")),
+        "FILE: none is no path": lambda: python.budget(None),
+        "CHECKPOINT: .* is no path": lambda: python.check(many_digits, "gpt2"),
+        "a{300}: expected a .safetensors": lambda: python.check("a" * 300, "gpt2"),
+        "LOG: .* is no path": lambda: python.explain_log(many_digits),
+        "--launch: .* is no path": lambda: python.memory(launch=many_digits),
+        "--cublas-workspace: True is not text": lambda: python.memory("gpt2", cublas_workspace=True),
+        "--hardware: missing": lambda: python.plan("gpt2", None, devices=2),
+        "overrides: .* digits": lambda: python.load("gpt2", hidden_size=many_digits),
+    }
+    for message, call in calls.items():
+        with pytest.raises(InputError, match=message):
+            call()

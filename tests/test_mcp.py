@@ -152,6 +152,11 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a list as a model": ("params", {"model": ["gpt2"]}, "model: a list does not fit"),
     "standard input": ("params", {"model": "-"}, "model: '-' is standard input"),
     "standard input, changed": ("compare", {"models": ["gpt2", "-?hidden_size=8"]}, "model: '-' is standard input"),
+    "standard input as a receipt": (
+        "memory",
+        {"model": "gpt2", "engine": "vllm", "hardware": "h100", "receipt": "-"},
+        "receipt: '-' is standard input",
+    ),
     "a pipe": ("params", {"model": "/dev/stdin"}, "/dev/stdin"),
     "a device": ("memory", {"launch": "/dev/zero"}, "/dev/zero"),
     "a large config": ("params", {"model": {**CONFIG, "name": "x" * 6_000_000}}, "are larger than 5,000,000"),

@@ -193,6 +193,8 @@ def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
     models = call_arguments.pop("models", [call_arguments.pop("model")] if "model" in call_arguments else [])
     for model in (*models, call_arguments.get("draft")):
         _check_model(model)
+    if call_arguments.get("receipt") == STDIN:
+        raise InputError(f"receipt: '{STDIN}' is standard input, which the protocol uses; expected a path")
     answer_document = getattr(import_module("..api", __package__), tool_name)(*models, **call_arguments).document
     return answer_document if requested_keys is None else _selected_keys(answer_document, requested_keys)
 

@@ -14,6 +14,7 @@ from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset, name_in_errors
 from ..studies.model_selection import EVERY_MODEL, Selection
 from ..units import parse_count
+from ..workload.validation import number_text
 
 if TYPE_CHECKING:
     from ..accelerator import Hardware
@@ -178,4 +179,4 @@ class ShapeQuestion:
 
 
 def _parse_count(count_value: str | float | None, option_name: str) -> int | None:
-    return None if count_value is None else parse_count(str(count_value), option_name)
+    return None if count_value is None else parse_count(number_text(option_name, count_value), option_name)

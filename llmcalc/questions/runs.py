@@ -677,7 +677,8 @@ def ask_plan(
     requested_sizes = None if size_filter is None else parse_sizes(size_filter)
     run = replace(run, is_tried=True)
     layout, preset, hardware = run.layout, run.preset, run.hardware
-    assert hardware is not None
+    if hardware is None:
+        raise InputError("--hardware: missing; expected the accelerator, such as h100")
     if layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators")
     if run.settings.phase != "training":

@@ -128,6 +128,8 @@ class DeclaredSetting:
                 raise InputError(f"{option_name}: {shown(raw_value)} is not a truth value; expected true or false")
             return raw_value
         if get_origin(self.kind) is tuple:
+            if not isinstance(raw_value, Iterable):
+                raise InputError(f"{option_name}: {shown(raw_value)} is no list; expected several values or a text")
             raw_value = parse_names(raw_value) if isinstance(raw_value, str) else tuple(raw_value)
         elif not isinstance(raw_value, (str, self.kind)):
             example_value = self.setting.example or "bf16"
@@ -158,7 +160,7 @@ def parse_number(option_name: str, option_value: Any) -> float:
     """Parses a number or its text. option_name: the option's name in errors. Raises `InputError` for other values."""
     try:
         parsed_number = float("nan" if isinstance(option_value, bool) else option_value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         parsed_number = float("nan")
     if not isfinite(parsed_number):
         raise InputError(f"{option_name}: {shown(option_value)} is not a number; expected one such as 0.1")

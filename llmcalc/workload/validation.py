@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import index
+from pathlib import PurePath
 from typing import Any, get_args
 
 from ..errors import InputError, shown, suggest
@@ -39,6 +40,29 @@ def validate_text(option_name: str, option_value: Any, example: str) -> str:
     if not isinstance(option_value, str):
         raise InputError(f"{option_name}: {shown(option_value)} is not text; expected a name such as {example!r}")
     return option_value
+
+
+def validate_path(option_name: str, option_value: Any) -> str:
+    """Validates that a value is a path, as text or a `Path`, and returns its text. Raises `InputError` otherwise."""
+    if not isinstance(option_value, str | PurePath):
+        raise InputError(f"{option_name}: {shown(option_value)} is no path; expected the name of a file")
+    return str(option_value)
+
+
+def validate_texts(option_name: str, option_value: Any, example: str) -> tuple[str, ...]:
+    """Returns one text or several as a tuple; empty for None. Raises `InputError` for other values."""
+    if option_value is None or isinstance(option_value, str):
+        return () if option_value is None else (option_value,)
+    texts = tuple(option_value) if isinstance(option_value, Iterable) else (option_value,)
+    return tuple(validate_text(option_name, text, example) for text in texts)
+
+
+def number_text(option_name: str, option_value: Any) -> str:
+    """Returns the text of a number. Raises `InputError` for an integer with more digits than Python prints."""
+    try:
+        return str(option_value)
+    except ValueError:
+        raise InputError(f"{option_name}: {shown(option_value)} is too large; expected a shorter number") from None
 
 
 SPELLED = {"train": "training"}

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from ...errors import InputError, shown, suggest
-from ...sources.files import parse_json
+from ...sources.files import parse_json, require_shallow_nesting
 from ...units import exact_number, parse_length
 from ..argument_names import keyword_of
 
@@ -29,6 +29,9 @@ AMOUNT_RANGES: dict[FlagKind, str] = {
     "share": "a share above 0, at most 1", "ratio": "a ratio, 0 or more", "gib": "GiB, 0 or more",
 }  # fmt: skip
 """Kind of a flag with a fraction → the values that it may have, in words."""
+
+VALUE_KINDS = ("tokens", "number", "numbers", "share", "ratio", "gib", "table", "word")
+"""Kinds of flags that a truth value cannot turn off."""
 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -212,6 +215,7 @@ def _read_list(flag_name: str, flag_value: Any) -> list[Any]:
 def _read_table(flag_name: str, flag_value: Any) -> Mapping[str, Any]:
     """Returns name → value of a table: a mapping, JSON, `name=1,other=2`, or a whole number for `level`."""
     if isinstance(flag_value, Mapping):
+        require_shallow_nesting(dict(flag_value), flag_name)
         return {str(table_key): _read_scalar(value_text_of_key) for table_key, value_text_of_key in flag_value.items()}
     value_text = str(flag_value).strip()
     if value_text.startswith("{"):
@@ -287,10 +291,11 @@ def read_values(
             typed_flag = flag_name if flag_name.isupper() else f"--{flag_name.replace('_', '-')}"
             suggestion = _suggested_length(typed_flag, flags_by_name) or suggestion
             raise _unknown_flag_error(engine_title, typed_flag, suggestion, other_ways)
-        if flag_value is not None and flag_value is not False:
-            field_values[flags_by_keyword[flag_name].field_name] = flags_by_keyword[flag_name].read_value(flag_value)
-        elif flag_value is False:
-            field_values[flags_by_keyword[flag_name].field_name] = False
+        flag = flags_by_keyword[flag_name]
+        needs_value = flag.kind in VALUE_KINDS and not (flag.bare or flag.off or flag.refused or flag.is_idle)
+        is_turned_off = flag_value is False and not needs_value
+        if flag_value is not None:
+            field_values[flag.field_name] = False if is_turned_off else flag.read_value(flag_value)
     return {
         flag_name: flag_value for flag_name, flag_value in field_values.items() if not _is_idle_field(flags, flag_name)
     }

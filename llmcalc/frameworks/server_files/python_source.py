@@ -29,6 +29,10 @@ MOST_WORDS = 2_000
 LONGEST_TEXT = 100_000
 """Largest number of letters of a text that is added up."""
 
+MOST_COMBINED = 1_000_000
+"""Largest number of letters and values that all expressions of a file put together: variables that stand twice in the
+next one double at each line."""
+
 CONFIGURATION_CALLS = ("LLMConfig",)
 """Calls that configure a server of Ray Serve."""
 
@@ -52,7 +56,7 @@ def servers_in_python(
         raise InputError(
             f"{server_finder.where}: {len(syntax_nodes):,} parts of Python; expected at most {MOST_NODES:,}"
         )
-    module_evaluator = _Evaluator(syntax_tree, variables)
+    module_evaluator = _Evaluator(syntax_tree, variables, server_finder.where)
     server_count = 0
     engine_versions = engine_versions_in(source_text)
     for started_server in module_evaluator.servers(server_finder):
@@ -78,11 +82,38 @@ def servers_in_python(
 
 
 class _Evaluator:
-    """Evaluates values in a Python module's syntax tree. variables: environment variables."""
+    """Evaluates values in a Python module's syntax tree. variables: environment variables. file_name: for errors."""
 
-    def __init__(self, syntax_tree: ast.Module, variables: Mapping[str, str]) -> None:
+    def __init__(self, syntax_tree: ast.Module, variables: Mapping[str, str], file_name: str) -> None:
         self.module, self.variables = syntax_tree, variables
         self.names: dict[str, Any] = {}
+        self.file_name = file_name
+        self.combined_count = 0
+
+    def _count_combined(self, evaluated_value: Any) -> None:
+        """Counts the letters and values of a value that becomes a part of another one.
+
+        Raises `InputError` for more than `MOST_COMBINED` in a file.
+        """
+        values_left = [evaluated_value]
+        while values_left:
+            value = values_left.pop()
+            self.combined_count += 1 + (len(value) if isinstance(value, str | list | dict) else 0)
+            if self.combined_count > MOST_COMBINED:
+                raise InputError(
+                    f"{self.file_name}: its expressions put together more than {MOST_COMBINED:,} letters and values; "
+                    "expected shorter texts and lists"
+                )
+            values_left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+    def _plain_text(self, evaluated_value: Any) -> str:
+        self._count_combined(evaluated_value)
+        return str(evaluated_value)
+
+    def _word(self, evaluated_value: Any) -> str:
+        """Returns a value as a part of a text, and counts the letters."""
+        self._count_combined(evaluated_value)
+        return _word_of_value(evaluated_value)
 
     def servers(self, server_finder: ServerFinder) -> Iterator[StartedServer]:
         """Yields the servers that the module's statements and functions start."""
@@ -103,7 +134,7 @@ class _Evaluator:
         for decorator_node in decorator_nodes:
             for keyword_node in decorator_node.keywords if isinstance(decorator_node, ast.Call) else ():
                 if keyword_node.arg == GPU_ARGUMENT:
-                    gpu, _, accelerator_count = str(self.evaluate(keyword_node.value)).partition(":")
+                    gpu, _, accelerator_count = self._plain_text(self.evaluate(keyword_node.value)).partition(":")
                     return Container(
                         "", gpu=gpu.rstrip("!"), gpus=int(accelerator_count) if accelerator_count.isdecimal() else 1
                     )
@@ -119,12 +150,12 @@ class _Evaluator:
             if isinstance(statement, ast.Assign | ast.AnnAssign) and variable_name and statement.value is not None:
                 self.names[variable_name] = self.evaluate(statement.value)
             elif isinstance(statement, ast.AugAssign) and variable_name:
-                self.names[variable_name] = _add_values(self.names.get(variable_name), self.evaluate(statement.value))
+                self.names[variable_name] = self._sum(self.names.get(variable_name), self.evaluate(statement.value))
             elif _extends_list(statement):
                 call_node: Any = statement.value  # type: ignore[attr-defined]
                 added_value = self.evaluate(call_node.args[0])
                 variable_name = dotted_name_of(call_node.func.value)
-                self.names[variable_name] = _add_values(
+                self.names[variable_name] = self._sum(
                     self.names.get(variable_name), added_value if call_node.func.attr == "extend" else [added_value]
                 )
             if variable_name and _is_command(self.names.get(variable_name)):
@@ -157,7 +188,7 @@ class _Evaluator:
             except UnsplittableText:
                 return  # a text for people that names a server
         else:
-            command_words = [_word_of_value(list_element) for list_element in command_value[:MOST_WORDS]]
+            command_words = [self._word(list_element) for list_element in command_value[:MOST_WORDS]]
             yield from server_finder.servers_in_words(replace(located_container, words=command_words))
 
     def _configuration_arguments(self, call_node: ast.Call) -> dict[str, Any] | None:
@@ -165,6 +196,7 @@ class _Evaluator:
         if dotted_name_of(call_node.func).rpartition(".")[2] not in CONFIGURATION_CALLS:
             return None
         keyword_values = {keyword.arg: self.evaluate(keyword.value) for keyword in call_node.keywords if keyword.arg}
+        self._count_combined(keyword_values)
         return {
             argument_name: _with_unresolved_marks(argument_value)
             for argument_name, argument_value in keyword_values.items()
@@ -177,7 +209,7 @@ class _Evaluator:
         if isinstance(syntax_node, ast.Dict):
             keys_and_values = zip(syntax_node.keys, syntax_node.values, strict=True)
             return {
-                str(self.evaluate(key_node, depth + 1)): self.evaluate(element_node, depth + 1)
+                self._plain_text(self.evaluate(key_node, depth + 1)): self.evaluate(element_node, depth + 1)
                 for key_node, element_node in keys_and_values
                 if key_node is not None
             }
@@ -192,9 +224,9 @@ class _Evaluator:
                 text_node.value if isinstance(text_node, ast.FormattedValue) else text_node
                 for text_node in syntax_node.values
             ]
-            return "".join(_word_of_value(self.evaluate(text_node, depth + 1)) for text_node in text_values)
+            return "".join(self._word(self.evaluate(text_node, depth + 1)) for text_node in text_values)
         if isinstance(syntax_node, ast.BinOp) and isinstance(syntax_node.op, ast.Add):
-            return _add_values(self.evaluate(syntax_node.left, depth + 1), self.evaluate(syntax_node.right, depth + 1))
+            return self._sum(self.evaluate(syntax_node.left, depth + 1), self.evaluate(syntax_node.right, depth + 1))
         if isinstance(syntax_node, ast.IfExp):
             test_result = self.evaluate(syntax_node.test, depth + 1)
             chosen_node = syntax_node.body if test_result else syntax_node.orelse
@@ -209,7 +241,16 @@ class _Evaluator:
         if not isinstance(list_node, ast.Starred):
             return [self.evaluate(list_node, nesting_depth + 1)]
         list_value = self.evaluate(list_node.value, nesting_depth + 1)
-        return list_value if isinstance(list_value, list) else [UnknownValue("*…")]
+        if not isinstance(list_value, list):
+            return [UnknownValue("*…")]
+        self._count_combined(list_value)
+        return list_value
+
+    def _sum(self, left_value: Any, right_value: Any) -> Any:
+        sum_value = _add_values(left_value, right_value)
+        if isinstance(sum_value, str):
+            self._count_combined(sum_value)
+        return sum_value
 
     def _call_result(self, call_node: ast.Call, depth: int) -> Any:
         """Returns the result of a call to a supported function, such as `dict`."""
@@ -222,21 +263,27 @@ class _Evaluator:
                 keyword.arg: self.evaluate(keyword.value, depth + 1) for keyword in call_node.keywords if keyword.arg
             }
         if function_name == "str" and len(argument_values) == 1:
-            return _word_of_value(argument_values[0])
+            return self._word(argument_values[0])
         if (
             function_name == "json.dumps"
             and len(argument_values) == 1
             and not isinstance(argument_values[0], UnknownValue)
         ):
+            self._count_combined(argument_values[0])
             return json.dumps(_with_unresolved_marks(argument_values[0]))
         if function_name in ("os.environ.get", "os.getenv", "environ.get", "getenv") and argument_values:
             return self.variables.get(
-                str(argument_values[0]), argument_values[1] if len(argument_values) > 1 else UnknownValue("$")
+                self._plain_text(argument_values[0]),
+                argument_values[1] if len(argument_values) > 1 else UnknownValue("$"),
             )
         if isinstance(call_node.func, ast.Attribute) and call_node.func.attr == "join" and len(argument_values) == 1:
             separator_text = self.evaluate(call_node.func.value, depth + 1)
             if isinstance(separator_text, str) and isinstance(argument_values[0], list):
-                return separator_text.join(map(_word_of_value, argument_values[0]))
+                list_words: list[str] = []
+                for list_element in argument_values[0]:
+                    self._count_combined(separator_text)
+                    list_words.append(self._word(list_element))
+                return separator_text.join(list_words)
         return value_of(call_node, self.names, depth)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ...errors import InputError
@@ -15,7 +16,7 @@ SINGLE = "model.safetensors"
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Returns the tensors of a checkpoint. Raises `InputError` if the path is not a checkpoint."""
-    if path.is_dir():
+    if os.path.isdir(path):  # Path.is_dir raises an error for a name that is too long
         file_in_folder = next((path / file_name for file_name in (INDEX, SINGLE) if (path / file_name).is_file()), None)
         gguf_files = sorted(path.glob("*.gguf"))
         if file_in_folder is None and len(gguf_files) != 1:

@@ -627,3 +627,14 @@ def test_a_target_has_the_format_of_the_file_in_its_place(
     assert document["model"]["name"] == target
     assert document["terms"][0]["from"].startswith(scheme)
     assert any("--quantize replaces it" in note for note in document["notes"]) == (scheme != "bf16")
+
+
+@pytest.mark.parametrize(
+    "line", ['a = f"{a}{a}"', "a = [a, a]", "a = [*a, *a]", 'a = {"x": a, "y": a}', 'a = "x".join([a, a])']
+)
+def test_a_value_that_doubles_at_each_line_is_refused(line: str, tmp_path: Path) -> None:
+    start = 'a = "xxxxxxxxxx"\n' if '"{a}' in line or "join" in line else "a = [1]\n"
+    file = tmp_path / "serve.py"
+    file.write_text(start + f"{line}\n" * 60 + 'import subprocess\nsubprocess.run(["vllm", "serve", str(a)])\n')
+    with pytest.raises(InputError, match=r"serve\.py: its expressions put together more than 1,000,000 letters"):
+        servers_of_file(file)

@@ -342,6 +342,19 @@ def test_a_number_of_thousands_of_digits(flag: str) -> None:
         answer(**{flag: [10**5000] if flag.endswith("sizes") else 10**5000})
 
 
+def test_a_truth_value_turns_off_no_number_word_and_table() -> None:
+    table: dict[str, Any] = {}
+    table["a"] = table
+    for flag, value, expected in (
+        ("block_size", False, "False; expected a whole number"),
+        ("speculative_config", False, "'False'; expected a JSON object"),
+        ("mamba_ssm_cache_dtype", False, "is not modelled"),
+        ("compilation_config", table, "nested too deeply"),
+    ):
+        with pytest.raises(InputError, match=f"--{flag.replace('_', '-')}.*: {expected}"):
+            answer(**{flag: value})
+
+
 def test_no_graphs_take_no_memory() -> None:
     assert answer(compilation_config={"cudagraph_mode": "NONE"}).result.bytes_of("cuda_graphs") == 0
 
