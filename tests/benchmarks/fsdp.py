@@ -53,6 +53,6 @@ def tensors(spec: ModelSpec) -> ReplayResult:
     return extrapolate_layers(
         RepeatAnalysis(
             record_fsdp_run(spec, HOW, sharding_of_rank(HOW, LAYOUT, 0), layers=few), stacks, list(few)
-        ).counted,
+        ).count_bytes,
         stacks,
     )

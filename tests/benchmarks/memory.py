@@ -59,7 +59,7 @@ def tensors(spec: ModelSpec, training: TrainingConfig) -> ReplayResult:
     unfolding = RepeatAnalysis(record_training(spec, training, few, HOPPER.workspace), stacks, list(few))
 
     def counted(layers: Mapping[int, int]) -> ReplayResult:
-        return unfolding.counted(layers)
+        return unfolding.count_bytes(layers)
 
     return extrapolate_layers(counted, stacks)
 

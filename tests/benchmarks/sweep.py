@@ -34,7 +34,7 @@ def main() -> None:
 
     generator = np.random.default_rng(0)
     of = build_family(llmcalc.load(TARGET).model)
-    h = of.step * generator.integers(1, 40, SHAPES)
+    h = of.width_step * generator.integers(1, 40, SHAPES)
     layers = generator.integers(1, 200, SHAPES)
     if not np.array_equal(sweep(of, h, layers), by_hand(h, layers)):
         raise RuntimeError("the closed form and the expression by hand differ")
