@@ -73,9 +73,11 @@ class Command(TyperCommand):
                 )
         for option in self.get_params(ctx):
             if "--hardware" in option.opts and not getattr(option, "multiple", False):
-                from ..sources.hardware import require_one_accelerator
+                accelerator_names = list(option_values("--hardware", args))
+                if len(accelerator_names) > 1:  # one needs no import of the accelerators' files
+                    from ..sources.hardware import require_one_accelerator
 
-                require_one_accelerator(list(option_values("--hardware", args)))
+                    require_one_accelerator(accelerator_names)
         return super().parse_args(ctx, args)
 
     def get_help(self, ctx: Any) -> str:

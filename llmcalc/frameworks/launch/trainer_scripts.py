@@ -138,27 +138,27 @@ def _of_lmflow(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return arguments
 
 
-def _of_llava(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    if config.get("mm_tunable_parts") is not None and "mm_vision_tower" in str(config["mm_tunable_parts"]):
-        reader.unknown["mm_tunable_parts"] = "training of the encoder is not modelled"
-    arguments: dict[str, Any] = {
+def _multimodal_defaults(reader: LaunchReader, config: Table, is_flash: bool) -> dict[str, Any]:
+    """Returns the arguments of LLaVA's script and of those that descend from it."""
+    return {
         "max_length": reader.integer(config, "model_max_length", 512),
         "optim": config.get("optim", "adamw_torch"),
         "dtype": _sixteen_bits(config),
-        **_flash(reader.source.script.endswith(("train_mem.py", "train_mem"))),
+        **_flash(is_flash),
     }
+
+
+def _of_llava(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    if config.get("mm_tunable_parts") is not None and "mm_vision_tower" in str(config["mm_tunable_parts"]):
+        reader.unknown["mm_tunable_parts"] = "training of the encoder is not modelled"
+    arguments = _multimodal_defaults(reader, config, reader.source.script.endswith(("train_mem.py", "train_mem")))
     if reader.flag(config, "lora_enable"):
         arguments |= _low_rank(reader, config, 64, ALL_LINEAR, "0.05")
     return arguments | _few_bits(reader, config.get("bits", 16), reader.flag(config, "double_quant", True))
 
 
 def _of_qwen_vl(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    arguments: dict[str, Any] = {
-        "max_length": reader.integer(config, "model_max_length", 512),
-        "optim": config.get("optim", "adamw_torch"),
-        "dtype": _sixteen_bits(config),
-        **_flash(is_flash=True),
-    }
+    arguments = _multimodal_defaults(reader, config, is_flash=True)
     if reader.flag(config, "lora_enable"):
         return arguments | _low_rank(reader, config, 64, ["q_proj", "k_proj", "v_proj", "o_proj"], "0.05")
     if not reader.flag(config, "tune_mm_llm"):
