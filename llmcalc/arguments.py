@@ -201,6 +201,11 @@ def optional_word(option_name: str, word_value: Any, allowed_words: Any) -> Any:
     return None if word_value is None else validate_choice(option_name, word_value, allowed_words)
 
 
+def optional_path(option_name: str, path: Any) -> str | None:
+    """Returns a path as text; None stays None."""
+    return None if path is None else validate_path(option_name, path)
+
+
 def optional_count(option_name: str, count_value: Any) -> int | None:
     """Parses a count such as `15T`; None stays None."""
     from .units import parse_count
@@ -263,8 +268,7 @@ def engine_questions_of(
     """
     from .questions.engines import ONE_ACCELERATOR, engine_questions
 
-    if launch is not None:
-        validate_path("--launch", launch)
+    optional_path("--launch", launch)
     reading_options = {option_name: options.pop(option_name) for option_name in READING if option_name in options}
     quantize = optional_text("--quantize", options.pop("quantize", None), "fp8")
     hardware_names = _hardware_names(hardware)
@@ -281,7 +285,7 @@ def engine_questions_of(
         flag_values=options,
         hardware=hardware_names[0] if hardware_names else None,
         quantize=quantize,
-        receipt=None if receipt is None else validate_path("--receipt", receipt),
+        receipt=optional_path("--receipt", receipt),
         allow_unknown=bool(reading_options.get("allow_unknown")),
     )
 
@@ -318,8 +322,7 @@ def run_question_of(
     """Returns the question about a model's run or a launch file. hardware, phase, workspace: as in `run_options_of`."""
     from .questions.runs import memory_question
 
-    if launch is not None:
-        validate_path("--launch", launch)
+    optional_path("--launch", launch)
     return memory_question(
         model,
         options.read_model,

@@ -65,13 +65,18 @@ def launched_bytes(log_reading: ParsedLog, run: RunQuestion) -> tuple[dict[tuple
     return {(term_name, ""): term_bytes for term_name, term_bytes in computed.items()}, notes
 
 
+def exceeds_device(log_reading: ParsedLog, required_bytes: int) -> bool:
+    """Whether a run requires more than the log's device has; False if the log does not state the device's memory."""
+    return log_reading.total is not None and required_bytes > log_reading.total
+
+
 def _verdict(log_reading: ParsedLog, required_bytes: int, peak_bytes: int) -> str:
     """Returns a sentence on whether the computed run explains that the memory of the log's device ran out."""
     required = f"it requires {units.GIB.write(required_bytes)} GiB, of it {units.GIB.write(peak_bytes)} for tensors"
     if log_reading.total is None:
         return f"{required}; the log does not state the device's memory"
     required += f", and the device has {units.GIB.write(log_reading.total)}"
-    if required_bytes > log_reading.total:
+    if exceeds_device(log_reading, required_bytes):
         return f"{required}: too few"
     allocated_bytes = next((term.value for term in log_reading.terms if term.name == "allocated"), 0)
     if allocated_bytes > peak_bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -163,13 +162,15 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
     hardware: Hardware | None = None
     version: EngineVersion | None = None
     helpful_flag = ""
+    is_too_large = False
     if log_question.run is not None:
         if log_reading.program in FOLDERS:
             raise InputError(f"--launch: the log of {log_reading.title} states its flags itself; remove the option")
-        from .launched_logs import launched_bytes
+        from .launched_logs import exceeds_device, launched_bytes
 
         computed_bytes, launch_notes = launched_bytes(log_reading, log_question.run)
         logged_run.notes.extend(launch_notes)
+        is_too_large = exceeds_device(log_reading, computed_bytes.get(("process", ""), 0))
     if log_reading.program in FOLDERS:
         hardware = logged_run.hardware()
         if preset is not None and hardware is not None:
@@ -219,7 +220,7 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
             "file that starts it"
         )
     wrong_term, helpful_flag = _wrong_term_and_flag(log_reading, compared_terms, helpful_flag)
-    if log_reading.kind == "oom" and computed_bytes.get(("process", ""), 0) > (log_reading.total or math.inf):
+    if is_too_large:
         wrong_term, helpful_flag = "process", ""
     return ExplainedLog(
         log_reading,

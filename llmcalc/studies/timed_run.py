@@ -118,8 +118,8 @@ class TimedRun:
     @property
     def not_counted(self) -> tuple[str, ...]:
         """What the estimate does not count. A stack with seconds per sequence counts how the host samples."""
-        samples = self.phase == "decode" and self.stack.host_sequence
-        return tuple(text for text in NOT_COUNTED[self.phase] if not (samples and text == SAMPLING))
+        counts_sampling = self.phase == "decode" and self.stack.host_sequence > 0
+        return tuple(text for text in NOT_COUNTED[self.phase] if not (counts_sampling and text == SAMPLING))
 
     @property
     def seconds(self) -> float:
