@@ -16,6 +16,7 @@ MIXERS = PartChoice(
         "attention": "mixers.attention:Attention",
         "exclusive": "mixers.exclusive_attention:ExclusiveAttention",
         "mla": "mixers.mla:MLA",
+        "delta_net": "mixers.delta_net:DeltaNet",
         "gated_delta_net": "mixers.gated_delta_net:GatedDeltaNet",
         "jet_block": "mixers.jet_block:JetBlock",
         "mamba": "mixers.mamba:Mamba",

@@ -1,9 +1,9 @@
-"""The delta rule in PyTorch, shared by the references of Gated DeltaNet and Kimi Delta Attention.
+"""The delta rule: what the flows of DeltaNet, Gated DeltaNet and Kimi Delta Attention share, and its PyTorch module.
 
 S ← S·exp(g); S ← S + k ⊗ β(v − Sᵀk); o = Sᵀq, with S: [key_dim, value_dim] per head (Schlag 2021, arXiv:2102.11174;
-gated: Yang 2024, arXiv:2412.06464). Several tokens at once run in chunks (Yang 2024, arXiv:2406.06484, §3), like
-`chunk_gated_delta_rule` and `chunk_kda` of flash-linear-attention and their PyTorch versions in transformers. A single
-token runs the recurrence.
+gated: Yang 2024, arXiv:2412.06464; DeltaNet has no decay g). Several tokens at once run in chunks (Yang 2024,
+arXiv:2406.06484, §3), like `chunk_delta_rule`, `chunk_gated_delta_rule` and `chunk_kda` of flash-linear-attention and
+their PyTorch versions in transformers. A single token runs the recurrence.
 """
 
 from __future__ import annotations
@@ -11,10 +11,54 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ...flow.axis import Axis, JoinedShapes, Shape
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...ops import DeltaRule, Elementwise
 from ..runtime import ForwardPass
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+CHUNK_TOKENS = 64
+"""The number of tokens per chunk in every known implementation."""
+
+
+def record_convolved_heads(recorder: Flow, x: Value, key_axes: Shape, value_axes: Shape, kernel: int) -> list[Value]:
+    """Records projections to queries, keys and values, and a short convolution with SiLU over all of them.
+
+    key_axes: the axes of queries and keys. value_axes: the axes of values. kernel: the kernel size of the convolution.
+    """
+    q = recorder.linear("q_proj", x, *key_axes)
+    k = recorder.linear("k_proj", x, *key_axes)
+    v = recorder.linear("v_proj", x, *value_axes)
+    qkv_axes = JoinedShapes((key_axes, key_axes, value_axes))
+    qkv = recorder.cat(q, k, v, axes=(qkv_axes,))
+    qkv = recorder.conv("conv1d", qkv, qkv_axes, kernel=kernel, groups=qkv.width, padding=kernel - 1)
+    recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), state_kind="conv_state")
+    return list(recorder.split(recorder.act(qkv, "silu"), *qkv_axes.parts))
+
+
+def record_delta_rule(
+    recorder: Flow,
+    delta_rule: DeltaRule,
+    scan_inputs: tuple[Value, ...],
+    state_axes: tuple[Axis, Axis, Axis],
+    source: str = "",
+) -> Value:
+    """Records the delta rule in chunks, or one step of it, and its state.
+
+    scan_inputs: queries, keys, values, the decay if there is one, and β.
+    state_axes: the axes of heads, of a key and of a value. source: the paper's section, by default that of the mixer.
+    """
+    heads, _key_dim, value_dim = state_axes
+    value_axes, node_fields = (heads, value_dim), {"source": source} if source else {}
+    scan_output = recorder.alternatives(
+        chunked=lambda: recorder.core("core", delta_rule, *scan_inputs, axes=value_axes, node_fields=node_fields),
+        step=lambda: recorder.core("core", Elementwise(), *scan_inputs, axes=value_axes, node_fields=node_fields),
+    )
+    recorder.state("recurrent_state", *state_axes, bits=32)
+    return scan_output
 
 
 @cache
@@ -44,7 +88,7 @@ def delta_rule_class() -> type[nn.Module]:
 
         β: [batch, heads, tokens].
 
-        g: the log decay, [batch, heads, tokens, 1] or one per key channel.
+        g: the log decay, [batch, heads, tokens, 1] or one per key channel; None without a decay.
         state: the module that stores S, [batch, heads, key_dim, value_dim], between passes.
         """
 
@@ -53,9 +97,10 @@ def delta_rule_class() -> type[nn.Module]:
             self.chunk, self.by_channel = chunk_size, decays_by_channel
 
         def forward(
-            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, forward_pass: ForwardPass, state: Any
+            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, forward_pass: ForwardPass, state: Any
         ) -> Tensor:
-            q, k, v, g, beta = (x.float() for x in (q, k, v, g, beta))
+            q, k, v, beta = (x.float() for x in (q, k, v, beta))
+            g = None if g is None else g.float()
             q, k = unit_vector(q) * q.shape[-1] ** -0.5, unit_vector(k)
             stored_state = state.load(forward_pass)
             old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state[0]
@@ -67,18 +112,20 @@ def delta_rule_class() -> type[nn.Module]:
             return scan_output
 
         def _run_token(
-            self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, recurrent_state: Tensor
+            self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor, recurrent_state: Tensor
         ) -> tuple[Tensor, Tensor]:
-            recurrent_state = recurrent_state * log_decay[:, :, 0, :, None].exp()
+            if log_decay is not None:
+                recurrent_state = recurrent_state * log_decay[:, :, 0, :, None].exp()
             predicted_values = (recurrent_state * k[:, :, 0, :, None]).sum(-2)
             correction = (v[:, :, 0] - predicted_values) * beta
             recurrent_state = recurrent_state + k[:, :, 0, :, None] * correction[..., None, :]
             return (recurrent_state * q[:, :, 0, :, None]).sum(-2)[:, :, None], recurrent_state
 
         def _run_chunks(
-            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, recurrent_state: Tensor
+            self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor, recurrent_state: Tensor
         ) -> tuple[Tensor, Tensor]:
             tokens, chunk_size = q.shape[2], self.chunk
+            g = torch.zeros_like(beta)[..., None] if log_decay is None else log_decay
             padding_tokens = -tokens % chunk_size
             q, k, v, g, beta = (
                 F.pad(x, (0, 0, 0, padding_tokens)).unflatten(2, (-1, chunk_size))

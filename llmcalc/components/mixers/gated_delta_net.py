@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 from pydantic import Field, model_validator
 
 from ...algebra import Number
-from ...flow.axis import Axis, JoinedShapes, Shape
+from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...ops import DeltaRule, Elementwise
+from ...ops import DeltaRule
 from ..base import (
     PUBLISHED,
     ChunkSize,
@@ -33,7 +33,7 @@ from ..base import (
 )
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, causal_conv_class, recurrent_state_class, vector_module
-from .delta_rule import delta_rule_class
+from .delta_rule import CHUNK_TOKENS, delta_rule_class, record_convolved_heads, record_delta_rule
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,9 +42,6 @@ LinearKeyHeads: TypeAlias = Annotated[int, SizeSymbol("a_k")]
 LinearValueHeads: TypeAlias = Annotated[int, SizeSymbol("a_v")]
 LinearKeyDim: TypeAlias = Annotated[int, SizeSymbol("d_k")]
 LinearValueDim: TypeAlias = Annotated[int, SizeSymbol("d_v")]
-
-CHUNK_TOKENS = 64
-"""The number of tokens per chunk in every known implementation."""
 
 
 class GatedDeltaNet(TokenMixer):
@@ -95,18 +92,11 @@ class GatedDeltaNet(TokenMixer):
         return HeadSizes(self.linear_num_value_heads, self.linear_num_key_heads, self.linear_key_head_dim)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, kernel = Axis("heads", self.linear_num_value_heads), self.linear_conv_kernel_dim
+        heads = Axis("heads", self.linear_num_value_heads)
         key_dim, value_dim = Axis("key_dim", self.linear_key_head_dim), Axis("value_dim", self.linear_value_head_dim)
         keys: Shape = (Axis("key_heads", self.linear_num_key_heads), key_dim)
         value_axes: Shape = (heads, value_dim)
-        q = recorder.linear("q_proj", x, *keys)
-        k = recorder.linear("k_proj", x, *keys)
-        v = recorder.linear("v_proj", x, *value_axes)
-        qkv_axes = JoinedShapes((keys, keys, value_axes))
-        qkv = recorder.cat(q, k, v, axes=(qkv_axes,))
-        qkv = recorder.conv("conv1d", qkv, qkv_axes, kernel=kernel, groups=qkv.width, padding=kernel - 1)
-        recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), state_kind="conv_state")
-        q, k, v = recorder.split(recorder.act(qkv, "silu"), *qkv_axes.parts)
+        q, k, v = record_convolved_heads(recorder, x, keys, value_axes, self.linear_conv_kernel_dim)
         q, k = recorder.repeat(q, heads), recorder.repeat(k, heads)
         decay_rate = recorder.act(recorder.vector("A_log", heads), "exp")  # the decay rate of each head
         decay = recorder.mul(
@@ -116,13 +106,9 @@ class GatedDeltaNet(TokenMixer):
             decay_rate,
         )
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
-        scan_inputs, node_fields = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
         delta_rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
-        scan_output = recorder.alternatives(
-            chunked=lambda: recorder.core("core", delta_rule, *scan_inputs, axes=value_axes, node_fields=node_fields),
-            step=lambda: recorder.core("core", Elementwise(), *scan_inputs, axes=value_axes, node_fields=node_fields),
-        )
-        recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
+        scan_inputs, state_axes = (q, k, v, decay, beta), (heads, key_dim, value_dim)
+        scan_output = record_delta_rule(recorder, delta_rule, scan_inputs, state_axes, "Yang et al. 2024, §3.3")
         gate = recorder.act(recorder.linear("g_proj", x, *value_axes), "silu")
         scan_output = recorder.norm("norm", scan_output, Norm(type=self.norm_type, eps=self.norm_eps), (value_dim,))
         return recorder.linear("o_proj", recorder.mul(scan_output, gate), *x.axes)

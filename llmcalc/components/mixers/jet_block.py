@@ -16,12 +16,12 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...ops import DeltaRule, DynamicConvolution, Elementwise
+from ...ops import DeltaRule, DynamicConvolution
 from ..base import PUBLISHED, ChunkSize, HeadSizes, Kernel, ModelProperties, PartWitness, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, recurrent_state_class, vector_module
-from .delta_rule import delta_rule_class
-from .gated_delta_net import CHUNK_TOKENS, LinearKeyDim, LinearValueDim, LinearValueHeads
+from .delta_rule import CHUNK_TOKENS, delta_rule_class, record_delta_rule
+from .gated_delta_net import LinearKeyDim, LinearValueDim, LinearValueHeads
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -74,11 +74,7 @@ class JetBlock(TokenMixer):
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
         scan_inputs = (q, k, v, decay, beta)
         delta_rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
-        scan_output = recorder.alternatives(
-            chunked=lambda: recorder.core("core", delta_rule, *scan_inputs, axes=(heads, value_dim)),
-            step=lambda: recorder.core("core", Elementwise(), *scan_inputs, axes=(heads, value_dim)),
-        )
-        recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
+        scan_output = record_delta_rule(recorder, delta_rule, scan_inputs, (heads, key_dim, value_dim))
         gate = recorder.act(recorder.linear("g_proj", x, heads, value_dim), "silu")
         scan_output = recorder.norm("norm", scan_output, Norm(type="rmsnorm", eps=self.norm_eps), (value_dim,))
         return recorder.linear("o_proj", recorder.mul(scan_output, gate), *x.axes)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 from pydantic import Field, model_validator
 
 from ...algebra import Number
-from ...flow.axis import Axis, JoinedShapes, Shape
+from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...ops import DeltaRule, Elementwise
+from ...ops import DeltaRule
 from ..base import (
     PUBLISHED,
     ChunkSize,
@@ -31,8 +31,7 @@ from ..base import (
 )
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, causal_conv_class, recurrent_state_class, vector_module
-from .delta_rule import delta_rule_class
-from .gated_delta_net import CHUNK_TOKENS
+from .delta_rule import CHUNK_TOKENS, delta_rule_class, record_convolved_heads, record_delta_rule
 from .grouped_query import check_key_heads
 
 if TYPE_CHECKING:
@@ -93,23 +92,12 @@ class KimiDeltaAttention(TokenMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.linear_num_heads), Axis("head_dim", self.linear_head_dim)
         head_axes: Shape = (heads, head_dim)
-        kernel, qkv_axes = self.linear_conv_kernel_dim, JoinedShapes((head_axes, head_axes, head_axes))
-        qkv = recorder.cat(
-            *(recorder.linear(projection, x, *head_axes) for projection in ("q_proj", "k_proj", "v_proj")),
-            axes=(qkv_axes,),
-        )
-        qkv = recorder.conv("conv1d", qkv, qkv_axes, kernel=kernel, groups=qkv.width, padding=kernel - 1)
-        recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), state_kind="conv_state")
-        q, k, v = recorder.split(recorder.act(qkv, "silu"), *qkv_axes.parts)
+        q, k, v = record_convolved_heads(recorder, x, head_axes, head_axes, self.linear_conv_kernel_dim)
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
         scan_inputs = (q, k, v, self._record_log_decay(recorder, x, head_axes), beta)
-        node_fields = {"source": "Kimi Team 2025, §3.1"}
         delta_rule = DeltaRule(beta.width, head_dim.size, head_dim.size, self.chunk_size, by_channel=True, rows=x.rows)
-        scan_output = recorder.alternatives(
-            chunked=lambda: recorder.core("core", delta_rule, *scan_inputs, axes=head_axes, node_fields=node_fields),
-            step=lambda: recorder.core("core", Elementwise(), *scan_inputs, axes=head_axes, node_fields=node_fields),
-        )
-        recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
+        state_axes = heads, head_dim, head_dim
+        scan_output = record_delta_rule(recorder, delta_rule, scan_inputs, state_axes, "Kimi Team 2025, §3.1")
         scan_output = recorder.norm("norm", scan_output, Norm(type="rmsnorm", eps=self.norm_eps), (head_dim,))
         return recorder.linear(
             "o_proj",

@@ -93,8 +93,16 @@ _KERNELS_OF_LIBRARIES: Mapping[str, Sequence[tuple[str, str, Known, str]]] = {
             SOURCE,
             "for prompts of up to 64 tokens; that of Kimi delta attention holds the same",
         ),
+        ("chunk_delta_rule", "ops/delta_rule/chunk.py, ChunkDeltaRuleFunction", RUN, ""),
+        (
+            "fused_recurrent_delta_rule",
+            "ops/delta_rule/fused_recurrent.py, FusedRecurrentFunction",
+            RUN,
+            "for sequences of up to 64 tokens",
+        ),
         ("causal_conv1d (fla)", "modules/conv/triton/ops.py, CausalConv1dFunction", RUN, ""),
         ("rms_norm_gated", "modules/fused_norm_gate.py, LayerNormGatedFunction", RUN, ""),
+        ("rms_norm (fla)", "modules/layernorm.py, LayerNormFunction", RUN, ""),
         ("layer_norm_gated", "modules/fused_norm_gate.py, LayerNormGatedFunction", RUN, ""),
     ],
     "mlstm_kernels": [

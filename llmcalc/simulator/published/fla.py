@@ -101,6 +101,25 @@ def layer_norm_gated(
     return record_function(autograd_graph, "LayerNormGatedFunction", (x, g, weight, bias), y, backward, saved_tensors)
 
 
+def rms_norm(aten: Aten, x: Tensor, weight: Tensor, accelerator: Accelerator = H100) -> Tensor:
+    """Computes an RMSNorm over the last axis (`LayerNormFunction`, fla/modules/layernorm.py)."""
+    autograd_graph, shape = aten.graph, x.shape
+
+    def backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> Sequence[Gradient]:
+        _dy = aten.flatten(aten.contiguous(dy), 0, -2)
+        dx = aten.new_tensor(x.shape, x.dtype)
+        dw = aten.new_tensor((minimum(accelerator.multiprocessors, x.shape[0]), x.shape[1]), FLOAT32)
+        dw = aten.to(aten.sum(dw, 0), weight.dtype)
+        return aten.reshape(dx, shape), dw
+
+    with autograd_graph.no_grad():
+        flat_x = aten.flatten(aten.contiguous(x), 0, -2)
+        y = aten.like(flat_x)
+        rstd = aten.new_tensor((flat_x.shape[0],), FLOAT32)
+        y = aten.reshape(y, shape)
+    return record_function(autograd_graph, "LayerNormFunction", (x, weight), y, backward, (flat_x, weight, rstd))
+
+
 def _l2norm_fwd(aten: Aten, x: Tensor) -> tuple[Tensor, Tensor]:
     """Scales x to length 1, and returns the inverse length (fla/modules/l2norm.py:148)."""
     return aten.like(x), aten.new_tensor(x.shape[:-1], FLOAT32)
@@ -302,6 +321,90 @@ def chunk_gated_delta_rule_alone(
     return record_function(
         autograd_graph, "ChunkGatedDeltaRuleFunction", (q, k, v, g, beta), o, backward, saved_tensors
     )
+
+
+# --- the delta rule without a decay ----------------------------------------------------------------------------------
+
+
+def chunk_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """Runs the chunked delta rule with L2 norms of q and k (fla/ops/delta_rule/chunk.py, `ChunkDeltaRuleFunction`).
+
+    q, k: [B, T, H, K]; v: [B, T, H, V]; beta: [B, T, H], behind its sigmoid.
+    """
+    autograd_graph = aten.graph
+
+    def backward(do: Tensor, *saved_tensors: Tensor) -> Sequence[Gradient]:
+        q, _, k, _, v, beta, _ = saved_tensors
+        dq, dk, dv, db = _delta_bwd(aten, q, k, v, beta, aten.contiguous(do))
+        dq = aten.like(q)
+        dk = aten.like(k)
+        return dq, dk, dv, db
+
+    with autograd_graph.no_grad():
+        q_in, k_in, v_in, beta_in = (aten.contiguous(x) for x in (q, k, v, beta))
+        q_unit, q_rstd = _l2norm_fwd(aten, q_in)
+        k_unit, k_rstd = _l2norm_fwd(aten, k_in)
+        o, a = _delta_chunks(aten, k_unit, v_in)
+    saved_tensors = q_unit, q_rstd, k_unit, k_rstd, v_in, beta_in, a
+    return record_function(autograd_graph, "ChunkDeltaRuleFunction", (q, k, v, beta), o, backward, saved_tensors)
+
+
+def _delta_chunks(aten: Aten, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Computes the output and the inverse triangular matrix of each chunk (fla/ops/delta_rule/chunk.py:17)."""
+    heads, head_size = k.shape[2:]
+    a = aten.new_tensor((*k.shape[:3], CHUNK), FLOAT32)
+    a = aten.like(a, dtype=k.dtype)
+    _w, u = aten.like(k), aten.like(v)
+    _h, v_new = _fwd_h(aten, k, u, heads, head_size)
+    return aten.like(v_new), a
+
+
+def _delta_bwd(aten: Aten, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, do: Tensor) -> tuple[Tensor, ...]:
+    """Runs the backward pass of the chunked delta rule (fla/ops/delta_rule/chunk.py:64)."""
+    heads, head_size = k.shape[2:]
+    _w, u = aten.like(k), aten.like(v)
+    _h, _v_new = _fwd_h(aten, k, u, heads, head_size)
+    dv = aten.like(do)
+    _dh, dv = _bwd_dhu(aten, q, dv, heads, head_size)
+    dq, dk, _dw = aten.like(q), aten.like(k), aten.like(k)
+    _dk2, dv, db = aten.like(k), aten.like(v), aten.like(beta)
+    return dq, dk, dv, db
+
+
+def fused_recurrent_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """Runs the delta rule token by token in one kernel (fla/ops/delta_rule/fused_recurrent.py).
+
+    q, k: [B, T, H, K]; v: [B, T, H, V]; beta: [B, T, H], behind its sigmoid.
+    """
+    autograd_graph = aten.graph
+
+    def backward(do: Tensor, *saved_tensors: Tensor) -> Sequence[Gradient]:
+        q, _, k, _, u, beta = saved_tensors
+        do = aten.contiguous(do)
+        dq, dk, dv, db = _recurrent_delta_bwd(aten, q, k, u, beta)
+        dq = aten.like(q)
+        dk = aten.like(k)
+        return dq, dk, dv, db
+
+    with autograd_graph.no_grad():
+        q_in, k_in, v_in, beta_in = (aten.contiguous(x) for x in (q, k, v, beta))
+        q_unit, q_rstd = _l2norm_fwd(aten, q_in)
+        k_unit, k_rstd = _l2norm_fwd(aten, k_in)
+        o, u = aten.like(v_in, dtype=q.dtype), aten.like(v_in)
+    saved_tensors = q_unit, q_rstd, k_unit, k_rstd, u, beta_in
+    return record_function(autograd_graph, "FusedRecurrentFunction", (q, k, v, beta), o, backward, saved_tensors)
+
+
+def _recurrent_delta_bwd(aten: Aten, q: Tensor, k: Tensor, u: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
+    """Runs the backward pass of the recurrent delta rule, in tiles of 32 values, whose gradients are added."""
+    value_size = u.shape[-1]
+    tile_count = ceil_div(value_size, min(next_power_of_two(value_size), 32))
+    dq, dk = aten.new_tensor((tile_count, *q.shape), q.dtype), aten.new_tensor((tile_count, *k.shape), q.dtype)
+    dv, db = aten.new_tensor((1, *u.shape), q.dtype), aten.new_tensor((tile_count, *beta.shape), q.dtype)
+    dq = aten.sum(dq, 0)
+    dk = aten.sum(dk, 0)
+    dv = aten.sum(dv, 0)
+    return dq, dk, dv, aten.sum(db, 0)
 
 
 # --- Kimi delta attention --------------------------------------------------------------------------------------------

@@ -427,7 +427,6 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
 
 UNDESCRIBED_PARTS = {
     "caduceus": "state-space scans in both directions with common projections, and reverse complements",
-    "delta_net": "linear attention by the delta rule without decays",
     "evabyte": "attention to chunks that are summarized by random features (EVA)",
     "gigachat3_5": "norms gated by a projection of rank 16, also within latent attention",
     "gla": "linear attention whose keys decay by channel (GLA)",

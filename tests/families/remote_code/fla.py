@@ -29,6 +29,19 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             ],
         },
     ],
+    "DeltaNetForCausalLM": [
+        {"model_type": "delta_net", **FLA, "num_heads": 4, "expand_v": 2.0},
+        {
+            "model_type": "delta_net",
+            **FLA,
+            "num_heads": 2,
+            "expand_k": 0.5,
+            "conv_size": 3,
+            "use_gate": True,
+            "allow_neg_eigval": True,
+            "attn": {"layers": [1], "num_heads": 4, "num_kv_heads": 2},
+        },
+    ],
     "SambaForCausalLM": [
         {
             "model_type": "samba",

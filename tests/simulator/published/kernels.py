@@ -272,6 +272,22 @@ DELTA = [
 ]
 
 
+LINEAR = [
+    {"B": 2, "T": 500, "H": 4, "K": 64, "V": 64},
+    {"B": 1, "T": 1000, "H": 2, "K": 128, "V": 256},
+    {"B": 2, "T": 130, "H": 2, "K": 48, "V": 80},
+    {"B": 1, "T": 256, "H": 2, "K": 512, "V": 1024},
+]
+SHORT = [{"B": 2, "T": 60, "H": 4, "K": 64, "V": 64}, {"B": 3, "T": 7, "H": 2, "K": 192, "V": 80}]
+DELTA_RULE = "fla.ops.delta_rule.chunk:chunk_delta_rule"
+RECURRENT_DELTA_RULE = "fla.ops.delta_rule.fused_recurrent:fused_recurrent_delta_rule"
+
+
+def delta_rule_inputs(s: Of) -> list[Input]:
+    k = s.B, s.T, s.H, s.K
+    return bf16(k, k, (s.B, s.T, s.H, s.V), (s.B, s.T, s.H))
+
+
 def delta_inputs(s: Of, by_channel: bool = False) -> list[Input]:
     k, v, g = (s.B, s.T, s.H, s.K), (s.B, s.T, s.HV, s.V), (s.B, s.T, s.HV)
     gate, bias = ((*g, s.K), (s.HV * s.K,)) if by_channel else (g, (s.HV,))
@@ -354,6 +370,27 @@ FLA = [
         lambda s: [*delta_inputs(s)[:3], *f32((s.B, s.T, s.HV)), *bf16((s.B, s.T, s.HV))],
         lambda t, s, *xs: fla.chunk_gated_delta_rule_alone(t, *xs),
         lambda s, q, k, v, g, beta: published(GDN)(q, k, v, g, beta)[0],
+    ),
+    KernelCase(
+        "chunk_delta_rule",
+        LINEAR[:3],
+        delta_rule_inputs,
+        lambda t, s, *xs: fla.chunk_delta_rule(t, *xs),
+        lambda s, *xs: published(DELTA_RULE)(*xs, use_qk_l2norm_in_kernel=True)[0],
+    ),
+    KernelCase(
+        "fused_recurrent_delta_rule",
+        SHORT,
+        delta_rule_inputs,
+        lambda t, s, *xs: fla.fused_recurrent_delta_rule(t, *xs),
+        lambda s, *xs: published(RECURRENT_DELTA_RULE)(*xs, use_qk_l2norm_in_kernel=True)[0],
+    ),
+    KernelCase(
+        "rms_norm (fla)",
+        LINEAR,
+        lambda s: bf16((s.B, s.T, s.H, s.V), (s.V,)),
+        lambda t, s, x, w: fla.rms_norm(t, x, w),
+        lambda s, x, w: published("fla.modules.layernorm:rms_norm")(x, w, None),
     ),
 ]
 

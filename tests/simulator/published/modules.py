@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from llmcalc.components.base import ModelProperties, TokenMixer
+from llmcalc.components.mixers.delta_net import DeltaNet
 from llmcalc.components.mixers.gated_delta_net import GatedDeltaNet
 from llmcalc.components.mixers.jet_block import JetBlock
 from llmcalc.components.mixers.kda import KimiDeltaAttention
@@ -188,6 +189,27 @@ def published_gated_delta_net(s: Of, **how: Any) -> nn.Module:
     return mixer
 
 
+WIDE = [
+    {"h": 256, "H": 4, "K": 64, "V": 64, "B": 1, "T": 512, "n": 1},
+    {"h": 512, "H": 4, "K": 128, "V": 256, "B": 2, "T": 500, "n": 2},
+]
+BRIEF = {"h": 256, "H": 4, "K": 64, "V": 64, "B": 3, "T": 40, "n": 1}
+
+
+def expanded(s: Of) -> dict[str, Any]:
+    """The sizes of a layer of fla whose heads divide a multiple of the model's width."""
+    return {"hidden_size": s.h, "num_heads": s.H, "expand_k": s.H * s.K / s.h, "expand_v": s.H * s.V / s.h}
+
+
+def delta_net(s: Of, **how: Any) -> DeltaNet:
+    return DeltaNet(linear_num_heads=s.H, linear_key_head_dim=s.K, linear_value_head_dim=s.V, **how)
+
+
+def published_delta_net(s: Of, **how: Any) -> nn.Module:
+    mixer: nn.Module = published("fla.layers.delta_net:DeltaNet")(**expanded(s), **how)
+    return mixer
+
+
 def delta_net_of_class(s: Of, path: str, name: str) -> nn.Module:
     """A class of transformers with the libraries' kernels, which are found when its module is imported."""
     fields: dict[str, Any] = {"hidden_size": s.h, "num_hidden_layers": 2}
@@ -339,6 +361,13 @@ def lightning_with_kernel(s: Of) -> nn.Module:
 
 
 LINEAR = [
+    ModuleCase("DeltaNet", [*WIDE, BRIEF], delta_net, published_delta_net),
+    ModuleCase(
+        "DeltaNet with a gate, negative eigenvalues",
+        WIDE[:1],
+        lambda s: delta_net(s, output_gate=True, linear_allow_neg_eigval=True),
+        lambda s: published_delta_net(s, use_gate=True, allow_neg_eigval=True),
+    ),
     ModuleCase("gated DeltaNet", DELTA, gated_delta_net, published_gated_delta_net),
     ModuleCase(
         "gated DeltaNet, negative eigenvalues",

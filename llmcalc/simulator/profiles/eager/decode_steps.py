@@ -190,6 +190,8 @@ class DecodeStepKernels(ScanKernels):
     def decode_DeltaRule(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         assert isinstance(operations["core"].op, DeltaRule)
         self.refuse_dynamic_filters(operations)
+        if "A_log" not in operations:
+            return self._decode_delta_net(operations, x)
         return (self._decode_kimi_delta if operations["core"].op.by_channel else self._decode_gated_delta)(
             operations, x
         )
@@ -218,6 +220,23 @@ class DecodeStepKernels(ScanKernels):
             self._normalize_with(operations["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype)), gate
         )
         return self.project(operations["o_proj"], aten.flatten(normed_output, 2))
+
+    def _decode_delta_net(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+        """Decodes one token of DeltaNet, as DeltaNetReference.forward does."""
+        aten, op = self.t, operations.op("core", DeltaRule)
+        _qkv, convolved_qkv = self._convolved_qkv(operations, x)
+        convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
+        q, k, v = aten.split(convolved_qkv, [operations[operation_name].outs[0].width for operation_name in QKV])
+        beta = aten.transpose(aten.function("sigmoid", self.project(operations["b_proj"], x)), 1, 2)
+        beta = aten.scale(beta) if any(operation.verb == "scale" for operation in operations.all) else beta
+        q, k = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k))
+        v = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
+        output = self._delta_rule(q, k, v, None, beta)
+        normed = self._normalize_with(operations["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
+        normed = aten.flatten(normed, 2)
+        if "g_proj" in operations:
+            normed = aten.mul(normed, aten.function("silu", self.project(operations["g_proj"], x)))
+        return self.project(operations["o_proj"], normed)
 
     def _convolved_qkv(self, operations: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns concatenated queries, keys and values [batch, channels, tokens] and their convolution."""
@@ -255,14 +274,15 @@ class DecodeStepKernels(ScanKernels):
             return aten.mul(aten.scale(negative_a, "neg"), aten.function("softplus", gate_logits))
         return aten.scale(aten.function("sigmoid", aten.mul(negative_a, gate_logits)))
 
-    def _delta_rule(self, q: Tensor, k: Tensor, v: Tensor, output_gradient: Tensor, beta: Tensor) -> Tensor:
+    def _delta_rule(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor) -> Tensor:
         """Runs the delta rule for one token, as DeltaRule.forward does."""
         aten = self.t
-        q, k, v, output_gradient, beta = [aten.to(x, FLOAT32) for x in (q, k, v, output_gradient, beta)]
+        q, k, v, beta = [aten.to(x, FLOAT32) for x in (q, k, v, beta)]
+        log_decay = None if log_decay is None else aten.to(log_decay, FLOAT32)
         q_unit = aten.scale(self._scale_to_unit_length(q))
         q, k = q_unit, self._scale_to_unit_length(k)
         del q_unit
-        output, next_state = self._delta_rule_step(q, k, v, output_gradient, beta, self.cached_state("recurrent_state"))
+        output, next_state = self._delta_rule_step(q, k, v, log_decay, beta, self.cached_state("recurrent_state"))
         self.store_in_cache("recurrent_state", next_state)
         return output
 
@@ -271,11 +291,12 @@ class DecodeStepKernels(ScanKernels):
         return aten.mul(x, aten.rsqrt(aten.add_number(aten.sum(aten.square(x), keepdim=True))))
 
     def _delta_rule_step(
-        self, q: Tensor, k: Tensor, v: Tensor, output_gradient: Tensor, beta: Tensor, state: Tensor
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Updates the delta rule's state, as DeltaRule._run_token does."""
         aten = self.t
-        state = aten.mul(state, aten.exp(aten.unsqueeze(aten.select(output_gradient, 2), -1)))
+        if log_decay is not None:
+            state = aten.mul(state, aten.exp(aten.unsqueeze(aten.select(log_decay, 2), -1)))
         predicted_values = aten.sum(aten.mul(state, aten.unsqueeze(aten.select(k, 2), -1)), -2)
         value_correction = aten.mul(aten.sub(aten.select(v, 2), predicted_values), beta)
         state = aten.add(state, aten.mul(aten.unsqueeze(aten.select(k, 2), -1), aten.unsqueeze(value_correction, -2)))

@@ -1,4 +1,4 @@
-"""The delta rules: gated DeltaNet (Yang 2024, arXiv:2412.06464) and Kimi delta attention."""
+"""The delta rules: DeltaNet, gated DeltaNet (Yang 2024, arXiv:2412.06464) and Kimi delta attention."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from .modules import ScanModuleKernels
 
 
 class DeltaRuleKernels(ScanModuleKernels):
-    """Kernels of gated DeltaNet and Kimi delta attention."""
+    """Kernels of DeltaNet, gated DeltaNet and Kimi delta attention."""
 
     @compared(PUBLISHED)
     def module_DeltaRule(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         assert isinstance(operations["core"].op, DeltaRule)
         if "conv1d" not in operations:
             return self.jet_block(operations, x)
+        if "A_log" not in operations:
+            return self.delta_net(operations, x)
         is_class = self.choices.like_classes and operations["norm"].options["spec"].type == "rmsnorm"
         if operations["core"].op.by_channel:
             return (self.kimi_delta_like_class if is_class else self.kimi_delta)(operations, x)
@@ -66,6 +68,27 @@ class DeltaRuleKernels(ScanModuleKernels):
         weight = self.weight("norm.weight", (op.value_dim,))
         bias = self.weight("norm.bias", (op.value_dim,)) if has_bias else None
         o = fla.layer_norm_gated(aten, o, g, weight, bias, self.accelerator)
+        o = aten.flatten(o, 2)
+        return self.project(operations["o_proj"], o)
+
+    def delta_net(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+        """Runs a DeltaNet layer as fla does (fla/layers/delta_net.py, `DeltaNet.forward`)."""
+        aten, op = self.t, operations.op("core", DeltaRule)
+        self._keep_convolved(operations)
+        q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
+        q, k, v = self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
+        beta = aten.function("sigmoid", self.project(operations["b_proj"], x))
+        if any(operation.verb == "scale" for operation in operations.all):
+            beta = aten.scale(beta)
+        _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+        delta_rule = fla.fused_recurrent_delta_rule if x.shape[1] <= fla.FEW else fla.chunk_delta_rule
+        o = delta_rule(aten, q, k, v, beta)
+        weight = self.weight("norm.weight", (op.value_dim,))
+        if "g_proj" in operations:
+            g = self.split_heads(self.project(operations["g_proj"], x), op.value_dim)
+            o = fla.rms_norm_gated(aten, o, g, weight, self.accelerator)
+        else:
+            o = fla.rms_norm(aten, o, weight, self.accelerator)
         o = aten.flatten(o, 2)
         return self.project(operations["o_proj"], o)
 

@@ -1,7 +1,7 @@
-"""The library flash-linear-attention's own models: its transformer, gated DeltaNet, Samba, Mamba and Mamba-2.
+"""The library flash-linear-attention's own models: its transformer, DeltaNets, RetNet, GLA, HGRN2, Samba and Mambas.
 
-Transformer, gated DeltaNet and Samba have RMSNorm before each sublayer and a gated FFN; a table `attn` gives some of
-their layers softmax attention. Sources: the library's `configuration_*.py` and `modeling_*.py`, in `Family.source`, and
+All but the Mambas have RMSNorm before each sublayer and a gated FFN; a table `attn` gives some of their layers softmax
+attention. Sources: the library's `configuration_*.py` and `modeling_*.py`, in `Family.source`, and
 its `fla/layers` and `fla/modules/mlp.py`.
 """
 
@@ -45,6 +45,32 @@ def _read_gated_deltanet(config: Config) -> Table:
         linear_allow_neg_eigval=config.flag("allow_neg_eigval"),
     )
     return _decoder(config, mixer)
+
+
+def _read_delta_net(config: Config) -> Table:
+    """Reads DeltaNet with the convolution, the norms and the β that published models have."""
+    for field, required_value in DELTA_NET_REQUIRED.items():
+        config.require(field, required_value)
+    mixer = {
+        "type": "delta_net",
+        "linear_num_heads": config.integer("num_attention_heads"),
+        "linear_key_head_dim": _head_size(config, "expand_k"),
+        "linear_value_head_dim": _head_size(config, "expand_v"),
+        "linear_conv_kernel_dim": config.integer("conv_size"),
+        "linear_allow_neg_eigval": config.flag("allow_neg_eigval"),
+        "output_gate": config.flag("use_gate"),
+        "norm_eps": config.number("rms_norm_eps"),
+    }
+    return _decoder(config, mixer)
+
+
+def _head_size(config: Config, field: str) -> int:
+    """Returns the size of a head, where all heads together are the model's width times a field, rounded down."""
+    heads, expansion = config.integer("num_attention_heads"), config.number(field)
+    width = int(config.integer("hidden_size") * expansion)
+    if not 1 <= width <= LARGEST or width % heads:
+        raise config.error(field, expansion, f"a width that is a multiple of num_heads ({heads})")
+    return width // heads
 
 
 def _read_samba(config: Config) -> Table:
@@ -173,6 +199,15 @@ IGNORED = field_names(
 )
 """Fields that choose kernels, and a field of earlier versions that has the norm in the mixer's module."""
 
+DELTA_NET_REQUIRED: dict[str, Any] = {
+    "use_short_conv": True,
+    "use_beta": True,
+    "qk_norm": "l2",
+    "qk_activation": "silu",
+    "share_conv_kernel": False,
+}
+"""What DeltaNet's other fields have to be; the last one is of earlier versions."""
+
 STATE_SPACE: dict[str, Any] = {
     "state_size": 16,
     "expand": 2,
@@ -218,6 +253,23 @@ FAMILIES = {
         aliases=NAMES,
         dropout_fields={},
         source=f"{FLA}gated_deltanet",
+    ),
+    "delta_net": Family(
+        _read_delta_net,
+        {
+            **COMMON,
+            **DELTA_NET_REQUIRED,
+            "expand_k": 1.0,
+            "expand_v": 1.0,
+            "use_gate": False,
+            "allow_neg_eigval": False,
+            "conv_size": 4,
+            "num_heads": 16,
+        },
+        IGNORED | {"use_output_norm"},  # the class has the norm in any case
+        aliases=NAMES,
+        dropout_fields={},
+        source=f"{FLA}delta_net",
     ),
     "samba": Family(
         _read_samba,
