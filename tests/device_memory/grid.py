@@ -57,6 +57,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 EXAMPLES = examples()
 
 RECURRENT = (
+    "DeltaNet",
     "GatedDeltaNet",
     "Mamba",
     "Mamba2",

@@ -13,6 +13,8 @@ from tests.simulator.compare import differences, examples, sampled_examples
 from tests.simulator.models import by_torch, without_values
 
 PUBLISHED = {
+    "DeltaNet-0",
+    "DeltaNet-1",
     "GatedDeltaNet-0",
     "GatedDeltaNet-1",
     "GatedDeltaNet-2",

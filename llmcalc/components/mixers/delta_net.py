@@ -139,6 +139,8 @@ def _reference_class() -> type[nn.Module]:
             q, k, v = self._split_heads(q), self._split_heads(k), self._split_heads(v)
             scan_output = self.core(q, k, v, None, beta, forward_pass, self.recurrent_state)
             output = self.norm(scan_output.transpose(1, 2).to(x.dtype)).flatten(2)
-            return self.o_proj(output if self.g_proj is None else output * F.silu(self.g_proj(x)))
+            if self.g_proj is not None:
+                output = output * F.silu(self.g_proj(x))
+            return self.o_proj(output)
 
     return DeltaNetReference
