@@ -35,6 +35,8 @@ MIXERS = PartChoice(
         "looped": "layers.looped_layer:LoopedAttention",
         "funnel": "layers.funnel_layer:FunnelAttention",
         "lightning": "mixers.lightning_attention:LightningAttention",
+        "retention": "mixers.retention:Retention",
+        "gated_linear_attention": "mixers.gated_linear_attention:GatedLinearAttention",
         "blended": "mixers.blended_attention:BlendedAttention",
         "differential": "mixers.differential_attention:DifferentialAttention",
         "mlstm": "mixers.mlstm:MLSTM",

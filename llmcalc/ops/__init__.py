@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .recurrent import DeltaRule as DeltaRule
     from .recurrent import HeadScan as HeadScan
     from .recurrent import LightningAttentionCore as LightningAttentionCore
+    from .recurrent import LinearAttentionCore as LinearAttentionCore
     from .recurrent import MatrixMemory as MatrixMemory
     from .recurrent import ProjectedChunkedScan as ProjectedChunkedScan
     from .recurrent import ProjectedHeadScan as ProjectedHeadScan

@@ -154,19 +154,20 @@ class DeltaRule(Op):
 
 @frozen(slots=True)
 class DecayScan(Op):
-    """Linear attention with a fixed decay, one token at a time (Qin 2024, arXiv:2401.04658, §3).
+    """Linear attention with a decay, one token at a time (Qin 2024, arXiv:2401.04658, §3; Yang 2023, §4.1).
 
-    State: [heads, head_dim, head_dim]. Each token has two products with the state.
+    State: [heads, key_dim, value_dim]. Each token has two products with the state.
     """
 
     effects = FLOPS
 
     heads: Number
-    head_dim: Number
+    key_dim: Number
+    value_dim: Number
     rows: Rows = TOKENS
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        return 4 * run_config.rows(self.rows) * self.heads * self.head_dim * self.head_dim
+        return 4 * run_config.rows(self.rows) * self.heads * self.key_dim * self.value_dim
 
 
 @frozen(slots=True)
@@ -178,7 +179,8 @@ class TransitionScan(DecayScan):
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns twice the forward FLOPs, without the gradient of the first state, which is not computed."""
-        return 2 * self.forward_flops(run_config) - 2 * run_config.batch * self.heads * self.head_dim * self.head_dim
+        state_size = self.heads * self.key_dim * self.value_dim
+        return 2 * self.forward_flops(run_config) - 2 * run_config.batch * state_size
 
 
 @frozen(slots=True)
@@ -196,20 +198,29 @@ class LightningAttentionCore(DecayScan):
         return seq - self.block * (ceil_div(seq, self.block) - 1)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        d, last_block_tokens, seq = self.head_dim, self._last_block_tokens(run_config), run_config.new_rows(self.rows)
+        k, v, seq = self.key_dim, self.value_dim, run_config.new_rows(self.rows)
+        last_block_tokens = self._last_block_tokens(run_config)
         pair_count = (seq - last_block_tokens) * self.block + last_block_tokens * last_block_tokens
-        return 4 * run_config.batch * self.heads * (times(d, pair_count) + seq * d * d)
+        return 2 * run_config.batch * self.heads * (times(k + v, pair_count) + 2 * seq * k * v)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns twice the forward FLOPs, minus three products that the backward pass does not need.
 
         They are those of the first state, which is not computed, and of the last state, which is not used.
         """
-        d, first_block_tokens = self.head_dim, minimum(run_config.new_rows(self.rows), self.block)
-        skipped_flops = (
-            2 * run_config.batch * self.heads * d * d * (first_block_tokens + 2 * self._last_block_tokens(run_config))
-        )
+        first_block_tokens = minimum(run_config.new_rows(self.rows), self.block)
+        skipped_tokens = first_block_tokens + 2 * self._last_block_tokens(run_config)
+        skipped_flops = 2 * run_config.batch * self.heads * self.key_dim * self.value_dim * skipped_tokens
         return 2 * self.forward_flops(run_config) - skipped_flops
+
+
+@frozen(slots=True)
+class LinearAttentionCore(LightningAttentionCore):
+    """Linear attention with a decay per head (Sun 2023, arXiv:2307.08621, §2.3) or per channel of a key, in chunks.
+
+    With a decay per channel (Yang 2023, arXiv:2312.06635, §4.2), the scores of a chunk are a product of queries and
+    keys that are scaled by the decays, so the products are the same.
+    """
 
 
 @frozen(slots=True)

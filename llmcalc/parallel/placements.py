@@ -59,7 +59,7 @@ KEEPS_NOTHING = frozenset({"add", "sub", "dropout", "hold", "keep", "enter", "le
 
 SCANS = (
     "SelectiveScan", "HeadScan", "ChunkedScan", "DeltaRule", "DecayScan", "LightningAttentionCore", "MatrixMemory",
-    "BlockSumMatmul", "TransitionScan", "ProjectedHeadScan", "ProjectedChunkedScan",
+    "BlockSumMatmul", "TransitionScan", "ProjectedHeadScan", "ProjectedChunkedScan", "LinearAttentionCore",
 )  # fmt: skip
 """Ops of recurrent and scan kernels, whose result for a token depends on other tokens."""
 

@@ -84,7 +84,7 @@ class LightningAttention(MultiHeadMixer):
             recorder.act(k, self.hidden_act),
             recorder.act(v, self.hidden_act),
         )
-        core_sizes = q.axes[0].size, head_dim.size, x.rows
+        core_sizes = q.axes[0].size, head_dim.size, head_dim.size, x.rows
         attn_output = recorder.alternatives(
             chunked=lambda: recorder.core(
                 "core", LightningAttentionCore(*core_sizes, self.block_size), *activated_qkv, axes=head_axes

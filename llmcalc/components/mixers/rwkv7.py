@@ -81,7 +81,7 @@ class Rwkv7TimeMix(TokenMixer):
         gate = self._low_rank(recorder, "g_lora", mixed_inputs["g"], self.gate_rank, head_axes, "sigmoid", bias=False)
         removed_key = recorder.mul(key, recorder.vector("k_k", *head_axes))
         key = recorder.mul(key, recorder.mul(learning_rate, recorder.vector("k_a", *head_axes)))
-        scan_op = TransitionScan(receptance.axes[0].size, head_dim.size, x.rows)
+        scan_op = TransitionScan(receptance.axes[0].size, head_dim.size, head_dim.size, x.rows)
         wkv_output = recorder.core(
             "wkv", scan_op, receptance, decay, key, value, removed_key, learning_rate, axes=head_axes
         )

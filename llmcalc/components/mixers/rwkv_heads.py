@@ -72,7 +72,7 @@ class RwkvHeadMix(TokenMixer):
             rank = Axis("decay_rank", self.decay_rank)
             low_rank_x = recorder.act(recorder.linear("decay_a", mixed_inputs["w"], rank), "tanh")
             decay = recorder.add(recorder.linear("decay_b", low_rank_x, *head_axes), decay)
-        scan_op = DecayScan(receptance.axes[0].size, head_dim.size, x.rows)
+        scan_op = DecayScan(receptance.axes[0].size, head_dim.size, head_dim.size, x.rows)
         wkv_output = recorder.core("wkv", scan_op, *scan_inputs, recorder.act(decay, "exp"), axes=head_axes)
         recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
         wkv_output = recorder.norm("ln_x", wkv_output, Norm(type="layernorm", eps=self.norm_eps), groups=heads)

@@ -9,7 +9,7 @@ from ..strides import Shape, broadcast_shape
 from ..tensor import BOOL, Dtype, Gradient, Needs, Tensor
 from .views import ViewOperations, result_type
 
-SAVES_INPUT = frozenset({"silu", "gelu", "softplus", "abs", "log", "cos", "sin", "asinh"})
+SAVES_INPUT = frozenset({"silu", "gelu", "softplus", "logsigmoid", "abs", "log", "cos", "sin", "asinh"})
 """Elementwise functions whose gradient is computed from their input, by one kernel."""
 
 SAVES_OUTPUT = frozenset({"relu", "sigmoid", "tanh"})

@@ -24,10 +24,10 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         aten, op = self.t, operations.op("core", LightningAttentionCore)
         if self.has_earlier_tokens:
             return self.decode_tokens(operations, x)
-        q, k, v = self._lightning_heads(operations, x, op.head_dim)
+        q, k, v = self._lightning_heads(operations, x, op.key_dim)
         output = lightning_attn.lightning_attn_func(aten, q, k, v, aten.new_tensor((op.heads, 1, 1), FLOAT32))
         if self.store is not None:  # the kernel returns no state
-            self.state_tensors(operations["recurrent_state"], (op.heads, op.head_dim, op.head_dim))
+            self.state_tensors(operations["recurrent_state"], (op.heads, op.key_dim, op.key_dim))
             _state = aten.matmul(aten.transpose(aten.like(k), -1, -2), v)
             del _state
         normed_output = self._normalize_with(operations["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
@@ -57,7 +57,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         """Runs tokens in sequence from a state (LightningReference.forward)."""
         aten, op = self.t, operations.op("core", DecayScan)
         _cached_state = self.cached_tensors("recurrent_state")
-        q, k, v = self._lightning_heads(operations, x, op.head_dim)
+        q, k, v = self._lightning_heads(operations, x, op.key_dim)
         output, next_state = self._decode_from_state(q, k, v)
         self.store_in_cache("recurrent_state", next_state)
         normed = self._normalize_with(operations["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))

@@ -1,0 +1,85 @@
+"""Gated linear attention (GLA): each channel of a key has a decay, which a low-rank projection makes from the tokens.
+
+Yang et al. 2023 (arXiv:2312.06635), §4. S ← diag(α)·S + k ⊗ v, o = Sᵀq / √key_dim, with α = σ(W₂W₁x + b)^(1/16); then a
+norm of each head and a gate. flash-linear-attention: fla/layers/gla.py.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import ModelProperties, Width
+from .linear_attention import LinearAttentionMixer, linear_attention_reference
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+DECAY_DIVISOR = 16
+"""The divisor of the log decays, a temperature (§4.4)."""
+
+
+class GatedLinearAttention(LinearAttentionMixer):
+    """Gated linear attention, with the fields of linear attention with a decay.
+
+    decay_rank: the rank of the projection that makes the decays, 16 by default.
+    """
+
+    formula_source: ClassVar[str] = "Yang et al. 2023 (arXiv:2312.06635), §4"
+    uncounted: ClassVar[str] = "the decays of gated linear attention"
+
+    type: Literal["gated_linear_attention"] = "gated_linear_attention"
+    decay_rank: Width = 16
+
+    def _record_decays(self, recorder: Flow, x: Value, heads: Axis, key_dim: Axis) -> tuple[Value, ...]:
+        low_rank_x = recorder.linear("gk_a_proj", x, Axis("decay_rank", self.decay_rank))
+        decay_logits = recorder.linear("gk_b_proj", low_rank_x, heads, key_dim, bias=True)
+        return (recorder.scale(recorder.act(decay_logits, "logsigmoid"), 1 / DECAY_DIVISOR),)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"gated linear attention {self._head_text()}"
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=3, num_key_value_heads=3, linear_key_head_dim=6, linear_value_head_dim=10),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                linear_key_head_dim=8,
+                linear_value_head_dim=5,
+                feature_map="relu",
+                output_gate=False,
+                chunk_size=4,
+                decay_rank=3,
+            ),
+        ]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    from torch import nn
+    from torch.nn import functional as F
+
+    base: Any = linear_attention_reference()
+
+    class GatedLinearAttentionReference(base):
+        """Gated linear attention. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: GatedLinearAttention, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size)
+            key_width = spec.num_key_value_heads * spec.linear_key_head_dim
+            self.gk_a_proj = nn.Linear(hidden_size, spec.decay_rank, bias=False)
+            self.gk_b_proj = nn.Linear(spec.decay_rank, key_width, bias=True)
+
+        def _log_decay(self, x: Tensor) -> Tensor:
+            decay_logits = self._split_heads(self.gk_b_proj(self.gk_a_proj(x)), self.spec.linear_key_head_dim)
+            return self._for_each_query_head(F.logsigmoid(decay_logits) / DECAY_DIVISOR)
+
+    return GatedLinearAttentionReference

@@ -1,0 +1,224 @@
+"""Linear attention with a decay: what retention and gated linear attention share, and its PyTorch module.
+
+S ← diag(exp g)·S + k ⊗ v, o = Sᵀq / √key_dim, with S: [key_dim, value_dim] per head (Sun 2023, arXiv:2307.08621; Yang
+2023, arXiv:2312.06635). Several tokens at once run in chunks, as `chunk_retention` and `chunk_gla` of
+flash-linear-attention do. A single token runs the recurrence.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from ...algebra import Number
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...ops import DecayScan, LinearAttentionCore
+from ..base import (
+    PUBLISHED,
+    ChunkSize,
+    Flag,
+    Heads,
+    HeadSizes,
+    KVHeads,
+    PartWitness,
+    Real,
+    TokenMixer,
+    check_groups,
+)
+from ..networks.feed_forward import Activation, activate
+from ..norm import Norm, norm_reference
+from ..runtime import ForwardPass, recurrent_state_class
+from .delta_rule import CHUNK_TOKENS
+from .gated_delta_net import LinearKeyDim, LinearValueDim
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class LinearAttentionMixer(TokenMixer):
+    """Linear attention with a decay and a norm on the output of each head; the base of its kinds.
+
+    num_attention_heads: the number of query heads, each with a state of linear_key_head_dim × linear_value_head_dim.
+    num_key_value_heads: the number of heads of keys, values and decays; each serves the same number of query heads.
+    linear_key_head_dim: the size of a query or key head.
+    linear_value_head_dim: the size of a value head.
+    feature_map: the activation on queries and keys, none by default.
+    output_gate: whether the output is multiplied by SiLU of a projection, true by default.
+    chunk_size: the number of tokens computed at once, 64 by default; FLOPs depend on it, the state does not.
+    norm_eps: the ε of the norm on the output, 1e-5 by default.
+    """
+
+    witness: ClassVar[PartWitness] = PUBLISHED
+    kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention",)
+    node_name: ClassVar[str] = "linear_attn"
+    kind: ClassVar[str] = "linear_attention"
+
+    num_attention_heads: Heads
+    num_key_value_heads: KVHeads
+    linear_key_head_dim: LinearKeyDim
+    linear_value_head_dim: LinearValueDim
+    feature_map: Activation | None = None
+    output_gate: Flag = True
+    chunk_size: ChunkSize = CHUNK_TOKENS
+    norm_eps: Real = Field(default=1e-5, ge=0)
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        check_groups(self.num_attention_heads, self.num_key_value_heads)
+        return self
+
+    def head_sizes(self, hidden_size: Number) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.linear_key_head_dim)
+
+    def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
+        return self.model_copy(update={"num_key_value_heads": kv_heads})
+
+    def _record_positions(self, recorder: Flow, x: Value) -> Value:
+        """Records the positions of queries or keys, if there are any."""
+        return x
+
+    def _record_decays(self, recorder: Flow, x: Value, heads: Axis, key_dim: Axis) -> tuple[Value, ...]:
+        """Records the log decay of each channel of a key; nothing where the decays are fixed."""
+        return ()
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        heads, key_heads = Axis("heads", self.num_attention_heads), Axis("key_heads", self.num_key_value_heads)
+        key_dim, value_dim = Axis("key_dim", self.linear_key_head_dim), Axis("value_dim", self.linear_value_head_dim)
+        q, k = recorder.linear("q_proj", x, heads, key_dim), recorder.linear("k_proj", x, key_heads, key_dim)
+        v = recorder.linear("v_proj", x, key_heads, value_dim)
+        decays = self._record_decays(recorder, x, key_heads, key_dim)
+        if self.feature_map is not None:
+            q, k = recorder.act(q, self.feature_map), recorder.act(k, self.feature_map)
+        q, k = self._record_positions(recorder, q), self._record_positions(recorder, k)
+        scan_inputs = q, *(recorder.repeat(y, heads) for y in (k, v, *decays))
+        core_sizes = q.axes[0].size, key_dim.size, value_dim.size, x.rows
+        value_axes = heads, value_dim
+        scan_output = recorder.alternatives(
+            chunked=lambda: recorder.core(
+                "core", LinearAttentionCore(*core_sizes, self.chunk_size), *scan_inputs, axes=value_axes
+            ),
+            step=lambda: recorder.core("core", DecayScan(*core_sizes), *scan_inputs, axes=value_axes),
+        )
+        recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
+        gate = recorder.act(recorder.linear("g_proj", x, *value_axes), "silu") if self.output_gate else None
+        scan_output = recorder.norm("norm", scan_output, Norm(type="rmsnorm", eps=self.norm_eps), (value_dim,))
+        return recorder.linear("o_proj", scan_output if gate is None else recorder.mul(scan_output, gate), *x.axes)
+
+    def _head_text(self) -> str:
+        """Returns the numbers and sizes of heads in a heading."""
+        heads = f"{self.num_attention_heads}/{self.num_key_value_heads}"
+        return f"{heads} × {self.linear_key_head_dim}/{self.linear_value_head_dim}"
+
+
+@cache
+def linear_attention_reference() -> Any:
+    """Returns the base class of references of linear attention with a decay."""
+    from torch import nn
+    from torch.nn import functional as F
+
+    class LinearAttentionReference(nn.Module):
+        """Linear attention with a decay. x: [batch, tokens, hidden] → same shape."""
+
+        recurrent_state: Any
+
+        def __init__(self, spec: LinearAttentionMixer, hidden_size: int) -> None:
+            super().__init__()
+            self.spec, heads, key_heads = spec, spec.num_attention_heads, spec.num_key_value_heads
+            value_width = heads * spec.linear_value_head_dim
+            self.q_proj = nn.Linear(hidden_size, heads * spec.linear_key_head_dim, bias=False)
+            self.k_proj = nn.Linear(hidden_size, key_heads * spec.linear_key_head_dim, bias=False)
+            self.v_proj = nn.Linear(hidden_size, key_heads * spec.linear_value_head_dim, bias=False)
+            self.core, self.recurrent_state = linear_attention_class()(spec.chunk_size), recurrent_state_class()()
+            self.g_proj = nn.Linear(hidden_size, value_width, bias=False) if spec.output_gate else None
+            self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), spec.linear_value_head_dim)
+            self.o_proj = nn.Linear(value_width, hidden_size, bias=False)
+
+        def _positioned(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            """Returns queries or keys with their positions, if there are any."""
+            return x
+
+        def _log_decay(self, x: Tensor) -> Tensor:
+            """Returns the log decay, [batch, heads, tokens, key_dim or 1]."""
+            raise NotImplementedError
+
+        def _split_heads(self, x: Tensor, head_dim: int) -> Tensor:
+            """Splits heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
+            return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+        def _for_each_query_head(self, x: Tensor) -> Tensor:
+            """Repeats keys, values or decays to the number of query heads."""
+            group_size = self.spec.num_attention_heads // self.spec.num_key_value_heads
+            return x if group_size == 1 else x.repeat_interleave(group_size, 1)
+
+        def _mapped_heads(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            """Returns heads of queries or keys after the feature map, with their positions."""
+            heads = self._split_heads(x, self.spec.linear_key_head_dim)
+            mapped_heads = heads if self.spec.feature_map is None else activate(self.spec.feature_map, heads)
+            return self._positioned(mapped_heads, forward_pass)
+
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            q = self._mapped_heads(self.q_proj(x), forward_pass)
+            k = self._for_each_query_head(self._mapped_heads(self.k_proj(x), forward_pass))
+            v = self._for_each_query_head(self._split_heads(self.v_proj(x), self.spec.linear_value_head_dim))
+            scan_output = self.core(q, k, v, self._log_decay(x), forward_pass, self.recurrent_state)
+            output = self.norm(scan_output.transpose(1, 2).to(x.dtype)).flatten(2)
+            if self.g_proj is not None:
+                output = output * F.silu(self.g_proj(x))
+            return self.o_proj(output)
+
+    return LinearAttentionReference
+
+
+@cache
+def linear_attention_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class LinearAttention(nn.Module):
+        """Linear attention with a decay, in fp32. q, k: [batch, heads, tokens, key_dim], v: [.., value_dim] → as v.
+
+        g: the log decay, [batch, heads, tokens, 1] or one per key channel; its sum over half a chunk has to be within
+            the exponents of fp32.
+        state: the module that stores S, [batch, heads, key_dim, value_dim], between passes.
+        """
+
+        def __init__(self, chunk_size: int) -> None:
+            super().__init__()
+            self.chunk = chunk_size
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, forward_pass: ForwardPass, state: Any) -> Tensor:
+            q, k, v, g = (x.float() for x in (q, k, v, g))
+            q = q * q.shape[-1] ** -0.5
+            stored_state = state.only_tensor(forward_pass)
+            if stored_state is not None and q.shape[2] == 1:
+                new_state = stored_state * g.exp().transpose(-1, -2) + k.transpose(-1, -2) @ v
+                scan_output = q @ new_state
+            else:
+                old_state = (
+                    q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state
+                )
+                scan_output, new_state = self._run_chunks(q, k, v, g, old_state)
+            state.keep(forward_pass, new_state)
+            return scan_output
+
+        def _run_chunks(
+            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, recurrent_state: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            chunk_outputs = []
+            for chunk_start in range(0, q.shape[2], self.chunk):
+                chunk_q, chunk_k, chunk_v, chunk_g = (
+                    x[:, :, chunk_start : chunk_start + self.chunk] for x in (q, k, v, g)
+                )
+                decay = chunk_g.cumsum(-2)
+                middle, end = decay[..., decay.shape[-2] // 2, None, :], decay[..., -1:, :]
+                scores = (chunk_q * (decay - middle).exp()) @ (chunk_k * (middle - decay).exp()).transpose(-1, -2)
+                chunk_outputs.append(scores.tril() @ chunk_v + (chunk_q * decay.exp()) @ recurrent_state)
+                decayed_k = chunk_k * (end - decay).exp()
+                recurrent_state = recurrent_state * end.exp().transpose(-1, -2) + decayed_k.transpose(-1, -2) @ chunk_v
+            return torch.cat(chunk_outputs, 2), recurrent_state
+
+    return LinearAttention

@@ -1,0 +1,84 @@
+"""Retention of RetNet: linear attention with rotary positions and a fixed decay per head.
+
+Sun et al. 2023 (arXiv:2307.08621), §2. S ← γ·S + k ⊗ v, o = Sᵀq / √key_dim, with γ = 1 − 2^(−5 − head); then a norm of
+each head and a gate. flash-linear-attention: fla/layers/multiscale_retention.py.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import ModelProperties, StackPosition
+from ..position import Rope
+from ..runtime import ForwardPass
+from .linear_attention import LinearAttentionMixer, linear_attention_reference
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Retention(LinearAttentionMixer):
+    """Retention, with the fields of linear attention with a decay, which is fixed.
+
+    position: RoPE on queries and keys, on whole heads with a base of 10000 by default.
+    """
+
+    formula_source: ClassVar[str] = "Sun et al. 2023 (arXiv:2307.08621), §2"
+    uncounted: ClassVar[str] = "the decays of retention"
+
+    type: Literal["retention"] = "retention"
+    position: Rope = Rope()
+
+    def score_position(self) -> Rope:
+        return self.position
+
+    def check_stack_position(self, stack_position: StackPosition) -> None:
+        super().check_stack_position(stack_position)
+        self.position.check_stack_position(stack_position, self.linear_key_head_dim)
+
+    def _record_positions(self, recorder: Flow, x: Value) -> Value:
+        return recorder.rope(x, self.position)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"retention {self._head_text()}"
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=3, num_key_value_heads=3, linear_key_head_dim=6, linear_value_head_dim=10),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                linear_key_head_dim=8,
+                linear_value_head_dim=5,
+                feature_map="relu",
+                output_gate=False,
+                chunk_size=4,
+            ),
+        ]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+
+    base: Any = linear_attention_reference()
+
+    class RetentionReference(base):
+        """Retention. x: [batch, tokens, hidden] → same shape."""
+
+        def _positioned(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            return self.spec.position.rotate_heads(x, forward_pass, forward_pass.past)
+
+        def _log_decay(self, x: Tensor) -> Tensor:
+            heads = torch.arange(self.spec.num_attention_heads, device=x.device, dtype=torch.float32)
+            log_decay = (1 - 2.0 ** (-5 - heads)).log()
+            return log_decay[:, None, None].expand(x.shape[0], -1, x.shape[1], 1)
+
+    return RetentionReference
