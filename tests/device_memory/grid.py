@@ -58,6 +58,8 @@ EXAMPLES = examples()
 
 RECURRENT = (
     "DeltaNet",
+    "Retention",
+    "GatedLinearAttention",
     "GatedDeltaNet",
     "Mamba",
     "Mamba2",

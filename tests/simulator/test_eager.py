@@ -13,6 +13,10 @@ from tests.simulator.compare import differences, examples, sampled_examples
 from tests.simulator.models import by_torch, without_values
 
 PUBLISHED = {
+    "GatedLinearAttention-0",
+    "GatedLinearAttention-1",
+    "Retention-0",
+    "Retention-1",
     "DeltaNet-0",
     "DeltaNet-1",
     "GatedDeltaNet-0",
@@ -53,6 +57,9 @@ PUBLISHED = {
 with, which the profile runs; `tests/simulator/published` compares those with their own code.
 """
 
+SAVED_TABLES = {"Retention-0", "Retention-1"}
+"""Examples that save tensors for the backward pass that an earlier pass has made: the tables of rotary positions."""
+
 REFUSED = {"MLSTM-1", "MLSTM-2"}
 """Examples whose published kernel does not run at their sizes."""
 
@@ -71,7 +78,8 @@ def test_a_part_runs_published_kernels(name: str) -> None:
     """Its gradients are those of the reference's parameters; what it holds differs from the reference."""
     spec = around_a_model(EXAMPLES[name])
     ours, theirs = without_values(spec), by_torch(spec)
-    assert 0 < ours.saved <= ours.live <= min(ours.forward, ours.backward)
+    assert 0 < ours.live <= min(ours.forward, ours.backward)
+    assert 0 < ours.saved <= ours.live or name in SAVED_TABLES
     assert ours.after == theirs.after
     assert ours != theirs
 

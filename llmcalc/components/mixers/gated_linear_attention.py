@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import ModelProperties, Width
+from ..base import PUBLISHED, ModelProperties, PartWitness, Width
 from .linear_attention import LinearAttentionMixer, linear_attention_reference
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class GatedLinearAttention(LinearAttentionMixer):
     """
 
     formula_source: ClassVar[str] = "Yang et al. 2023 (arXiv:2312.06635), §4"
+    witness: ClassVar[PartWitness] = PUBLISHED
     uncounted: ClassVar[str] = "the decays of gated linear attention"
 
     type: Literal["gated_linear_attention"] = "gated_linear_attention"

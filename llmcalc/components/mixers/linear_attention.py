@@ -18,13 +18,11 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan, LinearAttentionCore
 from ..base import (
-    PUBLISHED,
     ChunkSize,
     Flag,
     Heads,
     HeadSizes,
     KVHeads,
-    PartWitness,
     Real,
     TokenMixer,
     check_groups,
@@ -52,7 +50,6 @@ class LinearAttentionMixer(TokenMixer):
     norm_eps: the ε of the norm on the output, 1e-5 by default.
     """
 
-    witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention",)
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import ModelProperties, StackPosition
+from ..base import PUBLISHED, ModelProperties, PartWitness, StackPosition
 from ..position import Rope
 from ..runtime import ForwardPass
 from .linear_attention import LinearAttentionMixer, linear_attention_reference
@@ -27,6 +27,7 @@ class Retention(LinearAttentionMixer):
     """
 
     formula_source: ClassVar[str] = "Sun et al. 2023 (arXiv:2307.08621), §2"
+    witness: ClassVar[PartWitness] = PUBLISHED
     uncounted: ClassVar[str] = "the decays of retention"
 
     type: Literal["retention"] = "retention"

@@ -407,6 +407,170 @@ def _recurrent_delta_bwd(aten: Aten, q: Tensor, k: Tensor, u: Tensor, beta: Tens
     return dq, dk, dv, aten.sum(db, 0)
 
 
+# --- linear attention with a decay -----------------------------------------------------------------------------------
+
+
+def _chunk_states(aten: Aten, k: Tensor, v: Tensor, dtype: Any) -> Tensor:
+    """Makes a state, or its gradient, for each chunk (fla/ops/common/chunk_h.py, `chunk_fwd_h`, `chunk_bwd_dh`)."""
+    batch, tokens, heads, head_size = k.shape
+    return aten.new_tensor((batch, ceil_div(tokens, CHUNK), heads, head_size, v.shape[-1]), dtype)
+
+
+def chunk_retention(aten: Aten, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Runs linear attention with a fixed decay per head (fla/ops/retention/chunk.py, fla/ops/simple_gla/chunk.py).
+
+    q, k: [B, T, H, K]; v: [B, T, H, V].
+    """
+    autograd_graph = aten.graph
+
+    def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, g_gamma: Tensor) -> Sequence[Gradient]:
+        do = aten.contiguous(do)
+        _h, _dh = _chunk_states(aten, k, v, FLOAT32), _chunk_states(aten, k, v, FLOAT32)
+        dq, dk = aten.like(q), aten.like(k)
+        return dq, dk, aten.like(do), None
+
+    with autograd_graph.no_grad():
+        log_decays = _retention_decays(aten, q)
+        q_in, k_in, v_in = (aten.contiguous(x) for x in (q, k, v))
+        scaled_decays = aten.like(log_decays)
+        h = _chunk_states(aten, k_in, v_in, k.dtype)
+        o = aten.like(v_in)
+        del h
+    saved_tensors = q_in, k_in, v_in, scaled_decays
+    return record_function(autograd_graph, "ChunkSimpleGLAFunction", (q, k, v, log_decays), o, backward, saved_tensors)
+
+
+def _retention_decays(aten: Aten, q: Tensor) -> Tensor:
+    """Computes the log decay of each head (fla/ops/retention/chunk.py:92)."""
+    exponents = aten.new_tensor((q.shape[2],), FLOAT32)
+    exponents = aten.like(exponents)
+    exponents = aten.like(exponents)
+    return aten.like(exponents)
+
+
+def chunk_gla(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+    """Runs linear attention with a decay per key channel (fla/ops/gla/chunk.py, `ChunkGLAFunction`).
+
+    q, k, g: [B, T, H, K]; v: [B, T, H, V]. Log decays g in float32 are saved as their sums, others as they are.
+    """
+    autograd_graph, saves_sums = aten.graph, g.dtype == FLOAT32
+
+    def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, a: Tensor) -> Sequence[Gradient]:
+        dq, dk, dv, dg = _gla_bwd(aten, q, k, v, g if saves_sums else None, aten.contiguous(do))
+        return aten.to(dq, q.dtype), aten.to(dk, k.dtype), dv, aten.to(dg, g.dtype)
+
+    with autograd_graph.no_grad():
+        q_in, k_in, v_in, g_in = (aten.contiguous(x) for x in (q, k, v, g))
+        o, g_sum, a = _gla_fwd(aten, k_in, v_in, g_in)
+    saved_tensors = q_in, k_in, v_in, g_sum if saves_sums else g_in, a
+    return record_function(autograd_graph, "ChunkGLAFunction", (q, k, v, g), o, backward, saved_tensors)
+
+
+def _gla_fwd(aten: Aten, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs the forward pass of chunked gated linear attention (fla/ops/gla/chunk.py, `chunk_gla_fwd`)."""
+    g_sum = aten.like(g, dtype=FLOAT32)
+    _h = _chunk_states(aten, k, v, k.dtype)
+    a = _gla_scores(aten, k)
+    return aten.like(v), g_sum, a
+
+
+def _gla_scores(aten: Aten, k: Tensor) -> Tensor:
+    """Computes the scores of each chunk; those of heads above 256 by parts of 128 channels, which are added."""
+    a = aten.new_tensor((*k.shape[:3], CHUNK), FLOAT32)
+    if k.shape[-1] > 256:
+        _parts = aten.new_tensor((ceil_div(k.shape[-1], 128), *k.shape[:3], 16), FLOAT32)
+    return a
+
+
+def _gla_bwd(
+    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g_sum: Optional, do: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Runs the backward pass of chunked gated linear attention (fla/ops/gla/chunk.py, `chunk_gla_bwd`).
+
+    g_sum: the summed decays; None where the kernel computes them again.
+    """
+    g_sum = aten.like(k, dtype=FLOAT32) if g_sum is None else g_sum
+    _h, _dh = _chunk_states(aten, k, v, FLOAT32), _chunk_states(aten, k, v, FLOAT32)
+    dv = aten.like(do)
+    _da = aten.new_tensor((*v.shape[:3], CHUNK), FLOAT32)
+    dq, dk = aten.like(q, dtype=FLOAT32), aten.like(k, dtype=FLOAT32)
+    dg = aten.like(g_sum)
+    return aten.like(dq), aten.like(dk), dv, dg
+
+
+def fused_recurrent_decay(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Optional = None) -> Tensor:
+    """Runs linear attention with a decay token by token in one kernel (fla/ops/common/fused_recurrent.py).
+
+    q, k: [B, T, H, K]; v: [B, T, H, V]. g: the log decay per key channel, as q; by default that of retention.
+    """
+    autograd_graph = aten.graph
+
+    def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, o: Tensor) -> Sequence[Gradient]:
+        _do = aten.contiguous(do)
+        dq, dk, dv, dg = _recurrent_decay_bwd(aten, q, k, v, g if is_by_channel else None)
+        return aten.to(dq, q.dtype), aten.to(dk, k.dtype), aten.to(dv, v.dtype), dg
+
+    is_by_channel = g is not None
+    with autograd_graph.no_grad():
+        g = _retention_decays(aten, q) if g is None else g
+        q_in, k_in, v_in, g_in = (aten.contiguous(x) for x in (q, k, v, g))
+        parts = aten.new_tensor((_tiles(k), *v.shape), FLOAT32)
+        o = aten.sum(parts, 0)
+        del parts
+        output = aten.to(o, q.dtype)
+    saved_tensors = q_in, k_in, v_in, g_in, o
+    return record_function(autograd_graph, "FusedRecurrentFunction", (q, k, v, g), output, backward, saved_tensors)
+
+
+def _tiles(x: Tensor) -> Number:
+    """Returns the number of tiles of a head, of 64 channels or less."""
+    return ceil_div(x.shape[-1], min(next_power_of_two(x.shape[-1]), 64))
+
+
+def _recurrent_decay_bwd(
+    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Optional
+) -> tuple[Tensor, Tensor, Tensor, Optional]:
+    """Runs the backward pass of recurrent linear attention; the gradients of each tile are added."""
+    dq, dk = (aten.new_tensor((_tiles(v), *x.shape), FLOAT32) for x in (q, k))
+    dv = aten.new_tensor((_tiles(k), *v.shape), FLOAT32)
+    dg = None if g is None else aten.new_tensor((_tiles(v), *g.shape), FLOAT32)
+    dq = aten.sum(dq, 0)
+    dk = aten.sum(dk, 0)
+    dv = aten.sum(dv, 0)
+    if dg is not None and g is not None:
+        dg = aten.to(aten.sum(dg, 0), g.dtype)
+    return dq, dk, dv, dg
+
+
+def rotary_embedding(aten: Aten, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates queries or keys (fla/modules/rotary.py, `RotaryEmbeddingFunction`). x: [B, T, H, K]; cos, sin: [T, K/2].
+
+    The backward pass copies the gradient of the output.
+    """
+    autograd_graph = aten.graph
+
+    def backward(dy: Tensor, cos: Tensor, sin: Tensor) -> Sequence[Gradient]:
+        _dy = aten.contiguous(dy)
+        _copy = aten.like(_dy)
+        return aten.like(_dy), None, None
+
+    with autograd_graph.no_grad():
+        y = aten.like(aten.contiguous(x))
+    return record_function(autograd_graph, "RotaryEmbeddingFunction", (x, cos, sin), y, backward, (cos, sin))
+
+
+def rotary_tables(aten: Aten, tokens: Number, head_size: Number, template: Tensor) -> tuple[Tensor, Tensor]:
+    """Computes the cosines and sines of every position (fla/modules/rotary.py, `_update_cos_sin_cache`)."""
+    pair_count = exact_div(head_size, 2)
+    with aten.graph.no_grad():
+        _positions, inverse_frequencies = aten.new_tensor((tokens,), FLOAT32), aten.new_tensor((pair_count,), FLOAT32)
+        for _ in range(4):
+            inverse_frequencies = aten.like(inverse_frequencies)
+        angles = aten.new_tensor((tokens, pair_count), FLOAT32)
+        cos = aten.to(aten.function("cos", angles), template.dtype)
+        return cos, aten.to(aten.function("sin", angles), template.dtype)
+
+
 # --- Kimi delta attention --------------------------------------------------------------------------------------------
 
 

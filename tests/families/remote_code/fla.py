@@ -42,6 +42,32 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             "attn": {"layers": [1], "num_heads": 4, "num_kv_heads": 2},
         },
     ],
+    "RetNetForCausalLM": [
+        {"model_type": "retnet", **FLA, "num_heads": 4},
+        {
+            "model_type": "retnet",
+            **FLA,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "expand_k": 0.5,
+            "feature_map": "relu",
+            "use_output_gate": False,
+            "attn": {"layers": [1], "num_heads": 4},
+        },
+    ],
+    "GLAForCausalLM": [
+        {"model_type": "gla", **FLA, "num_heads": 4},
+        {
+            "model_type": "gla",
+            **FLA,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "expand_v": 2.0,
+            "feature_map": "relu",
+            "use_output_gate": False,
+            "attn": {"layers": [1], "num_heads": 4},
+        },
+    ],
     "SambaForCausalLM": [
         {
             "model_type": "samba",

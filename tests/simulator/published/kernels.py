@@ -283,6 +283,17 @@ DELTA_RULE = "fla.ops.delta_rule.chunk:chunk_delta_rule"
 RECURRENT_DELTA_RULE = "fla.ops.delta_rule.fused_recurrent:fused_recurrent_delta_rule"
 
 
+RETENTION, GLA = "fla.ops.retention.chunk:chunk_retention", "fla.ops.gla.chunk:chunk_gla"
+RECURRENT_GLA = "fla.ops.gla.fused_recurrent:fused_recurrent_gla"
+RECURRENT_RETENTION = "fla.ops.retention.fused_recurrent:fused_recurrent_retention"
+
+
+def linear_inputs(s: Of) -> list[Input]:
+    """The inputs of linear attention with a decay per key channel."""
+    k = s.B, s.T, s.H, s.K
+    return bf16(k, k, (s.B, s.T, s.H, s.V), k)
+
+
 def delta_rule_inputs(s: Of) -> list[Input]:
     k = s.B, s.T, s.H, s.K
     return bf16(k, k, (s.B, s.T, s.H, s.V), (s.B, s.T, s.H))
@@ -384,6 +395,48 @@ FLA = [
         delta_rule_inputs,
         lambda t, s, *xs: fla.fused_recurrent_delta_rule(t, *xs),
         lambda s, *xs: published(RECURRENT_DELTA_RULE)(*xs, use_qk_l2norm_in_kernel=True)[0],
+    ),
+    KernelCase(
+        "chunk_retention",
+        LINEAR,
+        lambda s: linear_inputs(s)[:3],
+        lambda t, s, *xs: fla.chunk_retention(t, *xs),
+        lambda s, *xs: published(RETENTION)(*xs)[0],
+    ),
+    KernelCase(
+        "chunk_gla",
+        LINEAR,
+        linear_inputs,
+        lambda t, s, *xs: fla.chunk_gla(t, *xs),
+        lambda s, *xs: published(GLA)(*xs, state_v_first=True)[0],
+    ),
+    KernelCase(
+        "chunk_gla, decays in float32",
+        LINEAR[:1],
+        lambda s: [*linear_inputs(s)[:3], *f32((s.B, s.T, s.H, s.K))],
+        lambda t, s, *xs: fla.chunk_gla(t, *xs),
+        lambda s, *xs: published(GLA)(*xs, state_v_first=True)[0],
+    ),
+    KernelCase(
+        "fused_recurrent_decay",
+        SHORT,
+        linear_inputs,
+        lambda t, s, *xs: fla.fused_recurrent_decay(t, *xs),
+        lambda s, q, k, v, g: published(RECURRENT_GLA)(q, k, v, gk=g, state_v_first=True)[0],
+    ),
+    KernelCase(
+        "fused_recurrent_decay, fixed decays",
+        SHORT,
+        lambda s: linear_inputs(s)[:3],
+        lambda t, s, *xs: fla.fused_recurrent_decay(t, *xs),
+        lambda s, *xs: published(RECURRENT_RETENTION)(*xs)[0],
+    ),
+    KernelCase(
+        "rotary_embedding (fla)",
+        LINEAR[:3],
+        lambda s: bf16((s.B, s.T, s.H, s.K), (s.T, s.K // 2), (s.T, s.K // 2)),
+        lambda t, s, *xs: fla.rotary_embedding(t, *xs),
+        lambda s, *xs: published("fla.modules.rotary:rotary_embedding")(*xs),
     ),
     KernelCase(
         "rms_norm (fla)",

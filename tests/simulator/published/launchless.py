@@ -188,6 +188,26 @@ def _device(torch: Any) -> None:
     torch.cuda.get_device_properties = lambda *_: named
     torch.cuda.current_device, torch.cuda.device_count = (lambda *_: 0), (lambda: 1)
     torch.compile = compiled
+    torch.nn.functional.logsigmoid = log_sigmoid(torch)
+
+
+def log_sigmoid(torch: Any) -> Any:
+    """The function as CUDA has it: its buffer is empty there, and as large as the input elsewhere.
+
+    Source: pytorch, aten/src/ATen/native/cuda/ActivationLogSigmoidKernel.cu.
+    """
+
+    class LogSigmoid(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return torch.empty_like(x)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Any) -> Any:
+            return torch.empty_like(ctx.saved_tensors[0])
+
+    return LogSigmoid.apply
 
 
 def compiled(fn: Any = None, **how: Any) -> Any:

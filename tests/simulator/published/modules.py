@@ -13,12 +13,14 @@ from torch import nn
 from llmcalc.components.base import ModelProperties, TokenMixer
 from llmcalc.components.mixers.delta_net import DeltaNet
 from llmcalc.components.mixers.gated_delta_net import GatedDeltaNet
+from llmcalc.components.mixers.gated_linear_attention import GatedLinearAttention
 from llmcalc.components.mixers.jet_block import JetBlock
 from llmcalc.components.mixers.kda import KimiDeltaAttention
 from llmcalc.components.mixers.lightning_attention import LightningAttention
 from llmcalc.components.mixers.mamba import Mamba
 from llmcalc.components.mixers.mamba2 import Mamba2
 from llmcalc.components.mixers.mlstm import MLSTM
+from llmcalc.components.mixers.retention import Retention
 from llmcalc.components.mixers.rglru import RGLRU
 from llmcalc.components.mixers.rwkv import RwkvTimeMix
 from llmcalc.components.mixers.short_conv import ShortConv
@@ -210,6 +212,23 @@ def published_delta_net(s: Of, **how: Any) -> nn.Module:
     return mixer
 
 
+def linear_sizes(s: Of) -> dict[str, int]:
+    return {
+        "num_attention_heads": s.H,
+        "num_key_value_heads": s.G,
+        "linear_key_head_dim": s.K,
+        "linear_value_head_dim": s.V,
+    }
+
+
+def published_linear(s: Of, path: str, **how: Any) -> nn.Module:
+    mixer: nn.Module = published(f"fla.layers.{path}")(**expanded(s), num_kv_heads=s.G, **how)
+    return mixer
+
+
+GROUPED = [{**sizes, "G": groups} for sizes, groups in zip([*WIDE, WIDE[0], BRIEF], (4, 4, 2, 4), strict=True)]
+
+
 def delta_net_of_class(s: Of, path: str, name: str) -> nn.Module:
     """A class of transformers with the libraries' kernels, which are found when its module is imported."""
     fields: dict[str, Any] = {"hidden_size": s.h, "num_hidden_layers": 2}
@@ -361,6 +380,32 @@ def lightning_with_kernel(s: Of) -> nn.Module:
 
 
 LINEAR = [
+    ModuleCase(
+        "retention",
+        GROUPED,
+        lambda s: Retention(**linear_sizes(s)),
+        lambda s: published_linear(s, "multiscale_retention:MultiScaleRetention"),
+    ),
+    ModuleCase(
+        "retention with a feature map, without a gate",
+        GROUPED[:1],
+        lambda s: Retention(**linear_sizes(s), feature_map="relu", output_gate=False),
+        lambda s: published_linear(
+            s, "multiscale_retention:MultiScaleRetention", feature_map="relu", use_output_gate=False
+        ),
+    ),
+    ModuleCase(
+        "gated linear attention",
+        GROUPED,
+        lambda s: GatedLinearAttention(**linear_sizes(s)),
+        lambda s: published_linear(s, "gla:GatedLinearAttention"),
+    ),
+    ModuleCase(
+        "gated linear attention with a feature map, without a gate",
+        GROUPED[2:3],
+        lambda s: GatedLinearAttention(**linear_sizes(s), feature_map="relu", output_gate=False),
+        lambda s: published_linear(s, "gla:GatedLinearAttention", feature_map="relu", use_output_gate=False),
+    ),
     ModuleCase("DeltaNet", [*WIDE, BRIEF], delta_net, published_delta_net),
     ModuleCase(
         "DeltaNet with a gate, negative eigenvalues",

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....algebra import exact_div
+from ....algebra import are_equal, exact_div
 from ....evidence import by_torch, kernels_compared
 from ....flow.program import Step
-from ....ops import BlockLinear, ChunkedScan, DeltaRule, MatrixMemory, SelectiveScan
+from ....ops import BlockLinear, ChunkedScan, DeltaRule, LinearAttentionCore, MatrixMemory, SelectiveScan
 from ...tensor import FLOAT32, Tensor
 from .scans import ScanKernels
 from .scans.mamba import NORMS
@@ -306,6 +306,62 @@ class DecodeStepKernels(ScanKernels):
 
     def decode_LightningAttentionCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         return self.decode_tokens(operations, x)
+
+    def decode_LinearAttentionCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+        """Decodes one token of linear attention with a decay, as LinearAttentionReference.forward does."""
+        aten, op = self.t, operations.op("core", LinearAttentionCore)
+        rope_operations = [operation for operation in operations.all if operation.verb == "rope"]
+        q, k = (
+            self._mapped_heads(operations, f"{letter}_proj", x, op.key_dim, rope_operations[i : i + 1])
+            for i, letter in enumerate("qk")
+        )
+        k = self._for_each_query_head(k, op.heads)
+        v = aten.transpose(self.split_heads(self.project(operations["v_proj"], x), op.value_dim), 1, 2)
+        v = self._for_each_query_head(v, op.heads)
+        log_decay = self._linear_attention_decay(operations, x)
+        output = self._linear_attention_step(q, k, v, log_decay)
+        del log_decay
+        normed = self._normalize_with(operations["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
+        normed = aten.flatten(normed, 2)
+        if "g_proj" in operations:
+            normed = aten.mul(normed, aten.function("silu", self.project(operations["g_proj"], x)))
+        return self.project(operations["o_proj"], normed)
+
+    def _mapped_heads(
+        self, operations: ModuleSteps, projection: str, x: Tensor, head_size: Any, rope_operations: list[Step]
+    ) -> Tensor:
+        """Returns heads of queries or keys, as LinearAttentionReference._mapped_heads does."""
+        heads = self.t.transpose(self.split_heads(self.project(operations[projection], x), head_size), 1, 2)
+        mapped_heads = self.feature_map(operations, heads)
+        return self.rotate(mapped_heads, rope_operations[0]) if rope_operations else mapped_heads
+
+    def _for_each_query_head(self, x: Tensor, heads: Any) -> Tensor:
+        return x if are_equal(x.shape[1], heads) else self.t.repeat_interleave(x, exact_div(heads, x.shape[1]), 1)
+
+    def _linear_attention_decay(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+        """Computes the log decay, as the references' _log_decay does."""
+        aten, op = self.t, operations.op("core", LinearAttentionCore)
+        if "gk_b_proj" in operations:
+            logits = self.project(operations["gk_b_proj"], self.project(operations["gk_a_proj"], x))
+            logits = aten.transpose(self.split_heads(logits, op.key_dim), 1, 2)
+            return self._for_each_query_head(aten.scale(self._log_sigmoid(logits), "div"), op.heads)
+        heads = aten.new_tensor((op.heads,), FLOAT32)
+        log_decay = aten.like(aten.like(aten.like(aten.like(heads))))
+        log_decay = aten.unsqueeze(aten.unsqueeze(log_decay, -1), -1)
+        return aten.expand(log_decay, (x.shape[0], op.heads, x.shape[1], 1))
+
+    def _linear_attention_step(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
+        """Runs linear attention for one token, as LinearAttention.forward does."""
+        aten = self.t
+        q, k, v, log_decay = [aten.to(y, FLOAT32) for y in (q, k, v, log_decay)]
+        q = aten.scale(q)
+        state = self.cached_state("recurrent_state")
+        decayed_state = aten.mul(state, aten.transpose(aten.exp(log_decay), -1, -2))
+        next_state = aten.add(decayed_state, aten.matmul(aten.transpose(k, -1, -2), v))
+        del decayed_state
+        output = aten.matmul(q, next_state)
+        self.store_in_cache("recurrent_state", next_state)
+        return output
 
     def decode_MatrixMemory(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of mLSTM, as MLSTMReference.forward does."""

@@ -1,14 +1,15 @@
-"""Recurrences of a state that decays: lightning attention, mLSTM, RWKV-4."""
+"""Recurrences of a state that decays: lightning attention, retention, gated linear attention, mLSTM, RWKV-4."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from .....algebra import are_equal, exact_div
 from .....components.base import PUBLISHED
 from .....evidence import kernels_compared
 from .....flow.program import Step
-from .....ops import DecayScan, LightningAttentionCore, MatrixMemory
-from ....published import lightning_attn, mlstm_kernels, rwkv
+from .....ops import DecayScan, LightningAttentionCore, LinearAttentionCore, MatrixMemory
+from ....published import fla, lightning_attn, mlstm_kernels, rwkv
 from ....tensor import FLOAT32, INT64, Tensor
 from ..attention import AttentionKernels
 from .module_steps import ModuleSteps
@@ -17,7 +18,7 @@ from .modules import ScanModuleKernels
 
 @kernels_compared(PUBLISHED, unchecked_kernels=("decode_tokens",))
 class DecayScanKernels(AttentionKernels, ScanModuleKernels):
-    """Kernels of lightning attention, mLSTM and RWKV-4."""
+    """Kernels of lightning attention, retention, gated linear attention, mLSTM and RWKV-4."""
 
     def module_LightningAttentionCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a lightning attention layer like the reference, but with the authors' training kernel."""
@@ -87,6 +88,58 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
 
     def _decay_slopes(self, heads: Any) -> Tensor:
         return self.t.like(self.t.unsqueeze(self.t.unsqueeze(self.t.new_tensor((heads,), INT64), 1), 2), dtype=FLOAT32)
+
+    def module_LinearAttentionCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+        """Runs retention or gated linear attention as fla does (fla/layers/multiscale_retention.py and gla.py)."""
+        aten, op = self.t, operations.op("core", LinearAttentionCore)
+        q, k, v = (self.project(operations[f"{projection_letter}_proj"], x) for projection_letter in "qkv")
+        gk = None
+        if "gk_b_proj" in operations:
+            gk = self.project(operations["gk_b_proj"], self.project(operations["gk_a_proj"], x))
+            q = self.split_heads(q, op.key_dim)
+            k, gk = (self._repeat_heads(self.split_heads(y, op.key_dim), op.heads) for y in (k, gk))
+        else:
+            q, k = self._retention_heads(operations, self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim))
+        v = self._repeat_heads(self.split_heads(v, op.value_dim), op.heads)
+        if gk is not None:
+            gk = aten.scale(aten.function("logsigmoid", gk), "div")
+            q, k = self.feature_map(operations, q), self.feature_map(operations, k)
+        _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+        if x.shape[1] <= fla.FEW:
+            o = fla.fused_recurrent_decay(aten, q, k, v, gk)
+        else:
+            o = fla.chunk_retention(aten, q, k, v) if gk is None else fla.chunk_gla(aten, q, k, v, gk)
+        weight = self.weight("norm.weight", (op.value_dim,))
+        if "g_proj" in operations:
+            output_gate = self.split_heads(self.project(operations["g_proj"], x), op.value_dim)
+            o = fla.rms_norm_gated(aten, o, output_gate, weight, self.accelerator)
+        else:
+            o = fla.rms_norm(aten, o, weight, self.accelerator)
+        o = aten.flatten(o, 2)
+        return self.project(operations["o_proj"], o)
+
+    def feature_map(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+        """Returns queries or keys after the feature map, if there is one."""
+        maps = [kind for kind in operations.acts if kind != "logsigmoid"][: -1 if "g_proj" in operations else None]
+        return self.apply_activation(x, maps[0]) if maps else x
+
+    def _retention_heads(self, operations: ModuleSteps, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns rotated queries and keys. In training each module computes the tables once, and keeps them."""
+        aten, (_batch, tokens, heads, head_size) = self.t, q.shape
+        q, k = self.feature_map(operations, q), self.feature_map(operations, k)
+        cos_key, sin_key = ((*self.module_path(), table_name) for table_name in ("cos", "sin"))
+        if cos_key not in self.left or not are_equal(self.left[cos_key].shape[0], tokens):
+            cos, sin = fla.rotary_tables(aten, tokens, head_size, q)
+            if self.store is None:
+                self.left[cos_key], self.left[sin_key] = cos, sin
+        else:
+            cos, sin = self.left[cos_key], self.left[sin_key]
+        q, k = fla.rotary_embedding(aten, q, cos, sin), fla.rotary_embedding(aten, k, cos, sin)
+        return q, self._repeat_heads(k, heads)
+
+    def _repeat_heads(self, x: Tensor, heads: Any) -> Tensor:
+        """Repeats keys, values or decays [batch, tokens, heads, size] to the number of query heads."""
+        return x if are_equal(x.shape[2], heads) else self.t.repeat_interleave(x, exact_div(heads, x.shape[2]), 2)
 
     def module_MatrixMemory(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs an mLSTM layer as transformers does (`xLSTMLayer.forward`), with a kernel of mlstm_kernels."""

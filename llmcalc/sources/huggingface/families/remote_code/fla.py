@@ -14,7 +14,19 @@ from .....components.base import LARGEST
 from ...code_addresses import GITHUB
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import QKV, Table, biases, combined_kinds, decoder, glu, layer_table, qk_norm_fields, rmsnorm, rope
+from ...parts import (
+    ACTIVATIONS,
+    QKV,
+    Table,
+    biases,
+    combined_kinds,
+    decoder,
+    glu,
+    layer_table,
+    qk_norm_fields,
+    rmsnorm,
+    rope,
+)
 from ..recurrent.delta import gated_delta_net
 from ..recurrent.mamba import mamba_mixer, read_mamba, read_mamba2
 
@@ -62,6 +74,35 @@ def _read_delta_net(config: Config) -> Table:
         "norm_eps": config.number("rms_norm_eps"),
     }
     return _decoder(config, mixer)
+
+
+def _read_retnet(config: Config) -> Table:
+    """Reads RetNet, whose class reads no field of the convolution."""
+    return _decoder(config, {"type": "retention", **_linear_attention(config)})
+
+
+def _read_gla(config: Config) -> Table:
+    config.require("use_short_conv", False)
+    config.require("clamp_min", None)
+    return _decoder(config, {"type": "gated_linear_attention", **_linear_attention(config)})
+
+
+def _linear_attention(config: Config) -> Table:
+    """Returns the fields of linear attention with a decay."""
+    config.require("elementwise_affine", True)
+    heads = config.integer("num_attention_heads")
+    key_heads = config.optional_integer("num_key_value_heads") or heads
+    if heads % key_heads:
+        raise config.error("num_key_value_heads", key_heads, f"a divisor of {heads}")
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "linear_key_head_dim": _head_size(config, "expand_k"),
+        "linear_value_head_dim": _head_size(config, "expand_v"),
+        "output_gate": config.flag("use_output_gate"),
+        "norm_eps": config.number("rms_norm_eps"),
+        **({"feature_map": config.choice(ACTIVATIONS, "feature_map")} if config.has("feature_map") else {}),
+    }
 
 
 def _head_size(config: Config, field: str) -> int:
@@ -205,8 +246,22 @@ DELTA_NET_REQUIRED: dict[str, Any] = {
     "qk_norm": "l2",
     "qk_activation": "silu",
     "share_conv_kernel": False,
+    "use_elu": False,
+    "use_rope": False,
 }
-"""What DeltaNet's other fields have to be; the last one is of earlier versions."""
+"""What DeltaNet's other fields have to be; the last three are of earlier versions."""
+
+LINEAR_ATTENTION: dict[str, Any] = {
+    "expand_k": 1.0,
+    "num_kv_heads": None,
+    "feature_map": None,
+    "use_output_gate": True,
+    "elementwise_affine": True,
+}
+"""Defaults of linear attention with a decay."""
+
+UNREAD_BY_LINEAR = field_names("conv_size share_conv_kernel use_gk use_gv")
+"""Fields of a convolution, which is not there, and of gates that the classes do not read."""
 
 STATE_SPACE: dict[str, Any] = {
     "state_size": 16,
@@ -270,6 +325,30 @@ FAMILIES = {
         aliases=NAMES,
         dropout_fields={},
         source=f"{FLA}delta_net",
+    ),
+    "retnet": Family(
+        _read_retnet,
+        {**COMMON, **LINEAR_ATTENTION, "expand_v": 2.0, "hidden_ratio": 2, "num_heads": 8},
+        (IGNORED | UNREAD_BY_LINEAR | {"use_short_conv"}) - {"elementwise_affine"},
+        aliases=NAMES,
+        dropout_fields={},
+        source=f"{FLA}retnet",
+    ),
+    "gla": Family(
+        _read_gla,
+        {
+            **COMMON,
+            **LINEAR_ATTENTION,
+            "expand_k": 0.5,
+            "expand_v": 1.0,
+            "num_heads": 4,
+            "use_short_conv": False,
+            "clamp_min": None,
+        },
+        (IGNORED | UNREAD_BY_LINEAR) - {"elementwise_affine"},
+        aliases=NAMES,
+        dropout_fields={},
+        source=f"{FLA}gla",
     ),
     "samba": Family(
         _read_samba,
