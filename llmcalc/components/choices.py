@@ -37,6 +37,7 @@ MIXERS = PartChoice(
         "lightning": "mixers.lightning_attention:LightningAttention",
         "retention": "mixers.retention:Retention",
         "gated_linear_attention": "mixers.gated_linear_attention:GatedLinearAttention",
+        "hgrn2": "mixers.hgrn2:HGRN2",
         "blended": "mixers.blended_attention:BlendedAttention",
         "differential": "mixers.differential_attention:DifferentialAttention",
         "mlstm": "mixers.mlstm:MLSTM",

@@ -59,6 +59,7 @@ EXAMPLES = examples()
 RECURRENT = (
     "DeltaNet",
     "Retention",
+    "HGRN2",
     "GatedLinearAttention",
     "GatedDeltaNet",
     "Mamba",

@@ -1,4 +1,4 @@
-"""Linear attention with a decay: what retention and gated linear attention share, and its PyTorch module.
+"""Linear attention with a decay: what retention, gated linear attention and HGRN2 share, and its PyTorch module.
 
 S ← diag(exp g)·S + k ⊗ v, o = Sᵀq / √key_dim, with S: [key_dim, value_dim] per head (Sun 2023, arXiv:2307.08621; Yang
 2023, arXiv:2312.06635). Several tokens at once run in chunks, as `chunk_retention` and `chunk_gla` of
@@ -92,16 +92,8 @@ class LinearAttentionMixer(TokenMixer):
             q, k = recorder.act(q, self.feature_map), recorder.act(k, self.feature_map)
         q, k = self._record_positions(recorder, q), self._record_positions(recorder, k)
         scan_inputs = q, *(recorder.repeat(y, heads) for y in (k, v, *decays))
-        core_sizes = q.axes[0].size, key_dim.size, value_dim.size, x.rows
-        value_axes = heads, value_dim
-        scan_output = recorder.alternatives(
-            chunked=lambda: recorder.core(
-                "core", LinearAttentionCore(*core_sizes, self.chunk_size), *scan_inputs, axes=value_axes
-            ),
-            step=lambda: recorder.core("core", DecayScan(*core_sizes), *scan_inputs, axes=value_axes),
-        )
-        recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
-        gate = recorder.act(recorder.linear("g_proj", x, *value_axes), "silu") if self.output_gate else None
+        scan_output = record_linear_attention(recorder, scan_inputs, (heads, key_dim, value_dim), self.chunk_size)
+        gate = recorder.act(recorder.linear("g_proj", x, heads, value_dim), "silu") if self.output_gate else None
         scan_output = recorder.norm("norm", scan_output, Norm(type="rmsnorm", eps=self.norm_eps), (value_dim,))
         return recorder.linear("o_proj", scan_output if gate is None else recorder.mul(scan_output, gate), *x.axes)
 
@@ -109,6 +101,25 @@ class LinearAttentionMixer(TokenMixer):
         """Returns the numbers and sizes of heads in a heading."""
         heads = f"{self.num_attention_heads}/{self.num_key_value_heads}"
         return f"{heads} × {self.linear_key_head_dim}/{self.linear_value_head_dim}"
+
+
+def record_linear_attention(
+    recorder: Flow, scan_inputs: tuple[Value, ...], state_axes: tuple[Axis, Axis, Axis], chunk_size: int
+) -> Value:
+    """Records linear attention in chunks, or one step of it, and its state.
+
+    scan_inputs: queries, keys, values, and the decays unless they are fixed.
+    state_axes: the axes of heads, of a key and of a value. chunk_size: the number of tokens computed at once.
+    """
+    heads, key_dim, value_dim = state_axes
+    core_sizes = scan_inputs[0].axes[0].size, key_dim.size, value_dim.size, scan_inputs[0].rows
+    chunked_core, value_axes = LinearAttentionCore(*core_sizes, chunk_size), (heads, value_dim)
+    scan_output = recorder.alternatives(
+        chunked=lambda: recorder.core("core", chunked_core, *scan_inputs, axes=value_axes),
+        step=lambda: recorder.core("core", DecayScan(*core_sizes), *scan_inputs, axes=value_axes),
+    )
+    recorder.state("recurrent_state", *state_axes, bits=32)
+    return scan_output
 
 
 @cache

@@ -9,7 +9,7 @@ from ..strides import Shape, broadcast_shape
 from ..tensor import BOOL, Dtype, Gradient, Needs, Tensor
 from .views import ViewOperations, result_type
 
-SAVES_INPUT = frozenset({"silu", "gelu", "softplus", "logsigmoid", "abs", "log", "cos", "sin", "asinh"})
+SAVES_INPUT = frozenset({"silu", "gelu", "softplus", "logsigmoid", "abs", "log", "log1p", "cos", "sin", "asinh"})
 """Elementwise functions whose gradient is computed from their input, by one kernel."""
 
 SAVES_OUTPUT = frozenset({"relu", "sigmoid", "tanh"})
@@ -167,6 +167,24 @@ class ElementwiseOperations(ViewOperations):
             )
         assert operation_name in SAVES_INPUT, operation_name
         return record(self.graph, operation_name, (x,), output, lambda g, _, x: (self.like(g, x),), x)
+
+    def logaddexp(self, a: Tensor, b: Tensor) -> Tensor:
+        """Computes log(eᵃ + eᵇ)."""
+
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, a: Tensor, b: Tensor) -> Sequence[Gradient]:
+            return tuple(
+                self._logaddexp_gradient(output_gradient, a, b) if needs_grad else None
+                for needs_grad in needs_input_grad
+            )
+
+        return record(self.graph, "logaddexp", (a, b), self.like(a, b), backward, a, b)
+
+    def _logaddexp_gradient(self, output_gradient: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Computes g / (1 + exp(a − b)), the gradient of either operand."""
+        difference = self.like(a, b)
+        exponential = self.like(difference)
+        denominator = self.like(exponential)
+        return self.like(output_gradient, denominator)
 
     def masked_fill(self, x: Tensor, mask: Tensor) -> Tensor:
         """Copies x with a constant at masked elements."""

@@ -111,6 +111,7 @@ _KERNELS_OF_LIBRARIES: Mapping[str, Sequence[tuple[str, str, Known, str]]] = {
         ("rotary_embedding (fla)", "modules/rotary.py, RotaryEmbeddingFunction", RUN, ""),
         ("causal_conv1d (fla)", "modules/conv/triton/ops.py, CausalConv1dFunction", RUN, ""),
         ("rms_norm_gated", "modules/fused_norm_gate.py, LayerNormGatedFunction", RUN, ""),
+        ("rms_norm_linear", "modules/layernorm.py, LayerNormLinearFunction", RUN, ""),
         ("rms_norm (fla)", "modules/layernorm.py, LayerNormFunction", RUN, ""),
         ("layer_norm_gated", "modules/fused_norm_gate.py, LayerNormGatedFunction", RUN, ""),
     ],

@@ -120,6 +120,43 @@ def rms_norm(aten: Aten, x: Tensor, weight: Tensor, accelerator: Accelerator = H
     return record_function(autograd_graph, "LayerNormFunction", (x, weight), y, backward, (flat_x, weight, rstd))
 
 
+def rms_norm_linear(
+    aten: Aten, x: Tensor, norm_weight: Tensor, weight: Tensor, accelerator: Accelerator = H100
+) -> Tensor:
+    """Computes an RMSNorm over the last axis and a linear layer (`LayerNormLinearFunction`).
+
+    The backward pass computes the norm's output again.
+    """
+    autograd_graph, shape = aten.graph, x.shape
+
+    def backward(dy: Tensor, x: Tensor, norm_weight: Tensor, weight: Tensor, rstd: Tensor) -> Sequence[Gradient]:
+        dy = aten.flatten(dy, 0, -2)
+        d_normed = aten.linear(dy, aten.transpose(weight, 0, 1))
+        dx, y, dnorm = _norm_linear_bwd(aten, x, norm_weight, accelerator)
+        dw = aten.matmul(aten.transpose(dy, 0, 1), y)
+        del d_normed
+        return aten.reshape(dx, shape), dnorm, dw
+
+    with autograd_graph.no_grad():
+        flat_x = aten.flatten(aten.contiguous(x), 0, -2)
+        y = aten.like(flat_x)
+        rstd = aten.new_tensor((flat_x.shape[0],), FLOAT32)
+        output = aten.linear(aten.reshape(y, shape), weight)
+        del y
+    saved_tensors = flat_x, norm_weight, weight, rstd
+    inputs = x, norm_weight, weight
+    return record_function(autograd_graph, "LayerNormLinearFunction", inputs, output, backward, saved_tensors)
+
+
+def _norm_linear_bwd(
+    aten: Aten, x: Tensor, norm_weight: Tensor, accelerator: Accelerator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes the norm's gradients, and its output again (fla/modules/layernorm.py, `layer_norm_bwd`)."""
+    dx, y = aten.new_tensor(x.shape, x.dtype), aten.like(x)
+    dw = aten.new_tensor((minimum(accelerator.multiprocessors, x.shape[0]), x.shape[1]), FLOAT32)
+    return dx, y, aten.to(aten.sum(dw, 0), norm_weight.dtype)
+
+
 def _l2norm_fwd(aten: Aten, x: Tensor) -> tuple[Tensor, Tensor]:
     """Scales x to length 1, and returns the inverse length (fla/modules/l2norm.py:148)."""
     return aten.like(x), aten.new_tensor(x.shape[:-1], FLOAT32)

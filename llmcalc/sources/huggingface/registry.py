@@ -431,7 +431,6 @@ UNDESCRIBED_PARTS = {
     "gigachat3_5": "norms gated by a projection of rank 16, also within latent attention",
     "gsa": "attention to slots that decay (GSA)",
     "hgrn": "a gated recurrence with lower bounds by layer (HGRN)",
-    "hgrn2": "linear attention whose keys are what its gates forget (HGRN2)",
     "hyenadna": "convolutions as long as the text (Hyena)",
     "hymba": "attention and a state-space scan on the same input, and learned tokens before the text",
     "infimm-zephyr": "cross-attention to images between those of its text model",

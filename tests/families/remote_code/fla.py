@@ -68,6 +68,17 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             "attn": {"layers": [1], "num_heads": 4},
         },
     ],
+    "HGRN2ForCausalLM": [
+        {"model_type": "hgrn2", **FLA, "expand_ratio": 8},
+        {
+            "model_type": "hgrn2",
+            **FLA,
+            "num_heads": 2,
+            "expand_ratio": None,
+            "use_lower_bound": False,
+            "attn": {"layers": [1], "num_heads": 4},
+        },
+    ],
     "SambaForCausalLM": [
         {
             "model_type": "samba",

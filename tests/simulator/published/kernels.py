@@ -439,6 +439,13 @@ FLA = [
         lambda s, *xs: published("fla.modules.rotary:rotary_embedding")(*xs),
     ),
     KernelCase(
+        "rms_norm_linear",
+        LINEAR,
+        lambda s: bf16((s.B, s.T, s.V), (s.V,), (s.K, s.V)),
+        lambda t, s, x, norm, w: fla.rms_norm_linear(t, x, norm, w),
+        lambda s, x, norm, w: published("fla.modules.layernorm:rms_norm_linear")(x, norm, None, w, None),
+    ),
+    KernelCase(
         "rms_norm (fla)",
         LINEAR,
         lambda s: bf16((s.B, s.T, s.H, s.V), (s.V,)),

@@ -14,6 +14,7 @@ from llmcalc.components.base import ModelProperties, TokenMixer
 from llmcalc.components.mixers.delta_net import DeltaNet
 from llmcalc.components.mixers.gated_delta_net import GatedDeltaNet
 from llmcalc.components.mixers.gated_linear_attention import GatedLinearAttention
+from llmcalc.components.mixers.hgrn2 import HGRN2
 from llmcalc.components.mixers.jet_block import JetBlock
 from llmcalc.components.mixers.kda import KimiDeltaAttention
 from llmcalc.components.mixers.lightning_attention import LightningAttention
@@ -226,6 +227,28 @@ def published_linear(s: Of, path: str, **how: Any) -> nn.Module:
     return mixer
 
 
+def hgrn2(s: Of, **how: Any) -> HGRN2:
+    return HGRN2(num_attention_heads=s.H, linear_key_head_dim=s.K, linear_value_head_dim=s.h // s.H, **how)
+
+
+class Bounded(nn.Module):
+    """A layer of HGRN2 above the first, with a lower bound of its own, in float32."""
+
+    def __init__(self, s: Of) -> None:
+        super().__init__()
+        self.bound = nn.Parameter(torch.zeros(s.h))
+        self.attn = published_hgrn2(s)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.attn(x, lower_bound=self.bound.float())[0]
+        return out
+
+
+def published_hgrn2(s: Of) -> nn.Module:
+    mixer: nn.Module = published("fla.layers.hgrn2:HGRN2Attention")(hidden_size=s.h, expand_ratio=s.K, layer_idx=1)
+    return mixer
+
+
 GROUPED = [{**sizes, "G": groups} for sizes, groups in zip([*WIDE, WIDE[0], BRIEF], (4, 4, 2, 4), strict=True)]
 
 
@@ -380,6 +403,8 @@ def lightning_with_kernel(s: Of) -> nn.Module:
 
 
 LINEAR = [
+    ModuleCase("HGRN2", [WIDE[0], {**WIDE[1], "V": 128}, BRIEF], hgrn2, Bounded),
+    ModuleCase("HGRN2 without a lower bound", WIDE[:1], lambda s: hgrn2(s, lower_bound=False), published_hgrn2),
     ModuleCase(
         "retention",
         GROUPED,

@@ -309,6 +309,8 @@ class DecodeStepKernels(ScanKernels):
 
     def decode_LinearAttentionCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of linear attention with a decay, as LinearAttentionReference.forward does."""
+        if "f_proj" in operations:
+            return self._decode_hgrn2(operations, x)
         aten, op = self.t, operations.op("core", LinearAttentionCore)
         rope_operations = [operation for operation in operations.all if operation.verb == "rope"]
         q, k = (
@@ -326,6 +328,35 @@ class DecodeStepKernels(ScanKernels):
         if "g_proj" in operations:
             normed = aten.mul(normed, aten.function("silu", self.project(operations["g_proj"], x)))
         return self.project(operations["o_proj"], normed)
+
+    def _decode_hgrn2(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+        """Decodes one token of HGRN2, as HGRN2Reference.forward does."""
+        aten, op = self.t, operations.op("core", LinearAttentionCore)
+        q = aten.function("silu", self.project(operations["q_proj"], x))
+        retained = self._retained(operations, self.project(operations["f_proj"], x))
+        v = self.project(operations["i_proj"], x)
+        k, log_decay = aten.scale(retained, "rsub"), aten.function("log", retained)
+        q_heads, k_heads, decay_heads = (
+            aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k, log_decay)
+        )
+        v_heads = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
+        output = self._linear_attention_step(q_heads, k_heads, v_heads, decay_heads)
+        del k, log_decay, k_heads, decay_heads
+        normed = self._normalize_with(
+            operations["norm"], aten.to(aten.flatten(aten.transpose(output, 1, 2), 2), x.dtype)
+        )
+        return self.project(operations["o_proj"], normed)
+
+    def _retained(self, operations: ModuleSteps, forget_logits: Tensor) -> Tensor:
+        """Computes the share of the state that each channel retains, as HGRN2Reference._retained does."""
+        aten = self.t
+        gate = aten.function("sigmoid", aten.to(forget_logits, FLOAT32))
+        if "lower_bound" not in operations:
+            return gate
+        bound = aten.to(self.weight("lower_bound", gate.shape[-1:]), FLOAT32)
+        if any(operation.verb == "sub" for operation in operations.all):
+            bound = aten.sub(bound, bound)
+        return aten.add(aten.mul(gate, aten.scale(bound, "rsub")), bound)
 
     def _mapped_heads(
         self, operations: ModuleSteps, projection: str, x: Tensor, head_size: Any, rope_operations: list[Step]

@@ -91,6 +91,8 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
 
     def module_LinearAttentionCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs retention or gated linear attention as fla does (fla/layers/multiscale_retention.py and gla.py)."""
+        if "f_proj" in operations:
+            return self.hgrn2(operations, x)
         aten, op = self.t, operations.op("core", LinearAttentionCore)
         q, k, v = (self.project(operations[f"{projection_letter}_proj"], x) for projection_letter in "qkv")
         gk = None
@@ -117,6 +119,33 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
             o = fla.rms_norm(aten, o, weight, self.accelerator)
         o = aten.flatten(o, 2)
         return self.project(operations["o_proj"], o)
+
+    def hgrn2(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+        """Runs HGRN2 as fla does (fla/layers/hgrn2.py, `HGRN2Attention.forward`)."""
+        aten, op = self.t, operations.op("core", LinearAttentionCore)
+        q, f, i = (self.project(operations[f"{projection_letter}_proj"], x) for projection_letter in "qfi")
+        q = aten.function("silu", q)
+        g = self._log_forget_gate(operations, f)
+        k = aten.scale(aten.exp(g), "rsub")
+        q, k, g = (self.split_heads(y, op.key_dim) for y in (q, aten.to(k, i.dtype), g))
+        i = self.split_heads(i, op.value_dim)
+        _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+        o = (fla.fused_recurrent_decay if x.shape[1] <= fla.FEW else fla.chunk_gla)(aten, q, k, i, g)
+        o = aten.flatten(o, 2)
+        weight = self.unadapted_weight(operations["o_proj"])
+        return fla.rms_norm_linear(aten, o, self.weight("norm.weight", o.shape[-1:]), weight, self.accelerator)
+
+    def _log_forget_gate(self, operations: ModuleSteps, logits: Tensor) -> Tensor:
+        """Computes the log of what each channel retains. A lower bound, which is in float32, makes it float32."""
+        aten = self.t
+        if "lower_bound" not in operations:
+            return aten.function("logsigmoid", logits)
+        bound = self.weight("lower_bound", logits.shape[-1:])
+        if any(operation.verb == "sub" for operation in operations.all):  # the first layer's bound is 0
+            return aten.function("logsigmoid", aten.add(logits, aten.sub(bound, bound)))
+        g, bound = aten.function("logsigmoid", logits), aten.to(bound, FLOAT32)
+        unbounded = aten.add(aten.function("log1p", aten.scale(bound, "neg")), g)
+        return aten.logaddexp(aten.function("log", bound), unbounded)
 
     def feature_map(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Returns queries or keys after the feature map, if there is one."""

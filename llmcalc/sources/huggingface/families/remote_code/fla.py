@@ -105,6 +105,32 @@ def _linear_attention(config: Config) -> Table:
     }
 
 
+def _read_hgrn2(config: Config) -> Table:
+    """Reads HGRN2. Its class has a table with a lower bound for each layer, whose first row is taken from all."""
+    config.require("use_short_conv", False)
+    config.require("elementwise_affine", True)
+    hidden, has_bounds = config.integer("hidden_size"), config.flag("use_lower_bound")
+    if has_bounds:
+        config.require("attn", None)
+    heads = config.optional_integer("num_attention_heads")
+    key_dim = config.optional_integer("expand_ratio")
+    if key_dim is None:
+        key_dim = config.quotient("num_attention_heads", hidden, config.integer("num_attention_heads"))
+    if hidden % key_dim:
+        raise config.error("expand_ratio", key_dim, f"a divisor of hidden_size {hidden}")
+    if heads not in (None, hidden // key_dim):
+        raise config.error("num_heads", heads, f"hidden_size / expand_ratio ({hidden // key_dim}), or none")
+    mixer = {
+        "type": "hgrn2",
+        "num_attention_heads": hidden // key_dim,
+        "linear_key_head_dim": key_dim,
+        "linear_value_head_dim": key_dim,
+        "lower_bound": has_bounds,
+        "norm_eps": 1e-5,
+    }
+    return _decoder(config, mixer, first_mixer={**mixer, "first": True} if has_bounds else None)
+
+
 def _head_size(config: Config, field: str) -> int:
     """Returns the size of a head, where all heads together are the model's width times a field, rounded down."""
     heads, expansion = config.integer("num_attention_heads"), config.number(field)
@@ -137,16 +163,19 @@ def _read_mamba2(config: Config) -> Table:
     return read_mamba2(config.with_fields(num_heads=config.quotient("head_dim", inner_size, head_dim)))
 
 
-def _decoder(config: Config, mixer: Table, ffn_width: int | None = None) -> Table:
+def _decoder(config: Config, mixer: Table, ffn_width: int | None = None, first_mixer: Table | None = None) -> Table:
     """Returns a decoder whose layers have a mixer, or softmax attention where the table `attn` lists them.
 
-    ffn_width: default that of the config.
+    ffn_width: default that of the config. first_mixer: the mixer of the first layer, by default that of all.
     """
     config.require("attnres_block_size", None)
     norm = rmsnorm(config.number("rms_norm_eps"))
     ffn = glu(config, ffn_width=ffn_width or _ffn_width(config))
     layer_kinds = ["mixer"] * config.integer("num_hidden_layers")
     attention_by_kind: Table = {"mixer": {}}
+    if first_mixer is not None:
+        layer_kinds[0] = "first"
+        attention_by_kind["first"] = {"attention": first_mixer}
     for place, section in _attention_sections(config).items():
         kind = f"attention{place}"
         attention_by_kind[kind] = {"attention": {"type": "attention", **_softmax_attention(section)}}
@@ -349,6 +378,21 @@ FAMILIES = {
         aliases=NAMES,
         dropout_fields={},
         source=f"{FLA}gla",
+    ),
+    "hgrn2": Family(
+        _read_hgrn2,
+        {
+            **COMMON,
+            "num_heads": None,
+            "expand_ratio": 128,
+            "use_lower_bound": True,
+            "use_short_conv": False,
+            "elementwise_affine": True,
+        },
+        (IGNORED | {"conv_size", "share_conv_kernel"}) - {"elementwise_affine"},
+        aliases=NAMES,
+        dropout_fields={},
+        source=f"{FLA}hgrn2",
     ),
     "samba": Family(
         _read_samba,
