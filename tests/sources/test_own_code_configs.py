@@ -336,6 +336,48 @@ def test_models_of_flash_linear_attention_are_counted() -> None:
         llmcalc.params({"model_type": "gated_deltanet", "use_gate": False})
 
 
+def test_linear_attention_of_flash_linear_attention_is_counted() -> None:
+    """The defaults of fla's classes are the sizes of its models of 1.3 B; a gate of GLA has rank 16 and a bias.
+
+    GLA's modules are printed in the library's README, and the config of its 340M in legacy/training/configs.
+    """
+    h, f, v = 2048, 5632, 32000
+    ends, ffn = 2 * v * h + h, 3 * h * f + 2 * h
+    delta = 4 * h * h + 16 * h + 3 * 4 * h + 128  # queries, keys, values, output; β; convolutions; norm
+    assert llmcalc.params({"model_type": "delta_net"}).total == ends + 24 * (delta + ffn) == 1_365_677_056
+    retention = h * (2 * h + 3 * 2 * h) + 512  # values, gate and output are twice as wide
+    narrow_ffn = 3 * h * 2816 + 2 * h  # 2/3 · 2 · 2048, rounded up
+    assert llmcalc.params({"model_type": "retnet"}).total == ends + 24 * (retention + narrow_ffn) == 1_351_727_104
+    gla = h * (2 * 1024 + 3 * h) + 16 * h + 16 * 1024 + 1024 + 512
+    assert llmcalc.params({"model_type": "gla"}).total == ends + 24 * (gla + ffn) == 1_365_514_240
+    hgrn2 = 4 * h * h + h + h  # the norm, and a row of the table of lower bounds
+    assert llmcalc.params({"model_type": "hgrn2"}).total == ends + 24 * (hgrn2 + ffn) == 1_364_396_032
+    small: dict[str, Any] = {"model_type": "gla", "hidden_size": 1024, "tie_word_embeddings": True}
+    h, f = 1024, 2816
+    gla = h * (2 * 512 + 3 * h) + 16 * h + 16 * 512 + 512 + 256
+    assert llmcalc.params(small).total == v * h + h + 24 * (gla + 3 * h * f + 2 * h) == 341_707_776
+    for model_type in ("delta_net", "retnet", "gla", "hgrn2"):  # a state in float32 for each head and layer, no more
+        assert llmcalc.kv({"model_type": model_type}, seq=4096).bytes == llmcalc.kv({"model_type": model_type}).bytes
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "delta_net", "qk_norm": "sum"}, "qk_norm: 'sum'; expected one of 'l2'"),
+        (
+            {"model_type": "delta_net", "expand_k": 0.001},
+            "expand_k: 0.001; expected a width that is a multiple of num_",
+        ),
+        ({"model_type": "retnet", "num_kv_heads": 3}, "num_kv_heads: 3; expected a divisor of 8"),
+        ({"model_type": "gla", "clamp_min": -1.0}, "clamp_min: -1.0; expected one of null"),
+        ({"model_type": "hgrn2", "num_heads": 3}, r"num_heads: 3; expected hidden_size / expand_ratio \(16\)"),
+    ],
+)
+def test_linear_attention_of_flash_linear_attention_is_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        llmcalc.params(config)
+
+
 def test_mamba_2_of_flash_linear_attention_has_its_fields() -> None:
     config = {"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "hidden_size": 64, "expand": 2}
     config |= {"head_dim": 16, "num_heads": 8, "n_groups": 1, "state_size": 16, "num_hidden_layers": 2}
@@ -411,7 +453,7 @@ def test_btlm_has_the_layers_of_jais() -> None:
     assert llmcalc.params(config).total == 50257 * h + 32 * layer + 2 * h == 2_646_255_744
 
 
-@pytest.mark.parametrize("model_type", ["gla", "delta_net", "retnet", "hgrn2", "stripedhyena", "evabyte"])
+@pytest.mark.parametrize("model_type", ["gsa", "hgrn", "stripedhyena", "evabyte"])
 def test_a_type_whose_layers_no_description_has_is_refused_with_their_name(model_type: str) -> None:
     with pytest.raises(
         InputError, match=rf"'{model_type}' is not supported.* which a description in TOML does not have"
