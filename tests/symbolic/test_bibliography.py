@@ -44,7 +44,7 @@ def test_every_source_is_known() -> None:
     assert named <= {*paper_of_source(), *WITHOUT_PAPER}
     # sources of parts that no small shape has: Transformer-XL, LayerScale in the vision encoders of InternVL,
     # encoders alone (MobileNet, VQ-VAE, SAM, Granite Speech, SAN-M, VibeVoice, Nemotron 3.5 Transcribe), and Arctic,
-    # Kimi K3, DeepSeek-V4.1 and K2 Horizon, whose classes are code of their repositories
+    # Kimi K3, DeepSeek-V4.1, K2 Horizon, RetNet, GLA and HGRN2, whose classes are code of their repositories
     assert {*paper_of_source(), *WITHOUT_PAPER} - named <= {
         "Dai et al. 2019",
         "Qin et al. 2024 (MobileNetV4)",
@@ -55,6 +55,7 @@ def test_every_source_is_known() -> None:
         "DeepSeek-V4.1 2026",
         "K2 Horizon 2026",
         "Kimi Team 2026 (arXiv:2607.24653)",
+        *("Sun et al. 2023", "Yang et al. 2023", "Qin et al. 2024 (HGRN2)"),
     }
 
 

@@ -43,7 +43,7 @@ class DeltaNet(TokenMixer):
     norm_eps: the ε of the norm on the output, 1e-5 by default.
     """
 
-    formula_source: ClassVar[str] = "Yang et al. 2024 (arXiv:2406.06484), §3"
+    formula_source: ClassVar[str] = "Yang et al. 2024, §3"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention",)
     node_name: ClassVar[str] = "linear_attn"

@@ -7,7 +7,7 @@ norm of each head and a gate. flash-linear-attention: fla/layers/gla.py.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -28,7 +28,7 @@ class GatedLinearAttention(LinearAttentionMixer):
     decay_rank: the rank of the projection that makes the decays, 16 by default.
     """
 
-    formula_source: ClassVar[str] = "Yang et al. 2023 (arXiv:2312.06635), §4"
+    formula_source: ClassVar[str] = "Yang et al. 2023, §4"
     witness: ClassVar[PartWitness] = PUBLISHED
     uncounted: ClassVar[str] = "the decays of gated linear attention"
 
@@ -68,9 +68,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
     from torch.nn import functional as F
 
-    base: Any = linear_attention_reference()
-
-    class GatedLinearAttentionReference(base):
+    class GatedLinearAttentionReference(linear_attention_reference()):  # type: ignore[misc]
         """Gated linear attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedLinearAttention, hidden_size: int) -> None:

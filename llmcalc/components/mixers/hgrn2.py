@@ -39,7 +39,7 @@ class HGRN2(TokenMixer):
     norm_eps: the ε of the norm on the output, 1e-5 by default.
     """
 
-    formula_source: ClassVar[str] = "Qin et al. 2024 (arXiv:2404.07904), §3"
+    formula_source: ClassVar[str] = "Qin et al. 2024 (HGRN2), §3"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention",)
     node_name: ClassVar[str] = "linear_attn"

@@ -7,7 +7,7 @@ each head and a gate. flash-linear-attention: fla/layers/multiscale_retention.py
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -26,7 +26,7 @@ class Retention(LinearAttentionMixer):
     position: RoPE on queries and keys, on whole heads with a base of 10000 by default.
     """
 
-    formula_source: ClassVar[str] = "Sun et al. 2023 (arXiv:2307.08621), §2"
+    formula_source: ClassVar[str] = "Sun et al. 2023, §2"
     witness: ClassVar[PartWitness] = PUBLISHED
     uncounted: ClassVar[str] = "the decays of retention"
 
@@ -69,9 +69,7 @@ class Retention(LinearAttentionMixer):
 def _reference_class() -> type[nn.Module]:
     import torch
 
-    base: Any = linear_attention_reference()
-
-    class RetentionReference(base):
+    class RetentionReference(linear_attention_reference()):  # type: ignore[misc]
         """Retention. x: [batch, tokens, hidden] → same shape."""
 
         def _positioned(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
