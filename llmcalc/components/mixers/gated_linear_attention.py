@@ -9,23 +9,23 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
+from pydantic import Field
+
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, ModelProperties, PartWitness, Width
+from ..base import PUBLISHED, ModelProperties, PartWitness, Real, Width
 from .linear_attention import LinearAttentionMixer, linear_attention_reference
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-DECAY_DIVISOR = 16
-"""The divisor of the log decays, a temperature (§4.4)."""
 
 
 class GatedLinearAttention(LinearAttentionMixer):
     """Gated linear attention, with the fields of linear attention with a decay.
 
     decay_rank: the rank of the projection that makes the decays, 16 by default.
+    decay_divisor: the divisor of the log decays, a temperature (§4.4), 16 by default.
     """
 
     formula_source: ClassVar[str] = "Yang et al. 2023, §4"
@@ -34,11 +34,12 @@ class GatedLinearAttention(LinearAttentionMixer):
 
     type: Literal["gated_linear_attention"] = "gated_linear_attention"
     decay_rank: Width = 16
+    decay_divisor: Real = Field(default=16.0, gt=0)
 
     def _record_decays(self, recorder: Flow, x: Value, heads: Axis, key_dim: Axis) -> tuple[Value, ...]:
         low_rank_x = recorder.linear("gk_a_proj", x, Axis("decay_rank", self.decay_rank))
         decay_logits = recorder.linear("gk_b_proj", low_rank_x, heads, key_dim, bias=True)
-        return (recorder.scale(recorder.act(decay_logits, "logsigmoid"), 1 / DECAY_DIVISOR),)
+        return (recorder.scale(recorder.act(decay_logits, "logsigmoid"), 1 / self.decay_divisor),)
 
     def describe(self, hidden_size: int) -> str:
         return f"gated linear attention {self._head_text()}"
@@ -59,6 +60,7 @@ class GatedLinearAttention(LinearAttentionMixer):
                 output_gate=False,
                 chunk_size=4,
                 decay_rank=3,
+                decay_divisor=8.0,
             ),
         ]
 
@@ -79,6 +81,6 @@ def _reference_class() -> type[nn.Module]:
 
         def _log_decay(self, x: Tensor) -> Tensor:
             decay_logits = self._split_heads(self.gk_b_proj(self.gk_a_proj(x)), self.spec.linear_key_head_dim)
-            return self._for_each_query_head(F.logsigmoid(decay_logits) / DECAY_DIVISOR)
+            return self._for_each_query_head(F.logsigmoid(decay_logits) / self.spec.decay_divisor)
 
     return GatedLinearAttentionReference
