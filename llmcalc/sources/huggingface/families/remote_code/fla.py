@@ -77,7 +77,9 @@ def _read_delta_net(config: Config) -> Table:
 
 
 def _read_retnet(config: Config) -> Table:
-    """Reads RetNet, whose class reads no field of the convolution."""
+    """Reads RetNet, whose class reads no field of the convolution, and whose rotary kernel has heads of up to 256."""
+    if _head_size(config, "expand_k") > WIDEST_ROTATED:
+        raise config.error("expand_k", config.number("expand_k"), f"heads of at most {WIDEST_ROTATED}")
     return _decoder(config, {"type": "retention", **_linear_attention(config)})
 
 
@@ -288,6 +290,9 @@ LINEAR_ATTENTION: dict[str, Any] = {
     "elementwise_affine": True,
 }
 """Defaults of linear attention with a decay."""
+
+WIDEST_ROTATED = 256
+"""The largest head of RetNet (fla/layers/multiscale_retention.py)."""
 
 UNREAD_BY_LINEAR = field_names("conv_size share_conv_kernel use_gk use_gv")
 """Fields of a convolution, which is not there, and of gates that the classes do not read."""
