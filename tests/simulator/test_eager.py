@@ -38,6 +38,7 @@ PUBLISHED = {
     "KimiDeltaAttention-1",
     "KimiDeltaAttention-2",
     "KimiDeltaAttention-3",
+    "KimiDeltaAttention-4",
     "JetBlock-0",
     "JetBlock-1",
     "RGLRU-0",

@@ -352,11 +352,21 @@ def test_linear_attention_of_flash_linear_attention_is_counted() -> None:
     assert llmcalc.params({"model_type": "gla"}).total == ends + 24 * (gla + ffn) == 1_365_514_240
     hgrn2 = 4 * h * h + h + h  # the norm, and a row of the table of lower bounds
     assert llmcalc.params({"model_type": "hgrn2"}).total == ends + 24 * (hgrn2 + ffn) == 1_364_396_032
+    kda = (
+        4 * h * h + 3 * 4 * h + 2 * (128 * h + 128 * h) + h + 16 * h + 16 + h + 128
+    )  # gates of rank 128, one with a bias
+    assert llmcalc.params({"model_type": "kda"}).total == ends + 24 * (kda + ffn) == 1_390_941_568
     small: dict[str, Any] = {"model_type": "gla", "hidden_size": 1024, "tie_word_embeddings": True}
     h, f = 1024, 2816
     gla = h * (2 * 512 + 3 * h) + 16 * h + 16 * 512 + 512 + 256
     assert llmcalc.params(small).total == v * h + h + 24 * (gla + 3 * h * f + 2 * h) == 341_707_776
-    for model_type in ("delta_net", "retnet", "gla", "hgrn2"):  # a state in float32 for each head and layer, no more
+    for model_type in (
+        "delta_net",
+        "retnet",
+        "gla",
+        "hgrn2",
+        "kda",
+    ):  # a state in float32 for each head and layer, no more
         assert llmcalc.kv({"model_type": model_type}, seq=4096).bytes == llmcalc.kv({"model_type": model_type}).bytes
 
 

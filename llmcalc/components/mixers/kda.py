@@ -50,6 +50,8 @@ class KimiDeltaAttention(TokenMixer):
     low_rank_gates: whether the projections of decay and output gate have rank linear_head_dim, true by default.
     full_rank_output_gate: whether the output gate's projection has full rank although low_rank_gates is true, false by
         default.
+    output_gate_bias: whether the second low-rank projection of the output gate has a bias (the model of
+        flash-linear-attention), false by default.
     kda_lower_bound: the lower bound of the log decay; None (default) where it has no bound.
     chunk_size: the number of tokens computed at once, 64 by default; FLOPs depend on it, the state does not.
     norm_eps: the ε of the norm on the output, 1e-5 by default.
@@ -70,6 +72,7 @@ class KimiDeltaAttention(TokenMixer):
     linear_conv_kernel_dim: Kernel = 4
     low_rank_gates: Flag = True
     full_rank_output_gate: Flag = False
+    output_gate_bias: Flag = False
     kda_lower_bound: Real | None = Field(default=None, lt=0)
     chunk_size: ChunkSize = CHUNK_TOKENS
     norm_eps: Real = Field(default=1e-5, ge=0)
@@ -80,6 +83,8 @@ class KimiDeltaAttention(TokenMixer):
             raise ValueError("chunk_size: chunks of 1 have no system to solve, as is counted; expected at least 2")
         if self.full_rank_output_gate and not self.low_rank_gates:
             raise ValueError("full_rank_output_gate: without low_rank_gates both gates have full rank; expected false")
+        if self.output_gate_bias and (self.full_rank_output_gate or not self.low_rank_gates):
+            raise ValueError("output_gate_bias: it is for an output gate of low rank; expected false")
         return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
@@ -125,7 +130,8 @@ class KimiDeltaAttention(TokenMixer):
         if not self._has_low_rank(projection_letter):
             return recorder.linear(f"{projection_letter}_proj", x, *head_axes)
         low_rank_x = recorder.linear(f"{projection_letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
-        return recorder.linear(f"{projection_letter}_b_proj", low_rank_x, *head_axes)
+        has_bias = projection_letter == "g" and self.output_gate_bias
+        return recorder.linear(f"{projection_letter}_b_proj", low_rank_x, *head_axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"Kimi delta attention {self.linear_num_heads} × {self.linear_head_dim}"
@@ -140,6 +146,7 @@ class KimiDeltaAttention(TokenMixer):
             cls(linear_num_heads=2, linear_head_dim=8, linear_conv_kernel_dim=3, chunk_size=4),
             cls(linear_num_heads=2, linear_head_dim=5, low_rank_gates=False, kda_lower_bound=-5.0),
             cls(linear_num_heads=3, linear_head_dim=6, full_rank_output_gate=True, kda_lower_bound=-5.0),
+            cls(linear_num_heads=2, linear_head_dim=5, output_gate_bias=True),
         ]
 
 
@@ -166,7 +173,8 @@ def _reference_class() -> type[nn.Module]:
             for gate, is_low_rank in low_rank_gates.items():
                 if is_low_rank:
                     self.add_module(f"{gate}_a_proj", nn.Linear(hidden_size, head_dim, bias=False))
-                    self.add_module(f"{gate}_b_proj", nn.Linear(head_dim, heads_width, bias=False))
+                    has_bias = gate == "g" and spec.output_gate_bias
+                    self.add_module(f"{gate}_b_proj", nn.Linear(head_dim, heads_width, bias=has_bias))
                 else:
                     self.add_module(f"{gate}_proj", nn.Linear(hidden_size, heads_width, bias=False))
             self.dt_bias = vector_module(torch.linspace(-6.0, -2.0, heads_width))

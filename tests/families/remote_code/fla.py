@@ -79,6 +79,17 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             "attn": {"layers": [1], "num_heads": 4},
         },
     ],
+    "KDAForCausalLM": [
+        {"model_type": "kda", **FLA, "num_heads": 3, "head_dim": 8},
+        {
+            "model_type": "kda",
+            **FLA,
+            "num_heads": 2,
+            "head_dim": 6,
+            "conv_size": 3,
+            "attn": {"layers": [1], "num_heads": 4},
+        },
+    ],
     "SambaForCausalLM": [
         {
             "model_type": "samba",

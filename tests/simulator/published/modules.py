@@ -284,10 +284,11 @@ def published_jet_block(s: Of) -> nn.Module:
     return mixer
 
 
-def published_kda(s: Of) -> nn.Module:
-    """Without the bias of its output gate, which Kimi Linear does not have."""
+def published_kda(s: Of, biased: bool = False) -> nn.Module:
+    """Its output gate has a bias, which Kimi Linear does not have."""
     made: Any = published("fla.layers.kda:KimiDeltaAttention")(hidden_size=s.h, head_dim=s.K, num_heads=s.H)
-    made.g_proj[1].bias = None
+    if not biased:
+        made.g_proj[1].bias = None
     return made  # type: ignore[no-any-return]
 
 
@@ -468,6 +469,12 @@ LINEAR = [
         DELTA,
         lambda s: KimiDeltaAttention(linear_num_heads=s.H, linear_head_dim=s.K),
         published_kda,
+    ),
+    ModuleCase(
+        "Kimi delta attention with a biased gate",
+        DELTA[:1],
+        lambda s: KimiDeltaAttention(linear_num_heads=s.H, linear_head_dim=s.K, output_gate_bias=True),
+        lambda s: published_kda(s, biased=True),
     ),
     ModuleCase(
         "Kimi delta attention of Kimi Linear's class",

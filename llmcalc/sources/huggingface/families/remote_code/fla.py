@@ -1,4 +1,4 @@
-"""The library flash-linear-attention's own models: its transformer, DeltaNets, RetNet, GLA, HGRN2, Samba and Mambas.
+"""The library flash-linear-attention's own models: its transformer, delta rules, RetNet, GLA, HGRN2, Samba, Mambas.
 
 All but the Mambas have RMSNorm before each sublayer and a gated FFN; a table `attn` gives some of their layers softmax
 attention. Sources: the library's `configuration_*.py` and `modeling_*.py`, in `Family.source`, and
@@ -27,7 +27,7 @@ from ...parts import (
     rmsnorm,
     rope,
 )
-from ..recurrent.delta import gated_delta_net
+from ..recurrent.delta import gated_delta_net, kda
 from ..recurrent.mamba import mamba_mixer, read_mamba, read_mamba2
 
 FLA = f"{GITHUB}fla-org/flash-linear-attention/blob/main/fla/models/"
@@ -140,6 +140,20 @@ def _head_size(config: Config, field: str) -> int:
     if not 1 <= width <= LARGEST or width % heads:
         raise config.error(field, expansion, f"a width that is a multiple of num_heads ({heads})")
     return width // heads
+
+
+def _read_kda(config: Config) -> Table:
+    """Reads Kimi delta attention with heads of one size, and the decays without a bound of published models."""
+    for field, required_value in KDA_REQUIRED.items():
+        config.require(field, required_value)
+    heads = config.integer("num_attention_heads")
+    config.require("num_v_heads", None, heads)
+    sizes = {
+        "num_heads": heads,
+        "head_dim": config.integer("head_dim"),
+        "short_conv_kernel_size": config.integer("conv_size"),
+    }
+    return _decoder(config, kda(config, Config(sizes, {}, config.model_type), output_gate_bias=True))
 
 
 def _read_samba(config: Config) -> Table:
@@ -282,6 +296,15 @@ DELTA_NET_REQUIRED: dict[str, Any] = {
 }
 """What DeltaNet's other fields have to be; the last three are of earlier versions."""
 
+KDA_REQUIRED: dict[str, Any] = {
+    "use_short_conv": True,
+    "allow_neg_eigval": False,
+    "safe_gate": False,
+    "lower_bound": None,
+    "expand_v": 1.0,
+}
+"""What the other fields of Kimi delta attention have to be."""
+
 LINEAR_ATTENTION: dict[str, Any] = {
     "expand_k": 1.0,
     "num_kv_heads": None,
@@ -398,6 +421,14 @@ FAMILIES = {
         aliases=NAMES,
         dropout_fields={},
         source=f"{FLA}hgrn2",
+    ),
+    "kda": Family(
+        _read_kda,
+        {**COMMON, **KDA_REQUIRED, "conv_size": 4, "head_dim": 128, "num_heads": 16, "num_v_heads": None},
+        IGNORED,
+        aliases=NAMES,
+        dropout_fields={},
+        source=f"{FLA}kda",
     ),
     "samba": Family(
         _read_samba,
