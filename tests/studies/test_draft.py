@@ -100,6 +100,13 @@ BY_HAND["kimi-k3-dflash2"] = [
 BY_HAND["qwen3-8b-dspark"] = [
     *BY_HAND["qwen3-8b-dflash"], (151936, 256), (151936, 256), (1, 4096 + 256), (1,),
 ]  # markov_w1 and w2, the score of acceptance with its bias  # fmt: skip
+# the draft's own embedding, fc of six states, hidden_norm and norm, six layers with a sink for each head, two tables of
+# pairs of tokens
+BY_HAND["nemotron-3.5-lightning-dspark"] = [
+    (131072, 2688), (2688, 6 * 2688), *[(2688,)] * 2,
+    *[*layer_tensors(2688, 2688, 32, 2, 128, 6144), (2688,), (2688,), (128,), (128,), (32,)] * 6,
+    (131072, 512), (131072, 512),
+]  # fmt: skip
 BY_HAND["qwen3-8b-domino"] = [
     *BY_HAND["qwen3-8b-dflash"], (3 * 1024, 4096), (3 * 1024, 1024), (256, 4096 + 1024), (151936, 256),
 ]  # prefix_gru without biases, embed_proj  # fmt: skip

@@ -19,7 +19,7 @@ from ...workload.derived_rows import JoinedRows, RowsOfThisPass
 from ..base import Flag, HeadDim, Heads, KVHeads, ModelProperties, Window
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardPass, product_class
+from ..runtime import ForwardPass, product_class, vector_module
 from ..target_states import DFLASH
 from .two_key_sets import TwoKeySetsMixer, two_key_sets_reference
 
@@ -35,6 +35,7 @@ class ContextAttention(TwoKeySetsMixer):
     head_dim: the size of a head.
     sliding_window: the number of last context tokens that a token attends to; all by default.
     attention_bias: whether all projections have a bias, false by default.
+    sinks: whether each head has one more key, with a learned score and no value; false by default.
     norm: the norm on each query and key head, before RoPE.
     position: RoPE on queries and keys.
     """
@@ -50,6 +51,7 @@ class ContextAttention(TwoKeySetsMixer):
     head_dim: HeadDim
     sliding_window: Window | None = None
     attention_bias: Flag = False
+    sinks: Flag = False
     norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
 
@@ -87,6 +89,8 @@ class ContextAttention(TwoKeySetsMixer):
         attn_output = recorder.add(
             attn_output, recorder.core("block_core", block_core, q, own_keys, values, axes=(heads, head_dim))
         )
+        if self.sinks:
+            recorder.vector("sinks", heads)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=bias)
 
     def describe(self, hidden_size: int) -> str:
@@ -100,7 +104,7 @@ class ContextAttention(TwoKeySetsMixer):
         return [
             cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8),
             cls(num_attention_heads=4, num_key_value_heads=4, head_dim=6, norm=None, attention_bias=True),
-            cls(num_attention_heads=4, num_key_value_heads=1, head_dim=8, sliding_window=5),
+            cls(num_attention_heads=4, num_key_value_heads=1, head_dim=8, sliding_window=5, sinks=True),
         ]
 
 
@@ -114,6 +118,7 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ContextAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size)
             self.block_core = product_class()()
+            self.sinks = vector_module(torch.zeros(spec.num_attention_heads)) if spec.sinks else None
 
         def _project_heads(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the projected heads of x, with RoPE for queries and keys."""
@@ -131,10 +136,16 @@ def _reference_class() -> type[nn.Module]:
                 self._project_heads("v", target_states, forward_pass),
             )
             k, v, context_k, context_v = self._for_each_query_head(k, v, context_k, context_v)
-            scores = [self.core(q, context_k.transpose(-1, -2)), self.block_core(q, k.transpose(-1, -2))]
-            attn_weights = torch.softmax((torch.cat(scores, -1) * spec.head_dim**-0.5).float(), -1).to(v.dtype)
-            context_weights, attn_weights = attn_weights.split((context_k.shape[-2], k.shape[-2]), -1)
-            attn_output = self.core(context_weights, context_v) + self.block_core(attn_weights, v)
+            scores = torch.cat([self.core(q, context_k.transpose(-1, -2)), self.block_core(q, k.transpose(-1, -2))], -1)
+            scores = scores * spec.head_dim**-0.5
+            if self.sinks is not None:
+                sink_scores = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
+                scores = torch.cat([scores, sink_scores], -1)
+            attn_weights = torch.softmax(scores.float(), -1).to(v.dtype)
+            context_weights, block_weights = attn_weights[..., : context_k.shape[-2] + k.shape[-2]].split(
+                (context_k.shape[-2], k.shape[-2]), -1
+            )
+            attn_output = self.core(context_weights, context_v) + self.block_core(block_weights, v)
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     return ContextReference

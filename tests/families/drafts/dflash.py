@@ -13,6 +13,7 @@ EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_si
 LATENT = {
     "attention_mode": "mla", "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5,
 }  # fmt: skip
+OWN_EMBEDDING = {"has_embed_tokens": True, "attention_sink_bias": True, "use_swa": True, "swa_window_size": 6}
 SELECTOR = {"selector_rank": 6, "selector_top_k": 5}
 
 SHAPES: dict[str, list[dict[str, Any]]] = {
@@ -39,6 +40,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         },
         {"model_type": "dspark", **SMALL, "markov_rank": 6, "markov_head_type": "rnn", "draft_vocab_size": 40},
         {"model_type": "dspark", **SMALL, "markov_rank": 0},
+        {"model_type": "dspark", **SMALL, **OWN_EMBEDDING, "dspark_markov_rank": 6, "dspark_fixup_head_type": "markov"},
         {"model_type": "dspark", **SMALL, **EXPERTS, "scoring_func": "sqrtsoftplus"},
         {
             "model_type": "dspark",

@@ -4,7 +4,8 @@ The attention has grouped queries, or is latent (`attention_mode`).
 
 Sources: specforge/modeling/draft/dflash.py, dflash2.py, dspark.py and domino.py of sgl-project/SpecForge;
 speculators/models/dflash and dspark of vllm-project/speculators. SpecForge's configs have a table `dflash_config`, and
-those of speculators the same fields at the top.
+those of speculators the same fields at the top. NVIDIA's drafts (Nemotron 3.5 Lightning's, whose config and tensors a
+loader reads in public code) may have an embedding and a head of their own, and sinks.
 """
 
 from __future__ import annotations
@@ -33,17 +34,15 @@ def _read_dflash(config: Config) -> Table:
     """Reads DFlash: Qwen3's layers, which also project the target's states to keys and values."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     hidden, mixer = config.integer("hidden_size"), _attention(config, norm)
-    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
+    usual_kind = "sliding" if config.flag("use_swa") else "full"
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, [usual_kind] * depth)
     if "sliding" in layer_kinds:
-        sliding_layer = {"attention": {"sliding_window": config.integer("sliding_window")}}
+        sliding_layer = {"attention": {"sliding_window": config.integer("sliding_window", "swa_window_size")}}
         stack = combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer}))
     else:
-        config.fields_read.add("sliding_window")
+        config.fields_read.update(("sliding_window", "swa_window_size"))
         stack = {}
-    listed_layers = config.get("target_layer_ids", "aux_hidden_state_layer_ids")
-    state_count = (
-        depth if listed_layers is None else len(config.integers("target_layer_ids", "aux_hidden_state_layer_ids"))
-    )
+    state_count = depth if config.get(*STATE_LAYERS) is None else len(config.integers(*STATE_LAYERS))
     target_width = config.optional_integer("target_hidden_size") or hidden
     stack["streams"] = {
         "type": "target_states", "start": "embedding", "states": state_count, "output_norm": norm,
@@ -59,10 +58,21 @@ def _read_dflash(config: Config) -> Table:
         {"draft_vocab_size": proposed_tokens} if proposed_tokens != vocab else None,
         stack,
         tie_word_embeddings=False,
-        from_target=["embed_tokens", *(["lm_head"] if proposed_tokens == vocab else [])]
-        if target_width == hidden
-        else [],
+        from_target=_parts_of_target(config, target_width == hidden, proposed_tokens == vocab),
     )
+
+
+def _parts_of_target(config: Config, has_target_width: bool, has_target_vocab: bool) -> list[str]:
+    """Returns the parts that the draft takes from its target.
+
+    Drafts of NVIDIA's Model Optimizer say whether their own embedding and head are in the checkpoint
+    (`has_embed_tokens`, `has_lm_head`); others have neither, unless their width or vocabulary is not the target's.
+    """
+    is_shared = {
+        "embed_tokens": has_target_width and not config.flag("has_embed_tokens"),
+        "lm_head": has_target_width and has_target_vocab and not config.flag("has_lm_head"),
+    }
+    return [part for part, shared in is_shared.items() if shared]
 
 
 def _attention(config: Config, norm: Table) -> Table:
@@ -78,10 +88,12 @@ def _attention(config: Config, norm: Table) -> Table:
         return {
             "type": "context",
             **shared_fields,
+            **({"sinks": True} if config.flag("attention_sink_bias") else {}),
             "num_key_value_heads": config.optional_integer("num_key_value_heads") or heads,
             "head_dim": config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden, heads),
         }
     config.require("mla_use_output_gate", None, False)
+    config.require("attention_sink_bias", None, False)
     config.fields_read.update(("num_key_value_heads", "head_dim", "rope_interleave", "mla_rope_interleaved"))
     rank = config.optional_integer("q_lora_rank")
     return {
@@ -143,13 +155,14 @@ def _read_dflash2(config: Config) -> Table:
 def _read_dspark(config: Config) -> Table:
     model_fields = _read_dflash(config)
     proposal_fields: Table = {}
-    if config.count("markov_rank"):
+    if config.count(*MARKOV_RANK):
         head_kinds = {head_kind: head_kind for head_kind in ("vanilla", "gated", "rnn")}
         proposal_fields |= {
-            "markov_rank": config.integer("markov_rank"),
+            "markov_rank": config.integer(*MARKOV_RANK),
             "markov": config.choice(head_kinds, "markov_head_type"),
         }
-    config.fields_read.update(("markov_rank", "markov_head_type"))
+    config.require("dspark_fixup_head_type", None, "markov")
+    config.fields_read.update((*MARKOV_RANK, "markov_head_type"))
     confidence_alpha = config.number("confidence_head_alpha")
     if (
         config.flag("enable_confidence_head")
@@ -187,8 +200,18 @@ EXPERT_FIELDS = (
 )
 """Fields of experts, in the place of those of the preset."""
 
+STATE_LAYERS = ("target_layer_ids", "aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids")
+"""Fields that list the layers whose states the draft reads: SpecForge's, speculators' and vLLM's."""
+
+MARKOV_RANK = ("markov_rank", "dspark_markov_rank")
+
 DFLASH: dict[str, Any] = {
     **COMMON,
+    "has_embed_tokens": False,
+    "has_lm_head": False,
+    "attention_sink_bias": False,
+    "use_swa": False,
+    "swa_window_size": None,
     "attention_mode": None,
     "q_lora_rank": None,
     "mla_use_output_gate": None,
@@ -200,14 +223,16 @@ DFLASH: dict[str, Any] = {
     "layer_types": None,
     "target_layer_ids": None,
     "aux_hidden_state_layer_ids": None,
+    "eagle_aux_hidden_state_layer_ids": None,
 }
 UNCOUNTED = (IGNORED - {"layer_types", "sliding_window"}) | field_names(
     """
-    attention_backend attention_modes experts_backend loss_decay_gamma moe_aux_loss_coeff
-    moe_bias_update_rate moe_dispatch moe_freeze_experts moe_grouped_dispatch moe_router_center_momentum
-    moe_router_init_std moe_router_noise_std moe_router_z_loss_coeff n_group norm_topk_prob num_anchors projector_type
-    pure_draft_prefix_len routed_scaling_factor router sample_from_anchor shared_expert shift_label
-    sliding_window_non_causal target_num_hidden_layers topk_group
+    attention_backend attention_modes causal dflash_query_causal dspark_bonus_anchor experts_backend
+    loss_decay_gamma moe_aux_loss_coeff moe_bias_update_rate moe_dispatch moe_freeze_experts moe_grouped_dispatch
+    moe_router_center_momentum moe_router_init_std moe_router_noise_std moe_router_z_loss_coeff n_group
+    norm_topk_prob num_anchors num_aux_layers pard_token projector_type pure_draft_prefix_len routed_scaling_factor
+    router sample_from_anchor shared_expert shift_label sliding_window_non_causal target_num_hidden_layers
+    topk_group train_embed_tokens
     """
 )
 SOURCE = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"
@@ -224,7 +249,9 @@ FAMILIES = {
         _read_dspark,
         {
             **DFLASH,
-            "markov_rank": 0,
+            "markov_rank": None,
+            "dspark_markov_rank": None,
+            "dspark_fixup_head_type": None,
             "markov_head_type": "vanilla",
             "enable_confidence_head": None,
             "confidence_head_alpha": 0.0,
