@@ -586,8 +586,8 @@ def _reference_class() -> type[nn.Module]:
                     self.towers.add_module(child_name, tower.reference(ModelProperties(hidden, causal=False)))
 
         def _build_embedding(self, embedding_width: int, output_stack: Stack) -> None:
-            streams = output_stack.streams
-            if streams is not None and streams.type == "target_states" and streams.start == "state":
+            stream_count = output_stack.streams
+            if stream_count is not None and stream_count.type == "target_states" and stream_count.start == "state":
                 return
             self.embed_tokens = nn.Embedding(
                 self.spec.vocab_size + (self.spec.additional_vocab_size or 0), embedding_width
@@ -658,7 +658,7 @@ def _reference_class() -> type[nn.Module]:
             source: Tensor | None = None,
             *,
             store: dict[nn.Module, tuple[Tensor, ...]] | None = None,
-            past: int = 0,
+            past_tokens: int = 0,
             last_only: bool = False,
             with_mtp: bool = False,
             with_pooled: bool = False,
@@ -667,7 +667,7 @@ def _reference_class() -> type[nn.Module]:
             expert_capacity: Fraction | None = None,
         ) -> Any:
             experts: dict[str, Any] = {"grouped_experts": grouped_experts, "expert_capacity": expert_capacity}
-            run = ForwardPass(past=past, store=store, ids=ids, mla=mla, **experts)
+            run = ForwardPass(past=past_tokens, store=store, ids=ids, mla=mla, **experts)
             x = self.hidden_states(ids, source, run)
             if hasattr(self, "pooler"):
                 pooled_vector, scores = self.get_submodule("pooler")(x)

@@ -42,8 +42,8 @@ class ByteLayers(Part):
     num_hidden_layers: Layers
     block: Block
 
-    def check_stack_position(self, location: str, width: int) -> None:
-        self.block.check_stack_position(StackPosition(f"{location}.block", width, "decoder"))
+    def check_stack_position(self, error_location: str, width: int) -> None:
+        self.block.check_stack_position(StackPosition(f"{error_location}.block", width, "decoder"))
 
     def flow(self, recorder: Flow, x: Value, record_before: Callable[[Value], Value] | None = None) -> Value:
         """Records the layers over bytes. record_before: records the cross-attention before each layer."""
@@ -122,19 +122,20 @@ class PatchStreams(ResidualStreams):
         """Raises no error, because the component accepts all kinds of layers."""
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
-        location, width = stack_position.where, self.local_size
+        error_location, width = stack_position.where, self.local_size
         if stack_position.side != "decoder":
-            raise ValueError(f"{location}: bytes do not read later bytes; expected a decoder")
+            raise ValueError(f"{error_location}: bytes do not read later bytes; expected a decoder")
         if not self.projected and self.vectors * width != stack_position.width:
             raise ValueError(
-                f"{location}.projected: {self.vectors} vectors of {width} are not {stack_position.width}; expected true"
+                f"{error_location}.projected: {self.vectors} vectors of {width} are not {stack_position.width}; "
+                "expected true"
             )
         for stack_name, layers in (("encoder", self.encoder), ("decoder", self.decoder)):
-            layers.check_stack_position(f"{location}.{stack_name}", width)
+            layers.check_stack_position(f"{error_location}.{stack_name}", width)
         for stack_name, cross_attention in (("reads", self.reads), ("writes", self.writes)):
-            cross_attention.check_width(f"{location}.{stack_name}", width)
+            cross_attention.check_width(f"{error_location}.{stack_name}", width)
         if self.patcher is not None:
-            self.patcher.check_stack_position(f"{location}.patcher", self.patcher.hidden_size)
+            self.patcher.check_stack_position(f"{error_location}.patcher", self.patcher.hidden_size)
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         """Records the first layers over bytes and the patch vectors. x: the embeddings of the bytes."""

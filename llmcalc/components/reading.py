@@ -35,9 +35,9 @@ class Reading(Part):
     feed_forward: FeedForward | None = None
     residual: Flag = True
 
-    def check_width(self, location: str, query_width: int) -> None:
+    def check_width(self, error_location: str, query_width: int) -> None:
         """Raises `ValueError` if the attention cannot have queries of this width."""
-        self.attention.check_stack_position(StackPosition(f"{location}.attention", query_width, "encoder"))
+        self.attention.check_stack_position(StackPosition(f"{error_location}.attention", query_width, "encoder"))
         self.attention.check_crossing()
 
     def flow(self, recorder: Flow, x: Value, memory: Value) -> Value:

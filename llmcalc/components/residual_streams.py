@@ -88,9 +88,9 @@ def copied_streams_class() -> type[nn.Module]:
     class CopiedStreamsReference(nn.Module):
         """Copies one residual stream into [batch, tokens, streams, hidden]. A subclass merges the streams."""
 
-        def __init__(self, streams: int) -> None:
+        def __init__(self, stream_count: int) -> None:
             super().__init__()
-            self.streams = streams
+            self.streams = stream_count
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x[:, :, None].expand(-1, -1, self.streams, -1)

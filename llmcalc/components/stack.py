@@ -189,10 +189,12 @@ class Stack(Component):
         for component in slots.values():
             component.check_layers(layers)
         for layer_name, layer in layers.items():
-            for slot, slot_fields in layer.required_slots().items():
-                if slot not in slots:
+            for layer_slot, slot_fields in layer.required_slots().items():
+                if layer_slot not in slots:
                     requirement = ", ".join(f"{field} = {field_value!r}" for field, field_value in slot_fields.items())
-                    raise ValueError(f"{slot}: missing; the layers called '{layer_name}' need one with {requirement}")
+                    raise ValueError(
+                        f"{layer_slot}: missing; the layers called '{layer_name}' need one with {requirement}"
+                    )
         return self
 
     def _check_sharing(self) -> None:

@@ -51,28 +51,28 @@ class ClassLayer(NamedTuple):
 
 
 def linear_layers(
-    node_tree: Node, extra_parts: frozenset[str], is_in_layers: bool = True
+    node_tree: Node, included_parts: frozenset[str], is_in_layers: bool = True
 ) -> Iterator[tuple[Place, Linear]]:
     """Yields each linear layer and its operation, inside the transformer layers (`is_in_layers`) or outside of them."""
     for node_position in node_tree.walk():
         op = node_position.node.op
         if (
             isinstance(op, Linear)
-            and node_position.optional in {"", *extra_parts}
+            and node_position.optional in {"", *included_parts}
             and is_in_layer(node_position) == is_in_layers
         ):
             yield node_position, op
 
 
 def class_layers(
-    node_tree: Node, extra_parts: frozenset[str], module_names: ModuleNames | None
+    node_tree: Node, included_parts: frozenset[str], module_names: ModuleNames | None
 ) -> frozenset[ClassLayer]:
     """Returns the layer of the transformers class that computes each projection inside the model's layers.
 
     module_names: names of the modules in the class; None to take the fields `fused_qkv` and `fused_gate` alone.
     """
     layer_names: dict[tuple[str, str], tuple[str, str]] = {}
-    for node_position, _ in linear_layers(node_tree, extra_parts):
+    for node_position, _ in linear_layers(node_tree, included_parts):
         node, parent_position = node_position.node, node_position.parent
         class_layer_name, published_names = (
             node.name,

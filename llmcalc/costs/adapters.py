@@ -61,7 +61,7 @@ class LowRankAdapters:
     has_magnitudes: bool = False
     joined_layers: frozenset[ClassLayer] = frozenset()
 
-    def adapters(self, node_tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def adapters(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the trained tensors of the adapters: A [rank, in] and B [out, rank] of every adapted layer.
 
         DoRA has a vector [out] beside them. LitGPT has one A [rank · parts, in] and one B [out, rank] for the adapted
@@ -69,8 +69,8 @@ class LowRankAdapters:
         mcore-bridge; with Megatron-Bridge all experts of a rank share one, of which that of one rank is counted. PEFT's
         have one per expert and fused weight.
         """
-        tensors = self._adapters_of_experts(node_tree, extra_parts) if self.is_parallel or self.experts else []
-        for joint_layers in self._layer_products(node_tree, extra_parts):
+        tensors = self._adapters_of_experts(node_tree, included_parts) if self.is_parallel or self.experts else []
+        for joint_layers in self._layer_products(node_tree, included_parts):
             adapted_products = [
                 (node_position, op) for node_position, op in joint_layers if node_position.node.name in self.targets
             ]
@@ -84,13 +84,13 @@ class LowRankAdapters:
                     tensors.append(TrainedTensor(tensor, node_position.kind, node_position.times))
         return tensors
 
-    def _adapters_of_experts(self, node_tree: Node, extra_parts: frozenset[str]) -> list[TrainedTensor]:
+    def _adapters_of_experts(self, node_tree: Node, included_parts: frozenset[str]) -> list[TrainedTensor]:
         """Returns the adapters of routed experts of Megatron-Core, or of the fused experts of transformers.
 
         PEFT gives a fused weight the rank of all matrices in it (peft/utils/transformers_weight_conversion.py).
         """
         tensors = []
-        for joint_layers in _joint_layers(_expert_layers(node_tree, extra_parts), _library_layer_name):
+        for joint_layers in _joint_layers(_expert_layers(node_tree, included_parts), _library_layer_name):
             node_position, experts = joint_layers[0]
             if node_position.node.name in self.targets or self.experts:
                 expert_count = experts.num_experts if self.experts or self.library == "mcore-bridge" else 1
@@ -100,7 +100,7 @@ class LowRankAdapters:
                     tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, copy_count))
         return tensors
 
-    def trained_copies(self, node_tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def trained_copies(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the tensors of fully trained modules besides the adapters, including tied weights."""
         tensors = []
         for node_position in node_tree.walk():
@@ -108,14 +108,14 @@ class LowRankAdapters:
             if (
                 op_use is None
                 or node_position.node.name not in self.copies
-                or node_position.optional not in {"", *extra_parts}
+                or node_position.optional not in {"", *included_parts}
             ):
                 continue
             matrix = (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else op_use.tensors()
             tensors += [TrainedTensor(tensor, node_position.kind, node_position.times) for tensor in matrix]
         return tensors
 
-    def quantized_base(self, node_tree: Node, extra_parts: frozenset[str] = frozenset()) -> tuple[Number, Number]:
+    def quantized_base(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> tuple[Number, Number]:
         """Returns (number of quantized weights, bytes with scales).
 
         These are the matrices of linear layers in the layers, an output head with `quantized_head`, and routed experts
@@ -127,9 +127,11 @@ class LowRankAdapters:
         if self.base == "none":
             return weights, total_bytes
         heads = [
-            [layer] for layer in linear_layers(node_tree, extra_parts, is_in_layers=False) if layer[0].kind == "lm_head"
+            [layer]
+            for layer in linear_layers(node_tree, included_parts, is_in_layers=False)
+            if layer[0].kind == "lm_head"
         ]
-        for joint_layers in [*self._layer_products(node_tree, extra_parts), *(heads if self.quantized_head else [])]:
+        for joint_layers in [*self._layer_products(node_tree, included_parts), *(heads if self.quantized_head else [])]:
             row_count, column_count = 0, joint_layers[0][1].n_in
             for node_position, op in joint_layers:
                 op_use = node_position.use
@@ -144,22 +146,27 @@ class LowRankAdapters:
                 copy_count = joint_layers[0][0].times
                 weights = add(weights, times(row_count * column_count, copy_count))
                 total_bytes = add(total_bytes, times(stored_bytes(self.base, row_count, column_count), copy_count))
-        for node_position, experts in _expert_layers(node_tree, extra_parts) if self.quantized_experts else ():
+        for node_position, experts in _expert_layers(node_tree, included_parts) if self.quantized_experts else ():
             row_count = experts.num_experts * experts.n_out
             weights = add(weights, times(row_count * experts.n_in, node_position.times))
             total_bytes = add(total_bytes, times(stored_bytes(self.base, row_count, experts.n_in), node_position.times))
         return weights, total_bytes
 
-    def uncounted_adapters(self, node_tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def uncounted_adapters(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the adapters of routed experts that PEFT may also add if all linear layers are targets."""
-        if self.experts or self.library != "peft" or not self.targets >= {*linear_layer_names(node_tree, extra_parts)}:
+        if (
+            self.experts
+            or self.library != "peft"
+            or not self.targets >= {*linear_layer_names(node_tree, included_parts)}
+        ):
             return []
-        return replace(self, experts=True)._adapters_of_experts(node_tree, extra_parts)
+        return replace(self, experts=True)._adapters_of_experts(node_tree, included_parts)
 
-    def _layer_products(self, node_tree: Node, extra_parts: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
+    def _layer_products(self, node_tree: Node, included_parts: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
         """Yields groups of linear layers in transformer layers; the layers of a group run as one product."""
         yield from _joint_layers(
-            linear_layers(node_tree, extra_parts), _library_layer_name if self.is_parallel else self._joined_layer_name
+            linear_layers(node_tree, included_parts),
+            _library_layer_name if self.is_parallel else self._joined_layer_name,
         )
 
     def _joined_layer_name(self, node_position: Place) -> str:
@@ -205,13 +212,13 @@ def _joint_layers(
             yield from ([layer] for layer in layer_group)
 
 
-def _expert_layers(node_tree: Node, extra_parts: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
+def _expert_layers(node_tree: Node, included_parts: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
     """Yields the experts' linear layers with separate parameters, with the operation."""
     for node_position in node_tree.walk():
         op, op_use = node_position.node.op, node_position.use
         if (
             isinstance(op, ExpertLinear)
-            and node_position.optional in {"", *extra_parts}
+            and node_position.optional in {"", *included_parts}
             and op_use is not None
             and op_use.has_effect("params")
         ):
@@ -219,16 +226,18 @@ def _expert_layers(node_tree: Node, extra_parts: frozenset[str]) -> Iterator[tup
 
 
 def linear_layer_names(
-    node_tree: Node, extra_parts: frozenset[str] = frozenset(), is_parallel: bool = False
+    node_tree: Node, included_parts: frozenset[str] = frozenset(), is_parallel: bool = False
 ) -> list[str]:
     """Returns the distinct names of the linear layers inside the model's layers.
 
     is_parallel: whether they are those of Megatron-Core, which include experts, but no router.
     """
-    layer_names = dict.fromkeys(node_position.node.name for node_position, _ in linear_layers(node_tree, extra_parts))
+    layer_names = dict.fromkeys(
+        node_position.node.name for node_position, _ in linear_layers(node_tree, included_parts)
+    )
     if is_parallel:
         layer_names |= dict.fromkeys(
-            node_position.node.name for node_position, _ in _expert_layers(node_tree, extra_parts)
+            node_position.node.name for node_position, _ in _expert_layers(node_tree, included_parts)
         )
     return [layer_name for layer_name in layer_names if not (is_parallel and layer_name in WITHOUT_ADAPTERS)]
 
@@ -237,7 +246,7 @@ def adapters_of_targets(
     node_tree: Node,
     adapters: LowRankAdapters,
     targets: Sequence[str] | None = None,
-    extra_parts: frozenset[str] = frozenset(),
+    included_parts: frozenset[str] = frozenset(),
     module_names: ModuleNames | None = None,
     joins_as_class: bool = False,
 ) -> LowRankAdapters:
@@ -250,10 +259,10 @@ def adapters_of_targets(
     """
     if adapters.base not in BASES:
         raise InputError(f"--base {adapters.base}: not known; expected one of {', '.join(BASES)}")
-    _check_expert_adapters(node_tree, adapters, extra_parts)
+    _check_expert_adapters(node_tree, adapters, included_parts)
     _check_magnitudes(adapters)
-    layer_names = linear_layer_names(node_tree, extra_parts, adapters.is_parallel)
-    layers_of_class = class_layers(node_tree, extra_parts, module_names)
+    layer_names = linear_layer_names(node_tree, included_parts, adapters.is_parallel)
+    layers_of_class = class_layers(node_tree, included_parts, module_names)
     joined_projections = joined_layers(targets or (), layers_of_class) if joins_as_class else frozenset()
     if targets is None:
         targets = _default_targets(joined_projections)
@@ -272,7 +281,7 @@ def adapters_of_targets(
             f"--lora-targets {target_name}: no linear layer has that name; expected some of {', '.join(known_names)}, "
             f"or {ALL_LINEAR}.{suggest(target_name, known_names)}"
         )
-    _check_joined_targets(node_tree, adapters, target_names, extra_parts)
+    _check_joined_targets(node_tree, adapters, target_names, included_parts)
     _check_copied_modules(node_tree, adapters)
     return replace(adapters, targets=frozenset(target_names), joined_layers=joined_projections)
 
@@ -283,7 +292,7 @@ def _default_targets(joined_projections: frozenset[ClassLayer]) -> tuple[str, ..
     return tuple(dict.fromkeys(layers)) or DEFAULT_TARGETS
 
 
-def _check_expert_adapters(node_tree: Node, adapters: LowRankAdapters, extra_parts: frozenset[str]) -> None:
+def _check_expert_adapters(node_tree: Node, adapters: LowRankAdapters, included_parts: frozenset[str]) -> None:
     """Raises `InputError` for expert adapters without PEFT, on quantized experts, or in a model without experts."""
     if not adapters.experts:
         return
@@ -291,7 +300,7 @@ def _check_expert_adapters(node_tree: Node, adapters: LowRankAdapters, extra_par
         raise InputError(f"--lora-experts: {adapters.library} has no such adapters; expected --lora-library peft")
     if adapters.quantized_experts:
         raise InputError("--lora-experts with --quantized-experts: not modelled together; expected one of them")
-    if not any(_expert_layers(node_tree, extra_parts)):
+    if not any(_expert_layers(node_tree, included_parts)):
         raise InputError("--lora-experts: the model has no routed experts; expected no such option")
 
 
@@ -308,10 +317,12 @@ def _check_magnitudes(adapters: LowRankAdapters) -> None:
 
 
 def _check_joined_targets(
-    node_tree: Node, adapters: LowRankAdapters, target_names: Sequence[str], extra_parts: frozenset[str]
+    node_tree: Node, adapters: LowRankAdapters, target_names: Sequence[str], included_parts: frozenset[str]
 ) -> None:
     """Raises `InputError` if targets name only some projections of a layer that the library adapts as a whole."""
-    layers = _joint_layers(linear_layers(node_tree, extra_parts), _library_layer_name) if adapters.is_parallel else ()
+    layers = (
+        _joint_layers(linear_layers(node_tree, included_parts), _library_layer_name) if adapters.is_parallel else ()
+    )
     for joined_layer in layers:
         fused_names = [node_position.node.name for node_position, _ in joined_layer]
         if 0 < len(set(fused_names) & set(target_names)) < len(fused_names):

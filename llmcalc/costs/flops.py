@@ -199,7 +199,7 @@ def run_config_of(
 def flops(
     spec: ModelSpec,
     counted_run: RunConfig | Workload,
-    extra_parts: frozenset[str] = frozenset(),
+    included_parts: frozenset[str] = frozenset(),
     encoded_inputs: EncodedInputs | None = None,
 ) -> FlopCount:
     """Counts the FLOPs of a run; for a workload alone, with eager attention.
@@ -221,4 +221,4 @@ def flops(
         raise InputError(
             f"--context: the {workload.phase} phase has no cached context; expected --phase prefill or decode"
         )
-    return FlopCount(spec, spec.tree(), run_config, extra_parts, encoded_inputs)
+    return FlopCount(spec, spec.tree(), run_config, included_parts, encoded_inputs)

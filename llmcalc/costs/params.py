@@ -74,7 +74,7 @@ class ParameterCount:
     @property
     def by_component(self) -> dict[str, Number]:
         """Parameters by component. The entries are disjoint and add up to `total`."""
-        return cost_by_kind(self.tree, total_params_of, include=self.include)
+        return cost_by_kind(self.tree, total_params_of, included_parts=self.include)
 
     @property
     def left_out(self) -> dict[str, Number]:
@@ -87,9 +87,9 @@ class ParameterCount:
         return left_out_params
 
 
-def params(spec: ModelSpec, extra_parts: frozenset[str] = frozenset()) -> ParameterCount:
+def params(spec: ModelSpec, included_parts: frozenset[str] = frozenset()) -> ParameterCount:
     """Counts the parameters of a model.
 
-    extra_parts: optional parts to include (`mtp`, `towers`).
+    included_parts: optional parts to include (`mtp`, `towers`).
     """
-    return ParameterCount(spec, spec.tree(), extra_parts)
+    return ParameterCount(spec, spec.tree(), included_parts)

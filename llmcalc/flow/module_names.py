@@ -76,7 +76,7 @@ class ModuleNames:
 
     def __init__(
         self,
-        tree: Node,
+        node_tree: Node,
         spec_kind: str,
         published_names: Mapping[str, str],
         earlier_names: Mapping[str, str] | None = None,
@@ -97,7 +97,7 @@ class ModuleNames:
         text_prefixes = [
             f"{current_name}." for current_name in _split_alternatives(published_names.get("", "")) if current_name
         ]
-        roots = tuple(
+        root_names = tuple(
             dict.fromkeys(
                 (
                     *class_prefixes,
@@ -105,17 +105,23 @@ class ModuleNames:
                 )
             )
         )
-        stacks = {child.name: child for child in tree.children if child.is_stack and spec_kind == "encoder-decoder"}
-        other_children = [child for child in tree.children if child.name not in stacks and child.optional != "towers"]
+        stacks = {
+            child.name: child for child in node_tree.children if child.is_stack and spec_kind == "encoder-decoder"
+        }
+        other_children = [
+            child for child in node_tree.children if child.name not in stacks and child.optional != "towers"
+        ]
         if stacks:
-            self._stack_names("", other_children, roots)
+            self._stack_names("", other_children, root_names)
             for current_name, stack in stacks.items():
-                self._stack_names(f"{current_name}.", stack.children, self._side_names(current_name, roots))
+                self._stack_names(f"{current_name}.", stack.children, self._side_names(current_name, root_names))
         else:
             has_one_side = spec_kind == "encoder" or any(
                 table_key.startswith("decoder.") for table_key in published_names
             )
-            self._stack_names("", other_children, self._side_names(spec_kind, roots) if has_one_side else roots)
+            self._stack_names(
+                "", other_children, self._side_names(spec_kind, root_names) if has_one_side else root_names
+            )
 
     def __call__(self, module_path: str) -> tuple[str, ...]:
         published_names = self._published_names(module_path)
@@ -156,22 +162,26 @@ class ModuleNames:
                 return layers.names(layer_index), layers.parts
         return (), {}
 
-    def _side_names(self, side_name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
+    def _side_names(self, side_name: str, root_names: tuple[str, ...]) -> tuple[str, ...]:
         side_prefixes = [
-            f"{root}{side_prefix}."
+            f"{root_name}{side_prefix}."
             for side_prefix in _split_alternatives(self._names.get(side_name, side_name))
-            for root in roots
+            for root_name in root_names
         ]
-        return (*roots, *side_prefixes)
+        return (*root_names, *side_prefixes)
 
-    def _stack_names(self, stack_name: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
+    def _stack_names(self, stack_name: str, children: Sequence[Node], root_names: tuple[str, ...]) -> None:
         """Adds the names of a stack's nodes: layers by module list, and parts before and after the layers."""
         layers = [child_node for child_node in children if child_node.name == "layers"]
         predictors = [child_node for child_node in children if child_node.name == "mtp"]
         for child_node in children:
             if child_node.name not in ("layers", "mtp"):
                 child_names = self._node_names(
-                    child_node, child_node.name, roots, roots, (f"{stack_name}{child_node.name}", child_node.name)
+                    child_node,
+                    child_node.name,
+                    root_names,
+                    root_names,
+                    (f"{stack_name}{child_node.name}", child_node.name),
                 )
                 self._names_outside_layers |= {
                     f"{stack_name}{path}": _add_earlier_names(path, node_names) for path, node_names in child_names
@@ -202,7 +212,12 @@ class ModuleNames:
             module_lists = tuple(stack_name for list_name in list_names for stack_name in list_name.split(" & "))
             self._layers.setdefault(f"{stack_name}{layer.name}", []).append(
                 _LayerNames(
-                    frozenset(layer.indices or ()), layer in predictors, layer_numbers, module_lists, roots, part_names
+                    frozenset(layer.indices or ()),
+                    layer in predictors,
+                    layer_numbers,
+                    module_lists,
+                    root_names,
+                    part_names,
                 )
             )
 
@@ -304,7 +319,7 @@ class _LayerNames(NamedTuple):
             len(self.numbers) + layer_index if self.are_predictors else self.numbers.get(layer_index, layer_index)
         )
         layer_names = [_layer_name(list_name, layer_number, len(self.numbers)) for list_name in self.lists]
-        full_names = tuple(f"{root}{list_name}" for root in self.roots for list_name in layer_names)
+        full_names = tuple(f"{root_name}{list_name}" for root_name in self.roots for list_name in layer_names)
         return (
             (*full_names, f"mtp.layers.{layer_index}", f"model.mtp.layers.{layer_index}")
             if self.are_predictors
@@ -361,9 +376,9 @@ class Checkpoint:
     earlier: Mapping[str, str]
     prefixes: tuple[str, ...] = WRAPPED
 
-    def names(self, tree: Node, model_kind: str) -> ModuleNames:
+    def names(self, node_tree: Node, model_kind: str) -> ModuleNames:
         """Returns the published module names of a tree. model_kind: the kind of the tree's spec."""
-        return ModuleNames(tree, model_kind, self.modules, self.earlier, self.prefixes)
+        return ModuleNames(node_tree, model_kind, self.modules, self.earlier, self.prefixes)
 
 
 def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None) -> list[list[str]]:

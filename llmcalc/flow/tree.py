@@ -199,9 +199,9 @@ class Place:
         """Returns the cost of all repeats of the node within one copy of the parent."""
         return times(self.cost_per_repeat(cost, include), self.node.repeat)
 
-    def cost_in_model(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
+    def cost_in_model(self, cost: Cost, included_parts: frozenset[str] = frozenset()) -> Number:
         """Returns the cost of all copies of the node in the model."""
-        return times(self.cost_per_repeat(cost, include), self.times)
+        return times(self.cost_per_repeat(cost, included_parts), self.times)
 
 
 @frozen(slots=True)
@@ -265,15 +265,15 @@ def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | N
 
 
 def _cost_per_repeat(
-    node: Node, roles: frozenset[Role], run_config: RunConfig | None, cost: Cost, include: frozenset[str]
+    node: Node, roles: frozenset[Role], run_config: RunConfig | None, cost: Cost, included_parts: frozenset[str]
 ) -> Number:
     """Returns the cost of one repeat of a node for the given roles, which includes all nodes below."""
     op_use = _primitive_use(node, roles, run_config)
     total_cost: Number = 0 if op_use is None else cost(op_use)
     for child_node in node.children:
-        if not child_node.optional or child_node.optional in include:
+        if not child_node.optional or child_node.optional in included_parts:
             child_roles = roles if child_node.role == "own" else roles | {child_node.role}
-            cost_below = _cost_per_repeat(child_node, child_roles, run_config, cost, include)
+            cost_below = _cost_per_repeat(child_node, child_roles, run_config, cost, included_parts)
             if not is_zero(cost_below):
                 total_cost = add(total_cost, times(cost_below, child_node.repeat))
     return total_cost
@@ -284,12 +284,12 @@ Cost: TypeAlias = Callable[[OpUse], Number]
 
 
 def cost_by_kind(
-    root: Node, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()
+    root_node: Node, cost: Cost, run_config: RunConfig | None = None, included_parts: frozenset[str] = frozenset()
 ) -> dict[str, Number]:
     """Returns the summed cost of each kind of component; the sums add up to the total of the tree."""
     costs_by_kind: dict[str, Number] = {}
-    for node_position in root.walk(run_config):
-        if node_position.optional and node_position.optional not in include:
+    for node_position in root_node.walk(run_config):
+        if node_position.optional and node_position.optional not in included_parts:
             continue
         cost_of_node = times(node_position.own_cost(cost), node_position.times)
         if not is_zero(cost_of_node):

@@ -104,7 +104,7 @@ def report(
 
     decoding_load: the load under which a token is timed; default none.
     """
-    documents = single_document_or_list(
+    json_documents = single_document_or_list(
         [
             {"model": model_data(preset), "compare": _quantities_data(model_quantities, decoding_load)}
             for preset, model_quantities in compared_models
@@ -115,17 +115,17 @@ def report(
         _position_warnings(compared_models),
     )
     if layout == "rows":
-        return Report(documents, [_flat_rows(compared_models, decoding_load)], warnings=warnings)
+        return Report(json_documents, [_flat_rows(compared_models, decoding_load)], warnings=warnings)
     if len(compared_models) > MOST_COLUMNS:
         is_wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE
-        return Report(documents, [_rows_by_model(compared_models, is_wide, decoding_load)], warnings=warnings)
+        return Report(json_documents, [_rows_by_model(compared_models, is_wide, decoding_load)], warnings=warnings)
     block_tables = (
         [list(compared_models)]
         if layout == "columns"
         else list(_model_blocks(compared_models, lines, width_of_terminal() if width is None else width))
     )
     return Report(
-        documents,
+        json_documents,
         with_notes_below(
             [_block_table(model_block, lines) for model_block in block_tables],
             [*_compare_notes(compared_models, decoding_load), *warnings],

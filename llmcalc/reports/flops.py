@@ -69,7 +69,7 @@ def report(
         + without_repetitions(counted_rank_notes(rank_share, *_rank_notes(rank_share)))
         + _count_notes(flop_count)
     )
-    document: dict[str, Any] = {
+    json_document: dict[str, Any] = {
         "model": model_data(preset),
         **rank_data(rank_share),
         "workload": {
@@ -96,14 +96,14 @@ def report(
     }
     tables = [_component_table(preset, flop_count, notes, rank_share)]
     if rules_of_thumb:
-        document["flops"]["conventions"] = conventions.conventions_data(rules_of_thumb)
+        json_document["flops"]["conventions"] = conventions.conventions_data(rules_of_thumb)
         tables.insert(
             0, conventions.conventions_table(preset.display, headline(flop_count), flop_count, rules_of_thumb)
         )
     if measured_run is not None:
-        document["utilization"] = utilization.utilization_data(measured_run)
+        json_document["utilization"] = utilization.utilization_data(measured_run)
         tables.insert(0, utilization.utilization_table(preset.display, headline(flop_count), measured_run))
-    return Report(document, tables, warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
+    return Report(json_document, tables, warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
 
 
 def _tree_without_towers(node_tree: Node) -> Node:

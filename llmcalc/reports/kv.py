@@ -46,7 +46,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
         | ({"source": source_tokens} if cache.spec.kind == "encoder-decoder" else {})
         | {"dtype": cache.dtype}
     )
-    document: dict[str, Any] = {
+    json_document: dict[str, Any] = {
         "model": model_data(preset),
         **rank_data(rank_share),
         "workload": workload_values,
@@ -72,7 +72,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
     }
     byte_scale = units.memory_scale(cache.bytes)
     return Report(
-        document,
+        json_document,
         [
             _kinds_table(preset, cache, byte_scale, notes, rank_share),
             _changed_model_rows(cache, model_changes, byte_scale),

@@ -42,7 +42,7 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
     rank_share: the counted rank; default the whole model.
     """
     total_params = parameter_count.total
-    document = {
+    json_document = {
         "model": model_data(preset),
         **rank_data(rank_share),
         "params": {
@@ -58,12 +58,12 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
         "tree": tree_data(parameter_count.tree.place(), _figures_function(parameter_count.include)),
     }
     if parameter_count.active_at_least != parameter_count.active:
-        document["params"] |= {
+        json_document["params"] |= {
             "active_at_least": parameter_count.active_at_least,
             "active_evenly": parameter_count.active_evenly,
         }
     if rank_share is not None:
-        document["params"]["copied"] = rank_share.model.copied_parameters(parameter_count.include)
+        json_document["params"]["copied"] = rank_share.model.copied_parameters(parameter_count.include)
     table_rows = _component_rows(parameter_count.tree, total_params, parameter_count.include)
     table_rows.append(Row(["total", None, None, total_params, 1.0, None], strong=True, is_sum=True))
     if parameter_count.active != total_params:
@@ -79,7 +79,7 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
         _params_notes(preset, parameter_count, rank_share),
     )
     table = Table(preset.display, COLUMNS, table_rows, model_text, notes, count_text(parameter_count))
-    return Report(document, [table]).with_target(preset.target)
+    return Report(json_document, [table]).with_target(preset.target)
 
 
 def count_text(parameter_count: ParameterCount) -> str:
@@ -281,9 +281,9 @@ class Params(CountedAnswer, ParameterCount):
     """The parameters of a model, or of one rank of a layout."""
 
     def report(self) -> Report:
-        document = report(self.preset, self, self.share)
+        json_document = report(self.preset, self, self.share)
         if self.draft is None:
-            return document
+            return json_document
         from .draft import with_draft
 
-        return with_draft(document, self.draft)
+        return with_draft(json_document, self.draft)

@@ -47,9 +47,9 @@ DETAIL_COLUMNS = (
 
 def report(counted_presets: Sequence[Counted], has_details: bool) -> Report:
     """Returns the report: one row per model, or one table per model with `has_details`."""
-    document = {"presets": [preset_data(preset, parameter_count) for preset, parameter_count in counted_presets]}
+    json_document = {"presets": [preset_data(preset, parameter_count) for preset, parameter_count in counted_presets]}
     return Report(
-        document,
+        json_document,
         [_detail_table(preset, parameter_count) for preset, parameter_count in counted_presets]
         if has_details
         else [_list_table(counted_presets)],

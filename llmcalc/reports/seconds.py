@@ -243,9 +243,9 @@ def report(
     shown_nodes = timed_nodes if by_node else timed_nodes[:FEW_NODES]
     table_rows = [_node_row(timed_node, timed_run.seconds) for timed_node in shown_nodes]
     node_table = Table("Parts of the model", NODE_COLUMNS, table_rows, name="nodes", sooner=by_node is not None)
-    document = _time_data(preset, timed_run, timed_nodes, measured_run)
+    json_document = _time_data(preset, timed_run, timed_nodes, measured_run)
     tables = [parts_table, node_table]
-    return Report(document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).with_target(
+    return Report(json_document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).with_target(
         preset.target
     )
 
@@ -371,7 +371,7 @@ def node_data(timed_node: TimedNode, total_seconds: float) -> dict[str, Any]:
 def _time_data(
     preset: Preset, timed_run: TimedRun, timed_nodes: list[TimedNode], measured_run: tuple[float, list[str]] | None
 ) -> dict[str, Any]:
-    document: dict[str, Any] = {
+    json_document: dict[str, Any] = {
         "model": model_data(preset),
         "workload": {
             "phase": timed_run.phase,
@@ -398,5 +398,5 @@ def _time_data(
     if measured_run is not None:
         seconds, explanation_lines = measured_run
         is_in_range = bool(timed_run.range.low <= seconds <= timed_run.range.high)
-        document["measured"] = {"seconds": seconds, "inside": is_in_range, "lines": explanation_lines}
-    return document
+        json_document["measured"] = {"seconds": seconds, "inside": is_in_range, "lines": explanation_lines}
+    return json_document

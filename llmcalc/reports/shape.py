@@ -71,8 +71,8 @@ def report(
     has_raw_table: whether there is one table of raw values, for CSV.
     """
     shapes_data = [_shape_data(model_shape) for model_shape in shape_study.shapes]
-    document: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
-    document |= {
+    json_document: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
+    json_document |= {
         "budget": _budget_text(shape_study),
         "ratios_of": preset.name,
         "proportions": _proportions_text(shape_study),
@@ -85,7 +85,7 @@ def report(
             for shape_data in shapes_data
         ]
         return Report(
-            document,
+            json_document,
             [
                 Table(
                     "",
@@ -107,14 +107,14 @@ def report(
         notes=_shape_notes(shape_study, preset, is_target, with_literature),
     )
     if not with_literature:
-        return Report(document, [cost_table])
+        return Report(json_document, [cost_table])
     findings_table = Table(
         "What studies of depth and width say",
         LITERATURE_COLUMNS,
         [_literature_row(described_shape) for described_shape in shape_study.shapes],
         notes=_source_notes(shape_study, preset),
     )
-    return Report(document, [cost_table, findings_table])
+    return Report(json_document, [cost_table, findings_table])
 
 
 def _cost_columns(shape_study: ShapeStudy) -> Sequence[Column]:

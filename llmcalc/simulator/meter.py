@@ -46,7 +46,7 @@ class Device(Protocol):
     peak_requested: int
     peak_reserved: int
 
-    def allocate(self, block_bytes: int, stream: int = 0) -> Any:
+    def allocate(self, block_bytes: int, cuda_stream: int = 0) -> Any:
         """Allocates a block and returns the block's handle."""
 
     def free(self, block_handle: Any) -> None:

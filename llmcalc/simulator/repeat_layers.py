@@ -144,10 +144,10 @@ class RepeatAnalysis:
     """
 
     def __init__(
-        self, recorded_events: RecordedEvents, stacks: Sequence[LayerStack], repeating_stacks: Sequence[int]
+        self, recorded_events: RecordedEvents, layer_stacks: Sequence[LayerStack], repeating_stacks: Sequence[int]
     ) -> None:
         self.recorded: RecordedEvents = recorded_events
-        self.stacks: Sequence[LayerStack] = stacks
+        self.stacks: Sequence[LayerStack] = layer_stacks
         self.repeating: Sequence[int] = repeating_stacks
         self.allocated_in: dict[int, Repeat | None] = {}  # storage → the repeat that allocates it
         self.twins: dict[int, tuple[int, int]] = {}  # storage of repeat 1 or 2 → (its twin in repeat 1, repeat)
@@ -165,9 +165,9 @@ class RepeatAnalysis:
             if id(section_events) not in self.parts:
                 event_groups = list(self._split_by_repeat(section_events))
                 self.edge_events += [
-                    (repeat[1], memory_events)
-                    for repeat, memory_events in event_groups
-                    if repeat is not None and repeat[1] in (0, LAST)
+                    (layer_repeat[1], memory_events)
+                    for layer_repeat, memory_events in event_groups
+                    if layer_repeat is not None and layer_repeat[1] in (0, LAST)
                 ]
                 self.parts[id(section_events)] = list(self._sweeps_and_events(event_groups))
         sweeps = [
@@ -189,40 +189,40 @@ class RepeatAnalysis:
         """Yields the events split at changes of the layer repeat; None marks events outside of repeats."""
         repeat_of_place: Repeat | None = None
         repeat_of_parameter: Repeat | None = None
-        repeat: Repeat | None = None
+        layer_repeat: Repeat | None = None
         memory_events: list[Event] = []
         for memory_event in section_events:
             storage_number, nbytes, _ = memory_event
             if nbytes >= 0:
-                self.allocated_in[storage_number] = repeat
+                self.allocated_in[storage_number] = layer_repeat
             elif nbytes in (PLACED, OWNED):
                 if nbytes == PLACED:
                     repeat_of_place = self._repeat_of_place(storage_number)
                 else:
                     repeat_of_parameter = None if storage_number is None else self._repeat_of_parameter(storage_number)
                 next_repeat = repeat_of_parameter or repeat_of_place
-                if next_repeat != repeat:
+                if next_repeat != layer_repeat:
                     if memory_events:
-                        yield from self._split_releases(repeat, memory_events)
-                    repeat, memory_events = next_repeat, []
+                        yield from self._split_releases(layer_repeat, memory_events)
+                    layer_repeat, memory_events = next_repeat, []
                 if nbytes == OWNED:
                     continue
             elif nbytes == TAKEN:
                 self.allocated_in[storage_number] = None
             memory_events.append(memory_event)
         if memory_events:
-            yield from self._split_releases(repeat, memory_events)
+            yield from self._split_releases(layer_repeat, memory_events)
 
     def _split_releases(
-        self, repeat: Repeat | None, memory_events: list[Event]
+        self, layer_repeat: Repeat | None, memory_events: list[Event]
     ) -> Iterator[tuple[Repeat | None, list[Event]]]:
         """Yields the events of one repeat. A release outside of all repeats belongs to the allocating repeat.
 
         That holds where the releases pass through all recorded repeats in order, or through all but the first or the
         last one, which may release elsewhere.
         """
-        if repeat is not None or len(memory_events) < RECORDED_REPEATS - 1:
-            yield repeat, memory_events
+        if layer_repeat is not None or len(memory_events) < RECORDED_REPEATS - 1:
+            yield layer_repeat, memory_events
             return
         event_groups = [
             (origin_repeat, list(events_of_repeat))
@@ -276,7 +276,9 @@ class RepeatAnalysis:
         place_without_phase = allocation_place.layer_index, allocation_place.path
         if place_without_phase not in self.repeat_cache:
             repeats = (self._repeat_in_stack(stack_index, allocation_place) for stack_index in self.repeating)
-            self.repeat_cache[place_without_phase] = next((repeat for repeat in repeats if repeat), None)
+            self.repeat_cache[place_without_phase] = next(
+                (layer_repeat for layer_repeat in repeats if layer_repeat), None
+            )
         return self.repeat_cache[place_without_phase]
 
     def _repeat_in_stack(self, stack_index: int, allocation_place: AllocationPlace) -> Repeat | None:
@@ -296,23 +298,23 @@ class RepeatAnalysis:
             if type(path_part) is not int:
                 module_names += [path_part] if path_part else []
                 continue
-            repeat = self._repeat_of_place(AllocationPlace("", path_part, ".".join(module_names)))
-            if repeat is not None:
-                return repeat
+            layer_repeat = self._repeat_of_place(AllocationPlace("", path_part, ".".join(module_names)))
+            if layer_repeat is not None:
+                return layer_repeat
         return None
 
     def _sweeps_and_events(self, event_groups: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
         """Yields each run of events through a stack's layers, and the events between the runs."""
         group_index = 0
         while group_index < len(event_groups):
-            repeat, memory_events = event_groups[group_index]
-            if repeat is None:
+            layer_repeat, memory_events = event_groups[group_index]
+            if layer_repeat is None:
                 yield memory_events
                 group_index += 1
                 continue
-            if repeat[1] not in (0, LAST):
+            if layer_repeat[1] not in (0, LAST):
                 raise NotRepeating
-            layer_sweep, next_group_index = self._sweep_from(*repeat, event_groups, group_index)
+            layer_sweep, next_group_index = self._sweep_from(*layer_repeat, event_groups, group_index)
             yield memory_events if layer_sweep is None else layer_sweep
             group_index = next_group_index
 
@@ -401,8 +403,8 @@ class RepeatAnalysis:
         of twins are released or reclassified outside of the inner repeats, the same would happen in further repeats,
         for which no event was recorded.
         """
-        for repeat, memory_events in self.edge_events:
-            inner_repeat = 2 if repeat == 0 else 1
+        for layer_repeat, memory_events in self.edge_events:
+            inner_repeat = 2 if layer_repeat == 0 else 1
             for storage_number, nbytes, _ in memory_events:
                 if nbytes != PLACED and storage_number in self.twins and self.twins[storage_number][1] == inner_repeat:
                     raise NotRepeating
@@ -427,17 +429,17 @@ class RepeatAnalysis:
                 }
         if any(
             (storage_number, 2, nbytes) in outer_events
-            for storage_number, repeat, nbytes in outer_events
-            if repeat == 1
+            for storage_number, layer_repeat, nbytes in outer_events
+            if layer_repeat == 1
         ):
             raise NotRepeating
 
     def _inner_place_event(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerRepeatEvent:
         """Combines the modules of an event in the second and the third repeat."""
-        repeat = self._repeat_of_place(second_place)
-        if repeat is None and second_place == third_place:
+        layer_repeat = self._repeat_of_place(second_place)
+        if layer_repeat is None and second_place == third_place:
             return InnerRepeatEvent(None, second_place, second_place, PLACED, None)
-        if repeat is None or self.stacks[repeat[0]].place_in_later_repeat(second_place, 1) != third_place:
+        if layer_repeat is None or self.stacks[layer_repeat[0]].place_in_later_repeat(second_place, 1) != third_place:
             raise NotRepeating
         return InnerRepeatEvent(0, second_place, second_place, PLACED, None)
 
@@ -494,8 +496,8 @@ class RepeatedEvents:
         for storage_number, stack_number in analysis.stack_of.items():
             self.starts[storage_number] = self.numbers[storage_number] = self.count
             self.count += self.inner_repeats[stack_number]
-        for storage_number, (counterpart_storage, repeat) in analysis.twins.items():
-            if repeat == 2:
+        for storage_number, (counterpart_storage, layer_repeat) in analysis.twins.items():
+            if layer_repeat == 2:
                 self.numbers[storage_number] = (
                     self.starts[counterpart_storage] + self.inner_repeats[analysis.stack_of[counterpart_storage]] - 1
                 )

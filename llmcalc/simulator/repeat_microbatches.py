@@ -91,9 +91,13 @@ class EventMeter(Meter):
         allocator_steps = pass_trace.steps
         if pass_trace.releases_of_other_passes:
             allocator_steps = list(allocator_steps)
-            for (chunk, pass_kind, pass_distance), releases in pass_trace.releases_of_other_passes.items():
+            for (
+                model_chunk,
+                pass_kind,
+                pass_distance,
+            ), storage_releases in pass_trace.releases_of_other_passes.items():
                 other_pass_id = (
-                    previous_pass_id if pass_kind == PREVIOUS else (chunk, pass_kind, pass_id[2] + pass_distance)
+                    previous_pass_id if pass_kind == PREVIOUS else (model_chunk, pass_kind, pass_id[2] + pass_distance)
                 )
                 other_first_storage = (
                     first_storage_number
@@ -103,7 +107,7 @@ class EventMeter(Meter):
                 if other_first_storage is None:
                     raise NotRepeating
                 other_first_storage -= first_storage_number
-                for step_index, storage_number in releases:
+                for step_index, storage_number in storage_releases:
                     allocator_steps[step_index] = other_first_storage + storage_number, 0  # `encode_release`
         self.pieces.append((allocator_steps, first_storage_number))
         self._count(pass_trace, added_layers, end_place, peaks)
@@ -219,9 +223,11 @@ class PassPlayer(PassCounter):
         """Replays the loss of the last forward pass."""
         return self._play_forward(chunk, *self.next_loss(chunk), output)
 
-    def _play_forward(self, chunk: int, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None) -> Tensor:
+    def _play_forward(
+        self, model_chunk: int, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None
+    ) -> Tensor:
         """Replays a forward pass and returns the output."""
-        pass_trace, first_storage_number = self._play_pass(chunk, pass_case, pass_id)
+        pass_trace, first_storage_number = self._play_pass(model_chunk, pass_case, pass_id)
         if input_tensor is not None and pass_trace.input_kind is not None:
             input_tensor.storage.block.kind = pass_trace.input_kind
         ((_, pass_output),) = pass_trace.outputs
@@ -238,13 +244,13 @@ class PassPlayer(PassCounter):
                 storages[gradient.number] = gradient.create_storage(self.meter, first_storage_number)
             gradient_leaves[output_index].grad = gradient.create_tensor(storages[gradient.number])
 
-    def _play_pass(self, chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
+    def _play_pass(self, model_chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
         """Replays a pass, and returns the trace and the number of the pass's first storage."""
         pass_trace = self.traces.get(pass_case)
         if pass_trace is None:
             raise NotRepeating
         first_storage_number = self.meter.play_pass(
-            pass_trace, pass_id, self.more_layers[chunk], self.first_storages, self.previous
+            pass_trace, pass_id, self.more_layers[model_chunk], self.first_storages, self.previous
         )
         self.first_storages[pass_id] = first_storage_number
         return pass_trace, first_storage_number

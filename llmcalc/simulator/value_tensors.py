@@ -35,7 +35,7 @@ class ValueTensors:
         autograd_graph: AutogradGraph,
         run_config: RunConfig,
         dtype: Dtype,
-        trained: bool = True,
+        is_trained: bool = True,
         recompute: Recompute = NONE,
         include: frozenset[str] = frozenset(),
         choices: KernelChoices = EAGER,
@@ -44,7 +44,7 @@ class ValueTensors:
         self.graph: AutogradGraph = autograd_graph
         self.run_config: RunConfig = run_config
         self.dtype: Dtype = dtype
-        self.trained: bool = trained
+        self.trained: bool = is_trained
         self.recompute: Recompute = recompute
         self.include: frozenset[str] = include
         self.choices: KernelChoices = choices

@@ -199,9 +199,11 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
                 f"name.{suggest(str(first_error['loc'][-1]), all_field_names(model))}"
             )
         case "value_error":
-            cause = first_error["ctx"]["error"]
-            is_part_error = isinstance(cause, PartError)
-            error_text = explain_errors(cause.cls, cause.error) if is_part_error else explain_value(first_error)
+            first_cause = first_error["ctx"]["error"]
+            is_part_error = isinstance(first_cause, PartError)
+            error_text = (
+                explain_errors(first_cause.cls, first_cause.error) if is_part_error else explain_value(first_error)
+            )
             error_text = f"{path}.{error_text}" if path else error_text
         case "union_tag_invalid" | "union_tag_not_found":
             error_text = f"{path}.type: {explain_value(first_error)}"

@@ -84,7 +84,11 @@ class SavedBlock:
     @property
     def is_shared(self) -> bool:
         """Whether several layers save the same block, such as a table of angles or an encoder's output."""
-        layers = {(location.stack, location.layer_index) for location in self.keepers if location.depth}
+        layers = {
+            (storage_location.stack, storage_location.layer_index)
+            for storage_location in self.keepers
+            if storage_location.depth
+        }
         if any(stack == self.creator.stack for stack, _ in layers) or not layers:
             return self.ends > 1 and len(layers) != 1
         return len(layers) > 1
@@ -144,10 +148,10 @@ class NodeTrackingEager(EagerKernels):
         memory_meter.place = outer_location
 
     def run_layer(self, frame: ModuleFrame, x: Tensor) -> Tensor:
-        meter = self.graph.meter
-        outer_place, meter.place = meter.place, self.location([*self.frames[1:], frame])
+        memory_meter = self.graph.meter
+        outer_place, memory_meter.place = memory_meter.place, self.location([*self.frames[1:], frame])
         layer_output = super().run_layer(frame, x)
-        meter.place = outer_place
+        memory_meter.place = outer_place
         for memory_block in {
             id(tensor.storage.block): tensor.storage.block for tensor in _tensors_inside(self.memo.values())
         }.values():
@@ -200,11 +204,11 @@ def saved_blocks(
 
     Raises `Unsupported` for a step of the model without kernels.
     """
-    meter = SavedStorages()
+    memory_meter = SavedStorages()
     program = spec.program()
     run_config = RunConfig(Workload(training_pass.batch, training_pass.seq, source=training_pass.seq, phase="training"))
     recorded_kernels = kernels(
-        AutogradGraph(meter),
+        AutogradGraph(memory_meter),
         run_config,
         training_pass.dtype,
         recompute=training_pass.recompute,
@@ -212,20 +216,20 @@ def saved_blocks(
         choices=training_pass.choices,
     )
     recorded_kernels.run_only = dict(training_pass.layers)
-    with counted_as(meter, "input"):
+    with counted_as(memory_meter, "input"):
         token_ids = recorded_kernels.inputs[TOKENS] = recorded_kernels.inputs[SOURCE] = empty(
-            meter, (training_pass.batch, training_pass.seq), INT64
+            memory_meter, (training_pass.batch, training_pass.seq), INT64
         )
         recorded_kernels.create_input_frames(program)
         labels = recorded_kernels.t.flatten(token_ids)
     model_output = recorded_kernels.run(program)
     if spec.head.type == "lm":
-        meter.place = StorageLocation(LOSS)
+        memory_meter.place = StorageLocation(LOSS)
         model_output = recorded_kernels.cap_logits(model_output)
         model_output = recorded_kernels.losses(model_output, labels)
     output_node = model_output.node
     del model_output
     recorded_kernels.left.clear()  # states that modules keep for a next pass
-    memory_blocks = [memory_block for memory_block in meter.alive.values() if memory_block.kind == "temporary"]
+    memory_blocks = [memory_block for memory_block in memory_meter.alive.values() if memory_block.kind == "temporary"]
     del output_node  # whose graph keeps them
     return memory_blocks

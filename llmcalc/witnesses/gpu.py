@@ -189,13 +189,13 @@ def memory_checks(
     return [
         Check(
             "",
-            f"{MEMORY}{phase}_{quantity}",
-            computed_bytes[quantity],
-            measured_bytes[quantity],
+            f"{MEMORY}{phase}_{quantity_name}",
+            computed_bytes[quantity_name],
+            measured_bytes[quantity_name],
             witness_name,
             within=tolerance,
         )
-        for quantity, tolerance in WITHIN.items()
+        for quantity_name, tolerance in WITHIN.items()
     ]
 
 

@@ -68,7 +68,7 @@ def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
 
 
 def scaled_dot_product(
-    capability: int, causal: bool, q: Any, k: Any, v: Any, mask: Any = None, *_: Any, **__: Any
+    compute_capability: int, causal: bool, q: Any, k: Any, v: Any, mask: Any = None, *_: Any, **__: Any
 ) -> Any:
     """Runs scaled_dot_product_attention: torch's on a CPU, a compute capability's kernel on the meta device.
 
@@ -79,21 +79,21 @@ def scaled_dot_product(
     """
     aten = torch.ops.aten
     if mask is not None:
-        return masked_scaled_dot_product(capability, q, k, v, mask)
-    if capability == 0:
+        return masked_scaled_dot_product(compute_capability, q, k, v, mask)
+    if compute_capability == 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=k.shape[1] != q.shape[1])
-    if capability == 90:
+    if compute_capability == 90:
         return aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal)[0]
-    if capability == 80:
+    if compute_capability == 80:
         return flash_attention(causal, q, k, v)
     if k.shape[1] != q.shape[1]:
         return aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, causal, enable_gqa=True)[0]
     return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)[0]
 
 
-def masked_scaled_dot_product(capability: int, q: Any, k: Any, v: Any, mask: Any) -> Any:
+def masked_scaled_dot_product(compute_capability: int, q: Any, k: Any, v: Any, mask: Any) -> Any:
     """Runs scaled_dot_product_attention with a mask of visible keys: torch's on a CPU, cuDNN's for 9.0 on meta."""
-    if capability == 0:
+    if compute_capability == 0:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     minus_infinity = torch.full((), float("-inf"), dtype=q.dtype, device=q.device)
     bias = torch.where(mask, torch.zeros((), dtype=q.dtype, device=q.device), minus_infinity)

@@ -12,7 +12,7 @@ from .module_search import ModulesByNode, NodeModules
 
 def compare_modules(
     model_tree: Node,
-    quantity: str,
+    quantity_name: str,
     closed_form: Callable[[Place], int],
     modules_of_nodes: ModulesByNode,
     measured_by_path: Mapping[str, int],
@@ -30,7 +30,7 @@ def compare_modules(
         }
         yield from check_repeats(
             _fused_nodes_name(node_positions),
-            quantity,
+            quantity_name,
             sum(map(closed_form, node_positions)),
             counts_by_path,
             witness_name,

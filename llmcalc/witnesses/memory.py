@@ -112,8 +112,8 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
         simulated_bytes, measured_bytes = simulate_run(spec, run_settings), measure_run(spec, run_settings, device)
         comparison.runs.append(run_text(spec, run_settings))
         comparison.checks += [
-            Check("", MEMORY + quantity, bytes, measured_bytes[quantity], f"torch on {device}")
-            for quantity, bytes in simulated_bytes.items()
+            Check("", MEMORY + quantity_name, bytes, measured_bytes[quantity_name], f"torch on {device}")
+            for quantity_name, bytes in simulated_bytes.items()
         ]
         if run_settings.phase == "training":
             _compare_with_events(spec, run_settings, comparison)
@@ -151,8 +151,8 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     vocabulary_text = "" if model_spec is spec else f" with a vocabulary of {model_spec.vocab_size:,}"
     comparison.runs.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary_text}")
     comparison.checks += [
-        Check("", MEMORY + quantity, bytes, measured_bytes[quantity], "CPU events")
-        for quantity, bytes in simulated_bytes.items()
+        Check("", MEMORY + quantity_name, bytes, measured_bytes[quantity_name], "CPU events")
+        for quantity_name, bytes in simulated_bytes.items()
     ]
 
 
@@ -391,24 +391,24 @@ def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str
 
     They are those that the CPU profiler's events show, where no `TorchDispatchMode` is active.
     """
-    meter, gradient_sums = Meter(), GradientSums()
-    training_run = TrainingRun(spec, training, memory_meter=meter)
+    memory_meter, gradient_sums = Meter(), GradientSums()
+    training_run = TrainingRun(spec, training, memory_meter=memory_meter)
 
     def add_sum(byte_count: Number, is_in_place: bool) -> None:
         nonlocal gradient_sums
         gradient_sums = gradient_sums.plus_sum(byte_count, is_in_place)
 
     training_run.set_up()
-    weight_bytes = meter.by_kind["weights"]
+    weight_bytes = memory_meter.by_kind["weights"]
     training_run.next_batch()
     training_run.graph.on_sum = add_sum
-    bytes_before = meter.now - sum(tensor.storage.bytes for tensor in _input_tensors(training_run))
-    meter.peaks = {}
+    bytes_before = memory_meter.now - sum(tensor.storage.bytes for tensor in _input_tensors(training_run))
+    memory_meter.peaks = {}
     training_run.next_batch()
     loss = training_run.forward()
-    live_bytes = meter.now - bytes_before
+    live_bytes = memory_meter.now - bytes_before
     training_run.backward(loss)
-    peaks_of_phases = peaks_by_phase(meter)
+    peaks_of_phases = peaks_by_phase(memory_meter)
     pass_bytes = PassBytes(
         live_bytes, peaks_of_phases["forward"] - bytes_before, peaks_of_phases["backward"] - bytes_before
     )

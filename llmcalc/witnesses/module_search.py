@@ -91,15 +91,15 @@ class _ModuleSearch:
     """Of the family: they come before the usual ones."""
 
     def find_modules_outside_towers(
-        self, tree: Node, model_kind: str, base_path: str
+        self, node_tree: Node, model_kind: str, base_path: str
     ) -> Iterator[tuple[str, NodeModules]]:
         text_model = self._first_existing_modules(self.names[""], (base_path,)) or NodeModules((base_path,))
         root_modules = tuple(dict.fromkeys((*text_model.modules, base_path, "")))
         stacks_by_name = {
-            child.name: child for child in tree.children if child.is_stack and model_kind == "encoder-decoder"
+            child.name: child for child in node_tree.children if child.is_stack and model_kind == "encoder-decoder"
         }
         other_nodes = [
-            child for child in tree.children if child.name not in stacks_by_name and child.optional != "towers"
+            child for child in node_tree.children if child.name not in stacks_by_name and child.optional != "towers"
         ]
         if stacks_by_name:
             yield from self._modules_of_stack("", other_nodes, root_modules)
@@ -110,13 +110,13 @@ class _ModuleSearch:
         else:
             yield from self._modules_of_stack("", other_nodes, self._side_modules(model_kind, root_modules))
 
-    def find_tower_modules(self, tree: Node, base_path: str) -> Iterator[tuple[str, NodeModules]]:
+    def find_tower_modules(self, node_tree: Node, base_path: str) -> Iterator[tuple[str, NodeModules]]:
         """Finds the modules of vision and audio encoders, in the headless model, the encoder or the whole model.
 
         Such a module may contain another one (the projector), so it is not compared as a whole.
         """
         root_modules = (base_path, _join_path(base_path, "encoder"), "")
-        for towers_node in (child_node for child_node in tree.children if child_node.optional == "towers"):
+        for towers_node in (child_node for child_node in node_tree.children if child_node.optional == "towers"):
             for tower in towers_node.children:
                 tower_modules = self._search_names(tower, root_modules, root_modules, (tower.name,))
                 if tower_modules is not None:

@@ -215,7 +215,7 @@ def _checks(
     run_parts = frozenset({MTP.name}) if spec.mtp is not None else frozenset()
 
     def compare_with_model(
-        quantity: str,
+        quantity_name: str,
         cost: Cost,
         measured_counts: dict[str, int],
         workload: Workload | None = None,
@@ -223,7 +223,7 @@ def _checks(
     ) -> Iterator[Check]:
         checks = compare_nodes(
             model_tree,
-            quantity,
+            quantity_name,
             lambda place: place.cost_per_repeat(cost, included_parts),
             measured_counts,
             module_paths,
@@ -231,7 +231,7 @@ def _checks(
             None if workload is None else RunConfig(workload),
             included_parts,
         )
-        if quantity != "parameters":
+        if quantity_name != "parameters":
             checks = remove_zero_checks(checks)
         return checks
 

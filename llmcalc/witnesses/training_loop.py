@@ -86,10 +86,10 @@ def loss_or_output(
     ids: Tensor,
     source_input: Tensor | None,
     kernels: KernelChoices = EAGER,
-    include: frozenset[str] = frozenset(),
+    included_parts: frozenset[str] = frozenset(),
 ) -> Any:
     """Runs a forward pass. Returns the loss, or the output of a model without a language-model head."""
-    has_mtp = MTP.name in include
+    has_mtp = MTP.name in included_parts
     model_output = module(ids, source_input, with_mtp=has_mtp, grouped_experts=True, expert_capacity=kernels.capacity)
     output, logits_ahead = model_output if has_mtp else (model_output, [])
     del model_output

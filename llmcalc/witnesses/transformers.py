@@ -158,12 +158,12 @@ def _avoid_identity_experts(model: nn.Module) -> None:
     import torch
 
     for module in model.modules():
-        correction, identity_expert_count = (
+        score_correction, identity_expert_count = (
             getattr(module, "e_score_correction_bias", None),
             getattr(model.config, "zero_expert_num", 0),
         )
-        if isinstance(correction, torch.Tensor) and identity_expert_count:
-            correction[-identity_expert_count:] = float("-inf")
+        if isinstance(score_correction, torch.Tensor) and identity_expert_count:
+            score_correction[-identity_expert_count:] = float("-inf")
 
 
 def _raise_expert_capacity(model: nn.Module) -> None:
@@ -183,14 +183,14 @@ def _checks(
     model: nn.Module,
     modules: ModulesByNode,
     batch: int,
-    lengths: tuple[int, ...],
+    sequence_lengths: tuple[int, ...],
 ) -> Iterator[Check]:
     model_tree, model_type, witness_name = spec.tree(), text_model_of(config)[2], f"transformers/{config['model_type']}"
     params = tensors(model, [module_path for node_modules in modules.values() for module_path in node_modules.modules])
     towers_without_flops = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
 
     def compare_with_class(
-        quantity: str,
+        quantity_name: str,
         cost: Cost,
         measured_counts: Mapping[str, int],
         modules: ModulesByNode,
@@ -198,13 +198,13 @@ def _checks(
     ) -> Iterator[Check]:
         """Yields a check for every node that was found in the class, except if both counts are 0."""
         cost, additions_of_nodes = (
-            cost_in_class(model_type, quantity, cost, spec),
-            additions_by_path(model_type, quantity, spec),
+            cost_in_class(model_type, quantity_name, cost, spec),
+            additions_by_path(model_type, quantity_name, spec),
         )
         return remove_zero_checks(
             compare_modules(
                 model_tree,
-                quantity,
+                quantity_name,
                 lambda node_position: node_position.cost_per_repeat(cost) + additions_of_nodes(node_position.path),
                 modules,
                 measured_counts,
@@ -222,7 +222,7 @@ def _checks(
         witness_name,
     )
     yield from compare_with_class("parameters", total_params_of, remove_shared_parameters(modules, params), modules)
-    for seq in lengths:
+    for seq in sequence_lengths:
         run_config = RunConfig(Workload(batch=batch, seq=seq))
         measured_pass = run_forward(spec, model, batch, seq, class_settings_of(config))
         yield Check(
@@ -233,7 +233,7 @@ def _checks(
             witness_name,
             seq,
         )
-        if seq == lengths[0]:
+        if seq == sequence_lengths[0]:
             yield from compare_with_class(
                 "forward_flops",
                 forward_flops_of,
@@ -348,10 +348,10 @@ def required_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
     import torch
 
     config: Any = model.config
-    lengths, parameter = {"batch": batch, "seq": seq}, next(model.parameters())
+    sequence_lengths, parameter = {"batch": batch, "seq": seq}, next(model.parameters())
     return {
         input_name: torch.zeros(
-            [lengths[axis_length] if isinstance(axis_length, str) else axis_length for axis_length in shape],
+            [sequence_lengths[axis_length] if isinstance(axis_length, str) else axis_length for axis_length in shape],
             dtype=parameter.dtype,
             device=parameter.device,
         )

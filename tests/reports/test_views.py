@@ -92,7 +92,10 @@ def test_every_architecture_can_be_shown(spec: ModelSpec) -> None:
 @pytest.mark.parametrize("spec", sampled(architectures(), verbs_of))
 def test_every_architecture_can_be_explained(spec: ModelSpec) -> None:
     """test_trees_add_up.py compares the formulas of more models with their counts."""
-    out, report = io.StringIO(), explain_view.report(Preset(name="model", model=spec), explain(spec, setting=SEQ))
+    out, report = (
+        io.StringIO(),
+        explain_view.report(Preset(name="model", model=spec), explain(spec, formula_setting=SEQ)),
+    )
     pipe.render(report, out, WIDTH)
     assert isinstance(report.data, dict)
     formulas = {row["quantity"]: row["value"] for row in report.data["formulas"] if row["node"] == "model"}

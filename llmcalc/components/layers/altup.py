@@ -109,8 +109,8 @@ class AltUpLayer(WholeLayer):
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
-        streams, hidden = x.axes
-        router = Weight("router", (streams,), (hidden,))
+        stream_axis, hidden = x.axes
+        router = Weight("router", (stream_axis,), (hidden,))
         predicted_streams, router_output = self._predict_streams(recorder, x, router)
         active_stream = recorder.take(predicted_streams, hidden)
         recorder.hold(predicted=predicted_streams)
@@ -150,12 +150,14 @@ class AltUpLayer(WholeLayer):
 
         Returns all streams and the output of the router's norm.
         """
-        streams, hidden_axis = x.axes
+        stream_axis, hidden_axis = x.axes
         with recorder.scope("predict", kind="streams", source=SOURCE):
             normed_stream = recorder.part("router_norm", self.norm, recorder.take(x, hidden_axis))
-            mixing_weights = self._mixing_weights(recorder, normed_stream, router, streams, Axis("mixed", streams.size))
+            mixing_weights = self._mixing_weights(
+                recorder, normed_stream, router, stream_axis, Axis("mixed", stream_axis.size)
+            )
             recorder.hold(weights=mixing_weights)
-            mix_op = ops.Product(hidden_axis.size, streams.size, streams.size, x.rows)
+            mix_op = ops.Product(hidden_axis.size, stream_axis.size, stream_axis.size, x.rows)
             return recorder.add(x, recorder.core("mix", mix_op, mixing_weights, x, axes=x.axes)), normed_stream
 
     def _mixing_weights(
@@ -184,10 +186,10 @@ class AltUpLayer(WholeLayer):
         sublayer_output: the output of the sublayers, whose input was the first stream.
         router, router_output: the router of `predict` and the output of its norm, both of which are reused.
         """
-        streams, hidden_axis = predicted_streams.axes
+        stream_axis, hidden_axis = predicted_streams.axes
         with recorder.scope("correct", kind="streams", source=SOURCE):
             normed_output = recorder.normalized(sublayer_output, self.norm, weight_owner=router_output)
-            mixing_weights = recorder.plus(self._mixing_weights(recorder, normed_output, router, streams), 1.0)
+            mixing_weights = recorder.plus(self._mixing_weights(recorder, normed_output, router, stream_axis), 1.0)
             recorder.hold(shares=mixing_weights)
             stream_change = recorder.mul(
                 mixing_weights,
@@ -212,9 +214,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         return x.float().square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt().to(x.dtype)
 
     class StreamProjections(nn.Module):
-        def __init__(self, streams: int, hidden: int) -> None:
+        def __init__(self, stream_count: int, hidden: int) -> None:
             super().__init__()
-            self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(streams - 1))
+            self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(stream_count - 1))
 
         def _apply_maps(self, first_stream: Tensor, stream_inputs: Sequence[Tensor]) -> Tensor:
             """Stacks the first stream and the scaled projections of the other streams as [.., streams, hidden]."""

@@ -65,8 +65,8 @@ class DelayedHyperStreams(CopiedStreams):
     type: Literal["delayed_hyper"] = "delayed_hyper"
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
-        streams, hidden_axis = x.axes
-        stream_weights = recorder.delayed_weights(READ_WEIGHTS, x, streams)
+        stream_axis, hidden_axis = x.axes
+        stream_weights = recorder.delayed_weights(READ_WEIGHTS, x, stream_axis)
         return recorder.sum(recorder.mul(stream_weights, x, axes=x.axes), hidden_axis)
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -741,8 +741,8 @@ def _reference_class() -> type[nn.Module]:
         def _join_target_keys(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
             """Returns a target model's cached keys and values (zeros here), followed by those of this pass."""
             cache_limit = self.spec.sliding_window or self.spec.attention_chunk_size
-            past = forward_pass.past if cache_limit is None else min(forward_pass.past, cache_limit - 1)
-            heads = x.shape[0], self.kv_heads, past + x.shape[1]
+            past_tokens = forward_pass.past if cache_limit is None else min(forward_pass.past, cache_limit - 1)
+            heads = x.shape[0], self.kv_heads, past_tokens + x.shape[1]
             return x.new_zeros(*heads, self.head_dim), x.new_zeros(*heads, self.value_dim)
 
         def _mask_and_bias(self, x: Tensor, k: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor | None]:

@@ -73,8 +73,8 @@ class PredictStreams(ResidualStreams):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the rows of the main stream and the predict streams. x: the token embeddings."""
         stream_rows = MultipleRows(of=x.rows, by=self.ngram)
-        streams, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=stream_rows, by="types")
-        return recorder.cat(x, streams, axes=x.axes, rows=MultipleRows(of=x.rows, by=self.ngram + 1))
+        stream_axis, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=stream_rows, by="types")
+        return recorder.cat(x, stream_axis, axes=x.axes, rows=MultipleRows(of=x.rows, by=self.ngram + 1))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["streams"](self, model_properties.hidden_size)

@@ -83,12 +83,12 @@ class PooledIndexer(Part):
         keys, gate = recorder.cache("cache", "indexer", keys, gate)
         pools, pool_gate = (recorder.windows(unpooled, pool, includes_past=True) for unpooled in (keys, gate))
         pool_gate = recorder.add(pool_gate, recorder.vector("position_bias", pool, index_dim, row_count=pool.size))
-        entries = recorder.weighted_mean(pools, pool_gate)
-        recorder.hold(k=entries)
+        pooled_keys = recorder.weighted_mean(pools, pool_gate)
+        recorder.hold(k=pooled_keys)
         scores = recorder.scores(
             "core",
             q,
-            entries,
+            pooled_keys,
             weights=head_weights,
             is_cross_attention=True,
             core=ops.EntryAttentionCore,
@@ -138,12 +138,12 @@ def _reference_class() -> type[nn.Module]:
             spec, tokens, pool = self.spec, x.shape[1], self.spec.index_kpool
             q = self.q_proj(compressed_query).unflatten(-1, (spec.index_n_heads, -1))
             keys, gate = self.cache(forward_pass, self.k_norm(self.k_proj(x)), self.gate_proj(x))
-            entries = self._pooled_keys(keys, gate)
-            scores = self.core(q, entries, self.weights_proj(x)).float()
+            pooled_keys = self._pooled_keys(keys, gate)
+            scores = self.core(q, pooled_keys, self.weights_proj(x)).float()
             visible_tokens = (
                 forward_pass.positions(forward_pass.past, forward_pass.past + tokens, x.device)[:, None] + 1
             )  # tokens that each query may see
-            pool_ends = (torch.arange(entries.shape[1], device=x.device) + 1) * pool
+            pool_ends = (torch.arange(pooled_keys.shape[1], device=x.device) + 1) * pool
             ranked_pools = scores.masked_fill(pool_ends > visible_tokens, float("-inf")).sort(
                 dim=-1, descending=True, stable=True
             )
@@ -157,7 +157,9 @@ def _reference_class() -> type[nn.Module]:
                 return torch.cat([chosen_positions, last_pool_tokens], -1)
             last_pool_tokens = visible_tokens - visible_tokens % pool + torch.arange(pool - 1, device=x.device)
             repeated_positions = (
-                chosen_positions[..., :1] if entries.shape[1] else torch.zeros_like(chosen_pools.sum(-1, keepdim=True))
+                chosen_positions[..., :1]
+                if pooled_keys.shape[1]
+                else torch.zeros_like(chosen_pools.sum(-1, keepdim=True))
             )
             return torch.cat(
                 [

@@ -167,9 +167,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             token_outputs = []
             for token in range(receptance.shape[1]):
                 removed_value = wkv_state @ -removal_key[:, token, :, :, None]
-                correction = removed_value * (removal_key * learning_rate)[:, token, :, None, :]
+                state_correction = removed_value * (removal_key * learning_rate)[:, token, :, None, :]
                 state_update = v[:, token, :, :, None] * k[:, token, :, None, :]
-                wkv_state = wkv_state * decay[:, token, :, None, :] + state_update + correction
+                wkv_state = wkv_state * decay[:, token, :, None, :] + state_update + state_correction
                 token_outputs.append((wkv_state @ receptance[:, token, :, :, None])[..., 0])
             return torch.stack(token_outputs, 1), wkv_state
 

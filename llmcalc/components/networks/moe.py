@@ -287,9 +287,9 @@ class MoE(Network):
         }
         return self.model_copy(
             update={
-                network_field: part.with_scaled_widths(scale_width)
-                for network_field, part in networks_by_field.items()
-                if part is not None
+                network_field: spec_part.with_scaled_widths(scale_width)
+                for network_field, spec_part in networks_by_field.items()
+                if spec_part is not None
             }
         )
 

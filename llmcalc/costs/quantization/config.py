@@ -58,16 +58,20 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
         quantization_table = {"expert_dtype": config_section["expert_dtype"], **quantization_table}
     scheme_fields = ConfigFields(quantization_table, f"quantization_config of {method_name}")
     try:
-        scheme = METHODS[method_name](scheme_fields)
+        quantization_scheme = METHODS[method_name](scheme_fields)
         scheme_fields.check_all_read()
     except InputError as error:
         raise InputError(f"{error} ({WITHOUT})") from None
-    if isinstance(scheme, MLXScheme):
+    if isinstance(quantization_scheme, MLXScheme):
         model_types = {config_part.get("model_type") for config_part in (model_config, config_section)}
         unconverted = [components for kind, components in UNCONVERTED.items() if kind in model_types]
         head_in_doubt = not model_types.isdisjoint(HEAD_IN_DOUBT)
-        return replace(scheme, unconverted=frozenset().union(*unconverted), head_in_doubt=head_in_doubt)
-    return replace(scheme, stated=scheme_fields.where) if isinstance(scheme, LinearScheme) else scheme
+        return replace(quantization_scheme, unconverted=frozenset().union(*unconverted), head_in_doubt=head_in_doubt)
+    return (
+        replace(quantization_scheme, stated=scheme_fields.where)
+        if isinstance(quantization_scheme, LinearScheme)
+        else quantization_scheme
+    )
 
 
 def _quantization_table(model_config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
@@ -286,8 +290,10 @@ def _read_bitnet(config: ConfigFields) -> QuantizationScheme | None:
     config.check_choice("quantization_mode", quant_mode, "offline", "online")
     config.check_choice("linear_class", linear_class, "bitlinear", "autobitlinear")
     config.check_field("use_rms_norm", False, default_value=False)
-    scheme = every_linear(config, LinearScheme("bitnet", named.BITNET_SOURCE, (), (LayerGroup(TernaryCodes()),)))
-    return None if quant_mode == "online" and linear_class == "autobitlinear" else scheme
+    quantization_scheme = every_linear(
+        config, LinearScheme("bitnet", named.BITNET_SOURCE, (), (LayerGroup(TernaryCodes()),))
+    )
+    return None if quant_mode == "online" and linear_class == "autobitlinear" else quantization_scheme
 
 
 def _read_eetq(config: ConfigFields) -> QuantizationScheme:

@@ -231,7 +231,7 @@ class _ModelRules:
         """Returns the category of a tensor in llama.cpp's quantization rules; empty for a tensor that stays F32."""
         category = _tensor_category(param)
         if param.name in ("q_proj", "k_proj", "v_proj") and category:
-            sibling_names = {sibling.name for sibling in param.parent.children}
+            sibling_names = {sibling_node.name for sibling_node in param.parent.children}
             is_fused = param.kind == "attention" and self.fuses_qkv and {"q_proj", "k_proj", "v_proj"} <= sibling_names
             return "attn_qkv" if is_fused or _is_in_gated_delta_net(param) else category
         return category
@@ -408,7 +408,7 @@ def _tensor_category(param: WeightTensor) -> str:
         or tensor_name in ("shared_expert_gate", "coefficients")
     ):
         return ""
-    sibling_names = {sibling.name for sibling in param.parent.children}
+    sibling_names = {sibling_node.name for sibling_node in param.parent.children}
     if (
         tensor_kind == "streams"
         or param.path == "per_layer_embedding.projection"
@@ -436,7 +436,7 @@ def _tensor_category(param: WeightTensor) -> str:
 def _is_in_gated_delta_net(param: WeightTensor) -> bool:
     """Whether a tensor belongs to a gated DeltaNet, whose q, k and v are always one tensor `attn_qkv` in a file."""
     return param.kind == "linear_attention" and {"a_proj", "b_proj", "v_proj"} <= {
-        sibling.name for sibling in param.parent.children
+        sibling_node.name for sibling_node in param.parent.children
     }
 
 
@@ -455,7 +455,7 @@ def _query_groups(params: list[WeightTensor]) -> Number:
         return 1
     param = min(mixers_with_keys, key=lambda other_param: -1 if other_param.layer is None else other_param.layer)
     attention_core = next(
-        (sibling.op for sibling in param.parent.children if isinstance(sibling.op, AttentionCore)), None
+        (sibling_node.op for sibling_node in param.parent.children if isinstance(sibling_node.op, AttentionCore)), None
     )
     if attention_core is None or (
         param.layer and not any(_is_in_gated_delta_net(other_param) for other_param in params if other_param.layer == 0)
@@ -467,7 +467,9 @@ def _query_groups(params: list[WeightTensor]) -> Number:
 def _file_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
     """Returns (rows, columns) of each file tensor of one model tensor."""
     shape = param.tensor.shape
-    attention_core = next((sibling for sibling in param.parent.children if isinstance(sibling.op, AttentionCore)), None)
+    attention_core = next(
+        (sibling_node for sibling_node in param.parent.children if isinstance(sibling_node.op, AttentionCore)), None
+    )
     if param.name == "kv_b_proj" and attention_core is not None and "absorbed" in attention_core.forms:
         expanded_op, absorbed_op = attention_core.op, attention_core.forms["absorbed"]
         assert isinstance(expanded_op, AttentionCore)
@@ -484,9 +486,9 @@ def _file_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
 PLAIN = {"F32": "float32", "F16": "float16"}
 
 
-def _type_bytes(elements: int, ggml_type: str) -> StoredBytes:
+def _type_bytes(element_count: int, ggml_type: str) -> StoredBytes:
     """Returns the bytes of a number of elements, which is a multiple of the ggml type's block."""
     if ggml_type in PLAIN:
-        return unquantized_bytes(elements, PLAIN[ggml_type])
+        return unquantized_bytes(element_count, PLAIN[ggml_type])
     block_elements, code_bytes, scale_bytes, minimum_bytes = BLOCKS[ggml_type]
-    return StoredBytes(code_bytes, scale_bytes, minimum_bytes) * (elements // block_elements)
+    return StoredBytes(code_bytes, scale_bytes, minimum_bytes) * (element_count // block_elements)

@@ -242,10 +242,10 @@ def read_torchao(config: ConfigFields) -> QuantizationScheme:
             "quant_type", stated_type, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig"
         )
     scheme_label, storage_format = labelled_formats[format_word]
-    scheme = LinearScheme(
+    quantization_scheme = LinearScheme(
         f"torchao-{scheme_label}", "torchao", (TORCHAO,), (LayerGroup(storage_format),), everywhere=True
     )
-    return replace(scheme, excluded=listed_modules(config))
+    return replace(quantization_scheme, excluded=listed_modules(config))
 
 
 def read_quanto(config: ConfigFields) -> QuantizationScheme:
@@ -257,8 +257,10 @@ def read_quanto(config: ConfigFields) -> QuantizationScheme:
         "int2": QuantoInt(2),
     }  # fmt: skip
     config.check_choice("weights", format_name, *formats)
-    scheme = LinearScheme(f"quanto-{format_name}", "quanto", (), (LayerGroup(formats[format_name]),), everywhere=True)
-    return replace(scheme, excluded=listed_modules(config))
+    quantization_scheme = LinearScheme(
+        f"quanto-{format_name}", "quanto", (), (LayerGroup(formats[format_name]),), everywhere=True
+    )
+    return replace(quantization_scheme, excluded=listed_modules(config))
 
 
 def read_aqlm(config: ConfigFields) -> QuantizationScheme:
@@ -330,12 +332,15 @@ def read_gemma(scheme_fields: ConfigFields) -> QuantizationScheme:
         module_fields.check_all_read()
         named_modules = ModuleList([f"re:.*(?:{pattern})"], "compressed-tensors", "module_quant_configs")
         module_groups.append(LayerGroup(StaticRange(module_bits), named_modules))
-    scheme = every_linear(
+    quantization_scheme = every_linear(
         scheme_fields, LinearScheme(f"gemma-int{bits}", "transformers", (), (LayerGroup(StaticRange(bits)),))
     )
     remarks = (BLOCK_SCALES,) if quantizes_tables else ()
     return replace(
-        scheme, groups=(*module_groups, *scheme.groups), tables=quantizes_tables, remarks=(*scheme.remarks, *remarks)
+        quantization_scheme,
+        groups=(*module_groups, *quantization_scheme.groups),
+        tables=quantizes_tables,
+        remarks=(*quantization_scheme.remarks, *remarks),
     )
 
 

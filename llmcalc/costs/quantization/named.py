@@ -184,11 +184,15 @@ def scheme_named(scheme_name: str, option: str = "--quantize") -> QuantizationSc
 
 
 def with_published_experts(
-    scheme: QuantizationScheme, quantization_config: Mapping[str, Any] | None
+    quantization_scheme: QuantizationScheme, quantization_config: Mapping[str, Any] | None
 ) -> QuantizationScheme:
     """Returns the scheme; a llama.cpp mix leaves experts in MXFP4 if the checkpoint publishes them in MXFP4.
 
     quantization_config: how the published weights are stored, the table of that name in their config; None for none.
     """
     is_mxfp4 = quantization_config is not None and quantization_config.get("quant_method") == "mxfp4"
-    return replace(scheme, has_mxfp4_experts=True) if is_mxfp4 and isinstance(scheme, GGUFMix) else scheme
+    return (
+        replace(quantization_scheme, has_mxfp4_experts=True)
+        if is_mxfp4 and isinstance(quantization_scheme, GGUFMix)
+        else quantization_scheme
+    )

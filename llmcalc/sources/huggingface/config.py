@@ -50,20 +50,20 @@ MOST: dict[str, int] = {
 """
 
 
-def is_whole(value: Any) -> TypeGuard[int]:
+def is_whole(field_value: Any) -> TypeGuard[int]:
     """Whether a value is an integer, except JSON's true and false."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(field_value, int) and not isinstance(field_value, bool)
 
 
-def in_json(value: Any) -> str:
+def in_json(field_value: Any) -> str:
     """Writes a value for an error message as in a config.json: null, true, false."""
     json_words = {None: "null", True: "true", False: "false"}
-    return json_words[value] if value is None or isinstance(value, bool) else shown(value)
+    return json_words[field_value] if field_value is None or isinstance(field_value, bool) else shown(field_value)
 
 
-def is_number(value: Any) -> TypeGuard[int | float]:
+def is_number(field_value: Any) -> TypeGuard[int | float]:
     """Whether a value is a number, except JSON's true and false."""
-    return is_whole(value) or isinstance(value, float)
+    return is_whole(field_value) or isinstance(field_value, float)
 
 
 @dataclass
@@ -213,7 +213,7 @@ class Config:
 
     def flag(self, *field_names: str) -> bool:
         """Returns the boolean in a field."""
-        return bool(self._checked(field_names, lambda value: type(value) is bool, "true or false"))
+        return bool(self._checked(field_names, lambda field_value: type(field_value) is bool, "true or false"))
 
     def number(self, *field_names: str, minimum: float = 0) -> float:
         """Returns the number in a field, of at least `minimum`."""
@@ -226,7 +226,7 @@ class Config:
 
     def text(self, *field_names: str) -> str:
         """Returns the text in a field."""
-        return str(self._checked(field_names, lambda value: isinstance(value, str), "a text"))
+        return str(self._checked(field_names, lambda field_value: isinstance(field_value, str), "a text"))
 
     def integers(self, *field_names: str) -> list[int]:
         """Returns the list of integers in a field, with 0 allowed."""
@@ -249,7 +249,7 @@ class Config:
     def table(self, *field_names: str) -> Mapping[str, Any]:
         """Returns the table in a field."""
         table: Mapping[str, Any] = self._checked(
-            field_names, lambda value: isinstance(value, dict), "a table of fields"
+            field_names, lambda field_value: isinstance(field_value, dict), "a table of fields"
         )
         return table
 

@@ -662,21 +662,25 @@ def _builds_towers(model_type: str, root_config: Mapping[str, Any]) -> bool:
     return family.text_type is not None and not cls.endswith("ForCausalLM")
 
 
-def _towers_of(root_type: str, root_config: Mapping[str, Any], text_width: int) -> tuple[dict[str, Any], list[str]]:
+def _towers_of(
+    root_type: str, root_config: Mapping[str, Any], text_hidden_size: int
+) -> tuple[dict[str, Any], list[str]]:
     """Returns the `towers` table of a wrapper, and of the wrapper inside it if there is one, with remarks."""
     from .towers import read_towers
 
     family = family_of(root_type)
     class_facts = library_classes()
     section_aliases = {**class_facts.section_names.get(root_type, {}), "": class_facts.names.get(root_type, {})}
-    towers, notes = read_towers(root_type, family, _with_usual_model_types(root_config), text_width, section_aliases)
+    towers, notes = read_towers(
+        root_type, family, _with_usual_model_types(root_config), text_hidden_size, section_aliases
+    )
     inner_config = root_config.get(family.text_section)
     if (
         isinstance(inner_config, dict)
         and family.text_type is not None
         and family_of(family.text_type).text_type is not None
     ):
-        inner_towers, inner_notes = _towers_of(family.text_type, inner_config, text_width)
+        inner_towers, inner_notes = _towers_of(family.text_type, inner_config, text_hidden_size)
         return {**towers, **inner_towers}, [*notes, *(f"{family.text_section}: {note}" for note in inner_notes)]
     return towers, notes
 
@@ -697,10 +701,10 @@ def _encoders_of_another_class(model_type: str, root_config: Mapping[str, Any]) 
 def _with_usual_model_types(root_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a wrapper's config whose sections have the model types of `transformers` instead of other names."""
     return {
-        section_name: {**section, "model_type": OTHER_NAMES[section["model_type"]]}
-        if isinstance(section, dict) and str(section.get("model_type")) in OTHER_NAMES
-        else section
-        for section_name, section in root_config.items()
+        section_name: {**section_value, "model_type": OTHER_NAMES[section_value["model_type"]]}
+        if isinstance(section_value, dict) and str(section_value.get("model_type")) in OTHER_NAMES
+        else section_value
+        for section_name, section_value in root_config.items()
     }
 
 
@@ -708,10 +712,10 @@ def _inner_model_config(
     root_type: str, root_config: Mapping[str, Any], field: str, default_value: int
 ) -> tuple[str, Mapping[str, Any], int]:
     """Returns the type and config of the model inside a projection class, and the size of the projected vectors."""
-    section = root_config[family_of(root_type).text_section]
-    inner_model_type = usual_name(section.get("model_type") or str(family_of(root_type).text_type))
+    section_value = root_config[family_of(root_type).text_section]
+    inner_model_type = usual_name(section_value.get("model_type") or str(family_of(root_type).text_type))
     vector_size = Config(root_config, {field: default_value}, root_type).integer(field)
-    return inner_model_type, {**section, "architectures": []}, vector_size
+    return inner_model_type, {**section_value, "architectures": []}, vector_size
 
 
 class ConfigDescription(NamedTuple):

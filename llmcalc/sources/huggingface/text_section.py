@@ -81,8 +81,8 @@ def require_read_sizes(config_description: ConfigDescription) -> None:
         if path.rpartition(".")[2] == "hidden_size"
     }
     for field in config_description.unknown:
-        section = field.value if isinstance(field.value, dict) else {}
-        hidden_size = next((section[width_field] for width_field in WIDTHS if width_field in section), None)
+        section_value = field.value if isinstance(field.value, dict) else {}
+        hidden_size = next((section_value[width_field] for width_field in WIDTHS if width_field in section_value), None)
         if hidden_size is not None and hidden_size not in hidden_sizes:
             raise InputError(
                 f"{field.path}: a section with a width, {shown(hidden_size)}, which the class of "

@@ -73,10 +73,10 @@ class ConfigValues:
     def _first_values(self) -> dict[str, Any]:
         """Returns by field name the first value among the components that is not None; None if all are."""
         value_by_field: dict[str, Any] = {}
-        for part in self.parts:
-            for field_name in type(part).model_fields:
+        for spec_part in self.parts:
+            for field_name in type(spec_part).model_fields:
                 if value_by_field.get(field_name) is None:
-                    value_by_field[field_name] = getattr(part, field_name)
+                    value_by_field[field_name] = getattr(spec_part, field_name)
         return value_by_field
 
     def first_value(self, field_name: str) -> Any:
@@ -86,16 +86,20 @@ class ConfigValues:
         return self._first_values[field_name]
 
     def find_part(
-        self, cls: type[FoundPart], *, matches_part: Callable[[FoundPart], bool] = lambda part: True
+        self, cls: type[FoundPart], *, matches_part: Callable[[FoundPart], bool] = lambda spec_part: True
     ) -> FoundPart:
         """Returns the first component of a class that meets the condition."""
         return require_present(
-            next((part for part in self.parts if isinstance(part, cls) and matches_part(part)), None)
+            next(
+                (spec_part for spec_part in self.parts if isinstance(spec_part, cls) and matches_part(spec_part)), None
+            )
         )
 
     def part_of_type(self, *part_types: str) -> Any:
         """Returns the first component whose `type` is among `part_types`."""
-        return require_present(next((part for part in self.parts if getattr(part, "type", None) in part_types), None))
+        return require_present(
+            next((spec_part for spec_part in self.parts if getattr(spec_part, "type", None) in part_types), None)
+        )
 
     @property
     def head(self) -> Any:
@@ -105,7 +109,7 @@ class ConfigValues:
     def full_attention(self) -> Attention:
         """The first attention without a window, else the first attention."""
         with suppress(AbsentValue):
-            return self.find_part(Attention, matches_part=lambda part: part.sliding_window is None)
+            return self.find_part(Attention, matches_part=lambda spec_part: spec_part.sliding_window is None)
         return self.find_part(Attention)
 
     @property

@@ -32,7 +32,9 @@ def rank_of_process() -> int:
 
 
 def run_processes(
-    jobs: Sequence[TrainingJob], time_limit: float = LIMIT, worker_module: str = "llmcalc.witnesses.distributed.work"
+    training_jobs: Sequence[TrainingJob],
+    time_limit: float = LIMIT,
+    worker_module: str = "llmcalc.witnesses.distributed.work",
 ) -> Any:
     """Runs jobs with the same number of ranks in new processes, and returns the output of rank 0.
 
@@ -40,10 +42,10 @@ def run_processes(
     worker_module: the module that each process runs.
     Raises `InputError` if a process fails or at the timeout.
     """
-    process_count = jobs[0].layout.world
+    process_count = training_jobs[0].layout.world
     with tempfile.TemporaryDirectory() as folder:
         jobs_file = Path(folder, "jobs")
-        jobs_file.write_text("\n".join(job.to_json() for job in jobs))
+        jobs_file.write_text("\n".join(training_job.to_json() for training_job in training_jobs))
         processes: list[subprocess.Popen[bytes]] = []
         try:
             port = _free_port()

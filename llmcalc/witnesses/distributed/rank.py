@@ -139,16 +139,16 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def token_ids(job: TrainingJob) -> Tensor:
+def token_ids(training_job: TrainingJob) -> Tensor:
     """Returns the tokens of all micro-batches of all replicas: [replicas, micro-batches, batch, tokens]."""
-    shape = job.layout.dp, job.microbatches, job.batch, job.seq
-    return torch.randint(0, job.spec.vocab_size, shape, generator=torch.Generator().manual_seed(SEED + 1))
+    shape = training_job.layout.dp, training_job.microbatches, training_job.batch, training_job.seq
+    return torch.randint(0, training_job.spec.vocab_size, shape, generator=torch.Generator().manual_seed(SEED + 1))
 
 
-def seeded_reference(job: TrainingJob) -> Any:
+def seeded_reference(training_job: TrainingJob) -> Any:
     """Builds the model with equal values in every process."""
     torch.manual_seed(SEED)
-    return build_reference(job.spec, DTYPE, "cpu")
+    return build_reference(training_job.spec, DTYPE, "cpu")
 
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
@@ -156,38 +156,40 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
-def losses_of_one_process(job: TrainingJob) -> list[float]:
+def losses_of_one_process(training_job: TrainingJob) -> list[float]:
     """Returns the mean loss of every step, computed by a single process for all micro-batches of all replicas."""
-    model, token_batches = seeded_reference(job), token_ids(job)
+    model, token_batches = seeded_reference(training_job), token_ids(training_job)
     losses: list[float] = []
-    optimizers = _build_optimizers(job, model)
+    optimizers = _build_optimizers(training_job, model)
     for _ in range(STEPS):
         summed_loss = 0.0
         for micro_batch in token_batches.flatten(0, 1):
             loss = loss_of(model(micro_batch, None, grouped_experts=True), micro_batch)
-            loss.backward(torch.full_like(loss, 1 / job.layout.dp))
+            loss.backward(torch.full_like(loss, 1 / training_job.layout.dp))
             summed_loss += loss.item()
         for optimizer in optimizers:
             optimizer.step()
         model.zero_grad(set_to_none=True)
-        losses.append(summed_loss / (job.layout.dp * job.microbatches))
+        losses.append(summed_loss / (training_job.layout.dp * training_job.microbatches))
     return losses
 
 
-def _build_optimizers(job: TrainingJob, model: Any) -> list[Any]:
+def _build_optimizers(training_job: TrainingJob, model: Any) -> list[Any]:
     matrices = layer_matrices(model)
     parameters = [(parameter, id(parameter) in matrices) for parameter in model.parameters()]
-    return list(build_optimizers(job.training.optimizer, parameters, "foreach", job.training.momentum))
+    return list(
+        build_optimizers(training_job.training.optimizer, parameters, "foreach", training_job.training.momentum)
+    )
 
 
 class RankProcess:
     """A process of a distributed run."""
 
-    def __init__(self, job: TrainingJob) -> None:
-        self.job: TrainingJob = job
+    def __init__(self, training_job: TrainingJob) -> None:
+        self.job: TrainingJob = training_job
         self.mode: RankStorageTracker = RankStorageTracker()
         self.rank: int = dist.get_rank()
-        layout = job.layout
+        layout = training_job.layout
         self.at: Coordinates = layout.coordinates(self.rank)
         axis_names = "pp", "replicas", "dp", "tp"
         mesh_shape = layout.pp, layout.hsdp_replicas, layout.dp // layout.hsdp_replicas, layout.tp
@@ -196,7 +198,9 @@ class RankProcess:
             axis_name: self.mesh[axis_name] for axis_name in axis_names
         }  # created before storages are tracked
         self.shards = self.mesh["replicas", "dp"] if layout.hsdp_replicas > 1 else self.meshes["dp"]
-        self.ends: Any | None = self._end_stages_group() if layout.pp > 1 and job.spec.tie_word_embeddings else None
+        self.ends: Any | None = (
+            self._end_stages_group() if layout.pp > 1 and training_job.spec.tie_word_embeddings else None
+        )
         self.peaks: dict[str, int] = {}
 
     def measure_training(self) -> tuple[dict[str, int], list[float]]:
@@ -204,9 +208,9 @@ class RankProcess:
 
         Returns bytes by quantity, and each step's sum of losses if this process computes losses.
         """
-        job, tracker = self.job, self.mode
-        model = seeded_reference(job)
-        ids = token_ids(job)[self.at.dp]
+        training_job, tracker = self.job, self.mode
+        model = seeded_reference(training_job)
+        ids = token_ids(training_job)[self.at.dp]
         quantities: dict[str, int] = {}
         losses: list[float] = []
         tracker.tracked.add(ids.untyped_storage()._cdata)
@@ -214,15 +218,15 @@ class RankProcess:
             self.build_model_part(model)
             del model
             tracker.track_tensors(map(local_part, (*self.module.parameters(), *self.module.buffers())))
-            optimizers_of_rank = _build_optimizers(job, self.module)
+            optimizers_of_rank = _build_optimizers(training_job, self.module)
             quantities["set_up_bytes"] = tracker.now
             tracker.set_up = True
-            run_passes = self.pipeline_runner() if job.layout.pp > 1 else self.run_micro_batches
+            run_passes = self.pipeline_runner() if training_job.layout.pp > 1 else self.run_micro_batches
             for step_index in range(STEPS):
                 self.peaks.clear()
                 tracker.peak = tracker.now
                 losses.append(run_passes(ids))
-                if job.layout.pp > 1:
+                if training_job.layout.pp > 1:
                     self.record_phase("passes")
                 gc.collect()  # cycles that the dispatcher of distributed tensors leaves
                 bytes_before_step = tracker.now
@@ -317,16 +321,16 @@ class RankProcess:
 
     def pipeline_runner(self) -> Callable[[Tensor], float]:
         """Returns a function that runs the passes of a step in a pipeline."""
-        job, coordinates = self.job, self.at
+        training_job, coordinates = self.job, self.at
         process_group = self.meshes["pp"].get_group()
         pipeline_stage = PipelineStage(
-            self.module, coordinates.pp, job.layout.pp, torch.device("cpu"), group=process_group
+            self.module, coordinates.pp, training_job.layout.pp, torch.device("cpu"), group=process_group
         )
 
         def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
             return loss_of(logits, labels)
 
-        schedule = Schedule1F1B(pipeline_stage, job.microbatches, loss_fn=loss_fn, scale_grads=False)
+        schedule = Schedule1F1B(pipeline_stage, training_job.microbatches, loss_fn=loss_fn, scale_grads=False)
 
         def run_pipeline(ids: Tensor) -> float:
             self.ids = ids.flatten(0, 1).clone()
@@ -352,10 +356,12 @@ class RankResult(NamedTuple):
     scratch: dict[str, int]
 
 
-def run_rank(job: TrainingJob) -> RankResult:
+def run_rank(training_job: TrainingJob) -> RankResult:
     """Runs this process's part of a job in the default process group."""
-    rank = RankProcess(job)
+    rank = RankProcess(training_job)
     quantities, losses = rank.measure_training()
     loss_sums = torch.tensor([loss if rank.last and rank.at.tp == 0 else 0.0 for loss in losses], dtype=torch.float64)
     dist.all_reduce(loss_sums)
-    return RankResult(quantities, (loss_sums / (job.layout.dp * job.microbatches)).tolist(), rank.scratch)
+    return RankResult(
+        quantities, (loss_sums / (training_job.layout.dp * training_job.microbatches)).tolist(), rank.scratch
+    )

@@ -40,14 +40,14 @@ def read_towers(
     root_type: str,
     family: Family,
     root_config: Mapping[str, Any],
-    text_width: int,
+    text_hidden_size: int,
     section_aliases: Mapping[str, Mapping[str, str]],
 ) -> tuple[Table, list[str]]:
     """Returns the `towers` table of a wrapper's description, and remarks.
 
     root_type: the wrapper's model type.
     family: its record.
-    text_width: width of the text model.
+    text_hidden_size: width of the text model.
     section_aliases: section → the `attribute_map` of its configuration class; under the empty name the wrapper's.
     """
     supported_sections, towers, notes = sections_of(root_type, family.tower_file), Table(), list[str]()
@@ -71,7 +71,7 @@ def read_towers(
                 root_config,
                 section_name,
                 supported_sections[section_name],
-                text_width,
+                text_hidden_size,
                 section_aliases.get(section_name, {}),
                 section_aliases.get("", {}),
             )
@@ -115,7 +115,7 @@ def _read_section(
     root_config: Mapping[str, Any],
     section_name: str,
     section: TowerSection,
-    text_width: int,
+    text_hidden_size: int,
     class_aliases: Mapping[str, str],
     root_aliases: Mapping[str, str],
 ) -> tuple[Table, list[str]]:
@@ -140,7 +140,7 @@ def _read_section(
         aliases={**class_aliases, **section.aliases},
     )
     wrapper_config = Config(root_config, section.wrapper_defaults, root_type, aliases=root_aliases)
-    tower_tables = section.read_tower(wrapper_config, config, text_width)
+    tower_tables = section.read_tower(wrapper_config, config, text_hidden_size)
     for tower, tower_fields in tower_tables.items():
         try:
             TypeAdapter(Tower).validate_python(tower_fields)

@@ -33,7 +33,7 @@ The processor also writes the number of lines and columns in digits, which count
 """
 
 
-def _read_emu3(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_emu3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Emu 3's image tokenizer. Its levels with attention must have hidden_size channels."""
     base_channels, channel_multipliers = _read_channels(config)
     attended_levels = _read_numbers(config, "attn_resolutions", minimum=0)
@@ -90,7 +90,7 @@ def _tokenizer(config: Config, base_channels: int, channel_multipliers: list[int
     }
 
 
-def _read_janus_tokenizer(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_janus_tokenizer(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Janus's image tokenizer, and the weights with which the text model generates images."""
     base_channels, channel_multipliers = _read_channels(config)
     projection_width, code_count = config.integer("projection_dim"), config.integer("num_embeddings")
@@ -112,13 +112,13 @@ def _read_janus_tokenizer(root_config: Config, config: Config, text_width: int) 
     return {"image_tokenizer": tokenizer}
 
 
-def _aligner(layer_count: int, text_width: int, activation: str) -> list[Table]:
+def _aligner(layer_count: int, text_hidden_size: int, activation: str) -> list[Table]:
     """Returns linear layers of one width, with an activation between each two of them."""
-    linear_layer = {"size": text_width, "bias": True}
+    linear_layer = {"size": text_hidden_size, "bias": True}
     return [{**linear_layer, "hidden_act": activation}] * (layer_count - 1) + [linear_layer]
 
 
-def _read_janus(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_janus(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Janus's encoder for image understanding: SigLIP, whose attention has a bias or none, and linear layers."""
     config.require("use_qk_norm", False)
     hidden, activation = config.integer("hidden_size"), config.choice(ACTIVATIONS, "hidden_act")

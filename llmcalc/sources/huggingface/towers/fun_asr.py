@@ -13,7 +13,7 @@ WINDOW, HOP = 400, 960
 """The samples of a frame in Fun-ASR's processor, and those from one group of six frames to the next."""
 
 
-def _read_fun_asr(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Fun-ASR. The last layer of transcription and the last of timestamps end in a norm."""
     hidden, heads, depth = (
         config.integer(field) for field in ("hidden_size", "num_attention_heads", "num_hidden_layers")
@@ -39,9 +39,9 @@ def _read_fun_asr(root_config: Config, config: Config, text_width: int) -> Table
         "audio": {"type": "recording", "window": WINDOW, "hop": HOP},
     }
     adaptor = root_config.section(
-        "adaptor_config", {**ADAPTOR, "hidden_size": text_width, "intermediate_size": text_width // 4}
+        "adaptor_config", {**ADAPTOR, "hidden_size": text_hidden_size, "intermediate_size": text_hidden_size // 4}
     )
-    adaptor.require("hidden_size", text_width)
+    adaptor.require("hidden_size", text_hidden_size)
     block = layer_table(
         self_attention(adaptor, **biases(True, *QKVO)),
         mlp(adaptor.integer("intermediate_size"), adaptor.choice(ACTIVATIONS, "hidden_act")),
@@ -52,7 +52,7 @@ def _read_fun_asr(root_config: Config, config: Config, text_width: int) -> Table
     adaptor.finish(frozenset({"attention_dropout", "hidden_dropout", "model_type"}), config)
     return {
         "audio_tower": tower,
-        "multi_modal_projector": projector(hidden, inner_layer, (text_width, True, "identity"), stack=stack),
+        "multi_modal_projector": projector(hidden, inner_layer, (text_hidden_size, True, "identity"), stack=stack),
     }
 
 

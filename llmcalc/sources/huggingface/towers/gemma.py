@@ -33,7 +33,7 @@ GEMMA3N_FRAMES: Table = {"window": 513, "multiple": 128, "tokens": 188, "max_sec
 """How the published processors cut audio into frames, and the tokens that they write for a recording."""
 
 
-def _read_gemma4_vision(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_gemma4_vision(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Gemma 4's vision encoder: two position embeddings, and gated layers with four norms.
 
     The input and output of linear layers may be clamped (four bounds each).
@@ -56,7 +56,7 @@ def _read_gemma4_vision(root_config: Config, config: Config, text_width: int) ->
     pooling: Table = {"merge": merge_size, "merged": "mean", "norm": unweighted_norm}
     return {
         "vision_tower": tower,
-        "embed_vision": projector(config.integer("hidden_size"), (text_width, False, "identity"), **pooling),
+        "embed_vision": projector(config.integer("hidden_size"), (text_hidden_size, False, "identity"), **pooling),
     }
 
 
@@ -101,7 +101,7 @@ def _read_pair(config: Config, field_name: str) -> list[int]:
     return list(size_pair)
 
 
-def _read_gemma4_audio(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_gemma4_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Gemma 4's audio encoder. Its class requires as many mel bins as channels in the first convolution."""
     first_channels, second_channels = _read_pair(config, "subsampling_conv_channels")
     if first_channels < 4:
@@ -121,11 +121,11 @@ def _read_gemma4_audio(root_config: Config, config: Config, text_width: int) -> 
     unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     return {
         "audio_tower": tower,
-        "embed_audio": projector(output_width, (text_width, False, "identity"), norm=unweighted_norm),
+        "embed_audio": projector(output_width, (text_hidden_size, False, "identity"), norm=unweighted_norm),
     }
 
 
-def _read_unified_vision(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_unified_vision(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads unified Gemma 4's vision: a patch is a block of pooling_kernel_size × pooling_kernel_size patches."""
     embedding_width, unweighted_norm = (
         config.integer("mm_embed_dim"),
@@ -144,17 +144,17 @@ def _read_unified_vision(root_config: Config, config: Config, text_width: int) -
     return {
         "vision_embedder": embedder,
         "embed_vision": projector(
-            config.integer("output_proj_dims"), (text_width, False, "identity"), norm=unweighted_norm
+            config.integer("output_proj_dims"), (text_hidden_size, False, "identity"), norm=unweighted_norm
         ),
     }
 
 
-def _read_unified_audio(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_unified_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     frame_size = config.integer("audio_embed_dim", "hidden_size", "output_proj_dims", "audio_samples_per_token")
     return {
         "embed_audio": projector(
             frame_size,
-            (text_width, False, "identity"),
+            (text_hidden_size, False, "identity"),
             norm=rmsnorm(config.number("rms_norm_eps"), weight=False),
             raw=True,
             audio={"type": "recording", "window": 1, "hop": frame_size, "marks": 2},
@@ -162,19 +162,19 @@ def _read_unified_audio(root_config: Config, config: Config, text_width: int) ->
     }
 
 
-def _gemma3n_embedder(config: Config, text_width: int) -> Table:
+def _gemma3n_embedder(config: Config, text_hidden_size: int) -> Table:
     """Returns Gemma 3n's embedder of an encoder's outputs, with an embedding table of image or audio tokens."""
     norm, unweighted_norm = rmsnorm(config.number("rms_norm_eps")), rmsnorm(config.number("rms_norm_eps"), weight=False)
     return projector(
         config.integer("hidden_size"),
-        (text_width, False, "identity"),
+        (text_hidden_size, False, "identity"),
         norm=norm,
         out_norm=unweighted_norm,
         vocab_size=config.integer("vocab_size"),
     )
 
 
-def _read_gemma3n_vision(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_gemma3n_vision(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Gemma 3n's vision encoder, whose outputs form a fixed number of embeddings, and its embedder."""
     image_tokens, architecture = root_config.integer("vision_soft_tokens_per_image"), config.text("architecture")
     if image_tokens != GEMMA3N_IMAGE["tokens"]:
@@ -187,10 +187,10 @@ def _read_gemma3n_vision(root_config: Config, config: Config, text_width: int) -
         raise config.error("architecture", architecture, "mobilenetv5_300m_enc")
     if config.get("model_args"):
         raise config.error("model_args", config.get("model_args"), "none, because they change the architecture")
-    return {"vision_tower": mobilenet_v5(), "embed_vision": _gemma3n_embedder(config, text_width)}
+    return {"vision_tower": mobilenet_v5(), "embed_vision": _gemma3n_embedder(config, text_hidden_size)}
 
 
-def _read_gemma3n_audio(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_gemma3n_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     channels = _read_pair(config, "sscp_conv_channel_size")
     kernel_sizes, strides = (_read_pairs(config, field) for field in ("sscp_conv_kernel_size", "sscp_conv_stride_size"))
     convolutions = [
@@ -203,7 +203,7 @@ def _read_gemma3n_audio(root_config: Config, config: Config, text_width: int) ->
     tower = _conformer_encoder(
         config, "conf_", "silu", subsampling, reduction=config.integer("conf_reduction_factor"), audio=audio_framing
     )
-    return {"audio_tower": tower, "embed_audio": _gemma3n_embedder(config, text_width)}
+    return {"audio_tower": tower, "embed_audio": _gemma3n_embedder(config, text_hidden_size)}
 
 
 def _read_pairs(config: Config, field_name: str) -> list[list[int]]:

@@ -24,7 +24,7 @@ LEAST_PIXELS, MOST_PIXELS = 112 * 112, 9_633_792
 """Limits of the pixels of all frames in the published `preprocessor_config.json` of GLM-4.5V and GLM-OCR (`size`)."""
 
 
-def _read_glm4v(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_glm4v(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads GLM-V's vision encoder: gated layers, a merger of square blocks of patches, and a gated FFN.
 
     The layers' FFN width is the text's width. The merger is a linear layer with a norm.
@@ -38,12 +38,12 @@ def _read_glm4v(root_config: Config, config: Config, text_width: int) -> Table:
     )
 
 
-def _read_glm_ocr(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_glm_ocr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads GLM-OCR's vision encoder, whose merger is wider than the text model by the number of image channels."""
     return _encoder_with_qk_norm(config, config.integer("out_hidden_size") * config.integer("in_channels"))
 
 
-def _read_glm5_next(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_glm5_next(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads GLM-5.3's vision encoder, with a stated merger width and clamped gates.
 
     The gate of its merger is clamped, too, which a projector does not describe.

@@ -14,7 +14,7 @@ WINDOW, HOP = 160, 320
 """The samples from the start of a recording to its first frame's end, and those of a frame, in the processor."""
 
 
-def _read_granite_speech(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_granite_speech(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Granite Speech, whose Q-Former may read the outputs of further layers beside the last one's."""
     concatenated_layers = 1 + _count_of_concatenated_layers(config)
     hidden_size, heads, window = (
@@ -44,7 +44,7 @@ def _read_granite_speech(root_config: Config, config: Config, text_width: int) -
     feature_width = concatenated_layers * hidden_size
     qformer = _qformer(root_config.section("projector_config", QFORMER), feature_width, query_count, window, config)
     linear_layer = projector(
-        feature_width, (text_width, True, "identity"), resampler=qformer, encoder_layers=concatenated_layers
+        feature_width, (text_hidden_size, True, "identity"), resampler=qformer, encoder_layers=concatenated_layers
     )
     return {"audio_encoder": tower, "projector": linear_layer}
 

@@ -28,12 +28,12 @@ def _chunked_encoder(config: Config, stem: Table, window: int, audio_framing: Ta
     return {"type": "audio", "hidden_size": config.integer("d_model"), "stack": stack, "audio": audio_framing}
 
 
-def _read_qwen2_5_audio(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_qwen2_5_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen2.5-Omni's audio encoder: Whisper's convolutions in chunks, and the mean of pairs of positions.
 
     Its table of two vectors marks the ends of a recording.
     """
-    config.require("output_dim", text_width)
+    config.require("output_dim", text_hidden_size)
     chunk_frames = 2 * config.integer("n_window")
     stem = {
         "num_mel_bins": config.integer("num_mel_bins"),
@@ -56,19 +56,19 @@ def _read_qwen2_5_audio(root_config: Config, config: Config, text_width: int) ->
     pooling: Table = {"frames": 2, "merged": "mean", "norm": layernorm(), "output_marks": 2}
     return {
         "audio_tower": tower,
-        "audio_projector": projector(config.integer("d_model"), (text_width, True, "identity"), **pooling),
+        "audio_projector": projector(config.integer("d_model"), (text_hidden_size, True, "identity"), **pooling),
     }
 
 
-def _read_qwen3_audio(root_config: Config, config: Config, text_width: int) -> Table:
-    config.require("output_dim", text_width)
-    return _qwen3_audio_towers(config, text_width)
+def _read_qwen3_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    config.require("output_dim", text_hidden_size)
+    return _qwen3_audio_towers(config, text_hidden_size)
 
 
-def _qwen3_audio_towers(config: Config, text_width: int, has_whole_chunks: bool = False) -> Table:
+def _qwen3_audio_towers(config: Config, text_hidden_size: int, has_whole_chunks: bool = False) -> Table:
     """Returns Qwen3-Omni's audio encoder: three convolutions over time and frequency in chunks, and two linear layers.
 
-    text_width: that of the output. has_whole_chunks: whether a recording shorter than a chunk is padded to one.
+    text_hidden_size: that of the output. has_whole_chunks: whether a recording shorter than a chunk is padded to one.
     """
     chunk_frames, channels = 2 * config.integer("n_window"), config.integer("downsample_hidden_size")
     window_chunks = config.integer("n_window_infer") // chunk_frames
@@ -90,11 +90,13 @@ def _qwen3_audio_towers(config: Config, text_width: int, has_whole_chunks: bool 
     hidden_size, activation = config.integer("d_model"), config.choice(ACTIVATIONS, "activation_function")
     return {
         "audio_tower": tower,
-        "audio_projector": projector(hidden_size, *two_linear_layers(text_width, activation, inner_width=hidden_size)),
+        "audio_projector": projector(
+            hidden_size, *two_linear_layers(text_hidden_size, activation, inner_width=hidden_size)
+        ),
     }
 
 
-def _read_qwen3_asr(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_qwen3_asr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen3-ASR: Qwen3-Omni's encoder; recordings of less than half a second are padded to one."""
     towers = _qwen3_audio_towers(config, config.integer("output_dim"), has_whole_chunks=True)
     towers["audio_tower"]["audio"]["least_samples"] = QWEN3_ASR_SAMPLES

@@ -22,8 +22,10 @@ def _read_neomme(config: Config) -> Table:
     kv_heads, head_dim = config.integer("num_key_value_heads"), config.integer("head_dim")
     if heads % kv_heads:
         raise config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
-    default_kinds = ["full" if (layer + 1) % 6 == 0 or layer == depth - 1 else "sliding" for layer in range(depth)]
-    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
+    default_layer_kinds = [
+        "full" if (layer + 1) % 6 == 0 or layer == depth - 1 else "sliding" for layer in range(depth)
+    ]
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     if "full" not in layer_kinds:
         raise config.error("layer_types", config.get("layer_types"), "at least one full_attention")
     full_layers = [layer for layer, layer_kind in enumerate(layer_kinds) if layer_kind == "full"]

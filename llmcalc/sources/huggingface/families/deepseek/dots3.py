@@ -60,10 +60,10 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     selects_keys = config.get("use_dsa")
     full_kind = "full" if selects_keys is False else "indexed"
     has_windows = config.flag("use_sliding_window")
-    default_kinds = [
+    default_layer_kinds = [
         full_kind if not has_windows or layer < 2 or layer % 4 == 1 else "sliding" for layer in range(depth)
     ]
-    layer_kinds = listed_kinds(config, "layer_types", RANGES, default_kinds)
+    layer_kinds = listed_kinds(config, "layer_types", RANGES, default_layer_kinds)
     if selects_keys is None and config.has("per_layer_config"):
         return layer_kinds
     return [layer_kind if layer_kind == "sliding" else full_kind for layer_kind in layer_kinds]
@@ -79,8 +79,10 @@ def _ffn_kinds(config: Config, depth: int) -> list[str]:
     has_experts = [
         bool(expert_flags[layer]) if expert_flags is not None else layer % expert_period == 0 for layer in range(depth)
     ]
-    default_kinds = ["moe" if layer >= first_expert_layer and has_experts[layer] else "dense" for layer in range(depth)]
-    return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds)
+    default_layer_kinds = [
+        "moe" if layer >= first_expert_layer and has_experts[layer] else "dense" for layer in range(depth)
+    ]
+    return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
 
 
 def _window_size(config: Config) -> int:

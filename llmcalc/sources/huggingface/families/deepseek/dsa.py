@@ -60,13 +60,13 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
         if len(pattern_kinds) != depth or not {*pattern_kinds} <= {"full", "shared"}:
             raise config.error("index_topk_pattern", indexer_pattern, f"{depth} times F or S")
         return pattern_kinds
-    default_kinds = ["full"] * depth
+    default_layer_kinds = ["full"] * depth
     if not config.has("indexer_types"):
         indexer_period, indexer_offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
-        default_kinds = [
+        default_layer_kinds = [
             "shared" if max(layer - indexer_offset + 1, 0) % indexer_period else "full" for layer in range(depth)
         ]
-    return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default_kinds)
+    return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default_layer_kinds)
 
 
 def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
@@ -98,11 +98,11 @@ def _read_axk2(config: Config) -> Table:
         if not config.has("mlp_layer_types")
         else (0, 1)
     )
-    default_kinds = [
+    default_layer_kinds = [
         "moe" if layer >= first_expert_layer and layer % expert_period == 0 else "dense" for layer in range(depth)
     ]
     ffn_kinds, experts = (
-        listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds),
+        listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds),
         routed_experts(config, **SIGMOID),
     )
     indexer = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}

@@ -135,12 +135,12 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
     Raises `InputError` for a selection that is not that of the layer directly below, which its class does not find.
     """
-    default_kinds = ["indexed" if layer % 4 == 3 else "linear" for layer in range(depth)]
+    default_layer_kinds = ["indexed" if layer % 4 == 3 else "linear" for layer in range(depth)]
     layer_indexers = indexer_kinds(config, depth)
     mixer_kinds = [
         indexer_kind if mixer == "indexed" else mixer
         for mixer, indexer_kind in zip(
-            listed_kinds(config, "layer_types", MIXERS, default_kinds), layer_indexers, strict=True
+            listed_kinds(config, "layer_types", MIXERS, default_layer_kinds), layer_indexers, strict=True
         )
     ]
     for layer, mixer in enumerate(mixer_kinds):

@@ -99,7 +99,7 @@ def _latent_layer_kinds(config: Config, position_kinds: list[str]) -> list[str]:
 
 def _rotary_attention(config_values: ConfigValues) -> Any:
     """Returns the attention of a layer with RoPE."""
-    return config_values.find_part(MLA, matches_part=lambda part: not part.mla_use_nope)
+    return config_values.find_part(MLA, matches_part=lambda spec_part: not spec_part.mla_use_nope)
 
 
 def _latent_source_layers(config_values: ConfigValues) -> list[int]:

@@ -91,8 +91,8 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     local_layers = {layer for layer in range(depth) if (layer + 1) % 6}
     if config.get("local_layer_ids") is not None:
         local_layers = set(config.integers("local_layer_ids"))
-    default_kinds = ["sliding" if layer in local_layers else "full" for layer in range(depth)]
-    return listed_kinds(config, "layer_types", RANGES, default_kinds)
+    default_layer_kinds = ["sliding" if layer in local_layers else "full" for layer in range(depth)]
+    return listed_kinds(config, "layer_types", RANGES, default_layer_kinds)
 
 
 def _ffn_kinds(config: Config, depth: int) -> list[str]:

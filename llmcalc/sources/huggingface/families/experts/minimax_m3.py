@@ -65,11 +65,11 @@ def _read_minimax_m3(config: Config) -> Table:
         field: older_config.integer(field_name) if older_config.has(field_name) else config.integer(field)
         for field, field_name in OLDER.items()
     }
-    default_kinds = ["full"] * depth
+    default_layer_kinds = ["full"] * depth
     if older_config.has("sparse_attention_freq"):
-        default_kinds = _names_of_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
+        default_layer_kinds = _names_of_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
     attention_kinds = listed_kinds(
-        config, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default_kinds
+        config, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default_layer_kinds
     )
     ffn_kinds = (
         _names_of_flags(config, "moe_layer_freq", "dense", "moe", depth)

@@ -174,7 +174,7 @@ IGNORED = field_names(
 
 def full_attention(config_values: ConfigValues) -> Any:
     """Returns the attention of a layer without a window."""
-    return config_values.find_part(Attention, matches_part=lambda part: part.sliding_window is None)
+    return config_values.find_part(Attention, matches_part=lambda spec_part: spec_part.sliding_window is None)
 
 
 def sliding_attention(config_values: ConfigValues) -> Any:

@@ -87,11 +87,11 @@ def _read_cohere2_moe(config: Config) -> Table:
     dense_period = config.integer("prefix_dense_sliding_window_pattern")
     full_attention_period = config.optional_integer("sliding_window_pattern") or 4
     window = config.optional_integer("sliding_window")
-    default_kinds = [
+    default_layer_kinds = [
         *kinds_with_nth_full(dense_layers, dense_period),
         *kinds_with_nth_full(depth - dense_layers, full_attention_period),
     ]
-    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     ffn_kinds = listed_kinds(
         config,
         "mlp_layer_types",

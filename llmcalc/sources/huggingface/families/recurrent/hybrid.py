@@ -158,7 +158,9 @@ def _read_bamba(config: Config) -> Table:
         "attention" if layer in attention_layers else "mamba" for layer in range(config.integer("num_hidden_layers"))
     ]
     return mixed_decoder(
-        config, {kind: {"attention": mixer, "feed_forward": ffn} for kind, mixer in mixers.items()}, layer_kinds
+        config,
+        {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()},
+        layer_kinds,
     )
 
 
@@ -174,7 +176,9 @@ def _read_granitemoehybrid(config: Config) -> Table:
     }
     layer_kinds = listed_kinds(config, "layer_types", MIXERS, ["mamba"] * config.integer("num_hidden_layers"))
     return mixed_decoder(
-        config, {kind: {"attention": mixer, "feed_forward": ffn} for kind, mixer in mixers.items()}, layer_kinds
+        config,
+        {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()},
+        layer_kinds,
     )
 
 

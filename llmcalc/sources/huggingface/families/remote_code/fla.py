@@ -81,13 +81,13 @@ def _decoder(config: Config, mixer: Table, ffn_width: int | None = None) -> Tabl
     layer_kinds = ["mixer"] * config.integer("num_hidden_layers")
     attention_by_kind: Table = {"mixer": {}}
     for place, section in _attention_sections(config).items():
-        kind = f"attention{place}"
-        attention_by_kind[kind] = {"attention": {"type": "attention", **_softmax_attention(section)}}
+        layer_kind = f"attention{place}"
+        attention_by_kind[layer_kind] = {"attention": {"type": "attention", **_softmax_attention(section)}}
         for layer in section.integers("layers"):
             if layer >= len(layer_kinds) or layer_kinds[layer] != "mixer":
                 expected_text = f"layers from 0 to {len(layer_kinds) - 1}, each once"
                 raise section.error("layers", section.get("layers"), expected_text)
-            layer_kinds[layer] = kind
+            layer_kinds[layer] = layer_kind
         section.finish(frozenset(), config)
     stack = combined_kinds((layer_kinds, attention_by_kind))
     return decoder(config, layer_table(mixer, ffn, norm), norm, stack=stack)

@@ -221,7 +221,7 @@ def _read_nemotron_nas(config: Config) -> Table:
     heads = config.integer("num_attention_heads")
     norm = rmsnorm(config.number("rms_norm_eps"))
     block_tables = _checked_list(
-        config, "block_configs", depth, lambda value: isinstance(value, dict), "tables of fields"
+        config, "block_configs", depth, lambda field_value: isinstance(field_value, dict), "tables of fields"
     )
     attention_bias, mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
     layers: list[tuple[str, Table]] = []
@@ -263,7 +263,7 @@ def _read_deci(config: Config) -> Table:
         config,
         "num_key_value_heads_per_layer",
         depth,
-        lambda value: is_whole(value) and value > 0 and heads % value == 0,
+        lambda field_value: is_whole(field_value) and field_value > 0 and heads % field_value == 0,
         f"divisors of {heads}",
     )
     layers: list[tuple[str, Table]] = []

@@ -69,8 +69,8 @@ def _read_k2_horizon(config: Config) -> Table:
 
 def _sparse_layer(config: Config, experts: int) -> Table:
     """Returns the special parts of a layer with routed experts: the network, and in MoVA the values."""
-    scoring = config.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "router_score_func")
-    router: Table = {"scoring_func": scoring}
+    score_function = config.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "router_score_func")
+    router: Table = {"scoring_func": score_function}
     if config.flag("moe_gate_bias"):
         router["score_correction"] = "parameter"
     expert_width, shared_count = config.integer("moe_intermediate_size"), config.count("num_shared_experts")

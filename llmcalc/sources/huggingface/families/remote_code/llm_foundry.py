@@ -48,10 +48,10 @@ def _attention(config: Config, attention_config: Config, norm: Table, bias: bool
     head_dim = config.optional_integer("head_dim") or config.quotient(
         "num_attention_heads", config.integer("hidden_size"), heads
     )
-    kind = attention_config.choice(
+    attention_kind = attention_config.choice(
         {"multihead_attention": heads, "multiquery_attention": 1, "grouped_query_attention": None}, "attn_type"
     )
-    kv_heads = attention_config.integer("kv_n_heads") if kind is None else kind
+    kv_heads = attention_config.integer("kv_n_heads") if attention_kind is None else attention_kind
     if heads % kv_heads:
         raise attention_config.error("kv_n_heads", kv_heads, f"a divisor of {heads}")
     attention_config.require("kv_n_heads", None, kv_heads)

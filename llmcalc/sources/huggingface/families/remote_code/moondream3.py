@@ -30,9 +30,11 @@ EXPERTS = {"start_layer": 4, "n_experts": 64, "n_experts_per_tok": 8, "expert_in
 
 def _read_moondream3(config: Config) -> Table:
     """Reads Moondream 3. Token-dependent scales of queries and values (`tau`) are not counted."""
-    sections = config.table("config") if config.has("config") else {}
+    config_sections = config.table("config") if config.has("config") else {}
     config.fields_read.add("config")
-    text_config = Config(config_section(config, sections, "text"), TEXT, config.model_type, location="config.text.")
+    text_config = Config(
+        config_section(config, config_sections, "text"), TEXT, config.model_type, location="config.text."
+    )
     stated_experts = text_config.table("moe") if text_config.has("moe") else {}
     experts = Config(stated_experts, EXPERTS, config.model_type, location="config.text.moe.")
     hidden, depth = text_config.integer("dim"), text_config.integer("n_layers")
@@ -80,9 +82,9 @@ def _read_moondream3(config: Config) -> Table:
     return decoder(model_sizes, block, norm, {"bias": True}, combined_kinds((layer_kinds, layer_tables)))
 
 
-def config_section(config: Config, sections: Mapping[str, Any], section_name: str) -> Mapping[str, Any]:
+def config_section(config: Config, config_sections: Mapping[str, Any], section_name: str) -> Mapping[str, Any]:
     """Returns a table of the config; empty if missing. Raises `InputError` for a value that is not a table."""
-    section_fields = sections.get(section_name)
+    section_fields = config_sections.get(section_name)
     if section_fields is not None and not isinstance(section_fields, dict):
         raise config.error(f"config.{section_name}", section_fields, "a table of fields")
     return section_fields or {}

@@ -87,7 +87,7 @@ def _read_plamo3(config: Config) -> Table:
     )
     window_period = config.integer("sliding_window_pattern")
     config.fields_read.add("interleaved_sliding_window")
-    default_kinds = ["sliding" if (layer + 1) % window_period else "full" for layer in range(depth)]
+    default_layer_kinds = ["sliding" if (layer + 1) % window_period else "full" for layer in range(depth)]
     if isinstance(layer_windows, list):
         window_sizes = [window_size for window_size in layer_windows if window_size is not None]
         if (
@@ -98,9 +98,9 @@ def _read_plamo3(config: Config) -> Table:
             raise config.error(
                 "interleaved_sliding_window", layer_windows, f"{depth} times null or one size of a window"
             )
-        default_kinds = ["full" if window_size is None else "sliding" for window_size in layer_windows]
+        default_layer_kinds = ["full" if window_size is None else "sliding" for window_size in layer_windows]
         window = next(iter(window_sizes), window)
-    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     mixer = attention(config, **qk_norm_fields(norm))
     block = layer_table(mixer, glu(config), norm, "sandwich")
     sliding_layer: Table = {} if window is None else {"attention": {"sliding_window": window}}
