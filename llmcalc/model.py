@@ -495,7 +495,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Transposed(nn.Module):
+    class TransposedLinear(nn.Module):
         """A linear layer that uses the transposed weight of another linear layer."""
 
         def __init__(self, linear: nn.Linear) -> None:
@@ -551,7 +551,7 @@ def _reference_class() -> type[nn.Module]:
             if output_embedding_width is not None:
                 has_tied_projection = spec.tied_projection
                 self.head_proj = (
-                    Transposed(self.embed_proj)
+                    TransposedLinear(self.embed_proj)
                     if has_tied_projection
                     else nn.Linear(hidden, output_embedding_width, bias=False)
                 )

@@ -19,7 +19,7 @@ from llmcalc.flow.record import Flow
 from llmcalc.flow.tree import Node
 from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILES, families_in, read_config
+from llmcalc.sources.huggingface.registry import FILES, families_of_file, read_config
 from llmcalc.workload.counting import Counting, Pairs
 from llmcalc.workload.execution import AttentionImplementation, Execution, LatentForm
 from llmcalc.workload.recompute import recompute_of
@@ -33,7 +33,7 @@ CASES = sorted(p.parent for p in (Path(__file__).parent / "data" / "cases").glob
 """The folders of published configs with the numbers measured on their classes."""
 
 
-WITH_CLASSES = [file for file in FILES if not any(family.source for family in families_in(file).values())]
+WITH_CLASSES = [file for file in FILES if not any(family.source for family in families_of_file(file).values())]
 """The files of families whose classes are in `transformers`; of the others the class is code of the model's repository,
 which test_remote_code.py compares with the reference and with published checkpoints.
 """

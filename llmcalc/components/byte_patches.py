@@ -137,7 +137,7 @@ class PatchStreams(ResidualStreams):
         if self.patcher is not None:
             self.patcher.check_stack_position(f"{error_location}.patcher", self.patcher.hidden_size)
 
-    def record_split(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         """Records the first layers over bytes and the patch vectors. x: the embeddings of the bytes."""
         hidden_axes = recorder.memo["hidden"]
         if self.patcher is not None:
@@ -168,7 +168,7 @@ class PatchStreams(ResidualStreams):
             else patch_vectors.view(*hidden_axes)
         )
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         """Records the layers over bytes that follow the layers over patches. x: the patch vectors."""
         byte_rows: Value = recorder.memo["bytes"]
         with recorder.scope("local_decoder"):
@@ -244,7 +244,7 @@ def _reference_class() -> type[nn.Module]:
             patch_maxima = empty_maxima.scatter_reduce(1, patch_index, x, "amax", include_self=False)
             return x, self.reads(self.split_into_vectors(patch_maxima), x).unflatten(1, (patches, -1)).flatten(2)
 
-    class ReadingFirst(nn.Module):
+    class CrossAttentionFirst(nn.Module):
         """A byte layer with a preceding cross-attention to the patch vectors."""
 
         def __init__(self, block: nn.Module, cross_attention: nn.Module) -> None:
@@ -264,20 +264,22 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: PatchStreams, hidden_size: int) -> None:
             super().__init__(spec.decoder, spec.local_size, hidden_size, spec.vectors)
             if spec.writes_every_layer:
-                self.layers = nn.ModuleList(ReadingFirst(block, self._reading_module(spec)) for block in self.layers)
+                self.layers = nn.ModuleList(
+                    CrossAttentionFirst(block, self._patch_cross_attention(spec)) for block in self.layers
+                )
             else:
-                self.writes = self._reading_module(spec)
+                self.writes = self._patch_cross_attention(spec)
             self.norm = spec.norm.reference(ModelProperties(spec.local_size))
 
         @staticmethod
-        def _reading_module(spec: PatchStreams) -> nn.Module:
+        def _patch_cross_attention(spec: PatchStreams) -> nn.Module:
             return spec.writes.reference(spec.local_size, spec.local_size)
 
         def forward(self, x: Tensor, patches: Tensor) -> Tensor:
             memory = self.split_into_vectors(patches)
             x = self.writes(x, memory) if hasattr(self, "writes") else x
             for layer in self.layers:
-                x = layer(x, memory) if isinstance(layer, ReadingFirst) else layer(x, ForwardPass())
+                x = layer(x, memory) if isinstance(layer, CrossAttentionFirst) else layer(x, ForwardPass())
             byte_states: Tensor = self.norm(x)
             return byte_states
 

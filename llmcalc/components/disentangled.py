@@ -82,7 +82,7 @@ class DisentangledScores(AttentionPosition):
         """The number of relative positions in each direction; the table has a row for each."""
         return self.max_relative_positions if self.position_buckets is None else self.position_buckets
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return {"relative_embedding": {"span": self.span}}
 
     def flow(
@@ -155,7 +155,7 @@ class RelativeEmbedding(StackPart):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         for layer in layers.values():
-            if layer.required_slots().get("relative_embedding") not in (None, {"span": self.span}):
+            if layer.required_stack_fields().get("relative_embedding") not in (None, {"span": self.span}):
                 raise ValueError("relative_embedding: disentangled attention needs a table of its span")
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -316,7 +316,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                     distance_vectors[table_reach - used_reach : table_reach + used_reach],
                     used_reach,
                 )
-            distance = forward_pass.computed_once(
+            distance = forward_pass.compute_once(
                 ("binned", tokens, table_reach), lambda: self._relative_positions(forward_pass, tokens, q.device)
             )
             term_count = 1 + self.spec.c2p + self.spec.p2c

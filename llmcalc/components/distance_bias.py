@@ -31,7 +31,7 @@ from .base import (
     StackPart,
     TokenMixer,
 )
-from .rotation import angles_of
+from .rotation import rotary_angles
 from .runtime import ForwardPass, vector_module
 
 if TYPE_CHECKING:
@@ -284,9 +284,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.core = DistanceScores()
 
         def forward(self, q: Tensor, forward_pass: ForwardPass, total_tokens: int) -> tuple[Tensor, Tensor]:
-            angles = forward_pass.computed_once(
+            angles = forward_pass.compute_once(
                 ("distances", total_tokens),
-                lambda: angles_of(forward_pass.positions(0, total_tokens, q.device), self.hidden_size, 10000.0),
+                lambda: rotary_angles(forward_pass.positions(0, total_tokens, q.device), self.hidden_size, 10000.0),
             )
             distance_encoding = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
             distance_scores = self.core(self.r_proj(distance_encoding), q + self.position_bias.weight)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def angles_of(positions: Tensor, rotary_dim: int, rope_theta: float) -> Tensor:
+def rotary_angles(positions: Tensor, rotary_dim: int, rope_theta: float) -> Tensor:
     """Computes the angles position · θ^(−2i / dim), [positions, dim / 2]."""
     import torch
 
@@ -38,7 +38,7 @@ def rotate(
             forward_pass.positions(first_position, end_position, x.device), rotary_dim, rope_theta, x
         )
 
-    cos, sin = forward_pass.computed_once(
+    cos, sin = forward_pass.compute_once(
         ("rope", first_position, end_position, rotary_dim, rope_theta, x.dtype), cos_and_sin
     )
     return _rotate_pairs(x, rotary_dim, cos, -sin if inverse else sin, concatenated)
@@ -54,7 +54,7 @@ def _cosine_and_sine(
 ) -> tuple[Tensor, Tensor]:
     import torch
 
-    angles = angles_of(positions, rotary_dim, rope_theta)
+    angles = rotary_angles(positions, rotary_dim, rope_theta)
     angles = torch.cat([angles, angles], -1)
     return angles.cos().to(reference_tensor.dtype), angles.sin().to(reference_tensor.dtype)
 

@@ -102,7 +102,7 @@ def _path_of_first_index(node_position: Place) -> str:
     return ".".join(filter(None, (_path_of_first_index(parent_position), node_path_name)))
 
 
-def resolve_targets(
+def split_targets(
     targets: Sequence[str], linear_names: Sequence[str], layers_of_class: frozenset[ClassLayer]
 ) -> tuple[list[str], list[str]]:
     """Returns (the projections that the targets name, the targets that name no layer).

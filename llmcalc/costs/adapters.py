@@ -23,7 +23,7 @@ from ..workload.lora import (
     Library,
     stored_bytes,
 )
-from .adapter_targets import ClassLayer, class_layers, joined_layers, linear_layers, resolve_targets
+from .adapter_targets import ClassLayer, class_layers, joined_layers, linear_layers, split_targets
 from .trained_tensors import TrainedTensor, is_in_layer
 
 BASES: tuple[Base, ...] = get_args(Base)
@@ -104,14 +104,14 @@ class LowRankAdapters:
         """Returns the tensors of fully trained modules besides the adapters, including tied weights."""
         tensors = []
         for node_position in node_tree.walk():
-            op, op_use = node_position.node.op, node_position.use
+            op, counted_op = node_position.node.op, node_position.use
             if (
-                op_use is None
+                counted_op is None
                 or node_position.node.name not in self.copies
                 or node_position.optional not in {"", *included_parts}
             ):
                 continue
-            matrix = (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else op_use.tensors()
+            matrix = (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else counted_op.tensors()
             tensors += [TrainedTensor(tensor, node_position.kind, node_position.times) for tensor in matrix]
         return tensors
 
@@ -134,10 +134,10 @@ class LowRankAdapters:
         for joint_layers in [*self._layer_products(node_tree, included_parts), *(heads if self.quantized_head else [])]:
             row_count, column_count = 0, joint_layers[0][1].n_in
             for node_position, op in joint_layers:
-                op_use = node_position.use
+                counted_op = node_position.use
                 if (
-                    op_use is not None
-                    and op_use.has_effect("params")
+                    counted_op is not None
+                    and counted_op.has_effect("params")
                     and not op.tied
                     and node_position.kind != "router"
                 ):
@@ -215,12 +215,12 @@ def _joint_layers(
 def _expert_layers(node_tree: Node, included_parts: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
     """Yields the experts' linear layers with separate parameters, with the operation."""
     for node_position in node_tree.walk():
-        op, op_use = node_position.node.op, node_position.use
+        op, counted_op = node_position.node.op, node_position.use
         if (
             isinstance(op, ExpertLinear)
             and node_position.optional in {"", *included_parts}
-            and op_use is not None
-            and op_use.has_effect("params")
+            and counted_op is not None
+            and counted_op.has_effect("params")
         ):
             yield node_position, op
 
@@ -266,12 +266,12 @@ def adapters_of_targets(
     joined_projections = joined_layers(targets or (), layers_of_class) if joins_as_class else frozenset()
     if targets is None:
         targets = _default_targets(joined_projections)
-        if not any(resolve_targets([target_name], layer_names, layers_of_class)[0] for target_name in targets):
+        if not any(split_targets([target_name], layer_names, layers_of_class)[0] for target_name in targets):
             raise InputError(
                 f"--lora-targets: missing; the model has none of {', '.join(targets)}, which have adapters by default; "
                 f"expected some of {', '.join(layer_names)}, or {ALL_LINEAR}"
             )
-    target_names, unknown_targets = resolve_targets(targets, layer_names, layers_of_class)
+    target_names, unknown_targets = split_targets(targets, layer_names, layers_of_class)
     if list(targets) == [ALL_LINEAR]:
         target_names, unknown_targets = list(layer_names), []
     for target_name in unknown_targets:

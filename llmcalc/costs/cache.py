@@ -86,7 +86,7 @@ class CacheSize:
     def elements(self) -> int:
         """The number of cached elements in format `dtype`: keys, values, latents, without other states."""
         cached_elements: int = self.tree.total(
-            lambda op_use: op_use.cache_bits(2) - op_use.cache_bits(1), RunConfig(self.workload)
+            lambda counted_op: counted_op.cache_bits(2) - counted_op.cache_bits(1), RunConfig(self.workload)
         )
         return cached_elements
 

@@ -36,7 +36,7 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
     heads = [
         head_sizes.heads
         for mixer, input_width in _mixers_and_widths(spec)
-        if (head_sizes := _cached_heads(mixer, input_width)) is not None
+        if (head_sizes := _cached_head_sizes(mixer, input_width)) is not None
     ]
     changes_and_functions: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_multi_head_attention)]
     if heads and all(head_count % GROUPS == 0 and head_count > GROUPS for head_count in heads):
@@ -65,7 +65,7 @@ def _as_multi_head_attention(mixer: TokenMixer, input_width: int) -> TokenMixer:
     return mixer if head_sizes is None else mixer.with_kv_heads(head_sizes.heads, input_width)
 
 
-def _cached_heads(mixer: TokenMixer, input_width: int) -> HeadSizes | None:
+def _cached_head_sizes(mixer: TokenMixer, input_width: int) -> HeadSizes | None:
     """Returns the heads of a mixer whose cache size depends on key/value heads; None for other mixers."""
     head_sizes = mixer.head_sizes(input_width)
     if head_sizes is None or all(

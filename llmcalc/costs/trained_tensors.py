@@ -37,9 +37,9 @@ class TrainedTensor:
 def trained_tensors(node_tree: Node, included_parts: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
     """Yields every trained tensor; a tied tensor once, and stacked experts as one tensor."""
     for node_position in node_tree.walk():
-        op_use = node_position.use
-        if op_use is not None and not (node_position.optional and node_position.optional not in included_parts):
-            for tensor in op_use.tensors():
+        counted_op = node_position.use
+        if counted_op is not None and not (node_position.optional and node_position.optional not in included_parts):
+            for tensor in counted_op.tensors():
                 yield TrainedTensor(
                     tensor,
                     node_position.kind,
@@ -55,7 +55,7 @@ def tensors_from_layer(
     """Yields the trained tensors of the layers with index `first_layer` and above."""
     operation_nodes = [node_position for node_position in node_tree.walk() if node_position.use is not None]
     for node_position in operation_nodes:
-        layer = _layer_of(node_position)
+        layer = _layer_around_node(node_position)
         if layer is None or (node_position.optional and node_position.optional not in included_parts):
             continue
         layer_indices = range(int(layer.times)) if layer.node.indices is None else layer.node.indices
@@ -86,10 +86,10 @@ def _path_without_indices(node_position: Place) -> str:
 
 def is_in_layer(node_position: Place | None) -> bool:
     """Whether a node is inside a transformer layer."""
-    return _layer_of(node_position) is not None
+    return _layer_around_node(node_position) is not None
 
 
-def _layer_of(node_position: Place | None) -> Place | None:
+def _layer_around_node(node_position: Place | None) -> Place | None:
     """Returns the transformer layer around a node; None outside of the layers."""
     while node_position is not None and node_position.node.kind != "layer":
         node_position = node_position.parent

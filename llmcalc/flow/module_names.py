@@ -114,13 +114,15 @@ class ModuleNames:
         if stacks:
             self._stack_names("", other_children, root_names)
             for current_name, stack in stacks.items():
-                self._stack_names(f"{current_name}.", stack.children, self._side_names(current_name, root_names))
+                self._stack_names(
+                    f"{current_name}.", stack.children, self._module_names_of_side(current_name, root_names)
+                )
         else:
             has_one_side = spec_kind == "encoder" or any(
                 table_key.startswith("decoder.") for table_key in published_names
             )
             self._stack_names(
-                "", other_children, self._side_names(spec_kind, root_names) if has_one_side else root_names
+                "", other_children, self._module_names_of_side(spec_kind, root_names) if has_one_side else root_names
             )
 
     def __call__(self, module_path: str) -> tuple[str, ...]:
@@ -162,7 +164,7 @@ class ModuleNames:
                 return layers.names(layer_index), layers.parts
         return (), {}
 
-    def _side_names(self, side_name: str, root_names: tuple[str, ...]) -> tuple[str, ...]:
+    def _module_names_of_side(self, side_name: str, root_names: tuple[str, ...]) -> tuple[str, ...]:
         side_prefixes = [
             f"{root_name}{side_prefix}."
             for side_prefix in _split_alternatives(self._names.get(side_name, side_name))
@@ -262,7 +264,7 @@ class ModuleNames:
                     for module_name in _paths_below(option, parent_paths, outer_parents)
                 )
             )
-            parent_alternatives = [_without_parts(option, outer_child_names) for option in alternatives]
+            parent_alternatives = [_modules_without_parts(option, outer_child_names) for option in alternatives]
             child_prefixes = tuple(
                 dict.fromkeys(
                     f"{module_name}."
@@ -407,7 +409,7 @@ def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None)
     return alternatives or [option for option in options if len(option) == 1] or options
 
 
-def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
+def _modules_without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
     """Returns an alternative's modules, without the modules that are themselves parts of the node."""
     if len(option) == 1:
         return option

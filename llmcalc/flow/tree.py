@@ -122,10 +122,10 @@ class Node:
         return self.place(run_config).total(cost, include)
 
     def cost_per_repeat(
-        self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()
+        self, cost: Cost, run_config: RunConfig | None = None, included_parts: frozenset[str] = frozenset()
     ) -> Number:
         """Returns the cost of one repeat of this node, which includes all nodes below."""
-        return self.place(run_config).cost_per_repeat(cost, include)
+        return self.place(run_config).cost_per_repeat(cost, included_parts)
 
 
 @frozen
@@ -179,21 +179,21 @@ class Place:
             yield from child_node.walk()
 
     @property
-    def use(self) -> OpUse | None:
+    def use(self) -> CountedOp | None:
         """Returns the node's primitive operation with its roles and run config; None for a group of nodes."""
-        return _primitive_use(self.node, self.roles, self.run_config)
+        return _counted_primitive(self.node, self.roles, self.run_config)
 
     def own_cost(self, cost: Cost) -> Number:
         """Returns the cost of one repeat of this node's operation, without child nodes."""
-        op_use = self.use
-        return 0 if op_use is None else cost(op_use)
+        counted_op = self.use
+        return 0 if counted_op is None else cost(counted_op)
 
-    def cost_per_repeat(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
+    def cost_per_repeat(self, cost: Cost, included_parts: frozenset[str] = frozenset()) -> Number:
         """Returns the cost of one repeat of the node, which includes all nodes below.
 
-        include: the optional parts below it that are counted.
+        included_parts: the optional parts below it that are counted.
         """
-        return _cost_per_repeat(self.node, self.roles, self.run_config, cost, include)
+        return _cost_per_repeat(self.node, self.roles, self.run_config, cost, included_parts)
 
     def total(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
         """Returns the cost of all repeats of the node within one copy of the parent."""
@@ -205,7 +205,7 @@ class Place:
 
 
 @frozen(slots=True)
-class OpUse:
+class CountedOp:
     """A primitive operation, with the roles of its node and the run config for its costs.
 
     A cost that it lacks, or that its roles exclude, is 0.
@@ -254,22 +254,22 @@ class OpUse:
         return self._effect_or_zero("mean_skipped_params")
 
 
-def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> OpUse | None:
+def _counted_primitive(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> CountedOp | None:
     """Returns the primitive operation that runs at a node with these roles; None for a group of nodes."""
     op = node.op
     if op is None:
         return None
     if node.forms and run_config is not None:
         op = node.forms.get(run_config.execution.form(("", *node.forms), run_config.workload), op)
-    return OpUse(op, roles, run_config)
+    return CountedOp(op, roles, run_config)
 
 
 def _cost_per_repeat(
     node: Node, roles: frozenset[Role], run_config: RunConfig | None, cost: Cost, included_parts: frozenset[str]
 ) -> Number:
     """Returns the cost of one repeat of a node for the given roles, which includes all nodes below."""
-    op_use = _primitive_use(node, roles, run_config)
-    total_cost: Number = 0 if op_use is None else cost(op_use)
+    counted_op = _counted_primitive(node, roles, run_config)
+    total_cost: Number = 0 if counted_op is None else cost(counted_op)
     for child_node in node.children:
         if not child_node.optional or child_node.optional in included_parts:
             child_roles = roles if child_node.role == "own" else roles | {child_node.role}
@@ -279,7 +279,7 @@ def _cost_per_repeat(
     return total_cost
 
 
-Cost: TypeAlias = Callable[[OpUse], Number]
+Cost: TypeAlias = Callable[[CountedOp], Number]
 """A cost function of a primitive in its place: `cost(use)`."""
 
 

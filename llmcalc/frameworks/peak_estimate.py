@@ -19,7 +19,7 @@ from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.training import TrainingConfig
 from ..errors import InputError
 from ..flow.program import Scope
-from ..flow.tree import OpUse, Place
+from ..flow.tree import CountedOp, Place
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import ExpertLinear
@@ -155,13 +155,15 @@ class BytesPerParameter(NamedTuple):
     adamw_extra: float = 0
 
 
-def parameters_in_padded_rows(shard_count: int, op_use: OpUse) -> Number:
+def parameters_in_padded_rows(shard_count: int, counted_op: CountedOp) -> Number:
     """Returns the number of parameters, with rows padded to a multiple of the shards."""
-    parameter_count = op_use.params()
+    parameter_count = counted_op.params()
     if not parameter_count:
         return 0
     padded_tensors = (
-        (tensor, ceil_div(tensor.shape[0], shard_count) * shard_count) for tensor in op_use.tensors() if tensor.shape
+        (tensor, ceil_div(tensor.shape[0], shard_count) * shard_count)
+        for tensor in counted_op.tensors()
+        if tensor.shape
     )
     return parameter_count + sum(
         exact_div(times(tensor.size, padded_rows - tensor.shape[0]), tensor.shape[0])

@@ -602,7 +602,7 @@ def no_pipeline_reason(spec: ModelSpec) -> str:
         return "a pipeline of an encoder-decoder is not modelled"
     if spec.main.shared_layers:
         return "a pipeline of layers that share parameters is not modelled"
-    borrowed_field = next(filter(None, (layer.borrowing_field() for layer in spec.main.layers_by_kind().values())), "")
+    borrowed_field = next(filter(None, (layer.dependency_field() for layer in spec.main.layers_by_kind().values())), "")
     if borrowed_field:
         return (
             f"a pipeline of layers with {borrowed_field}, which need what is computed outside of them, is not modelled"

@@ -51,7 +51,9 @@ def report(file_name: str, budget_checks: list[BudgetCheck]) -> Report:
     notes = [*warnings, memory_note if has_memory else ""]
     target_names = dict.fromkeys(budget_check.target for budget_check in budget_checks)
     model_tables = [
-        Table(model_target, COLUMNS, _rows_of_model(model_target, budget_checks), name="bounds", target=model_target)
+        Table(
+            model_target, COLUMNS, _bound_rows_of_model(model_target, budget_checks), name="bounds", target=model_target
+        )
         for model_target in target_names
     ]
     summary_table = Table(file_name, COLUMNS, [], answer=headline_text, name="bounds")
@@ -62,17 +64,17 @@ def report(file_name: str, budget_checks: list[BudgetCheck]) -> Report:
     )
 
 
-def _rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) -> list[Row]:
+def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) -> list[Row]:
     """Returns a table row for each bound on a model."""
     return [
         Row(
             [
                 _check_name(budget_check),
                 DisplayedValue(
-                    _number_or_none(budget_check.measured), _value_text(budget_check, budget_check.measured)
+                    _validate_number_or_none(budget_check.measured), _value_text(budget_check, budget_check.measured)
                 ),
                 DisplayedValue(
-                    _limits_text(budget_check, lambda limit: str(_number_or_none(limit.value))),
+                    _limits_text(budget_check, lambda limit: str(_validate_number_or_none(limit.value))),
                     _limits_text(budget_check, partial(_limit_text, budget_check)),
                 ),
                 _write_share(budget_check),
@@ -100,10 +102,15 @@ def _value_text(budget_check: BudgetCheck, checked_value: Fraction) -> str:
         checked_limit.value for checked_limit in budget_check.limits if checked_limit.value != budget_check.measured
     ]
     is_near_limit = any(
-        write_value(_number_or_none(limit_value)) == write_value(_number_or_none(budget_check.measured))
+        write_value(_validate_number_or_none(limit_value))
+        == write_value(_validate_number_or_none(budget_check.measured))
         for limit_value in other_limits
     )
-    return f"{_number_or_none(checked_value):,}" if is_near_limit else write_value(_number_or_none(checked_value))
+    return (
+        f"{_validate_number_or_none(checked_value):,}"
+        if is_near_limit
+        else write_value(_validate_number_or_none(checked_value))
+    )
 
 
 def _limits_text(budget_check: BudgetCheck, write_limit: Callable[[BudgetLimit], str]) -> str:
@@ -114,7 +121,7 @@ def _limits_text(budget_check: BudgetCheck, write_limit: Callable[[BudgetLimit],
 def _limit_text(budget_check: BudgetCheck, checked_limit: BudgetLimit) -> str:
     """Writes one limit of a check, with all digits if the value must equal the limit."""
     return (
-        f"{_number_or_none(checked_limit.value):,}"
+        f"{_validate_number_or_none(checked_limit.value):,}"
         if checked_limit.operator == "=="
         else _value_text(budget_check, checked_limit.value)
     )
@@ -125,7 +132,7 @@ def _write_share(budget_check: BudgetCheck) -> float | None:
     return float(budget_check.measured / checked_limit.value) if checked_limit.value else None
 
 
-def _number_or_none(json_value: Fraction) -> int | float:
+def _validate_number_or_none(json_value: Fraction) -> int | float:
     return int(json_value) if json_value.denominator == 1 else float(json_value)
 
 
@@ -139,9 +146,9 @@ def _budget_data(file_name: str, budget_checks: list[BudgetCheck]) -> dict[str, 
                 "key": budget_check.key,
                 "on": budget_check.accelerator or None,
                 "settings": budget_check.settings,
-                "measured": _number_or_none(budget_check.measured),
+                "measured": _validate_number_or_none(budget_check.measured),
                 "bounds": [
-                    {"operator": checked_limit.operator, "value": _number_or_none(checked_limit.value)}
+                    {"operator": checked_limit.operator, "value": _validate_number_or_none(checked_limit.value)}
                     for checked_limit in budget_check.limits
                 ],
                 "ok": budget_check.ok,
@@ -177,6 +184,6 @@ def failure_message(budget_check: BudgetCheck, checked_limit: BudgetLimit) -> st
     check_kind = KINDS.get(budget_check.key, "bytes")
     unit_name = "parameters" if check_kind == "count" else check_kind
     measured_text, bound_text = (
-        f"{_number_or_none(checked_value):,}" for checked_value in (budget_check.measured, checked_limit.value)
+        f"{_validate_number_or_none(checked_value):,}" for checked_value in (budget_check.measured, checked_limit.value)
     )
     return f"{_check_name(budget_check)}: {measured_text} {unit_name}; expected {checked_limit.operator} {bound_text}"

@@ -365,8 +365,8 @@ def _break_lines(formula_text: str, line_width: int) -> list[str]:
     lines: list[str] = []
     for formula_term in [
         term_part
-        for long_term in _split_terms(formula_text, SHORT)
-        for term_part in ([long_term] if len(long_term) <= line_width - 4 else _split_terms(long_term, 0))
+        for long_term in _split_formula_terms(formula_text, SHORT)
+        for term_part in ([long_term] if len(long_term) <= line_width - 4 else _split_formula_terms(long_term, 0))
     ]:
         if lines and len(lines[-1]) + 1 + len(formula_term) <= line_width:
             lines[-1] += " " + formula_term
@@ -375,7 +375,7 @@ def _break_lines(formula_text: str, line_width: int) -> list[str]:
     return lines
 
 
-def _split_terms(formula_text: str, short_term_length: int) -> list[str]:
+def _split_formula_terms(formula_text: str, short_term_length: int) -> list[str]:
     """Splits a text before every + and − outside brackets of less than `short_term_length` characters."""
     open_brackets: list[int] = []
     positions_in_brackets: set[int] = set()

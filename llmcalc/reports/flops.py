@@ -36,9 +36,9 @@ from .notes import (
     PRODUCTS,
     identity_experts_note,
     plural,
-    tokens_of,
     too_long_notes,
     warnings_of_notes,
+    workload_text,
 )
 from .share import counted_rank_notes, rank_data, subtitle_with_rank
 from .summary import model_data
@@ -115,7 +115,7 @@ def _tree_without_towers(node_tree: Node) -> Node:
 
 def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
     """Returns the model's tree with FLOPs per node, with the encoders, which read images and audio separately."""
-    node_figures = _figures_function(flop_count.include)
+    node_figures = _node_figures_function(flop_count.include)
     node_data = tree_data(_tree_without_towers(flop_count.tree).place(flop_count.run_config), node_figures)
     if flop_count.encoders and flop_count.inputs is not None:
         encoders: list[dict[str, Any]] = []
@@ -210,7 +210,7 @@ def headline(flop_count: FlopCount) -> str:
     """Writes `forward pass of 2,048 tokens, full pairs` or `decoding 1 token after 2,048, full pairs, MLA absorbed`."""
     workload = flop_count.workload
     mla_text = "" if flop_count.mla is None else f", MLA {flop_count.mla}"
-    return f"{PASSES[workload.phase]} {tokens_of(flop_count.spec, workload)}, {flop_count.pairs} pairs{mla_text}"
+    return f"{PASSES[workload.phase]} {workload_text(flop_count.spec, workload)}, {flop_count.pairs} pairs{mla_text}"
 
 
 def _count_notes(flop_count: FlopCount) -> list[str]:
@@ -336,7 +336,7 @@ def _recompute_note(recompute: Recompute) -> str:
     return f"recomputation: {recomputed_part} once more, as torch's reentrant checkpointing runs it"
 
 
-def _figures_function(included_parts: frozenset[str]) -> Figures:
+def _node_figures_function(included_parts: frozenset[str]) -> Figures:
     """Returns a function that gives a node's FLOPs for the JSON tree, without recomputation."""
     return lambda node_position: node_figures_data("flops", node_position, step_flops_of, included_parts)
 

@@ -55,7 +55,7 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
             "left_out": parameter_count.left_out,
             "published": preset.published.parameters,
         },
-        "tree": tree_data(parameter_count.tree.place(), _figures_function(parameter_count.include)),
+        "tree": tree_data(parameter_count.tree.place(), _node_figures_function(parameter_count.include)),
     }
     if parameter_count.active_at_least != parameter_count.active:
         json_document["params"] |= {
@@ -265,7 +265,7 @@ def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
     )
 
 
-def _figures_function(included_parts: frozenset[str]) -> Figures:
+def _node_figures_function(included_parts: frozenset[str]) -> Figures:
     """Returns a function of a node's total and, if fewer, active parameters for the JSON tree."""
 
     def figures(node_position: Place) -> dict[str, Any]:

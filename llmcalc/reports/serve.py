@@ -113,7 +113,7 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
             title,
             table_columns,
             table_rows,
-            _aside_text(serve_study),
+            _subtitle_text(serve_study),
             notes,
             _answer_text(serve_study, servers),
             name="servers",
@@ -166,7 +166,7 @@ def _answer_text(serve_study: ServeStudy, servers: StudiedServers) -> str:
     return f"{layout_text(server)} on {device_phrase(server.devices, serve_study.hardware.title)}{idle_text}{cost_text}"
 
 
-def _aside_text(serve_study: ServeStudy) -> str:
+def _subtitle_text(serve_study: ServeStudy) -> str:
     latency_limits = serve_study.limits
     ttft_text = "TTFT of nine of ten" if serve_study.trace is not None else "likely TTFT of a burst"
     limit_texts = [f"{ttft_text} ≤ {duration_text(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
@@ -462,7 +462,7 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
             {"server": server_index, "concurrency": _users_data(concurrency)}
             for server_index, concurrency in servers.front
         ],
-        "chosen": _chosen_data(serve_study, servers),
+        "chosen": _chosen_server_data(serve_study, servers),
         "why_not": servers.why_not,
         "class": {
             latency_name: None if shown_point is None else getattr(shown_point, latency_name).class_data()
@@ -505,7 +505,7 @@ def _start_command(serve_study: ServeStudy, server: Server) -> str | None:
     return f"{command} {serve_study.stack.exchange}" if command is not None and has_exchange else command
 
 
-def _chosen_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any] | None:
+def _chosen_server_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any] | None:
     chosen_server = servers.chosen
     if chosen_server is None:
         return None

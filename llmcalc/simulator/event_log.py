@@ -62,9 +62,9 @@ class EventRecorder:
         return self._stream
 
     @stream.setter
-    def stream(self, stream: int) -> None:
-        self._stream = stream
-        self.events.append((-1, STREAMED, stream))
+    def stream(self, cuda_stream: int) -> None:
+        self._stream = cuda_stream
+        self.events.append((-1, STREAMED, cuda_stream))
 
     @property
     def place(self) -> AllocationPlace:

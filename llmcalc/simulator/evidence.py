@@ -18,7 +18,7 @@ CHOSEN = ("attention", "norm", "cross_entropy", "mamba2", "compiled")
 def evidence_of_kernels(profile: type[Lowering], program: Flow, kernel_choices: KernelChoices) -> list[Evidence]:
     """Returns the evidence of the kernels of a program's steps, and of kernels chosen instead of the default."""
     kernel_names = dict.fromkeys(
-        kernel_name for operation in every_step(program.root.items) for kernel_name in kernels_of(operation)
+        kernel_name for operation in every_step(program.root.items) for kernel_name in kernel_names_of(operation)
     )
     kernel_methods = [(kernel_name, getattr(profile, kernel_name, None)) for kernel_name in kernel_names]
     evidence = [
@@ -58,7 +58,7 @@ def kernel_title(kernel_name: str) -> str:
     return kernel_name.removeprefix("do_")
 
 
-def kernels_of(operation: Step) -> Iterator[str]:
+def kernel_names_of(operation: Step) -> Iterator[str]:
     """Yields the names of the profile's kernels that may run an operation."""
     yield f"do_{operation.verb}"
     op_name = type(operation.op).__name__

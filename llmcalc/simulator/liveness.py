@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ..algebra import Number
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
-from ..flow.tree import OpUse
+from ..flow.tree import CountedOp
 from ..flow.value import Value
 
 
-def unused_modules(module_scope: Scope, repeat_count: Number = 1) -> Iterator[tuple[str, OpUse, Number]]:
+def unused_modules(module_scope: Scope, repeat_count: Number = 1) -> Iterator[tuple[str, CountedOp, Number]]:
     """Yields name, operation and number of copies of the modules that no pass runs, without optional parts.
 
     Modules of other layers that are stored in a shared one are left out: those layers run them.

@@ -61,16 +61,16 @@ class Lowering(ProgramLowering):
         """Whether autocast runs powers and softmax in float32, as on a GPU (aten/src/ATen/autocast_mode.h)."""
         return self.graph.autocast is not None and self.choices.is_on_gpu
 
-    def find_dataflow(self, root: Scope) -> None:
+    def find_dataflow(self, root_scope: Scope) -> None:
         """Finds each layer's external inputs and outputs, and the modules that are recomputed."""
         if self.recompute.nodes:
-            self._find_recomputed_modules(root)
+            self._find_recomputed_modules(root_scope)
         if not self.recompute.layers:
             return
         self.carries_tensors: bool = any(
-            operation.verb == "carry" and len(operation.ins) > 1 for operation in root.steps(includes_idle=False)
+            operation.verb == "carry" and len(operation.ins) > 1 for operation in root_scope.steps(includes_idle=False)
         )
-        for module_scope in root.scopes():
+        for module_scope in root_scope.scopes():
             if module_scope.first_input is not None:
                 operations = list(module_scope.steps(includes_idle=False))
                 computed_values = {id(output_value) for operation in operations for output_value in operation.outs}

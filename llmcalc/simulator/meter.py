@@ -124,13 +124,13 @@ class Meter:
     def place(self, allocation_place: AllocationPlace) -> None:
         if allocation_place != self._place:
             if self._peak_is_unsettled:
-                self._settle_peak()
+                self._store_peak_by_kind()
             self._place = allocation_place
             self._current_peak = self.peaks.setdefault(allocation_place, Peak())
             if self.now > self._current_peak.bytes:
                 self._current_peak.bytes, self._peak_is_unsettled = self.now, True
 
-    def _settle_peak(self) -> None:
+    def _store_peak_by_kind(self) -> None:
         """Stores the bytes by kind at the current peak, before storages are freed."""
         self._current_peak.by_kind = dict(self.by_kind)
         self._peak_is_unsettled = False
@@ -147,7 +147,7 @@ class Meter:
 
     def free(self, block: Block) -> None:
         if self._peak_is_unsettled:
-            self._settle_peak()
+            self._store_peak_by_kind()
         self.now -= block.bytes
         self.by_kind[block.kind] -= block.bytes
         if self.device is not None:

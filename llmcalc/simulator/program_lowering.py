@@ -21,7 +21,7 @@ from .frame import ENTRY, INPUTS, ModuleFrame, ParameterSet
 from .layer_pattern import layer_kinds, shortened_layers
 from .liveness import last_readers
 from .meter import NoMeter
-from .tensor import INT64, Tensor, counted_as, empty
+from .tensor import INT64, Tensor, count_storages_as, empty
 
 
 @kernels_compared(BY_TORCH, unchecked_kernels=("module_kernel",))
@@ -51,7 +51,7 @@ class ProgramLowering(CacheTensors):
         self.memo = {}
         return program_result
 
-    def find_dataflow(self, root: Scope) -> None:
+    def find_dataflow(self, root_scope: Scope) -> None:
         """Analyses a program's dataflow before a run with recomputation. It does nothing without recomputation."""
 
     def allocate_parameters(self, program: Flow) -> None:
@@ -60,7 +60,7 @@ class ProgramLowering(CacheTensors):
             self.known_parameters = self._find_parameters(program)
         parameters: dict[int, Tensor] = {}
         weights, self.buffers = self.known_parameters
-        with counted_as(self.graph.meter, "weights"):
+        with count_storages_as(self.graph.meter, "weights"):
             for parameter_key, weight in weights.items():  # a shared parameter has several keys
                 if id(weight) not in parameters:
                     self.graph.meter.parameter_path = parameter_key
@@ -107,7 +107,7 @@ class ProgramLowering(CacheTensors):
         """Allocates the input of a later pipeline stage; None for programs with the first layers."""
         if program.entry is None:
             return None
-        with counted_as(self.graph.meter, "communication"):
+        with count_storages_as(self.graph.meter, "communication"):
             stage_input = empty(self.graph.meter, self.shape(program.entry), self.dtype, is_leaf=self.trained)
         self.inputs[ENTRY] = stage_input
         return stage_input
@@ -147,10 +147,10 @@ class ProgramLowering(CacheTensors):
         """Returns the kernel of a whole module; None if the module's operations run one by one."""
         return None
 
-    def run_items(self, items: Sequence[Item]) -> None:
+    def run_items(self, program_items: Sequence[Item]) -> None:
         """Runs the operations and submodules of a module in order."""
         layer_scopes: list[Scope] = []
-        for scope_item in items:
+        for scope_item in program_items:
             if isinstance(scope_item, Scope):
                 if self.skips_module(scope_item) or self.has_run(scope_item):
                     self._mark_output_as_absent(scope_item)
@@ -305,7 +305,7 @@ class ProgramLowering(CacheTensors):
             return
         kernel = self.kernel_of(operation)
         if kernel is None:
-            raise self.not_modelled(operation, operation.verb)
+            raise self.unknown_verb_error(operation, operation.verb)
         EFFORT.units += UNITS_PER_OPERATION
         kernel(operation)
         self.release_last_reads(operation, operation.ins)

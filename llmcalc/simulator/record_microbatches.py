@@ -51,32 +51,32 @@ class PassCounter:
         """Counts a forward pass of a chunk, and returns the pass's case and id."""
         pass_number = self.forwards[model_chunk]
         self.forwards[model_chunk] += 1
-        return self._case_after_previous_pass(
-            self._pass_case(model_chunk, "F", pass_number), (model_chunk, "F", pass_number)
+        return self._case_with_previous_kind(
+            self._case_of_pass(model_chunk, "F", pass_number), (model_chunk, "F", pass_number)
         )
 
     def next_loss(self, model_chunk: int) -> tuple[PassCase, PassId]:
         """Returns the case and id of the loss after the chunk's last forward pass."""
         pass_number = self.forwards[model_chunk] - 1
-        return self._pass_case(model_chunk, "L", pass_number), (model_chunk, "L", pass_number)
+        return self._case_of_pass(model_chunk, "L", pass_number), (model_chunk, "L", pass_number)
 
-    def _pass_case(self, model_chunk: int, pass_kind: str, pass_number: int) -> PassCase:
+    def _case_of_pass(self, model_chunk: int, pass_kind: str, pass_number: int) -> PassCase:
         """Returns the case of a pass. Passes of the same case have the same memory events."""
         previous_state = "flying" if self.backwards[model_chunk] < pass_number else "done"
         return model_chunk, pass_kind, _pass_index_in_case(pass_number), previous_state if pass_number else ""
 
-    def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
+    def next_backward(self, model_chunk: int) -> tuple[PassCase, PassId]:
         """Counts a backward pass of a chunk, and returns the pass's case and id."""
-        pass_number = self.backwards[chunk]
-        self.backwards[chunk] += 1
-        next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
-        is_first_backward, self.allocates_gradients[chunk] = self.allocates_gradients[chunk], False
+        pass_number = self.backwards[model_chunk]
+        self.backwards[model_chunk] += 1
+        next_state = "begun" if self.forwards[model_chunk] > pass_number + 1 else "alone"
+        is_first_backward, self.allocates_gradients[model_chunk] = self.allocates_gradients[model_chunk], False
         pass_state = f"{next_state}, fresh" if is_first_backward else next_state
-        return self._case_after_previous_pass(
-            (chunk, "B", _pass_index_in_case(pass_number), pass_state), (chunk, "B", pass_number)
+        return self._case_with_previous_kind(
+            (model_chunk, "B", _pass_index_in_case(pass_number), pass_state), (model_chunk, "B", pass_number)
         )
 
-    def _case_after_previous_pass(self, pass_case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
+    def _case_with_previous_kind(self, pass_case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
         """Adds the kind of the chunk's previous pass to a case, if cases distinguish previous passes."""
         if not self.by_previous:
             return pass_case, pass_id
@@ -127,13 +127,13 @@ class PassRecorder(PassCounter):
         self.meter = memory_meter
         self.passes: list[RecordedPass] = []
 
-    def forward(self, chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
+    def forward(self, model_chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
         """Runs and records a forward pass. compute: the function for the pass's output."""
-        return self._run(*self.next_forward(chunk), input_tensor, compute)
+        return self._run(*self.next_forward(model_chunk), input_tensor, compute)
 
-    def loss(self, chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+    def loss(self, model_chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         """Computes the loss of the last forward pass."""
-        return self._run(*self.next_loss(chunk), output, compute)
+        return self._run(*self.next_loss(model_chunk), output, compute)
 
     def _run(
         self, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute_output: Callable[[], Tensor]
@@ -152,9 +152,9 @@ class PassRecorder(PassCounter):
         """Returns the tensors that may outlive a forward pass of a chunk, as `RecordedPass.outputs`."""
         return [output_without_storage(0, pass_output)]
 
-    def backward(self, chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
+    def backward(self, model_chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
         """Runs and records a backward pass. gradient_leaves: tensors that may receive gradients."""
-        pass_case, pass_id = self.next_backward(chunk)
+        pass_case, pass_id = self.next_backward(model_chunk)
         pass_start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         compute()
         gradients = [

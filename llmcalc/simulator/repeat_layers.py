@@ -54,7 +54,7 @@ class AllocatorOverhead(NamedTuple):
     slop_after: int
 
     @staticmethod
-    def from_replay(device: CachingAllocator, requested_bytes: RequestedBytes) -> AllocatorOverhead:
+    def overhead_of_replay(device: CachingAllocator, requested_bytes: RequestedBytes) -> AllocatorOverhead:
         """Returns the overhead of an allocator after a replay. requested_bytes: the requested bytes."""
         slop, free_bytes = (
             device.peak_allocated - requested_bytes.peak_requested,
@@ -180,7 +180,9 @@ class RepeatAnalysis:
             self._pair_storages(layer_sweep)
         for layer_sweep in sweeps:
             repeat_pairs = zip(layer_sweep.repeats[1], layer_sweep.repeats[2], strict=True)
-            layer_sweep.inner = [self._inner_event(layer_sweep.stack, *repeat_pair) for repeat_pair in repeat_pairs]
+            layer_sweep.inner = [
+                self._event_of_inner_repeats(layer_sweep.stack, *repeat_pair) for repeat_pair in repeat_pairs
+            ]
         self._check_outer_repeats()
 
     # --- the events of each repeat -----------------------------------------------------------------------------------
@@ -226,7 +228,7 @@ class RepeatAnalysis:
             return
         event_groups = [
             (origin_repeat, list(events_of_repeat))
-            for origin_repeat, events_of_repeat in groupby(memory_events, self._allocating_repeat)
+            for origin_repeat, events_of_repeat in groupby(memory_events, self._repeat_of_allocation)
         ]
         pending_events: list[Event] = []
         group_index = 0
@@ -264,7 +266,7 @@ class RepeatAnalysis:
             [],
         )
 
-    def _allocating_repeat(self, memory_event: Event) -> Repeat | None:
+    def _repeat_of_allocation(self, memory_event: Event) -> Repeat | None:
         """Returns the layer repeat that allocated the released storage."""
         storage_number, nbytes, _ = memory_event
         return self.allocated_in.get(storage_number) if nbytes == FREED else None
@@ -314,11 +316,11 @@ class RepeatAnalysis:
                 continue
             if layer_repeat[1] not in (0, LAST):
                 raise NotRepeating
-            layer_sweep, next_group_index = self._sweep_from(*layer_repeat, event_groups, group_index)
+            layer_sweep, next_group_index = self._find_layer_sweep(*layer_repeat, event_groups, group_index)
             yield memory_events if layer_sweep is None else layer_sweep
             group_index = next_group_index
 
-    def _sweep_from(
+    def _find_layer_sweep(
         self,
         stack_index: int,
         repeat_index: int,
@@ -366,7 +368,7 @@ class RepeatAnalysis:
             elif nbytes in (TAKEN, NAMED):
                 raise NotRepeating
 
-    def _inner_event(self, stack_index: int, second_event: Event, third_event: Event) -> InnerRepeatEvent:
+    def _event_of_inner_repeats(self, stack_index: int, second_event: Event, third_event: Event) -> InnerRepeatEvent:
         """Derives the event of every inner repeat from the events of the second and third repeat."""
         (second_storage, nbytes, event_detail), (third_storage, _, _) = second_event, third_event
         if nbytes == PLACED:
@@ -475,7 +477,7 @@ class RepeatAnalysis:
             for section_events in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step)
         ]
         _latest_run.play(device, steps_by_section, repeated_events.count)
-        return AllocatorOverhead.from_replay(device, requested_bytes)
+        return AllocatorOverhead.overhead_of_replay(device, requested_bytes)
 
 
 class RepeatedEvents:

@@ -46,9 +46,9 @@ class EventMeter(Meter):
         return self._stream
 
     @stream.setter
-    def stream(self, stream: int) -> None:
-        self._stream = stream
-        self._steps.append(encode_stream_switch(stream))
+    def stream(self, cuda_stream: int) -> None:
+        self._stream = cuda_stream
+        self._steps.append(encode_stream_switch(cuda_stream))
 
     def allocate(self, nbytes: int) -> Block:
         block = super().allocate(nbytes)
@@ -136,7 +136,7 @@ class EventMeter(Meter):
         """
         bytes_before, bytes_by_kind_before = self.now, self.by_kind
         if self._peak_is_unsettled:
-            self._current_peak.by_kind = _sum_counts(bytes_by_kind_before, pass_trace.kinds_at_first_release)
+            self._current_peak.by_kind = _add_byte_counts(bytes_by_kind_before, pass_trace.kinds_at_first_release)
         if self._highest_in is not self.peaks:
             self._highest_in, self._highest = self.peaks, {}
         trace_and_layers = id(pass_trace), added_layers
@@ -154,7 +154,7 @@ class EventMeter(Meter):
                     is_rising = is_rising or (allocation_place == end_place and pass_trace.ends_rising)
         self.peak: int = max(self.peak, bytes_before + pass_trace.peak_bytes)
         self.now += pass_trace.bytes
-        self.by_kind = _sum_counts(bytes_by_kind_before, pass_trace.kinds)
+        self.by_kind = _add_byte_counts(bytes_by_kind_before, pass_trace.kinds)
         self._place, self._current_peak, self._peak_is_unsettled = end_place, self.peaks[end_place], is_rising
 
 
@@ -172,7 +172,7 @@ class SummedPeak(Peak):
     @property
     def by_kind(self) -> dict[str, int]:
         if self._by_kind is None:
-            self._by_kind = _sum_counts(self.before, self.added)
+            self._by_kind = _add_byte_counts(self.before, self.added)
         return self._by_kind
 
     @by_kind.setter
@@ -187,7 +187,7 @@ def place_in_later_layer(allocation_place: AllocationPlace, added_layers: int) -
     return allocation_place._replace(layer_index=allocation_place.layer_index + added_layers)
 
 
-def _sum_counts(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
+def _add_byte_counts(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
     """Adds two tables of byte_count by kind."""
     return {
         memory_kind: byte_count + second_counts.get(memory_kind, 0) for memory_kind, byte_count in first_counts.items()
@@ -215,13 +215,13 @@ class PassPlayer(PassCounter):
         self.more_layers: Sequence[int] = more_layers
         self.first_storages: dict[PassId, int] = {}
 
-    def forward(self, chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
+    def forward(self, model_chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
         """Replays a forward pass."""
-        return self._play_forward(chunk, *self.next_forward(chunk), input_tensor)
+        return self._play_forward(model_chunk, *self.next_forward(model_chunk), input_tensor)
 
-    def loss(self, chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+    def loss(self, model_chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         """Replays the loss of the last forward pass."""
-        return self._play_forward(chunk, *self.next_loss(chunk), output)
+        return self._play_forward(model_chunk, *self.next_loss(model_chunk), output)
 
     def _play_forward(
         self, model_chunk: int, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None
@@ -233,11 +233,11 @@ class PassPlayer(PassCounter):
         ((_, pass_output),) = pass_trace.outputs
         return pass_output.create_tensor(pass_output.create_storage(self.meter, first_storage_number))
 
-    def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], compute: Callable[[], None]) -> None:
+    def backward(self, model_chunk: int, gradient_leaves: Sequence[Tensor], compute: Callable[[], None]) -> None:
         """Replays a backward pass."""
         if not any(self.backwards):
             self.meter.pieces_before_backward = len(self.meter.pieces)
-        pass_trace, first_storage_number = self._play_pass(chunk, *self.next_backward(chunk))
+        pass_trace, first_storage_number = self._play_pass(model_chunk, *self.next_backward(model_chunk))
         storages: dict[int, Storage] = {}  # gradients may be parts of one tensor
         for output_index, gradient in pass_trace.outputs:
             if gradient.number not in storages:

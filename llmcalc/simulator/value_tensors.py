@@ -35,7 +35,7 @@ class ValueTensors:
         autograd_graph: AutogradGraph,
         run_config: RunConfig,
         dtype: Dtype,
-        is_trained: bool = True,
+        trained: bool = True,
         recompute: Recompute = NONE,
         include: frozenset[str] = frozenset(),
         choices: KernelChoices = EAGER,
@@ -44,7 +44,7 @@ class ValueTensors:
         self.graph: AutogradGraph = autograd_graph
         self.run_config: RunConfig = run_config
         self.dtype: Dtype = dtype
-        self.trained: bool = is_trained
+        self.trained: bool = trained
         self.recompute: Recompute = recompute
         self.include: frozenset[str] = include
         self.choices: KernelChoices = choices
@@ -185,13 +185,13 @@ class ValueTensors:
 
     def token_positions(self, tokens: Any) -> Tensor:
         """Returns the positions of the pass's tokens, computed once per pass."""
-        return self.computed_once(("span", tokens), lambda: self.t.new_tensor((tokens,), INT64))
+        return self.compute_once(("span", tokens), lambda: self.t.new_tensor((tokens,), INT64))
 
-    def computed_once(self, key: Any, compute_result: Callable[[], Result]) -> Result:
+    def compute_once(self, result_key: Any, compute_result: Callable[[], Result]) -> Result:
         """Returns the result that is stored under a key; the pass's first request computes and stores the result."""
-        if key not in self.memo:
-            self.memo[key] = compute_result()
-        computed_result: Result = self.memo[key]
+        if result_key not in self.memo:
+            self.memo[result_key] = compute_result()
+        computed_result: Result = self.memo[result_key]
         return computed_result
 
     def _value_with_tensor(self, recorded_value: Value | None) -> Value | None:
@@ -254,7 +254,7 @@ class ValueTensors:
         """Creates the error for an operation without a kernel. operation_name: the operation's name."""
         return Unsupported(f"{'.'.join(filter(None, (self.path, operation_name)))}: {reason}")
 
-    def not_modelled(self, operation: Step, verb: str) -> Unsupported:
+    def unknown_verb_error(self, operation: Step, verb: str) -> Unsupported:
         """Creates the error for an verb that no profile has."""
         reason = f"the memory of {verb!r} is not modelled; params, flops and kv count this model"
         return self.unsupported(reason, operation.name)

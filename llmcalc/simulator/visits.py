@@ -40,9 +40,9 @@ class VisitMeter(Meter):
         return self._place
 
     @place.setter
-    def place(self, allocation_place: AllocationPlace) -> None:
-        if allocation_place != self._place:
-            self._place = allocation_place
+    def place(self, visit_place: AllocationPlace) -> None:
+        if visit_place != self._place:
+            self._place = visit_place
             self._begin_visit()
 
     def restart(self) -> None:
@@ -55,15 +55,15 @@ class VisitMeter(Meter):
         self._current_peak.bytes = self.now
         self._visits.append((self._place, self._current_peak, EFFORT.units))
 
-    def _settle_peak(self) -> None:
+    def _store_peak_by_kind(self) -> None:
         self._peak_is_unsettled = False
 
     def pass_visits(self, bytes_before: int) -> PassVisits:
         """Returns the visits since the last `restart`. bytes_before: bytes to subtract from their peaks."""
         work_before = self._visits[0][2]
         module_visits = [
-            Visit(allocation_place, peak.bytes - bytes_before, work - work_before)
-            for allocation_place, peak, work in self._visits
+            Visit(visit_place, peak.bytes - bytes_before, work - work_before)
+            for visit_place, peak, work in self._visits
         ]
         return PassVisits(module_visits, EFFORT.units - work_before)
 
@@ -77,8 +77,8 @@ class PassVisits(NamedTuple):
     def peak_by_path(self) -> dict[str, int]:
         """Returns the peak bytes of each module path; at least 0."""
         peak_by_path: dict[str, int] = {}
-        for allocation_place, peak_bytes, _ in self.visits:
-            peak_by_path[allocation_place.path] = max(peak_by_path.get(allocation_place.path, 0), peak_bytes)
+        for visit_place, peak_bytes, _ in self.visits:
+            peak_by_path[visit_place.path] = max(peak_by_path.get(visit_place.path, 0), peak_bytes)
         return peak_by_path
 
     def repeat_starts(self, layer_stack: LayerStack, repeats: Sequence[int]) -> list[int] | None:
@@ -104,25 +104,25 @@ class PassVisits(NamedTuple):
     def added_bytes(self, start_index: int, next_start: int, visit_count: int, added_layers: int) -> int | None:
         """Returns by how many bytes the peaks of a later part of the pass exceed those of an earlier part.
 
-        start, next_start: the first visits of both parts. visit_count: visits of each part.
+        start_index, next_start: the first visits of both parts. visit_count: visits of each part.
         added_layers: by how many the later part's indices of layers exceed those of the earlier part.
         None if the parts differ in anything else.
         """
-        repeat_visits, next_repeat_visits = (
+        earlier_part, later_part = (
             self.visits[start_index : start_index + visit_count],
             self.visits[next_start : next_start + visit_count],
         )
-        added_bytes = next_repeat_visits[0].bytes - repeat_visits[0].bytes
+        added_bytes = later_part[0].bytes - earlier_part[0].bytes
         expected_part = [
             (
-                allocation_place
-                if allocation_place.layer_index < 0
-                else allocation_place._replace(layer_index=allocation_place.layer_index + added_layers),
+                visit_place
+                if visit_place.layer_index < 0
+                else visit_place._replace(layer_index=visit_place.layer_index + added_layers),
                 peak_bytes + added_bytes,
             )
-            for allocation_place, peak_bytes, _ in repeat_visits
+            for visit_place, peak_bytes, _ in earlier_part
         ]
-        return added_bytes if expected_part == [module_visit[:2] for module_visit in next_repeat_visits] else None
+        return added_bytes if expected_part == [module_visit[:2] for module_visit in later_part] else None
 
     def without_visits(self, start_index: int, end_index: int) -> PassVisits:
         """Returns the pass without the visits from index `start_index` to index `end_index`."""

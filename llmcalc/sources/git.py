@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import InputError, one_line
-from .files import largest_text
+from .files import largest_description_bytes
 
 LONGEST_SECONDS = 30
 """Timeout of a call of git, in seconds."""
@@ -86,7 +86,7 @@ def text_at_commit(git_ref: str, path: Path) -> str | None:
     `git` runs in the innermost folder above the file that holds a repository.
     Raises `InputError` if git is not installed, if the file is in no repository or in that of another user, for an
     unknown ref, and for a file that the repository has not fetched; `NotAModelText` for a folder, a file above
-    `largest_text` and one that is not UTF-8.
+    `largest_description_bytes` and one that is not UTF-8.
     """
     if git_ref.startswith("-"):  # git would take it for an option
         raise InputError(f"--git {git_ref}: expected a commit, a branch or a tag, such as HEAD or origin/main")
@@ -118,7 +118,7 @@ def text_at_commit(git_ref: str, path: Path) -> str | None:
         raise InputError(
             f"{git_ref}:{path}: the repository has not fetched it; expected one with its files (git fetch)"
         )
-    byte_limit = largest_text(path)
+    byte_limit = largest_description_bytes(path)
     if int(byte_count) > byte_limit:
         raise NotAModelText(f"{git_ref}:{path}: {int(byte_count):,} bytes; expected at most {byte_limit:,}")
     blob_answer = _run_git(repo_root, "cat-file", "blob", object_id, byte_limit=byte_limit)

@@ -130,9 +130,9 @@ class ActivationFormulas:
                 i for i, (_, node) in enumerate(component_nodes) if _path_names(node)[: len(stack_path)] == stack_path
             )
             component_nodes.insert(
-                last_layer_index + 1, (len(stack_path) - 1, _extra_entry(_shared_entry_path(stack_path)))
+                last_layer_index + 1, (len(stack_path) - 1, _entry_outside_nodes(_shared_entry_path(stack_path)))
             )
-        return [*component_nodes, (0, _extra_entry(LOSS_NAMES))]
+        return [*component_nodes, (0, _entry_outside_nodes(LOSS_NAMES))]
 
     def find_nodes(self, query: str) -> list[FormulaNode]:
         """Finds the nodes with a name, including the entries for shared storages and for the loss."""
@@ -309,7 +309,7 @@ def _shared_entry_path(stack: PathNames) -> PathNames:
     return *stack[:-1], f"shared by {stack[-1]}"
 
 
-def _extra_entry(path_names: PathNames) -> FormulaNode:
+def _entry_outside_nodes(path_names: PathNames) -> FormulaNode:
     """Returns a table entry for saved bytes that belong to no node, such as those of the loss."""
     extra_node = Node(path_names[-1])
     return FormulaNode(

@@ -16,7 +16,7 @@ from ..costs.cache_formats import STATE_BITS, CacheFormat, cache_format
 from ..costs.flops import forward_flops_of
 from ..costs.params import active_params_of, total_params_of
 from ..errors import InputError, suggest
-from ..flow.tree import Cost, Node, OpUse, Place
+from ..flow.tree import Cost, CountedOp, Node, Place
 from ..model import ModelSpec
 from ..ops import KVCache, State
 from ..workload.counting import Counting, Pairs
@@ -326,7 +326,11 @@ class Formulas:
             if isinstance(node_place.node.op, KVCache)
             for _, head_size in node_place.node.op.vectors
         }
-        if stored_format.of_heads or stored_format.latent or any(head_size % block for head_size in head_sizes):
+        if (
+            stored_format.has_scale_per_head
+            or stored_format.latent
+            or any(head_size % block for head_size in head_sizes)
+        ):
             raise InputError(
                 f"--kv-dtype: {stored_format.name} has no number of bytes per element here ({stored_format.what}); "
                 "expected a number format such as fp8, or llmcalc kv for its bytes"
@@ -479,8 +483,8 @@ def _cache_terms(
     Assumes that no window is full yet; a recurrent state does not grow.
     """
 
-    def cost(op_use: OpUse) -> Number:
-        return op_use.cache_bits(state_bits if isinstance(op_use.op, State) else element_bits)
+    def cost(counted_op: CountedOp) -> Number:
+        return counted_op.cache_bits(state_bits if isinstance(counted_op.op, State) else element_bits)
 
     initial_terms = [CostTerm(_scaled_cost(cost, factor if quantity == "state" else -factor), run_without_tokens)]
     return (
@@ -493,8 +497,8 @@ def _cache_terms(
 def _scaled_cost(cost: Cost, factor: Any) -> Cost:
     """Returns a cost function multiplied by a factor."""
 
-    def scaled(op_use: OpUse) -> Number:
-        unscaled_cost = cost(op_use)
+    def scaled(counted_op: CountedOp) -> Number:
+        unscaled_cost = cost(counted_op)
         return 0 if is_zero(unscaled_cost) else unscaled_cost * factor
 
     return scaled

@@ -19,7 +19,7 @@ from ..simulator.checkpoint import Run
 from ..simulator.choices import EAGER, KernelChoices
 from ..simulator.lowering import ModuleFrame
 from ..simulator.profiles.eager import EagerKernels
-from ..simulator.tensor import BFLOAT16, INT64, Dtype, Tensor, counted_as, empty
+from ..simulator.tensor import BFLOAT16, INT64, Dtype, Tensor, count_storages_as, empty
 from ..workload.recompute import NONE, Recompute
 from ..workload.rows import SOURCE, TOKENS
 from ..workload.run_config import RunConfig
@@ -216,7 +216,7 @@ def saved_blocks(
         choices=training_pass.choices,
     )
     recorded_kernels.run_only = dict(training_pass.layers)
-    with counted_as(memory_meter, "input"):
+    with count_storages_as(memory_meter, "input"):
         token_ids = recorded_kernels.inputs[TOKENS] = recorded_kernels.inputs[SOURCE] = empty(
             memory_meter, (training_pass.batch, training_pass.seq), INT64
         )

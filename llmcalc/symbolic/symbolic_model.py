@@ -115,7 +115,7 @@ def cached_symbolic(spec: ModelSpec) -> SymbolicModel:
 def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
     """Returns the tree of a model, or of one rank of a layout, in symbols. Imports sympy."""
     rank_model = spec if isinstance(spec, RankModel) else None
-    used_occurrences = _occurrences_in_ops(spec if rank_model is None else rank_model.full_model)
+    used_occurrences = _size_occurrences_in_ops(spec if rank_model is None else rank_model.full_model)
     symbol_names = _symbol_names(used_occurrences + _depth_size_occurrences(spec))
     symbol_meanings: dict[Any, SymbolMeaning] = {}
 
@@ -230,21 +230,21 @@ def _rank_in_symbols(
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
     symbolic_rank = _replace_sizes_by_symbols(rank, traced_size)
     assert isinstance(symbolic_rank, RankModel)
-    symbolic_tree: Node = _formulas_of(symbolic_rank.with_symbols(replace(layout, **degrees)).tree())
+    symbolic_tree: Node = _replace_by_formulas(symbolic_rank.with_symbols(replace(layout, **degrees)).tree())
     return symbolic_tree
 
 
-def _formulas_of(symbolic_value: Any) -> Any:
+def _replace_by_formulas(symbolic_value: Any) -> Any:
     """Returns a tree, an operation or a size with every `SymbolicInt` replaced by its formula."""
     if isinstance(symbolic_value, SymbolicInt):
         return symbolic_value.formula
     if isinstance(symbolic_value, tuple):
-        return tuple(map(_formulas_of, symbolic_value))
+        return tuple(map(_replace_by_formulas, symbolic_value))
     if isinstance(symbolic_value, dict):
-        return {field_key: _formulas_of(symbolic_field) for field_key, symbolic_field in symbolic_value.items()}
+        return {field_key: _replace_by_formulas(symbolic_field) for field_key, symbolic_field in symbolic_value.items()}
     if is_dataclass(symbolic_value) and not isinstance(symbolic_value, type):
         changed_fields = {
-            symbolic_field.name: _formulas_of(getattr(symbolic_value, symbolic_field.name))
+            symbolic_field.name: _replace_by_formulas(getattr(symbolic_value, symbolic_field.name))
             for symbolic_field in fields(symbolic_value)
         }
         return replace(symbolic_value, **changed_fields)
@@ -253,12 +253,12 @@ def _formulas_of(symbolic_value: Any) -> Any:
 
 def spec_with_formulas(spec: ModelSpec) -> ModelSpec:
     """Returns a copy of `spec` with symbolic integers as sizes. Imports sympy."""
-    symbol_names = _symbol_names(_occurrences_in_ops(spec) + _depth_size_occurrences(spec))
+    symbol_names = _symbol_names(_size_occurrences_in_ops(spec) + _depth_size_occurrences(spec))
 
-    def symbol_or_size(occurrence: SizeOccurrence) -> int:
-        if occurrence in symbol_names:
-            return SymbolicInt(occurrence.value, _symbol(_remove_hyphens(symbol_names[occurrence])))
-        return occurrence.value
+    def symbol_or_size(size_occurrence: SizeOccurrence) -> int:
+        if size_occurrence in symbol_names:
+            return SymbolicInt(size_occurrence.value, _symbol(_remove_hyphens(symbol_names[size_occurrence])))
+        return size_occurrence.value
 
     return _replace_sizes_by_symbols(spec, symbol_or_size)
 
@@ -373,7 +373,7 @@ def _depth_size_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
     ]
 
 
-def _occurrences_in_ops(spec: ModelSpec) -> list[SizeOccurrence]:
+def _size_occurrences_in_ops(spec: ModelSpec) -> list[SizeOccurrence]:
     """Returns the sizes that occur in any primitive operation of the model, in the order of the spec, stacks first."""
     placeholder_symbols: dict[SizeOccurrence, Any] = {}
 

@@ -118,7 +118,7 @@ class _ModuleSearch:
         root_modules = (base_path, _join_path(base_path, "encoder"), "")
         for towers_node in (child_node for child_node in node_tree.children if child_node.optional == "towers"):
             for tower in towers_node.children:
-                tower_modules = self._search_names(tower, root_modules, root_modules, (tower.name,))
+                tower_modules = self._search_module_names(tower, root_modules, root_modules, (tower.name,))
                 if tower_modules is not None:
                     path = f"{towers_node.name}.{tower.name}."
                     yield from self._modules_of_stack(path, tower.children, (*tower_modules.modules, *root_modules))
@@ -213,7 +213,7 @@ class _ModuleSearch:
         outer_modules: the modules of its layer, or of the stack outside of layers.
         table_keys: its path in the layer, and every suffix of that path.
         """
-        node_modules = self._search_names(node, parent_paths, outer_modules, table_keys)
+        node_modules = self._search_module_names(node, parent_paths, outer_modules, table_keys)
         paths_and_modules: list[tuple[str, tuple[str, ...]]]
         if node_modules is None:
             has_empty_name = any(self.names.get(table_key) == "" for table_key in table_keys)
@@ -231,7 +231,7 @@ class _ModuleSearch:
                     f"{node_position}.{child_node.name}", child_node, module_paths, outer_modules, deeper_names
                 )
 
-    def _search_names(
+    def _search_module_names(
         self, node: Node, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...], table_keys: tuple[str, ...]
     ) -> NodeModules | None:
         for name_table in (self.family_names, self.names):

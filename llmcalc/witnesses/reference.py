@@ -17,7 +17,7 @@ from ..costs.context_length import learned_positions
 from ..costs.flops import forward_flops_of, step_flops_of
 from ..costs.params import buffer_elements_of, total_params_of
 from ..errors import InputError, MissingExtra
-from ..flow.tree import Cost, OpUse
+from ..flow.tree import Cost, CountedOp
 from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
 from ..optional import EVERY_PART, MTP, WITHOUT_FLOPS
@@ -186,9 +186,9 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
     Only the outputs of linear layers and attention scores are counted, which is a lower bound.
     """
 
-    def kept_elements(op_use: OpUse) -> Number:
-        op, run_config = op_use.op, op_use.run_config
-        if run_config is None or not op_use.has_effect("forward_flops"):
+    def kept_elements(counted_op: CountedOp) -> Number:
+        op, run_config = counted_op.op, counted_op.run_config
+        if run_config is None or not counted_op.has_effect("forward_flops"):
             return 0
         if type(op) is Linear:
             return run_config.rows(op.rows) * op.n_out
@@ -285,7 +285,7 @@ def _checks(
     cache_bits = DTYPE_BITS[device_dtype(device)]
     yield from compare_with_model(
         "cache_bytes",
-        lambda op_use: bits_to_bytes(op_use.cache_bits(cache_bits)),
+        lambda counted_op: bits_to_bytes(counted_op.cache_bits(cache_bits)),
         copy_to_repeats(cache_bytes_by_path(cache_store, module), repeats),
         decode_workload,
     )

@@ -31,13 +31,13 @@ from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, remove_zero_checks
-from .deviations import additions_by_path, class_total, cost_in_class
+from .deviations import class_count_excess, cost_in_class, total_cost_in_class
 from .difference_explanation import list_sizes
 from .matching import compare_modules, coverage_of_leaves
 from .module_measurements import count_flops, default_dtype, module_names, tensor_names, tensors
 from .module_search import ModulesByNode, find_modules_of_nodes, nodes_called_once, remove_shared_parameters
 from .reference import LARGEST_REAL, LEAST_SEQ
-from .witness import family_of_class, fields_of, load_class, require_library_class, witness_of
+from .witness import class_config_fields, family_of_class, load_class, require_library_class, witness_of
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,7 @@ def build_class_model(config: dict[str, Any], is_to_run: bool = True) -> nn.Modu
     require_library_class(config)
     class_settings = class_settings_of(config)
     config_object = transformers.AutoConfig.for_model(
-        witness_of(config["model_type"]), **{**fields_of(config), **class_settings.counted_field_values}
+        witness_of(config["model_type"]), **{**class_config_fields(config), **class_settings.counted_field_values}
     )
     config_object._attn_implementation = "eager"
     config_object._experts_implementation = (
@@ -199,7 +199,7 @@ def _checks(
         """Yields a check for every node that was found in the class, except if both counts are 0."""
         cost, additions_of_nodes = (
             cost_in_class(model_type, quantity_name, cost, spec),
-            additions_by_path(model_type, quantity_name, spec),
+            class_count_excess(model_type, quantity_name, spec),
         )
         return remove_zero_checks(
             compare_modules(
@@ -217,7 +217,7 @@ def _checks(
     yield Check(
         "model",
         "parameters",
-        class_total(model_type, "parameters", total_params_of, spec, included_parts=towers_without_flops),
+        total_cost_in_class(model_type, "parameters", total_params_of, spec, included_parts=towers_without_flops),
         params.get("", 0) - uncounted_params,
         witness_name,
     )
@@ -228,7 +228,7 @@ def _checks(
         yield Check(
             "model",
             "forward_flops",
-            class_total(model_type, "forward_flops", forward_flops_of, spec, run_config),
+            total_cost_in_class(model_type, "forward_flops", forward_flops_of, spec, run_config),
             measured_pass.flops.get("", 0),
             witness_name,
             seq,
@@ -242,8 +242,12 @@ def _checks(
                 run_config,
             )
         if measured_pass.cache is not None:
-            cache_bits = class_total(
-                model_type, "cache_bytes", lambda op_use: op_use.cache_bits(DTYPE_BITS["bfloat16"]), spec, run_config
+            cache_bits = total_cost_in_class(
+                model_type,
+                "cache_bytes",
+                lambda counted_op: counted_op.cache_bits(DTYPE_BITS["bfloat16"]),
+                spec,
+                run_config,
             )
             yield Check("model", "cache_bytes", bits_to_bytes(cache_bits), measured_pass.cache, witness_name, seq)
 
@@ -293,7 +297,7 @@ def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
     return token_ids
 
 
-def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
+def class_inputs(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
     """Returns the tokens of `batch` sequences, or encoder frames, by the class's argument names."""
     import torch
 
@@ -378,7 +382,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
     import torch
     from transformers import DynamicCache
 
-    class_name, inputs = type(model).__name__, inputs_of(spec, model, batch, seq)
+    class_name, inputs = type(model).__name__, class_inputs(spec, model, batch, seq)
     if (
         not spec.one_pass_model_name
         and not class_name.endswith(class_settings.refuses_cache)

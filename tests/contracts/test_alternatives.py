@@ -19,7 +19,7 @@ from llmcalc.components.mixers.mla import MLA
 from llmcalc.flow.axis import Axis
 from llmcalc.flow.program import Alternatives, Scope
 from llmcalc.flow.record import Flow
-from llmcalc.flow.tree import OpUse
+from llmcalc.flow.tree import CountedOp
 from llmcalc.flow.value import Value
 from llmcalc.workload.execution import EAGER
 from llmcalc.workload.rows import TOKENS
@@ -56,7 +56,7 @@ def held(branch: Scope) -> dict[str, Any]:
         if use is None:
             found[place.path] = None
             continue
-        caches = [OpUse(use.op, use.roles, RunConfig(w)).cache_bits(16) for w in WORKLOADS]
+        caches = [CountedOp(use.op, use.roles, RunConfig(w)).cache_bits(16) for w in WORKLOADS]
         found[place.path] = use.params(), use.active_params(), use.tensors(), use.buffers(), caches
     return found
 
@@ -96,7 +96,7 @@ def test_a_tree_counts_the_form_that_runs(example: Component) -> None:
         )
 
 
-def flops(use: OpUse) -> Any:
+def flops(use: CountedOp) -> Any:
     return use.forward_flops()
 
 

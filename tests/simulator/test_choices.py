@@ -13,7 +13,7 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.flow.program import every_step
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import KernelChoices
-from llmcalc.simulator.evidence import kernels_of
+from llmcalc.simulator.evidence import kernel_names_of
 from llmcalc.simulator.lowering import Unsupported
 from tests.comparisons import compares, of_run
 from tests.contracts.test_parts import around_a_model
@@ -32,7 +32,7 @@ def test_the_kernels_whose_evidence_an_answer_states_are_those_of_its_ops(
     name: str, verb: str, kernels: list[str]
 ) -> None:
     steps = every_step(llmcalc.load(name).model.shared_program.root.items)
-    assert list(kernels_of(next(step for step in steps if step.verb == verb))) == kernels
+    assert list(kernel_names_of(next(step for step in steps if step.verb == verb))) == kernels
 
 
 def spec(number: int) -> ModelSpec:

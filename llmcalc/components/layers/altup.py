@@ -50,10 +50,10 @@ class AltUp(ResidualStreams):
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         self._check_every_layer(layers, self.type, altup_num_inputs=self.altup_num_inputs)
 
-    def record_split(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("streams_in", self, x)
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("streams_out", self, x, merge=True)
 
     def flow(self, recorder: Flow, x: Value, merge: bool = False) -> Value:
@@ -103,9 +103,9 @@ class AltUpLayer(WholeLayer):
     per_layer_input: PerLayerGate
     norm_placement: Literal["sandwich"] = "sandwich"
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         streams = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
-        return {**super().required_slots(), "streams": streams, **self.per_layer_input.required_slots()}
+        return {**super().required_stack_fields(), "streams": streams, **self.per_layer_input.required_stack_fields()}
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
@@ -118,7 +118,10 @@ class AltUpLayer(WholeLayer):
         recorder.hold(read=normed_stream)
         layer_output = self._sublayer_output(recorder, "self_attn", self.attention, normed_stream)
         layer_output = recorder.scale(
-            recorder.add(recorder.add(active_stream, layer_output), self._low_rank(recorder, normed_stream)), 2**-0.5
+            recorder.add(
+                recorder.add(active_stream, layer_output), self._add_low_rank_projection(recorder, normed_stream)
+            ),
+            2**-0.5,
         )
         recorder.hold(y=layer_output)
         layer_output = recorder.add(
@@ -170,7 +173,7 @@ class AltUpLayer(WholeLayer):
         )
         return recorder.linear("coefficients", recorder.act(router_output, "tanh"), *output_axes)
 
-    def _low_rank(self, recorder: Flow, x: Value) -> Value:
+    def _add_low_rank_projection(self, recorder: Flow, x: Value) -> Value:
         """Adds to x a normalized low-rank projection of x (LAuReL)."""
         with recorder.scope("laurel", kind="attention", source="Menghani et al. 2024"):
             low_rank_output = recorder.linear(

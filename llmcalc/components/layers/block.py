@@ -163,17 +163,17 @@ class Layer(Component):
         """Whether the layer attends to an encoder's output."""
         return isinstance(self.attention, TokenMixer) and self.attention.reads_encoder
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        return self.attention.required_slots() if isinstance(self.attention, Component) else {}
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.attention.required_stack_fields() if isinstance(self.attention, Component) else {}
 
     def check_shared(self, layer_name: str) -> None:
         """Raises `ValueError` if layers of this kind cannot share parameters. layer_name: the kind's name."""
 
-    def borrowing_field(self) -> str:
+    def dependency_field(self) -> str:
         if not self.alone:
             return f"type '{type(self).model_fields['type'].default}'"
         for field_name, component in (("attention", self.attention), ("feed_forward", self.feed_forward)):
-            field_of_part = component.borrowing_field() if isinstance(component, Component) else ""
+            field_of_part = component.dependency_field() if isinstance(component, Component) else ""
             if field_of_part:
                 return f"{field_name}.{field_of_part}"
         return ""

@@ -63,8 +63,8 @@ class GatedStreamsLayer(PreNormLayer):
     hc_lowrank: QueryRank
     ngram_input: NgramInput | None = None
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().required_stack_fields(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
@@ -101,7 +101,7 @@ class GatedStreams(CopiedStreams):
     hc_lowrank: QueryRank
     norm: Norm
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("stream_output", self, x)
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -62,8 +62,8 @@ class HyperLayer(PreNormLayer):
     hc_magnitude: Real = Field(default=2.0, gt=0)
     hc_eps: Real = Field(default=1e-6, ge=0)
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().required_stack_fields(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
@@ -120,7 +120,7 @@ class HyperStreams(CopiedStreams):
     type: Literal["hyper"] = "hyper"
     merge: Literal["weighted", "mean"] = "weighted"
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         return (
             recorder.sum(x, x.axes[-1], is_mean=True)
             if self.merge == "mean"

@@ -240,7 +240,7 @@ class Attention(TokenMixer):
     def window_size(self) -> int | None:
         return self.sliding_window
 
-    def score_position(self) -> ScorePosition | None:
+    def score_position_encoding(self) -> ScorePosition | None:
         return self.position
 
     def length_limits(self) -> tuple[int, ...]:
@@ -317,8 +317,8 @@ class Attention(TokenMixer):
         heads = self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
         return heads, self.head_dim, self.v_head_dim, self.sliding_window, self.attention_chunk_size
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        return {} if self.position is None else self.position.required_slots()
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
+        return {} if self.position is None else self.position.required_stack_fields()
 
     def accepted_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads)
@@ -327,7 +327,7 @@ class Attention(TokenMixer):
         if "score_bias" not in recorder.memo:
             recorder.memo["score_bias"] = recorder.distance_bias(recorder.memo["relative_bias"], x)
 
-    def borrowing_field(self) -> str:
+    def dependency_field(self) -> str:
         return "kv_shared" if self.kv_shared else ""
 
     def _can_share_with(self, other_layer: Attention) -> bool:
@@ -771,7 +771,7 @@ def _reference_class() -> type[nn.Module]:
             make_bias: Any = partial(alibi_bias, self.heads) if self.alibi else forward_pass.bias
             if make_bias is None:
                 return None
-            return forward_pass.computed_once(
+            return forward_pass.compute_once(
                 ("bias", self.heads, end_position, query_count, key_count), lambda: make_bias(*positions)
             )
 

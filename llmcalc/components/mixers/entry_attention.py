@@ -109,7 +109,7 @@ class EntryAttention(TokenMixer):
     def window_size(self) -> int:
         return self.sliding_window
 
-    def score_position(self) -> Rope:
+    def score_position_encoding(self) -> Rope:
         return self.position
 
     @property

@@ -136,7 +136,7 @@ class SharedEntryAttention(EntryAttention):
                 )
         return field_by_result
 
-    def borrowing_field(self) -> str:
+    def dependency_field(self) -> str:
         return next(filter(None, self.shared_results().values()), "")
 
     def _mask_and_entries(

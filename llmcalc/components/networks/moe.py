@@ -293,7 +293,7 @@ class MoE(Network):
             }
         )
 
-    def borrowing_field(self) -> str:
+    def dependency_field(self) -> str:
         return f"router.type '{self.router.type}'" if self.router.reads_token_ids else ""
 
     def flow(self, recorder: Flow, x: Value, router_input: Value | None = None) -> Value:
@@ -337,7 +337,7 @@ class MoE(Network):
             expert_outputs = self.latent.project_back(recorder, expert_outputs, x.axes)
             recorder.hold(y=expert_outputs)
         if self.shared_expert is not None:
-            shared_output = self._shared_output(recorder, self.shared_expert, x)
+            shared_output = self._shared_expert_output(recorder, self.shared_expert, x)
             if self.shared_expert_mix:
                 scores = recorder.linear("shared_expert_mix", x, Axis("outputs", 2), bias=True, kind="shared_expert")
                 routed_share, shared_expert_share = recorder.split(
@@ -353,7 +353,7 @@ class MoE(Network):
             expert_outputs = recorder.add(expert_outputs, recorder.vector("output_bias", *x.axes, kind="experts"))
         return expert_outputs
 
-    def _shared_output(self, recorder: Flow, expert: FeedForward, x: Value) -> Value:
+    def _shared_expert_output(self, recorder: Flow, expert: FeedForward, x: Value) -> Value:
         """Returns the shared expert's output for every token."""
         if self.shared_scores is not None:
             shared_output = self.shared_scores.flow(recorder, expert, x)
@@ -572,7 +572,7 @@ def _vision_experts_class() -> type[nn.Module]:
             expert_weights, top_experts = self.routing(x, forward_pass)
             dispatcher = self.dispatch(expert_weights, top_experts, forward_pass)
             return dispatcher.combine_outputs(
-                self.experts(dispatcher.copy_rows(x), dispatcher.expert, dispatcher.is_grouped),
+                self.experts(dispatcher.copy_rows_to_experts(x), dispatcher.expert, dispatcher.is_grouped),
                 expert_weights,
             )
 
@@ -627,7 +627,9 @@ def _reference_class() -> type[nn.Module]:
             norm_output = getattr(self, "expert_norm", lambda outputs: outputs)  # no name may keep the outputs alive
             routed_features = dispatcher.combine_outputs(
                 norm_output(
-                    self.experts(dispatcher.copy_rows(routed_features), dispatcher.expert, dispatcher.is_grouped)
+                    self.experts(
+                        dispatcher.copy_rows_to_experts(routed_features), dispatcher.expert, dispatcher.is_grouped
+                    )
                 ),
                 weights,
             )

@@ -170,7 +170,7 @@ class Conformer(TowerPart):
 
     def _record_layer(self, recorder: Flow, x: Value, bias: Value | None) -> Value:
         """Records a layer: half a feed-forward network, attention, a convolution, half a network, a norm."""
-        x = self._half_network(recorder, "mlp_1", x)
+        x = self._add_half_network_output(recorder, "mlp_1", x)
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
             residual_branch = self.attention.flow(recorder, residual_branch, bias, self.segment)
@@ -178,10 +178,10 @@ class Conformer(TowerPart):
         residual_branch = recorder.part("convolution_pre_norm", self.norm, x)
         with recorder.scope("convolution", kind="convolution"):
             residual_branch = self.convolution.flow(recorder, residual_branch)
-        x = self._half_network(recorder, "mlp_2", recorder.add(x, residual_branch))
+        x = self._add_half_network_output(recorder, "mlp_2", recorder.add(x, residual_branch))
         return recorder.part("norm", self.norm, x)
 
-    def _half_network(self, recorder: Flow, network_name: str, x: Value) -> Value:
+    def _add_half_network_output(self, recorder: Flow, network_name: str, x: Value) -> Value:
         """Records the sum of x and half of a named feed-forward network's output."""
         network_output = recorder.part(
             network_name, self.feed_forward, recorder.part(f"{network_name}_pre_norm", self.norm, x)

@@ -111,7 +111,7 @@ class CtcConformer(TowerPart):
 
     def _record_layer(self, recorder: Flow, x: Value) -> Value:
         """Records a layer: half a network, attention in blocks, a convolution, half a network and a norm."""
-        x = self._half_network(recorder, "mlp_1", x)
+        x = self._add_half_network_output(recorder, "mlp_1", x)
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
             residual_branch = self._record_attention(recorder, residual_branch)
@@ -119,10 +119,10 @@ class CtcConformer(TowerPart):
         residual_branch = recorder.part("convolution_pre_norm", self.norm, x)
         with recorder.scope("convolution", kind="convolution"):
             residual_branch = self._record_convolution(recorder, residual_branch)
-        x = self._half_network(recorder, "mlp_2", recorder.add(x, residual_branch))
+        x = self._add_half_network_output(recorder, "mlp_2", recorder.add(x, residual_branch))
         return recorder.part("norm", self.norm, x)
 
-    def _half_network(self, recorder: Flow, network_name: str, x: Value) -> Value:
+    def _add_half_network_output(self, recorder: Flow, network_name: str, x: Value) -> Value:
         """Records the sum of x and half of a network's output."""
         network_output = recorder.part(
             network_name, self.feed_forward, recorder.part(f"{network_name}_pre_norm", self.norm, x)
@@ -251,16 +251,16 @@ def _reference_class() -> type[nn.Module]:
             for sublayer in ("mlp_1_pre_norm", "self_attn_pre_norm", "convolution_pre_norm", "mlp_2_pre_norm", "norm"):
                 self.add_module(sublayer, spec.norm.reference(model_properties))
 
-        def _half_network(self, network_name: str, x: Tensor) -> Tensor:
+        def _add_half_network_output(self, network_name: str, x: Tensor) -> Tensor:
             return x + 0.5 * self.get_submodule(network_name)(
                 self.get_submodule(f"{network_name}_pre_norm")(x), ForwardPass()
             )
 
         def forward(self, x: Tensor) -> Tensor:
-            x = self._half_network("mlp_1", x)
+            x = self._add_half_network_output("mlp_1", x)
             x = x + self.self_attn(self.get_submodule("self_attn_pre_norm")(x))
             x = x + self.convolution(self.get_submodule("convolution_pre_norm")(x))
-            return self.get_submodule("norm")(self._half_network("mlp_2", x))
+            return self.get_submodule("norm")(self._add_half_network_output("mlp_2", x))
 
     class CtcConformerReference(nn.Module):
         """Encodes stacked audio frames. frames: [clips, frames, input_size] → [clips, frames, hidden]."""

@@ -331,7 +331,7 @@ def _reference_class() -> type[nn.Module]:
 
     BatchNorm = batch_norm_class()
 
-    class CodeNorm(nn.Module):
+    class CodeConditionedNorm(nn.Module):
         """A group norm whose output is scaled and shifted by projections of the codes."""
 
         def __init__(self, spec: ImageTokenizer, channels: int) -> None:
@@ -349,7 +349,7 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ImageTokenizer, in_channels: int, channels: int, reads_codes: bool) -> None:
             super().__init__()
             self.norm_1, self.norm_2 = (
-                norm_of(spec, norm_width, reads_codes) for norm_width in (in_channels, channels)
+                build_norm(spec, norm_width, reads_codes) for norm_width in (in_channels, channels)
             )
             self.conv_1 = nn.Conv2d(in_channels, channels, 3, padding=1)
             self.conv_2 = nn.Conv2d(channels, channels, 3, padding=1)
@@ -360,8 +360,12 @@ def _reference_class() -> type[nn.Module]:
             conv_output = self.conv_2(functional.silu(self.norm_2(conv_output, *codes)))
             return conv_output + (x if self.shortcut is None else self.shortcut(x))
 
-    def norm_of(spec: ImageTokenizer, channels: int, reads_codes: bool) -> nn.Module:
-        return CodeNorm(spec, channels) if reads_codes else nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
+    def build_norm(spec: ImageTokenizer, channels: int, reads_codes: bool) -> nn.Module:
+        return (
+            CodeConditionedNorm(spec, channels)
+            if reads_codes
+            else nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
+        )
 
     class FrameConv(nn.Conv3d):
         """A convolution over frames and positions, with zeros before the first frame and around the grid."""
@@ -387,7 +391,7 @@ def _reference_class() -> type[nn.Module]:
             conv_output = self.conv_1(functional.silu(self.norm_1(x)))
             return x + self.conv_2(functional.silu(self.norm_2(conv_output)))
 
-    class TokenizerHalf(nn.Module):
+    class ImageTokenizerHalf(nn.Module):
         """The base class of the tokenizer's encoder and decoder."""
 
         def __init__(self, spec: ImageTokenizer, reads_codes: bool) -> None:
@@ -399,7 +403,7 @@ def _reference_class() -> type[nn.Module]:
             return channels
 
         def add_attention(self, module: nn.Module, attention_name: str, in_channels: int) -> None:
-            module.add_module(f"{attention_name}_norm", norm_of(self.spec, in_channels, self.reads_codes))
+            module.add_module(f"{attention_name}_norm", build_norm(self.spec, in_channels, self.reads_codes))
             module.add_module(attention_name, self.spec.attention.reference(ModelProperties(in_channels, causal=False)))
 
         def add_level(self, level_index: int, in_channels: int, block_count: int) -> int:
@@ -449,7 +453,7 @@ def _reference_class() -> type[nn.Module]:
                 x = self.get_submodule(f"frame_block_{block_index}")(x)
             return x
 
-    class ImageEncoder(TokenizerHalf):
+    class ImageEncoder(ImageTokenizerHalf):
         """Encodes frames: [images, channels, frames, height, width] → [images, latents, fewer frames, …]."""
 
         def __init__(self, spec: ImageTokenizer) -> None:
@@ -479,7 +483,7 @@ def _reference_class() -> type[nn.Module]:
                 x = functional.silu(self.get_submodule(f"time_conv_{i}")(x))
             return self.run_frame_blocks(x)
 
-    class ImageDecoder(TokenizerHalf):
+    class ImageDecoder(ImageTokenizerHalf):
         """Decodes codes: [images, embed_dim, frames, rows, columns] → pixels of every frame."""
 
         def __init__(self, spec: ImageTokenizer) -> None:
@@ -495,7 +499,7 @@ def _reference_class() -> type[nn.Module]:
                 channels = self.add_level(i, channels, spec.num_res_blocks + 1)
                 if i:
                     self.get_submodule(f"level_{i}").add_module("upsample", nn.Conv2d(channels, channels, 3, padding=1))
-            self.norm_out = norm_of(spec, channels, spec.over_frames)
+            self.norm_out = build_norm(spec, channels, spec.over_frames)
             self.conv_out = nn.Conv2d(channels, spec.out_channels, 3, padding=1)
 
         def forward(self, codes: Tensor) -> Tensor:

@@ -244,11 +244,11 @@ class Projector(TowerPart):
         x = self._merge_patches(recorder, x)
         x = recorder.part("norm", self.norm, x) if norm_after_merge and self.norm is not None else x
         if self.input_marks:
-            x = self._append_marks(recorder, "input_marks", x, self.input_marks, *x.axes)
+            x = self._append_marker_vectors(recorder, "input_marks", x, self.input_marks, *x.axes)
         for map_index, linear_map in enumerate(self.maps, 1):
             x = linear_map.flow(recorder, x, f"map_{map_index}")
         if self.output_marks:
-            x = self._append_marks(recorder, "output_marks", x, self.output_marks, *x.axes)
+            x = self._append_marker_vectors(recorder, "output_marks", x, self.output_marks, *x.axes)
         x = x if self.out_norm is None else recorder.part("out_norm", self.out_norm, x)
         x = _activate(recorder, x, self.out_act)
         if self.stack is None:
@@ -264,7 +264,7 @@ class Projector(TowerPart):
         merged_rows = MergedRows(of=x.rows, side=self.merge, frames=self.frames)
         return recorder.merge(x, merged_rows, Axis("frames", self.frames), *merged_axes, is_mean=self.merged == "mean")
 
-    def _append_marks(
+    def _append_marker_vectors(
         self, recorder: Flow, marks_name: str, x: Value, mark_count: int, *axes: Axis | JoinedShapes
     ) -> Value:
         """Appends learned marker vectors to x."""

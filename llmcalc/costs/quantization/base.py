@@ -146,8 +146,8 @@ def _tensors_below(
         else:
             layer_indices = child_node.indices[:1] if first_copies else child_node.indices
             tensor_copies = [(f"{child_path}.{i}", node_tensor.times, i) for i in layer_indices]
-        op_use, parent_node = child_position.use, node_position.node
-        tensors = () if op_use is None else op_use.tensors()
+        counted_op, parent_node = child_position.use, node_position.node
+        tensors = () if counted_op is None else counted_op.tensors()
         for tensor_path, copy_count, layer_index in tensor_copies:
             for tensor in tensors:  # `replace` takes three times as long
                 yield WeightTensor(

@@ -18,7 +18,7 @@ from .base import WITHOUT, QuantizationScheme
 from .compressed import read_compressed_tensors
 from .fields import NO_FIELDS, ConfigFields
 from .formats import AWQ, FP4, FP8, GPTQ, Bnb8, TernaryCodes, WholeInt
-from .linear import LayerGroup, LinearScheme, every_linear, listed_modules
+from .linear import LayerGroup, LinearScheme, listed_modules, scheme_of_every_linear
 from .mlx import HEAD_IN_DOUBT, UNCONVERTED, MLXScheme, read_mlx
 from .modelopt import listed_groups, read_modelopt
 from .patterns import ModuleList
@@ -128,7 +128,7 @@ def _read_fp8(config: ConfigFields) -> QuantizationScheme:
     )
     scheme_label = f"fp8-block{block_shape[0]}" if block_shape and block_shape[0] == block_shape[1] else "fp8"
     format_source = named.DEEPSEEK_SOURCE if block_shape else named.TRANSFORMERS_FP8
-    linear_scheme = every_linear(
+    linear_scheme = scheme_of_every_linear(
         config,
         LinearScheme(
             scheme_label,
@@ -144,7 +144,9 @@ def _read_fp8(config: ConfigFields) -> QuantizationScheme:
 
 def _read_fbgemm(config: ConfigFields) -> QuantizationScheme:
     config.ignore("activation_scale_ub")
-    return every_linear(config, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (LayerGroup(FP8("row")),)))
+    return scheme_of_every_linear(
+        config, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (LayerGroup(FP8("row")),))
+    )
 
 
 def _ignore_exporter(config: ConfigFields) -> None:
@@ -262,14 +264,14 @@ def _read_bitsandbytes(config: ConfigFields) -> QuantizationScheme:
     if is_4_bit is is_8_bit or any(type(flag) not in (bool, type(None)) for flag in (is_4_bit, is_8_bit)):
         raise config.value_error("load_in_4bit", is_4_bit, "that or load_in_8bit to be true")
     if is_8_bit:
-        return every_linear(
+        return scheme_of_every_linear(
             config,
             LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (LayerGroup(Bnb8()),)),
             "llm_int8_skip_modules",
         )
     config.check_choice("bnb_4bit_quant_type", code_type, "nf4", "fp4")
     config.check_choice("bnb_4bit_use_double_quant", has_double_quantization, False, True)
-    return every_linear(
+    return scheme_of_every_linear(
         config,
         named.bnb4_scheme(
             f"{code_type}-double" if has_double_quantization else str(code_type), bool(has_double_quantization)
@@ -290,7 +292,7 @@ def _read_bitnet(config: ConfigFields) -> QuantizationScheme | None:
     config.check_choice("quantization_mode", quant_mode, "offline", "online")
     config.check_choice("linear_class", linear_class, "bitlinear", "autobitlinear")
     config.check_field("use_rms_norm", False, default_value=False)
-    quantization_scheme = every_linear(
+    quantization_scheme = scheme_of_every_linear(
         config, LinearScheme("bitnet", named.BITNET_SOURCE, (), (LayerGroup(TernaryCodes()),))
     )
     return None if quant_mode == "online" and linear_class == "autobitlinear" else quantization_scheme
@@ -298,7 +300,9 @@ def _read_bitnet(config: ConfigFields) -> QuantizationScheme | None:
 
 def _read_eetq(config: ConfigFields) -> QuantizationScheme:
     config.check_field("weights", "int8", default_value="int8")
-    return every_linear(config, LinearScheme("eetq", named.EETQ_SOURCE, (), (LayerGroup(WholeInt(scale_bytes=2)),)))
+    return scheme_of_every_linear(
+        config, LinearScheme("eetq", named.EETQ_SOURCE, (), (LayerGroup(WholeInt(scale_bytes=2)),))
+    )
 
 
 def _group_suffix(group_size: int | None) -> str:

@@ -34,7 +34,7 @@ from .formats import (
     TrellisCodes,
     WholeInt,
 )
-from .linear import LayerGroup, LinearScheme, every_linear, listed_modules
+from .linear import LayerGroup, LinearScheme, listed_modules, scheme_of_every_linear
 from .modelopt import KV
 from .patterns import ModuleList
 
@@ -293,7 +293,7 @@ def read_metal(config: ConfigFields) -> QuantizationScheme:
     config.ignore("dequantize")
     bits, group_size = config.get("bits", 4), config.get_group_size("group_size", 64) or 64
     config.check_choice("bits", bits, 2, 4, 8)
-    return every_linear(
+    return scheme_of_every_linear(
         config,
         LinearScheme(f"metal-int{bits}-g{group_size}", "transformers", (), (LayerGroup(MetalInt(bits, group_size)),)),
     )
@@ -304,7 +304,7 @@ def read_higgs(config: ConfigFields) -> QuantizationScheme:
     config.ignore("hadamard_size", "p", "tune_metadata")
     bits, group_size = config.get("bits", 4), config.get_group_size("group_size", 256) or 256
     config.check_choice("bits", bits, 2, 3, 4)
-    return every_linear(
+    return scheme_of_every_linear(
         config,
         LinearScheme(f"higgs-int{bits}-g{group_size}", "transformers", (), (LayerGroup(Higgs(bits, group_size)),)),
     )
@@ -332,7 +332,7 @@ def read_gemma(scheme_fields: ConfigFields) -> QuantizationScheme:
         module_fields.check_all_read()
         named_modules = ModuleList([f"re:.*(?:{pattern})"], "compressed-tensors", "module_quant_configs")
         module_groups.append(LayerGroup(StaticRange(module_bits), named_modules))
-    quantization_scheme = every_linear(
+    quantization_scheme = scheme_of_every_linear(
         scheme_fields, LinearScheme(f"gemma-int{bits}", "transformers", (), (LayerGroup(StaticRange(bits)),))
     )
     remarks = (BLOCK_SCALES,) if quantizes_tables else ()

@@ -221,7 +221,7 @@ def listed_modules(config: ConfigFields, *field_names: str) -> ModuleList:
     return ModuleList(config.get_all_strings(*field_names), config_field=field_names[0])
 
 
-def every_linear(config: ConfigFields, quantization_scheme: LinearScheme, *field_names: str) -> LinearScheme:
+def scheme_of_every_linear(config: ConfigFields, quantization_scheme: LinearScheme, *field_names: str) -> LinearScheme:
     """Returns a scheme that converts every `nn.Linear` except the modules in the config's list, as in transformers.
 
     field_names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted with

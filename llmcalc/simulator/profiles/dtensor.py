@@ -173,12 +173,12 @@ class DTensorKernels(EagerKernels):
         gathered_x = self.graph.new_tensor((batch * self.tokens, row_count, *row_shape), dtype)
         del sent_part
         self.record_message("all_gather", gathered_x.bytes)
-        is_in_place = is_size_one(batch) and (self.in_products or not self.copies_gathered)
+        is_in_place = is_size_one(batch) and (self.has_overlapped_products or not self.copies_gathered)
         storage = gathered_x.storage if is_in_place else self.graph.new_tensor(shape, dtype).storage
         return Tensor(shape, x.dtype, storage)
 
     @property
-    def in_products(self) -> bool:
+    def has_overlapped_products(self) -> bool:
         """Whether matrix products overlap with communication (`torch.ops.symm_mem`); default false."""
         return False
 
@@ -192,7 +192,9 @@ class DTensorKernels(EagerKernels):
         follows_product: whether x is a product.
         """
         batch, row_count, *row_shape = x.shape
-        sent_chunks = None if follows_product and self.in_products else self.graph.new_tensor(x.shape, x.dtype)
+        sent_chunks = (
+            None if follows_product and self.has_overlapped_products else self.graph.new_tensor(x.shape, x.dtype)
+        )
         rank_results = self.graph.results
 
         def make_local_rows() -> Tensor:

@@ -84,7 +84,7 @@ def mlstm_with_states(
     output and the states after them.
     """
     remaining_tokens, outputs = q.shape[2], []
-    states = _single_state(aten, k, v) if states is None else states
+    states = _allocate_state_tensors(aten, k, v) if states is None else states
     while chunk_size >= LEAST:
         whole_chunk_tokens = remaining_tokens // chunk_size * chunk_size
         if whole_chunk_tokens:
@@ -114,14 +114,14 @@ def _run_token_by_token(aten: Aten, tensors: Sequence[Tensor]) -> tuple[Tensor, 
     _, k, v, *_ = tensors
     batch, heads, tokens, _ = k.shape
     _earlier_outputs = aten.new_tensor((batch, heads, tokens - 1, v.shape[-1]), v.dtype)
-    states = _single_state(aten, k, v)
+    states = _allocate_state_tensors(aten, k, v)
     if tokens > 1:  # every token replaces the states
-        states = _single_state(aten, k, v)
+        states = _allocate_state_tensors(aten, k, v)
     _last_output = aten.new_tensor((batch, heads, v.shape[-1]), v.dtype)
     return aten.like(v), states
 
 
-def _single_state(aten: Aten, k: Tensor, v: Tensor) -> Sequence[Tensor]:
+def _allocate_state_tensors(aten: Aten, k: Tensor, v: Tensor) -> Sequence[Tensor]:
     """Allocates the matrix memory, its normalizer and the largest exponent."""
     shape = *k.shape[:2], k.shape[3]
     return (
@@ -143,7 +143,7 @@ def _run_chunkwise(
         h = aten.new_tensor((*q.shape[:3], v.shape[-1]), q.dtype)
         n, m = aten.new_tensor(i.shape, q.dtype), aten.new_tensor(i.shape, q.dtype)
         _b = aten.new_tensor(i.shape, FLOAT32)
-        return h, n, m, _single_state(aten, k, v) if returns_last_states else ()
+        return h, n, m, _allocate_state_tensors(aten, k, v) if returns_last_states else ()
 
     def backward(
         dh: Tensor, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, n: Tensor, m: Tensor

@@ -50,12 +50,12 @@ MOST: dict[str, int] = {
 """
 
 
-def is_whole(field_value: Any) -> TypeGuard[int]:
+def is_json_integer(field_value: Any) -> TypeGuard[int]:
     """Whether a value is an integer, except JSON's true and false."""
     return isinstance(field_value, int) and not isinstance(field_value, bool)
 
 
-def in_json(field_value: Any) -> str:
+def json_spelling(field_value: Any) -> str:
     """Writes a value for an error message as in a config.json: null, true, false."""
     json_words = {None: "null", True: "true", False: "false"}
     return json_words[field_value] if field_value is None or isinstance(field_value, bool) else shown(field_value)
@@ -63,7 +63,7 @@ def in_json(field_value: Any) -> str:
 
 def is_number(field_value: Any) -> TypeGuard[int | float]:
     """Whether a value is a number, except JSON's true and false."""
-    return is_whole(field_value) or isinstance(field_value, float)
+    return is_json_integer(field_value) or isinstance(field_value, float)
 
 
 @dataclass
@@ -191,8 +191,8 @@ class Config:
 
     def _read_integer(self, field_names: tuple[str, ...], minimum: int, expected_text: str) -> int:
         field_value, maximum = self.get(*field_names), MOST.get(field_names[0], LARGEST)
-        if not is_whole(field_value) or not minimum <= field_value <= maximum:
-            limit_text = f", at most {maximum}" if is_whole(field_value) and field_value > maximum else ""
+        if not is_json_integer(field_value) or not minimum <= field_value <= maximum:
+            limit_text = f", at most {maximum}" if is_json_integer(field_value) and field_value > maximum else ""
             raise self.error(self._name_in_config(field_names), field_value, expected_text + limit_text)
         if field_value and self._field_name_that_applies(self._names_with_aliases(field_names)) is None:
             self.from_defaults[f"{self.location}{field_names[0]}"] = field_value
@@ -231,9 +231,9 @@ class Config:
     def integers(self, *field_names: str) -> list[int]:
         """Returns the list of integers in a field, with 0 allowed."""
 
-        def is_right(value: Any) -> bool:
-            return isinstance(value, list | tuple) and all(
-                is_whole(list_element) and 0 <= list_element <= LARGEST for list_element in value
+        def is_right(field_value: Any) -> bool:
+            return isinstance(field_value, list | tuple) and all(
+                is_json_integer(list_element) and 0 <= list_element <= LARGEST for list_element in field_value
             )
 
         return list(self._checked(field_names, is_right, "a list of whole numbers"))
@@ -241,8 +241,10 @@ class Config:
     def texts(self, *field_names: str) -> list[str]:
         """Returns the list of texts in a field."""
 
-        def is_right(value: Any) -> bool:
-            return isinstance(value, list | tuple) and all(isinstance(list_element, str) for list_element in value)
+        def is_right(field_value: Any) -> bool:
+            return isinstance(field_value, list | tuple) and all(
+                isinstance(list_element, str) for list_element in field_value
+            )
 
         return list(self._checked(field_names, is_right, "a list of texts"))
 
@@ -261,8 +263,8 @@ class Config:
     def choice(self, value_by_text: Mapping[str, Any], *field_names: str) -> Any:
         """Returns the entry of `value_by_text` that a field's text names."""
 
-        def is_right(value: Any) -> bool:
-            return isinstance(value, str) and value in value_by_text
+        def is_right(field_value: Any) -> bool:
+            return isinstance(field_value, str) and field_value in value_by_text
 
         return value_by_text[self._checked(field_names, is_right, "one of " + ", ".join(value_by_text))]
 
@@ -270,7 +272,7 @@ class Config:
         """Raises `InputError` unless a field has an expected value; other values give weights that are not counted."""
         field_value = self.get(field_name)
         if field_value not in expected_values:
-            expected_text = ", ".join(map(in_json, expected_values))
+            expected_text = ", ".join(map(json_spelling, expected_values))
             raise self.error(
                 field_name,
                 field_value,
@@ -287,7 +289,7 @@ class Config:
         """Returns an error with the field's name, value and expected value."""
         alias = self.aliases.get(field_name, field_name)
         field_name = self._field_name_that_applies((field_name, alias)) or alias
-        problem_text = "missing" if field_value is None and field_name not in self.data else in_json(field_value)
+        problem_text = "missing" if field_value is None and field_name not in self.data else json_spelling(field_value)
         return InputError(f"{self.location}{field_name}: {problem_text}; expected {expected_text}")
 
     def finish(self, ignored_fields: frozenset[str], parent_config: Config | None = None) -> None:
@@ -308,7 +310,7 @@ class Config:
                 field_value,
                 self._corrected_name(field_name),
                 self._restates_another_field(field_name, field_value),
-                layer_count if is_whole(layer_count) else 0,
+                layer_count if is_json_integer(layer_count) else 0,
             )
             for field_name, field_value in sorted(self.data.items())
             if field_name not in known_fields and not field_name.startswith("_")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InputError, shown
-from .config import is_whole
+from .config import is_json_integer
 from .head_kinds import architecture_of
 
 CLASSES: dict[str, re.Pattern[str]] = {
@@ -212,6 +212,6 @@ def _is_eagle(config: Mapping[str, Any]) -> bool:
     return (
         architecture_of(config) == "LlamaForCausalLM"
         and config.get("num_hidden_layers") == 1
-        and is_whole(hidden_size)
+        and is_json_integer(hidden_size)
         and hidden_size >= LEAST_EAGLE_WIDTH
     )

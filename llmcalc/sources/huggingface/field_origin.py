@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import InputError
 from .config import IRRELEVANT
-from .head_kinds import head_of
+from .head_kinds import head_kind_of_config
 from .registry import family_of, text_model_of, typed_config
 
 
@@ -73,7 +73,9 @@ def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
             field_name: field_value if field_name in IRRELEVANT else _tracked_value(field_value, field_name)
             for field_name, field_value in text_config.items()
         }
-        model_fields = family.read_model(typed_config(tracked_config, model_type, family, head_of(config), path_prefix))
+        model_fields = family.read_model(
+            typed_config(tracked_config, model_type, family, head_kind_of_config(config), path_prefix)
+        )
     except InputError:  # a .toml may have another value under that name
         return ""
     message_paths = re.findall(r"[\w.]+", message.partition("; expected")[0])

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...components.base import LARGEST
-from ...components.stack import MOST_KINDS, overlaid_table
+from ...components.stack import MOST_KINDS, table_with_changes
 from ...errors import InputError, shown
-from .config import Config, is_number, is_whole
+from .config import Config, is_json_integer, is_number
 from .head_kinds import HEAD_ENDINGS, architecture_of
 
 Table = dict[str, Any]
@@ -215,7 +215,7 @@ def _without_single_variant(layers: Table) -> Table:
         for field, field_value in layers.items()
         if field not in ("variants", "first_layers", "pattern")
     }
-    return {**other_fields, "block": overlaid_table(layers["block"], layers["variants"][used_kinds.pop()])}
+    return {**other_fields, "block": table_with_changes(layers["block"], layers["variants"][used_kinds.pop()])}
 
 
 def encoder(
@@ -457,7 +457,7 @@ def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], defau
     )
     predicting_layers = config.data.get("num_nextn_predict_layers")
     accepted_lengths = {depth}
-    if field == "layer_types" and is_whole(predicting_layers):
+    if field == "layer_types" and is_json_integer(predicting_layers):
         accepted_lengths.add(depth + predicting_layers)
     if "" in layer_kinds or len(layer_kinds) not in accepted_lengths:
         unknown_name = next((kind_name for kind_name in config.texts(field) if not kind_of_name.get(kind_name)), None)
@@ -571,7 +571,7 @@ def uncounted_prediction(config: Config) -> None:
             config.notes.append(f"{field_name}: the multi-token-prediction modules are not counted")
 
 
-def combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
+def stack_of_combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
     """Returns the stack fields of layers that differ in several components, such as attention and network.
 
     kind_axes: each is (the kind of each layer, kind → the fields that it changes). An axis with one kind that
@@ -615,7 +615,7 @@ def stack_of_kinds(layer_tables: dict[str, Table], layer_kinds: list[str]) -> Ta
     """
     used_kinds = {layer_kind: layer_tables[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)}
     for block in used_kinds.values():
-        if all(overlaid_table(block, layer) == layer for layer in used_kinds.values()):
+        if all(table_with_changes(block, layer) == layer for layer in used_kinds.values()):
             changes_by_kind = {
                 layer_kind: {
                     field: field_value for field, field_value in layer.items() if block.get(field) != field_value

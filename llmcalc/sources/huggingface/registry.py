@@ -17,7 +17,7 @@ from .config import Config
 from .drafts import CLASSES, with_draft_type
 from .dropout import dropout_of
 from .family import Family
-from .head_kinds import architecture_of, head_of
+from .head_kinds import architecture_of, head_kind_of_config
 from .unknown_fields import UnknownField, remark_on_ignored_fields
 
 FILES: dict[str, tuple[str, ...]] = {
@@ -197,7 +197,7 @@ def _loss_fields(config: Config) -> dict[str, Any]:
         (
             class_name
             for class_name in library_class_names().get(config.model_type, ())
-            if head_of({"architectures": [class_name]}) == "lm"
+            if head_kind_of_config({"architectures": [class_name]}) == "lm"
         ),
         "",
     )
@@ -258,7 +258,7 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
     if (
         isinstance(model_type, str)
         and usual_name(model_type) in FILE_OF
-        and _reads_differently(config_data, usual_name(model_type), class_model_type)
+        and _are_different_models(config_data, usual_name(model_type), class_model_type)
     ):
         raise InputError(
             f"architectures: {class_name} is a class of '{class_model_type}', but model_type says '{model_type}', and "
@@ -307,7 +307,7 @@ def _has_value(config_data: Mapping[str, Any], field_path: str) -> bool:
     return bool(field_value) or field_value is False
 
 
-def _reads_differently(config_data: Mapping[str, Any], stated_type: str, model_type: str) -> bool:
+def _are_different_models(config_data: Mapping[str, Any], stated_type: str, model_type: str) -> bool:
     """Whether the class's model type and the stated model type read the config as different models.
 
     It is False if both model types are in one file, if the config cannot be read as the other type, if the other type
@@ -337,7 +337,7 @@ def _add_unlisted_families() -> None:
     """Adds the families of files that are missing in `FILES`."""
     for family_file in family_files():
         if family_file not in FILES:
-            FILE_OF.update(dict.fromkeys(families_in(family_file), family_file))
+            FILE_OF.update(dict.fromkeys(families_of_file(family_file), family_file))
 
 
 def family_files() -> list[str]:
@@ -354,7 +354,7 @@ def family_files() -> list[str]:
 
 
 @cache
-def families_in(family_file: str) -> Mapping[str, Family]:
+def families_of_file(family_file: str) -> Mapping[str, Family]:
     """Returns the `Family` of each model type that a file in `families` reads."""
     families_by_type: Mapping[str, Family] = import_module(f".families.{family_file}", __package__).FAMILIES
     return {
@@ -391,7 +391,7 @@ def family_of(model_type: str, section_path: str = "", config: Mapping[str, Any]
         suggestion = suggest(model_type, model_types())
         advice_text = _unsupported_type_advice({"model_type": model_type} if config is None else config)
         raise InputError(f"{section_path}model_type: '{model_type}' is not supported.{suggestion} ({advice_text})")
-    return families_in(FILE_OF[model_type])[model_type]
+    return families_of_file(FILE_OF[model_type])[model_type]
 
 
 @cache
@@ -662,7 +662,7 @@ def _builds_towers(model_type: str, root_config: Mapping[str, Any]) -> bool:
     return family.text_type is not None and not cls.endswith("ForCausalLM")
 
 
-def _towers_of(
+def _wrapper_towers(
     root_type: str, root_config: Mapping[str, Any], text_hidden_size: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the `towers` table of a wrapper, and of the wrapper inside it if there is one, with remarks."""
@@ -680,7 +680,7 @@ def _towers_of(
         and family.text_type is not None
         and family_of(family.text_type).text_type is not None
     ):
-        inner_towers, inner_notes = _towers_of(family.text_type, inner_config, text_hidden_size)
+        inner_towers, inner_notes = _wrapper_towers(family.text_type, inner_config, text_hidden_size)
         return {**towers, **inner_towers}, [*notes, *(f"{family.text_section}: {note}" for note in inner_notes)]
     return towers, notes
 
@@ -760,7 +760,9 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
             f"{section_path}model_type: '{model_type}' wraps a text model, but the config has no {family.text_section}"
         )
     generates_text = family_of(root_type).generates_text or family_of(root_type).is_decoder
-    stated_head = "lm" if generates_text else "none" if family_of(root_type).projection_size else head_of(root_config)
+    stated_head = (
+        "lm" if generates_text else "none" if family_of(root_type).projection_size else head_kind_of_config(root_config)
+    )
     config = typed_config(config_data, model_type, family, head or stated_head, section_path)
     model_fields = family.read_model(config)
     model_fields |= dropout_of(config, family)
@@ -807,7 +809,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         root_type, root_config, vector_size = _inner_model_config(root_type, root_config, *projection_field)
         model_fields["head"] = {"type": "projection", "size": vector_size, "bias": True}
     if _builds_towers(root_type, root_config):
-        towers, tower_notes = _towers_of(root_type, root_config, model_fields["hidden_size"])
+        towers, tower_notes = _wrapper_towers(root_type, root_config, model_fields["hidden_size"])
         model_fields |= {"towers": towers} if towers else {}
         notes += tower_notes
     elif family_of(root_type).tower_class_prefixes:

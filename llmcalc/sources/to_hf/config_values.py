@@ -60,14 +60,14 @@ class ConfigValues:
         parts: list[Part] = [self.spec]
         for _, stack in self.spec.stacks():
             layers = {id(layer): layer for layer in map(stack.layer, stack.layer_names())}
-            parts += [stack, *(inner_part for layer in layers.values() for inner_part in _parts_inside(layer))]
+            parts += [stack, *(inner_part for layer in layers.values() for inner_part in _nested_components(layer))]
             parts += [
                 inner_part
                 for field_name in type(stack).model_fields
                 if field_name not in ("block", "variants")
-                for inner_part in _parts_inside(getattr(stack, field_name))
+                for inner_part in _nested_components(getattr(stack, field_name))
             ]
-        return [*parts, *_parts_inside(self.spec.head), *_parts_inside(self.spec.mtp)]
+        return [*parts, *_nested_components(self.spec.head), *_nested_components(self.spec.mtp)]
 
     @cached_property
     def _first_values(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class ConfigValues:
     @cached_property
     def positions(self) -> list[AttentionPosition | None]:
         """The position encoding of each layer's attention."""
-        return [mixer.score_position() if isinstance(mixer, TokenMixer) else None for mixer in self.mixers]
+        return [mixer.score_position_encoding() if isinstance(mixer, TokenMixer) else None for mixer in self.mixers]
 
     @cached_property
     def networks(self) -> list[Any]:
@@ -215,10 +215,10 @@ class ConfigValues:
 
     @cached_property
     def _layer_kind_names(self) -> list[str]:
-        return [kind_of(mixer) for mixer in self.mixers]
+        return [usual_layer_kind(mixer) for mixer in self.mixers]
 
 
-def kind_of(mixer: Any) -> str:
+def usual_layer_kind(mixer: Any) -> str:
     """Returns the name that most configs use for a layer with this mixer."""
     layer_kind = getattr(mixer, "type", "attention")
     if layer_kind in LINEAR:
@@ -233,9 +233,9 @@ def kind_of(mixer: Any) -> str:
     return "sliding_attention" if has_window else "full_attention"
 
 
-def _parts_inside(part_container: Any) -> Iterator[Part]:
+def _nested_components(part_container: Any) -> Iterator[Part]:
     """Yields a component and all nested components."""
     if isinstance(part_container, Part):
         yield part_container
         for field_name in type(part_container).model_fields:
-            yield from _parts_inside(getattr(part_container, field_name))
+            yield from _nested_components(getattr(part_container, field_name))

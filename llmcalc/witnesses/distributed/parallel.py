@@ -39,7 +39,7 @@ BEFORE_LAYERS = ("embed_positions", "embed_norm", "input_proj", "embed_proj")
 """Modules between the embedding and the first layer."""
 
 
-class Replicated(ParallelStyle):
+class ReplicatedModule(ParallelStyle):
     """A module that is replicated on every process and runs on the same input, like torchtitan's `NoParallel`."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -93,7 +93,7 @@ def _parallel_styles(module_name: str, submodule: nn.Module) -> dict[str, Parall
         return {module_name: ColwiseParallel(use_local_output=False)}
     is_in_layer = parent_path.rpartition(".")[0] == "layers"
     if (is_in_layer or not parent_path) and [*submodule.parameters(recurse=False)]:
-        return {module_name: Replicated()}
+        return {module_name: ReplicatedModule()}
     linear_names = {linear_name for linear_name, child in submodule.named_children() if isinstance(child, nn.Linear)}
     if not is_in_layer or not linear_names:
         return {}

@@ -62,10 +62,10 @@ class RankStorageTracker(CpuStorageTracker):
         if any(issubclass(tensor_type, WRAPPERS) for tensor_type in types):
             return NotImplemented  # a distributed tensor first decomposes the operation
         if function.namespace in ("c10d", "_c10d_functional"):
-            return self._collective(function, args, kwargs or {})
+            return self._run_collective(function, args, kwargs or {})
         return super().__torch_dispatch__(function, types, args, kwargs)
 
-    def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run_collective(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs a collective, and waits until gloo's threads have released its tensors, for reproducible counts."""
         tensors: list[Any] = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         use_counts = [leaf._use_count() for leaf in tensors]

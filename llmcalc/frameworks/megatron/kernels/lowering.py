@@ -26,7 +26,7 @@ from ....simulator.tensor import (
     Needs,
     Storage,
     Tensor,
-    counted_as,
+    count_storages_as,
     empty,
 )
 from ....workload.run_config import RunConfig
@@ -188,14 +188,14 @@ class PersistentTensors:
     def _keep_workspace(self, workspace_name: str, workspace_bytes: Number) -> None:
         """Allocates the workspace `workspace_name` on first use."""
         if workspace_bytes and workspace_name not in self.workspaces:
-            with counted_as(self.meter, "overhead"):
+            with count_storages_as(self.meter, "overhead"):
                 self.workspaces[workspace_name] = Storage(self.meter, workspace_bytes)
             self.shared[workspace_name] = [self.workspaces[workspace_name].block]
 
     def grow_gather_buffer(self, buffer_bytes: Number) -> None:
         """Enlarges the all-gather buffer, which never shrinks (`GlobalMemoryBuffer`), to at least these bytes."""
         if self.gather_buffer is None or self.gather_buffer.bytes < buffer_bytes:
-            with counted_as(self.meter, "communication"):
+            with count_storages_as(self.meter, "communication"):
                 self.gather_buffer = Storage(self.meter, buffer_bytes)
             self.shared.setdefault(GATHER_BUFFER, []).append(self.gather_buffer.block)
 
@@ -215,7 +215,7 @@ class PersistentTensors:
             layer_input, output_gradient, _ = self.deferred_gradients.pop(0)
             buffer_name, buffer_bytes = f"mpu_{layer_index % 2}", layer_input.bytes * ranks
             if ranks > 1 and buffer_name not in self.drain_buffers:
-                with counted_as(self.meter, "communication"):
+                with count_storages_as(self.meter, "communication"):
                     self.drain_buffers[buffer_name] = Storage(self.meter, buffer_bytes)
             del layer_input, output_gradient
 
@@ -226,7 +226,7 @@ class PersistentTensors:
     def keep_quantized_weight(self, weight: Tensor, buffer_sizes: Sequence[int]) -> None:
         """Allocates a weight's 8-bit copy and scales. buffer_sizes: bytes of each tensor."""
         if id(weight) not in self.quantized_weights:
-            with counted_as(self.meter, "weights"):
+            with count_storages_as(self.meter, "weights"):
                 self.quantized_weights[id(weight)] = [
                     Storage(self.meter, buffer_bytes) for buffer_bytes in buffer_sizes
                 ]
@@ -238,7 +238,7 @@ class PersistentTensors:
         """
         gradient = self.dummies.get(weight.shape)
         if gradient is None:
-            with counted_as(self.meter, "gradients"):
+            with count_storages_as(self.meter, "gradients"):
                 gradient = self.dummies[weight.shape] = empty(self.meter, weight.shape, BFLOAT16)
             self.shared[weight.shape] = [gradient.storage.block]
         return gradient

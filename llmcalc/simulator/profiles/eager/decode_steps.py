@@ -90,7 +90,7 @@ class DecodeStepKernels(ScanKernels):
         )
 
     def _project_per_head(self, operation: Step, x: Tensor, heads: Any, output_width: Any) -> Tensor:
-        """Applies one linear layer per head, as HeadMap.forward does."""
+        """Applies one linear layer per head, as HeadwiseLinear.forward does."""
         aten, head_width = self.t, exact_div(x.shape[-1], heads)
         weight = self.weight(f"{operation.name}.weight", (heads, output_width, head_width))
         y = aten.matmul(
@@ -360,7 +360,7 @@ class DecodeStepKernels(ScanKernels):
         denominator_bound = aten.add_number(denominator_bound)
         return aten.div(numerator, aten.unsqueeze(denominator_bound, -1)), [matrix_memory, norm, next_exponent]
 
-    def next_wkv(self, operation: Step) -> None:
+    def decode_wkv(self, operation: Step) -> None:
         self.store_tensor(operation.outs[0], self._weighted_average(*map(self.tensor_of, operation.ins)))
 
     def _weighted_average(self, key: Tensor, value: Tensor, time_first: Tensor, decay: Tensor) -> Tensor:
@@ -440,7 +440,7 @@ class DecodeStepKernels(ScanKernels):
         return self.t.function("sigmoid", self._block_linear(operation, x))
 
     def _block_linear(self, operation: Step, x: Tensor) -> Tensor:
-        """Applies a block-diagonal linear layer, as BlockMap.forward does."""
+        """Applies a block-diagonal linear layer, as BlockDiagonalLinear.forward does."""
         aten, op = self.t, operation.op
         assert isinstance(op, BlockLinear)
         block_width = exact_div(x.shape[-1], op.blocks)

@@ -33,7 +33,7 @@ def _read_glm4v(root_config: Config, config: Config, text_hidden_size: int) -> T
     attention = self_attention(config, "num_heads", **ROTARY, **biases(config.flag("attention_bias"), *QKV))
     block = layer_table(attention, glu(config, ffn_width=config.integer("out_hidden_size")), norm)
     stack = {"embedding_norm": norm, "final_norm": norm}
-    return _with_merger(
+    return _encoder_with_merger(
         config, block, stack, config.integer("intermediate_size"), positions={"rows": patches_per_side(config) ** 2}
     )
 
@@ -57,10 +57,10 @@ def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool =
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     attention = self_attention(config, "num_heads", **ROTARY, **biases(bias, *QKVO), **qk_norm_fields(norm))
     ffn = clamped_swiglu(glu(config, bias)) if clamps_gate else glu(config, bias)
-    return _with_merger(config, layer_table(attention, ffn, norm), {"final_norm": norm}, merger_width)
+    return _encoder_with_merger(config, layer_table(attention, ffn, norm), {"final_norm": norm}, merger_width)
 
 
-def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, **encoder_fields: Any) -> Table:
+def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_width: int, **encoder_fields: Any) -> Table:
     """Returns the encoder, the linear layer that merges square patch blocks, and a gated FFN."""
     hidden_size, output_width, activation = (
         config.integer("hidden_size"),

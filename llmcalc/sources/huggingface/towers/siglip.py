@@ -71,8 +71,8 @@ def _read_minicpm(root_config: Config, config: Config, text_hidden_size: int) ->
 
     The merger runs unless `downsample_mode` is `4x`.
     """
-    window_side, hidden = _square_of_two_sides(config, "window_kernel_size"), config.integer("hidden_size")
-    if _square_of_two_sides(root_config, "merge_kernel_size") != 2:
+    window_side, hidden = _side_of_square(config, "window_kernel_size"), config.integer("hidden_size")
+    if _side_of_square(root_config, "merge_kernel_size") != 2:
         raise root_config.error("merge_kernel_size", root_config.get("merge_kernel_size"), "[2, 2]")
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
     depth, lower_layers = config.integer("num_hidden_layers"), root_config.count("insert_layer_id") + 1
@@ -100,7 +100,7 @@ def _read_minicpm(root_config: Config, config: Config, text_hidden_size: int) ->
     return {"vision_tower": {**tower, "stack": lower_stack, "merger": merger, "upper_stack": upper_stack}, **mergers}
 
 
-def _square_of_two_sides(config: Config, field: str) -> int:
+def _side_of_square(config: Config, field: str) -> int:
     """Returns the side of a square from a list of two equal sides."""
     side_lengths = config.get(field)
     if (

@@ -48,7 +48,7 @@ class DeltaRuleKernels(ScanModuleKernels):
             qkv = fla.causal_conv1d(aten, qkv, qkv_weight)
             q, k, v = aten.split(qkv, projection_widths)
         else:
-            self._keep_convolved(operations)
+            self._cache_convolution_inputs(operations)
             q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
         q, k, v = self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
         beta = self.project(operations["b_proj"], x)
@@ -181,7 +181,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         return fla.chunk_gated_delta_rule(aten, q, k, v, g, beta, accelerator=self.accelerator), g
 
-    def _keep_convolved(self, operations: ModuleSteps) -> None:
+    def _cache_convolution_inputs(self, operations: ModuleSteps) -> None:
         """Caches the last inputs of a layer's three convolutions in one tensor."""
         conv_step = operations["conv1d"]
         self.state_tensors(operations["conv_state"], (conv_step.outs[0].width, conv_step.options["kernel"]))
@@ -195,7 +195,7 @@ class DeltaRuleKernels(ScanModuleKernels):
     def kimi_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Kimi delta attention layer as fla does (fla/layers/kda.py:186, `KimiDeltaAttention.forward`)."""
         aten, op = self.t, operations.op("core", DeltaRule)
-        self._keep_convolved(operations)
+        self._cache_convolution_inputs(operations)
         q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
         g = self._gate_projection("f", operations, x)
         beta = self.project(operations["b_proj"], x)

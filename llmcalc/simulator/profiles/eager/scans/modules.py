@@ -57,7 +57,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         module_operations = ModuleSteps(module_scope)
         for operation in module_operations.all:
             if operation.verb == "keep":
-                raise self.not_modelled(operation, "a recurrence whose output higher layers read")
+                raise self.unknown_verb_error(operation, "a recurrence whose output higher layers read")
         self.store_tensor(
             module_operations.all[-1].outs[0],
             compute_module(module_operations, self.flat_tensor(module_scope.argument)),

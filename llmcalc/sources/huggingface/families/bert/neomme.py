@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...family import Family, module_names
 from ...parts import FULL_OR_SLIDING, Table, architecture, encoder, listed_kinds, mlp, rmsnorm, rope, stack_of_layers
 
@@ -114,7 +114,7 @@ def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None
         sliding_count += layer_kind == "sliding"
         window_distance = stated_fields.get(layer, short_distance) if has_layer_table else default_distance
         if (window_distance is None) != (layer_kind == "full") or (
-            window_distance is not None and not (is_whole(window_distance) and window_distance > 0)
+            window_distance is not None and not (is_json_integer(window_distance) and window_distance > 0)
         ):
             layer_key = "per_layer_config" if has_layer_table else "sliding_window"
             raise config.error(

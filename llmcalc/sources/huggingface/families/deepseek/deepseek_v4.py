@@ -15,13 +15,13 @@ from ...family import Deviation, Family, field_names, module_names
 from ...parts import (
     Table,
     clamped_swiglu,
-    combined_kinds,
     decoder,
     float32_rmsnorm,
     full_rope,
     glu,
     listed_kinds,
     moe,
+    stack_of_combined_kinds,
     uncounted_prediction,
 )
 
@@ -73,7 +73,7 @@ def _read_deepseek_v4(config: Config) -> Table:
         "type": "hyper", "attention": mixer, "feed_forward": experts, "norm": norm,
         "hc_mult": config.integer("hc_mult"), "hc_sinkhorn_iters": config.integer("hc_sinkhorn_iters"),
     }  # fmt: skip
-    stack = combined_kinds(
+    stack = stack_of_combined_kinds(
         (_attention_kinds(config, depth), layer_variants), (_routing_kinds(config, depth), ffns_by_kind)
     )
     return decoder(

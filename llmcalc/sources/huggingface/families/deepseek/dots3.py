@@ -12,7 +12,7 @@ from dataclasses import replace
 from .....ops import KVCache, Op
 from ...config import Config
 from ...family import Deviation, Family
-from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, glu, layer_table, listed_kinds, moe, rmsnorm
+from ...parts import DENSE_OR_MOE, Table, decoder, glu, layer_table, listed_kinds, moe, rmsnorm, stack_of_combined_kinds
 from .deepseek import ROUTING, SIGMOID, latent_attention
 from .dsa import DSA_MODULES
 
@@ -51,7 +51,9 @@ def _read_dots3_note_text(config: Config) -> Table:
     }
     block = layer_table(mixer, glu(config), norm)
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = combined_kinds((_attention_kinds(config, depth), layer_tables), (_ffn_kinds(config, depth), ffn_kinds))
+    stack = stack_of_combined_kinds(
+        (_attention_kinds(config, depth), layer_tables), (_ffn_kinds(config, depth), ffn_kinds)
+    )
     return decoder(config, block, norm, stack=stack)
 
 

@@ -11,7 +11,6 @@ from ...family import Family, Modules, field_names
 from ...parts import (
     DENSE_OR_MOE,
     Table,
-    combined_kinds,
     decoder,
     dense_or_moe_kinds,
     glu,
@@ -19,6 +18,7 @@ from ...parts import (
     listed_kinds,
     prediction,
     rmsnorm,
+    stack_of_combined_kinds,
 )
 from .deepseek import LATENT_WRITES, ROUTING, SIGMOID, latent_attention, routed_experts
 
@@ -79,7 +79,7 @@ def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
     ffn = glu(config) if "dense" in ffn_kinds else experts
     layer_kinds = {"dense": {}, "moe": {"feed_forward": experts}}
     block = layer_table(latent_attention(config, indexer=indexer), ffn, norm)
-    stack = combined_kinds(
+    stack = stack_of_combined_kinds(
         (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, layer_kinds)
     )
     mtp_fields = prediction(config)
@@ -119,7 +119,7 @@ def _read_axk2(config: Config) -> Table:
         "norm": norm,
         "gated_norm_rank": config.integer("gated_norm_rank"),
     }
-    return decoder(config, block, norm, stack=combined_kinds((ffn_kinds, layer_tables)))
+    return decoder(config, block, norm, stack=stack_of_combined_kinds((ffn_kinds, layer_tables)))
 
 
 DSA_MODULES: Modules = {"indexer.k_proj": "wk", "indexer.q_proj": "wq_b"}

@@ -12,12 +12,12 @@ from ...family import Family, module_names
 from ...parts import (
     Table,
     clamped_swiglu,
-    combined_kinds,
     decoder,
     dense_or_moe_kinds,
     glu,
     listed_kinds,
     rmsnorm,
+    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from ...writes import UNPADDED
@@ -52,7 +52,7 @@ def _read_hy_v4(config: Config) -> Table:
         "hc_magnitude": config.number("hc_magnitude"),
         "hc_eps": config.number("hc_eps"),
     }
-    stack = combined_kinds(
+    stack = stack_of_combined_kinds(
         (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, layer_kinds)
     )
     return decoder(

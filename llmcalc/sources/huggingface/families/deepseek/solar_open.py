@@ -16,7 +16,6 @@ from ...parts import (
     Table,
     attention,
     biases,
-    combined_kinds,
     decoder,
     dense_or_moe_kinds,
     glu,
@@ -26,6 +25,7 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
     rope,
+    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from .deepseek import ROUTING, SIGMOID, routed_experts
@@ -72,7 +72,7 @@ def _read_mellum(config: Config) -> Table:
         config,
         block,
         norm,
-        stack=combined_kinds(
+        stack=stack_of_combined_kinds(
             (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (ffn_kinds, layer_tables)
         ),
     )

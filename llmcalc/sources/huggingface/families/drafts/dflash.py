@@ -17,7 +17,6 @@ from ...parts import (
     FULL_OR_SLIDING,
     Table,
     clamped_swiglu,
-    combined_kinds,
     decoder,
     glu,
     layer_table,
@@ -25,6 +24,7 @@ from ...parts import (
     moe,
     rmsnorm,
     rope,
+    stack_of_combined_kinds,
 )  # fmt: skip
 from .eagle import COMMON, IGNORED, LATENT_SIZES
 
@@ -36,7 +36,7 @@ def _read_dflash(config: Config) -> Table:
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     if "sliding" in layer_kinds:
         sliding_layer = {"attention": {"sliding_window": config.integer("sliding_window")}}
-        stack = combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer}))
+        stack = stack_of_combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer}))
     else:
         config.fields_read.add("sliding_window")
         stack = {}

@@ -15,7 +15,6 @@ from ...parts import (
     Table,
     attention,
     biases,
-    combined_kinds,
     decoder,
     dense_or_moe_kinds,
     float32_rmsnorm,
@@ -25,6 +24,7 @@ from ...parts import (
     moe,
     qk_norm_fields,
     rope,
+    stack_of_combined_kinds,
 )
 from ..deepseek.deepseek import SIGMOID
 
@@ -54,7 +54,7 @@ def _read_beam(config: Config) -> Table:
     block = layer_table(mixer, glu(config), norm, "sandwich")
     layer_tables: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = combined_kinds((attention_kinds, layer_tables), (dense_or_moe_kinds(config, depth, 3), ffn_kinds))
+    stack = stack_of_combined_kinds((attention_kinds, layer_tables), (dense_or_moe_kinds(config, depth, 3), ffn_kinds))
     return decoder(config, block, norm, stack=stack)
 
 

@@ -19,13 +19,13 @@ from ...parts import (
     Table,
     attention,
     biases,
-    combined_kinds,
     decoder,
     dense_or_moe_kinds,
     glu,
     layer_table,
     moe,
     rmsnorm,
+    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from ..llama.llama import llama_decoder
@@ -138,7 +138,7 @@ def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: 
         block,
         norm,
         head=head,
-        stack=combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}})),
+        stack=stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}})),
     )
 
 

@@ -12,7 +12,7 @@ from .....ops import Op, State
 from ...absent import require_present
 from ...config import Config
 from ...family import Deviation, Family, module_names
-from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, glu, listed_kinds, moe, rmsnorm
+from ...parts import DENSE_OR_MOE, Table, decoder, glu, listed_kinds, moe, rmsnorm, stack_of_combined_kinds
 from ...writes import Writes
 from ..deepseek.deepseek import SIGMOID
 
@@ -67,7 +67,7 @@ def _read_inkling_text(config: Config) -> Table:
         "conv_kernel_size": kernel_size,
     }
     layer_tables: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
-    stack = combined_kinds(
+    stack = stack_of_combined_kinds(
         (_attention_kinds(config, depth), layer_tables), (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}})
     )
     stack["embedding_norm"] = norm

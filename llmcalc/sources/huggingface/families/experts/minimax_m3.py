@@ -16,7 +16,6 @@ from ...parts import (
     Table,
     attention,
     clamped_gpt_oss_ffn,
-    combined_kinds,
     decoder,
     full_rope,
     layer_table,
@@ -24,6 +23,7 @@ from ...parts import (
     moe,
     offset_rmsnorm,
     qk_norm_fields,
+    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from ...writes import Value
@@ -94,7 +94,7 @@ def _read_minimax_m3(config: Config) -> Table:
         config,
         block,
         norm,
-        stack=combined_kinds(
+        stack=stack_of_combined_kinds(
             (attention_kinds, attention_fields), (ffn_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}})
         ),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...family import Family, field_names
 from ...parts import Table, clamped_swiglu, decoder, full_rope, glu, moe, rmsnorm, stack_of_layers, uncounted_prediction
 from .wrappers import READ_HERE
@@ -69,7 +69,8 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
     indexer["index_topk"] = selected_tokens
     candidate_source_layer = config.get("candidate_source_layer_id")
     if candidate_source_layer != -1 and (
-        not is_whole(candidate_source_layer) or candidate_source_layer not in config.integers("index_source_layer_ids")
+        not is_json_integer(candidate_source_layer)
+        or candidate_source_layer not in config.integers("index_source_layer_ids")
     ):
         raise config.error(
             "candidate_source_layer_id", candidate_source_layer, "a layer of index_source_layer_ids, or -1 for none"

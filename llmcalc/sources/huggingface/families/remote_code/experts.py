@@ -17,7 +17,6 @@ from ...parts import (
     Table,
     attention,
     biases,
-    combined_kinds,
     decoder,
     full_rope,
     glu,
@@ -26,6 +25,7 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
     rope,
+    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from ..deepseek.deepseek import LATENT, SIGMOID, deepseek_decoder, latent_attention, routed_experts
@@ -117,7 +117,9 @@ def _read_bailing_linear(config: Config) -> Table:
     block = layer_table(linear_attention, experts, norm)
     mixer_kinds: Table = {"linear": {}, "full": {"attention": full_attention}}
     network_kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config)}}}
-    return decoder(config, block, norm, stack=combined_kinds((mixers, mixer_kinds), (ffn_kinds, network_kinds)))
+    return decoder(
+        config, block, norm, stack=stack_of_combined_kinds((mixers, mixer_kinds), (ffn_kinds, network_kinds))
+    )
 
 
 def _read_klear(config: Config) -> Table:
@@ -143,7 +145,7 @@ def _read_klear(config: Config) -> Table:
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {},
     }
     config.fields_read.add("intermediate_size")
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
+    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_tables)))
 
 
 def _read_hunyuan(config: Config) -> Table:
@@ -173,7 +175,7 @@ def _read_hunyuan(config: Config) -> Table:
     layer_tables: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
     layer_kinds = ["shared" if layer % sharing_period else "computed" for layer in range(depth)]
     block = layer_table(mixer, ffn, norm)
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
+    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_tables)))
 
 
 def _size_in_all_layers(config: Config, field_name: str, depth: int) -> int:
@@ -220,7 +222,7 @@ def _read_arctic(config: Config) -> Table:
     if {*layer_kinds} == {"moe"}:
         return decoder(config, {**block, **expert_layer}, norm)
     return decoder(
-        config, {**block, "feed_forward": dense_ffn}, norm, stack=combined_kinds((layer_kinds, layer_tables))
+        config, {**block, "feed_forward": dense_ffn}, norm, stack=stack_of_combined_kinds((layer_kinds, layer_tables))
     )
 
 
@@ -293,7 +295,7 @@ def _read_smallthinker(config: Config) -> Table:
         layer_kinds.append(f"{'sliding' if is_windowed else 'full'}{'' if has_rope else '_no_rope'}")
         layer_tables[layer_kinds[-1]] = {"attention": attention_fields} if attention_fields else {}
     block = layer_table(attention(config), experts, norm)
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
+    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_tables)))
 
 
 LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}

@@ -13,7 +13,7 @@ from typing import Any
 
 from .....components.base import LARGEST
 from ...code_addresses import GITHUB, HUB, MLX, VLLM
-from ...config import Config, is_number, is_whole
+from ...config import Config, is_json_integer, is_number
 from ...dropout import GPT2_DROPOUT
 from ...family import Family, field_names
 from ...parts import (
@@ -170,7 +170,7 @@ def _is_positive(config_value: Any) -> bool:
 
 
 def _is_size(config_value: Any) -> bool:
-    return is_whole(config_value) and 0 < config_value <= LARGEST
+    return is_json_integer(config_value) and 0 < config_value <= LARGEST
 
 
 def _read_openelm(config: Config) -> Table:
@@ -263,7 +263,7 @@ def _read_deci(config: Config) -> Table:
         config,
         "num_key_value_heads_per_layer",
         depth,
-        lambda field_value: is_whole(field_value) and field_value > 0 and heads % field_value == 0,
+        lambda field_value: is_json_integer(field_value) and field_value > 0 and heads % field_value == 0,
         f"divisors of {heads}",
     )
     layers: list[tuple[str, Table]] = []

@@ -11,7 +11,7 @@ from typing import Any
 from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, biases, combined_kinds, decoder, layer_table, layernorm, moe
+from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, moe, stack_of_combined_kinds
 
 REGION = "the heads that choose points and sizes of objects are not counted"
 
@@ -79,7 +79,7 @@ def _read_moondream3(config: Config) -> Table:
         config.model_type,
         "lm",
     )
-    return decoder(model_sizes, block, norm, {"bias": True}, combined_kinds((layer_kinds, layer_tables)))
+    return decoder(model_sizes, block, norm, {"bias": True}, stack_of_combined_kinds((layer_kinds, layer_tables)))
 
 
 def config_section(config: Config, config_sections: Mapping[str, Any], section_name: str) -> Mapping[str, Any]:

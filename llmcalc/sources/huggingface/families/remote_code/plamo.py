@@ -12,7 +12,6 @@ from ...parts import (
     FULL_OR_SLIDING,
     Table,
     attention,
-    combined_kinds,
     decoder,
     glu,
     layer_table,
@@ -21,6 +20,7 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
     rope,
+    stack_of_combined_kinds,
 )
 
 
@@ -66,7 +66,7 @@ def _read_plamo2(config: Config) -> Table:
         else "sliding"
         for layer in range(depth)
     ]
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
+    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_tables)))
 
 
 def _is_mamba(config: Config, layer_index: int, depth: int, mamba_period: int) -> bool:
@@ -104,7 +104,9 @@ def _read_plamo3(config: Config) -> Table:
     mixer = attention(config, **qk_norm_fields(norm))
     block = layer_table(mixer, glu(config), norm, "sandwich")
     sliding_layer: Table = {} if window is None else {"attention": {"sliding_window": window}}
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer})))
+    return decoder(
+        config, block, norm, stack=stack_of_combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer}))
+    )
 
 
 FAMILIES = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .....components.networks.moe import MoE
 from ...absent import require_present
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...dropout import BART_DROPOUT
 from ...family import EVERY, LOOKS_FOR_THE_END, Family, Quirks, field_names, module_names
 from ...parts import (
@@ -117,7 +117,7 @@ def _read_blenderbot_small(config: Config) -> Table:
 def _read_fsmt(config: Config) -> Table:
     """Reads FSMT: one vocabulary per language, frozen sinusoidal positions, and a head even in the bare class."""
     source_vocab, padding_id = config.integer("src_vocab_size"), config.get("pad_token_id")
-    if not is_whole(padding_id) or not 0 <= padding_id < min(64, source_vocab):
+    if not is_json_integer(padding_id) or not 0 <= padding_id < min(64, source_vocab):
         raise config.error("pad_token_id", padding_id, "the index of the padding token, below src_vocab_size and 64")
     if architecture(config).endswith("ForCausalLM"):
         raise config.error("architectures", architecture(config), "FSMTForConditionalGeneration")

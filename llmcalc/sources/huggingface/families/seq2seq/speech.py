@@ -7,7 +7,7 @@ transformers: models/speech_to_text, models/moonshine.
 from __future__ import annotations
 
 from ...absent import require_present
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...dropout import BART_DROPOUT
 from ...family import Family, module_names
 from ...parts import ACTIVATIONS, QKV, Table, biases, head_table, layer_table, layernorm, mlp, rope
@@ -36,7 +36,7 @@ def _read_moonshine(config: Config) -> Table:
     norm, hidden = layernorm(1e-5, bias=False), config.integer("hidden_size")
     ffn_width = config.integer("intermediate_size")
     is_tied = config.flag("tie_word_embeddings")
-    if is_whole(config.get("pad_head_dim_to_multiple_of")):
+    if is_json_integer(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
     mixer_by_stack = {
         stack_name: _attention_of_stack(config, stack_name, hidden) for stack_name in ("encoder", "decoder")
