@@ -69,11 +69,11 @@ class DisentangledScores(AttentionPosition):
     def _check_fields(self) -> Self:
         if self.share_att_key and not (self.c2p and self.p2c):
             raise ValueError("share_att_key: expected c2p and p2c")
-        buckets, max_distance = self.position_buckets, self.max_relative_positions
-        if buckets is not None and (buckets < 2 or max_distance - 1 <= buckets // 2):
+        bucket_count, max_distance = self.position_buckets, self.max_relative_positions
+        if bucket_count is not None and (bucket_count < 2 or max_distance - 1 <= bucket_count // 2):
             raise ValueError(
-                f"position_buckets: {buckets} with max_relative_positions {max_distance}; expected 2 or more, half of "
-                f"them fewer than {max_distance - 1}"
+                f"position_buckets: {bucket_count} with max_relative_positions {max_distance}; expected 2 or more, half "
+                f"of them fewer than {max_distance - 1}"
             )
         return self
 

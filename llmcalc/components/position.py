@@ -89,7 +89,7 @@ class Rope(AttentionPosition):
         rotary_dim = self.rotary_dim
         if rotary_dim is None:  # the given fraction of a head, in whole pairs
             rotary_dim = 2 * int(x.shape[-1] * (self.partial_rotary_factor or 1.0) / 2)
-        return rotate(x, forward_pass, first_position, rotary_dim, self.rope_theta, concatenated=self.concatenated)
+        return rotate(x, forward_pass, first_position, rotary_dim, self.rope_theta, is_concatenated=self.concatenated)
 
 
 SCORE_POSITIONS = PartChoice(

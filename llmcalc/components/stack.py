@@ -611,18 +611,18 @@ class Stack(Component):
 
 def table_with_changes(base_table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Returns `base_table` updated recursively with `changes`; a table with another `type` replaces the old table."""
-    overlaid = dict(base_table)
+    changed_table = dict(base_table)
     for changed_key, changed_value in changes.items():
-        base_value = overlaid.get(changed_key)
+        base_value = changed_table.get(changed_key)
         if (
             isinstance(changed_value, dict)
             and isinstance(base_value, dict)
             and changed_value.get("type", base_value.get("type")) == base_value.get("type")
         ):
-            overlaid[changed_key] = table_with_changes(base_value, changed_value)
+            changed_table[changed_key] = table_with_changes(base_value, changed_value)
         else:
-            overlaid[changed_key] = changed_value
-    return overlaid
+            changed_table[changed_key] = changed_value
+    return changed_table
 
 
 @cache

@@ -86,9 +86,9 @@ def class_layers(
             ("", "") if parent_position is None else (parent_position.node.name, _path_of_first_index(parent_position))
         )
         layer_names.setdefault((module, node.name), (class_layer_name, module_path))
-    occurrences = Counter(layer_names.values())
+    name_counts = Counter(layer_names.values())
     return frozenset(
-        ClassLayer(module, projection, layer[0], occurrences[layer] > 1)
+        ClassLayer(module, projection, layer[0], name_counts[layer] > 1)
         for (module, projection), layer in layer_names.items()
     )
 
@@ -129,11 +129,13 @@ def split_targets(
     return list(projections), unknown_targets
 
 
-def joined_layers(targets: Sequence[str], layers_of_class: frozenset[ClassLayer]) -> frozenset[ClassLayer]:
+def joined_layers(target_projections: Sequence[str], layers_of_class: frozenset[ClassLayer]) -> frozenset[ClassLayer]:
     """Returns the projections that a layer computes jointly, except in layers with a projection among the targets.
 
     Who names `q_proj` has a class with that layer, such as Unsloth's copy of Phi-3 in the layout of Llama.
     """
     joined_projections = [layer for layer in layers_of_class if layer.is_joined]
-    separate_layers = {(layer.module, layer.layer) for layer in joined_projections if layer.projection in targets}
+    separate_layers = {
+        (layer.module, layer.layer) for layer in joined_projections if layer.projection in target_projections
+    }
     return frozenset(layer for layer in joined_projections if (layer.module, layer.layer) not in separate_layers)

@@ -79,8 +79,14 @@ class LowRankAdapters:
                 for _, linear_op in adapted_products:
                     out_width = add(out_width, linear_op.n_out)
                 rank = self.rank * (len(adapted_products) if self.library == "litgpt" else 1)
-                matrices = [ParamTensor((rank, op.n_in), "matrix"), ParamTensor((out_width, self.rank), "matrix")]
-                for tensor in [*matrices, *([ParamTensor((out_width,), "vector")] if self.has_magnitudes else [])]:
+                adapter_matrices = [
+                    ParamTensor((rank, op.n_in), "matrix"),
+                    ParamTensor((out_width, self.rank), "matrix"),
+                ]
+                for tensor in [
+                    *adapter_matrices,
+                    *([ParamTensor((out_width,), "vector")] if self.has_magnitudes else []),
+                ]:
                     tensors.append(TrainedTensor(tensor, node_position.kind, node_position.times))
         return tensors
 
@@ -245,14 +251,15 @@ def linear_layer_names(
 def adapters_of_targets(
     node_tree: Node,
     adapters: LowRankAdapters,
-    targets: Sequence[str] | None = None,
+    target_projections: Sequence[str] | None = None,
     included_parts: frozenset[str] = frozenset(),
     module_names: ModuleNames | None = None,
     joins_as_class: bool = False,
 ) -> LowRankAdapters:
     """Returns the adapters of the target layers.
 
-    targets: names of linear layers, here or in the model's class, or `all-linear`; default those of queries and values.
+    target_projections: names of linear layers, here or in the model's class, or `all-linear`; default those of queries
+        and values.
     module_names: names of the modules in the model's class; None if they are not known.
     joins_as_class: whether layers that the model's class computes as one have one adapter; false by default.
     Raises `InputError`, which names the option, for an unknown target, module or base.
@@ -263,16 +270,16 @@ def adapters_of_targets(
     _check_magnitudes(adapters)
     layer_names = linear_layer_names(node_tree, included_parts, adapters.is_parallel)
     layers_of_class = class_layers(node_tree, included_parts, module_names)
-    joined_projections = joined_layers(targets or (), layers_of_class) if joins_as_class else frozenset()
-    if targets is None:
-        targets = _default_targets(joined_projections)
-        if not any(split_targets([target_name], layer_names, layers_of_class)[0] for target_name in targets):
+    joined_projections = joined_layers(target_projections or (), layers_of_class) if joins_as_class else frozenset()
+    if target_projections is None:
+        target_projections = _default_targets(joined_projections)
+        if not any(split_targets([target_name], layer_names, layers_of_class)[0] for target_name in target_projections):
             raise InputError(
-                f"--lora-targets: missing; the model has none of {', '.join(targets)}, which have adapters by default; "
-                f"expected some of {', '.join(layer_names)}, or {ALL_LINEAR}"
+                f"--lora-targets: missing; the model has none of {', '.join(target_projections)}, which have adapters by "
+                f"default; expected some of {', '.join(layer_names)}, or {ALL_LINEAR}"
             )
-    target_names, unknown_targets = split_targets(targets, layer_names, layers_of_class)
-    if list(targets) == [ALL_LINEAR]:
+    target_names, unknown_targets = split_targets(target_projections, layer_names, layers_of_class)
+    if list(target_projections) == [ALL_LINEAR]:
         target_names, unknown_targets = list(layer_names), []
     for target_name in unknown_targets:
         names_in_class = {layer.projection: layer.layer for layer in joined_projections}

@@ -194,11 +194,11 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
         if stored_format.name in DTYPE_BITS:
             return counted_op.cache_bits(stored_format.keys.bits)
         cache_kind = getattr(op, "kind", "cache")
-        remedy = "expected a number format such as fp8, or blocks such as q8_0"
+        remedy_text = "expected a number format such as fp8, or blocks such as q8_0"
         if stored_format.latent and cache_kind not in LATENT_KINDS:
             raise InputError(
                 f"{stored_format.name}: stores the latents of MLA, and the model has a cache of "
-                f"{cache_kind.replace('_', ' ')}; {remedy}"
+                f"{cache_kind.replace('_', ' ')}; {remedy_text}"
             )
         if isinstance(op, KVCache) and not (stored_format.has_scale_per_head and op.kind == "latent_attention"):
             return exact_div(counted_op.cache_bits(1), op.width) * stored_format.bits_per_token(op.vectors)
@@ -206,7 +206,7 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
             raise InputError(
                 f"{stored_format.name}: stores keys and values of heads, and the model's "
                 f"{cache_kind.replace('_', ' ')} "
-                f"holds others; {remedy}"
+                f"holds others; {remedy_text}"
             )
         return counted_op.cache_bits(stored_format.keys.element_bits)
 

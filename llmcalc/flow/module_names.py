@@ -101,7 +101,11 @@ class ModuleNames:
             dict.fromkeys(
                 (
                     *class_prefixes,
-                    *(f"{prefix}{current_name}" for prefix in class_prefixes for current_name in text_prefixes),
+                    *(
+                        f"{name_prefix}{current_name}"
+                        for name_prefix in class_prefixes
+                        for current_name in text_prefixes
+                    ),
                 )
             )
         )
@@ -172,11 +176,11 @@ class ModuleNames:
         ]
         return (*root_names, *side_prefixes)
 
-    def _stack_names(self, stack_name: str, children: Sequence[Node], root_names: tuple[str, ...]) -> None:
+    def _stack_names(self, stack_name: str, child_nodes: Sequence[Node], root_names: tuple[str, ...]) -> None:
         """Adds the names of a stack's nodes: layers by module list, and parts before and after the layers."""
-        layers = [child_node for child_node in children if child_node.name == "layers"]
-        predictors = [child_node for child_node in children if child_node.name == "mtp"]
-        for child_node in children:
+        layers = [child_node for child_node in child_nodes if child_node.name == "layers"]
+        mtp_nodes = [child_node for child_node in child_nodes if child_node.name == "mtp"]
+        for child_node in child_nodes:
             if child_node.name not in ("layers", "mtp"):
                 child_names = self._node_names(
                     child_node,
@@ -192,7 +196,7 @@ class ModuleNames:
             layer.label for layer in layers if f"{stack_name}layers.{layer.label}" in self._published_names_by_path
         }
         common_layers = [layer for layer in layers if layer.label not in labels_with_separate_list]
-        for layer in (*layers, *predictors):
+        for layer in (*layers, *mtp_nodes):
             has_separate_list = layer.name == "layers" and layer.label in labels_with_separate_list
             list_key, layer_groups = (
                 (f"{stack_name}layers.{layer.label}", [layer])
@@ -215,7 +219,7 @@ class ModuleNames:
             self._layers.setdefault(f"{stack_name}{layer.name}", []).append(
                 _LayerNames(
                     frozenset(layer.indices or ()),
-                    layer in predictors,
+                    layer in mtp_nodes,
                     layer_numbers,
                     module_lists,
                     root_names,
@@ -399,12 +403,14 @@ def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None)
     ]
     if separate_words is None:
         return options
-    first_names = [word.removeprefix(".") for word in separate_words]
+    first_names = [module_word.removeprefix(".") for module_word in separate_words]
     alternatives = [
         option
         for option in options
         if len(option) > 1
-        and any(f"{word}.".startswith(f"{module_name}.") for word in first_names for module_name in option)
+        and any(
+            f"{module_word}.".startswith(f"{module_name}.") for module_word in first_names for module_name in option
+        )
     ]
     return alternatives or [option for option in options if len(option) == 1] or options
 
@@ -421,8 +427,8 @@ def _paths_below(
 ) -> Iterator[str]:
     """Yields the module paths of `names` below parent modules. A name with a leading dot is below `outer_parents`."""
     for module_name in module_names:
-        for prefix in outer_parents if module_name.startswith(".") else parent_paths:
-            yield prefix + module_name.removeprefix(".")
+        for name_prefix in outer_parents if module_name.startswith(".") else parent_paths:
+            yield name_prefix + module_name.removeprefix(".")
 
 
 def _name_pattern(current_name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
@@ -440,9 +446,9 @@ def _add_earlier_names(path: str, published_names: tuple[str, ...]) -> tuple[str
 
     A stacked tensor of experts also has the name of its module, which has no linear layers.
     """
-    *ancestors, last_name = path.split(".")
+    *outer_names, last_name = path.split(".")
     known_names = list(published_names)
-    if ancestors and ancestors[-1] == "experts":
+    if outer_names and outer_names[-1] == "experts":
         expert_modules = [
             module_name.rpartition(".")[0]
             for module_name in published_names

@@ -42,9 +42,9 @@ ABSENT: Mapping[Role, frozenset[str]] = {
 
 
 @cache
-def _excluded_effects(roles: frozenset[Role]) -> frozenset[str]:
+def _excluded_effects(node_roles: frozenset[Role]) -> frozenset[str]:
     """Returns the effects (parameters, FLOPs, …) excluded from the counts of a node with these roles."""
-    return frozenset().union(*(ABSENT[role] for role in roles))
+    return frozenset().union(*(ABSENT[role] for role in node_roles))
 
 
 @frozen(slots=True, repr=False)
@@ -95,12 +95,12 @@ class Node:
     def with_effect(self, effect: str) -> Node:
         """Returns the tree without the nodes that cannot have an effect, such as parameters; the totals stay equal."""
         reduced_children = (child_node.with_effect(effect) for child_node in self.children)
-        children = tuple(
+        child_nodes = tuple(
             reduced_child
             for reduced_child in reduced_children
             if reduced_child.children or reduced_child._can_have_effect(effect)
         )
-        return replace(self, children=children)
+        return replace(self, children=child_nodes)
 
     def _can_have_effect(self, effect: str) -> bool:
         return self.op is not None and any(effect in op.effects for op in (self.op, *self.forms.values()))
@@ -254,25 +254,25 @@ class CountedOp:
         return self._effect_or_zero("mean_skipped_params")
 
 
-def _counted_primitive(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> CountedOp | None:
+def _counted_primitive(node: Node, node_roles: frozenset[Role], run_config: RunConfig | None) -> CountedOp | None:
     """Returns the primitive operation that runs at a node with these roles; None for a group of nodes."""
     op = node.op
     if op is None:
         return None
     if node.forms and run_config is not None:
         op = node.forms.get(run_config.execution.form(("", *node.forms), run_config.workload), op)
-    return CountedOp(op, roles, run_config)
+    return CountedOp(op, node_roles, run_config)
 
 
 def _cost_per_repeat(
-    node: Node, roles: frozenset[Role], run_config: RunConfig | None, cost: Cost, included_parts: frozenset[str]
+    node: Node, node_roles: frozenset[Role], run_config: RunConfig | None, cost: Cost, included_parts: frozenset[str]
 ) -> Number:
     """Returns the cost of one repeat of a node for the given roles, which includes all nodes below."""
-    counted_op = _counted_primitive(node, roles, run_config)
+    counted_op = _counted_primitive(node, node_roles, run_config)
     total_cost: Number = 0 if counted_op is None else cost(counted_op)
     for child_node in node.children:
         if not child_node.optional or child_node.optional in included_parts:
-            child_roles = roles if child_node.role == "own" else roles | {child_node.role}
+            child_roles = node_roles if child_node.role == "own" else node_roles | {child_node.role}
             cost_below = _cost_per_repeat(child_node, child_roles, run_config, cost, included_parts)
             if not is_zero(cost_below):
                 total_cost = add(total_cost, times(cost_below, child_node.repeat))

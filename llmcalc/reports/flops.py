@@ -159,12 +159,14 @@ def _component_table(
     )
 
     def component_row(component_name: str, flops: int, depth: int = 0, is_bold: bool = False) -> Row:
-        bar = (
+        text_bar = (
             None
             if depth or is_bold
             else TextBar(flops / total_flops, palette.COMPONENTS.get(component_name, palette.OTHER))
         )
-        return Row([component_name, flops / tokens, flops, flops / total_flops, bar], depth, is_bold, is_sum=is_bold)
+        return Row(
+            [component_name, flops / tokens, flops, flops / total_flops, text_bar], depth, is_bold, is_sum=is_bold
+        )
 
     table_rows: list[Row] = []
     score_flops, index_scores = (

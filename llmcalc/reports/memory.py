@@ -201,9 +201,9 @@ def kind_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = N
         kind_name: str, dtype: str, byte_count: int, depth: int = 0, is_bold: bool = False, memory_kind: str = ""
     ) -> Row:
         peak_fraction = byte_count / device.device_bytes
-        bar = None if depth or is_bold else TextBar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
+        text_bar = None if depth or is_bold else TextBar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
         formats_cell = [] if device_use is None else [units.short_dtype(dtype) if dtype else None]
-        return Row([kind_name, *formats_cell, byte_count, peak_fraction, bar], depth, is_bold, is_sum=is_bold)
+        return Row([kind_name, *formats_cell, byte_count, peak_fraction, text_bar], depth, is_bold, is_sum=is_bold)
 
     dtype_by_kind = {} if device_use is None else {"weights": device_use.dtype, "cache": device_use.kv_dtype}
     table_rows: list[Row] = []

@@ -160,13 +160,13 @@ def _rows_with_bars(components_and_rows: Sequence[Part]) -> list[Row]:
             if components_and_rows[later_index][1].depth <= table_row.depth
         )
         nested_rows = components_and_rows[row_index + 1 : next(later_indices, len(components_and_rows))]
-        bar = None
+        text_bar = None
         if covered_depth < 0 and all(component == component_kind for component, _ in nested_rows):
-            bar, covered_depth = (
+            text_bar, covered_depth = (
                 TextBar(table_row.cells[-1], palette.COMPONENTS.get(component_kind, palette.OTHER)),
                 table_row.depth,
             )
-        table_rows.append(table_row._replace(cells=[*table_row.cells, bar]))
+        table_rows.append(table_row._replace(cells=[*table_row.cells, text_bar]))
     return table_rows
 
 

@@ -79,14 +79,14 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     column_widths = [len(column.title) for column in table_columns] + [
         max(len(peak_column.title), *(len(cell_text) for cell_texts in peak_texts for cell_text in cell_texts))
     ]
-    chart = TimetableChart.from_timetable(
+    timetable_chart = TimetableChart.from_timetable(
         timetable, width - len(INDENT) - sum(column_widths) - len(GAP) * len(column_widths)
     )
     table_columns += [Column("time", "time →", justify="left", marks=COLOURS), peak_column]
     table_rows = []
     for rank in range(pipeline.ranks):
         chart_lines = [
-            chart.draw_line(timetable.spans[rank], model_chunk) for model_chunk in range(pipeline.chunk_count)
+            timetable_chart.draw_line(timetable.spans[rank], model_chunk) for model_chunk in range(pipeline.chunk_count)
         ]
         for model_chunk, chart_line in enumerate(chart_lines):
             stage_cells = [
@@ -101,13 +101,15 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
         table_columns,
         table_rows,
         sends_text,
-        list(_schedule_notes(timetable, in_flight, chart)),
+        list(_schedule_notes(timetable, in_flight, timetable_chart)),
         headline_text,
     )
     return Report(schedule_data(layout, timetable), [table])
 
 
-def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlightCounts], chart: TimetableChart) -> Iterator[str]:
+def _schedule_notes(
+    timetable: Timetable, in_flight: Sequence[InFlightCounts], timetable_chart: TimetableChart
+) -> Iterator[str]:
     pipeline = timetable.pipeline
     pass_kinds = pass_kinds_of(timetable)
     blank_text = "; blank: the rank runs another of its stages" if pipeline.chunk_count > 1 else ""
@@ -125,8 +127,8 @@ def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlightCounts], c
     yield f"peak: {peak_rank_text}{split_text}"
     if pipeline.two_way:
         yield f"every stage is on two ranks; micro-batches from {pipeline.micro_batches // 2} on enter at the last rank"
-    if chart.omitted_interval:
-        gap_start, gap_end = chart.omitted_interval
+    if timetable_chart.omitted_interval:
+        gap_start, gap_end = timetable_chart.omitted_interval
         gap_text = f"from {gap_start:g} to {gap_end:g} of the time {timetable.time:g}"
         yield f"…: left out to fit the width, {gap_text}; -o FILE draws all"
 
@@ -210,7 +212,10 @@ def schedule_data(layout: Layout, timetable: Timetable) -> dict[str, object]:
                 "rank": rank,
                 "stages": [pipeline.stage(rank, model_chunk) for model_chunk in range(pipeline.chunk_count)],
                 "most_in_flight": pipeline.most_in_flight(rank),
-                "actions": [[*span.action[:3], span.start, span.end] for span in timetable.spans[rank]],
+                "actions": [
+                    [*action_span.action[:3], action_span.start, action_span.end]
+                    for action_span in timetable.spans[rank]
+                ],
             }
             for rank in range(pipeline.ranks)
         ],

@@ -25,9 +25,9 @@ NOT_COUNTED = (
 """What no estimate of a server counts."""
 
 
-def money_text(money: float) -> str:
+def money_text(money_amount: float) -> str:
     """Writes an amount of money with three significant digits, without a currency."""
-    return f"{money:,.0f}" if money >= 1000 else f"{money:.3g}"
+    return f"{money_amount:,.0f}" if money_amount >= 1000 else f"{money_amount:.3g}"
 
 
 def _rate_text(rate: float) -> str:

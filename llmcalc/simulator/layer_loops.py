@@ -96,10 +96,10 @@ def program_stacks(root_scope: Scope, recompute_interval: int = 1, first_layer_i
     stacks = []
     for parent_path, layer_scopes in _stacks_of_scope(root_scope):
         layer_order = layer_kinds(layer_scopes)
-        layers_before, period, repeat_count = find_layer_pattern(layer_order)
-        layers_after = len(layer_order) - layers_before - period * repeat_count
+        layers_before, layer_period, repeat_count = find_layer_pattern(layer_order)
+        layers_after = len(layer_order) - layers_before - layer_period * repeat_count
         stack_path = ".".join((*parent_path, layer_scopes[0].name))
-        pattern_multiple = lcm(period, recompute_interval) // period
+        pattern_multiple = lcm(layer_period, recompute_interval) // layer_period
         repeat_count, remaining_repeats = divmod(repeat_count, pattern_multiple)
         if repeat_count > RECORDED_REPEATS and any(map(_shares_tensors, layer_scopes)):
             repeat_count, remaining_repeats = repeat_count - 1, remaining_repeats + pattern_multiple
@@ -107,7 +107,7 @@ def program_stacks(root_scope: Scope, recompute_interval: int = 1, first_layer_i
             LayerStack(
                 stack_path,
                 first_layer_index + layers_before,
-                period * pattern_multiple,
+                layer_period * pattern_multiple,
                 repeat_count,
                 pattern_multiple,
                 remaining_repeats,

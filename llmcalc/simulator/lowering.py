@@ -141,7 +141,7 @@ class Lowering(ProgramLowering):
         which the reference passes to every module.
         """
         module_input, module_output = module_scope.call_values
-        outer_frames, values_once_computed = self._copy_frames(), self.memo
+        frames_outside_region, memoized_values = self._copy_frames(), self.memo
         shared_values = {value_id: self.values[value_id] for value_id in self.shared_values if value_id in self.values}
         shared_values |= {
             id(read_value): self.values[id(read_value)]
@@ -152,7 +152,7 @@ class Lowering(ProgramLowering):
         def run_module(arguments: Sequence[Tensor]) -> Tensor:
             caller_state = self.values, self.bound, self.frames, self.memo
             self.values, self.bound = {**shared_values, id(module_input): arguments[0]}, {}
-            self.frames, self.memo = list(outer_frames), values_once_computed
+            self.frames, self.memo = list(frames_outside_region), memoized_values
             try:
                 self._run_module_items(ModuleFrame(module_scope))
                 caller_state[0].update(
@@ -192,7 +192,7 @@ class Lowering(ProgramLowering):
         Its arguments are x and the tensors that the layer before carries. The other tensors that it reads stay as they
         are now.
         """
-        outer_frames, values_once_computed = self._copy_frames(), self.memo
+        frames_outside_region, memoized_values = self._copy_frames(), self.memo
         carried_names, is_first_run = tuple(self.carried_tensors), True
         shared_values = {
             value_id: self.values[value_id]
@@ -207,8 +207,8 @@ class Lowering(ProgramLowering):
             caller_state = self.values, self.bound, self.frames, self.memo
             self.values = {**shared_values, id(layer_input): input_tensors[0]}
             self.bound = {}
-            self.frames = list(outer_frames)
-            self.memo = values_once_computed
+            self.frames = list(frames_outside_region)
+            self.memo = memoized_values
             carried_tensors, is_recomputed, is_first_run = self.carried_tensors, not is_first_run, False
             self.replace_carried_tensors(dict(zip(carried_names, input_tensors[1:], strict=True)))
             try:
@@ -231,14 +231,14 @@ class Lowering(ProgramLowering):
         """Runs a function whose activations are recomputed in the backward pass."""
         if self.recompute.reentrant:
             return reentrant(self.graph, run_region, input_tensors)
-        recompute, compiled = self.recompute, self.choices.compiled
+        recompute, is_compiled = self.recompute, self.choices.compiled
         return checkpoint(
             self.graph,
             run_region,
             input_tensors,
             kept_operations=recompute.saved_operations,
             alternate_operations=recompute.alternate,
-            compiled=compiled,
+            compiled=is_compiled,
         )
 
     def run_module(self, module_call: ModuleFrame) -> None:

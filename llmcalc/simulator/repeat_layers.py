@@ -170,15 +170,15 @@ class RepeatAnalysis:
                     if layer_repeat is not None and layer_repeat[1] in (0, LAST)
                 ]
                 self.parts[id(section_events)] = list(self._sweeps_and_events(event_groups))
-        sweeps = [
+        layer_sweeps = [
             sweep_or_events
             for sweeps_and_events in self.parts.values()
             for sweep_or_events in sweeps_and_events
             if isinstance(sweep_or_events, LayerSweep)
         ]
-        for layer_sweep in sweeps:
+        for layer_sweep in layer_sweeps:
             self._pair_storages(layer_sweep)
-        for layer_sweep in sweeps:
+        for layer_sweep in layer_sweeps:
             repeat_pairs = zip(layer_sweep.repeats[1], layer_sweep.repeats[2], strict=True)
             layer_sweep.inner = [
                 self._event_of_inner_repeats(layer_sweep.stack, *repeat_pair) for repeat_pair in repeat_pairs
@@ -486,22 +486,24 @@ class RepeatedEvents:
     count: the number of storages.
     """
 
-    def __init__(self, analysis: RepeatAnalysis, repeats_by_stack: Mapping[int, int]) -> None:
-        self.analysis: RepeatAnalysis = analysis
+    def __init__(self, repeat_analysis: RepeatAnalysis, repeats_by_stack: Mapping[int, int]) -> None:
+        self.analysis: RepeatAnalysis = repeat_analysis
         self.inner_repeats: dict[int, int] = {
-            stack_index: repeats_by_stack.get(stack_index, analysis.stacks[stack_index].repeats) - 2
-            for stack_index in analysis.repeating
+            stack_index: repeats_by_stack.get(stack_index, repeat_analysis.stacks[stack_index].repeats) - 2
+            for stack_index in repeat_analysis.repeating
         }
-        self.count: int = max(analysis.allocated_in, default=-1) + 1
+        self.count: int = max(repeat_analysis.allocated_in, default=-1) + 1
         self.starts: dict[int, int] = {}
         self.numbers: dict[Any, int] = {}
-        for storage_number, stack_number in analysis.stack_of.items():
+        for storage_number, stack_number in repeat_analysis.stack_of.items():
             self.starts[storage_number] = self.numbers[storage_number] = self.count
             self.count += self.inner_repeats[stack_number]
-        for storage_number, (counterpart_storage, layer_repeat) in analysis.twins.items():
+        for storage_number, (counterpart_storage, layer_repeat) in repeat_analysis.twins.items():
             if layer_repeat == 2:
                 self.numbers[storage_number] = (
-                    self.starts[counterpart_storage] + self.inner_repeats[analysis.stack_of[counterpart_storage]] - 1
+                    self.starts[counterpart_storage]
+                    + self.inner_repeats[repeat_analysis.stack_of[counterpart_storage]]
+                    - 1
                 )
         self.pieces: dict[int, list[Event]] = {}
 

@@ -25,7 +25,10 @@ class ShortenedPasses:
     """
 
     def __init__(
-        self, events: Sequence[Event], recorded_passes: Sequence[RecordedPass], layer_stacks: Sequence[LayerStack]
+        self,
+        memory_events: Sequence[Event],
+        recorded_passes: Sequence[RecordedPass],
+        layer_stacks: Sequence[LayerStack],
     ) -> None:
         self.passes: Sequence[RecordedPass] = recorded_passes
         boundary_indices = [
@@ -35,13 +38,15 @@ class ShortenedPasses:
                 for recorded_pass in recorded_passes
                 for boundary_index in (recorded_pass.start, recorded_pass.end)
             ),
-            len(events),
+            len(memory_events),
         ]
         self.pieces: list[Sequence[Event]] = [
-            events[piece_start:piece_end] for piece_start, piece_end in pairwise(boundary_indices)
+            memory_events[piece_start:piece_end] for piece_start, piece_end in pairwise(boundary_indices)
         ]
-        analysis = RepeatAnalysis(RecordedEvents([], self.pieces, [], PHASES), layer_stacks, range(len(layer_stacks)))
-        self.repeated: RepeatedEvents = RepeatedEvents(analysis, {})
+        repeat_analysis = RepeatAnalysis(
+            RecordedEvents([], self.pieces, [], PHASES), layer_stacks, range(len(layer_stacks))
+        )
+        self.repeated: RepeatedEvents = RepeatedEvents(repeat_analysis, {})
 
     def extended_passes(self) -> tuple[list[Event], list[RecordedPass]]:
         """Returns the events of passes extended to all layers, and the passes."""

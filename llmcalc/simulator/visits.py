@@ -148,7 +148,7 @@ def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) ->
     forward_pass: of four repeats. layer_stack: the stack of the repeats, whose layers are numbered as in the pass.
     None if the second, the third and the layers of the fourth repeat do not do the same.
     """
-    start_indices, period = forward_pass.repeat_starts(layer_stack, (1, 2, 3)), layer_stack.period
+    start_indices, layer_period = forward_pass.repeat_starts(layer_stack, (1, 2, 3)), layer_stack.period
     if start_indices is None:
         return None
     second_start, third_start, fourth_start = start_indices
@@ -156,9 +156,9 @@ def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) ->
     count_in_layers = max(
         i for i in range(1, visit_count + 1) if forward_pass.visits[third_start + i - 1].place.layer_index >= 0
     )
-    saved_bytes = forward_pass.added_bytes(second_start, third_start, visit_count, period)
+    saved_bytes = forward_pass.added_bytes(second_start, third_start, visit_count, layer_period)
     if third_start - second_start != visit_count or saved_bytes != forward_pass.added_bytes(
-        third_start, fourth_start, count_in_layers, period
+        third_start, fourth_start, count_in_layers, layer_period
     ):
         return None
     if saved_bytes is None:

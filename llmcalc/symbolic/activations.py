@@ -164,7 +164,9 @@ class ActivationFormulas:
         if self.training.batch > 1 or not self.formulas.has_symbols:
             return ()
         root_node, two_sequences = self.formulas.root, {sequences_symbol(): 2}
-        value_of_symbol = {symbol: symbol_meaning.value for symbol, symbol_meaning in self.formulas.meanings.items()}
+        value_of_symbol = {
+            size_symbol: symbol_meaning.value for size_symbol, symbol_meaning in self.formulas.meanings.items()
+        }
         if self.letters.saved_bytes_of(root_node).xreplace({**value_of_symbol, **two_sequences}) == self.saved_sums(
             "numbers", 2
         ).saved_bytes_of(root_node):

@@ -344,7 +344,7 @@ class Formulas:
         import sympy
 
         value_of_symbol = {
-            symbol: sympy.Rational(symbol_meaning.value) for symbol, symbol_meaning in self.meanings.items()
+            size_symbol: sympy.Rational(symbol_meaning.value) for size_symbol, symbol_meaning in self.meanings.items()
         }
         expression = sympy.sympify(expression)
         numeric_value = expression.xreplace(value_of_symbol)
@@ -365,8 +365,8 @@ class Formulas:
         expression = sympy.sympify(expression)
         depths = self.symbolic.depths
         depth_symbols = {
-            symbol
-            for symbol, symbol_meaning in self.meanings.items()
+            size_symbol
+            for size_symbol, symbol_meaning in self.meanings.items()
             if symbol_meaning.field.startswith("num_hidden_layers")
         }
         layer_terms: dict[Any, set[Any]] = {}
@@ -394,7 +394,12 @@ class Formulas:
         import sympy
 
         hidden = next(
-            (symbol for symbol, symbol_meaning in self.meanings.items() if symbol_meaning.field == "hidden_size"), None
+            (
+                size_symbol
+                for size_symbol, symbol_meaning in self.meanings.items()
+                if symbol_meaning.field == "hidden_size"
+            ),
+            None,
         )
         expanded_sum = sympy.expand(expression)
         if hidden is None or not expanded_sum.has(hidden) or expanded_sum.has(sympy.Min, sympy.Max, sympy.floor):
@@ -428,10 +433,14 @@ class Formulas:
         """Returns widths as multiples of the hidden size h: (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
         import sympy
 
-        value_of_symbol = {symbol: symbol_meaning.value for symbol, symbol_meaning in self.meanings.items()}
+        value_of_symbol = {size_symbol: symbol_meaning.value for size_symbol, symbol_meaning in self.meanings.items()}
 
         def symbols_of(field_names: frozenset[str]) -> list[Any]:
-            return [symbol for symbol, symbol_meaning in self.meanings.items() if symbol_meaning.field in field_names]
+            return [
+                size_symbol
+                for size_symbol, symbol_meaning in self.meanings.items()
+                if symbol_meaning.field in field_names
+            ]
 
         def ratio(numerator: Number, denominator: Any) -> Any:
             return sympy.Rational(numerator, value_of_symbol[denominator]) * denominator

@@ -81,9 +81,9 @@ def has_sympy() -> bool:
     return find_spec("sympy") is not None
 
 
-def missing_sympy_error(feature: str) -> MissingExtra:
+def missing_sympy_error(feature_text: str) -> MissingExtra:
     """Returns the error for a missing sympy, with installation advice."""
-    return MissingExtra(feature, "sympy", "explain")
+    return MissingExtra(feature_text, "sympy", "explain")
 
 
 def numeric_tree(spec: ModelSpec) -> SymbolicModel:
@@ -300,13 +300,15 @@ def letter_of_field(field_info: FieldInfo) -> str | None:
 
 
 def _letter_of_metadata(metadata: Iterable[Any]) -> str | None:
-    return next((annotation.letter for annotation in metadata if isinstance(annotation, SizeSymbol)), None)
+    return next(
+        (field_annotation.letter for field_annotation in metadata if isinstance(field_annotation, SizeSymbol)), None
+    )
 
 
-def _letter_inside(annotation: Any) -> str | None:
-    if get_origin(annotation) is Annotated:
-        return _letter_of_metadata(annotation.__metadata__)
-    return next((letter for argument in get_args(annotation) if (letter := _letter_inside(argument))), None)
+def _letter_inside(field_annotation: Any) -> str | None:
+    if get_origin(field_annotation) is Annotated:
+        return _letter_of_metadata(field_annotation.__metadata__)
+    return next((letter for argument in get_args(field_annotation) if (letter := _letter_inside(argument))), None)
 
 
 def _replace_sizes_by_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
@@ -385,7 +387,9 @@ def _size_occurrences_in_ops(spec: ModelSpec) -> list[SizeOccurrence]:
         for node_position in _replace_sizes_by_symbols(spec, symbol_or_size).tree().walk()
         for free_symbol in _free_symbols(node_position.node.op)
     }
-    return [size_occurrence for size_occurrence, symbol in placeholder_symbols.items() if symbol in free_symbols]
+    return [
+        size_occurrence for size_occurrence, size_symbol in placeholder_symbols.items() if size_symbol in free_symbols
+    ]
 
 
 def _free_symbols(op: Any) -> set[Any]:
@@ -436,13 +440,13 @@ def _add_depth_symbols(
     shared_labels = frozenset(
         child.label.removesuffix(SHARED) for child in node.children if child.label.endswith(SHARED)
     )
-    children = tuple(_add_depth_symbols(child, stack_name, layer_groups, shared_labels) for child in node.children)
+    child_nodes = tuple(_add_depth_symbols(child, stack_name, layer_groups, shared_labels) for child in node.children)
     if node.kind != "layer":
-        return replace(node, children=children)
+        return replace(node, children=child_nodes)
     layer_kind = node.label.removesuffix(SHARED) or BASE
     layer_count, layer_label = layer_groups[stack_name, layer_kind]
     repeat = layer_count - 1 if node.label.endswith(SHARED) else 1 if layer_kind in shared_kinds else layer_count
-    return replace(node, repeat=repeat, label=node.label or layer_label, children=children)
+    return replace(node, repeat=repeat, label=node.label or layer_label, children=child_nodes)
 
 
 # --- what they are called ---------------------------------------------------------------------------------------------

@@ -129,26 +129,32 @@ class _ModuleSearch:
         return root_modules if side_modules is None else (*side_modules.modules, *root_modules)
 
     def _modules_of_stack(
-        self, prefix: str, children: Sequence[Node], root_modules: tuple[str, ...]
+        self, module_prefix: str, child_nodes: Sequence[Node], root_modules: tuple[str, ...]
     ) -> Iterator[tuple[str, NodeModules]]:
-        stack_name = prefix.removeprefix(TOWERS)
-        for child in children:
-            if prefix.startswith(TOWERS) and f"{stack_name}{child.name}.layers" in self.family_names:
-                yield from self._modules_of_stack(f"{prefix}{child.name}.", child.children, root_modules)
+        stack_name = module_prefix.removeprefix(TOWERS)
+        for child in child_nodes:
+            if module_prefix.startswith(TOWERS) and f"{stack_name}{child.name}.layers" in self.family_names:
+                yield from self._modules_of_stack(f"{module_prefix}{child.name}.", child.children, root_modules)
             elif child.name != "layers":
                 table_keys = (f"{stack_name}{child.name}", child.name)
-                yield from self._find_below_node(f"{prefix}{child.name}", child, root_modules, root_modules, table_keys)
-        layers = [child for child in children if child.name == "layers"]
+                yield from self._find_below_node(
+                    f"{module_prefix}{child.name}", child, root_modules, root_modules, table_keys
+                )
+        layers = [child for child in child_nodes if child.name == "layers"]
         modules = self._modules_of_layers(stack_name, layers, root_modules)
         for layer in layers:
             for i in (layer.indices or ()) if modules else ():
                 if i in modules:
                     layer_modules = modules[i]
-                    yield f"{prefix}layers.{i}", NodeModules(layer_modules)
+                    yield f"{module_prefix}layers.{i}", NodeModules(layer_modules)
                     for sublayer in layer.children:
                         table_keys = (f"{stack_name}{sublayer.name}", sublayer.name)
                         yield from self._find_below_node(
-                            f"{prefix}layers.{i}.{sublayer.name}", sublayer, layer_modules, layer_modules, table_keys
+                            f"{module_prefix}layers.{i}.{sublayer.name}",
+                            sublayer,
+                            layer_modules,
+                            layer_modules,
+                            table_keys,
                         )
 
     def _modules_of_layers(
@@ -189,12 +195,12 @@ class _ModuleSearch:
         layer_count: the number of layers in a list whose name ends with `[first]` or `[last]`.
         """
         list_names, _, list_part = list_names.partition("[")
-        patterns = [
+        path_patterns = [
             pattern_part if "*" in pattern_part else f"{pattern_part}.*" for pattern_part in list_names.split(" + ")
         ]
         modules = [
             module_path
-            for pattern_part in patterns
+            for pattern_part in path_patterns
             for module_path in self._matching_paths(_join_path(root, pattern_part))
         ]
         return {"first]": modules[:layer_count], "last]": modules[-layer_count:]}.get(list_part, modules)
@@ -223,7 +229,7 @@ class _ModuleSearch:
             paths_and_modules = [(module_path, node_modules.modules)]
         else:
             paths_and_modules = list(self._repeats_of_node(module_path, node.indices, node_modules.modules))
-            yield from ((node_position, NodeModules(paths)) for node_position, paths in paths_and_modules)
+            yield from ((node_position, NodeModules(node_paths)) for node_position, node_paths in paths_and_modules)
         for node_position, module_paths in paths_and_modules:
             for child_node in node.children:
                 deeper_names = (*(f"{table_key}.{child_node.name}" for table_key in table_keys), child_node.name)
@@ -302,8 +308,10 @@ class _ModuleSearch:
         """Returns the module paths of the class that match a path, in which `*` is any index."""
         if "*" not in path:
             return [path] if path in self.known else []
-        pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
-        matched_paths = [path_match for module_path in self.known if (path_match := pattern.fullmatch(module_path))]
+        path_pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
+        matched_paths = [
+            path_match for module_path in self.known if (path_match := path_pattern.fullmatch(module_path))
+        ]
         return [
             path_match[0]
             for path_match in sorted(

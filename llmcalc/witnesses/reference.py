@@ -54,12 +54,12 @@ LARGEST_REAL = 4_000_000_000
 """The most bytes of weights, and of activations kept for the backward pass, that are allocated on a CPU."""
 
 
-def require_torch(feature: str = "verify") -> None:
+def require_torch(feature_text: str = "verify") -> None:
     """Raises `MissingExtra`, naming the feature, if torch is not installed."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise MissingExtra(feature, "torch", "verify")
+        raise MissingExtra(feature_text, "torch", "verify")
 
 
 def default_seq(spec: ModelSpec) -> int:

@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def require_transformers(feature: str = "--against transformers") -> None:
+def require_transformers(feature_text: str = "--against transformers") -> None:
     """Raises `MissingExtra`, naming the feature, if torch or transformers is not installed."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None or find_spec("transformers") is None:
-        raise MissingExtra(feature, "torch and transformers", "transformers")
+        raise MissingExtra(feature_text, "torch and transformers", "transformers")
 
 
 def verify_transformers(preset: Preset, batch: int = 1, seq: int | None = None) -> Verdict:

@@ -242,9 +242,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self._apply_maps(x[:, :, 0], x[:, :, 1:].unbind(2)).mean(2)
 
     class StreamsReference(nn.Module):
-        def __init__(self, streams: int, hidden_size: int) -> None:
+        def __init__(self, stream_count: int, hidden_size: int) -> None:
             super().__init__()
-            self.streams_in, self.streams_out = StreamSplit(streams, hidden_size), StreamMerge(streams, hidden_size)
+            self.streams_in, self.streams_out = (
+                StreamSplit(stream_count, hidden_size),
+                StreamMerge(stream_count, hidden_size),
+            )
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return self.streams_in(x)
@@ -258,11 +261,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return coefficients @ x
 
     class StreamPrediction(nn.Module):
-        def __init__(self, streams: int, norm: Norm, model_properties: ModelProperties) -> None:
+        def __init__(self, stream_count: int, norm: Norm, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.streams, self.router_norm = streams, norm.reference(model_properties)
-            self.router = nn.Linear(model_properties.hidden_size, streams, bias=False)
-            self.coefficients = nn.Linear(streams, streams * streams, bias=False)
+            self.streams, self.router_norm = stream_count, norm.reference(model_properties)
+            self.router = nn.Linear(model_properties.hidden_size, stream_count, bias=False)
+            self.coefficients = nn.Linear(stream_count, stream_count * stream_count, bias=False)
             self.mix = StreamMixing()
 
         def router_output(self, x: Tensor, router: nn.Module) -> Tensor:
@@ -273,11 +276,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return x + self.mix(coefficients.unflatten(-1, (self.streams, self.streams)), x)
 
     class StreamCorrection(nn.Module):
-        def __init__(self, streams: int, hidden_size: int, router: nn.Linear) -> None:
+        def __init__(self, stream_count: int, hidden_size: int, router: nn.Linear) -> None:
             super().__init__()
-            self.router = nn.Linear(hidden_size, streams, bias=False)
+            self.router = nn.Linear(hidden_size, stream_count, bias=False)
             self.router.weight = router.weight
-            self.coefficients = nn.Linear(streams, streams, bias=False)
+            self.coefficients = nn.Linear(stream_count, stream_count, bias=False)
             self.scale = vector_module(torch.ones(hidden_size))
 
         def forward(

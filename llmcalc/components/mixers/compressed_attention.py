@@ -265,10 +265,10 @@ def _reference_class() -> type[nn.Module]:
         def forward(
             self, x: Tensor, compressed_query: Tensor, allowed_entries: Tensor, forward_pass: ForwardPass
         ) -> Tensor:
-            entries = self.compressor(x, forward_pass)
+            kv_entries = self.compressor(x, forward_pass)
             q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             q = rotate(q, forward_pass, forward_pass.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
-            scores = torch.relu(self.core(q, entries) * q.shape[-1] ** -0.5)
+            scores = torch.relu(self.core(q, kv_entries) * q.shape[-1] ** -0.5)
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
             ranked_entries = (
                 scores.masked_fill(~allowed_entries, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
@@ -292,19 +292,19 @@ def _reference_class() -> type[nn.Module]:
             self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass
         ) -> tuple[Tensor, Tensor]:
             spec, end_position = self.spec, forward_pass.past + x.shape[1]
-            entries = self.compressor(x, forward_pass)
+            kv_entries = self.compressor(x, forward_pass)
             complete_entries = (
                 forward_pass.positions(forward_pass.past, end_position, x.device) + 1
             ) // spec.compress_rate
-            allowed_entries = torch.arange(entries.shape[1], device=x.device)[None] < complete_entries[:, None]
+            allowed_entries = torch.arange(kv_entries.shape[1], device=x.device)[None] < complete_entries[:, None]
             if spec.indexer is None:
-                return entries, allowed_entries
+                return kv_entries, allowed_entries
             selected_entries = self.indexer(x, compressed_query, allowed_entries, forward_pass)
             if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                selected_index = selected_entries[:, 0, :, None].expand(-1, -1, entries.shape[-1])
-                return entries.gather(1, selected_index), allowed_entries[:, : selected_entries.shape[-1]]
+                selected_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
+                return kv_entries.gather(1, selected_index), allowed_entries[:, : selected_entries.shape[-1]]
             selected_mask = torch.zeros_like(allowed_entries).expand(x.shape[0], -1, -1)
             selected_mask = selected_mask.scatter(-1, selected_entries, True)
-            return entries, (allowed_entries & selected_mask)[:, None]
+            return kv_entries, (allowed_entries & selected_mask)[:, None]
 
     return CompressedAttentionReference

@@ -264,9 +264,9 @@ def entry_attention_class() -> Any:
             if spec.compress_rate is not None:
                 self.entry_core = single_key_core_class()()
 
-        def _rotate(self, x: Tensor, forward_pass: ForwardPass, inverse: bool = False) -> Tensor:
+        def _rotate(self, x: Tensor, forward_pass: ForwardPass, is_inverse: bool = False) -> Tensor:
             rope_dim, rope_theta = self.spec.qk_rope_head_dim, self.spec.position.rope_theta
-            return rotate(x, forward_pass, forward_pass.past, rope_dim, rope_theta, inverse)
+            return rotate(x, forward_pass, forward_pass.past, rope_dim, rope_theta, is_inverse)
 
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass
@@ -296,7 +296,7 @@ def entry_attention_class() -> Any:
             if kv_entries is not None:
                 attn_output = attn_output + self.entry_core(q, kv_entries, attention_weights[..., key_count:])
             attn_output = (
-                self._rotate(attn_output, forward_pass, inverse=True)
+                self._rotate(attn_output, forward_pass, is_inverse=True)
                 .transpose(1, 2)
                 .flatten(2)
                 .unflatten(-1, (spec.o_groups, -1))

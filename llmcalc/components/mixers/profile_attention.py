@@ -107,8 +107,10 @@ class ProfileAttention(WindowedMixer):
         from ...workload.derived_rows import TableRows
 
         rank, distance_axis = profile_weights.axes[-1], Axis("distances", self.relative_extent)
-        profiles, _ = recorder.table("profiles", distance_axis, rank, of=TableRows(length=distance_axis.size), by="all")
-        distance_bias = recorder.scores("profile_core", profile_weights, profiles, is_cross_attention=True)
+        distance_profiles, _ = recorder.table(
+            "profiles", distance_axis, rank, of=TableRows(length=distance_axis.size), by="all"
+        )
+        distance_bias = recorder.scores("profile_core", profile_weights, distance_profiles, is_cross_attention=True)
         return recorder.at_distance(distance_bias, recorder.distances(q, keys, is_clamped=True, is_shifted=False))
 
     def describe(self, hidden_size: int) -> str:
@@ -146,8 +148,8 @@ def profile_attention_class() -> type[nn.Module]:
         profile_weights: [batch, heads, tokens, rank]; profiles: [distances, rank] → [batch, heads, tokens, distances].
         """
 
-        def forward(self, profile_weights: Tensor, profiles: Tensor) -> Tensor:
-            return profile_weights @ profiles.t()
+        def forward(self, profile_weights: Tensor, distance_profiles: Tensor) -> Tensor:
+            return profile_weights @ distance_profiles.t()
 
     class ProfileTable(nn.Module):
         def __init__(self, relative_extent: int, rank: int) -> None:

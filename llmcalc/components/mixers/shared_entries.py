@@ -455,18 +455,18 @@ def _reference_class() -> type[nn.Module]:
             spec, end_position, pass_memo, latent = self.spec, forward_pass.past + x.shape[1], forward_pass.memo, None
             if not spec.entries_shared:
                 latent, pass_memo["entries"] = self.compressor(x, forward_pass)
-            entries: Tensor = pass_memo["entries"]
+            kv_entries: Tensor = pass_memo["entries"]
             visible_entries = (
                 forward_pass.positions(forward_pass.past, end_position, x.device) + 1
             ) // spec.compress_rate
-            is_visible = torch.arange(entries.shape[1], device=x.device)[None] < visible_entries[:, None]
+            is_visible = torch.arange(kv_entries.shape[1], device=x.device)[None] < visible_entries[:, None]
             if spec.indexer is not None:
                 pass_memo["selected entries"] = self.indexer(x, compressed_query, latent, is_visible, forward_pass)
             selected_entries = pass_memo["selected entries"]
             if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                selected_index = selected_entries[:, 0, :, None].expand(-1, -1, entries.shape[-1])
-                return entries.gather(1, selected_index), is_visible[:, : selected_entries.shape[-1]]
+                selected_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
+                return kv_entries.gather(1, selected_index), is_visible[:, : selected_entries.shape[-1]]
             selected_mask = torch.zeros_like(is_visible).expand(x.shape[0], -1, -1).scatter(-1, selected_entries, True)
-            return entries, (is_visible & selected_mask)[:, None]
+            return kv_entries, (is_visible & selected_mask)[:, None]
 
     return SharedEntryReference

@@ -458,14 +458,14 @@ def expert_networks(
     top_k: Number,
     output_axes: Shape,
     identities: bool = False,
-    sliced: bool = False,
+    is_sliced: bool = False,
 ) -> Value:
     """Records the networks of all experts at once. identities, sliced: as in `Flow.experts`."""
     ffn = Axis("expert_ffn", expert.intermediate_size)
 
     def expert_linear(projection: str, x: Value, *axes: Axis | JoinedShapes, bias: bool) -> Value:
         return recorder.experts(
-            projection, x, experts, top_k, *axes, bias=bias, has_identities=identities, slices_weight=sliced
+            projection, x, experts, top_k, *axes, bias=bias, has_identities=identities, slices_weight=is_sliced
         )
 
     if expert.gated:

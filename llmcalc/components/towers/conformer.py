@@ -407,7 +407,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, frames: Tensor) -> Tensor:
             x: Tensor = self.subsampling(frames)
-            clips, frame_count = x.shape[:2]
+            clip_count, frame_count = x.shape[:2]
             has_segments = self.segment is not None and frame_count > self.segment
             if self.segment is not None and has_segments:
                 x = nn.functional.pad(x, (0, 0, 0, -frame_count % self.segment)).unflatten(1, (-1, self.segment))
@@ -415,7 +415,7 @@ def _reference_class() -> type[nn.Module]:
             bias = self._distance_bias(x.shape[1], x)
             for layer in self.layers:
                 x = layer(x, bias)
-            x = x.unflatten(0, (clips, -1)).flatten(1, 2)[:, :frame_count] if has_segments else x
+            x = x.unflatten(0, (clip_count, -1)).flatten(1, 2)[:, :frame_count] if has_segments else x
             x = x[:, :: self.reduction]
             return self.output_proj(x) if hasattr(self, "output_proj") else x
 

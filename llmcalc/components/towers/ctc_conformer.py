@@ -199,7 +199,7 @@ def _reference_class() -> type[nn.Module]:
             self.o_proj = nn.Linear(heads_width, spec.hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:
-            clips, frame_count = x.shape[:2]
+            clip_count, frame_count = x.shape[:2]
             x = functional.pad(x, (0, 0, 0, -frame_count % self.block))
             q, k, v = (
                 self.get_submodule(f"{projection_letter}_proj")(x)
@@ -214,10 +214,10 @@ def _reference_class() -> type[nn.Module]:
             bias = torch.einsum("bhcd,crd->bhcr", q, keys) * q.shape[-1] ** -0.5
             is_padding = (torch.arange(x.shape[1], device=x.device) >= frame_count).unflatten(0, (-1, self.block))
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
-            mask = is_padding.repeat(clips, 1)[:, None, None]
+            mask = is_padding.repeat(clip_count, 1)[:, None, None]
             heads = scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
             attn_output: Tensor = self.o_proj(
-                heads.transpose(1, 2).flatten(2).unflatten(0, (clips, -1)).flatten(1, 2)[:, :frame_count]
+                heads.transpose(1, 2).flatten(2).unflatten(0, (clip_count, -1)).flatten(1, 2)[:, :frame_count]
             )
             return attn_output
 

@@ -64,9 +64,11 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
         raise InputError(f"{error} ({WITHOUT})") from None
     if isinstance(quantization_scheme, MLXScheme):
         model_types = {config_part.get("model_type") for config_part in (model_config, config_section)}
-        unconverted = [components for kind, components in UNCONVERTED.items() if kind in model_types]
+        unconverted_components = [components for kind, components in UNCONVERTED.items() if kind in model_types]
         head_in_doubt = not model_types.isdisjoint(HEAD_IN_DOUBT)
-        return replace(quantization_scheme, unconverted=frozenset().union(*unconverted), head_in_doubt=head_in_doubt)
+        return replace(
+            quantization_scheme, unconverted=frozenset().union(*unconverted_components), head_in_doubt=head_in_doubt
+        )
     return (
         replace(quantization_scheme, stated=scheme_fields.where)
         if isinstance(quantization_scheme, LinearScheme)
@@ -121,7 +123,7 @@ def _read_fp8(config: ConfigFields) -> QuantizationScheme:
         block_shape or "tensor", scale_bytes if block_shape else 4, 1 if activation_scheme == "static" else 0
     )
     expert_format = FP4(32, scale_bytes=scale_bytes, static=linear_format.static) if expert_dtype == "fp4" else None
-    remarks = (
+    scheme_remarks = (
         ("scales in fp32, as checkpoints of DeepSeek-V3.1 store ue8m0; transformers stores one byte each",)
         if scale_format == "ue8m0" and block_shape and not has_byte_scales
         else ()
@@ -133,7 +135,7 @@ def _read_fp8(config: ConfigFields) -> QuantizationScheme:
         LinearScheme(
             scheme_label,
             format_source,
-            remarks,
+            scheme_remarks,
             (*unconverted_groups, LayerGroup(linear_format, experts=expert_format)),
         ),
         "modules_to_not_convert",

@@ -106,8 +106,8 @@ class LinearScheme(QuantizationScheme):
             matrix_count, n_out, n_in = _matrix_shapes(param)
             refusal_reason = linear_format.refusal_reason(n_out, n_in)
             if refusal_reason:
-                remedy = "expected another scheme, or a model whose sizes it can hold"
-                unsupported_error = self._unsupported_error(f"{param.path}: {refusal_reason}; {remedy}")
+                remedy_text = "expected another scheme, or a model whose sizes it can hold"
+                unsupported_error = self._unsupported_error(f"{param.path}: {refusal_reason}; {remedy_text}")
                 raise IndivisibleMatrix(str(unsupported_error), f"{param.path}: {refusal_reason}")
             stored_bytes = linear_format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8)
             if param.tensor.role == "table":

@@ -289,8 +289,8 @@ class RingKernels:
         dkv_rotater = KeyValueRotater(self.graph, ring_size, uses_all_gather=False)
         for round_number in self.ring.rounds():
             if round_number > 0:
-                buffer = kv_rotater.next_buffer(key)
-                key, value = _split_keys_and_values(buffer, key.shape)
+                kv_buffer = kv_rotater.next_buffer(key)
+                key, value = _split_keys_and_values(kv_buffer, key.shape)
             if round_number != ring_size - 1:
                 _next_kv = self._join_keys_and_values(key, value)
                 kv_rotater.exchange_buffers(_next_kv)
@@ -336,6 +336,6 @@ class RingKernels:
         return self.t.cat([self.t.flatten(key), self.t.flatten(value)], 0)
 
 
-def _split_keys_and_values(buffer: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+def _split_keys_and_values(kv_buffer: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     """Splits a buffer into two tensors of a shape."""
-    return Tensor(shape, buffer.dtype, buffer.storage), Tensor(shape, buffer.dtype, buffer.storage)
+    return Tensor(shape, kv_buffer.dtype, kv_buffer.storage), Tensor(shape, kv_buffer.dtype, kv_buffer.storage)

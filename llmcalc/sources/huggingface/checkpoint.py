@@ -24,13 +24,13 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
         for class_type in class_types
         if class_type in model_types()
     ]
-    prefixes = (
+    name_prefixes = (
         f"{base_class}." for class_type in base_families for base_class in library_classes().bases.get(class_type, ())
     )
     family = family_of(base_families[-1])
     checkpoint_config = _with_unconverted_modules(config, family.unconverted_modules)
     return Checkpoint(
-        checkpoint_config, family.modules, family.earlier_names, tuple(dict.fromkeys((*WRAPPED, *prefixes)))
+        checkpoint_config, family.modules, family.earlier_names, tuple(dict.fromkeys((*WRAPPED, *name_prefixes)))
     )
 
 

@@ -146,8 +146,8 @@ class Config:
         alias_names = [self.aliases[field_name] for field_name in field_names if field_name in self.aliases]
         usual_names = [
             field_name
-            for field_name, alias in self.aliases.items()
-            if alias in (*read_names, *alias_names) and field_name not in self.unread_aliases
+            for field_name, field_alias in self.aliases.items()
+            if field_alias in (*read_names, *alias_names) and field_name not in self.unread_aliases
         ]
         return tuple(dict.fromkeys((*read_names, *alias_names, *usual_names)))
 
@@ -287,8 +287,8 @@ class Config:
 
     def error(self, field_name: str, field_value: Any, expected_text: str) -> InputError:
         """Returns an error with the field's name, value and expected value."""
-        alias = self.aliases.get(field_name, field_name)
-        field_name = self._field_name_that_applies((field_name, alias)) or alias
+        field_alias = self.aliases.get(field_name, field_name)
+        field_name = self._field_name_that_applies((field_name, field_alias)) or field_alias
         problem_text = "missing" if field_value is None and field_name not in self.data else json_spelling(field_value)
         return InputError(f"{self.location}{field_name}: {problem_text}; expected {expected_text}")
 
@@ -301,7 +301,7 @@ class Config:
         parent_config = parent_config or self
         known_fields = self.fields_read | IRRELEVANT | ignored_fields
         known_fields |= {
-            usual_name for usual_name, alias in self.aliases.items() if alias in known_fields
+            usual_name for usual_name, field_alias in self.aliases.items() if field_alias in known_fields
         } - self.unread_aliases
         layer_count = self.data.get(self.aliases.get("num_hidden_layers", ""), self.data.get("num_hidden_layers"))
         parent_config.unknown += [

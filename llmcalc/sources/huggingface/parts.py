@@ -389,11 +389,11 @@ def layer_pattern(layer_kinds: list[str]) -> Table:
     shortest_pattern: tuple[list[str], list[str]] = (layer_kinds, layer_kinds[-1:])
     for first_count in range(min(len(layer_kinds), 8)):
         repeated_kinds = layer_kinds[first_count:]
-        period = _shortest_period(repeated_kinds)
-        if period <= len(repeated_kinds) // 2 and first_count + period < len(shortest_pattern[0]) + len(
+        pattern_period = _shortest_period(repeated_kinds)
+        if pattern_period <= len(repeated_kinds) // 2 and first_count + pattern_period < len(shortest_pattern[0]) + len(
             shortest_pattern[1]
         ):
-            shortest_pattern = (layer_kinds[:first_count], repeated_kinds[:period])
+            shortest_pattern = (layer_kinds[:first_count], repeated_kinds[:pattern_period])
     return {"first_layers": shortest_pattern[0], "pattern": shortest_pattern[1]}
 
 
@@ -607,13 +607,13 @@ def learned_positions(config: Config, position_offset: int = 0) -> Table:
     }
 
 
-def stack_of_kinds(layer_tables: dict[str, Table], layer_kinds: list[str]) -> Table:
+def stack_of_kinds(layer_configs: dict[str, Table], layer_kinds: list[str]) -> Table:
     """Returns the stack fields of several kinds of layers, each from a complete layer table.
 
     layer_kinds: each layer's kind, bottom first.
     The `block` is a kind from which every other used kind can be derived by changing fields.
     """
-    used_kinds = {layer_kind: layer_tables[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)}
+    used_kinds = {layer_kind: layer_configs[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)}
     for block in used_kinds.values():
         if all(table_with_changes(block, layer) == layer for layer in used_kinds.values()):
             changes_by_kind = {

@@ -25,8 +25,8 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
     from defaults.
     """
     model_type = config.get("model_type")
-    stated_type = usual_name(model_type) if isinstance(model_type, str) else ""
-    family = family_of(stated_type) if stated_type in FILE_OF else None
+    stated_model_type = usual_name(model_type) if isinstance(model_type, str) else ""
+    family = family_of(stated_model_type) if stated_model_type in FILE_OF else None
     if family is None or family.text_type is None or config.get(family.text_section) is not None:
         return config, []
     if any(size_field in config for size_field in SIZES):

@@ -207,7 +207,7 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
 def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, field_names: list[str]) -> None:
     """Sets each config field with a value in the model, except nulls that equal the class's default."""
     field_aliases = {} if family.has_older_aliases else family.aliases
-    usual_names = {alias: field_name for field_name, alias in family.aliases.items()}
+    usual_names = {field_alias: field_name for field_name, field_alias in family.aliases.items()}
     for field in (field_aliases.get(field, field) for field in field_names):
         try:
             field_value = _value_of_field(family, field, usual_names.get(field, field), config_values)

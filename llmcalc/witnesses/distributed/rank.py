@@ -211,7 +211,7 @@ class RankProcess:
         training_job, tracker = self.job, self.mode
         model = seeded_reference(training_job)
         ids = token_ids(training_job)[self.at.dp]
-        quantities: dict[str, int] = {}
+        measured_quantities: dict[str, int] = {}
         losses: list[float] = []
         tracker.tracked.add(ids.untyped_storage()._cdata)
         with tracker.track_resizes(), tracker:
@@ -219,7 +219,7 @@ class RankProcess:
             del model
             tracker.track_tensors(map(local_part, (*self.module.parameters(), *self.module.buffers())))
             optimizers_of_rank = _build_optimizers(training_job, self.module)
-            quantities["set_up_bytes"] = tracker.now
+            measured_quantities["set_up_bytes"] = tracker.now
             tracker.set_up = True
             run_passes = self.pipeline_runner() if training_job.layout.pp > 1 else self.run_micro_batches
             for step_index in range(STEPS):
@@ -236,11 +236,11 @@ class RankProcess:
                 self.record_phase("step")
                 self.module.zero_grad(set_to_none=True)
                 if step_index == 0:
-                    quantities["first_step_peak_bytes"] = self.peaks["step"]
-            quantities |= {f"{phase}_peak_bytes": peak for phase, peak in self.peaks.items()}
-            quantities |= {"before_step_bytes": bytes_before_step, "after_step_bytes": tracker.now}
+                    measured_quantities["first_step_peak_bytes"] = self.peaks["step"]
+            measured_quantities |= {f"{phase}_peak_bytes": peak for phase, peak in self.peaks.items()}
+            measured_quantities |= {"before_step_bytes": bytes_before_step, "after_step_bytes": tracker.now}
         self.scratch: dict[str, int] = scratch_bytes_by_kernel(lambda: run_passes(ids))
-        return quantities, losses
+        return measured_quantities, losses
 
     def record_phase(self, phase: str) -> None:
         """Records the peak of the phase that has just ended."""
@@ -307,24 +307,24 @@ class RankProcess:
 
     def sum_tied_gradients(self) -> None:
         """All-reduces the gradient of a tied embedding between the first and the last pipeline stage."""
-        layout, coordinates = self.job.layout, self.at
-        if self.ends is None or coordinates.pp not in (0, layout.pp - 1):
+        layout, rank_coordinates = self.job.layout, self.at
+        if self.ends is None or rank_coordinates.pp not in (0, layout.pp - 1):
             return
         model = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
-        embedding = model.embed_tokens if coordinates.pp == 0 else model.lm_head
+        embedding = model.embed_tokens if rank_coordinates.pp == 0 else model.lm_head
         gradient: Any = local_part(embedding.weight.grad)
         if gradient.shape != local_part(embedding.weight).shape:  # whole on every rank of the products
-            gradient = gradient.chunk(layout.tp)[coordinates.tp]
+            gradient = gradient.chunk(layout.tp)[rank_coordinates.tp]
         reference_count = gradient._use_count()
         dist.all_reduce(gradient, group=self.ends)
         wait_for_release([gradient], [reference_count])
 
     def pipeline_runner(self) -> Callable[[Tensor], float]:
         """Returns a function that runs the passes of a step in a pipeline."""
-        training_job, coordinates = self.job, self.at
+        training_job, rank_coordinates = self.job, self.at
         process_group = self.meshes["pp"].get_group()
         pipeline_stage = PipelineStage(
-            self.module, coordinates.pp, training_job.layout.pp, torch.device("cpu"), group=process_group
+            self.module, rank_coordinates.pp, training_job.layout.pp, torch.device("cpu"), group=process_group
         )
 
         def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
@@ -334,7 +334,7 @@ class RankProcess:
 
         def run_pipeline(ids: Tensor) -> float:
             self.ids = ids.flatten(0, 1).clone()
-            inputs = (self.ids,) if coordinates.pp == 0 else ()
+            inputs = (self.ids,) if rank_coordinates.pp == 0 else ()
             losses: list[Tensor] = []
             with self.loss_context():
                 schedule.step(*inputs, target=self.ids if self.last else None, losses=losses, return_outputs=False)
@@ -359,9 +359,9 @@ class RankResult(NamedTuple):
 def run_rank(training_job: TrainingJob) -> RankResult:
     """Runs this process's part of a job in the default process group."""
     rank = RankProcess(training_job)
-    quantities, losses = rank.measure_training()
+    measured_quantities, losses = rank.measure_training()
     loss_sums = torch.tensor([loss if rank.last and rank.at.tp == 0 else 0.0 for loss in losses], dtype=torch.float64)
     dist.all_reduce(loss_sums)
     return RankResult(
-        quantities, (loss_sums / (training_job.layout.dp * training_job.microbatches)).tolist(), rank.scratch
+        measured_quantities, (loss_sums / (training_job.layout.dp * training_job.microbatches)).tolist(), rank.scratch
     )

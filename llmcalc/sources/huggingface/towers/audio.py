@@ -143,14 +143,16 @@ def _read_phi4_vision(root_config: Config, config: Config, text_hidden_size: int
 
     Vectors mark ends of lines and separate images; the projector has two linear layers.
     """
-    pooling: Table = {"merge": 2, "merged": "mean", "input_marks": 2}
+    pooling_table: Table = {"merge": 2, "merged": "mean", "input_marks": 2}
     image_resizing = {"type": "dynamic_hd", "size": config.integer("image_size"), "max_tiles": PHI4_TILES, "merge": 2}
     return {
         "image_processor": {
             **siglip_of_rows(config, patches_per_side(config) ** 2, has_pooling=True),
             "image": image_resizing,
         },
-        "image_projector": projector(config.integer("hidden_size"), *two_linear_layers(text_hidden_size), **pooling),
+        "image_projector": projector(
+            config.integer("hidden_size"), *two_linear_layers(text_hidden_size), **pooling_table
+        ),
     }
 
 
@@ -181,7 +183,7 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
         first_conv,
         *({**first_conv, "separable": True} for _ in range(time_reduction.bit_length() - 2)),
     ]
-    subsampling = {
+    subsampling_table = {
         "num_mel_bins": config.integer("input_size"),
         "convolutions": halving_convolutions,
         "bias": True,
@@ -199,7 +201,7 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
     tower = {
         "type": "conformer",
         "hidden_size": hidden,
-        "subsampling": subsampling,
+        "subsampling": subsampling_table,
         "num_hidden_layers": config.integer("num_blocks"),
         "attention": {"num_attention_heads": heads, "bias": True},
         "convolution": convolution,

@@ -38,18 +38,22 @@ def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) ->
         "normed_layers": [transcription_layers - 1, depth - 1],
         "audio": {"type": "recording", "window": WINDOW, "hop": HOP},
     }
-    adaptor = root_config.section(
+    adaptor_table = root_config.section(
         "adaptor_config", {**ADAPTOR, "hidden_size": text_hidden_size, "intermediate_size": text_hidden_size // 4}
     )
-    adaptor.require("hidden_size", text_hidden_size)
+    adaptor_table.require("hidden_size", text_hidden_size)
     block = layer_table(
-        self_attention(adaptor, **biases(True, *QKVO)),
-        mlp(adaptor.integer("intermediate_size"), adaptor.choice(ACTIVATIONS, "hidden_act")),
-        layernorm(adaptor.number("layer_norm_eps")),
+        self_attention(adaptor_table, **biases(True, *QKVO)),
+        mlp(adaptor_table.integer("intermediate_size"), adaptor_table.choice(ACTIVATIONS, "hidden_act")),
+        layernorm(adaptor_table.number("layer_norm_eps")),
     )
-    inner_layer = adaptor.integer("projector_hidden_size"), True, adaptor.choice(ACTIVATIONS, "projector_hidden_act")
-    stack = {"num_hidden_layers": adaptor.integer("num_hidden_layers"), "block": block}
-    adaptor.finish(frozenset({"attention_dropout", "hidden_dropout", "model_type"}), config)
+    inner_layer = (
+        adaptor_table.integer("projector_hidden_size"),
+        True,
+        adaptor_table.choice(ACTIVATIONS, "projector_hidden_act"),
+    )
+    stack = {"num_hidden_layers": adaptor_table.integer("num_hidden_layers"), "block": block}
+    adaptor_table.finish(frozenset({"attention_dropout", "hidden_dropout", "model_type"}), config)
     return {
         "audio_tower": tower,
         "multi_modal_projector": projector(hidden, inner_layer, (text_hidden_size, True, "identity"), stack=stack),

@@ -53,15 +53,17 @@ def _read_gemma4_vision(root_config: Config, config: Config, text_hidden_size: i
     tower = vision_transformer(
         config, block, positions=position_table, standardize=standardizes, clamps=clamp_count, image=image_resizing
     )
-    pooling: Table = {"merge": merge_size, "merged": "mean", "norm": unweighted_norm}
+    pooling_table: Table = {"merge": merge_size, "merged": "mean", "norm": unweighted_norm}
     return {
         "vision_tower": tower,
-        "embed_vision": projector(config.integer("hidden_size"), (text_hidden_size, False, "identity"), **pooling),
+        "embed_vision": projector(
+            config.integer("hidden_size"), (text_hidden_size, False, "identity"), **pooling_table
+        ),
     }
 
 
 def _conformer_encoder(
-    config: Config, field_prefix: str, activation: str, subsampling: Table, **encoder_fields: Any
+    config: Config, field_prefix: str, activation: str, subsampling_table: Table, **encoder_fields: Any
 ) -> Table:
     """Returns the layers of the Universal Speech Model. field_prefix: common prefix of the config fields."""
     hidden_size, norm = config.integer("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
@@ -78,7 +80,7 @@ def _conformer_encoder(
     return {
         "type": "conformer",
         "hidden_size": hidden_size,
-        "subsampling": subsampling,
+        "subsampling": subsampling_table,
         "num_hidden_layers": config.integer(f"{field_prefix}num_hidden_layers"),
         "attention": mixer,
         "convolution": {"kernel_size": kernel_size, "hidden_act": activation, "norm": norm},
@@ -107,7 +109,7 @@ def _read_gemma4_audio(root_config: Config, config: Config, text_hidden_size: in
     if first_channels < 4:
         raise config.error("subsampling_conv_channels", first_channels, "4 channels or more")
     norm = layernorm(config.number("rms_norm_eps"), bias=False)
-    subsampling = {
+    subsampling_table = {
         "num_mel_bins": first_channels // 4 * 4,
         "convolutions": [{"channels": first_channels}, {"channels": second_channels}],
         "norm": norm,
@@ -116,7 +118,7 @@ def _read_gemma4_audio(root_config: Config, config: Config, text_hidden_size: in
     clamp_count = 4 * 10 if config.flag("use_clipped_linears") else 0
     audio_framing = {"type": "recording", **GEMMA4_FRAMES}
     tower = _conformer_encoder(
-        config, "", activation, subsampling, output_size=output_width, clamps=clamp_count, audio=audio_framing
+        config, "", activation, subsampling_table, output_size=output_width, clamps=clamp_count, audio=audio_framing
     )
     unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     return {
@@ -133,7 +135,7 @@ def _read_unified_vision(root_config: Config, config: Config, text_hidden_size: 
     )
     patches = {"patch_size": config.integer("patch_size") * config.integer("pooling_kernel_size"), "bias": True}
     position_table = {"rows": config.integer("mm_posemb_size"), "axes": 2}
-    embedder = {
+    embedder_table = {
         "type": "patches",
         "hidden_size": embedding_width,
         "patches": patches,
@@ -142,7 +144,7 @@ def _read_unified_vision(root_config: Config, config: Config, text_hidden_size: 
         "image": {**GEMMA4_BUDGET, "merge": 1, "projects_padding": True},
     }
     return {
-        "vision_embedder": embedder,
+        "vision_embedder": embedder_table,
         "embed_vision": projector(
             config.integer("output_proj_dims"), (text_hidden_size, False, "identity"), norm=unweighted_norm
         ),
@@ -193,15 +195,24 @@ def _read_gemma3n_vision(root_config: Config, config: Config, text_hidden_size: 
 def _read_gemma3n_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     channels = _read_pair(config, "sscp_conv_channel_size")
     kernel_sizes, strides = (_read_pairs(config, field) for field in ("sscp_conv_kernel_size", "sscp_conv_stride_size"))
-    convolutions = [
+    convolution_tables = [
         {"channels": channel_count, "kernel": kernel_size, "stride": stride}
         for channel_count, kernel_size, stride in zip(channels, kernel_sizes, strides, strict=True)
     ]
     norm = layernorm(config.number("sscp_conv_group_norm_eps"), bias=False)
-    subsampling = {"num_mel_bins": config.integer("input_feat_size"), "convolutions": convolutions, "norm": norm}
+    subsampling_table = {
+        "num_mel_bins": config.integer("input_feat_size"),
+        "convolutions": convolution_tables,
+        "norm": norm,
+    }
     audio_framing = {"type": "recording", **GEMMA3N_FRAMES}
     tower = _conformer_encoder(
-        config, "conf_", "silu", subsampling, reduction=config.integer("conf_reduction_factor"), audio=audio_framing
+        config,
+        "conf_",
+        "silu",
+        subsampling_table,
+        reduction=config.integer("conf_reduction_factor"),
+        audio=audio_framing,
     )
     return {"audio_tower": tower, "embed_audio": _gemma3n_embedder(config, text_hidden_size)}
 

@@ -66,7 +66,10 @@ def _qformer(qformer_config: Config, encoder_width: int, query_count: int, windo
     qformer_config.require("use_qformer_text_input", False)
     hidden, heads = qformer_config.integer("hidden_size"), qformer_config.integer("num_attention_heads")
     qformer_config.quotient("num_attention_heads", hidden, heads)
-    depth, frequency = qformer_config.integer("num_hidden_layers"), qformer_config.integer("cross_attention_frequency")
+    depth, cross_attention_period = (
+        qformer_config.integer("num_hidden_layers"),
+        qformer_config.integer("cross_attention_frequency"),
+    )
     qformer = {
         "type": "qformer",
         "queries": query_count,
@@ -74,7 +77,7 @@ def _qformer(qformer_config: Config, encoder_width: int, query_count: int, windo
         "num_hidden_layers": depth,
         "num_attention_heads": heads,
         "input_size": encoder_width,
-        "reading_layers": list(range(0, depth, frequency)),
+        "reading_layers": list(range(0, depth, cross_attention_period)),
         "feed_forward": mlp(
             qformer_config.integer("intermediate_size"), qformer_config.choice(ACTIVATIONS, "hidden_act")
         ),

@@ -72,10 +72,10 @@ def _fixed_image_rule(config: Config) -> Table:
 
 def _tiles_of_grid(root_config: Config, config: Config) -> Table:
     """Returns LLaVA-NeXT's rule for cutting an image into tiles; nothing if the config does not state it."""
-    resolutions = root_config.get("image_grid_pinpoints")
-    if config.model_type == "pixtral" or "image" not in _image_rule(root_config, config) or not resolutions:
+    tile_resolutions = root_config.get("image_grid_pinpoints")
+    if config.model_type == "pixtral" or "image" not in _image_rule(root_config, config) or not tile_resolutions:
         return {}
-    return {"image": {"type": "pinpoints", "size": config.integer("image_size"), "resolutions": resolutions}}
+    return {"image": {"type": "pinpoints", "size": config.integer("image_size"), "resolutions": tile_resolutions}}
 
 
 def _read_onevision(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -143,7 +143,7 @@ def _read_deepseek_vl(root_config: Config, config: Config, text_hidden_size: int
 def _read_idefics3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Idefics 3: SigLIP, and one linear layer over concatenated square patch blocks."""
     merge_size, image_size = root_config.integer("scale_factor"), config.integer("image_size")
-    connector = projector(config.integer("hidden_size"), (text_hidden_size, False, "identity"), merge=merge_size)
+    connector_table = projector(config.integer("hidden_size"), (text_hidden_size, False, "identity"), merge=merge_size)
     tokens = patches_per_side(config) ** 2 // merge_size**2
     image_resizing = {
         "type": "split",
@@ -152,7 +152,7 @@ def _read_idefics3(root_config: Config, config: Config, text_hidden_size: int) -
         "tokens": max(tokens, 1),
     }
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
-    return {"vision_model": {**tower, "image": image_resizing}, "connector": connector}
+    return {"vision_model": {**tower, "image": image_resizing}, "connector": connector_table}
 
 
 def _read_idefics2(root_config: Config, config: Config, text_hidden_size: int) -> Table:

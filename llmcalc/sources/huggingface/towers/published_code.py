@@ -257,10 +257,10 @@ def _read_deepseek_v41(root_config: Config, config: Config, text_hidden_size: in
     block = biased_layer(config, norm, ffn=glu(config), **ROTARY)
     tower = vision_transformer(config, block, stack={"final_norm": norm}, patch_fields={"bias": True})
     merge_size = config.integer("downsample_ratio")
-    aligner = projector(
+    aligner_table = projector(
         config.integer("hidden_size"), *two_linear_layers(text_hidden_size), merge=merge_size, output_marks=3
     )
-    return {"vision": tower, "aligner": aligner}
+    return {"vision": tower, "aligner": aligner_table}
 
 
 def _read_dots_ocr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -346,8 +346,8 @@ def _read_glm4v(root_config: Config, config: Config, text_hidden_size: int) -> T
         out_act="gelu",
     )
     gated_layers = [{"size": 2 * inner_width, "hidden_act": "silu", "gated": True}, {"size": text_hidden_size}]
-    adapter = {**projector(text_hidden_size), "maps": gated_layers, "output_marks": 2}
-    return {"vision_model": tower, "vision_projector": merging_projector, "vision_adapter_projector": adapter}
+    adapter_table = {**projector(text_hidden_size), "maps": gated_layers, "output_marks": 2}
+    return {"vision_model": tower, "vision_projector": merging_projector, "vision_adapter_projector": adapter_table}
 
 
 def _query_projector(

@@ -133,8 +133,8 @@ def _read_gemma3(root_config: Config, config: Config, text_hidden_size: int) -> 
         raise root_config.error(
             "mm_tokens_per_image", tokens * tokens, f"at most {patches**2}, the patches of an image"
         )
-    pooling = {"merge": patches // tokens, "merged": "mean", "norm": rmsnorm(config.number("layer_norm_eps"))}
-    linear_layers = projector(config.integer("hidden_size"), (text_hidden_size, False, "identity"), **pooling)
+    pooling_table = {"merge": patches // tokens, "merged": "mean", "norm": rmsnorm(config.number("layer_norm_eps"))}
+    linear_layers = projector(config.integer("hidden_size"), (text_hidden_size, False, "identity"), **pooling_table)
     image_resizing = {
         "type": "fixed",
         "size": config.integer("image_size"),

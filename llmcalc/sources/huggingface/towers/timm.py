@@ -68,11 +68,11 @@ def _read_openvla(root_config: Config, config: Config, text_hidden_size: int) ->
             raise root_config.error(
                 field, listed_entries, f"a list of {encoder_count}, as use_fused_vision_backbone says"
             )
-    encoders = [
+    encoder_tables = [
         _timm_encoder(root_config, *encoder_and_size)
         for encoder_and_size in zip(encoder_names, image_sizes, strict=True)
     ]
-    encoder_width = sum(encoder["hidden_size"] for encoder in encoders)
+    encoder_width = sum(encoder["hidden_size"] for encoder in encoder_tables)
     linear_layers: tuple[LinearLayer, ...] = two_linear_layers(text_hidden_size)
     if is_fused:
         linear_layers = (
@@ -80,7 +80,7 @@ def _read_openvla(root_config: Config, config: Config, text_hidden_size: int) ->
             (text_hidden_size, True, "gelu"),
             (text_hidden_size, True, "identity"),
         )
-    towers = dict(zip(("vision_featurizer", "vision_fused_featurizer"), encoders, strict=False))
+    towers = dict(zip(("vision_featurizer", "vision_fused_featurizer"), encoder_tables, strict=False))
     return {**towers, "projector": projector(encoder_width, *linear_layers, encoders=encoder_count)}
 
 

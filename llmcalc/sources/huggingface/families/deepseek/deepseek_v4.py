@@ -49,11 +49,11 @@ def _read_deepseek_v4(config: Config) -> Table:
         "norm": norm,
         "position": position,
     }
-    indexer = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer_table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     compression_rates = _compression_rates(config)
     layer_variants: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": compression_rates[HEAVY]}}}
     layer_variants["sparse"] = {
-        "attention": {"compress_rate": compression_rates[SPARSE], "overlap": True, "indexer": indexer}
+        "attention": {"compress_rate": compression_rates[SPARSE], "overlap": True, "indexer": indexer_table}
     }
     shared_ffn = clamped_swiglu(glu(config, config.flag("mlp_bias"), expert_width))
     score_function = _scoring_func(config)

@@ -31,7 +31,7 @@ RANGES = {"indexed_attention": "indexed", "full_attention": "full", "sliding_att
 
 def _read_dots3_note_text(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    indexer = {
+    indexer_table = {
         field_name: config.integer(field_name) for field_name in ("index_n_heads", "index_head_dim", "index_topk")
     }
     config.integer("q_lora_rank")
@@ -44,15 +44,15 @@ def _read_dots3_note_text(config: Config) -> Table:
         glu(config, ffn_width=shared_width * config.integer("n_shared_experts")),
         **SIGMOID,
     )
-    layer_tables: Table = {
+    layer_configs: Table = {
         "full": {},
-        "indexed": {"attention": {"indexer": indexer}},
+        "indexed": {"attention": {"indexer": indexer_table}},
         "sliding": {"attention": {**_window_sizes(config), "sliding_window": _window_size(config)}},
     }
     block = layer_table(mixer, glu(config), norm)
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     stack = stack_of_combined_kinds(
-        (_attention_kinds(config, depth), layer_tables), (_ffn_kinds(config, depth), ffn_kinds)
+        (_attention_kinds(config, depth), layer_configs), (_ffn_kinds(config, depth), ffn_kinds)
     )
     return decoder(config, block, norm, stack=stack)
 

@@ -73,12 +73,12 @@ def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
     config.require("moe_layer_freq", 1)
     config.require("mlp_bias", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    indexer = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer_table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     ffn_kinds = dense_or_moe_kinds(config, len(layer_indexers), config.count("first_k_dense_replace"))
     experts = routed_experts(config, **SIGMOID)
     ffn = glu(config) if "dense" in ffn_kinds else experts
     layer_kinds = {"dense": {}, "moe": {"feed_forward": experts}}
-    block = layer_table(latent_attention(config, indexer=indexer), ffn, norm)
+    block = layer_table(latent_attention(config, indexer=indexer_table), ffn, norm)
     stack = stack_of_combined_kinds(
         (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, layer_kinds)
     )
@@ -105,8 +105,8 @@ def _read_axk2(config: Config) -> Table:
         listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds),
         routed_experts(config, **SIGMOID),
     )
-    indexer = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
-    layer_tables: Table = {
+    indexer_table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    layer_configs: Table = {
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False}
         if "dense" in ffn_kinds
         else {},
@@ -114,12 +114,12 @@ def _read_axk2(config: Config) -> Table:
     }
     block = {
         "type": "gated_norm",
-        "attention": latent_attention(config, indexer=indexer, query_gate=True),
+        "attention": latent_attention(config, indexer=indexer_table, query_gate=True),
         "feed_forward": experts,
         "norm": norm,
         "gated_norm_rank": config.integer("gated_norm_rank"),
     }
-    return decoder(config, block, norm, stack=stack_of_combined_kinds((ffn_kinds, layer_tables)))
+    return decoder(config, block, norm, stack=stack_of_combined_kinds((ffn_kinds, layer_configs)))
 
 
 DSA_MODULES: Modules = {"indexer.k_proj": "wk", "indexer.q_proj": "wq_b"}

@@ -52,9 +52,9 @@ def _read_beam(config: Config) -> Table:
         **SIGMOID,
     )
     block = layer_table(mixer, glu(config), norm, "sandwich")
-    layer_tables: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
+    layer_configs: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = stack_of_combined_kinds((attention_kinds, layer_tables), (dense_or_moe_kinds(config, depth, 3), ffn_kinds))
+    stack = stack_of_combined_kinds((attention_kinds, layer_configs), (dense_or_moe_kinds(config, depth, 3), ffn_kinds))
     return decoder(config, block, norm, stack=stack)
 
 

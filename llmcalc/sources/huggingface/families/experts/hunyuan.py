@@ -103,13 +103,13 @@ def _read_hunyuan_v1_moe(config: Config) -> Table:
     if config.has("moe_layer_num_skipped"):
         config.require("moe_layer_num_skipped", 0)
     top_k_by_layer = _layer_integers(config, "num_experts_per_tok")
-    layer_tables: Table = {
+    layer_configs: Table = {
         f"top{top_k}": {"feed_forward": {"num_experts_per_tok": top_k}} if top_k != top_k_by_layer[0] else {}
         for top_k in top_k_by_layer
     }
     block = layer_table(_attention_with_norms(config), moe(experts, top_k_by_layer[0], glu(config), glu(config)), norm)
     return decoder(
-        config, block, norm, stack=stack_of_combined_kinds(([f"top{top_k}" for top_k in top_k_by_layer], layer_tables))
+        config, block, norm, stack=stack_of_combined_kinds(([f"top{top_k}" for top_k in top_k_by_layer], layer_configs))
     )
 
 

@@ -39,11 +39,11 @@ def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> 
         "norm": norm,
         "norm_placement": "post",
     }
-    layer_tables = {
+    layer_configs = {
         "linear": {**block, "attention": lightning_fields},
         "full": {**block, "attention": {"type": "attention", **attention(config, position=position)}},
     }
-    stack = stack_of_kinds(layer_tables, layer_kinds)
+    stack = stack_of_kinds(layer_configs, layer_kinds)
     return decoder(config, stack["block"], None, stack={**stack, "embedding_norm": norm})
 
 

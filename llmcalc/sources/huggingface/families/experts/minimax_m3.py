@@ -61,7 +61,7 @@ def _read_minimax_m3(config: Config) -> Table:
         config.require("moe_intermediate_size", config.integer("intermediate_size"))
     depth, norm = config.integer("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     older_config = config.section("sparse_attention_config")
-    indexer = {
+    indexer_table = {
         field: older_config.integer(field_name) if older_config.has(field_name) else config.integer(field)
         for field, field_name in OLDER.items()
     }
@@ -88,7 +88,7 @@ def _read_minimax_m3(config: Config) -> Table:
         **SIGMOID,
     )
     block = layer_table(mixer, experts, norm)
-    attention_fields: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer, "norm": norm}}}}
+    attention_fields: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer_table, "norm": norm}}}}
     dense_ffn: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
     return decoder(
         config,

@@ -58,10 +58,10 @@ def _read_step3p5(config: Config) -> Table:
     )
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
     block = layer_table(mixer, glu(config, mlp_bias), norm)
-    layer_tables: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
+    layer_configs: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((attention_kinds, layer_tables), (ffn_kinds, network_kinds))
+        config, block, norm, stack=stack_of_combined_kinds((attention_kinds, layer_configs), (ffn_kinds, network_kinds))
     )
 
 

@@ -140,9 +140,9 @@ def _read_cohere_compass(config: Config) -> Table:
     rope_tables = rope_parameters if isinstance(rope_parameters, dict) else {}
     window = config.optional_integer("sliding_window")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * config.integer("num_hidden_layers"))
-    layer_tables: Table = {"full": {}, "sliding": {"sliding_window": window}}
+    layer_configs: Table = {"full": {}, "sliding": {"sliding_window": window}}
     for field, layer_kind in FULL_OR_SLIDING.items():
-        layer_tables[layer_kind]["position"] = (
+        layer_configs[layer_kind]["position"] = (
             "none" if field in rope_tables and rope_tables[field] is None else rope(config, layer_kind=field)
         )
     if "sliding" in layer_kinds and window is None:
@@ -150,7 +150,7 @@ def _read_cohere_compass(config: Config) -> Table:
     stack = stack_of_variants(
         {
             attention_kind: {"attention": attention_changes}
-            for attention_kind, attention_changes in layer_tables.items()
+            for attention_kind, attention_changes in layer_configs.items()
         },
         layer_kinds,
     )

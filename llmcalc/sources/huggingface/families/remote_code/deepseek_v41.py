@@ -65,8 +65,8 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
         _layer_indices(config, field_name, depth) for field_name in ("kv_source_layer_ids", "index_source_layer_ids")
     )
     selected_tokens, candidate_block_fields = config.integer("index_topk"), _candidate_blocks(config)
-    indexer: Table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim")}
-    indexer["index_topk"] = selected_tokens
+    indexer_table: Table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim")}
+    indexer_table["index_topk"] = selected_tokens
     candidate_source_layer = config.get("candidate_source_layer_id")
     if candidate_source_layer != -1 and (
         not is_json_integer(candidate_source_layer)
@@ -119,7 +119,7 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
         layers.append(
             (
                 "full" if layer in kv_sources else "selecting",
-                {**layer_changes, "indexer": {**indexer, **attention_sizes}},
+                {**layer_changes, "indexer": {**indexer_table, **attention_sizes}},
             )
         )
     return layers

@@ -91,15 +91,15 @@ def _decoder(config: Config, mixer: Table, ffn_width: int | None = None) -> Tabl
     ffn = glu(config, ffn_width=ffn_width or _ffn_width(config))
     layer_kinds = ["mixer"] * config.integer("num_hidden_layers")
     attention_by_kind: Table = {"mixer": {}}
-    for place, section in _attention_sections(config).items():
-        layer_kind = f"attention{place}"
-        attention_by_kind[layer_kind] = {"attention": {"type": "attention", **_softmax_attention(section)}}
-        for layer in section.integers("layers"):
+    for section_index, config_section in _attention_sections(config).items():
+        layer_kind = f"attention{section_index}"
+        attention_by_kind[layer_kind] = {"attention": {"type": "attention", **_softmax_attention(config_section)}}
+        for layer in config_section.integers("layers"):
             if layer >= len(layer_kinds) or layer_kinds[layer] != "mixer":
                 expected_text = f"layers from 0 to {len(layer_kinds) - 1}, each once"
-                raise section.error("layers", section.get("layers"), expected_text)
+                raise config_section.error("layers", config_section.get("layers"), expected_text)
             layer_kinds[layer] = layer_kind
-        section.finish(frozenset(), config)
+        config_section.finish(frozenset(), config)
     stack = stack_of_combined_kinds((layer_kinds, attention_by_kind))
     return decoder(config, layer_table(mixer, ffn, norm), norm, stack=stack)
 
@@ -114,14 +114,14 @@ def _attention_sections(config: Config) -> dict[str, Config]:
     if not all(isinstance(table, dict) for table in tables):
         raise config.error("attn", stated_tables, "a table of fields, or a list of tables")
     return {
-        f"_{place}" if is_list else "": Config(
+        f"_{section_index}" if is_list else "": Config(
             {**table, "hidden_size": config.integer("hidden_size")},
             ATTENTION_DEFAULTS,
             config.model_type,
-            location=f"{config.location}attn[{place}]." if is_list else f"{config.location}attn.",
+            location=f"{config.location}attn[{section_index}]." if is_list else f"{config.location}attn.",
             aliases=ATTENTION_NAMES,
         )
-        for place, table in enumerate(tables)
+        for section_index, table in enumerate(tables)
     }
 
 
@@ -145,10 +145,10 @@ def _ffn_width(config: Config) -> int:
     """Returns `intermediate_size`, else 2/3 of `hidden_ratio` widths of the model, rounded up to a multiple of 256."""
     stated_width = config.optional_integer("intermediate_size")
     config.require("hidden_act", "swish")
-    ratio = config.optional_integer("hidden_ratio") or 4
-    ffn_width = stated_width or -(-int(config.integer("hidden_size") * ratio * 2 / 3) // 256) * 256
+    hidden_ratio = config.optional_integer("hidden_ratio") or 4
+    ffn_width = stated_width or -(-int(config.integer("hidden_size") * hidden_ratio * 2 / 3) // 256) * 256
     if ffn_width > LARGEST:
-        raise config.error("hidden_ratio", ratio, f"a width of at most {LARGEST}")
+        raise config.error("hidden_ratio", hidden_ratio, f"a width of at most {LARGEST}")
     return ffn_width
 
 

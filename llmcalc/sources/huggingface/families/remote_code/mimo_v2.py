@@ -47,7 +47,7 @@ def _read_naive(config: Config) -> Table:
     for field_name in SIZES:
         config.integer(f"swa_{field_name}")
     rotary_size = Rope(**rope(config)).rotary_size(config.integer("head_dim"))
-    indexer: Table = {
+    indexer_table: Table = {
         "type": "token_indexer",
         "index_n_heads": config.integer("index_n_heads"),
         "index_head_dim": config.integer("index_head_dim"),
@@ -55,7 +55,7 @@ def _read_naive(config: Config) -> Table:
         "rotary_dim": rotary_size,
     }
     sinks = {"sinks": True} if config.flag("add_full_attention_sink_bias") else {}
-    return _sliding_and_full_decoder(config, {"block_indexer": indexer, **sinks})
+    return _sliding_and_full_decoder(config, {"block_indexer": indexer_table, **sinks})
 
 
 def _sliding_and_full_decoder(config: Config, full_fields: Table) -> Table:

@@ -65,7 +65,7 @@ def _read_moondream3(config: Config) -> Table:
     }
     block = layer_table(mixer, dense_layer, norm, parallel="shared")
     first_expert_layer = experts.count("start_layer")
-    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": routed_experts}}
+    layer_configs: Table = {"dense": {}, "moe": {"feed_forward": routed_experts}}
     layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
     model_sizes = Config(
         {
@@ -79,7 +79,7 @@ def _read_moondream3(config: Config) -> Table:
         config.model_type,
         "lm",
     )
-    return decoder(model_sizes, block, norm, {"bias": True}, stack_of_combined_kinds((layer_kinds, layer_tables)))
+    return decoder(model_sizes, block, norm, {"bias": True}, stack_of_combined_kinds((layer_kinds, layer_configs)))
 
 
 def config_section(config: Config, config_sections: Mapping[str, Any], section_name: str) -> Mapping[str, Any]:

@@ -57,7 +57,7 @@ def _read_plamo2(config: Config) -> Table:
         "norm": rmsnorm(eps),
     }
     block = layer_table(sliding_attention, glu(config), norm, "sandwich")
-    layer_tables: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
+    layer_configs: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
     layer_kinds = [
         "mamba"
         if _is_mamba(config, layer, depth, mamba_period)
@@ -66,7 +66,7 @@ def _read_plamo2(config: Config) -> Table:
         else "sliding"
         for layer in range(depth)
     ]
-    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_tables)))
+    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs)))
 
 
 def _is_mamba(config: Config, layer_index: int, depth: int, mamba_period: int) -> bool:

@@ -21,14 +21,14 @@ def _read_speech_to_text(config: Config) -> Table:
     channels = config.integer("conv_channels")
     if channels % 2:
         raise config.error("conv_channels", channels, "an even number")
-    stem = {
+    stem_table = {
         "type": "subsampling",
         "num_mel_bins": config.integer("input_feat_per_channel") * config.integer("input_channels"),
         "conv_channels": channels,
         "conv_kernel_sizes": kernel_sizes,
     }
     config.fields_read.add("max_source_positions")
-    return bart_model(config, "pre", {"type": "sinusoidal"}, encoder={"stem": stem})
+    return bart_model(config, "pre", {"type": "sinusoidal"}, encoder={"stem": stem_table})
 
 
 def _read_moonshine(config: Config) -> Table:
