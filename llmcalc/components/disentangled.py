@@ -72,8 +72,8 @@ class DisentangledScores(AttentionPosition):
         bucket_count, max_distance = self.position_buckets, self.max_relative_positions
         if bucket_count is not None and (bucket_count < 2 or max_distance - 1 <= bucket_count // 2):
             raise ValueError(
-                f"position_buckets: {bucket_count} with max_relative_positions {max_distance}; expected 2 or more, half "
-                f"of them fewer than {max_distance - 1}"
+                f"position_buckets: {bucket_count} with max_relative_positions {max_distance}; expected 2 or more, "
+                f"half of them fewer than {max_distance - 1}"
             )
         return self
 

@@ -275,8 +275,8 @@ def adapters_of_targets(
         target_projections = _default_targets(joined_projections)
         if not any(split_targets([target_name], layer_names, layers_of_class)[0] for target_name in target_projections):
             raise InputError(
-                f"--lora-targets: missing; the model has none of {', '.join(target_projections)}, which have adapters by "
-                f"default; expected some of {', '.join(layer_names)}, or {ALL_LINEAR}"
+                f"--lora-targets: missing; the model has none of {', '.join(target_projections)}, which have adapters "
+                f"by default; expected some of {', '.join(layer_names)}, or {ALL_LINEAR}"
             )
     target_names, unknown_targets = split_targets(target_projections, layer_names, layers_of_class)
     if list(target_projections) == [ALL_LINEAR]:

@@ -50,7 +50,7 @@ class LinearFormat:
     """The storage format of a linear layer."""
 
     def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        """Bytes of the layer's tensors, by part. model_element_bytes: bytes per element of the model's number format."""
+        """Bytes of the layer's tensors, by part. model_element_bytes: of an element in the model's number format."""
         raise TypeError(f"{type(self).__name__} stores nothing")
 
     def refusal_reason(self, n_out: Number, n_in: Number) -> str:
