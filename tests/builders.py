@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from llmcalc.components.base import Component
 from llmcalc.flow.axis import Axis
-from llmcalc.flow.program import every_step
+from llmcalc.flow.program import all_steps
 from llmcalc.flow.record import Flow
 from llmcalc.flow.tree import Node
 from llmcalc.flow.value import Value
@@ -127,7 +127,7 @@ def with_other_causes(values: Iterable[T], causes: Callable[[T], Iterable[Hashab
 
 def verbs_of(spec: ModelSpec) -> set[str]:
     """What a model computes, as several causes: its kind, its head, and each verb of its steps."""
-    return {spec.kind, spec.head.type, *(step.verb for step in every_step(spec.shared_program.root.items))}
+    return {spec.kind, spec.head.type, *(step.verb for step in all_steps(spec.shared_program.root.items))}
 
 
 def parts_of(value: Any) -> set[tuple[str, str, str]]:

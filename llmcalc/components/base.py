@@ -372,7 +372,7 @@ class TokenMixer(Component):
             f"{SCALABLE}"
         )
 
-    def accepted_bias(self) -> ScoreBias | None:
+    def supported_score_bias(self) -> ScoreBias | None:
         """The bias that a stack's relative_bias can add to the mixer's scores; None if the mixer accepts no bias."""
         return None
 

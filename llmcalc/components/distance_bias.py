@@ -180,13 +180,13 @@ class RelativeBias(DistanceBuckets, StackPart):
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         for layer in layers.values():
             mixer = layer.attention
-            accepted_bias = mixer.accepted_bias() if isinstance(mixer, TokenMixer) else None
-            heads = None if accepted_bias is None else accepted_bias.heads
+            supported_score_bias = mixer.supported_score_bias() if isinstance(mixer, TokenMixer) else None
+            heads = None if supported_score_bias is None else supported_score_bias.heads
             if heads != self.num_attention_heads:
                 raise ValueError(
                     f"relative_bias.num_attention_heads: {self.num_attention_heads} is not the layers' {heads}"
                 )
-            if accepted_bias is not None and accepted_bias.of_blocks != self.of_blocks:
+            if supported_score_bias is not None and supported_score_bias.of_blocks != self.of_blocks:
                 raise ValueError(
                     "relative_bias.of_blocks: stands where every layer has a global_block_size, and nowhere else"
                 )

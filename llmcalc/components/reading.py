@@ -38,7 +38,7 @@ class Reading(Part):
     def check_width(self, error_location: str, query_width: int) -> None:
         """Raises `ValueError` if the attention cannot have queries of this width."""
         self.attention.check_stack_position(StackPosition(f"{error_location}.attention", query_width, "encoder"))
-        self.attention.check_crossing()
+        self.attention.check_cross_attention()
 
     def flow(self, recorder: Flow, x: Value, memory: Value) -> Value:
         """Records the cross-attention. x: the input of the queries. memory: the input of the keys and values."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..algebra import Number, exact_div, times
 from ..errors import InputError
-from ..flow.program import Scope
+from ..flow.program import ModuleScope
 from ..flow.tree import CountedOp, Place
 from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
@@ -108,13 +108,13 @@ def _value_product_flops(counted_op: CountedOp) -> Number:
     return exact_div(counted_op.forward_flops() * counted_op.op.v_dim, counted_op.op.qk_dim + counted_op.op.v_dim)
 
 
-def _last_product_flops(module_scope: Scope, node_position: Place) -> Number:
+def _last_product_flops(module_scope: ModuleScope, node_position: Place) -> Number:
     """Counts the FLOPs of a module's last matrix product; 0 if another operation is last."""
     op = _last_product(module_scope)
     return 0 if op is None else CountedOp(op, node_position.roles, node_position.run_config).forward_flops()
 
 
-def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, Scope]]:
+def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, ModuleScope]]:
     """Returns (node, program steps) of every kind of layer."""
     node_positions = [
         node_position for node_position in spec.tree().walk(run_config) if node_position.node.kind == "layer"
@@ -141,16 +141,16 @@ def _modules_below(layer: Place, parent_path: str = "") -> Iterator[tuple[str, P
         yield from _modules_below(child_scope, f"{module_path}.")
 
 
-def _scopes_by_path(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
+def _scopes_by_path(module_scope: ModuleScope, parent_path: str = "") -> Iterator[tuple[str, ModuleScope]]:
     """Yields (path relative to the layer, steps) for every module of a layer."""
     for program_item in module_scope.items:
-        if isinstance(program_item, Scope):
+        if isinstance(program_item, ModuleScope):
             module_path = f"{parent_path}{program_item.name}"
             yield module_path, program_item
             yield from _scopes_by_path(program_item, f"{module_path}.")
 
 
-def _last_product(layer: Scope) -> Linear | Conv1d | None:
+def _last_product(layer: ModuleScope) -> Linear | Conv1d | None:
     """Returns a layer's last matrix product or convolution if only additions and dropout follow; otherwise None."""
     last_product = None
     for operation in layer.steps(includes_idle=False):

@@ -303,7 +303,7 @@ def replay_inference(
     repeats_by_stack: Mapping[int, int] | None = None,
     workspace: int = 0,
 ) -> ReplayResult:
-    """Replays the allocation of weights and the passes. Raises `Unsupported` for an operation without a kernel.
+    """Replays the allocation of weights and the passes. Raises `UnsupportedKernel` for an operation without a kernel.
 
     In the result, `set_up` counts the weights, and the cache of the prompt if only a decoding step runs. `after` counts
     the cache: logits and token ids are freed. `peaks` lists several chunks of a prompt separately; `highest_pass` joins

@@ -377,7 +377,7 @@ def replay(
     repeats: Mapping[int, int] | None = None,
     workspace: int = 0,
 ) -> ReplayResult:
-    """Replays the set-up and two training steps. Raises `Unsupported` for an operation without a kernel.
+    """Replays the set-up and two training steps. Raises `UnsupportedKernel` for an operation without a kernel.
 
     device: the allocator; None (default) counts bytes of tensors only.
     repeats, workspace: as in `TrainingRun`.

@@ -183,7 +183,7 @@ class Place:
         """Returns the node's primitive operation with its roles and run config; None for a group of nodes."""
         return _counted_primitive(self.node, self.roles, self.run_config)
 
-    def own_cost(self, cost: Cost) -> Number:
+    def cost_of_operation(self, cost: Cost) -> Number:
         """Returns the cost of one repeat of this node's operation, without child nodes."""
         counted_op = self.use
         return 0 if counted_op is None else cost(counted_op)
@@ -291,7 +291,7 @@ def cost_by_kind(
     for node_position in root_node.walk(run_config):
         if node_position.optional and node_position.optional not in included_parts:
             continue
-        cost_of_node = times(node_position.own_cost(cost), node_position.times)
+        cost_of_node = times(node_position.cost_of_operation(cost), node_position.times)
         if not is_zero(cost_of_node):
             costs_by_kind[node_position.kind] = add(costs_by_kind.get(node_position.kind, 0), cost_of_node)
     return costs_by_kind

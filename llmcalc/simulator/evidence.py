@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from ..evidence import UNTESTED, Evidence, Witness, witness_of
-from ..flow.program import Step, every_step
+from ..flow.program import Step, all_steps
 from ..flow.record import Flow
 from .choices import EAGER, KernelChoices
 from .lowering import Lowering
@@ -18,7 +18,7 @@ CHOSEN = ("attention", "norm", "cross_entropy", "mamba2", "compiled")
 def evidence_of_kernels(kernel_profile: type[Lowering], program: Flow, kernel_choices: KernelChoices) -> list[Evidence]:
     """Returns the evidence of the kernels of a program's steps, and of kernels chosen instead of the default."""
     kernel_names = dict.fromkeys(
-        kernel_name for operation in every_step(program.root.items) for kernel_name in kernel_names_of(operation)
+        kernel_name for operation in all_steps(program.root.items) for kernel_name in kernel_names_of(operation)
     )
     kernel_methods = [(kernel_name, getattr(kernel_profile, kernel_name, None)) for kernel_name in kernel_names]
     evidence = [

@@ -7,10 +7,10 @@ from itertools import repeat
 from operator import is_
 from typing import NamedTuple, TypeVar
 
-from ..flow.program import Scope
+from ..flow.program import ModuleScope
 
 
-def layer_kinds(layer_scopes: list[Scope]) -> list[Scope]:
+def layer_kinds(layer_scopes: list[ModuleScope]) -> list[ModuleScope]:
     """Returns the type of each layer, from the first to the last."""
     if len(layer_scopes) == 1:
         (layer_kind,) = layer_scopes

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..flow.program import Scope, Step
+from ..flow.program import ModuleScope, Step
 from ..flow.value import Value
 from ..workload.recompute import check_node_names
 from .checkpoint import Run, checkpoint, reentrant
-from .frame import CARRIED, ENTRY, ModuleFrame, ParameterSet, Path, RecomputedModule, Unsupported
+from .frame import CARRIED, ENTRY, ModuleFrame, ParameterSet, Path, RecomputedModule
 from .liveness import is_stack_layer, is_view_of, modules_below, nearest_base_id
 from .program_lowering import ProgramLowering
 from .tensor import Tensor
@@ -61,7 +61,7 @@ class Lowering(ProgramLowering):
         """Whether autocast runs powers and softmax in float32, as on a GPU (aten/src/ATen/autocast_mode.h)."""
         return self.graph.autocast is not None and self.choices.is_on_gpu
 
-    def find_dataflow(self, root_scope: Scope) -> None:
+    def find_dataflow(self, root_scope: ModuleScope) -> None:
         """Finds each layer's external inputs and outputs, and the modules that are recomputed."""
         if self.recompute.nodes:
             self._find_recomputed_modules(root_scope)
@@ -80,7 +80,7 @@ class Lowering(ProgramLowering):
                 self.storages_read[id(module_scope)] = storages_read - computed_values - layer_input_ids
 
     def refuse_recomputed_module(self, operation: Step) -> None:
-        """Raises `Unsupported` for an operation in a module that the backward pass recomputes."""
+        """Raises `UnsupportedKernel` for an operation in a module that the backward pass recomputes."""
         if self.recompute.layers or any(
             id(module_call.scope) in self.recomputed_modules for module_call in self.frames
         ):
@@ -89,7 +89,7 @@ class Lowering(ProgramLowering):
                 operation.name,
             )
 
-    def _find_recomputed_modules(self, root_scope: Scope) -> None:
+    def _find_recomputed_modules(self, root_scope: ModuleScope) -> None:
         """Finds the modules selected for recomputation. Raises `InputError` for an unknown module."""
         modules = [
             module
@@ -102,7 +102,7 @@ class Lowering(ProgramLowering):
             if module_path in self.recompute.nodes:
                 self.recomputed_modules[id(module_scope)] = self._recomputed_module(module_scope, root_scope)
 
-    def _recomputed_module(self, module_scope: Scope, root_scope: Scope) -> RecomputedModule:
+    def _recomputed_module(self, module_scope: ModuleScope, root_scope: ModuleScope) -> RecomputedModule:
         """Returns the inputs and outputs of a module that is recomputed."""
         operations = list(module_scope.steps(includes_idle=False))
         step_ids = {id(operation) for operation in operations}
@@ -134,7 +134,7 @@ class Lowering(ProgramLowering):
             ),
         )
 
-    def _checkpointed_module(self, module_scope: Scope, recomputed_module: RecomputedModule) -> None:
+    def _checkpointed_module(self, module_scope: ModuleScope, recomputed_module: RecomputedModule) -> None:
         """Runs a module with activation checkpointing: saves only its inputs, and recomputes it in the backward pass.
 
         The other tensors that it reads stay as they are now until the backward pass, as do those that all layers read,

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 from .caching_allocator import Step
 from .event_log import NOWHERE
 from .meter import AllocationPlace, Block, Meter
-from .repeat_layers import NotRepeating
+from .repeat_layers import NotRepeatingError
 from .strides import Shape, Strides
 from .tensor import Dtype, Storage, Tensor
 
@@ -97,7 +97,7 @@ class PassTrace:
         for other_pass_id, pass_releases in self.releases_of_other_passes.items():
             other_chunk, pass_kind, other_pass_number = other_pass_id
             if other_chunk != model_chunk:
-                raise NotRepeating
+                raise NotRepeatingError
             is_previous = other_pass_id == previous_pass_id
             storage_releases[
                 (model_chunk, PREVIOUS, 0) if is_previous else (model_chunk, pass_kind, other_pass_number - pass_number)

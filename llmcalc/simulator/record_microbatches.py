@@ -6,7 +6,7 @@ have run: on whether it is the first pass, whether the micro-batch before is sti
 the next one has already begun (backward pass).
 
 A recorded run has each of these cases, most of them several times, and the passes of one case must do the same; if they
-differ, `NotRepeating` is raised. Where a backward pass runs layers again, it also leaves tensors to the chunk's next
+differ, `NotRepeatingError` is raised. Where a backward pass runs layers again, it also leaves tensors to the chunk's next
 pass, so that the cases of such runs have the kind of the chunk's previous pass as well.
 """
 
@@ -21,7 +21,7 @@ from .caching_allocator import NO_SIZE, UNIT, encode_allocation, encode_stream_s
 from .event_log import FREED, KEPT, PLACED, STREAMED, TAKEN, Event, EventRecorder
 from .meter import AllocationPlace, NoMeter
 from .pass_trace import FIRST, OutputTensor, PassCase, PassId, PassTrace
-from .repeat_layers import NotRepeating
+from .repeat_layers import NotRepeatingError
 from .tensor import Storage, Tensor
 
 
@@ -168,7 +168,7 @@ class PassRecorder(PassCounter):
         )
 
     def traces(self) -> dict[PassCase, PassTrace]:
-        """Returns one trace per case of passes. Raises `NotRepeating` if passes of a case differ."""
+        """Returns one trace per case of passes. Raises `NotRepeatingError` if passes of a case differ."""
         return RecordedPasses(self.meter.events, self.passes).traces()
 
     def recorded_passes(self) -> RecordedPasses:
@@ -184,7 +184,7 @@ class RecordedPasses:
     passes: Sequence[RecordedPass]
 
     def traces(self, allocated_before: Collection[int] = ()) -> dict[PassCase, PassTrace]:
-        """Returns one trace per case of passes. Raises `NotRepeating` if passes of a case differ.
+        """Returns one trace per case of passes. Raises `NotRepeatingError` if passes of a case differ.
 
         allocated_before: storages that exist before the recorded passes, which then neither allocate nor free them.
         """
@@ -272,7 +272,7 @@ class TraceReader:
     sizes, kinds: storage → its bytes, and the kind that it is counted under.
     origins: storage → the pass that allocates it, and its number there.
     output_storages: the storages that may outlive their pass.
-    Raises `NotRepeating` if passes of a case differ.
+    Raises `NotRepeatingError` if passes of a case differ.
     """
 
     def __init__(self, memory_events: Sequence[Event], recorded_passes: Sequence[RecordedPass]) -> None:
@@ -292,7 +292,7 @@ class TraceReader:
             if recorded_pass.pass_id[2] or recorded_pass.previous is not None:
                 pass_trace = pass_trace.with_relative_numbers(recorded_pass.pass_id, recorded_pass.previous)
             if self.traces.setdefault(recorded_pass.case, pass_trace) != pass_trace:
-                raise NotRepeating
+                raise NotRepeatingError
         self._read_events_between_passes(memory_events[previous_pass_end:])
 
     def _read_events_between_passes(self, memory_events: Sequence[Event]) -> None:
@@ -305,7 +305,7 @@ class TraceReader:
             elif nbytes == KEPT:
                 self.kinds[storage_number] = event_detail
             elif nbytes == FREED and storage_number in self.origins and storage_number not in self.output_storages:
-                raise NotRepeating
+                raise NotRepeatingError
 
     def _trace_of_pass(self, recorded_pass: RecordedPass) -> PassTrace:  # noqa: PLR0915
         """Returns the trace of one pass. Its loop calls no method, because an answer reads a million events."""
@@ -370,7 +370,7 @@ class TraceReader:
             elif nbytes == STREAMED:
                 steps.append(encode_stream_switch(event_detail))
             else:
-                raise NotRepeating
+                raise NotRepeatingError
         if is_rising:
             peaks[place] = place_peak, bytes_by_kind.copy()
         pass_trace.ends_rising, pass_trace.end = is_rising, place
@@ -388,15 +388,15 @@ class TraceReader:
             if output_storage in storage_numbers
         )
         if pass_id[1] != "B" and not pass_trace.outputs:
-            raise NotRepeating
+            raise NotRepeatingError
         return pass_trace
 
     def _check_belongs_to_pass(self, storage_number: int, storage_numbers: Mapping[int, int]) -> None:
-        """Raises `NotRepeating` for a storage that belongs to no pass, or is another pass's output."""
+        """Raises `NotRepeatingError` for a storage that belongs to no pass, or is another pass's output."""
         if storage_number not in storage_numbers and (
             storage_number not in self.origins or storage_number in self.output_storages
         ):
-            raise NotRepeating
+            raise NotRepeatingError
 
     def _start_place(self, recorded_pass: RecordedPass) -> AllocationPlace:
         """Returns the module and phase in which a pass starts, from the first event with a place."""

@@ -3,7 +3,7 @@
 The recorded run has four repeats of each stack's pattern of layers. Wherever its events pass through the repeats one
 after the other (set-up and forward pass upwards, backward pass downwards, an optimizer over all parameters), the second
 and the third repeat must do the same, each with its own storages and those of its neighbours. Then every repeat between
-the first and the last does it. This is checked event by event: what differs raises `NotRepeating`.
+the first and the last does it. This is checked event by event: what differs raises `NotRepeatingError`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Repeat: TypeAlias = tuple[int, int]
 _latest_run = LatestRun()
 
 
-class NotRepeating(Exception):
+class NotRepeatingError(Exception):
     """Raised when layers or passes that should have identical memory events differ."""
 
 
@@ -140,7 +140,7 @@ class RepeatAnalysis:
     recorded: a run with `RECORDED_REPEATS` repeats of the stacks in `repeating`, and all repeats of the other stacks.
     stacks: all stacks of the model.
     repeating: the numbers of the stacks whose repeats may vary.
-    Raises `NotRepeating` if the repeats differ.
+    Raises `NotRepeatingError` if the repeats differ.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class RepeatAnalysis:
                 group_index += 1
                 continue
             if layer_repeat[1] not in (0, LAST):
-                raise NotRepeating
+                raise NotRepeatingError
             layer_sweep, next_group_index = self._find_layer_sweep(*layer_repeat, event_groups, group_index)
             yield memory_events if layer_sweep is None else layer_sweep
             group_index = next_group_index
@@ -356,17 +356,17 @@ class RepeatAnalysis:
         """Pairs each storage of the second repeat with the matching storage of the third repeat."""
         second_repeat, third_repeat = layer_sweep.repeats[1], layer_sweep.repeats[2]
         if len(second_repeat) != len(third_repeat):
-            raise NotRepeating
+            raise NotRepeatingError
         for (second_storage, nbytes, event_detail), (third_storage, other_size, other_detail) in zip(
             second_repeat, third_repeat, strict=True
         ):
             if nbytes != other_size or event_detail != other_detail:
-                raise NotRepeating
+                raise NotRepeatingError
             if nbytes >= 0:
                 self.twins[second_storage], self.twins[third_storage] = (second_storage, 1), (second_storage, 2)
                 self.stack_of[second_storage] = layer_sweep.stack
             elif nbytes in (TAKEN, NAMED):
-                raise NotRepeating
+                raise NotRepeatingError
 
     def _event_of_inner_repeats(self, stack_index: int, second_event: Event, third_event: Event) -> InnerRepeatEvent:
         """Derives the event of every inner repeat from the events of the second and third repeat."""
@@ -380,7 +380,7 @@ class RepeatAnalysis:
             counterpart is not None and self.stack_of[counterpart[0]] != stack_index
             for counterpart in (second_counterpart, third_counterpart)
         ):
-            raise NotRepeating
+            raise NotRepeatingError
         if (
             second_counterpart is not None
             and third_counterpart is not None
@@ -396,10 +396,10 @@ class RepeatAnalysis:
             second_counterpart is not None and third_counterpart is None and second_counterpart[1] == 2
         ):  # the second repeat uses a storage of the third
             return InnerRepeatEvent(1, second_counterpart[0], third_storage, nbytes, event_detail)
-        raise NotRepeating
+        raise NotRepeatingError
 
     def _check_outer_repeats(self) -> None:
-        """Raises `NotRepeating` if an event outside of the inner repeats uses a storage that exists in every repeat.
+        """Raises `NotRepeatingError` if an event outside of the inner repeats uses a storage that exists in every repeat.
 
         The first repeat may use storages of repeat 1, the last repeat those of repeat 2. Where both storages of a pair
         of twins are released or reclassified outside of the inner repeats, the same would happen in further repeats,
@@ -409,7 +409,7 @@ class RepeatAnalysis:
             inner_repeat = 2 if layer_repeat == 0 else 1
             for storage_number, nbytes, _ in memory_events:
                 if nbytes != PLACED and storage_number in self.twins and self.twins[storage_number][1] == inner_repeat:
-                    raise NotRepeating
+                    raise NotRepeatingError
         outer_events: set[tuple[int, int, int]] = set()
         for sweep_or_events in (
             sweep_or_events for sweeps_and_events in self.parts.values() for sweep_or_events in sweeps_and_events
@@ -423,7 +423,7 @@ class RepeatAnalysis:
                     nbytes == NAMED and (storage_number in self.twins or named_storage in self.twins)
                     for storage_number, nbytes, named_storage in memory_events
                 ):
-                    raise NotRepeating
+                    raise NotRepeatingError
                 outer_events |= {
                     (*self.twins[storage_number], nbytes)
                     for storage_number, nbytes, _ in memory_events
@@ -434,7 +434,7 @@ class RepeatAnalysis:
             for storage_number, layer_repeat, nbytes in outer_events
             if layer_repeat == 1
         ):
-            raise NotRepeating
+            raise NotRepeatingError
 
     def _inner_place_event(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerRepeatEvent:
         """Combines the modules of an event in the second and the third repeat."""
@@ -442,7 +442,7 @@ class RepeatAnalysis:
         if layer_repeat is None and second_place == third_place:
             return InnerRepeatEvent(None, second_place, second_place, PLACED, None)
         if layer_repeat is None or self.stacks[layer_repeat[0]].place_in_later_repeat(second_place, 1) != third_place:
-            raise NotRepeating
+            raise NotRepeatingError
         return InnerRepeatEvent(0, second_place, second_place, PLACED, None)
 
     # --- a run with more repeats -------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from .caching_allocator import Step, Stretch, encode_allocation, encode_release, encode_stream_switch
-from .meter import AllocationPlace, Block, Meter, Peak
+from .meter import AllocationPlace, Block, MemoryPeak, Meter
 from .pass_trace import PREVIOUS, PassCase, PassId, PassTrace
 from .record_microbatches import PassCounter
-from .repeat_layers import NotRepeating
+from .repeat_layers import NotRepeatingError
 from .tensor import Storage, Tensor
 
 PeaksOfPass: TypeAlias = Sequence[tuple[AllocationPlace, int, dict[str, int]]]
@@ -105,7 +105,7 @@ class EventMeter(Meter):
                     else first_storage_numbers.get(other_pass_id or pass_id)
                 )
                 if other_first_storage is None:
-                    raise NotRepeating
+                    raise NotRepeatingError
                 other_first_storage -= first_storage_number
                 for step_index, storage_number in storage_releases:
                     allocator_steps[step_index] = other_first_storage + storage_number, 0  # `encode_release`
@@ -146,7 +146,7 @@ class EventMeter(Meter):
             for allocation_place, peak_bytes, bytes_by_kind in peaks:
                 peak = self.peaks.get(allocation_place)
                 if peak is None:
-                    peak = self.peaks[allocation_place] = Peak()
+                    peak = self.peaks[allocation_place] = MemoryPeak()
                 if bytes_before + peak_bytes > peak.bytes:
                     self.peaks[allocation_place] = SummedPeak(
                         bytes_before + peak_bytes, bytes_by_kind_before, bytes_by_kind
@@ -158,7 +158,7 @@ class EventMeter(Meter):
         self._place, self._current_peak, self._peak_is_unsettled = end_place, self.peaks[end_place], is_rising
 
 
-class SummedPeak(Peak):
+class SummedPeak(MemoryPeak):
     """A peak with a lazy sum of bytes by kind: the bytes before a pass plus the bytes of the pass."""
 
     __slots__ = ("_by_kind", "added", "before")
@@ -248,7 +248,7 @@ class PassPlayer(PassCounter):
         """Replays a pass, and returns the trace and the number of the pass's first storage."""
         pass_trace = self.traces.get(pass_case)
         if pass_trace is None:
-            raise NotRepeating
+            raise NotRepeatingError
         first_storage_number = self.meter.play_pass(
             pass_trace, pass_id, self.more_layers[model_chunk], self.first_storages, self.previous
         )

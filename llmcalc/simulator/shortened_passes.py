@@ -21,7 +21,7 @@ class ShortenedPasses:
 
     events, passes: of the recorded run.
     stacks: the stacks of which `RECORDED_REPEATS` repeats were recorded.
-    Raises `NotRepeating` if the repeats differ.
+    Raises `NotRepeatingError` if the repeats differ.
     """
 
     def __init__(

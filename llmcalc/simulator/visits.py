@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from .effort import EFFORT
 from .layer_loops import LayerStack
-from .meter import AllocationPlace, Meter, Peak
+from .meter import AllocationPlace, MemoryPeak, Meter
 
 
-class Visit(NamedTuple):
+class ModuleVisit(NamedTuple):
     """A stay in a place, until the next place.
 
     place: the module and phase.
@@ -32,7 +32,7 @@ class VisitMeter(Meter):
     """A meter that counts the peak of every visit of a place, and no bytes by kind at peaks."""
 
     def __init__(self) -> None:
-        self._visits: list[tuple[AllocationPlace, Peak, int]] = []
+        self._visits: list[tuple[AllocationPlace, MemoryPeak, int]] = []
         super().__init__()
 
     @property
@@ -51,7 +51,7 @@ class VisitMeter(Meter):
         self._begin_visit()
 
     def _begin_visit(self) -> None:
-        self._current_peak = Peak()
+        self._current_peak = MemoryPeak()
         self._current_peak.bytes = self.now
         self._visits.append((self._place, self._current_peak, EFFORT.units))
 
@@ -62,7 +62,7 @@ class VisitMeter(Meter):
         """Returns the visits since the last `restart`. bytes_before: bytes to subtract from their peaks."""
         work_before = self._visits[0][2]
         module_visits = [
-            Visit(visit_place, peak.bytes - bytes_before, work - work_before)
+            ModuleVisit(visit_place, peak.bytes - bytes_before, work - work_before)
             for visit_place, peak, work in self._visits
         ]
         return PassVisits(module_visits, EFFORT.units - work_before)
@@ -71,7 +71,7 @@ class VisitMeter(Meter):
 class PassVisits(NamedTuple):
     """The visits of a pass in order. work: units of `SimulatedWork` of the pass."""
 
-    visits: Sequence[Visit]
+    visits: Sequence[ModuleVisit]
     work: int
 
     def peak_by_path(self) -> dict[str, int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ..algebra import Number
-from ..flow.program import Scope, Step
+from ..flow.program import ModuleScope, Step
 from ..flow.value import Value
 from ..model import ModelSpec
 from ..simulator.autograd import AutogradGraph
@@ -165,7 +165,7 @@ class NodeTrackingEager(EagerKernels):
         return super().layer_runner(frame, layer_input, layer_output)
 
 
-def _node_name_and_label(scope_or_step: Scope | Step) -> tuple[str, str]:
+def _node_name_and_label(scope_or_step: ModuleScope | Step) -> tuple[str, str]:
     return scope_or_step.name, scope_or_step.about.get("label", "")
 
 
@@ -202,7 +202,7 @@ def saved_blocks(
 ) -> list[SavedBlock]:
     """Returns every storage that is saved for the backward pass, without weights and inputs.
 
-    Raises `Unsupported` for a step of the model without kernels.
+    Raises `UnsupportedKernel` for a step of the model without kernels.
     """
     memory_meter = SavedStorages()
     program = spec.program()

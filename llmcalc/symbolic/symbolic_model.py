@@ -230,7 +230,7 @@ def _rank_in_symbols(
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
     symbolic_rank = _replace_sizes_by_symbols(rank, traced_size)
     assert isinstance(symbolic_rank, RankModel)
-    symbolic_tree: Node = _replace_by_formulas(symbolic_rank.with_symbols(replace(layout, **degrees)).tree())
+    symbolic_tree: Node = _replace_by_formulas(symbolic_rank.layer_with_symbols(replace(layout, **degrees)).tree())
     return symbolic_tree
 
 
@@ -326,16 +326,16 @@ def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer
         stack, stack_name, "", "", size_replacer, unchanged_fields=frozenset({"block", "variants", DEPTH})
     )
 
-    def with_symbols(layer_name: str, layer: Layer) -> Part:
+    def layer_with_symbols(layer_name: str, layer: Layer) -> Part:
         return (
             _part_in_symbols(layer, stack_name, layer_labels[layer_name], "", size_replacer)
             if layer_name in layer_labels
             else layer
         )
 
-    changed_fields["block"] = with_symbols(BASE, stack.block)
+    changed_fields["block"] = layer_with_symbols(BASE, stack.block)
     changed_fields["variants"] = {
-        layer_name: with_symbols(layer_name, layer) for layer_name, layer in stack.variants.items()
+        layer_name: layer_with_symbols(layer_name, layer) for layer_name, layer in stack.variants.items()
     }
     return stack.model_copy(update=changed_fields)
 

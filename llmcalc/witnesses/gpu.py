@@ -207,8 +207,8 @@ def compare_on_gpu(
 ) -> MemoryComparison:
     """Compares runs with a GPU. Runs that do not fit, or that the reference does not support, are left out.
 
-    statistics, cuda_runtime: default those of torch's GPU.
-    Raises `Unsupported` for a step without kernels.
+    device_statistics, cuda_runtime: default those of torch's GPU.
+    Raises `UnsupportedKernel` for a step without kernels.
     """
     comparison = MemoryComparison(info={"runs_measured": []})
     if device_statistics is None:

@@ -102,7 +102,7 @@ def default_runs(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
 def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device) -> MemoryComparison:
     """Compares every phase with torch on meta or on the CPU, to the byte.
 
-    A run that the reference does not support is left out with the reason. Raises `Unsupported` for a step that has no
+    A run that the reference does not support is left out with the reason. Raises `UnsupportedKernel` for a step that has no
     kernels, and `InputError` for a run that is too large for the CPU.
     """
     comparison = MemoryComparison()

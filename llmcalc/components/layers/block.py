@@ -114,7 +114,7 @@ class Layer(Component):
     parallel: Literal["shared", "separate"] | None = None
     without_norms: tuple[str, ...] = ()
 
-    def with_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
+    def with_replaced_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
         """The layer after `replace_mixer` is applied to each of its token mixers. hidden_size: the layer's width."""
         mixers = {
             field_name: getattr(self, field_name)
@@ -233,7 +233,7 @@ class Block(Layer):
         if self.idle_source_size is not None and not self.idle_cross_attention:
             raise ValueError("idle_source_size: only idle cross-attention has one; expected none")
         if self.cross_attention is not None:
-            self.cross_attention.check_crossing()
+            self.cross_attention.check_cross_attention()
         norm_names = [f"{sublayer}_{position}_norm" for sublayer, _ in self.sublayers() for position in ("pre", "post")]
         for sublayer in self.without_norms:
             if sublayer not in norm_names:

@@ -218,7 +218,7 @@ class Attention(TokenMixer):
             return "sliding"
         return "full" if self.attention_chunk_size is None else "chunked"
 
-    def check_crossing(self) -> None:
+    def check_cross_attention(self) -> None:
         """Raises `ValueError` for fields that do not apply to cross-attention."""
         if (
             self.sliding_window is not None
@@ -320,7 +320,7 @@ class Attention(TokenMixer):
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return {} if self.position is None else self.position.required_stack_fields()
 
-    def accepted_bias(self) -> ScoreBias:
+    def supported_score_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads)
 
     def share_bias(self, recorder: Flow, x: Value) -> None:
@@ -717,7 +717,7 @@ def _reference_class() -> type[nn.Module]:
             v = self.v_norm(v) if hasattr(self, "v_norm") else v
             return self.cache(forward_pass, k, v) if hasattr(self, "cache") else (k, v)
 
-        def _own_or_shared_keys(
+        def _computed_or_shared_keys(
             self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None = None
         ) -> tuple[Tensor, Tensor]:
             """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
@@ -806,7 +806,7 @@ def _reference_class() -> type[nn.Module]:
             q = self._normalize_and_rotate(
                 self._split_heads(self.q_proj(query_input), self.head_dim), "q_norm", forward_pass, forward_pass.past
             )
-            k, v = self._own_or_shared_keys(x, forward_pass, value_input)
+            k, v = self._computed_or_shared_keys(x, forward_pass, value_input)
             mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, forward_pass)
             if hasattr(self, "relative"):
                 q, bias = self.relative(q, forward_pass, forward_pass.past + x.shape[1])

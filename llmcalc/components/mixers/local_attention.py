@@ -69,7 +69,7 @@ class LocalAttention(MultiHeadMixer):
     def length_limits(self) -> tuple[int, ...]:
         return tuple(length for length in (self.local_radius, self.global_block_size) if length is not None)
 
-    def accepted_bias(self) -> ScoreBias:
+    def supported_score_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads, of_blocks=self.global_block_size is not None)
 
     def share_bias(self, recorder: Flow, x: Value) -> None:

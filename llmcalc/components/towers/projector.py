@@ -84,7 +84,7 @@ class Resampler(LearnedQueries):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         self.attention.check_stack_position(StackPosition("resampler.attention", self.hidden_size, "encoder"))
-        self.attention.check_crossing()
+        self.attention.check_cross_attention()
         return self
 
     def check_input(self, input_size: int) -> None:

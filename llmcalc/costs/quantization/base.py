@@ -124,10 +124,10 @@ def weight_tensors_of(
     first_copies: whether of modules that repeat, such as layers of one kind, only the first is walked; default False.
     """
     root_tensor = WeightTensor("", "", ParamTensor((), "vector"), 1, None, node_tree)
-    yield from _tensors_below(node_tree.place(), root_tensor, included_parts, first_copies)
+    yield from _weight_tensors_below_node(node_tree.place(), root_tensor, included_parts, first_copies)
 
 
-def _tensors_below(
+def _weight_tensors_below_node(
     node_position: Place, node_tensor: WeightTensor, included_parts: frozenset[str], first_copies: bool
 ) -> Iterator[WeightTensor]:
     """Yields the tensors below a node of the model.
@@ -168,7 +168,7 @@ def _tensors_below(
                 parent_node,
                 child_position.optional,
             )
-            yield from _tensors_below(child_position, child_tensor, included_parts, first_copies)
+            yield from _weight_tensors_below_node(child_position, child_tensor, included_parts, first_copies)
 
 
 @frozen

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from ...algebra import Number, ceil_div
 from ...components.norm import Norm
 from ...errors import InputError
-from ...flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
+from ...flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...parallel.placements import Collective, CollectiveKind, Placements, has_tokens
@@ -336,7 +336,9 @@ class DTensorKernels(EagerKernels):
 
     # --- recurrences ------------------------------------------------------------------------------------------------
 
-    def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[ModuleSteps, Tensor], Tensor]) -> None:
+    def run_module_at_once(
+        self, module_scope: ModuleScope, compute_module: Callable[[ModuleSteps, Tensor], Tensor]
+    ) -> None:
         """Runs a module as one published kernel, after gathering the input and before reducing the output."""
         for operation in module_steps(module_scope):
             if (
@@ -497,7 +499,7 @@ class DTensorKernels(EagerKernels):
 def named_steps(scope_items: Iterable[Item], path: str = "") -> Iterator[tuple[str, Step]]:
     """Yields the executed operations with module paths."""
     for scope_item in scope_items:
-        if isinstance(scope_item, Alternatives):
+        if isinstance(scope_item, AlternativeBranches):
             yield from named_steps(next(iter(scope_item.branches.values())).items, path)
         elif scope_item.about.get("optional") or scope_item.about.get("role") in NEVER_RUN:
             continue

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...flow.module_names import WRAPPED, Checkpoint
 from .head_kinds import architecture_of
-from .registry import family_of, library_classes, model_types, text_model_of, type_of_class_name, usual_name
+from .registry import family_of, library_classes, model_type_of_class_name, model_types, text_model_of, usual_name
 
 
 def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
@@ -17,7 +17,7 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
     """
     text_type = text_model_of(config)[2]
     class_types = dict.fromkeys(
-        (type_of_class_name(architecture_of(config)), usual_name(config["model_type"]), text_type)
+        (model_type_of_class_name(architecture_of(config)), usual_name(config["model_type"]), text_type)
     )
     base_families = [
         family_of(class_type).class_model_type or class_type

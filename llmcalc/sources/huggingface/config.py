@@ -218,10 +218,10 @@ class Config:
     def number(self, *field_names: str, minimum: float = 0) -> float:
         """Returns the number in a field, of at least `minimum`."""
 
-        def is_right(field_value: Any) -> bool:
+        def is_accepted_value(field_value: Any) -> bool:
             return is_number(field_value) and minimum <= field_value <= LARGEST  # false for NaN
 
-        field_value = self._checked(field_names, is_right, f"a number from {minimum} to {LARGEST}")
+        field_value = self._checked(field_names, is_accepted_value, f"a number from {minimum} to {LARGEST}")
         return field_value if isinstance(field_value, float) else float(field_value)
 
     def text(self, *field_names: str) -> str:
@@ -231,22 +231,22 @@ class Config:
     def integers(self, *field_names: str) -> list[int]:
         """Returns the list of integers in a field, with 0 allowed."""
 
-        def is_right(field_value: Any) -> bool:
+        def is_accepted_value(field_value: Any) -> bool:
             return isinstance(field_value, list | tuple) and all(
                 is_json_integer(list_element) and 0 <= list_element <= LARGEST for list_element in field_value
             )
 
-        return list(self._checked(field_names, is_right, "a list of whole numbers"))
+        return list(self._checked(field_names, is_accepted_value, "a list of whole numbers"))
 
     def texts(self, *field_names: str) -> list[str]:
         """Returns the list of texts in a field."""
 
-        def is_right(field_value: Any) -> bool:
+        def is_accepted_value(field_value: Any) -> bool:
             return isinstance(field_value, list | tuple) and all(
                 isinstance(list_element, str) for list_element in field_value
             )
 
-        return list(self._checked(field_names, is_right, "a list of texts"))
+        return list(self._checked(field_names, is_accepted_value, "a list of texts"))
 
     def table(self, *field_names: str) -> Mapping[str, Any]:
         """Returns the table in a field."""
@@ -263,10 +263,10 @@ class Config:
     def choice(self, value_by_text: Mapping[str, Any], *field_names: str) -> Any:
         """Returns the entry of `value_by_text` that a field's text names."""
 
-        def is_right(field_value: Any) -> bool:
+        def is_accepted_value(field_value: Any) -> bool:
             return isinstance(field_value, str) and field_value in value_by_text
 
-        return value_by_text[self._checked(field_names, is_right, "one of " + ", ".join(value_by_text))]
+        return value_by_text[self._checked(field_names, is_accepted_value, "one of " + ", ".join(value_by_text))]
 
     def require(self, field_name: str, *expected_values: Any) -> None:
         """Raises `InputError` unless a field has an expected value; other values give weights that are not counted."""

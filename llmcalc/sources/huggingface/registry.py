@@ -220,7 +220,7 @@ def typed_config(
     return Config(config_data, family.defaults, model_type, head, section_path, aliases, family.unread_aliases)
 
 
-def type_of_class_name(class_name: str) -> str:
+def model_type_of_class_name(class_name: str) -> str:
     """Returns the model type that has a class of this name; empty if no supported type has it."""
     return next(
         (model_type for model_type, class_names in library_class_names().items() if class_name in class_names), ""
@@ -239,10 +239,10 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
     if class_name in WRAPPER_CLASSES:
         root_model_type, cls = WRAPPER_CLASSES[class_name]
         return {**config_data, "model_type": root_model_type, "architectures": [cls]}, []
-    code_type = _type_of_repository_code(config_data, class_name)
+    code_type = _model_type_of_repository_code(config_data, class_name)
     if code_type:
         return {**config_data, "model_type": code_type}, []
-    class_model_type = type_of_class_name(class_name) if class_name else ""
+    class_model_type = model_type_of_class_name(class_name) if class_name else ""
     if not class_model_type:
         return config_data, []
     if model_type is None or model_type == "":
@@ -269,7 +269,7 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
     return config_data, []
 
 
-def _type_of_repository_code(config_data: Mapping[str, Any], class_name: str) -> str:
+def _model_type_of_repository_code(config_data: Mapping[str, Any], class_name: str) -> str:
     """Returns the model type of a config whose class is repository code; empty if llmcalc cannot read the config.
 
     class_name: the name of the class.
@@ -285,12 +285,12 @@ def _type_of_repository_code(config_data: Mapping[str, Any], class_name: str) ->
         for class_prefix, model_type in CODE_CLASSES.items()
         if class_name.startswith(class_prefix) or f"/{class_prefix}" in code_paths
     )
-    return next(candidate_types, "") or _type_of_code_fields(config_data)
+    return next(candidate_types, "") or _model_type_of_code_fields(config_data)
 
 
-def _type_of_code_fields(config_data: Mapping[str, Any]) -> str:
+def _model_type_of_code_fields(config_data: Mapping[str, Any]) -> str:
     """Returns the model type that reads a config with a field of `CODE_FIELDS`; empty without one or with 0."""
-    config_type = config_data.get("model_type") or type_of_class_name(architecture_of(config_data))
+    config_type = config_data.get("model_type") or model_type_of_class_name(architecture_of(config_data))
     return next(
         (
             model_type
@@ -510,7 +510,7 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     text_type = text_section.get("model_type") or wrapped_type
     if not isinstance(text_type, str):
         raise InputError(f"{section_name}.model_type: {shown(text_type)}; expected the name of a model type")
-    text_type = _type_of_code_fields(text_section) or usual_name(text_type)
+    text_type = _model_type_of_code_fields(text_section) or usual_name(text_type)
     architecture_field = {"architectures": config_data["architectures"]} if "architectures" in config_data else {}
     if family.generates_text:
         architecture_field = {"architectures": []}

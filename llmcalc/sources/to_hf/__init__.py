@@ -104,7 +104,7 @@ def _nearest_class_text(spec_values: dict[str, Any], other_configs: list[tuple[s
     class_name, mismatches = min(mismatches_of_class, key=lambda item: _difference_counts(item[1]))
     path, spec_value, class_value = mismatches[0]
     hint_text = " (--set towers={} leaves towers out)" if path.startswith("towers") else ""
-    values_text = f"{_shown_value(class_value)} where {path} is {_shown_value(spec_value)}"
+    values_text = f"{_displayed_value(class_value)} where {path} is {_displayed_value(spec_value)}"
     return f"; nearest is {class_name}, which has {values_text}{hint_text}"
 
 
@@ -274,7 +274,7 @@ def _is_in_tower(difference: Difference) -> bool:
     return difference[0].startswith("towers")
 
 
-def _shown_value(field_value: Any) -> str:
+def _displayed_value(field_value: Any) -> str:
     if isinstance(field_value, dict | list):
         return "others" if isinstance(field_value, list) else f"'{field_value.get('type', 'given')}'"
     return "none" if field_value is None else json.dumps(field_value)

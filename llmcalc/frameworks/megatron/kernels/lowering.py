@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from ....algebra import Number
 from ....flow.axis import element_count
-from ....flow.program import Alternatives, Scope, Step
+from ....flow.program import AlternativeBranches, ModuleScope, Step
 from ....flow.record import Flow
 from ....flow.value import Value
 from ....simulator.autograd import AutogradGraph, backward, is_recorded, record, record_all
@@ -54,7 +54,7 @@ PRODUCTS = ("column", "row", "matrix", "expert")
 """The roles of the weights of linear layers."""
 
 
-def steps_by_name(module_scope: Scope) -> dict[str, Step]:
+def steps_by_name(module_scope: ModuleScope) -> dict[str, Step]:
     """Returns the named steps that are directly in a scope."""
     return {step.name: step for step in module_scope.items if isinstance(step, Step) and step.name}
 
@@ -275,12 +275,12 @@ class RankKernels(Lowering):
         self.in_expert: bool = False
         self.in_adapter: bool = False
         self.norm_outputs: list[Tensor] | None = None
-        self.readers: dict[int, list[tuple[Step, Scope]]] = {}
-        self.module_of_step: dict[int, Scope] = {}
+        self.readers: dict[int, list[tuple[Step, ModuleScope]]] = {}
+        self.module_of_step: dict[int, ModuleScope] = {}
         self.pending_outputs: dict[int, Tensor] = {}
         self.waiting_norms: dict[int, tuple[Step, Path]] = {}
         self.fused_norms: dict[int, bool] = {}
-        self.modules_without_kernel: dict[int, Scope] = {}
+        self.modules_without_kernel: dict[int, ModuleScope] = {}
         self.dropout_outputs: set[int] = set()
         self.has_entry: bool = False
         self.activation_bias: Tensor | None = None
@@ -335,12 +335,12 @@ class RankKernels(Lowering):
         del entry_tensor
         return self.run(program)
 
-    def _index_operations(self, module_scope: Scope, module: Scope) -> None:
+    def _index_operations(self, module_scope: ModuleScope, module: ModuleScope) -> None:
         """Collects the operations that read each value, and the module of each operation."""
         for module_item in module_scope.items:
-            if isinstance(module_item, Alternatives):
+            if isinstance(module_item, AlternativeBranches):
                 self._index_operations(next(iter(module_item.branches.values())), module)
-            elif isinstance(module_item, Scope):
+            elif isinstance(module_item, ModuleScope):
                 self._index_operations(module_item, module_item)
             else:
                 self.module_of_step[id(module_item)] = module
@@ -573,10 +573,10 @@ class RankKernels(Lowering):
         return element_count(shape)
 
 
-def direct_steps(module_scope: Scope) -> Iterator[Step]:
+def direct_steps(module_scope: ModuleScope) -> Iterator[Step]:
     """Yields a module's operations outside its submodules; of alternative branches, the first branch's operations."""
     for module_item in module_scope.items:
         if isinstance(module_item, Step):
             yield module_item
-        elif isinstance(module_item, Alternatives):
+        elif isinstance(module_item, AlternativeBranches):
             yield from direct_steps(next(iter(module_item.branches.values())))

@@ -44,7 +44,7 @@ def full_width_heads(config: Config, **attention_fields: Any) -> Table:
     return {"num_attention_heads": heads, **attention_fields}
 
 
-def plain_ffn(config: Config, width_field: str, activation: str, bias: bool = True) -> Table:
+def non_gated_ffn(config: Config, width_field: str, activation: str, bias: bool = True) -> Table:
     """Returns a non-gated FFN, by default four times as wide as hidden_size. width_field: config field of the width."""
     return mlp(
         config.optional_integer(width_field) or 4 * config.integer("hidden_size"),
@@ -65,7 +65,7 @@ def _gpt(
     norm = layernorm(config.number("layer_norm_epsilon"))
     layer = {
         "attention": mixer,
-        "feed_forward": plain_ffn(config, width_field, "activation_function"),
+        "feed_forward": non_gated_ffn(config, width_field, "activation_function"),
         "norm": norm,
         "norm_placement": "pre",
         **block,
@@ -160,7 +160,7 @@ def _read_gpt_neox(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     position = rope(config, 0.25, "rotary_pct", "rotary_emb_base")
     mixer = full_width_heads(config, position=position, fused_qkv=True, **biases(config.flag("attention_bias"), *QKVO))
-    block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm)
+    block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm)
     return decoder(
         config, {**block, **({"parallel": "separate"} if config.flag("use_parallel_residual") else {})}, norm
     )

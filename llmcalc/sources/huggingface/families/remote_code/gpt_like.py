@@ -35,7 +35,7 @@ from ...parts import (
     rope,
     stack_of_layers,
 )
-from ..gpt.gpt import full_width_heads, plain_ffn
+from ..gpt.gpt import full_width_heads, non_gated_ffn
 
 
 def _gpt_decoder(config: Config, mixer: Table, ffn: Table, head: Table | None = None, **block_fields: Any) -> Table:
@@ -51,7 +51,7 @@ def _read_codeshell(config: Config) -> Table:
     mixer = full_width_heads(config, position=rope(config), **biases(True, *QKVO))
     if config.flag("group_query_attention"):
         mixer["num_key_value_heads"] = config.integer("num_key_value_heads")
-    return _gpt_decoder(config, mixer, plain_ffn(config, "n_inner", "activation_function"))
+    return _gpt_decoder(config, mixer, non_gated_ffn(config, "n_inner", "activation_function"))
 
 
 def _read_jais(config: Config) -> Table:
@@ -67,7 +67,7 @@ def _read_jais(config: Config) -> Table:
             **biases(True, "gate_bias", "up_bias", "down_bias"),
         }
     else:
-        ffn = plain_ffn(config, "n_inner", "activation_function")
+        ffn = non_gated_ffn(config, "n_inner", "activation_function")
     model_fields = _gpt_decoder(config, mixer, ffn)
     if position_type == "learned":
         model_fields["decoder"]["position"] = learned_positions(config)
@@ -95,7 +95,7 @@ def _read_phi(config: Config) -> Table:
             config.require(field_name, None, heads)
     position = {"type": "rope", "rotary_dim": rotary_dim}
     mixer = full_width_heads(config, position=position, **biases(True, *QKVO))
-    ffn = plain_ffn(config, "n_inner", "activation_function")
+    ffn = non_gated_ffn(config, "n_inner", "activation_function")
     experts = config.optional_integer("num_local_experts")
     if experts is not None:
         ffn = moe(experts, config.integer("num_experts_per_tok"), ffn)

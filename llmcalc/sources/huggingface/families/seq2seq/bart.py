@@ -227,13 +227,13 @@ IGNORED = field_names(
 )
 
 
-def _stack_part(config_values: ConfigValues, stack_name: str, field: str) -> Any:
+def _field_of_stack(config_values: ConfigValues, stack_name: str, field: str) -> Any:
     block = require_present(getattr(config_values.spec, stack_name)).block
     return getattr(block, field)
 
 
 def _ffn_width_of_stack(config_values: ConfigValues, stack_name: str) -> int:
-    ffn = _stack_part(config_values, stack_name, "feed_forward")
+    ffn = _field_of_stack(config_values, stack_name, "feed_forward")
     mlp_width: int = ffn.expert.intermediate_size if isinstance(ffn, MoE) else ffn.intermediate_size
     return mlp_width
 
@@ -242,7 +242,7 @@ SIDES_WRITES: Writes = {
     "decoder_layers": lambda s: require_present(s.spec.decoder).num_hidden_layers,
     "encoder_ffn_dim": lambda s: _ffn_width_of_stack(s, "encoder"),
     "decoder_ffn_dim": lambda s: _ffn_width_of_stack(s, "decoder"),
-    "decoder_attention_heads": lambda s: _stack_part(s, "decoder", "attention").num_attention_heads,
+    "decoder_attention_heads": lambda s: _field_of_stack(s, "decoder", "attention").num_attention_heads,
 }
 
 
