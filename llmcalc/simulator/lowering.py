@@ -18,7 +18,16 @@ from .liveness import is_stack_layer, is_view_of, modules_below, nearest_base_id
 from .program_lowering import ProgramLowering
 from .tensor import Tensor
 
-__all__ = ["CARRIED", "ENTRY", "Lowering", "ModuleFrame", "ParameterSet", "Path", "RecomputedModule", "Unsupported"]
+__all__ = [
+    "CARRIED",
+    "ENTRY",
+    "Lowering",
+    "ModuleFrame",
+    "ParameterSet",
+    "Path",
+    "RecomputedModule",
+    "UnsupportedKernel",
+]
 
 
 class Lowering(ProgramLowering):

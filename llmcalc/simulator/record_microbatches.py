@@ -6,8 +6,8 @@ have run: on whether it is the first pass, whether the micro-batch before is sti
 the next one has already begun (backward pass).
 
 A recorded run has each of these cases, most of them several times, and the passes of one case must do the same; if they
-differ, `NotRepeatingError` is raised. Where a backward pass runs layers again, it also leaves tensors to the chunk's next
-pass, so that the cases of such runs have the kind of the chunk's previous pass as well.
+differ, `NotRepeatingError` is raised. Where a backward pass runs layers again, it also leaves tensors to the chunk's
+next pass, so that the cases of such runs have the kind of the chunk's previous pass as well.
 """
 
 from __future__ import annotations

@@ -399,7 +399,7 @@ class RepeatAnalysis:
         raise NotRepeatingError
 
     def _check_outer_repeats(self) -> None:
-        """Raises `NotRepeatingError` if an event outside of the inner repeats uses a storage that exists in every repeat.
+        """Raises `NotRepeatingError` if an event outside of inner repeats uses a storage that exists in every repeat.
 
         The first repeat may use storages of repeat 1, the last repeat those of repeat 2. Where both storages of a pair
         of twins are released or reclassified outside of the inner repeats, the same would happen in further repeats,

@@ -99,8 +99,8 @@ def fsdp_memory(
     tensors: status of its tensors; None (default) for the weakest status of the run's parts and optimizer.
     schedule_settings: how a pipeline's schedule runs. shared_results: results of other ranks of the same run, to
     which this adds; None (default) runs all micro-batches of a pipeline.
-    Raises `UnsupportedKernel` for a step of the model without kernels, and `InputError` for a layout or training that FSDP2
-    is not modelled with.
+    Raises `UnsupportedKernel` for a step of the model without kernels, and `InputError` for a layout or training that
+    FSDP2 is not modelled with.
     """
     check_context_parallelism(spec, layout)
     if tensors is None:

@@ -70,7 +70,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         return self.project(operations["o_proj"], o)
 
     def refuse_dynamic_filters(self, operations: ModuleSteps) -> None:
-        """Raises `UnsupportedKernel` for values with per-token convolution filters (JetBlock) in a pass with a cache."""
+        """Raises `UnsupportedKernel` for values with per-token convolution filters (JetBlock) in a cached pass."""
         if "conv1d" not in operations:
             raise self.unsupported(
                 "the memory of a convolution with filters of each token (jet_block) is modelled in training alone; "
