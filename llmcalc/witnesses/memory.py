@@ -102,8 +102,8 @@ def default_runs(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
 def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device) -> MemoryComparison:
     """Compares every phase with torch on meta or on the CPU, to the byte.
 
-    A run that the reference does not support is left out with the reason. Raises `UnsupportedKernel` for a step that has
-    no kernels, and `InputError` for a run that is too large for the CPU.
+    A run that the reference does not support is left out with the reason. Raises `UnsupportedKernel` for a step that
+    has no kernels, and `InputError` for a run that is too large for the CPU.
     """
     comparison = MemoryComparison()
     for run_settings in settings:
