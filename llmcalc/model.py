@@ -658,7 +658,7 @@ def _reference_class() -> type[nn.Module]:
             source: Tensor | None = None,
             *,
             store: dict[nn.Module, tuple[Tensor, ...]] | None = None,
-            past_tokens: int = 0,
+            past: int = 0,
             last_only: bool = False,
             with_mtp: bool = False,
             with_pooled: bool = False,
@@ -667,7 +667,7 @@ def _reference_class() -> type[nn.Module]:
             expert_capacity: Fraction | None = None,
         ) -> Any:
             experts: dict[str, Any] = {"grouped_experts": grouped_experts, "expert_capacity": expert_capacity}
-            run = ForwardPass(past=past_tokens, store=store, ids=ids, mla=mla, **experts)
+            run = ForwardPass(past=past, store=store, ids=ids, mla=mla, **experts)
             x = self.hidden_states(ids, source, run)
             if hasattr(self, "pooler"):
                 pooled_vector, scores = self.get_submodule("pooler")(x)
