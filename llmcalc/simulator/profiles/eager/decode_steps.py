@@ -360,7 +360,7 @@ class DecodeStepKernels(ScanKernels):
         denominator_bound = aten.add_number(denominator_bound)
         return aten.div(numerator, aten.unsqueeze(denominator_bound, -1)), [matrix_memory, norm, next_exponent]
 
-    def decode_wkv(self, operation: Step) -> None:
+    def next_wkv(self, operation: Step) -> None:
         self.store_tensor(operation.outs[0], self._weighted_average(*map(self.tensor_of, operation.ins)))
 
     def _weighted_average(self, key: Tensor, value: Tensor, time_first: Tensor, decay: Tensor) -> Tensor:
