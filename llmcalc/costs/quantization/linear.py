@@ -28,7 +28,7 @@ from .fields import ConfigFields
 from .formats import IndivisibleMatrix, LinearFormat
 from .patterns import ModuleList
 
-ModuleScope: TypeAlias = Literal["linear", "experts"]
+Scope: TypeAlias = Literal["linear", "experts"]
 
 HEADS = ("lm_head", "classifier", "projection")
 """Components with the linear layers of the output."""
@@ -69,7 +69,7 @@ class LinearScheme(QuantizationScheme):
     """
 
     groups: tuple[LayerGroup, ...] = ()
-    scope: ModuleScope = "linear"
+    scope: Scope = "linear"
     head: bool = False
     tables: bool = False
     everywhere: bool = False
