@@ -88,9 +88,9 @@ def params(
     from .questions.counts import ParamsQuestion, params_of_file
 
     parsed_options = sort_options(options, rank=True)
-    extra_parts, rank = included_part_names(with_mtp, with_towers), parsed_options.rank_request()
+    included_parts, rank = included_part_names(with_mtp, with_towers), parsed_options.rank_request()
     if isinstance(model, str | Path):
-        is_changed = bool(parsed_options.reading.get("set") or parsed_options.reading.get("head") or extra_parts)
+        is_changed = bool(parsed_options.reading.get("set") or parsed_options.reading.get("head") or included_parts)
         file_params = params_of_file(str(model), measure, has_changed_model=is_changed, rank=rank)
         if file_params is not None and draft is not None:
             raise InputError(f"--draft: {model} is counted as it is; expected a model")
@@ -98,7 +98,9 @@ def params(
             return cast("Params", file_params)  # a checkpoint and a class have `total`, their report and nothing else
     elif measure:
         raise InputError("--measure: expected a path of a config.json or a hub id")
-    return ParamsQuestion(extra_parts, rank, parsed_options.read_draft(draft)).answer(parsed_options.read_model(model))
+    return ParamsQuestion(included_parts, rank, parsed_options.read_draft(draft)).answer(
+        parsed_options.read_model(model)
+    )
 
 
 def flops(

@@ -495,7 +495,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Transposed(nn.Module):
+    class TransposedLinear(nn.Module):
         """A linear layer that uses the transposed weight of another linear layer."""
 
         def __init__(self, linear: nn.Linear) -> None:
@@ -551,7 +551,7 @@ def _reference_class() -> type[nn.Module]:
             if output_embedding_width is not None:
                 has_tied_projection = spec.tied_projection
                 self.head_proj = (
-                    Transposed(self.embed_proj)
+                    TransposedLinear(self.embed_proj)
                     if has_tied_projection
                     else nn.Linear(hidden, output_embedding_width, bias=False)
                 )
@@ -586,8 +586,8 @@ def _reference_class() -> type[nn.Module]:
                     self.towers.add_module(child_name, tower.reference(ModelProperties(hidden, causal=False)))
 
         def _build_embedding(self, embedding_width: int, output_stack: Stack) -> None:
-            streams = output_stack.streams
-            if streams is not None and streams.type == "target_states" and streams.start == "state":
+            stream_count = output_stack.streams
+            if stream_count is not None and stream_count.type == "target_states" and stream_count.start == "state":
                 return
             self.embed_tokens = nn.Embedding(
                 self.spec.vocab_size + (self.spec.additional_vocab_size or 0), embedding_width

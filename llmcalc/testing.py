@@ -139,7 +139,7 @@ def _flop_problems(
     if measured_flops == spec_flops:
         return []
     scores = node_tree.total(
-        lambda op_use: forward_flops_of(op_use) if isinstance(op_use.op, AttentionCore) else 0, run_config
+        lambda counted_op: forward_flops_of(counted_op) if isinstance(counted_op.op, AttentionCore) else 0, run_config
     )
     hint_text = ""
     if measured_flops == 0:

@@ -74,7 +74,7 @@ def bits_to_bytes(bits: int) -> int:
     return -(-bits // 8)
 
 
-def _in_largest_unit(number: float, unit_base: int, unit_names: tuple[str, ...]) -> tuple[float, str]:
+def _value_in_largest_unit(number: float, unit_base: int, unit_names: tuple[str, ...]) -> tuple[float, str]:
     """Returns the value in the largest unit with a value of at least 1, and the unit."""
     scaled_value, unit_index = float(number), 0
     while abs(scaled_value) >= unit_base and unit_index < len(unit_names) - 1:
@@ -88,7 +88,7 @@ def count(number: int) -> str:
     """Prints a count with a decimal suffix: `8.03 B`, `218.11 M`, `512`."""
     if abs(number) < 1000:
         return f"{number:,}" if isinstance(number, int) else f"{number:.2f}"
-    scaled_value, unit_suffix = _in_largest_unit(number, 1000, COUNT_SUFFIXES)
+    scaled_value, unit_suffix = _value_in_largest_unit(number, 1000, COUNT_SUFFIXES)
     return f"{scaled_value:.2f} {unit_suffix}"
 
 
@@ -101,13 +101,13 @@ def memory(byte_count: int) -> str:
     """Prints bytes in a binary unit: `14.96 GiB`."""
     if abs(byte_count) < 1024:
         return f"{byte_count} B"
-    scaled_value, unit_prefix = _in_largest_unit(byte_count, 1024, BINARY_PREFIXES)
+    scaled_value, unit_prefix = _value_in_largest_unit(byte_count, 1024, BINARY_PREFIXES)
     return f"{scaled_value:.2f} {unit_prefix}B"
 
 
 def amount(number: float, unit_name: str) -> str:
     """Prints an amount or a rate in a decimal unit: `1.93 TFLOPs`, `3.35 TB/s`, `989.50 TFLOP/s`."""
-    scaled_value, unit_prefix = _in_largest_unit(number, 1000, SI_PREFIXES)
+    scaled_value, unit_prefix = _value_in_largest_unit(number, 1000, SI_PREFIXES)
     digit_text = f"{scaled_value:.0f}" if not unit_prefix and float(number).is_integer() else f"{scaled_value:.2f}"
     return f"{digit_text} {unit_prefix}{unit_name}"
 
@@ -154,7 +154,7 @@ def count_scale(number: float) -> UnitScale:
 def _largest_unit_scale(
     number: float, unit_base: int, unit_prefixes: tuple[str, ...], unit_name: str, write_small: Callable[[Any], str]
 ) -> UnitScale:
-    _, unit_prefix = _in_largest_unit(number, unit_base, unit_prefixes)
+    _, unit_prefix = _value_in_largest_unit(number, unit_base, unit_prefixes)
     return UnitScale(unit_base ** unit_prefixes.index(unit_prefix), unit_prefix + unit_name, write_small)
 
 

@@ -14,12 +14,12 @@ from pydantic import BaseModel
 
 from llmcalc.components.base import Component
 from llmcalc.flow.axis import Axis
-from llmcalc.flow.program import every_step
+from llmcalc.flow.program import all_steps
 from llmcalc.flow.record import Flow
 from llmcalc.flow.tree import Node
 from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILES, families_in, read_config
+from llmcalc.sources.huggingface.registry import FILES, families_of_file, read_config
 from llmcalc.workload.counting import Counting, Pairs
 from llmcalc.workload.execution import AttentionImplementation, Execution, LatentForm
 from llmcalc.workload.recompute import recompute_of
@@ -33,7 +33,7 @@ CASES = sorted(p.parent for p in (Path(__file__).parent / "data" / "cases").glob
 """The folders of published configs with the numbers measured on their classes."""
 
 
-WITH_CLASSES = [file for file in FILES if not any(family.source for family in families_in(file).values())]
+WITH_CLASSES = [file for file in FILES if not any(family.source for family in families_of_file(file).values())]
 """The files of families whose classes are in `transformers`; of the others the class is code of the model's repository,
 which test_remote_code.py compares with the reference and with published checkpoints.
 """
@@ -127,7 +127,7 @@ def with_other_causes(values: Iterable[T], causes: Callable[[T], Iterable[Hashab
 
 def verbs_of(spec: ModelSpec) -> set[str]:
     """What a model computes, as several causes: its kind, its head, and each verb of its steps."""
-    return {spec.kind, spec.head.type, *(step.verb for step in every_step(spec.shared_program.root.items))}
+    return {spec.kind, spec.head.type, *(step.verb for step in all_steps(spec.shared_program.root.items))}
 
 
 def parts_of(value: Any) -> set[tuple[str, str, str]]:

@@ -54,10 +54,10 @@ MUTANTS = (
     Mutant("flow/tree.py", '"no_grad": frozenset({"backward_flops"}),', '"no_grad": frozenset(),'),
     Mutant("flow/tree.py", 'CACHE | SKIPPED_PARAMS | {"active_params"},', "CACHE | SKIPPED_PARAMS,"),
     # costs
-    Mutant("costs/params.py", "active - self.tree.total(OpUse.max_sk", "active + self.tree.total(OpUse.max_sk"),
-    Mutant("costs/flops.py", "forward + op_use.backward_flops()", "2 * forward"),
-    Mutant("costs/cache.py", "op_use.cache_bits(2) - op_use.cache_bits(1)", "op_use.cache_bits(1)"),
-    Mutant("costs/recomputation.py", "= _unsaved_flops if recompute.saved_operations else", "="),
+    Mutant("costs/params.py", "active - self.tree.total(CountedOp.max_sk", "active + self.tree.total(CountedOp.max_sk"),
+    Mutant("costs/flops.py", "forward + counted_op.backward_flops()", "2 * forward"),
+    Mutant("costs/cache.py", "counted_op.cache_bits(2) - counted_op.cache_bits(1)", "counted_op.cache_bits(1)"),
+    Mutant("costs/recomputation.py", "= _convolution_flops if recompute.saved_operations else", "="),
     Mutant("costs/trained_tensors.py", ' and len(self.tensor.shape) == 2', ""),
     Mutant("costs/quantization/linear.py", '= ("router", "residual", "mtp")', '= ("residual", "mtp")'),
     # readers

@@ -12,7 +12,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import TableRows
 from .base import BY_TORCH, Component, ModelProperties, PartWitness, Positions, Width
-from .rotation import angles_of
+from .rotation import rotary_angles
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -149,7 +149,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.hidden_size = hidden_size
 
         def forward(self, positions: Tensor) -> Tensor:
-            angles = angles_of(positions, self.hidden_size, 10000.0)
+            angles = rotary_angles(positions, self.hidden_size, 10000.0)
             return torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size]
 
     return {"learned": LearnedReference, "axial": AxialReference, "sinusoidal": SinusoidalReference}

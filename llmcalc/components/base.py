@@ -182,11 +182,11 @@ class Component(Part):
             """Builds the component as a runnable PyTorch module, from the component's fields alone. Imports torch."""
             raise TypeError(f"{type(self).__name__} has no reference")
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         """The components of the stack that this component needs: required values by field of the stack."""
         return {}
 
-    def borrowing_field(self) -> str:
+    def dependency_field(self) -> str:
         """The field that makes the component depend on another layer or the surrounding model; empty if independent."""
         return ""
 
@@ -300,8 +300,8 @@ class AttentionPosition(Part):
     def check_heads(self, head_sizes: HeadSizes) -> None:
         """Raises `UnscalableError` if the encoding is incompatible with these attention heads."""
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        """The components of the stack that the encoding needs, as in `TokenMixer.required_slots`."""
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
+        """The components of the stack that the encoding needs, as in `TokenMixer.required_stack_fields`."""
         return {}
 
     def flow(
@@ -348,7 +348,7 @@ class TokenMixer(Component):
         """The largest number of tokens that a token attends to, including the token; None without a window."""
         return None
 
-    def score_position(self) -> AttentionPosition | None:
+    def score_position_encoding(self) -> AttentionPosition | None:
         """The position encoding that the mixer applies to its scores; None without a position encoding."""
         return None
 
@@ -372,7 +372,7 @@ class TokenMixer(Component):
             f"{SCALABLE}"
         )
 
-    def accepted_bias(self) -> ScoreBias | None:
+    def supported_score_bias(self) -> ScoreBias | None:
         """The bias that a stack's relative_bias can add to the mixer's scores; None if the mixer accepts no bias."""
         return None
 
@@ -383,7 +383,7 @@ class TokenMixer(Component):
         """
 
     def sharing_key_of(self) -> tuple[Any, ...] | None:
-        """A key for sharing: mixers with equal keys can share results (`borrowing_field`); None if they cannot."""
+        """A key for sharing: mixers with equal keys can share results (`dependency_field`); None if they cannot."""
         return None
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
@@ -392,7 +392,7 @@ class TokenMixer(Component):
         The field is empty where the mixer computes the result itself.
         """
         sharing_key = self.sharing_key_of()
-        return {} if sharing_key is None else {sharing_key: self.borrowing_field()}
+        return {} if sharing_key is None else {sharing_key: self.dependency_field()}
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the mixer cannot be used at this position of the model."""
@@ -408,8 +408,8 @@ class LayerParts(Protocol):
 
     @property
     def attention(self) -> Part: ...
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        """The components of the stack that the layer needs, as in `Component.required_slots`."""
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
+        """The components of the stack that the layer needs, as in `Component.required_stack_fields`."""
 
 
 class StackPart(Component):

@@ -42,8 +42,8 @@ class ByteLayers(Part):
     num_hidden_layers: Layers
     block: Block
 
-    def check_stack_position(self, location: str, width: int) -> None:
-        self.block.check_stack_position(StackPosition(f"{location}.block", width, "decoder"))
+    def check_stack_position(self, error_location: str, width: int) -> None:
+        self.block.check_stack_position(StackPosition(f"{error_location}.block", width, "decoder"))
 
     def flow(self, recorder: Flow, x: Value, record_before: Callable[[Value], Value] | None = None) -> Value:
         """Records the layers over bytes. record_before: records the cross-attention before each layer."""
@@ -122,21 +122,22 @@ class PatchStreams(ResidualStreams):
         """Raises no error, because the component accepts all kinds of layers."""
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
-        location, width = stack_position.where, self.local_size
+        error_location, width = stack_position.where, self.local_size
         if stack_position.side != "decoder":
-            raise ValueError(f"{location}: bytes do not read later bytes; expected a decoder")
+            raise ValueError(f"{error_location}: bytes do not read later bytes; expected a decoder")
         if not self.projected and self.vectors * width != stack_position.width:
             raise ValueError(
-                f"{location}.projected: {self.vectors} vectors of {width} are not {stack_position.width}; expected true"
+                f"{error_location}.projected: {self.vectors} vectors of {width} are not {stack_position.width}; "
+                "expected true"
             )
         for stack_name, layers in (("encoder", self.encoder), ("decoder", self.decoder)):
-            layers.check_stack_position(f"{location}.{stack_name}", width)
+            layers.check_stack_position(f"{error_location}.{stack_name}", width)
         for stack_name, cross_attention in (("reads", self.reads), ("writes", self.writes)):
-            cross_attention.check_width(f"{location}.{stack_name}", width)
+            cross_attention.check_width(f"{error_location}.{stack_name}", width)
         if self.patcher is not None:
-            self.patcher.check_stack_position(f"{location}.patcher", self.patcher.hidden_size)
+            self.patcher.check_stack_position(f"{error_location}.patcher", self.patcher.hidden_size)
 
-    def record_split(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         """Records the first layers over bytes and the patch vectors. x: the embeddings of the bytes."""
         hidden_axes = recorder.memo["hidden"]
         if self.patcher is not None:
@@ -167,7 +168,7 @@ class PatchStreams(ResidualStreams):
             else patch_vectors.view(*hidden_axes)
         )
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         """Records the layers over bytes that follow the layers over patches. x: the patch vectors."""
         byte_rows: Value = recorder.memo["bytes"]
         with recorder.scope("local_decoder"):
@@ -243,7 +244,7 @@ def _reference_class() -> type[nn.Module]:
             patch_maxima = empty_maxima.scatter_reduce(1, patch_index, x, "amax", include_self=False)
             return x, self.reads(self.split_into_vectors(patch_maxima), x).unflatten(1, (patches, -1)).flatten(2)
 
-    class ReadingFirst(nn.Module):
+    class CrossAttentionFirst(nn.Module):
         """A byte layer with a preceding cross-attention to the patch vectors."""
 
         def __init__(self, block: nn.Module, cross_attention: nn.Module) -> None:
@@ -263,20 +264,22 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: PatchStreams, hidden_size: int) -> None:
             super().__init__(spec.decoder, spec.local_size, hidden_size, spec.vectors)
             if spec.writes_every_layer:
-                self.layers = nn.ModuleList(ReadingFirst(block, self._reading_module(spec)) for block in self.layers)
+                self.layers = nn.ModuleList(
+                    CrossAttentionFirst(block, self._patch_cross_attention(spec)) for block in self.layers
+                )
             else:
-                self.writes = self._reading_module(spec)
+                self.writes = self._patch_cross_attention(spec)
             self.norm = spec.norm.reference(ModelProperties(spec.local_size))
 
         @staticmethod
-        def _reading_module(spec: PatchStreams) -> nn.Module:
+        def _patch_cross_attention(spec: PatchStreams) -> nn.Module:
             return spec.writes.reference(spec.local_size, spec.local_size)
 
         def forward(self, x: Tensor, patches: Tensor) -> Tensor:
             memory = self.split_into_vectors(patches)
             x = self.writes(x, memory) if hasattr(self, "writes") else x
             for layer in self.layers:
-                x = layer(x, memory) if isinstance(layer, ReadingFirst) else layer(x, ForwardPass())
+                x = layer(x, memory) if isinstance(layer, CrossAttentionFirst) else layer(x, ForwardPass())
             byte_states: Tensor = self.norm(x)
             return byte_states
 

@@ -57,7 +57,7 @@ class PartChoice:
         Raises `PartError` for an error inside the part, and pydantic's own errors for any other value.
         """
         if isinstance(part_or_table, Part):
-            type_name = self._kind_of(part_or_table)
+            type_name = self._kind_of_component(part_or_table)
             if type_name in self.class_paths and isinstance(part_or_table, self.load_component(type_name)):
                 return part_or_table
             raise PydanticCustomError(
@@ -84,7 +84,7 @@ class PartChoice:
         except ValidationError as error:
             raise PartError(cls, error) from None
 
-    def _kind_of(self, component: Part) -> str:
+    def _kind_of_component(self, component: Part) -> str:
         return str(getattr(component, "type", self.default)) if len(self.class_paths) > 1 else self.default
 
     def _expected_types(self) -> str:

@@ -69,11 +69,11 @@ class DisentangledScores(AttentionPosition):
     def _check_fields(self) -> Self:
         if self.share_att_key and not (self.c2p and self.p2c):
             raise ValueError("share_att_key: expected c2p and p2c")
-        buckets, max_distance = self.position_buckets, self.max_relative_positions
-        if buckets is not None and (buckets < 2 or max_distance - 1 <= buckets // 2):
+        bucket_count, max_distance = self.position_buckets, self.max_relative_positions
+        if bucket_count is not None and (bucket_count < 2 or max_distance - 1 <= bucket_count // 2):
             raise ValueError(
-                f"position_buckets: {buckets} with max_relative_positions {max_distance}; expected 2 or more, half of "
-                f"them fewer than {max_distance - 1}"
+                f"position_buckets: {bucket_count} with max_relative_positions {max_distance}; expected 2 or more, "
+                f"half of them fewer than {max_distance - 1}"
             )
         return self
 
@@ -82,7 +82,7 @@ class DisentangledScores(AttentionPosition):
         """The number of relative positions in each direction; the table has a row for each."""
         return self.max_relative_positions if self.position_buckets is None else self.position_buckets
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return {"relative_embedding": {"span": self.span}}
 
     def flow(
@@ -155,7 +155,7 @@ class RelativeEmbedding(StackPart):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         for layer in layers.values():
-            if layer.required_slots().get("relative_embedding") not in (None, {"span": self.span}):
+            if layer.required_stack_fields().get("relative_embedding") not in (None, {"span": self.span}):
                 raise ValueError("relative_embedding: disentangled attention needs a table of its span")
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -316,7 +316,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                     distance_vectors[table_reach - used_reach : table_reach + used_reach],
                     used_reach,
                 )
-            distance = forward_pass.computed_once(
+            distance = forward_pass.compute_once(
                 ("binned", tokens, table_reach), lambda: self._relative_positions(forward_pass, tokens, q.device)
             )
             term_count = 1 + self.spec.c2p + self.spec.p2c

@@ -31,7 +31,7 @@ from .base import (
     StackPart,
     TokenMixer,
 )
-from .rotation import angles_of
+from .rotation import rotary_angles
 from .runtime import ForwardPass, vector_module
 
 if TYPE_CHECKING:
@@ -116,15 +116,16 @@ class DistanceBuckets(Part):
 
     @model_validator(mode="after")
     def _check_buckets(self) -> Self:
-        buckets, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        if buckets < 4:
+        bucket_count, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        if bucket_count < 4:
             raise ValueError(
-                f"relative_attention_num_buckets: {buckets} are too few for near and far in both directions; "
+                f"relative_attention_num_buckets: {bucket_count} are too few for near and far in both directions; "
                 "expected at least 4"
             )
-        if max_distance <= buckets // 2:
+        if max_distance <= bucket_count // 2:
             near_buckets = (
-                f"the {buckets // 2} near distances that have one each of relative_attention_num_buckets {buckets}"
+                f"the {bucket_count // 2} near distances that have one each of "
+                f"relative_attention_num_buckets {bucket_count}"
             )
             raise ValueError(f"relative_attention_max_distance: {max_distance} is among {near_buckets}; expected more")
         return self
@@ -143,17 +144,20 @@ class LayerBias(DistanceBuckets, AttentionPosition):
     ) -> tuple[Value, Value | None]:
         from ..workload.derived_rows import TableRows
 
-        buckets, formula_source = Axis("buckets", self.relative_attention_num_buckets), "Chung et al. 2023 (UniMax), §4"
-        table_rows = TableRows(length=buckets.size)
+        bucket_axis, formula_source = (
+            Axis("buckets", self.relative_attention_num_buckets),
+            "Chung et al. 2023 (UniMax), §4",
+        )
+        table_rows = TableRows(length=bucket_axis.size)
         bias_table, _ = recorder.table(
-            "relative_bias", buckets, q.axes[0], of=table_rows, by="all", source=formula_source
+            "relative_bias", bucket_axis, q.axes[0], of=table_rows, by="all", source=formula_source
         )
         recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
         return q, recorder.distance_bias(bias_table, q)
 
     def reference(self, model_properties: ModelProperties, heads: int) -> nn.Module:
-        buckets, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        return _reference_classes()["relative"](buckets, max_distance, heads, model_properties.causal)
+        bucket_count, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        return _reference_classes()["relative"](bucket_count, max_distance, heads, model_properties.causal)
 
 
 class RelativeBias(DistanceBuckets, StackPart):
@@ -176,13 +180,13 @@ class RelativeBias(DistanceBuckets, StackPart):
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         for layer in layers.values():
             mixer = layer.attention
-            accepted_bias = mixer.accepted_bias() if isinstance(mixer, TokenMixer) else None
-            heads = None if accepted_bias is None else accepted_bias.heads
+            supported_score_bias = mixer.supported_score_bias() if isinstance(mixer, TokenMixer) else None
+            heads = None if supported_score_bias is None else supported_score_bias.heads
             if heads != self.num_attention_heads:
                 raise ValueError(
                     f"relative_bias.num_attention_heads: {self.num_attention_heads} is not the layers' {heads}"
                 )
-            if accepted_bias is not None and accepted_bias.of_blocks != self.of_blocks:
+            if supported_score_bias is not None and supported_score_bias.of_blocks != self.of_blocks:
                 raise ValueError(
                     "relative_bias.of_blocks: stands where every layer has a global_block_size, and nowhere else"
                 )
@@ -205,15 +209,15 @@ class RelativeBias(DistanceBuckets, StackPart):
         return bias_table
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        buckets, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        bucket_count, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
         bias = _reference_classes()["relative"](
-            buckets, max_distance, self.num_attention_heads, model_properties.causal
+            bucket_count, max_distance, self.num_attention_heads, model_properties.causal
         )
         if self.of_blocks:
             bias.add_module(
                 "blocks",
                 _reference_classes()["relative"](
-                    buckets, max_distance, self.num_attention_heads, model_properties.causal
+                    bucket_count, max_distance, self.num_attention_heads, model_properties.causal
                 ),
             )
         for table_index, table_buckets in enumerate(self.other_buckets):
@@ -243,23 +247,25 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class RelativeReference(nn.Module):
         """Computes T5's bias on the scores. Query and key positions → [heads, queries, keys]."""
 
-        def __init__(self, buckets: int, max_distance: int, heads: int, causal: bool) -> None:
+        def __init__(self, bucket_count: int, max_distance: int, heads: int, causal: bool) -> None:
             super().__init__()
-            self.causal, self.furthest, self.buckets = causal, max_distance, buckets
-            self.weight = nn.Parameter(torch.randn(buckets, heads) * 0.02)
+            self.causal, self.furthest, self.buckets = causal, max_distance, bucket_count
+            self.weight = nn.Parameter(torch.randn(bucket_count, heads) * 0.02)
 
         def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
-            distance, buckets = keys[None, :] - queries[:, None], self.buckets
+            distance, bucket_count = keys[None, :] - queries[:, None], self.buckets
             bucket_offset: Tensor | int = 0
             if self.causal:
                 distance = (-distance).clamp(min=0)
             else:
-                buckets //= 2
-                bucket_offset, distance = (distance > 0).long() * buckets, distance.abs()
-            exact_buckets = buckets // 2
-            log_scale = (buckets - exact_buckets) / math.log(self.furthest / exact_buckets)
+                bucket_count //= 2
+                bucket_offset, distance = (distance > 0).long() * bucket_count, distance.abs()
+            exact_buckets = bucket_count // 2
+            log_scale = (bucket_count - exact_buckets) / math.log(self.furthest / exact_buckets)
             log_bucket = exact_buckets + ((distance.clamp(min=1) / exact_buckets).log() * log_scale).long()
-            bucket = torch.where(distance < exact_buckets, distance, log_bucket.clamp(max=buckets - 1)) + bucket_offset
+            bucket = (
+                torch.where(distance < exact_buckets, distance, log_bucket.clamp(max=bucket_count - 1)) + bucket_offset
+            )
             return torch.nn.functional.embedding(bucket, self.weight).permute(2, 0, 1)
 
     class DistanceScores(nn.Module):
@@ -284,9 +290,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.core = DistanceScores()
 
         def forward(self, q: Tensor, forward_pass: ForwardPass, total_tokens: int) -> tuple[Tensor, Tensor]:
-            angles = forward_pass.computed_once(
+            angles = forward_pass.compute_once(
                 ("distances", total_tokens),
-                lambda: angles_of(forward_pass.positions(0, total_tokens, q.device), self.hidden_size, 10000.0),
+                lambda: rotary_angles(forward_pass.positions(0, total_tokens, q.device), self.hidden_size, 10000.0),
             )
             distance_encoding = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
             distance_scores = self.core(self.r_proj(distance_encoding), q + self.position_bias.weight)

@@ -127,9 +127,10 @@ class LMHead(Component):
         if transform.size is not None:
             dense_axes = (Axis("transform", transform.size),)
         if transform.bottleneck_size is not None:
-            bottleneck = Axis("bottleneck", transform.bottleneck_size)
+            bottleneck_axis = Axis("bottleneck", transform.bottleneck_size)
             x = recorder.act(
-                recorder.linear("bottleneck", x, bottleneck, bias=transform.bias, rows=logit_rows), transform.hidden_act
+                recorder.linear("bottleneck", x, bottleneck_axis, bias=transform.bias, rows=logit_rows),
+                transform.hidden_act,
             )
             recorder.hold(x=x)
         transformed_x = recorder.act(
@@ -192,10 +193,10 @@ def _reference_class() -> Callable[..., nn.Module]:
             if spec.more_columns:
                 self.more_columns = nn.Linear(remaining_features, vocab_size, bias=False)
             inner_width = model_properties.hidden_size if spec.more_columns else width
-            bottleneck, bias = spec.transform.bottleneck_size, spec.transform.bias
-            if bottleneck is not None:
-                self.bottleneck = nn.Linear(model_properties.hidden_size, bottleneck, bias=bias)
-            self.dense = nn.Linear(bottleneck or model_properties.hidden_size, inner_width, bias=bias)
+            bottleneck_width, bias = spec.transform.bottleneck_size, spec.transform.bias
+            if bottleneck_width is not None:
+                self.bottleneck = nn.Linear(model_properties.hidden_size, bottleneck_width, bias=bias)
+            self.dense = nn.Linear(bottleneck_width or model_properties.hidden_size, inner_width, bias=bias)
             if spec.transform.norm is not None:
                 self.norm = spec.transform.norm.reference(ModelProperties(inner_width))
             self.decoder = nn.Linear(width, vocab_size, bias=spec.bias)

@@ -67,11 +67,11 @@ class LatentStreams(ResidualStreams):
         self.reads.check_width(f"{stack_position.where}.reads", stack_position.width)
         self.writes.check_width(f"{stack_position.where}.writes", self.query_size)
 
-    def record_split(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         latents = self._record_learned_vectors(recorder, "latents", self.num_latents, Axis("hidden", self.latent_size))
         return recorder.part("reads", self.reads, latents, memory=x)
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         queries = self._record_learned_vectors(
             recorder, "queries", self.num_queries, Axis("embedding", self.query_size)
         )

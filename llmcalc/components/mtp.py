@@ -73,7 +73,7 @@ class MultiTokenPrediction(OutputPart):
             raise ValueError(
                 "mtp: its modules share a head that reads hidden_size; expected no embedding_size and no head.transform"
             )
-        field_name = self.prediction_block(stack).borrowing_field()
+        field_name = self.prediction_block(stack).dependency_field()
         if field_name:
             raise ValueError(
                 f"mtp.layer: a layer with {field_name} needs what stands around it in the decoder; expected another "

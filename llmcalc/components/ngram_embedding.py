@@ -37,9 +37,14 @@ class NgramEmbedding(StackPart):
         """Records the mean of the token embeddings and all projected n-grams. x: the token embeddings."""
         embedding_sum = x
         for table_index, row_count in enumerate(self.vocab_sizes):
-            ngram = Axis(f"ngram{table_index}", self.embedding_size)
+            ngram_axis = Axis(f"ngram{table_index}", self.embedding_size)
             ngram_vector, _ = recorder.table(
-                f"embedders_{table_index}", Axis("ngrams", row_count), ngram, of=x.rows, rows_read=1, kind=self.kind
+                f"embedders_{table_index}",
+                Axis("ngrams", row_count),
+                ngram_axis,
+                of=x.rows,
+                rows_read=1,
+                kind=self.kind,
             )
             embedding_sum = recorder.add(
                 embedding_sum, recorder.linear(f"post_projs_{table_index}", ngram_vector, *x.axes, kind=self.kind)

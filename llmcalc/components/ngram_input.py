@@ -50,8 +50,8 @@ class NgramInput(Component):
         """Records the term for all residual streams. x: the streams, [tokens, streams, hidden]."""
         from ..workload.derived_rows import MultipleRows
 
-        streams, hidden_axis = x.axes
-        assert isinstance(streams, Axis)
+        stream_axis, hidden_axis = x.axes
+        assert isinstance(stream_axis, Axis)
         ngram_dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
         looked_up_rows = MultipleRows(of=x.rows, by=self.ngram_heads)
         ngram_rows, _ = recorder.table(
@@ -64,11 +64,13 @@ class NgramInput(Component):
         )
         ngram_vectors = ngram_rows.view(Axis("ngram_heads", self.ngram_heads), ngram_dim, new_rows=x.rows)
         recorder.hold(vectors=ngram_vectors)
-        keys = recorder.norm("key_norm", recorder.linear("key_proj", ngram_vectors, *x.axes), self.norm, groups=streams)
+        keys = recorder.norm(
+            "key_norm", recorder.linear("key_proj", ngram_vectors, *x.axes), self.norm, groups=stream_axis
+        )
         recorder.hold(keys=keys)
-        queries = recorder.norm("query_norm", x, self.norm, groups=streams)
+        queries = recorder.norm("query_norm", x, self.norm, groups=stream_axis)
         recorder.hold(queries=queries)
-        gate = recorder.scale(recorder.sum(recorder.mul(keys, queries), streams), hidden_axis.size**-0.5)
+        gate = recorder.scale(recorder.sum(recorder.mul(keys, queries), stream_axis), hidden_axis.size**-0.5)
         recorder.hold(gate=gate)
         gate = recorder.act(gate, "signed_root")
         recorder.hold(gate=gate)
@@ -79,7 +81,7 @@ class NgramInput(Component):
         if kernel is None:
             return gated_value
         normed_value, past_rows = (
-            recorder.norm("conv_norm", gated_value, self.norm, groups=streams),
+            recorder.norm("conv_norm", gated_value, self.norm, groups=stream_axis),
             (kernel - 1) * self.dilation,
         )
         recorder.state("conv_state", *x.axes, Axis("kernel", past_rows), state_kind="conv_state")
@@ -143,16 +145,16 @@ def _reference_class() -> type[nn.Module]:
             return self.conv1d(padded_rows).transpose(1, 2)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            streams = self.spec.streams
+            stream_count = self.spec.streams
             token_ids = torch.zeros(*x.shape[:2], self.spec.ngram_heads, dtype=torch.long, device=x.device)
             ngram_vectors = self.embedding(token_ids).flatten(2)
             keys, queries = self.key_norm(self.key_proj(ngram_vectors)), self.query_norm(x.flatten(2))
-            gate = (keys * queries).unflatten(-1, (streams, -1)).sum(-1, keepdim=True) * x.shape[-1] ** -0.5
+            gate = (keys * queries).unflatten(-1, (stream_count, -1)).sum(-1, keepdim=True) * x.shape[-1] ** -0.5
             gate = gate.abs().clamp(min=1e-6).sqrt() * gate.sign()
             gated_value: Tensor = gate.sigmoid() * self.value_proj(ngram_vectors)[:, :, None]
             if self.spec.conv_kernel_size is None:
                 return gated_value
             conv_output = F.silu(self._convolved_tokens(self.conv_norm(gated_value.flatten(2)), forward_pass))
-            return gated_value + conv_output.unflatten(-1, (streams, -1))
+            return gated_value + conv_output.unflatten(-1, (stream_count, -1))
 
     return NgramInputReference

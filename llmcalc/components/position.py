@@ -55,17 +55,17 @@ class Rope(AttentionPosition):
             return self.rotary_dim
         return head_dim if self.partial_rotary_factor is None else int(head_dim * self.partial_rotary_factor) // 2 * 2
 
-    def check_rotary_size(self, head_dim: int, location: str = "head_dim") -> None:
-        """Raises `ValueError`, which names `location`, if RoPE cannot rotate heads of that size."""
+    def check_rotary_size(self, head_dim: int, error_location: str = "head_dim") -> None:
+        """Raises `ValueError`, which names `error_location`, if RoPE cannot rotate heads of that size."""
         rotary_width = self.rotary_size(head_dim)
         rotation_text = (
             f"RoPE would rotate {rotary_width}{'' if self.rotary_dim is None else ' (rotary_dim)'} of a head's "
             f"{head_dim} dimensions (head_dim)"
         )
         if rotary_width > head_dim:
-            raise ValueError(f"{location}: {rotation_text}; expected at most head_dim")
+            raise ValueError(f"{error_location}: {rotation_text}; expected at most head_dim")
         if rotary_width < 2 or rotary_width % 2:
-            raise ValueError(f"{location}: {rotation_text}; expected an even number, because it rotates pairs")
+            raise ValueError(f"{error_location}: {rotation_text}; expected an even number, because it rotates pairs")
 
     def check_stack_position(self, stack_position: StackPosition, head_dim: int) -> None:
         super().check_stack_position(stack_position, head_dim)
@@ -89,7 +89,7 @@ class Rope(AttentionPosition):
         rotary_dim = self.rotary_dim
         if rotary_dim is None:  # the given fraction of a head, in whole pairs
             rotary_dim = 2 * int(x.shape[-1] * (self.partial_rotary_factor or 1.0) / 2)
-        return rotate(x, forward_pass, first_position, rotary_dim, self.rope_theta, concatenated=self.concatenated)
+        return rotate(x, forward_pass, first_position, rotary_dim, self.rope_theta, is_concatenated=self.concatenated)
 
 
 SCORE_POSITIONS = PartChoice(

@@ -43,10 +43,10 @@ class PromptTokens(ResidualStreams):
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}: prompt tokens stand before generated text; expected a decoder")
 
-    def record_split(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("embed_prompts", self, x)
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         assert isinstance(x.rows, RowsWithPrompt)
         return recorder.resized(x, x.rows.of)
 

@@ -35,10 +35,10 @@ class Reading(Part):
     feed_forward: FeedForward | None = None
     residual: Flag = True
 
-    def check_width(self, location: str, query_width: int) -> None:
+    def check_width(self, error_location: str, query_width: int) -> None:
         """Raises `ValueError` if the attention cannot have queries of this width."""
-        self.attention.check_stack_position(StackPosition(f"{location}.attention", query_width, "encoder"))
-        self.attention.check_crossing()
+        self.attention.check_stack_position(StackPosition(f"{error_location}.attention", query_width, "encoder"))
+        self.attention.check_cross_attention()
 
     def flow(self, recorder: Flow, x: Value, memory: Value) -> Value:
         """Records the cross-attention. x: the input of the queries. memory: the input of the keys and values."""

@@ -97,7 +97,7 @@ class RelativeKeyAttention(TokenMixer):
             )
         return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return {"relative_keys": {"max_distance": self.max_distance, "head_dim": self.head_dim}}
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class ResidualStreams(StackPart):
     """A component that turns the token embeddings into several residual streams and merges them after the last layer.
 
-    Its reference has two methods for tensors, `split_streams` and `merge_streams`, which match `record_split` and
-    `record_merge`. Its children are registered as the stack's own.
+    Its reference has two methods for tensors, `split_streams` and `merge_streams`, which match `record_stream_split`
+    and `record_stream_merge`. Its children are registered as the stack's own.
     """
 
     noun: ClassVar[str] = "streams"
@@ -50,18 +50,19 @@ class ResidualStreams(StackPart):
         stream_counts: the field of their number.
         """
         if any(
-            layer.required_slots().get("streams") != {"type": stream_type, **stream_counts} for layer in layers.values()
+            layer.required_stack_fields().get("streams") != {"type": stream_type, **stream_counts}
+            for layer in layers.values()
         ):
             raise ValueError(
                 f"streams: those of type '{stream_type}' stand where every layer is of type '{stream_type}' with their "
                 f"{', '.join(stream_counts)}, and nowhere else"
             )
 
-    def record_split(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         """Records the split of one residual stream into several streams. x: the input of the first layer."""
         raise TypeError(f"{type(self).__name__} has no streams to split into")
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         """Records the merge of all streams into one residual stream. x: the output of the last layer."""
         return x
 
@@ -77,7 +78,7 @@ class CopiedStreams(ResidualStreams):
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         self._check_every_layer(layers, type(self).model_fields["type"].default, hc_mult=self.hc_mult)
 
-    def record_split(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.copies(x, Axis("streams", self.hc_mult))
 
 
@@ -88,9 +89,9 @@ def copied_streams_class() -> type[nn.Module]:
     class CopiedStreamsReference(nn.Module):
         """Copies one residual stream into [batch, tokens, streams, hidden]. A subclass merges the streams."""
 
-        def __init__(self, streams: int) -> None:
+        def __init__(self, stream_count: int) -> None:
             super().__init__()
-            self.streams = streams
+            self.streams = stream_count
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x[:, :, None].expand(-1, -1, self.streams, -1)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def angles_of(positions: Tensor, rotary_dim: int, rope_theta: float) -> Tensor:
+def rotary_angles(positions: Tensor, rotary_dim: int, rope_theta: float) -> Tensor:
     """Computes the angles position · θ^(−2i / dim), [positions, dim / 2]."""
     import torch
 
@@ -24,12 +24,12 @@ def rotate(
     first_position: int,
     rotary_dim: int,
     rope_theta: float,
-    inverse: bool = False,
-    concatenated: bool = False,
+    is_inverse: bool = False,
+    is_concatenated: bool = False,
 ) -> Tensor:
     """Applies RoPE to the first `rotary_dim` elements of each head. x: [..., tokens, head_dim].
 
-    inverse: whether it is undone, false by default. concatenated: as in `Rope`.
+    is_inverse: whether it is undone, false by default. is_concatenated: as in `Rope`.
     """
     end_position = first_position + x.shape[-2]
 
@@ -38,10 +38,10 @@ def rotate(
             forward_pass.positions(first_position, end_position, x.device), rotary_dim, rope_theta, x
         )
 
-    cos, sin = forward_pass.computed_once(
+    cos, sin = forward_pass.compute_once(
         ("rope", first_position, end_position, rotary_dim, rope_theta, x.dtype), cos_and_sin
     )
-    return _rotate_pairs(x, rotary_dim, cos, -sin if inverse else sin, concatenated)
+    return _rotate_pairs(x, rotary_dim, cos, -sin if is_inverse else sin, is_concatenated)
 
 
 def rotate_at(x: Tensor, positions: Tensor, rotary_dim: int, rope_theta: float) -> Tensor:
@@ -54,16 +54,16 @@ def _cosine_and_sine(
 ) -> tuple[Tensor, Tensor]:
     import torch
 
-    angles = angles_of(positions, rotary_dim, rope_theta)
+    angles = rotary_angles(positions, rotary_dim, rope_theta)
     angles = torch.cat([angles, angles], -1)
     return angles.cos().to(reference_tensor.dtype), angles.sin().to(reference_tensor.dtype)
 
 
-def _rotate_pairs(x: Tensor, rotary_dim: int, cos: Tensor, sin: Tensor, concatenated: bool = False) -> Tensor:
+def _rotate_pairs(x: Tensor, rotary_dim: int, cos: Tensor, sin: Tensor, is_concatenated: bool = False) -> Tensor:
     """Rotates pairs of dimensions as the library transformers does; the result keeps the order of x's axes."""
     import torch
 
-    rotates_every_dimension = rotary_dim == x.shape[-1] and not concatenated
+    rotates_every_dimension = rotary_dim == x.shape[-1] and not is_concatenated
     rotary_part = x if rotates_every_dimension else x[..., :rotary_dim]
     rotary_part = rotary_part * cos + _quarter_turned(rotary_part) * sin
     return rotary_part if rotates_every_dimension else torch.cat([rotary_part, x[..., rotary_dim:]], -1)

@@ -63,17 +63,17 @@ class ForwardPass:
     expert_capacity: Fraction | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
 
-    def computed_once(self, key: Any, compute_value: Callable[[], Any]) -> Any:
+    def compute_once(self, result_key: Any, compute_value: Callable[[], Any]) -> Any:
         """Returns the result of `compute_value`, computed once per key in this pass."""
-        if key not in self.memo:
-            self.memo[key] = compute_value()
-        return self.memo[key]
+        if result_key not in self.memo:
+            self.memo[result_key] = compute_value()
+        return self.memo[result_key]
 
     def positions(self, first_position: int, end_position: int, device: Any) -> Tensor:
         """Returns the positions from `first_position` up to `end_position`, which is excluded, as a tensor."""
         import torch
 
-        return self.computed_once(
+        return self.compute_once(
             ("span", first_position, end_position), lambda: torch.arange(first_position, end_position, device=device)
         )
 
@@ -320,6 +320,6 @@ def attention_mask(
             mask = mask & (key_positions // chunk_size == query_positions // chunk_size)
         return mask
 
-    return forward_pass.computed_once(
+    return forward_pass.compute_once(
         ("mask", end_position, query_count, key_count, causal, window, chunk_size), compute_mask
     )

@@ -37,7 +37,7 @@ class SelfConditioning(ResidualStreams):
     feed_forward: FeedForward
     norm: Norm
 
-    def record_split(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("self_conditioning", self, x)
 
     def flow(self, recorder: Flow, x: Value) -> Value:

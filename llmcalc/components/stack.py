@@ -166,7 +166,7 @@ class Stack(Component):
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return stack_table
         full_variants = {
-            layer_name: overlaid_table(block, variant_table) if isinstance(variant_table, dict) else variant_table
+            layer_name: table_with_changes(block, variant_table) if isinstance(variant_table, dict) else variant_table
             for layer_name, variant_table in variants.items()
         }
         return {**stack_table, "variants": full_variants}
@@ -189,10 +189,12 @@ class Stack(Component):
         for component in slots.values():
             component.check_layers(layers)
         for layer_name, layer in layers.items():
-            for slot, slot_fields in layer.required_slots().items():
-                if slot not in slots:
+            for layer_slot, slot_fields in layer.required_stack_fields().items():
+                if layer_slot not in slots:
                     requirement = ", ".join(f"{field} = {field_value!r}" for field, field_value in slot_fields.items())
-                    raise ValueError(f"{slot}: missing; the layers called '{layer_name}' need one with {requirement}")
+                    raise ValueError(
+                        f"{layer_slot}: missing; the layers called '{layer_name}' need one with {requirement}"
+                    )
         return self
 
     def _check_sharing(self) -> None:
@@ -325,7 +327,9 @@ class Stack(Component):
         with recorder.apart(recorder.causal, recorder.memory), recorder.function():
             recorder.memo["hidden"] = hidden_axes
             recorder.memo["keeps_first_input"] = keeps_first_input
-            return self._run_layers(recorder, self._first_input(recorder, x, hidden_axes, embedding_axes, positions))
+            return self._run_layers(
+                recorder, self._first_layer_input(recorder, x, hidden_axes, embedding_axes, positions)
+            )
 
     def _run_layers(self, recorder: Flow, x: Value) -> Value:
         """Records the layers and returns the output of the stack. x: the input of the first layer."""
@@ -355,14 +359,14 @@ class Stack(Component):
             recorder.keep(embedded=x)
             recorder.hold(x=x)
         x = x.view(*x.axes)  # layers that read the embeddings again tell them from their input
-        x = x if self.streams is None else self.streams.record_split(recorder, x)
+        x = x if self.streams is None else self.streams.record_stream_split(recorder, x)
         if self.side_convolution is not None:
             recorder.part("side_convolution", self.side_convolution, x, first_layer_output=Value(x.rows, x.axes))
         for kind_name, block, repeat, layer_indices in self.layer_groups():
             x = self._record_layers(recorder, x, kind_name, block, repeat, layer_indices)
         recorder.hold(x=x, y=x)
         if self.streams is not None:
-            x = self.streams.record_merge(recorder, x)
+            x = self.streams.record_stream_merge(recorder, x)
             recorder.hold(x=x)
         x = x if self.final_norm is None else recorder.part("norm", self.final_norm, x)
         x = recorder.dropout(x, "final")
@@ -375,7 +379,7 @@ class Stack(Component):
             return x
         return recorder.linear("output_proj", x, Axis("hidden", self.output_size), bias=self.output_bias)
 
-    def _first_input(
+    def _first_layer_input(
         self, recorder: Flow, x: Value, hidden: Shape, embedding_axes: Shape, positions: Weight | None
     ) -> Value:
         """Returns the input of the first layer."""
@@ -605,20 +609,20 @@ class Stack(Component):
         ]
 
 
-def overlaid_table(base_table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def table_with_changes(base_table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Returns `base_table` updated recursively with `changes`; a table with another `type` replaces the old table."""
-    overlaid = dict(base_table)
+    changed_table = dict(base_table)
     for changed_key, changed_value in changes.items():
-        base_value = overlaid.get(changed_key)
+        base_value = changed_table.get(changed_key)
         if (
             isinstance(changed_value, dict)
             and isinstance(base_value, dict)
             and changed_value.get("type", base_value.get("type")) == base_value.get("type")
         ):
-            overlaid[changed_key] = overlaid_table(base_value, changed_value)
+            changed_table[changed_key] = table_with_changes(base_value, changed_value)
         else:
-            overlaid[changed_key] = changed_value
-    return overlaid
+            changed_table[changed_key] = changed_value
+    return changed_table
 
 
 @cache
@@ -702,22 +706,22 @@ def _reference_class() -> type[nn.Module]:
                 return
             share_tensors(first_layer, layer)
 
-        def _output_of(self, module_name: str, x: Tensor) -> Tensor:
+        def _optional_module_output(self, module_name: str, x: Tensor) -> Tensor:
             """Returns the output of an optional module for x; x itself without a module."""
             optional_module: Any = getattr(self, module_name, None)
             return x if optional_module is None else optional_module(x)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for module_name in ("stem", "embed_tokens", "input_features", "ngram_embedding"):
-                x = self._output_of(module_name, x)
+                x = self._optional_module_output(module_name, x)
             if hasattr(self, "embed_positions"):
                 x = x + self.get_submodule("embed_positions")(
                     torch.arange(forward_pass.past, forward_pass.past + x.shape[1], device=x.device)
                 ).to(x.dtype)
             for type_table in self._token_types:
                 x = type_table(x)
-            x = apply_dropout(self, "embedding", self._output_of("embed_norm", x))
-            x = self._output_of("input_proj", x)
+            x = apply_dropout(self, "embedding", self._optional_module_output("embed_norm", x))
+            x = self._optional_module_output("input_proj", x)
             forward_pass.bias = getattr(self, "relative_bias", None)
             if forward_pass.bias is not None:  # no layer owns what all of them add
                 for layer_module in self.layers.modules():
@@ -741,11 +745,11 @@ def _reference_class() -> type[nn.Module]:
                 x = layer_output
             for streams in self._streams:
                 x = streams.merge_streams(x, forward_pass)
-            x = apply_dropout(self, "final", self._output_of("norm", x))
+            x = apply_dropout(self, "final", self._optional_module_output("norm", x))
             if hasattr(self, "pooler"):
                 self.get_submodule("pooler")(x.detach())
             if hasattr(self, "output_positions"):
                 x = x + self.get_submodule("output_positions")(torch.arange(x.shape[1], device=x.device)).to(x.dtype)
-            return self._output_of("output_proj", x)
+            return self._optional_module_output("output_proj", x)
 
     return StackReference

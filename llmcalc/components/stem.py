@@ -127,11 +127,13 @@ def _reference_class() -> type[nn.Module]:
             self.conv2 = nn.Conv1d(hidden_size, hidden_size, kernel_size=3, stride=2, padding=1)
 
         def forward(self, frames: Tensor) -> Tensor:
-            clips, frame_count = frames.shape[0], frames.shape[-1]
+            clip_count, frame_count = frames.shape[0], frames.shape[-1]
             if self.chunk is None or frame_count <= self.chunk:
                 return self._convolve(frames)
             chunks = nn.functional.pad(frames, (0, -frame_count % self.chunk)).unflatten(2, (-1, self.chunk))
-            positions = self._convolve(chunks.transpose(1, 2).flatten(0, 1)).unflatten(0, (clips, -1)).flatten(1, 2)
+            positions = (
+                self._convolve(chunks.transpose(1, 2).flatten(0, 1)).unflatten(0, (clip_count, -1)).flatten(1, 2)
+            )
             last_chunk_frames = frame_count % self.chunk
             return positions[:, : frame_count // self.chunk * -(-self.chunk // 2) + -(-last_chunk_frames // 2)]
 

@@ -78,9 +78,9 @@ class TargetStates(ResidualStreams):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         stream_starts = {
-            layer.required_slots()["streams"].get("start")
+            layer.required_stack_fields()["streams"].get("start")
             for layer in layers.values()
-            if "streams" in layer.required_slots()
+            if "streams" in layer.required_stack_fields()
         }
         if stream_starts != ({self.start} - {"joined", "target", "state"}):
             raise ValueError(
@@ -99,7 +99,7 @@ class TargetStates(ResidualStreams):
         }
         return source_of_kind[self.start]
 
-    def record_split(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         if self.start == "state":
             return recorder.received(x, *x.axes)
         projected_states = recorder.part("target_states", self, x)

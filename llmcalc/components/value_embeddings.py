@@ -34,7 +34,7 @@ class ValueEmbeddings(ResidualStreams):
     num_key_value_heads: Heads
     head_dim: HeadDim
 
-    def record_split(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         value_vectors = recorder.part("value_embeddings", self, x)
         recorder.memo["value_embeddings"] = value_vectors
         recorder.keep(value_embeddings=value_vectors)

@@ -51,28 +51,28 @@ class ClassLayer(NamedTuple):
 
 
 def linear_layers(
-    node_tree: Node, extra_parts: frozenset[str], is_in_layers: bool = True
+    node_tree: Node, included_parts: frozenset[str], is_in_layers: bool = True
 ) -> Iterator[tuple[Place, Linear]]:
     """Yields each linear layer and its operation, inside the transformer layers (`is_in_layers`) or outside of them."""
     for node_position in node_tree.walk():
         op = node_position.node.op
         if (
             isinstance(op, Linear)
-            and node_position.optional in {"", *extra_parts}
+            and node_position.optional in {"", *included_parts}
             and is_in_layer(node_position) == is_in_layers
         ):
             yield node_position, op
 
 
 def class_layers(
-    node_tree: Node, extra_parts: frozenset[str], module_names: ModuleNames | None
+    node_tree: Node, included_parts: frozenset[str], module_names: ModuleNames | None
 ) -> frozenset[ClassLayer]:
     """Returns the layer of the transformers class that computes each projection inside the model's layers.
 
     module_names: names of the modules in the class; None to take the fields `fused_qkv` and `fused_gate` alone.
     """
     layer_names: dict[tuple[str, str], tuple[str, str]] = {}
-    for node_position, _ in linear_layers(node_tree, extra_parts):
+    for node_position, _ in linear_layers(node_tree, included_parts):
         node, parent_position = node_position.node, node_position.parent
         class_layer_name, published_names = (
             node.name,
@@ -86,9 +86,9 @@ def class_layers(
             ("", "") if parent_position is None else (parent_position.node.name, _path_of_first_index(parent_position))
         )
         layer_names.setdefault((module, node.name), (class_layer_name, module_path))
-    occurrences = Counter(layer_names.values())
+    name_counts = Counter(layer_names.values())
     return frozenset(
-        ClassLayer(module, projection, layer[0], occurrences[layer] > 1)
+        ClassLayer(module, projection, layer[0], name_counts[layer] > 1)
         for (module, projection), layer in layer_names.items()
     )
 
@@ -102,7 +102,7 @@ def _path_of_first_index(node_position: Place) -> str:
     return ".".join(filter(None, (_path_of_first_index(parent_position), node_path_name)))
 
 
-def resolve_targets(
+def split_targets(
     targets: Sequence[str], linear_names: Sequence[str], layers_of_class: frozenset[ClassLayer]
 ) -> tuple[list[str], list[str]]:
     """Returns (the projections that the targets name, the targets that name no layer).
@@ -129,11 +129,13 @@ def resolve_targets(
     return list(projections), unknown_targets
 
 
-def joined_layers(targets: Sequence[str], layers_of_class: frozenset[ClassLayer]) -> frozenset[ClassLayer]:
+def joined_layers(target_projections: Sequence[str], layers_of_class: frozenset[ClassLayer]) -> frozenset[ClassLayer]:
     """Returns the projections that a layer computes jointly, except in layers with a projection among the targets.
 
     Who names `q_proj` has a class with that layer, such as Unsloth's copy of Phi-3 in the layout of Llama.
     """
     joined_projections = [layer for layer in layers_of_class if layer.is_joined]
-    separate_layers = {(layer.module, layer.layer) for layer in joined_projections if layer.projection in targets}
+    separate_layers = {
+        (layer.module, layer.layer) for layer in joined_projections if layer.projection in target_projections
+    }
     return frozenset(layer for layer in joined_projections if (layer.module, layer.layer) not in separate_layers)

@@ -23,7 +23,7 @@ from ..workload.lora import (
     Library,
     stored_bytes,
 )
-from .adapter_targets import ClassLayer, class_layers, joined_layers, linear_layers, resolve_targets
+from .adapter_targets import ClassLayer, class_layers, joined_layers, linear_layers, split_targets
 from .trained_tensors import TrainedTensor, is_in_layer
 
 BASES: tuple[Base, ...] = get_args(Base)
@@ -61,7 +61,7 @@ class LowRankAdapters:
     has_magnitudes: bool = False
     joined_layers: frozenset[ClassLayer] = frozenset()
 
-    def adapters(self, node_tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def adapters(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the trained tensors of the adapters: A [rank, in] and B [out, rank] of every adapted layer.
 
         DoRA has a vector [out] beside them. LitGPT has one A [rank · parts, in] and one B [out, rank] for the adapted
@@ -69,8 +69,8 @@ class LowRankAdapters:
         mcore-bridge; with Megatron-Bridge all experts of a rank share one, of which that of one rank is counted. PEFT's
         have one per expert and fused weight.
         """
-        tensors = self._adapters_of_experts(node_tree, extra_parts) if self.is_parallel or self.experts else []
-        for joint_layers in self._layer_products(node_tree, extra_parts):
+        tensors = self._adapters_of_experts(node_tree, included_parts) if self.is_parallel or self.experts else []
+        for joint_layers in self._layer_products(node_tree, included_parts):
             adapted_products = [
                 (node_position, op) for node_position, op in joint_layers if node_position.node.name in self.targets
             ]
@@ -79,18 +79,24 @@ class LowRankAdapters:
                 for _, linear_op in adapted_products:
                     out_width = add(out_width, linear_op.n_out)
                 rank = self.rank * (len(adapted_products) if self.library == "litgpt" else 1)
-                matrices = [ParamTensor((rank, op.n_in), "matrix"), ParamTensor((out_width, self.rank), "matrix")]
-                for tensor in [*matrices, *([ParamTensor((out_width,), "vector")] if self.has_magnitudes else [])]:
+                adapter_matrices = [
+                    ParamTensor((rank, op.n_in), "matrix"),
+                    ParamTensor((out_width, self.rank), "matrix"),
+                ]
+                for tensor in [
+                    *adapter_matrices,
+                    *([ParamTensor((out_width,), "vector")] if self.has_magnitudes else []),
+                ]:
                     tensors.append(TrainedTensor(tensor, node_position.kind, node_position.times))
         return tensors
 
-    def _adapters_of_experts(self, node_tree: Node, extra_parts: frozenset[str]) -> list[TrainedTensor]:
+    def _adapters_of_experts(self, node_tree: Node, included_parts: frozenset[str]) -> list[TrainedTensor]:
         """Returns the adapters of routed experts of Megatron-Core, or of the fused experts of transformers.
 
         PEFT gives a fused weight the rank of all matrices in it (peft/utils/transformers_weight_conversion.py).
         """
         tensors = []
-        for joint_layers in _joint_layers(_expert_layers(node_tree, extra_parts), _library_layer_name):
+        for joint_layers in _joint_layers(_expert_layers(node_tree, included_parts), _library_layer_name):
             node_position, experts = joint_layers[0]
             if node_position.node.name in self.targets or self.experts:
                 expert_count = experts.num_experts if self.experts or self.library == "mcore-bridge" else 1
@@ -100,22 +106,22 @@ class LowRankAdapters:
                     tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, copy_count))
         return tensors
 
-    def trained_copies(self, node_tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def trained_copies(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the tensors of fully trained modules besides the adapters, including tied weights."""
         tensors = []
         for node_position in node_tree.walk():
-            op, op_use = node_position.node.op, node_position.use
+            op, counted_op = node_position.node.op, node_position.use
             if (
-                op_use is None
+                counted_op is None
                 or node_position.node.name not in self.copies
-                or node_position.optional not in {"", *extra_parts}
+                or node_position.optional not in {"", *included_parts}
             ):
                 continue
-            matrix = (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else op_use.tensors()
+            matrix = (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else counted_op.tensors()
             tensors += [TrainedTensor(tensor, node_position.kind, node_position.times) for tensor in matrix]
         return tensors
 
-    def quantized_base(self, node_tree: Node, extra_parts: frozenset[str] = frozenset()) -> tuple[Number, Number]:
+    def quantized_base(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> tuple[Number, Number]:
         """Returns (number of quantized weights, bytes with scales).
 
         These are the matrices of linear layers in the layers, an output head with `quantized_head`, and routed experts
@@ -127,15 +133,17 @@ class LowRankAdapters:
         if self.base == "none":
             return weights, total_bytes
         heads = [
-            [layer] for layer in linear_layers(node_tree, extra_parts, is_in_layers=False) if layer[0].kind == "lm_head"
+            [layer]
+            for layer in linear_layers(node_tree, included_parts, is_in_layers=False)
+            if layer[0].kind == "lm_head"
         ]
-        for joint_layers in [*self._layer_products(node_tree, extra_parts), *(heads if self.quantized_head else [])]:
+        for joint_layers in [*self._layer_products(node_tree, included_parts), *(heads if self.quantized_head else [])]:
             row_count, column_count = 0, joint_layers[0][1].n_in
             for node_position, op in joint_layers:
-                op_use = node_position.use
+                counted_op = node_position.use
                 if (
-                    op_use is not None
-                    and op_use.has_effect("params")
+                    counted_op is not None
+                    and counted_op.has_effect("params")
                     and not op.tied
                     and node_position.kind != "router"
                 ):
@@ -144,22 +152,27 @@ class LowRankAdapters:
                 copy_count = joint_layers[0][0].times
                 weights = add(weights, times(row_count * column_count, copy_count))
                 total_bytes = add(total_bytes, times(stored_bytes(self.base, row_count, column_count), copy_count))
-        for node_position, experts in _expert_layers(node_tree, extra_parts) if self.quantized_experts else ():
+        for node_position, experts in _expert_layers(node_tree, included_parts) if self.quantized_experts else ():
             row_count = experts.num_experts * experts.n_out
             weights = add(weights, times(row_count * experts.n_in, node_position.times))
             total_bytes = add(total_bytes, times(stored_bytes(self.base, row_count, experts.n_in), node_position.times))
         return weights, total_bytes
 
-    def uncounted_adapters(self, node_tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def uncounted_adapters(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the adapters of routed experts that PEFT may also add if all linear layers are targets."""
-        if self.experts or self.library != "peft" or not self.targets >= {*linear_layer_names(node_tree, extra_parts)}:
+        if (
+            self.experts
+            or self.library != "peft"
+            or not self.targets >= {*linear_layer_names(node_tree, included_parts)}
+        ):
             return []
-        return replace(self, experts=True)._adapters_of_experts(node_tree, extra_parts)
+        return replace(self, experts=True)._adapters_of_experts(node_tree, included_parts)
 
-    def _layer_products(self, node_tree: Node, extra_parts: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
+    def _layer_products(self, node_tree: Node, included_parts: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
         """Yields groups of linear layers in transformer layers; the layers of a group run as one product."""
         yield from _joint_layers(
-            linear_layers(node_tree, extra_parts), _library_layer_name if self.is_parallel else self._joined_layer_name
+            linear_layers(node_tree, included_parts),
+            _library_layer_name if self.is_parallel else self._joined_layer_name,
         )
 
     def _joined_layer_name(self, node_position: Place) -> str:
@@ -205,30 +218,32 @@ def _joint_layers(
             yield from ([layer] for layer in layer_group)
 
 
-def _expert_layers(node_tree: Node, extra_parts: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
+def _expert_layers(node_tree: Node, included_parts: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
     """Yields the experts' linear layers with separate parameters, with the operation."""
     for node_position in node_tree.walk():
-        op, op_use = node_position.node.op, node_position.use
+        op, counted_op = node_position.node.op, node_position.use
         if (
             isinstance(op, ExpertLinear)
-            and node_position.optional in {"", *extra_parts}
-            and op_use is not None
-            and op_use.has_effect("params")
+            and node_position.optional in {"", *included_parts}
+            and counted_op is not None
+            and counted_op.has_effect("params")
         ):
             yield node_position, op
 
 
 def linear_layer_names(
-    node_tree: Node, extra_parts: frozenset[str] = frozenset(), is_parallel: bool = False
+    node_tree: Node, included_parts: frozenset[str] = frozenset(), is_parallel: bool = False
 ) -> list[str]:
     """Returns the distinct names of the linear layers inside the model's layers.
 
     is_parallel: whether they are those of Megatron-Core, which include experts, but no router.
     """
-    layer_names = dict.fromkeys(node_position.node.name for node_position, _ in linear_layers(node_tree, extra_parts))
+    layer_names = dict.fromkeys(
+        node_position.node.name for node_position, _ in linear_layers(node_tree, included_parts)
+    )
     if is_parallel:
         layer_names |= dict.fromkeys(
-            node_position.node.name for node_position, _ in _expert_layers(node_tree, extra_parts)
+            node_position.node.name for node_position, _ in _expert_layers(node_tree, included_parts)
         )
     return [layer_name for layer_name in layer_names if not (is_parallel and layer_name in WITHOUT_ADAPTERS)]
 
@@ -236,34 +251,35 @@ def linear_layer_names(
 def adapters_of_targets(
     node_tree: Node,
     adapters: LowRankAdapters,
-    targets: Sequence[str] | None = None,
-    extra_parts: frozenset[str] = frozenset(),
+    target_projections: Sequence[str] | None = None,
+    included_parts: frozenset[str] = frozenset(),
     module_names: ModuleNames | None = None,
     joins_as_class: bool = False,
 ) -> LowRankAdapters:
     """Returns the adapters of the target layers.
 
-    targets: names of linear layers, here or in the model's class, or `all-linear`; default those of queries and values.
+    target_projections: names of linear layers, here or in the model's class, or `all-linear`; default those of queries
+        and values.
     module_names: names of the modules in the model's class; None if they are not known.
     joins_as_class: whether layers that the model's class computes as one have one adapter; false by default.
     Raises `InputError`, which names the option, for an unknown target, module or base.
     """
     if adapters.base not in BASES:
         raise InputError(f"--base {adapters.base}: not known; expected one of {', '.join(BASES)}")
-    _check_expert_adapters(node_tree, adapters, extra_parts)
+    _check_expert_adapters(node_tree, adapters, included_parts)
     _check_magnitudes(adapters)
-    layer_names = linear_layer_names(node_tree, extra_parts, adapters.is_parallel)
-    layers_of_class = class_layers(node_tree, extra_parts, module_names)
-    joined_projections = joined_layers(targets or (), layers_of_class) if joins_as_class else frozenset()
-    if targets is None:
-        targets = _default_targets(joined_projections)
-        if not any(resolve_targets([target_name], layer_names, layers_of_class)[0] for target_name in targets):
+    layer_names = linear_layer_names(node_tree, included_parts, adapters.is_parallel)
+    layers_of_class = class_layers(node_tree, included_parts, module_names)
+    joined_projections = joined_layers(target_projections or (), layers_of_class) if joins_as_class else frozenset()
+    if target_projections is None:
+        target_projections = _default_targets(joined_projections)
+        if not any(split_targets([target_name], layer_names, layers_of_class)[0] for target_name in target_projections):
             raise InputError(
-                f"--lora-targets: missing; the model has none of {', '.join(targets)}, which have adapters by default; "
-                f"expected some of {', '.join(layer_names)}, or {ALL_LINEAR}"
+                f"--lora-targets: missing; the model has none of {', '.join(target_projections)}, which have adapters "
+                f"by default; expected some of {', '.join(layer_names)}, or {ALL_LINEAR}"
             )
-    target_names, unknown_targets = resolve_targets(targets, layer_names, layers_of_class)
-    if list(targets) == [ALL_LINEAR]:
+    target_names, unknown_targets = split_targets(target_projections, layer_names, layers_of_class)
+    if list(target_projections) == [ALL_LINEAR]:
         target_names, unknown_targets = list(layer_names), []
     for target_name in unknown_targets:
         names_in_class = {layer.projection: layer.layer for layer in joined_projections}
@@ -272,7 +288,7 @@ def adapters_of_targets(
             f"--lora-targets {target_name}: no linear layer has that name; expected some of {', '.join(known_names)}, "
             f"or {ALL_LINEAR}.{suggest(target_name, known_names)}"
         )
-    _check_joined_targets(node_tree, adapters, target_names, extra_parts)
+    _check_joined_targets(node_tree, adapters, target_names, included_parts)
     _check_copied_modules(node_tree, adapters)
     return replace(adapters, targets=frozenset(target_names), joined_layers=joined_projections)
 
@@ -283,7 +299,7 @@ def _default_targets(joined_projections: frozenset[ClassLayer]) -> tuple[str, ..
     return tuple(dict.fromkeys(layers)) or DEFAULT_TARGETS
 
 
-def _check_expert_adapters(node_tree: Node, adapters: LowRankAdapters, extra_parts: frozenset[str]) -> None:
+def _check_expert_adapters(node_tree: Node, adapters: LowRankAdapters, included_parts: frozenset[str]) -> None:
     """Raises `InputError` for expert adapters without PEFT, on quantized experts, or in a model without experts."""
     if not adapters.experts:
         return
@@ -291,7 +307,7 @@ def _check_expert_adapters(node_tree: Node, adapters: LowRankAdapters, extra_par
         raise InputError(f"--lora-experts: {adapters.library} has no such adapters; expected --lora-library peft")
     if adapters.quantized_experts:
         raise InputError("--lora-experts with --quantized-experts: not modelled together; expected one of them")
-    if not any(_expert_layers(node_tree, extra_parts)):
+    if not any(_expert_layers(node_tree, included_parts)):
         raise InputError("--lora-experts: the model has no routed experts; expected no such option")
 
 
@@ -308,10 +324,12 @@ def _check_magnitudes(adapters: LowRankAdapters) -> None:
 
 
 def _check_joined_targets(
-    node_tree: Node, adapters: LowRankAdapters, target_names: Sequence[str], extra_parts: frozenset[str]
+    node_tree: Node, adapters: LowRankAdapters, target_names: Sequence[str], included_parts: frozenset[str]
 ) -> None:
     """Raises `InputError` if targets name only some projections of a layer that the library adapts as a whole."""
-    layers = _joint_layers(linear_layers(node_tree, extra_parts), _library_layer_name) if adapters.is_parallel else ()
+    layers = (
+        _joint_layers(linear_layers(node_tree, included_parts), _library_layer_name) if adapters.is_parallel else ()
+    )
     for joined_layer in layers:
         fused_names = [node_position.node.name for node_position, _ in joined_layer]
         if 0 < len(set(fused_names) & set(target_names)) < len(fused_names):

@@ -86,7 +86,7 @@ class CacheSize:
     def elements(self) -> int:
         """The number of cached elements in format `dtype`: keys, values, latents, without other states."""
         cached_elements: int = self.tree.total(
-            lambda op_use: op_use.cache_bits(2) - op_use.cache_bits(1), RunConfig(self.workload)
+            lambda counted_op: counted_op.cache_bits(2) - counted_op.cache_bits(1), RunConfig(self.workload)
         )
         return cached_elements
 
@@ -111,7 +111,7 @@ class CacheSize:
         return [
             node_position
             for node_position in self.tree.walk(RunConfig(self.workload))
-            if not node_position.optional and node_position.own_cost(cached_bits)
+            if not node_position.optional and node_position.cost_of_operation(cached_bits)
         ]
 
     @property
@@ -135,9 +135,9 @@ class CacheSize:
             )
             group_key = (getattr(op, "kind", STATE), tokens, vector_width)
             layers[group_key] = layers.get(group_key, 0) + node_position.times
-            bits_by_group[group_key] = bits_by_group.get(group_key, 0) + node_position.times * node_position.own_cost(
-                cached_bits
-            )
+            bits_by_group[group_key] = bits_by_group.get(
+                group_key, 0
+            ) + node_position.times * node_position.cost_of_operation(cached_bits)
         return [
             CacheGroup(
                 cache_kind, layers[cache_kind, tokens, vector_width], tokens, vector_width, bits_to_bytes(bit_count)

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from ..algebra import Number, exact_div
 from ..errors import InputError, suggest
-from ..flow.tree import Cost, OpUse
+from ..flow.tree import Cost, CountedOp
 from ..frozen import frozen
 from ..ops import KVCache, State
 from ..units import DTYPE_BITS, DTYPE_NAMES, bits_to_bytes
@@ -64,7 +64,7 @@ class CacheFormat:
     latent: bool = False
 
     @property
-    def of_heads(self) -> bool:
+    def has_scale_per_head(self) -> bool:
         """Whether each head's key or value has a separate scale, which excludes MLA latents."""
         return bool(self.keys.vector_bytes or self.values.vector_bytes)
 
@@ -185,29 +185,29 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
     Raises `InputError` if the format has a scale per head and the cache has entries without heads (MLA latents).
     """
 
-    def cached_bits(op_use: OpUse) -> Number:
-        op = op_use.op
-        if not op_use.has_effect("cache_bits"):
+    def cached_bits(counted_op: CountedOp) -> Number:
+        op = counted_op.op
+        if not counted_op.has_effect("cache_bits"):
             return 0
         if isinstance(op, State):
-            return op_use.cache_bits(max(STATE_BITS, stored_format.keys.bits))
+            return counted_op.cache_bits(max(STATE_BITS, stored_format.keys.bits))
         if stored_format.name in DTYPE_BITS:
-            return op_use.cache_bits(stored_format.keys.bits)
+            return counted_op.cache_bits(stored_format.keys.bits)
         cache_kind = getattr(op, "kind", "cache")
-        remedy = "expected a number format such as fp8, or blocks such as q8_0"
+        remedy_text = "expected a number format such as fp8, or blocks such as q8_0"
         if stored_format.latent and cache_kind not in LATENT_KINDS:
             raise InputError(
                 f"{stored_format.name}: stores the latents of MLA, and the model has a cache of "
-                f"{cache_kind.replace('_', ' ')}; {remedy}"
+                f"{cache_kind.replace('_', ' ')}; {remedy_text}"
             )
-        if isinstance(op, KVCache) and not (stored_format.of_heads and op.kind == "latent_attention"):
-            return exact_div(op_use.cache_bits(1), op.width) * stored_format.bits_per_token(op.vectors)
-        if stored_format.of_heads:
+        if isinstance(op, KVCache) and not (stored_format.has_scale_per_head and op.kind == "latent_attention"):
+            return exact_div(counted_op.cache_bits(1), op.width) * stored_format.bits_per_token(op.vectors)
+        if stored_format.has_scale_per_head:
             raise InputError(
                 f"{stored_format.name}: stores keys and values of heads, and the model's "
                 f"{cache_kind.replace('_', ' ')} "
-                f"holds others; {remedy}"
+                f"holds others; {remedy_text}"
             )
-        return op_use.cache_bits(stored_format.keys.element_bits)
+        return counted_op.cache_bits(stored_format.keys.element_bits)
 
     return cached_bits

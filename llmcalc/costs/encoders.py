@@ -74,7 +74,7 @@ def encoded_inputs(spec: ModelSpec, input_settings: Inputs, batch: int = 1) -> E
         images, (image_height, image_width) = input_settings.images or 1, input_settings.height_and_width
         encoder_name, processor_rule = _encoder_and_rule(spec, "image", "images")
         tower: Any = spec.towers[encoder_name]
-        processor_rule = processor_rule if images == 1 else processor_rule.rule_among_several()
+        processor_rule = processor_rule if images == 1 else processor_rule.rule_for_several_images()
         encoded_input = processor_rule.encode(image_height, image_width, tower.patches.patch_size)
         image_tokens = images * encoded_input.tokens
         encoder_runs += _encoder_runs(spec, encoder_name, encoded_input, batch * images)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..algebra import Number
 from ..errors import InputError
-from ..flow.tree import Cost, Node, OpUse, cost_by_kind
+from ..flow.tree import Cost, CountedOp, Node, cost_by_kind
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import AttentionCore
@@ -20,34 +20,34 @@ from .encoders import EncodedInputs
 from .recomputation import recomputed_flops, skipped_by_early_stop
 
 
-def forward_flops_of(op_use: OpUse) -> Number:
+def forward_flops_of(counted_op: CountedOp) -> Number:
     """Returns an operation's FLOPs in the forward pass."""
-    return op_use.forward_flops()
+    return counted_op.forward_flops()
 
 
-def backward_flops_of(op_use: OpUse) -> Number:
+def backward_flops_of(counted_op: CountedOp) -> Number:
     """Returns an operation's FLOPs in the backward pass, without recomputation."""
-    return op_use.backward_flops()
+    return counted_op.backward_flops()
 
 
-def step_flops_of(op_use: OpUse) -> Number:
+def step_flops_of(counted_op: CountedOp) -> Number:
     """Returns the FLOPs of an operation in the workload: forward, plus backward in training, without recomputation."""
-    forward = op_use.forward_flops()
-    if op_use.run_config is not None and op_use.run_config.phase == "training":
-        return forward + op_use.backward_flops()
+    forward = counted_op.forward_flops()
+    if counted_op.run_config is not None and counted_op.run_config.phase == "training":
+        return forward + counted_op.backward_flops()
     return forward
 
 
-def score_flops_of(op_use: OpUse) -> Number:
+def score_flops_of(counted_op: CountedOp) -> Number:
     """Returns the FLOPs of the query-key and score-value products, without a sparse indexer's products."""
-    is_attention = isinstance(op_use.op, AttentionCore) and "no_grad" not in op_use.roles
-    return step_flops_of(op_use) if is_attention else 0
+    is_attention = isinstance(counted_op.op, AttentionCore) and "no_grad" not in counted_op.roles
+    return step_flops_of(counted_op) if is_attention else 0
 
 
-def index_score_flops_of(op_use: OpUse) -> Number:
+def index_score_flops_of(counted_op: CountedOp) -> Number:
     """Returns the FLOPs of the query-key products with which an indexer selects tokens."""
-    is_indexer = isinstance(op_use.op, AttentionCore) and "no_grad" in op_use.roles
-    return step_flops_of(op_use) if is_indexer else 0
+    is_indexer = isinstance(counted_op.op, AttentionCore) and "no_grad" in counted_op.roles
+    return step_flops_of(counted_op) if is_indexer else 0
 
 
 @frozen
@@ -199,7 +199,7 @@ def run_config_of(
 def flops(
     spec: ModelSpec,
     counted_run: RunConfig | Workload,
-    extra_parts: frozenset[str] = frozenset(),
+    included_parts: frozenset[str] = frozenset(),
     encoded_inputs: EncodedInputs | None = None,
 ) -> FlopCount:
     """Counts the FLOPs of a run; for a workload alone, with eager attention.
@@ -221,4 +221,4 @@ def flops(
         raise InputError(
             f"--context: the {workload.phase} phase has no cached context; expected --phase prefill or decode"
         )
-    return FlopCount(spec, spec.tree(), run_config, extra_parts, encoded_inputs)
+    return FlopCount(spec, spec.tree(), run_config, included_parts, encoded_inputs)

@@ -36,7 +36,7 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
     heads = [
         head_sizes.heads
         for mixer, input_width in _mixers_and_widths(spec)
-        if (head_sizes := _cached_heads(mixer, input_width)) is not None
+        if (head_sizes := _cached_head_sizes(mixer, input_width)) is not None
     ]
     changes_and_functions: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_multi_head_attention)]
     if heads and all(head_count % GROUPS == 0 and head_count > GROUPS for head_count in heads):
@@ -53,7 +53,7 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
         (ModelChange("no_windows", "without windows"), lambda mixer, _: mixer.without_window())
     )
     for model_change, change_mixer in changes_and_functions:
-        changed_spec = with_mixers(spec, change_mixer)
+        changed_spec = with_replaced_mixers(spec, change_mixer)
         if any(
             getattr(changed_spec, field_name) != getattr(spec, field_name) for field_name in type(spec).model_fields
         ):
@@ -65,7 +65,7 @@ def _as_multi_head_attention(mixer: TokenMixer, input_width: int) -> TokenMixer:
     return mixer if head_sizes is None else mixer.with_kv_heads(head_sizes.heads, input_width)
 
 
-def _cached_heads(mixer: TokenMixer, input_width: int) -> HeadSizes | None:
+def _cached_head_sizes(mixer: TokenMixer, input_width: int) -> HeadSizes | None:
     """Returns the heads of a mixer whose cache size depends on key/value heads; None for other mixers."""
     head_sizes = mixer.head_sizes(input_width)
     if head_sizes is None or all(
@@ -75,7 +75,7 @@ def _cached_heads(mixer: TokenMixer, input_width: int) -> HeadSizes | None:
     return head_sizes
 
 
-def with_mixers(spec: ModelSpec, change_mixer: Change) -> ModelSpec:
+def with_replaced_mixers(spec: ModelSpec, change_mixer: Change) -> ModelSpec:
     """Returns the spec after a function `change_mixer` is applied to every token mixer, including cross-attention."""
     return spec.model_copy(
         update={stack_name: _changed_stack(stack, change_mixer, spec) for stack_name, stack in spec.stacks()}
@@ -85,9 +85,12 @@ def with_mixers(spec: ModelSpec, change_mixer: Change) -> ModelSpec:
 def _changed_stack(stack: Stack, change_mixer: Change, spec: ModelSpec) -> Stack:
     input_width = spec.hidden_size if stack.hidden_size is None else stack.hidden_size
     variants = {
-        variant_name: layer.with_mixers(change_mixer, input_width) for variant_name, layer in stack.variants.items()
+        variant_name: layer.with_replaced_mixers(change_mixer, input_width)
+        for variant_name, layer in stack.variants.items()
     }
-    return stack.model_copy(update={"block": stack.block.with_mixers(change_mixer, input_width), "variants": variants})
+    return stack.model_copy(
+        update={"block": stack.block.with_replaced_mixers(change_mixer, input_width), "variants": variants}
+    )
 
 
 def _mixers_and_widths(spec: ModelSpec) -> Iterator[tuple[TokenMixer, int]]:

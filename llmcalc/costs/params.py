@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from ..algebra import Number
-from ..flow.tree import Node, OpUse, cost_by_kind
+from ..flow.tree import CountedOp, Node, cost_by_kind
 from ..frozen import frozen
 from ..model import ModelSpec
 
 
-def total_params_of(op_use: OpUse) -> Number:
+def total_params_of(counted_op: CountedOp) -> Number:
     """Returns the parameters of an operation; a tied weight counts once."""
-    return op_use.params()
+    return counted_op.params()
 
 
-def active_params_of(op_use: OpUse) -> Number:
+def active_params_of(counted_op: CountedOp) -> Number:
     """Returns the active parameters of an operation, which process one token."""
-    return op_use.active_params()
+    return counted_op.active_params()
 
 
-def buffer_elements_of(op_use: OpUse) -> Number:
+def buffer_elements_of(counted_op: CountedOp) -> Number:
     """Returns an operation's non-trainable buffer elements in the checkpoint."""
-    return op_use.buffers()
+    return counted_op.buffers()
 
 
 @frozen
@@ -46,7 +46,7 @@ class ParameterCount:
     @property
     def active_at_least(self) -> Number:
         """Active parameters of a token with the most identity experts; equals `active` without identity experts."""
-        return self.active - self.tree.total(OpUse.max_skipped_params, include=self.include)
+        return self.active - self.tree.total(CountedOp.max_skipped_params, include=self.include)
 
     @property
     def active_evenly(self) -> Number:
@@ -54,7 +54,7 @@ class ParameterCount:
 
         The average is rounded down in each layer.
         """
-        return self.active - self.tree.total(OpUse.mean_skipped_params, include=self.include)
+        return self.active - self.tree.total(CountedOp.mean_skipped_params, include=self.include)
 
     @property
     def buffers(self) -> Number:
@@ -74,7 +74,7 @@ class ParameterCount:
     @property
     def by_component(self) -> dict[str, Number]:
         """Parameters by component. The entries are disjoint and add up to `total`."""
-        return cost_by_kind(self.tree, total_params_of, include=self.include)
+        return cost_by_kind(self.tree, total_params_of, included_parts=self.include)
 
     @property
     def left_out(self) -> dict[str, Number]:
@@ -87,9 +87,9 @@ class ParameterCount:
         return left_out_params
 
 
-def params(spec: ModelSpec, extra_parts: frozenset[str] = frozenset()) -> ParameterCount:
+def params(spec: ModelSpec, included_parts: frozenset[str] = frozenset()) -> ParameterCount:
     """Counts the parameters of a model.
 
-    extra_parts: optional parts to include (`mtp`, `towers`).
+    included_parts: optional parts to include (`mtp`, `towers`).
     """
-    return ParameterCount(spec, spec.tree(), extra_parts)
+    return ParameterCount(spec, spec.tree(), included_parts)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ..algebra import Number, exact_div, times
 from ..errors import InputError
-from ..flow.program import Scope
-from ..flow.tree import OpUse, Place
+from ..flow.program import ModuleScope
+from ..flow.tree import CountedOp, Place
 from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
 from ..ops.products import Conv1d
@@ -18,15 +18,15 @@ SAVES_NOTHING = ("add", "dropout", "hold", "keep", "state", "enter", "leave")
 """Verbs that save no input for the backward pass. Dropout is one of them because published models run without it."""
 
 
-def _attention_flops(op_use: OpUse) -> Number:
+def _attention_flops(counted_op: CountedOp) -> Number:
     """Returns an operation's forward FLOPs of attention scores and weighted values."""
-    is_attention = isinstance(op_use.op, AttentionCore) and "no_grad" not in op_use.roles
-    return op_use.forward_flops() if is_attention else 0
+    is_attention = isinstance(counted_op.op, AttentionCore) and "no_grad" not in counted_op.roles
+    return counted_op.forward_flops() if is_attention else 0
 
 
-def _unsaved_flops(op_use: OpUse) -> Number:
+def _convolution_flops(counted_op: CountedOp) -> Number:
     """Returns an operation's forward FLOPs if it is a convolution, else 0: selective checkpointing recomputes it."""
-    return op_use.forward_flops() if isinstance(op_use.op, Conv1d) else 0
+    return counted_op.forward_flops() if isinstance(counted_op.op, Conv1d) else 0
 
 
 def recomputed_flops(spec: ModelSpec, run_config: RunConfig, included_parts: frozenset[str] = frozenset()) -> Number:
@@ -54,11 +54,11 @@ def recomputed_flops(spec: ModelSpec, run_config: RunConfig, included_parts: fro
         if recompute.core:
             flops_sum += layer.cost_in_model(_attention_flops, included_parts)
         elif recompute.layers:
-            flops_of_op = _unsaved_flops if recompute.saved_operations else OpUse.forward_flops
+            flops_of_op = _convolution_flops if recompute.saved_operations else CountedOp.forward_flops
             flops_sum += times(layer.cost_per_repeat(flops_of_op, included_parts), _recomputed_count(layer, recompute))
         else:
             flops_sum += sum(
-                node_position.cost_in_model(OpUse.forward_flops, included_parts)
+                node_position.cost_in_model(CountedOp.forward_flops, included_parts)
                 for module_path, node_position in _modules_below(layer)
                 if module_path in recompute.nodes
             )
@@ -101,20 +101,20 @@ def skipped_by_early_stop(
     return flops_sum
 
 
-def _value_product_flops(op_use: OpUse) -> Number:
+def _value_product_flops(counted_op: CountedOp) -> Number:
     """Returns an operation's forward FLOPs of weighted values in attention."""
-    if not isinstance(op_use.op, AttentionCore) or "no_grad" in op_use.roles:
+    if not isinstance(counted_op.op, AttentionCore) or "no_grad" in counted_op.roles:
         return 0
-    return exact_div(op_use.forward_flops() * op_use.op.v_dim, op_use.op.qk_dim + op_use.op.v_dim)
+    return exact_div(counted_op.forward_flops() * counted_op.op.v_dim, counted_op.op.qk_dim + counted_op.op.v_dim)
 
 
-def _last_product_flops(module_scope: Scope, node_position: Place) -> Number:
+def _last_product_flops(module_scope: ModuleScope, node_position: Place) -> Number:
     """Counts the FLOPs of a module's last matrix product; 0 if another operation is last."""
     op = _last_product(module_scope)
-    return 0 if op is None else OpUse(op, node_position.roles, node_position.run_config).forward_flops()
+    return 0 if op is None else CountedOp(op, node_position.roles, node_position.run_config).forward_flops()
 
 
-def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, Scope]]:
+def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, ModuleScope]]:
     """Returns (node, program steps) of every kind of layer."""
     node_positions = [
         node_position for node_position in spec.tree().walk(run_config) if node_position.node.kind == "layer"
@@ -141,16 +141,16 @@ def _modules_below(layer: Place, parent_path: str = "") -> Iterator[tuple[str, P
         yield from _modules_below(child_scope, f"{module_path}.")
 
 
-def _scopes_by_path(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
+def _scopes_by_path(module_scope: ModuleScope, parent_path: str = "") -> Iterator[tuple[str, ModuleScope]]:
     """Yields (path relative to the layer, steps) for every module of a layer."""
     for program_item in module_scope.items:
-        if isinstance(program_item, Scope):
+        if isinstance(program_item, ModuleScope):
             module_path = f"{parent_path}{program_item.name}"
             yield module_path, program_item
             yield from _scopes_by_path(program_item, f"{module_path}.")
 
 
-def _last_product(layer: Scope) -> Linear | Conv1d | None:
+def _last_product(layer: ModuleScope) -> Linear | Conv1d | None:
     """Returns a layer's last matrix product or convolution if only additions and dropout follow; otherwise None."""
     last_product = None
     for operation in layer.steps(includes_idle=False):

@@ -34,12 +34,12 @@ class TrainedTensor:
         return self.in_layer and self.tensor.role == "matrix" and len(self.tensor.shape) == 2
 
 
-def trained_tensors(tree: Node, included_parts: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
+def trained_tensors(node_tree: Node, included_parts: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
     """Yields every trained tensor; a tied tensor once, and stacked experts as one tensor."""
-    for node_position in tree.walk():
-        op_use = node_position.use
-        if op_use is not None and not (node_position.optional and node_position.optional not in included_parts):
-            for tensor in op_use.tensors():
+    for node_position in node_tree.walk():
+        counted_op = node_position.use
+        if counted_op is not None and not (node_position.optional and node_position.optional not in included_parts):
+            for tensor in counted_op.tensors():
                 yield TrainedTensor(
                     tensor,
                     node_position.kind,
@@ -50,28 +50,30 @@ def trained_tensors(tree: Node, included_parts: frozenset[str] = frozenset()) ->
 
 
 def tensors_from_layer(
-    tree: Node, first_layer: int, included_parts: frozenset[str] = frozenset()
+    node_tree: Node, first_layer: int, included_parts: frozenset[str] = frozenset()
 ) -> Iterator[TrainedTensor]:
     """Yields the trained tensors of the layers with index `first_layer` and above."""
-    operation_nodes = [node_position for node_position in tree.walk() if node_position.use is not None]
+    operation_nodes = [node_position for node_position in node_tree.walk() if node_position.use is not None]
     for node_position in operation_nodes:
-        layer = _layer_of(node_position)
+        layer = _layer_around_node(node_position)
         if layer is None or (node_position.optional and node_position.optional not in included_parts):
             continue
-        indices = range(int(layer.times)) if layer.node.indices is None else layer.node.indices
+        layer_indices = range(int(layer.times)) if layer.node.indices is None else layer.node.indices
         copy_count = (
-            node_position.times * sum(layer_index >= first_layer for layer_index in indices) // int(layer.times)
+            node_position.times * sum(layer_index >= first_layer for layer_index in layer_indices) // int(layer.times)
         )
         if copy_count and node_position.use is not None:
             for tensor in node_position.use.tensors():
                 yield TrainedTensor(tensor, node_position.kind, copy_count, _path_without_indices(node_position))
 
 
-def layers_of(tree: Node) -> tuple[str, ...]:
+def layers_of(node_tree: Node) -> tuple[str, ...]:
     """Returns the paths of the model's layers, without indices."""
     return tuple(
         dict.fromkeys(
-            _path_without_indices(node_position) for node_position in tree.walk() if node_position.node.kind == "layer"
+            _path_without_indices(node_position)
+            for node_position in node_tree.walk()
+            if node_position.node.kind == "layer"
         )
     )
 
@@ -84,20 +86,20 @@ def _path_without_indices(node_position: Place) -> str:
 
 def is_in_layer(node_position: Place | None) -> bool:
     """Whether a node is inside a transformer layer."""
-    return _layer_of(node_position) is not None
+    return _layer_around_node(node_position) is not None
 
 
-def _layer_of(node_position: Place | None) -> Place | None:
+def _layer_around_node(node_position: Place | None) -> Place | None:
     """Returns the transformer layer around a node; None outside of the layers."""
     while node_position is not None and node_position.node.kind != "layer":
         node_position = node_position.parent
     return node_position
 
 
-def packed_bytes(elements: Number, dtype: str) -> Number:
+def packed_bytes(element_count: Number, dtype: str) -> Number:
     """Returns the bytes of a number of elements, packed for formats below one byte."""
     element_bits = DTYPE_BITS[dtype]
-    return elements * (element_bits // 8) if element_bits % 8 == 0 else bits_to_bytes(elements * element_bits)
+    return element_count * (element_bits // 8) if element_bits % 8 == 0 else bits_to_bytes(element_count * element_bits)
 
 
 def sum_over(tensors: Iterable[TrainedTensor], tensor_quantity: Callable[[ParamTensor], Number]) -> Number:

@@ -18,8 +18,8 @@ from ..simulator.caching_allocator import CachingAllocator
 from ..simulator.event_log import RecordedEvents
 from ..simulator.layer_loops import SHORT_RUN_REPEATS, LayerStack, layer_stacks
 from ..simulator.layer_pattern import RECORDED_REPEATS
-from ..simulator.meter import AllocationPlace, Peak
-from ..simulator.repeat_layers import AllocatorOverhead, NotRepeating, RepeatAnalysis
+from ..simulator.meter import AllocationPlace, MemoryPeak
+from ..simulator.repeat_layers import AllocatorOverhead, NotRepeatingError, RepeatAnalysis
 from ..simulator.replay_result import ReplayResult
 from .cuda_runtime import CONTEXT_SOURCE, CudaRuntime
 from .linear_in_layers import extrapolate_layers, highest_pass, list_places, node_path
@@ -345,7 +345,7 @@ class CountedRun:
                 RepeatAnalysis(recorded_events, self.stacks, self.repeating)
                 for recorded_events in record_replay(short_run_repeats, self.runtime.workspace)
             ]
-        except NotRepeating:
+        except NotRepeatingError:
             self.repeating = []
         layers = sum(layer_stack.layers for layer_stack in self.stacks)
         if layers > MOST_RECORDED_LAYERS:
@@ -450,7 +450,7 @@ def _add_encoders(
         return
     cache_bytes = sum(tensors.bytes for tensors in unreplayed_bytes if tensors.kind == "cache")
     for encoder_peak in encoder_peaks:
-        peak = Peak()
+        peak = MemoryPeak()
         peak.bytes = replay_result.set_up + encoder_peak.bytes
         peak.by_kind = {
             "weights": replay_result.set_up - cache_bytes,
@@ -473,7 +473,7 @@ def module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[
     return [module_peak for phase_peaks in peaks_by_phase.values() for module_peak in phase_peaks]
 
 
-def bytes_by_phase_and_kind(peaks: Mapping[AllocationPlace, Peak]) -> dict[str, Mapping[str, int]]:
+def bytes_by_phase_and_kind(peaks: Mapping[AllocationPlace, MemoryPeak]) -> dict[str, Mapping[str, int]]:
     """Returns the bytes by kind of tensor at each phase's peak, by phase name."""
     bytes_by_phase: dict[str, Mapping[str, int]] = {}
     for phase in MOMENTS:

@@ -19,7 +19,7 @@ from ..ops.recurrent import State
 from ..optional import TOWERS
 from ..parallel.rank_model import RankModel
 from ..simulator.event_log import RecordedEvents
-from ..simulator.lowering import Unsupported
+from ..simulator.lowering import UnsupportedKernel
 from ..workload.execution import AttentionImplementation
 from . import static as resident
 from .cuda_runtime import HOPPER, LARGE_WORKSPACE, CudaRuntime
@@ -94,7 +94,7 @@ class Memory:
 
     @property
     def device(self) -> DeviceMemory:
-        """The device memory on the run's accelerator. Raises `Unsupported` for an operation without a kernel."""
+        """The device memory on the run's accelerator. Raises `UnsupportedKernel` for an operation without a kernel."""
         return self.memory_on(self.runtime)
 
     @property
@@ -118,7 +118,7 @@ class Memory:
             return None
         try:
             return self.with_(attn_implementation="flash").device.device_bytes
-        except Unsupported:
+        except UnsupportedKernel:
             return None
 
     def with_(self, **changes: Any) -> Memory:
@@ -155,7 +155,7 @@ class Memory:
             phase_default = default_attention(self.settings, self.spec)
             try:
                 self._counted[cuda_runtime] = self._count_memory(cuda_runtime, phase_default)
-            except Unsupported:
+            except UnsupportedKernel:
                 if phase_default == "eager" or self.settings.attn_implementation is not None:
                     raise
                 self._counted[cuda_runtime] = self._count_memory(cuda_runtime, "eager")

@@ -22,7 +22,7 @@ from ..simulator.meter import AllocationPlace, Device, Meter, NoMeter
 from ..simulator.profiles.dtensor import DTensorKernels
 from ..simulator.profiles.eager import EagerKernels
 from ..simulator.replay_result import ReplayResult
-from ..simulator.tensor import DTYPES, INT64, Storage, Tensor, counted_as, empty
+from ..simulator.tensor import DTYPES, INT64, Storage, Tensor, count_storages_as, empty
 from ..workload.execution import Execution, LatentForm
 from ..workload.rows import SOURCE, TOKENS
 from ..workload.run_config import RunConfig
@@ -215,7 +215,7 @@ class InferenceRun:
         middle_passes = [ReplayedPass(last_pass.past - first_pass.tokens, first_pass.tokens)] if chunk_count > 2 else []
         for prompt_pass in (first_pass, *middle_passes, *([last_pass] if chunk_count > 1 else [])):
             self._run_lowering(unmetered_lowering, "prefill", prompt_pass)
-        with counted_as(self.meter, "cache"):
+        with count_storages_as(self.meter, "cache"):
             self.lowering.store = {}
             for cache_key, tensors in unmetered_lowering.store.items():
                 self.meter.parameter_path = cache_key
@@ -262,7 +262,7 @@ class InferenceRun:
         self.names.append(pass_name or phase)
         self.meter.place = AllocationPlace(pass_name or phase)
         if self.workspace and not self.workspaces:
-            with counted_as(self.meter, "overhead"):
+            with count_storages_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace))
         self._run_lowering(self.lowering, phase, inference_pass)
         self.meter.place = AllocationPlace("after")
@@ -303,7 +303,7 @@ def replay_inference(
     repeats_by_stack: Mapping[int, int] | None = None,
     workspace: int = 0,
 ) -> ReplayResult:
-    """Replays the allocation of weights and the passes. Raises `Unsupported` for an operation without a kernel.
+    """Replays the allocation of weights and the passes. Raises `UnsupportedKernel` for an operation without a kernel.
 
     In the result, `set_up` counts the weights, and the cache of the prompt if only a decoding step runs. `after` counts
     the cache: logits and token ids are freed. `peaks` lists several chunks of a prompt separately; `highest_pass` joins

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..simulator.layer_loops import SHORT_RUN_REPEATS, LayerStack
-from ..simulator.meter import AllocationPlace, Peak
+from ..simulator.meter import AllocationPlace, MemoryPeak
 from ..simulator.replay_result import ReplayResult
 
 LISTED = 1000
@@ -38,7 +38,7 @@ def extrapolate_layers(
         peaks={allocation_place: peak.copy() for allocation_place, peak in short_run.peaks.items()},
     )
     bytes_per_repeat: dict[AllocationPlace, int] = {}
-    last_peaks: dict[AllocationPlace, Peak] = {}
+    last_peaks: dict[AllocationPlace, MemoryPeak] = {}
     longer_runs = {
         stack_index: replay_run({**short_run_repeats, stack_index: SHORT_RUN_REPEATS + 1})
         for stack_index in short_run_repeats
@@ -100,7 +100,7 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
             return allocation_place._replace(phase=phase_name)
         return None
 
-    peaks: dict[AllocationPlace, Peak] = {}
+    peaks: dict[AllocationPlace, MemoryPeak] = {}
     bytes_per_repeat: dict[AllocationPlace, int] = {}
     for allocation_place, peak in replay_result.peaks.items():
         new_place = under_phase_name(allocation_place)
@@ -111,7 +111,7 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
     return replace(replay_result, peaks=peaks, slopes=bytes_per_repeat)
 
 
-def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, layer_factor: int) -> None:
+def _extrapolate_peak(peak: MemoryPeak, peak_before: MemoryPeak, peak_after: MemoryPeak, layer_factor: int) -> None:
     """Adds the difference `peak_after` − `peak_before`, times `layer_factor`, to `peak`."""
     peak.bytes += layer_factor * (peak_after.bytes - peak_before.bytes)
     for memory_kind in peak.by_kind:

@@ -26,7 +26,7 @@ from ..simulator.offload import Offload
 from ..simulator.profiles.eager import EagerKernels
 from ..simulator.repeat_microbatches import EventMeter
 from ..simulator.replay_result import PHASES, ReplayResult
-from ..simulator.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Dtype, Storage, Tensor, counted_as, empty
+from ..simulator.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Dtype, Storage, Tensor, count_storages_as, empty
 from ..workload.execution import OptimizerImplementation
 from ..workload.recompute import NONE, Recompute
 from ..workload.rows import SOURCE, TOKENS
@@ -202,7 +202,7 @@ class TrainingRun:
 
     def prepare_training(self) -> None:
         """Allocates master weights and gradient buffers."""
-        with counted_as(self.meter, "optimizer"):
+        with count_storages_as(self.meter, "optimizer"):
             for parameter_key, weight in self.lowering.parameters:
                 self.meter.parameter_path = parameter_key
                 self.trained.append(
@@ -218,7 +218,7 @@ class TrainingRun:
         self.parameters: list[Tensor] = [weight for _, weight in self.lowering.parameters]
         self.sums: list[Tensor] = []
         if self.training.gradient_dtype is not None:
-            with counted_as(self.meter, "gradients"):
+            with count_storages_as(self.meter, "gradients"):
                 for parameter_key, weight in self.lowering.parameters:
                     self.meter.parameter_path = parameter_key
                     self.sums.append(empty(self.meter, weight.shape, self.training.gradient_dtype))
@@ -272,7 +272,7 @@ class TrainingRun:
     def next_batch(self) -> None:
         """Allocates the tokens of the next micro-batch."""
         self.meter.place = AllocationPlace("forward")
-        with counted_as(self.meter, "activations"):
+        with count_storages_as(self.meter, "activations"):
             self._batch()
 
     def forward_and_backward(self) -> None:
@@ -317,7 +317,7 @@ class TrainingRun:
     def _take_workspace(self, thread_count: int) -> None:
         """Allocates the workspaces of the first `thread_count` threads, unless already allocated."""
         if self.workspace and len(self.workspaces) < thread_count:
-            with counted_as(self.meter, "overhead"):
+            with count_storages_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace))
 
     def _batch(self) -> None:
@@ -377,7 +377,7 @@ def replay(
     repeats: Mapping[int, int] | None = None,
     workspace: int = 0,
 ) -> ReplayResult:
-    """Replays the set-up and two training steps. Raises `Unsupported` for an operation without a kernel.
+    """Replays the set-up and two training steps. Raises `UnsupportedKernel` for an operation without a kernel.
 
     device: the allocator; None (default) counts bytes of tensors only.
     repeats, workspace: as in `TrainingRun`.

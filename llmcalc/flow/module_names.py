@@ -76,7 +76,7 @@ class ModuleNames:
 
     def __init__(
         self,
-        tree: Node,
+        node_tree: Node,
         spec_kind: str,
         published_names: Mapping[str, str],
         earlier_names: Mapping[str, str] | None = None,
@@ -97,25 +97,37 @@ class ModuleNames:
         text_prefixes = [
             f"{current_name}." for current_name in _split_alternatives(published_names.get("", "")) if current_name
         ]
-        roots = tuple(
+        root_names = tuple(
             dict.fromkeys(
                 (
                     *class_prefixes,
-                    *(f"{prefix}{current_name}" for prefix in class_prefixes for current_name in text_prefixes),
+                    *(
+                        f"{name_prefix}{current_name}"
+                        for name_prefix in class_prefixes
+                        for current_name in text_prefixes
+                    ),
                 )
             )
         )
-        stacks = {child.name: child for child in tree.children if child.is_stack and spec_kind == "encoder-decoder"}
-        other_children = [child for child in tree.children if child.name not in stacks and child.optional != "towers"]
+        stacks = {
+            child.name: child for child in node_tree.children if child.is_stack and spec_kind == "encoder-decoder"
+        }
+        other_children = [
+            child for child in node_tree.children if child.name not in stacks and child.optional != "towers"
+        ]
         if stacks:
-            self._stack_names("", other_children, roots)
+            self._stack_names("", other_children, root_names)
             for current_name, stack in stacks.items():
-                self._stack_names(f"{current_name}.", stack.children, self._side_names(current_name, roots))
+                self._stack_names(
+                    f"{current_name}.", stack.children, self._module_names_of_side(current_name, root_names)
+                )
         else:
             has_one_side = spec_kind == "encoder" or any(
                 table_key.startswith("decoder.") for table_key in published_names
             )
-            self._stack_names("", other_children, self._side_names(spec_kind, roots) if has_one_side else roots)
+            self._stack_names(
+                "", other_children, self._module_names_of_side(spec_kind, root_names) if has_one_side else root_names
+            )
 
     def __call__(self, module_path: str) -> tuple[str, ...]:
         published_names = self._published_names(module_path)
@@ -156,22 +168,26 @@ class ModuleNames:
                 return layers.names(layer_index), layers.parts
         return (), {}
 
-    def _side_names(self, side_name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
+    def _module_names_of_side(self, side_name: str, root_names: tuple[str, ...]) -> tuple[str, ...]:
         side_prefixes = [
-            f"{root}{side_prefix}."
+            f"{root_name}{side_prefix}."
             for side_prefix in _split_alternatives(self._names.get(side_name, side_name))
-            for root in roots
+            for root_name in root_names
         ]
-        return (*roots, *side_prefixes)
+        return (*root_names, *side_prefixes)
 
-    def _stack_names(self, stack_name: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
+    def _stack_names(self, stack_name: str, child_nodes: Sequence[Node], root_names: tuple[str, ...]) -> None:
         """Adds the names of a stack's nodes: layers by module list, and parts before and after the layers."""
-        layers = [child_node for child_node in children if child_node.name == "layers"]
-        predictors = [child_node for child_node in children if child_node.name == "mtp"]
-        for child_node in children:
+        layers = [child_node for child_node in child_nodes if child_node.name == "layers"]
+        mtp_nodes = [child_node for child_node in child_nodes if child_node.name == "mtp"]
+        for child_node in child_nodes:
             if child_node.name not in ("layers", "mtp"):
                 child_names = self._node_names(
-                    child_node, child_node.name, roots, roots, (f"{stack_name}{child_node.name}", child_node.name)
+                    child_node,
+                    child_node.name,
+                    root_names,
+                    root_names,
+                    (f"{stack_name}{child_node.name}", child_node.name),
                 )
                 self._names_outside_layers |= {
                     f"{stack_name}{path}": _add_earlier_names(path, node_names) for path, node_names in child_names
@@ -180,7 +196,7 @@ class ModuleNames:
             layer.label for layer in layers if f"{stack_name}layers.{layer.label}" in self._published_names_by_path
         }
         common_layers = [layer for layer in layers if layer.label not in labels_with_separate_list]
-        for layer in (*layers, *predictors):
+        for layer in (*layers, *mtp_nodes):
             has_separate_list = layer.name == "layers" and layer.label in labels_with_separate_list
             list_key, layer_groups = (
                 (f"{stack_name}layers.{layer.label}", [layer])
@@ -202,7 +218,12 @@ class ModuleNames:
             module_lists = tuple(stack_name for list_name in list_names for stack_name in list_name.split(" & "))
             self._layers.setdefault(f"{stack_name}{layer.name}", []).append(
                 _LayerNames(
-                    frozenset(layer.indices or ()), layer in predictors, layer_numbers, module_lists, roots, part_names
+                    frozenset(layer.indices or ()),
+                    layer in mtp_nodes,
+                    layer_numbers,
+                    module_lists,
+                    root_names,
+                    part_names,
                 )
             )
 
@@ -247,7 +268,7 @@ class ModuleNames:
                     for module_name in _paths_below(option, parent_paths, outer_parents)
                 )
             )
-            parent_alternatives = [_without_parts(option, outer_child_names) for option in alternatives]
+            parent_alternatives = [_modules_without_parts(option, outer_child_names) for option in alternatives]
             child_prefixes = tuple(
                 dict.fromkeys(
                     f"{module_name}."
@@ -304,7 +325,7 @@ class _LayerNames(NamedTuple):
             len(self.numbers) + layer_index if self.are_predictors else self.numbers.get(layer_index, layer_index)
         )
         layer_names = [_layer_name(list_name, layer_number, len(self.numbers)) for list_name in self.lists]
-        full_names = tuple(f"{root}{list_name}" for root in self.roots for list_name in layer_names)
+        full_names = tuple(f"{root_name}{list_name}" for root_name in self.roots for list_name in layer_names)
         return (
             (*full_names, f"mtp.layers.{layer_index}", f"model.mtp.layers.{layer_index}")
             if self.are_predictors
@@ -361,9 +382,9 @@ class Checkpoint:
     earlier: Mapping[str, str]
     prefixes: tuple[str, ...] = WRAPPED
 
-    def names(self, tree: Node, model_kind: str) -> ModuleNames:
+    def names(self, node_tree: Node, model_kind: str) -> ModuleNames:
         """Returns the published module names of a tree. model_kind: the kind of the tree's spec."""
-        return ModuleNames(tree, model_kind, self.modules, self.earlier, self.prefixes)
+        return ModuleNames(node_tree, model_kind, self.modules, self.earlier, self.prefixes)
 
 
 def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None) -> list[list[str]]:
@@ -382,17 +403,19 @@ def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None)
     ]
     if separate_words is None:
         return options
-    first_names = [word.removeprefix(".") for word in separate_words]
+    first_names = [module_word.removeprefix(".") for module_word in separate_words]
     alternatives = [
         option
         for option in options
         if len(option) > 1
-        and any(f"{word}.".startswith(f"{module_name}.") for word in first_names for module_name in option)
+        and any(
+            f"{module_word}.".startswith(f"{module_name}.") for module_word in first_names for module_name in option
+        )
     ]
     return alternatives or [option for option in options if len(option) == 1] or options
 
 
-def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
+def _modules_without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
     """Returns an alternative's modules, without the modules that are themselves parts of the node."""
     if len(option) == 1:
         return option
@@ -404,8 +427,8 @@ def _paths_below(
 ) -> Iterator[str]:
     """Yields the module paths of `names` below parent modules. A name with a leading dot is below `outer_parents`."""
     for module_name in module_names:
-        for prefix in outer_parents if module_name.startswith(".") else parent_paths:
-            yield prefix + module_name.removeprefix(".")
+        for name_prefix in outer_parents if module_name.startswith(".") else parent_paths:
+            yield name_prefix + module_name.removeprefix(".")
 
 
 def _name_pattern(current_name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
@@ -423,9 +446,9 @@ def _add_earlier_names(path: str, published_names: tuple[str, ...]) -> tuple[str
 
     A stacked tensor of experts also has the name of its module, which has no linear layers.
     """
-    *ancestors, last_name = path.split(".")
+    *outer_names, last_name = path.split(".")
     known_names = list(published_names)
-    if ancestors and ancestors[-1] == "experts":
+    if outer_names and outer_names[-1] == "experts":
         expert_modules = [
             module_name.rpartition(".")[0]
             for module_name in published_names

@@ -55,7 +55,7 @@ class Step:
         self.about: Mapping[str, Any] = node_fields or {}
 
 
-class Scope:
+class ModuleScope:
     """A module of a program: steps, inner scopes and alternatives, in execution order.
 
     about: fields of its node.
@@ -117,16 +117,16 @@ class Scope:
 
     def node(self) -> Node:
         """Returns the tree node of this scope, with the nodes of all nested scopes."""
-        op, forms, children = _nodes_of_items(self.items)
-        return Node(self.name, op, tuple(children), forms=forms, **self.about)
+        op, ops_by_form, child_nodes = _nodes_of_items(self.items)
+        return Node(self.name, op, tuple(child_nodes), forms=ops_by_form, **self.about)
 
-    def scopes(self) -> Iterator[Scope]:
+    def scopes(self) -> Iterator[ModuleScope]:
         """Yields this scope and all nested scopes in order; of alternative branches, only the first."""
         yield self
         for program_item in self.items:
-            if isinstance(program_item, Scope):
+            if isinstance(program_item, ModuleScope):
                 yield from program_item.scopes()
-            elif isinstance(program_item, Alternatives):
+            elif isinstance(program_item, AlternativeBranches):
                 _, *inner_scopes = next(iter(program_item.branches.values())).scopes()
                 yield from inner_scopes
 
@@ -136,7 +136,7 @@ class Scope:
         includes_idle: whether to include steps that no pass runs, true by default.
         """
         for program_item in self.items:
-            if isinstance(program_item, Alternatives):
+            if isinstance(program_item, AlternativeBranches):
                 yield from next(iter(program_item.branches.values())).steps(includes_idle)
             elif not includes_idle and program_item.about.get("role") in NEVER_RUN:
                 continue
@@ -146,7 +146,7 @@ class Scope:
                 yield from program_item.steps(includes_idle)
 
 
-class Alternatives:
+class AlternativeBranches:
     """Alternative computations of one value, by form name; the first branch is the default.
 
     All branches have the same nodes with the same parameters.
@@ -154,62 +154,62 @@ class Alternatives:
 
     __slots__ = ("branches",)
 
-    def __init__(self, branches: dict[str, Scope]) -> None:
-        self.branches: dict[str, Scope] = branches
+    def __init__(self, branch_scopes: dict[str, ModuleScope]) -> None:
+        self.branches: dict[str, ModuleScope] = branch_scopes
 
 
-Item: TypeAlias = Step | Scope | Alternatives
+Item: TypeAlias = Step | ModuleScope | AlternativeBranches
 
 
-def every_step(program_items: Iterable[Item]) -> Iterator[Step]:
+def all_steps(program_items: Iterable[Item]) -> Iterator[Step]:
     """Yields all steps of a program's items and nested scopes, in every alternative branch."""
     for program_item in program_items:
         if isinstance(program_item, Step):
             yield program_item
-        elif isinstance(program_item, Alternatives):
+        elif isinstance(program_item, AlternativeBranches):
             for branch in program_item.branches.values():
-                yield from every_step(branch.items)
+                yield from all_steps(branch.items)
         else:
-            yield from every_step(program_item.items)
+            yield from all_steps(program_item.items)
 
 
 def _nodes_of_items(program_items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
     """Returns the scope's operation, the operations of its other forms by form name, and the child nodes."""
     op: Op | None = None
-    forms: dict[str, Op] = {}
-    children: list[Node] = []
+    ops_by_form: dict[str, Op] = {}
+    child_nodes: list[Node] = []
     for program_item in program_items:
-        if isinstance(program_item, Scope) and program_item.list_index:
-            i, first_copy = next((i, child) for i, child in enumerate(children) if child.name == program_item.name)
-            children[i] = replace(
+        if isinstance(program_item, ModuleScope) and program_item.list_index:
+            i, first_copy = next((i, child) for i, child in enumerate(child_nodes) if child.name == program_item.name)
+            child_nodes[i] = replace(
                 first_copy, repeat=program_item.list_index + 1, indices=range(program_item.list_index + 1)
             )
-        elif isinstance(program_item, Scope):
-            children.append(program_item.node())
-        elif isinstance(program_item, Alternatives):
+        elif isinstance(program_item, ModuleScope):
+            child_nodes.append(program_item.node())
+        elif isinstance(program_item, AlternativeBranches):
             branch_op, branch_forms, branch_children = _merge_forms(program_item)
-            op, forms = (op, forms) if branch_op is None else (branch_op, branch_forms)
-            children += branch_children
+            op, ops_by_form = (op, ops_by_form) if branch_op is None else (branch_op, branch_forms)
+            child_nodes += branch_children
         elif program_item.name:
             is_fused = bool(program_item.options.get("fused"))
-            children.append(Node(program_item.name, program_item.op, is_fused=is_fused, **program_item.about))
+            child_nodes.append(Node(program_item.name, program_item.op, is_fused=is_fused, **program_item.about))
         elif program_item.op is not None:
             op = program_item.op
-    return op, forms, children
+    return op, ops_by_form, child_nodes
 
 
-def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[Node]]:
+def _merge_forms(alternatives: AlternativeBranches) -> tuple[Op | None, dict[str, Op], list[Node]]:
     """Returns the nodes of the first form, and stores in each node its operations in the other forms."""
     (_, first_branch), *other_branches = alternatives.branches.items()
     other_nodes = [(form_name, _nodes_of_items(branch.items)) for form_name, branch in other_branches]
-    op, forms, children = _nodes_of_items(first_branch.items)
-    forms |= {
+    op, ops_by_form, child_nodes = _nodes_of_items(first_branch.items)
+    ops_by_form |= {
         form_name: other_op
         for form_name, (other_op, _, _) in other_nodes
         if other_op is not None and not _are_equal_ops(other_op, op)
     }
     merged_children = []
-    for child in children:
+    for child in child_nodes:
         nodes_by_form = {
             form_name: next(form_node for form_node in form_nodes if form_node.name == child.name)
             for form_name, (_, _, form_nodes) in other_nodes
@@ -222,7 +222,7 @@ def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], 
         merged_children.append(
             Node(**{**_fields_of_node(child), "forms": {**child.forms, **different_ops}}) if different_ops else child
         )
-    return op, forms, merged_children
+    return op, ops_by_form, merged_children
 
 
 def _are_equal_ops(op: Op, other_op: Op | None) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 from ..algebra import Number
 from ..ops.base import Op
 from .axis import Axis, Shape, element_count
-from .program import Alternatives, Scope, Step
+from .program import AlternativeBranches, ModuleScope, Step
 from .tree import Node, Role
 from .value import Value, Weight
 
@@ -43,8 +43,8 @@ class Recorder:
     has_output = True
 
     def __init__(self, model_name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
-        self.root: Scope = Scope(model_name, {})
-        self.here: Scope = self.root
+        self.root: ModuleScope = ModuleScope(model_name, {})
+        self.here: ModuleScope = self.root
         self.causal: bool = causal
         self.memory = memory
         self.result: Value | None = None
@@ -57,13 +57,13 @@ class Recorder:
         self._is_counted_whole = False
 
     @contextmanager
-    def scope(self, scope_name: str, *, is_counted_whole: bool = False, **node_fields: Any) -> Iterator[Scope]:
+    def scope(self, scope_name: str, *, is_counted_whole: bool = False, **node_fields: Any) -> Iterator[ModuleScope]:
         """Records the operations inside a `with` block as operations of a named module.
 
         is_counted_whole: whether everything inside is counted under its kind. node_fields: fields of its node.
         """
         outer_scope, was_counted_whole = self.here, self._is_counted_whole
-        self.here = Scope(scope_name, self._node_fields(node_fields))
+        self.here = ModuleScope(scope_name, self._node_fields(node_fields))
         outer_scope.items.append(self.here)
         self._is_counted_whole = was_counted_whole or is_counted_whole
         try:
@@ -153,12 +153,12 @@ class Recorder:
 
         Returns the value of the first form; each branch's scope has its own.
         """
-        outer_scope, scopes = self.here, dict[str, Scope]()
+        outer_scope, scopes = self.here, dict[str, ModuleScope]()
         for form_name, branch in branches.items():
-            self.here = scopes[form_name] = Scope(form_name, {})
+            self.here = scopes[form_name] = ModuleScope(form_name, {})
             self.here.output = branch()
         self.here = outer_scope
-        outer_scope.items.append(Alternatives(scopes))
+        outer_scope.items.append(AlternativeBranches(scopes))
         first_scope, *_ = scopes.values()
         assert first_scope.output is not None
         return first_scope.output

@@ -42,9 +42,9 @@ ABSENT: Mapping[Role, frozenset[str]] = {
 
 
 @cache
-def _excluded_effects(roles: frozenset[Role]) -> frozenset[str]:
+def _excluded_effects(node_roles: frozenset[Role]) -> frozenset[str]:
     """Returns the effects (parameters, FLOPs, …) excluded from the counts of a node with these roles."""
-    return frozenset().union(*(ABSENT[role] for role in roles))
+    return frozenset().union(*(ABSENT[role] for role in node_roles))
 
 
 @frozen(slots=True, repr=False)
@@ -95,12 +95,12 @@ class Node:
     def with_effect(self, effect: str) -> Node:
         """Returns the tree without the nodes that cannot have an effect, such as parameters; the totals stay equal."""
         reduced_children = (child_node.with_effect(effect) for child_node in self.children)
-        children = tuple(
+        child_nodes = tuple(
             reduced_child
             for reduced_child in reduced_children
             if reduced_child.children or reduced_child._can_have_effect(effect)
         )
-        return replace(self, children=children)
+        return replace(self, children=child_nodes)
 
     def _can_have_effect(self, effect: str) -> bool:
         return self.op is not None and any(effect in op.effects for op in (self.op, *self.forms.values()))
@@ -122,10 +122,10 @@ class Node:
         return self.place(run_config).total(cost, include)
 
     def cost_per_repeat(
-        self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()
+        self, cost: Cost, run_config: RunConfig | None = None, included_parts: frozenset[str] = frozenset()
     ) -> Number:
         """Returns the cost of one repeat of this node, which includes all nodes below."""
-        return self.place(run_config).cost_per_repeat(cost, include)
+        return self.place(run_config).cost_per_repeat(cost, included_parts)
 
 
 @frozen
@@ -179,33 +179,33 @@ class Place:
             yield from child_node.walk()
 
     @property
-    def use(self) -> OpUse | None:
+    def use(self) -> CountedOp | None:
         """Returns the node's primitive operation with its roles and run config; None for a group of nodes."""
-        return _primitive_use(self.node, self.roles, self.run_config)
+        return _counted_primitive(self.node, self.roles, self.run_config)
 
-    def own_cost(self, cost: Cost) -> Number:
+    def cost_of_operation(self, cost: Cost) -> Number:
         """Returns the cost of one repeat of this node's operation, without child nodes."""
-        op_use = self.use
-        return 0 if op_use is None else cost(op_use)
+        counted_op = self.use
+        return 0 if counted_op is None else cost(counted_op)
 
-    def cost_per_repeat(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
+    def cost_per_repeat(self, cost: Cost, included_parts: frozenset[str] = frozenset()) -> Number:
         """Returns the cost of one repeat of the node, which includes all nodes below.
 
-        include: the optional parts below it that are counted.
+        included_parts: the optional parts below it that are counted.
         """
-        return _cost_per_repeat(self.node, self.roles, self.run_config, cost, include)
+        return _cost_per_repeat(self.node, self.roles, self.run_config, cost, included_parts)
 
     def total(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
         """Returns the cost of all repeats of the node within one copy of the parent."""
         return times(self.cost_per_repeat(cost, include), self.node.repeat)
 
-    def cost_in_model(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
+    def cost_in_model(self, cost: Cost, included_parts: frozenset[str] = frozenset()) -> Number:
         """Returns the cost of all copies of the node in the model."""
-        return times(self.cost_per_repeat(cost, include), self.times)
+        return times(self.cost_per_repeat(cost, included_parts), self.times)
 
 
 @frozen(slots=True)
-class OpUse:
+class CountedOp:
     """A primitive operation, with the roles of its node and the run config for its costs.
 
     A cost that it lacks, or that its roles exclude, is 0.
@@ -254,44 +254,44 @@ class OpUse:
         return self._effect_or_zero("mean_skipped_params")
 
 
-def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> OpUse | None:
+def _counted_primitive(node: Node, node_roles: frozenset[Role], run_config: RunConfig | None) -> CountedOp | None:
     """Returns the primitive operation that runs at a node with these roles; None for a group of nodes."""
     op = node.op
     if op is None:
         return None
     if node.forms and run_config is not None:
         op = node.forms.get(run_config.execution.form(("", *node.forms), run_config.workload), op)
-    return OpUse(op, roles, run_config)
+    return CountedOp(op, node_roles, run_config)
 
 
 def _cost_per_repeat(
-    node: Node, roles: frozenset[Role], run_config: RunConfig | None, cost: Cost, include: frozenset[str]
+    node: Node, node_roles: frozenset[Role], run_config: RunConfig | None, cost: Cost, included_parts: frozenset[str]
 ) -> Number:
     """Returns the cost of one repeat of a node for the given roles, which includes all nodes below."""
-    op_use = _primitive_use(node, roles, run_config)
-    total_cost: Number = 0 if op_use is None else cost(op_use)
+    counted_op = _counted_primitive(node, node_roles, run_config)
+    total_cost: Number = 0 if counted_op is None else cost(counted_op)
     for child_node in node.children:
-        if not child_node.optional or child_node.optional in include:
-            child_roles = roles if child_node.role == "own" else roles | {child_node.role}
-            cost_below = _cost_per_repeat(child_node, child_roles, run_config, cost, include)
+        if not child_node.optional or child_node.optional in included_parts:
+            child_roles = node_roles if child_node.role == "own" else node_roles | {child_node.role}
+            cost_below = _cost_per_repeat(child_node, child_roles, run_config, cost, included_parts)
             if not is_zero(cost_below):
                 total_cost = add(total_cost, times(cost_below, child_node.repeat))
     return total_cost
 
 
-Cost: TypeAlias = Callable[[OpUse], Number]
+Cost: TypeAlias = Callable[[CountedOp], Number]
 """A cost function of a primitive in its place: `cost(use)`."""
 
 
 def cost_by_kind(
-    root: Node, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()
+    root_node: Node, cost: Cost, run_config: RunConfig | None = None, included_parts: frozenset[str] = frozenset()
 ) -> dict[str, Number]:
     """Returns the summed cost of each kind of component; the sums add up to the total of the tree."""
     costs_by_kind: dict[str, Number] = {}
-    for node_position in root.walk(run_config):
-        if node_position.optional and node_position.optional not in include:
+    for node_position in root_node.walk(run_config):
+        if node_position.optional and node_position.optional not in included_parts:
             continue
-        cost_of_node = times(node_position.own_cost(cost), node_position.times)
+        cost_of_node = times(node_position.cost_of_operation(cost), node_position.times)
         if not is_zero(cost_of_node):
             costs_by_kind[node_position.kind] = add(costs_by_kind.get(node_position.kind, 0), cost_of_node)
     return costs_by_kind

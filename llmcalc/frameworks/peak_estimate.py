@@ -18,8 +18,8 @@ from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.training import TrainingConfig
 from ..errors import InputError
-from ..flow.program import Scope
-from ..flow.tree import OpUse, Place
+from ..flow.program import ModuleScope
+from ..flow.tree import CountedOp, Place
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import ExpertLinear
@@ -155,13 +155,15 @@ class BytesPerParameter(NamedTuple):
     adamw_extra: float = 0
 
 
-def parameters_in_padded_rows(shard_count: int, op_use: OpUse) -> Number:
+def parameters_in_padded_rows(shard_count: int, counted_op: CountedOp) -> Number:
     """Returns the number of parameters, with rows padded to a multiple of the shards."""
-    parameter_count = op_use.params()
+    parameter_count = counted_op.params()
     if not parameter_count:
         return 0
     padded_tensors = (
-        (tensor, ceil_div(tensor.shape[0], shard_count) * shard_count) for tensor in op_use.tensors() if tensor.shape
+        (tensor, ceil_div(tensor.shape[0], shard_count) * shard_count)
+        for tensor in counted_op.tensors()
+        if tensor.shape
     )
     return parameter_count + sum(
         exact_div(times(tensor.size, padded_rows - tensor.shape[0]), tensor.shape[0])
@@ -226,12 +228,15 @@ class PeakEstimate:
         return sum(layer_stack.num_hidden_layers for _, layer_stack in self.spec.stacks())
 
     @cached_property
-    def layer_kinds(self) -> list[Scope]:
+    def layer_kinds(self) -> list[ModuleScope]:
         """The type of each layer of the model, the encoder's layers first."""
         root = self.spec.shared_program.root
-        parent_scopes = [root, *(layer for layer in root.items if isinstance(layer, Scope) and layer.name in STACKS)]
+        parent_scopes = [
+            root,
+            *(layer for layer in root.items if isinstance(layer, ModuleScope) and layer.name in STACKS),
+        ]
         stack_layers = [
-            [layer for layer in stack_scope.items if isinstance(layer, Scope) and layer.name == "layers"]
+            [layer for layer in stack_scope.items if isinstance(layer, ModuleScope) and layer.name == "layers"]
             for stack_scope in parent_scopes
         ]
         return [layer_kind for layer_scopes in stack_layers if layer_scopes for layer_kind in layer_kinds(layer_scopes)]
@@ -447,7 +452,7 @@ class PeakEstimate:
         return StageParameters(
             dense=parameter_count,
             experts=sum(
-                times(tree_node.own_cost(count_parameters), tree_node.times)
+                times(tree_node.cost_of_operation(count_parameters), tree_node.times)
                 for tree_node in tree_nodes
                 if _has_routed_experts(tree_node)
             ),
@@ -456,11 +461,13 @@ class PeakEstimate:
             largest_layer=max(
                 (tree_node.cost_per_repeat(count_parameters, self.include) for tree_node in layers), default=0
             ),
-            largest_tensor=max(tree_node.own_cost(count_parameters) for tree_node in tree_nodes),
-            largest_in_layers=max((tree_node.own_cost(count_parameters) for tree_node in layer_nodes), default=0),
+            largest_tensor=max(tree_node.cost_of_operation(count_parameters) for tree_node in tree_nodes),
+            largest_in_layers=max(
+                (tree_node.cost_of_operation(count_parameters) for tree_node in layer_nodes), default=0
+            ),
             largest_matrix=max(
                 (
-                    tree_node.own_cost(count_parameters)
+                    tree_node.cost_of_operation(count_parameters)
                     for tree_node in layer_nodes
                     if not _has_routed_experts(tree_node)
                 ),
@@ -623,7 +630,7 @@ class RingChunk(ModelChunk):
 
 
 def make_pass_measurement(spec: ModelSpec, training_config: TrainingConfig) -> MeasurePasses:
-    """Returns a function that measures the memory of passes with torch's kernels. Raises `Unsupported`."""
+    """Returns a function that measures the memory of passes with torch's kernels. Raises `UnsupportedKernel`."""
 
     def measure_passes(layout: Layout, stage: Stage, repeat_counts: Sequence[int | None]) -> list[MicroBatchBytes]:
         memory_meter = Meter()

@@ -57,7 +57,7 @@ class AttentionCore(Op):
         if run_config.pairs == "full":
             return new_tokens * (new_tokens + self._cached_keys(past_tokens, run_config))
         if not self.causal:
-            pair_count = _centred_pairs(new_tokens, self.window)
+            pair_count = _centred_window_pairs(new_tokens, self.window)
             return (
                 pair_count
                 if is_zero(past_tokens)
@@ -215,7 +215,7 @@ def _pairs_in_squares(run_config: RunConfig, square_side: Number, rows: Rows) ->
     return pair_count
 
 
-def _centred_pairs(tokens: Number, window: Number) -> Number:
+def _centred_window_pairs(tokens: Number, window: Number) -> Number:
     """Returns the number of allowed pairs of n tokens, each with a window centred on it; n² without a window."""
     if window is None:
         return tokens * tokens

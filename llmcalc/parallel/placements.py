@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ..algebra import Number, exact_div, times
 from ..errors import InputError
-from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
+from ..flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
 from ..flow.value import Value
 from ..workload.recompute import NONE, Recompute
 from ..workload.rows import ONCE, SEQUENCES, RoutedRows, Rows, SourceTokenRows, TokenRows
@@ -147,7 +147,7 @@ class Placements:
     def _run_items(self, program_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
         """Runs through a module's operations. repeat_count: how often the module runs."""
         for program_item in program_items:
-            if isinstance(program_item, Alternatives):
+            if isinstance(program_item, AlternativeBranches):
                 self._run_items(next(iter(program_item.branches.values())).items, module_path, repeat_count)
                 continue
             item_attributes = program_item.about
@@ -179,7 +179,7 @@ class Placements:
             if item_attributes.get("kind") == "layer":
                 self._repeat_recomputed(message_count, program_item)
 
-    def _repeat_recomputed(self, first_message_index: int, layer: Scope) -> None:
+    def _repeat_recomputed(self, first_message_index: int, layer: ModuleScope) -> None:
         """Adds the messages that a recomputed layer repeats before the backward pass.
 
         first_message_index: number of messages before the layer. The newer form of checkpointing stops at the last

@@ -55,7 +55,7 @@ class RankModel(ModelSpec):
         copied_model._divided_model = None
         return copied_model
 
-    def with_symbols(self, symbolic_layout: Layout) -> RankModel:
+    def layer_with_symbols(self, symbolic_layout: Layout) -> RankModel:
         """Returns the same rank with symbols as group sizes."""
         symbolic_model = self.model_copy()
         symbolic_model._symbolic_layout = symbolic_layout

@@ -17,7 +17,7 @@ from ..algebra import Number
 from ..components.towers import record_towers
 from ..errors import InputError
 from ..flow.axis import Axis, JoinedShapes, Shape
-from ..flow.program import Alternatives, Item, Scope, Step
+from ..flow.program import AlternativeBranches, Item, ModuleScope, Step
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..flow.verbs.weights import Index
@@ -233,7 +233,7 @@ class RankFlow(Flow):
         return argument
 
     @contextmanager
-    def scope(self, scope_name: str, *, is_counted_whole: bool = False, **about: Any) -> Iterator[Scope]:
+    def scope(self, scope_name: str, *, is_counted_whole: bool = False, **about: Any) -> Iterator[ModuleScope]:
         self.path.append(scope_name)
         rank_axes = self.rank_axes
         if self.whole_towers and about.get("optional") == TOWERS.name:
@@ -312,7 +312,9 @@ class RankFlow(Flow):
         """Records the pipeline stage's copy of the embedding, before the module that reads the embedding."""
         reading_scope = self.root.items[-1]
         scope_attributes = (
-            {} if isinstance(reading_scope, Alternatives) else {"optional": reading_scope.about.get("optional", "")}
+            {}
+            if isinstance(reading_scope, AlternativeBranches)
+            else {"optional": reading_scope.about.get("optional", "")}
         )
         op = ops.Embedding(table_weight.ins[0].size, self.element_count(table_weight.out))
         self.root.items.insert(
@@ -394,7 +396,7 @@ class RankFlow(Flow):
         tower_scopes = [
             scope_item
             for scope_item in items_after_layers
-            if isinstance(scope_item, Scope) and scope_item.about.get("optional") == TOWERS.name
+            if isinstance(scope_item, ModuleScope) and scope_item.about.get("optional") == TOWERS.name
         ]
         items_before_layers = (
             [*items_before_layers, *tower_scopes]
@@ -602,7 +604,7 @@ def no_pipeline_reason(spec: ModelSpec) -> str:
         return "a pipeline of an encoder-decoder is not modelled"
     if spec.main.shared_layers:
         return "a pipeline of layers that share parameters is not modelled"
-    borrowed_field = next(filter(None, (layer.borrowing_field() for layer in spec.main.layers_by_kind().values())), "")
+    borrowed_field = next(filter(None, (layer.dependency_field() for layer in spec.main.layers_by_kind().values())), "")
     if borrowed_field:
         return (
             f"a pipeline of layers with {borrowed_field}, which need what is computed outside of them, is not modelled"

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from ..algebra import Number, ceil_div, times
-from ..flow.program import Alternatives, Item, Step
+from ..flow.program import AlternativeBranches, Item, Step
 from ..ops.base import ParamTensor
 from .rank_program import RankFlow, is_divided
 
@@ -61,7 +61,7 @@ def _weight_shards(
 ) -> Iterator[WeightShard]:
     """Yields the parameters of a program's items. expert_groups: whether experts have separate replica groups."""
     for scope_item in program_items:
-        if isinstance(scope_item, Alternatives):
+        if isinstance(scope_item, AlternativeBranches):
             yield from _weight_shards(
                 next(iter(scope_item.branches.values())).items,
                 module_path,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..reports.palette import BOUNDS, FAINT, INK
-from ..reports.seconds import BOUND_NAMES, FACTORS, PART_NAMES, duration_text, range_ends_text, unit_of
+from ..reports.seconds import BOUND_NAMES, FACTORS, PART_NAMES, duration_text, duration_unit, range_ends_text
 from ..studies.timed_run import TimedNode, TimedRun
 from .figure import draw_heading, in_llmcalc_style, is_narrow, new_figure
 from .labels import escape_label
@@ -83,7 +83,7 @@ def _time_axis(ax: Axes, bar_names: list[str], time_unit: str) -> None:
 
 def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]]) -> None:
     """Draws a bar of the estimated seconds by bound, with a whisker for the range, and the parts of the time."""
-    time_unit = unit_of(timed_run.seconds)
+    time_unit = duration_unit(timed_run.seconds)
     seconds_per_unit, bar_start = FACTORS[time_unit], 0.0
     for time_bound, seconds in timed_run.bounds.items():
         ax.barh(
@@ -104,7 +104,7 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
 
 def draw_nodes(ax: Axes, timed_run: TimedRun, node_bars: list[tuple[str, TimedNode]]) -> None:
     """Draws a bar for each node of the model and each part of the run, in the colours of the bounds."""
-    time_unit = unit_of(node_bars[0][1].seconds)
+    time_unit = duration_unit(node_bars[0][1].seconds)
     factor = FACTORS[time_unit]
     for row_index, (_, node) in enumerate(node_bars):
         bar_start = 0.0

@@ -107,14 +107,14 @@ class VerifyQuestion:
         Raises `InputError` for a model that cannot be compared; with --all it is skipped.
         """
         from ..reports.verify import report
-        from ..simulator.lowering import Unsupported
+        from ..simulator.lowering import UnsupportedKernel
 
         verify_result = VerifyResult([], {})
         for model_target in model_targets:
             try:
                 verify_result.verdicts.append(self._verdict_of_model(read_model(model_target)))
             except InputError as error:
-                if not self.everything or (self.against == "reference" and not isinstance(error, Unsupported)):
+                if not self.everything or (self.against == "reference" and not isinstance(error, UnsupportedKernel)):
                     raise
                 verify_result.skipped[model_target] = str(error).removeprefix(f"{model_target}: ")
         is_verified = bool(verify_result.verdicts) and all(verdict.ok for verdict in verify_result.verdicts)

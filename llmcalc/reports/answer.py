@@ -115,8 +115,8 @@ def _answer_heading(report: Report) -> str:
     answer_table: Table = next((candidate for candidate in tables if candidate.answer), tables[0])
     if answer_table.heading:
         return answer_table.heading
-    documents = report.data if isinstance(report.data, list) else [report.data]
-    models = [document["model"] for document in documents if "model" in document]
-    names = [model.get("title") or model["name"] for model in models]
-    more_text = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-    return f"{', '.join(names[:SHOWN_NAMES])}{more_text}" or type(report).__name__
+    json_documents = report.data if isinstance(report.data, list) else [report.data]
+    models = [json_document["model"] for json_document in json_documents if "model" in json_document]
+    model_names = [model.get("title") or model["name"] for model in models]
+    more_text = f" and {len(model_names) - SHOWN_NAMES} more" if len(model_names) > SHOWN_NAMES else ""
+    return f"{', '.join(model_names[:SHOWN_NAMES])}{more_text}" or type(report).__name__

@@ -27,9 +27,9 @@ class TextBar(NamedTuple):
     length: int = WIDTH
 
 
-def share_bar(bar: TextBar) -> str:
+def share_bar(text_bar: TextBar) -> str:
     """Returns a text bar for a fraction of a total. A fraction above 0 is drawn at least as a thin line."""
-    return "█" * round(bar.part * bar.length) or ("▏" if bar.part > 0 else "")
+    return "█" * round(text_bar.part * text_bar.length) or ("▏" if text_bar.part > 0 else "")
 
 
 def timeline_bar(byte_counts: Sequence[int], maximum: int) -> str:

@@ -35,119 +35,134 @@ COLUMNS = (
 WRITE: dict[str, Callable[[Any], str]] = {"count": units.count, "FLOPs": units.flops, "bytes": units.memory}
 
 
-def report(file_name: str, checks: list[BudgetCheck]) -> Report:
+def report(file_name: str, budget_checks: list[BudgetCheck]) -> Report:
     """Returns the report of checked values: data, and a table for each model. file_name: the budget file's name."""
-    broken_count = count_violations(checks)
-    success_text = f"all {len(checks)} bounds hold" if len(checks) > 1 else "the bound holds"
-    headline_text = f"{plural(broken_count, 'bound')} of {len(checks)} broken" if broken_count else success_text
-    warnings = without_repetitions(f"{check.target}: {check.warning}" for check in checks if check.warning)
-    has_memory = any(check.key in ("memory", "fits") for check in checks)
+    broken_count = count_violations(budget_checks)
+    success_text = f"all {len(budget_checks)} bounds hold" if len(budget_checks) > 1 else "the bound holds"
+    headline_text = f"{plural(broken_count, 'bound')} of {len(budget_checks)} broken" if broken_count else success_text
+    warnings = without_repetitions(
+        f"{budget_check.target}: {budget_check.warning}" for budget_check in budget_checks if budget_check.warning
+    )
+    has_memory = any(budget_check.key in ("memory", "fits") for budget_check in budget_checks)
     memory_note = "memory: that of one device, which has to fit (device_bytes); without a phase inference"
-    if not checks:
+    if not budget_checks:
         headline_text = "no such file"
         warnings = [f"no {file_name}, so no bound is checked"]
     notes = [*warnings, memory_note if has_memory else ""]
-    target_names = dict.fromkeys(check.target for check in checks)
+    target_names = dict.fromkeys(budget_check.target for budget_check in budget_checks)
     model_tables = [
-        Table(model_target, COLUMNS, _rows_of_model(model_target, checks), name="bounds", target=model_target)
+        Table(
+            model_target, COLUMNS, _bound_rows_of_model(model_target, budget_checks), name="bounds", target=model_target
+        )
         for model_target in target_names
     ]
     summary_table = Table(file_name, COLUMNS, [], answer=headline_text, name="bounds")
     return Report(
-        _budget_data(file_name, checks), with_notes_below([summary_table, *model_tables], notes), warnings=warnings
+        _budget_data(file_name, budget_checks),
+        with_notes_below([summary_table, *model_tables], notes),
+        warnings=warnings,
     )
 
 
-def _rows_of_model(model_target: str, checks: list[BudgetCheck]) -> list[Row]:
+def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) -> list[Row]:
     """Returns a table row for each bound on a model."""
     return [
         Row(
             [
-                _check_name(check),
-                DisplayedValue(_number_or_none(check.measured), _value_text(check, check.measured)),
+                _check_name(budget_check),
                 DisplayedValue(
-                    _limits_text(check, lambda limit: str(_number_or_none(limit.value))),
-                    _limits_text(check, partial(_limit_text, check)),
+                    _validate_number_or_none(budget_check.measured), _value_text(budget_check, budget_check.measured)
                 ),
-                _write_share(check),
-                "fits" if check.ok and check.accelerator else "ok" if check.ok else "no",
+                DisplayedValue(
+                    _limits_text(budget_check, lambda limit: str(_validate_number_or_none(limit.value))),
+                    _limits_text(budget_check, partial(_limit_text, budget_check)),
+                ),
+                _write_share(budget_check),
+                "fits" if budget_check.ok and budget_check.accelerator else "ok" if budget_check.ok else "no",
             ]
         )
-        for check in checks
-        if check.target == model_target
+        for budget_check in budget_checks
+        if budget_check.target == model_target
     ]
 
 
-def _check_name(check: BudgetCheck) -> str:
+def _check_name(budget_check: BudgetCheck) -> str:
     """Writes the name of a check: `fits on h100-sxm (seq 8192)`."""
     settings_text = ", ".join(
-        f"{setting_name} {setting_value}" for setting_name, setting_value in check.settings.items()
+        f"{setting_name} {setting_value}" for setting_name, setting_value in budget_check.settings.items()
     )
-    check_name = f"fits on {check.accelerator}" if check.accelerator else check.key
+    check_name = f"fits on {budget_check.accelerator}" if budget_check.accelerator else budget_check.key
     return f"{check_name} ({settings_text})" if settings_text else check_name
 
 
-def _value_text(check: BudgetCheck, checked_value: Fraction) -> str:
+def _value_text(budget_check: BudgetCheck, checked_value: Fraction) -> str:
     """Writes a checked value in short form, or with all digits if rounding would hide a difference."""
-    write_value = WRITE[KINDS.get(check.key, "bytes")]
-    other_limits = [checked_limit.value for checked_limit in check.limits if checked_limit.value != check.measured]
+    write_value = WRITE[KINDS.get(budget_check.key, "bytes")]
+    other_limits = [
+        checked_limit.value for checked_limit in budget_check.limits if checked_limit.value != budget_check.measured
+    ]
     is_near_limit = any(
-        write_value(_number_or_none(limit_value)) == write_value(_number_or_none(check.measured))
+        write_value(_validate_number_or_none(limit_value))
+        == write_value(_validate_number_or_none(budget_check.measured))
         for limit_value in other_limits
     )
-    return f"{_number_or_none(checked_value):,}" if is_near_limit else write_value(_number_or_none(checked_value))
-
-
-def _limits_text(check: BudgetCheck, write_limit: Callable[[BudgetLimit], str]) -> str:
-    """Writes both limits of a check: `>= 8.00 B, <= 8.10 B`."""
-    return ", ".join(f"{checked_limit.operator} {write_limit(checked_limit)}" for checked_limit in check.limits)
-
-
-def _limit_text(check: BudgetCheck, checked_limit: BudgetLimit) -> str:
-    """Writes one limit of a check, with all digits if the value must equal the limit."""
     return (
-        f"{_number_or_none(checked_limit.value):,}"
-        if checked_limit.operator == "=="
-        else _value_text(check, checked_limit.value)
+        f"{_validate_number_or_none(checked_value):,}"
+        if is_near_limit
+        else write_value(_validate_number_or_none(checked_value))
     )
 
 
-def _write_share(check: BudgetCheck) -> float | None:
-    checked_limit = check.violated_limit or check.limits[0]
-    return float(check.measured / checked_limit.value) if checked_limit.value else None
+def _limits_text(budget_check: BudgetCheck, write_limit: Callable[[BudgetLimit], str]) -> str:
+    """Writes both limits of a check: `>= 8.00 B, <= 8.10 B`."""
+    return ", ".join(f"{checked_limit.operator} {write_limit(checked_limit)}" for checked_limit in budget_check.limits)
 
 
-def _number_or_none(json_value: Fraction) -> int | float:
+def _limit_text(budget_check: BudgetCheck, checked_limit: BudgetLimit) -> str:
+    """Writes one limit of a check, with all digits if the value must equal the limit."""
+    return (
+        f"{_validate_number_or_none(checked_limit.value):,}"
+        if checked_limit.operator == "=="
+        else _value_text(budget_check, checked_limit.value)
+    )
+
+
+def _write_share(budget_check: BudgetCheck) -> float | None:
+    checked_limit = budget_check.violated_limit or budget_check.limits[0]
+    return float(budget_check.measured / checked_limit.value) if checked_limit.value else None
+
+
+def _validate_number_or_none(json_value: Fraction) -> int | float:
     return int(json_value) if json_value.denominator == 1 else float(json_value)
 
 
-def _budget_data(file_name: str, checks: list[BudgetCheck]) -> dict[str, Any]:
+def _budget_data(file_name: str, budget_checks: list[BudgetCheck]) -> dict[str, Any]:
     return {
         "budget": file_name,
-        "ok": not count_violations(checks),
+        "ok": not count_violations(budget_checks),
         "checks": [
             {
-                "target": check.target,
-                "key": check.key,
-                "on": check.accelerator or None,
-                "settings": check.settings,
-                "measured": _number_or_none(check.measured),
+                "target": budget_check.target,
+                "key": budget_check.key,
+                "on": budget_check.accelerator or None,
+                "settings": budget_check.settings,
+                "measured": _validate_number_or_none(budget_check.measured),
                 "bounds": [
-                    {"operator": checked_limit.operator, "value": _number_or_none(checked_limit.value)}
-                    for checked_limit in check.limits
+                    {"operator": checked_limit.operator, "value": _validate_number_or_none(checked_limit.value)}
+                    for checked_limit in budget_check.limits
                 ],
-                "ok": check.ok,
+                "ok": budget_check.ok,
             }
-            for check in checks
+            for budget_check in budget_checks
         ],
     }
 
 
-def junit(file_name: str, checks: list[BudgetCheck]) -> str:
+def junit(file_name: str, budget_checks: list[BudgetCheck]) -> str:
     """Returns JUnit XML with a suite per model and a test case per bound."""
     suites_element = ET.Element("testsuites", name="llmcalc budget")
-    for model_target in dict.fromkeys(check.target for check in checks):
-        model_checks = [check for check in checks if check.target == model_target]
+    for model_target in dict.fromkeys(budget_check.target for budget_check in budget_checks):
+        model_checks = [budget_check for budget_check in budget_checks if budget_check.target == model_target]
         test_suite = ET.SubElement(
             suites_element,
             "testsuite",
@@ -155,20 +170,20 @@ def junit(file_name: str, checks: list[BudgetCheck]) -> str:
             tests=str(len(model_checks)),
             failures=str(count_violations(model_checks)),
         )
-        for check in model_checks:
+        for budget_check in model_checks:
             test_case = ET.SubElement(
-                test_suite, "testcase", classname=f"{file_name}.{model_target}", name=_check_name(check)
+                test_suite, "testcase", classname=f"{file_name}.{model_target}", name=_check_name(budget_check)
             )
-            if (checked_limit := check.violated_limit) is not None:
-                ET.SubElement(test_case, "failure", message=failure_message(check, checked_limit))
+            if (checked_limit := budget_check.violated_limit) is not None:
+                ET.SubElement(test_case, "failure", message=failure_message(budget_check, checked_limit))
     return xml_text(suites_element)
 
 
-def failure_message(check: BudgetCheck, checked_limit: BudgetLimit) -> str:
+def failure_message(budget_check: BudgetCheck, checked_limit: BudgetLimit) -> str:
     """Writes a broken bound: `params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
-    check_kind = KINDS.get(check.key, "bytes")
+    check_kind = KINDS.get(budget_check.key, "bytes")
     unit_name = "parameters" if check_kind == "count" else check_kind
     measured_text, bound_text = (
-        f"{_number_or_none(checked_value):,}" for checked_value in (check.measured, checked_limit.value)
+        f"{_validate_number_or_none(checked_value):,}" for checked_value in (budget_check.measured, checked_limit.value)
     )
-    return f"{_check_name(check)}: {measured_text} {unit_name}; expected {checked_limit.operator} {bound_text}"
+    return f"{_check_name(budget_check)}: {measured_text} {unit_name}; expected {checked_limit.operator} {bound_text}"

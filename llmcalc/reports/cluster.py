@@ -186,7 +186,11 @@ def report(
 
 def _layout_note(planned_hardware: Hardware, accelerator_fits: Sequence[MemoryFit]) -> str:
     """Writes a note on the choice of the layout for an accelerator."""
-    all_fit = all(fit.verdict != "no" for fit in accelerator_fits if fit.hardware == planned_hardware)
+    all_fit = all(
+        accelerator_fit.verdict != "no"
+        for accelerator_fit in accelerator_fits
+        if accelerator_fit.hardware == planned_hardware
+    )
     title = planned_hardware.title
     choice_text = (
         f"the most replicas that fit on {title}" if all_fit else f"none fits on {title}, this one requires least"
@@ -424,8 +428,14 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
         )
         notes.append(f"the experts of each rank get an even share of the rows{uneven_text}")
     if cluster.settings.precision in NARROW_PRODUCTS:
-        estimated_terms = (term for term in cluster.device_rank.device.terms if term.status == "estimate")
-        notes += [f"{cluster.settings.precision}: {term.witness}" for term in estimated_terms if term.name == "tensors"]
+        estimated_terms = (
+            memory_term for memory_term in cluster.device_rank.device.terms if memory_term.status == "estimate"
+        )
+        notes += [
+            f"{cluster.settings.precision}: {memory_term.witness}"
+            for memory_term in estimated_terms
+            if memory_term.name == "tensors"
+        ]
     if cluster.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if cluster.reserved_band is not None:

@@ -104,7 +104,7 @@ def report(
 
     decoding_load: the load under which a token is timed; default none.
     """
-    documents = single_document_or_list(
+    json_documents = single_document_or_list(
         [
             {"model": model_data(preset), "compare": _quantities_data(model_quantities, decoding_load)}
             for preset, model_quantities in compared_models
@@ -115,17 +115,17 @@ def report(
         _position_warnings(compared_models),
     )
     if layout == "rows":
-        return Report(documents, [_flat_rows(compared_models, decoding_load)], warnings=warnings)
+        return Report(json_documents, [_flat_rows(compared_models, decoding_load)], warnings=warnings)
     if len(compared_models) > MOST_COLUMNS:
         is_wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE
-        return Report(documents, [_rows_by_model(compared_models, is_wide, decoding_load)], warnings=warnings)
+        return Report(json_documents, [_rows_by_model(compared_models, is_wide, decoding_load)], warnings=warnings)
     block_tables = (
         [list(compared_models)]
         if layout == "columns"
         else list(_model_blocks(compared_models, lines, width_of_terminal() if width is None else width))
     )
     return Report(
-        documents,
+        json_documents,
         with_notes_below(
             [_block_table(model_block, lines) for model_block in block_tables],
             [*_compare_notes(compared_models, decoding_load), *warnings],
@@ -139,7 +139,7 @@ def _model_blocks(
     """Yields groups of models with columns that fit the width, about equally many per group."""
     label_width = 2 + max(len(row_label) for row_label, _ in lines)
     column_widths = [
-        2 + max(len(cell_text) for cell_text in (preset.display, *_line_cells(model_quantities, lines)))
+        2 + max(len(cell_text) for cell_text in (preset.display, *_cells_of_lines(model_quantities, lines)))
         for preset, model_quantities in compared_models
     ]
     models_per_block = max(1, len(compared_models))
@@ -158,7 +158,7 @@ def _block_table(model_block: Sequence[Compared], lines: Sequence[Line]) -> Tabl
     table_columns = [Column("quantity", "", justify="left")] + [
         Column(preset.name, preset.display) for preset, _ in model_block
     ]
-    cells_by_model = [_line_cells(model_quantities, lines) for _, model_quantities in model_block]
+    cells_by_model = [_cells_of_lines(model_quantities, lines) for _, model_quantities in model_block]
     table_rows = [
         Row([row_label.strip(), *cell_texts], depth=int(row_label.startswith(" ")))
         for (row_label, _), *cell_texts in zip(lines, *cells_by_model, strict=True)
@@ -167,7 +167,7 @@ def _block_table(model_block: Sequence[Compared], lines: Sequence[Line]) -> Tabl
     return Table("", table_columns, table_rows)
 
 
-def _line_cells(model_quantities: ModelQuantities, lines: Sequence[Line]) -> list[str]:
+def _cells_of_lines(model_quantities: ModelQuantities, lines: Sequence[Line]) -> list[str]:
     return [cell_text(model_quantities) for _, cell_text in lines]
 
 
@@ -180,7 +180,7 @@ def _ratio_text(ratio: float | None) -> str:
     return "–" if ratio is None else f"{ratio:.2f}"
 
 
-def _whole_text(integer: int | None) -> str:
+def _integer_text(integer: int | None) -> str:
     return "–" if integer is None else f"{integer:,}"
 
 
@@ -254,13 +254,13 @@ def _quantity_lines(quantities: Sequence[ModelQuantities], decoding_load: Decodi
 
 _SHAPE_LINES: tuple[Line, ...] = (
     ("layers L", _text_per_stack(lambda s: str(s.num_hidden_layers))),
-    ("hidden size h", _text_per_stack(lambda s: _whole_text(s.hidden_size))),
+    ("hidden size h", _text_per_stack(lambda s: _integer_text(s.hidden_size))),
     ("h / L", _text_per_stack(lambda s: aspect_text(s.aspect_ratio, s.in_dense_band))),
     ("d_ff / h", _text_per_stack(_width_ratio)),
     ("heads × head_dim", _text_per_stack(_heads_text)),
     ("heads·head_dim / h", _text_per_stack(lambda s: _ratio_text(s.head_ratio))),
     ("kv heads (/ heads)", _text_per_stack(_kv_heads)),
-    ("vocabulary", lambda q: _whole_text(q.vocab_size)),
+    ("vocabulary", lambda q: _integer_text(q.vocab_size)),
     ("  of parameters", lambda q: units.percent(q.vocabulary_share)),
 )
 _STYLE_LINES: tuple[Line, ...] = (
@@ -282,7 +282,7 @@ def _compare_notes(compared_models: Sequence[Compared], decoding_load: DecodingL
             ffn_text = describe_part(model_quantities.shape.block.feed_forward, model_quantities.shape.hidden_size)
             notes.append(
                 f"{ACTIVE} {preset.display}: d_ff is the active width, {ffn_text} = "
-                f"{_whole_text(model_quantities.shape.feed_forward_width)}"
+                f"{_integer_text(model_quantities.shape.feed_forward_width)}"
             )
     if any(model_quantities.encoder is not None for model_quantities in quantities):
         notes.append("encoder-decoders: encoder / decoder where the two differ; --sort goes by the decoder")

@@ -65,7 +65,7 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
         title,
         COLUMNS,
         table_rows,
-        _aside_text(hardware, run_cost),
+        _subtitle_text(hardware, run_cost),
         _cost_notes(hardware, run_cost),
         _answer_text(run_cost),
         name="cost",
@@ -109,7 +109,7 @@ def money_range(money_amount: RangedAmount) -> str:
     return f"{amount_text(money_amount.low)} to {amount_text(money_amount.high)}"
 
 
-def _aside_text(hardware: Hardware, run_cost: RunCost) -> str:
+def _subtitle_text(hardware: Hardware, run_cost: RunCost) -> str:
     devices_text = device_phrase(run_cost.cost.devices, hardware.title)
     if run_cost.server is not None and run_cost.load_point is not None:
         requests_text = plural(int(run_cost.load_point.concurrency), "request")

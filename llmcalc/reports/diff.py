@@ -59,7 +59,7 @@ def skipped_files_report(reason_by_file: Mapping[Path, str]) -> Report:
 
     reason_by_file: file → why it is not compared.
     """
-    table_rows = [Row([str(path), reason]) for path, reason in reason_by_file.items()]
+    table_rows = [Row([str(path), skip_reason]) for path, skip_reason in reason_by_file.items()]
     return Report(
         [], [Table("Skipped: no config of a model that llmcalc counts", SKIPPED_COLUMNS, table_rows, name="skipped")]
     )
@@ -128,7 +128,9 @@ def _length_warnings(model_difference: ModelDifference) -> list[str]:
 
 def _answer_text(model_difference: ModelDifference) -> str:
     """Writes the change in the number of parameters: `+160.47 M parameters (+2.0 %)`."""
-    total_change = next(quantity for quantity in model_difference.quantities if quantity.name == "parameters")
+    total_change = next(
+        quantity_change for quantity_change in model_difference.quantities if quantity_change.name == "parameters"
+    )
     if not model_difference.changed:
         return "no count differs"
     if not total_change.changed:
@@ -138,51 +140,53 @@ def _answer_text(model_difference: ModelDifference) -> str:
     return f"{_change_text(total_change)} parameters{relative_text}"
 
 
-def _quantity_row(quantity: QuantityChange) -> Row:
-    text_before, text_after = _both_values_text(quantity)
-    change_text = DisplayedValue(quantity.change, _change_text(quantity) if quantity.changed else "equal")
+def _quantity_row(quantity_change: QuantityChange) -> Row:
+    text_before, text_after = _both_values_text(quantity_change)
+    change_text = DisplayedValue(
+        quantity_change.change, _change_text(quantity_change) if quantity_change.changed else "equal"
+    )
     return Row(
         [
-            quantity.name,
-            DisplayedValue(quantity.before, text_before),
-            DisplayedValue(quantity.after, text_after),
+            quantity_change.name,
+            DisplayedValue(quantity_change.before, text_before),
+            DisplayedValue(quantity_change.after, text_after),
             change_text,
-            _relative_change(quantity),
+            _relative_change(quantity_change),
         ]
     )
 
 
-def _both_values_text(quantity: QuantityChange) -> list[str]:
+def _both_values_text(quantity_change: QuantityChange) -> list[str]:
     """Writes two values in the larger value's unit, unless one is less than a tenth of the other."""
-    nonzero_values = [node_value for node_value in (quantity.before, quantity.after) if node_value]
+    nonzero_values = [node_value for node_value in (quantity_change.before, quantity_change.after) if node_value]
     if not nonzero_values:
         return [
-            "–" if node_value is None else WRITE[quantity.unit](node_value)
-            for node_value in (quantity.before, quantity.after)
+            "–" if node_value is None else WRITE[quantity_change.unit](node_value)
+            for node_value in (quantity_change.before, quantity_change.after)
         ]
-    unit_scale = SCALE[quantity.unit](max(nonzero_values))
+    unit_scale = SCALE[quantity_change.unit](max(nonzero_values))
     if min(nonzero_values) < unit_scale.factor / 10:
-        unit_scale = SCALE[quantity.unit](min(nonzero_values))
+        unit_scale = SCALE[quantity_change.unit](min(nonzero_values))
     return [
-        "–" if node_value is None else _scaled_text(unit_scale, quantity, node_value)
-        for node_value in (quantity.before, quantity.after)
+        "–" if node_value is None else _scaled_text(unit_scale, quantity_change, node_value)
+        for node_value in (quantity_change.before, quantity_change.after)
     ]
 
 
-def _scaled_text(scale: units.UnitScale, quantity: QuantityChange, amount: float) -> str:
+def _scaled_text(scale: units.UnitScale, quantity_change: QuantityChange, amount: float) -> str:
     """Writes a value with its unit, such as `0.50 GiB`. Units without a prefix, and 0, are not scaled."""
-    return f"{scale.write(amount)} {scale.name}" if amount and scale.factor > 1 else WRITE[quantity.unit](amount)
+    return f"{scale.write(amount)} {scale.name}" if amount and scale.factor > 1 else WRITE[quantity_change.unit](amount)
 
 
-def _change_text(quantity: QuantityChange) -> str:
-    return f"{'+' if quantity.change > 0 else '−'}{WRITE[quantity.unit](abs(quantity.change))}"
+def _change_text(quantity_change: QuantityChange) -> str:
+    return f"{'+' if quantity_change.change > 0 else '−'}{WRITE[quantity_change.unit](abs(quantity_change.change))}"
 
 
-def _relative_change(quantity: QuantityChange) -> float | None:
+def _relative_change(quantity_change: QuantityChange) -> float | None:
     """Returns the relative change; None without a change, or without an old value other than 0."""
     return (
-        quantity.after / quantity.before - 1
-        if quantity.changed and quantity.before and quantity.after is not None
+        quantity_change.after / quantity_change.before - 1
+        if quantity_change.changed and quantity_change.before and quantity_change.after is not None
         else None
     )
 
@@ -247,13 +251,15 @@ def _difference_data(model_difference: ModelDifference) -> dict[str, Any]:
         "spec": [
             {"field": field.name, "before": field.before, "after": field.after} for field in model_difference.fields
         ],
-        "quantities": [_quantity_data(quantity) for quantity in model_difference.quantities],
+        "quantities": [_quantity_data(quantity_change) for quantity_change in model_difference.quantities],
         "components": {
-            quantity_name: [_quantity_data(quantity) for quantity in changed_nodes]
+            quantity_name: [_quantity_data(quantity_change) for quantity_change in changed_nodes]
             for quantity_name, changed_nodes in model_difference.components.items()
         },
     }
 
 
-def _quantity_data(quantity: QuantityChange) -> dict[str, Any]:
-    return {field_name: getattr(quantity, field_name) for field_name in ("name", "unit", "before", "after", "change")}
+def _quantity_data(quantity_change: QuantityChange) -> dict[str, Any]:
+    return {
+        field_name: getattr(quantity_change, field_name) for field_name in ("name", "unit", "before", "after", "change")
+    }

@@ -219,7 +219,7 @@ class Report(NamedTuple):
         """Returns the JSON document, with `schema_version` and all notes of the tables."""
         notes_and_data = self.data_with_notes()
         if isinstance(notes_and_data, list):
-            return [{"schema_version": SCHEMA_VERSION, **document} for document in notes_and_data]
+            return [{"schema_version": SCHEMA_VERSION, **json_document} for json_document in notes_and_data]
         return {"schema_version": SCHEMA_VERSION, **notes_and_data}
 
     def data_with_notes(self) -> dict[str, Any] | list[dict[str, Any]]:
@@ -316,24 +316,24 @@ def cell_text(column: Column, cell_value: Any) -> str:
     return column.brief(cell_value) if isinstance(cell_value, str) else column.write(cell_value)
 
 
-def single_document_or_list(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | list[dict[str, Any]]:
+def single_document_or_list(json_documents: Sequence[dict[str, Any]]) -> dict[str, Any] | list[dict[str, Any]]:
     """Returns the document of one target, or a list of documents."""
-    return documents[0] if len(documents) == 1 else list(documents)
+    return json_documents[0] if len(json_documents) == 1 else list(json_documents)
 
 
 def join_reports(reports: Sequence[Report]) -> Report:
     """Joins the reports of several targets: documents, tables, texts and warnings, in order."""
     data_of_reports = [report.data_with_notes() for report in reports]
-    documents = [
-        document
+    json_documents = [
+        json_document
         for document_data in data_of_reports
-        for document in (document_data if isinstance(document_data, list) else [document_data])
+        for json_document in (document_data if isinstance(document_data, list) else [document_data])
     ]
     tables, warnings = (
         [table for report in reports for table in report.tables],
         [warning for report in reports for warning in report.warnings],
     )
-    return Report(single_document_or_list(documents), tables, "".join(report.text for report in reports), warnings)
+    return Report(single_document_or_list(json_documents), tables, "".join(report.text for report in reports), warnings)
 
 
 def without_repetitions(notes: Iterable[str]) -> list[str]:

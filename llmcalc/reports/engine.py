@@ -101,7 +101,7 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
         answer_text,
         name="cache",
     )
-    documents = [
+    json_documents = [
         {
             memory_key: memory_bytes
             for memory_key, memory_bytes in _engine_document(engine_use).items()
@@ -116,7 +116,9 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
         }
         for engine_use in engine_uses
     ]
-    return Report(documents[0] if len(documents) == 1 else documents, [table]).with_target(engine_uses[0].preset.target)
+    return Report(json_documents[0] if len(json_documents) == 1 else json_documents, [table]).with_target(
+        engine_uses[0].preset.target
+    )
 
 
 def fit_report(
@@ -166,7 +168,7 @@ def fit_report(
     )
     table = Table(title, table_columns, table_rows, subtitle, notes, answer_text, name="options")
     tables = [table, *([_changes_table(engine_use)] if names_accelerator and engine_use.changes else [])]
-    document = {
+    json_document = {
         "model": model_data(engine_use.preset),
         "engine": _engine_data(engine_use),
         "users": users,
@@ -190,7 +192,7 @@ def fit_report(
         "assumed": dict(best_option.memory.assumed),
         **_launch_data(engine_use),
     }
-    return Report(document, tables).with_target(engine_use.preset.target)
+    return Report(json_document, tables).with_target(engine_use.preset.target)
 
 
 def _report_of_engine(engine_use: EngineUse, *tables: Table) -> Report:

@@ -69,7 +69,7 @@ def report(
         for node_position in formula_section.formula_nodes
         for formula in formula_section.formulas
     ]
-    document = {
+    json_document = {
         "model": model_data(preset),
         **rank_data(rank_share),
         "node": explanation.node,
@@ -80,24 +80,24 @@ def report(
     warnings = _missing_sympy_notes(explanation)
     if as_records:
         return Report(
-            document, [_record_tables(preset, explanation, record_rows, rank_share)], warnings=warnings
+            json_document, [_record_tables(preset, explanation, record_rows, rank_share)], warnings=warnings
         ).with_target(preset.target)
     if as_latex:
-        return Report(document, text=_latex_text(preset, explanation, with_bibtex, rank_share))
+        return Report(json_document, text=_latex_text(preset, explanation, with_bibtex, rank_share))
     tables = (_quantity_tables if explanation.node is None else _node_tables)(preset, explanation, rank_share)
-    return Report(document, tables, warnings=warnings)
+    return Report(json_document, tables, warnings=warnings)
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
 def _setting_text(explanation: Explanation) -> dict[str, Any]:
-    setting, training = explanation.formulas.setting, explanation.training
+    formula_setting, training = explanation.formulas.setting, explanation.training
     if training is None:
-        return {"keys": setting.seq, "pairs": setting.pairs, "dtype": setting.dtype}
+        return {"keys": formula_setting.seq, "pairs": formula_setting.pairs, "dtype": formula_setting.dtype}
     return {
         "batch": training.batch,
-        "seq": setting.seq,
+        "seq": formula_setting.seq,
         "dtype": training.dtype,
         "attn_implementation": training.attention,
         "recompute": training.recompute,
@@ -264,12 +264,12 @@ def _component_rows(
     """
     lacks_symbols = not explanation.formulas.has_symbols
     component_blocks: list[list[tuple[FormulaSection, str, list[str]]]] = []
-    for section, section_name in zip(explanation.sections[:-1], section_names, strict=False):
-        is_layer_section = section.formula_nodes[0].numeric_node.kind == "layer"
-        if is_layer_section or not component_blocks or section.depth <= component_blocks[-1][0][0].depth:
+    for formula_section, section_name in zip(explanation.sections[:-1], section_names, strict=False):
+        is_layer_section = formula_section.formula_nodes[0].numeric_node.kind == "layer"
+        if is_layer_section or not component_blocks or formula_section.depth <= component_blocks[-1][0][0].depth:
             component_blocks.append([])
         for formula in (
-            section_formula for section_formula in section.formulas if section_formula.quantity == quantity
+            section_formula for section_formula in formula_section.formulas if section_formula.quantity == quantity
         ):
             formula_value = write_expression(formula.length_expression, FormulaStyle(grouped=True))
             formula_texts = (
@@ -277,25 +277,31 @@ def _component_rows(
                 if lacks_symbols
                 else list(dict.fromkeys((write_expression(formula.expression), formula_value)))
             )
-            component_blocks[-1].append((section, section_name, _formula_texts_with_unit(formula_texts, formula)))
+            component_blocks[-1].append(
+                (formula_section, section_name, _formula_texts_with_unit(formula_texts, formula))
+            )
         if not component_blocks[-1]:
             component_blocks.pop()
     table_rows: list[Row] = []
     first_component_names: dict[tuple[object, ...], str] = {}
     for component_block in component_blocks:
-        section, section_name, _ = component_block[0]
+        formula_section, section_name, _ = component_block[0]
         layer_name = section_name.partition(" × ")[0]
         block_contents = tuple(
-            (section.depth, component_name, tuple(formula_texts))
-            for section, component_name, formula_texts in component_block[1:]
+            (formula_section.depth, component_name, tuple(formula_texts))
+            for formula_section, component_name, formula_texts in component_block[1:]
         )
-        component_key = (section.formula_nodes[0].numeric_node.kind, tuple(component_block[0][2]), block_contents)
+        component_key = (
+            formula_section.formula_nodes[0].numeric_node.kind,
+            tuple(component_block[0][2]),
+            block_contents,
+        )
         first_component_name = first_component_names.setdefault(component_key, layer_name)
-        if section.formula_nodes[0].numeric_node.kind == "layer" and first_component_name != layer_name:
-            table_rows += _formula_rows(section_name, [f"as {first_component_name}"], line_width, section.depth)
+        if formula_section.formula_nodes[0].numeric_node.kind == "layer" and first_component_name != layer_name:
+            table_rows += _formula_rows(section_name, [f"as {first_component_name}"], line_width, formula_section.depth)
             continue
-        for section, component_name, formula_texts in component_block:
-            table_rows += _formula_rows(component_name, formula_texts, line_width, section.depth)
+        for formula_section, component_name, formula_texts in component_block:
+            table_rows += _formula_rows(component_name, formula_texts, line_width, formula_section.depth)
     return table_rows
 
 
@@ -357,19 +363,19 @@ def _formula_rows(
 def _break_lines(formula_text: str, line_width: int) -> list[str]:
     """Breaks a text before + and − into lines of at most `line_width`. A short bracket stays whole if it fits."""
     lines: list[str] = []
-    for term in [
+    for formula_term in [
         term_part
-        for long_term in _split_terms(formula_text, SHORT)
-        for term_part in ([long_term] if len(long_term) <= line_width - 4 else _split_terms(long_term, 0))
+        for long_term in _split_formula_terms(formula_text, SHORT)
+        for term_part in ([long_term] if len(long_term) <= line_width - 4 else _split_formula_terms(long_term, 0))
     ]:
-        if lines and len(lines[-1]) + 1 + len(term) <= line_width:
-            lines[-1] += " " + term
+        if lines and len(lines[-1]) + 1 + len(formula_term) <= line_width:
+            lines[-1] += " " + formula_term
         else:
-            lines.append(("    " if lines else "") + term)
+            lines.append(("    " if lines else "") + formula_term)
     return lines
 
 
-def _split_terms(formula_text: str, short_term_length: int) -> list[str]:
+def _split_formula_terms(formula_text: str, short_term_length: int) -> list[str]:
     """Splits a text before every + and − outside brackets of less than `short_term_length` characters."""
     open_brackets: list[int] = []
     positions_in_brackets: set[int] = set()
@@ -457,11 +463,11 @@ def _source_notes(explanation: Explanation) -> list[str]:
 
 def _convention_notes(explanation: Explanation) -> list[str]:
     quantities = {formula.quantity for formula_section in explanation.sections for formula in formula_section.formulas}
-    setting = explanation.formulas.setting
+    formula_setting = explanation.formulas.setting
     notes = []
     if "flops" in quantities:
         notes.append(
-            f"FLOPs per token: matrix multiplications of a forward pass, {MULTIPLY_ADD}; {PAIRS[setting.pairs]}"
+            f"FLOPs per token: matrix multiplications of a forward pass, {MULTIPLY_ADD}; {PAIRS[formula_setting.pairs]}"
         )
     if "flops_absorbed" in quantities:
         notes += LATENT_FORMS
@@ -473,7 +479,7 @@ def _convention_notes(explanation: Explanation) -> list[str]:
             symbol_meaning.field == "sliding_window" for symbol_meaning in explanation.formulas.meanings.values()
         )
         notes.append(
-            cache_per_token_note(setting.dtype)
+            cache_per_token_note(formula_setting.dtype)
             + ("; a sliding layer holds at most its window" if has_sliding_layers else "")
         )
     return notes

@@ -119,9 +119,9 @@ def terms_of_sum(expression: Any, formula_style: FormulaStyle = PLAIN) -> list[s
     constants_first = formula_style.grouped and len(expression.free_symbols) == 1
     ordered_terms = sorted(expression.args, key=_polynomial_degree if constants_first else _term_order)
     term_texts: list[str] = []
-    for term_index, term in enumerate(ordered_terms):
-        is_negative = term.could_extract_minus_sign()
-        term_text = write_expression(-term if is_negative else term, formula_style)
+    for term_index, formula_term in enumerate(ordered_terms):
+        is_negative = formula_term.could_extract_minus_sign()
+        term_text = write_expression(-formula_term if is_negative else formula_term, formula_style)
         sign_text = ("-" if formula_style.latex else "−") if is_negative else "+"
         term_texts.append(
             f"{sign_text} {term_text}" if term_index else (sign_text + term_text if is_negative else term_text)
@@ -229,16 +229,21 @@ def _polynomial_degree(expression: Any) -> Any:
     return max((_polynomial_degree(argument) for argument in expression.args), default=0)
 
 
-def _term_order(term: Any) -> tuple[Any, ...]:
+def _term_order(formula_term: Any) -> tuple[Any, ...]:
     """Returns the sort key of a term in a sum.
 
     Added terms come before subtracted ones, then the highest degree first, then V before L before h, and S last.
     """
     letter_rank = _letter_order_key(SUM_ORDER)
     symbol_order: list[tuple[int, str]] = []
-    for factor in term.as_ordered_factors() if term.is_Mul else [term]:
+    for factor in formula_term.as_ordered_factors() if formula_term.is_Mul else [formula_term]:
         base_expression, exponent = factor.as_base_exp()
         symbol_names = [symbol.name for symbol in base_expression.free_symbols]
         repeat_count = abs(int(exponent)) if base_expression.is_Symbol else 1
         symbol_order += [letter_rank(symbol_name) for symbol_name in symbol_names] * repeat_count
-    return (bool(term.could_extract_minus_sign()), -_polynomial_degree(term), sorted(symbol_order), str(term))
+    return (
+        bool(formula_term.could_extract_minus_sign()),
+        -_polynomial_degree(formula_term),
+        sorted(symbol_order),
+        str(formula_term),
+    )

@@ -91,7 +91,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         "make it fit",
         *verdict_notes([option.fit for option in hardware_options]),
     ]
-    document = {
+    json_document = {
         "model": model_data(preset),
         "workload": workload_data(run_memory),
         "execution": execution_data(run_memory),
@@ -110,7 +110,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         answer_text,
         name="options",
     )
-    return Report(document, [table], warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
+    return Report(json_document, [table], warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
 
 
 def options_data(hardware_options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
@@ -148,7 +148,7 @@ def report(
         table_rows,
         [*(() if fit_answer.decoding else engine_notes), *_search_notes(fit_answer)],
     )
-    document = _fit_document(preset, fit_answer) | {
+    json_document = _fit_document(preset, fit_answer) | {
         "options": options_data(options),
         "decoding": _decoding_data(fit_answer),
     }
@@ -157,7 +157,9 @@ def report(
     changes_note = CHANGES_NOTE
     if has_many_layers(fit_answer.memory):
         changes_note += f"; of a model with more than {DEEP} layers only the {FEW_CHANGES} that store least are tried"
-    return report_parts.report(preset, fit_answer.memory, fit_answer.fit, fit_answer.changes, document, changes_note)
+    return report_parts.report(
+        preset, fit_answer.memory, fit_answer.fit, fit_answer.changes, json_document, changes_note
+    )
 
 
 USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
@@ -227,7 +229,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         notes[:0] = advice_on_shards(layout_plan)
     if fit_answer.ended_early:
         notes.append("the search ended early: fewer devices and larger runs may fit too")
-    document = {
+    json_document = {
         "model": model_data(preset),
         "workload": workload_data(fit_answer.memory),
         "execution": execution_data(fit_answer.memory, attention_of(fit_answer.memory, layout_plan.framework)),
@@ -249,7 +251,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         table_rows,
         notes,
     )
-    return report_parts.report(preset, fit_answer.memory, accelerator_fit, fit_answer.changes, document)
+    return report_parts.report(preset, fit_answer.memory, accelerator_fit, fit_answer.changes, json_document)
 
 
 def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
@@ -299,7 +301,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         layout_notes.append(
             f"the search ended early, before {serving_answer.untried_layouts:,} layouts of fewer replicas"
         )
-    document = {
+    json_document = {
         **_fit_document(preset, largest_run_fit),
         "devices": devices,
         "framework": "torch",
@@ -325,7 +327,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         notes,
         [Table("Layouts", table_columns, layout_rows, notes=layout_notes, name="layouts")],
     )
-    return report_parts.report(preset, memory, accelerator_fit, largest_run_fit.changes, document, CHANGES_NOTE)
+    return report_parts.report(preset, memory, accelerator_fit, largest_run_fit.changes, json_document, CHANGES_NOTE)
 
 
 CHANGES_NOTE = "changes of kernels, recomputation and chunks leave results as they are; formats and adapters do not"
@@ -350,7 +352,7 @@ class _FitScreen(NamedTuple):
         memory: Memory,
         accelerator_fit: MemoryFit,
         run_changes: Sequence[SettingChange],
-        document: dict[str, Any],
+        json_document: dict[str, Any],
         changes_note: str = "",
     ) -> Report:
         """Returns the report with the given tables. changes_note: a note below the changes; default none."""
@@ -380,7 +382,7 @@ class _FitScreen(NamedTuple):
                     name="changes",
                 )
             )
-        return Report(document, tables, warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
+        return Report(json_document, tables, warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
 
 
 def _sequences_text(fit_answer: FitAnswer) -> str:

@@ -36,9 +36,9 @@ from .notes import (
     PRODUCTS,
     identity_experts_note,
     plural,
-    tokens_of,
     too_long_notes,
     warnings_of_notes,
+    workload_text,
 )
 from .share import counted_rank_notes, rank_data, subtitle_with_rank
 from .summary import model_data
@@ -69,7 +69,7 @@ def report(
         + without_repetitions(counted_rank_notes(rank_share, *_rank_notes(rank_share)))
         + _count_notes(flop_count)
     )
-    document: dict[str, Any] = {
+    json_document: dict[str, Any] = {
         "model": model_data(preset),
         **rank_data(rank_share),
         "workload": {
@@ -96,14 +96,14 @@ def report(
     }
     tables = [_component_table(preset, flop_count, notes, rank_share)]
     if rules_of_thumb:
-        document["flops"]["conventions"] = conventions.conventions_data(rules_of_thumb)
+        json_document["flops"]["conventions"] = conventions.conventions_data(rules_of_thumb)
         tables.insert(
             0, conventions.conventions_table(preset.display, headline(flop_count), flop_count, rules_of_thumb)
         )
     if measured_run is not None:
-        document["utilization"] = utilization.utilization_data(measured_run)
+        json_document["utilization"] = utilization.utilization_data(measured_run)
         tables.insert(0, utilization.utilization_table(preset.display, headline(flop_count), measured_run))
-    return Report(document, tables, warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
+    return Report(json_document, tables, warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
 
 
 def _tree_without_towers(node_tree: Node) -> Node:
@@ -115,7 +115,7 @@ def _tree_without_towers(node_tree: Node) -> Node:
 
 def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
     """Returns the model's tree with FLOPs per node, with the encoders, which read images and audio separately."""
-    node_figures = _figures_function(flop_count.include)
+    node_figures = _node_figures_function(flop_count.include)
     node_data = tree_data(_tree_without_towers(flop_count.tree).place(flop_count.run_config), node_figures)
     if flop_count.encoders and flop_count.inputs is not None:
         encoders: list[dict[str, Any]] = []
@@ -159,12 +159,14 @@ def _component_table(
     )
 
     def component_row(component_name: str, flops: int, depth: int = 0, is_bold: bool = False) -> Row:
-        bar = (
+        text_bar = (
             None
             if depth or is_bold
             else TextBar(flops / total_flops, palette.COMPONENTS.get(component_name, palette.OTHER))
         )
-        return Row([component_name, flops / tokens, flops, flops / total_flops, bar], depth, is_bold, is_sum=is_bold)
+        return Row(
+            [component_name, flops / tokens, flops, flops / total_flops, text_bar], depth, is_bold, is_sum=is_bold
+        )
 
     table_rows: list[Row] = []
     score_flops, index_scores = (
@@ -210,7 +212,7 @@ def headline(flop_count: FlopCount) -> str:
     """Writes `forward pass of 2,048 tokens, full pairs` or `decoding 1 token after 2,048, full pairs, MLA absorbed`."""
     workload = flop_count.workload
     mla_text = "" if flop_count.mla is None else f", MLA {flop_count.mla}"
-    return f"{PASSES[workload.phase]} {tokens_of(flop_count.spec, workload)}, {flop_count.pairs} pairs{mla_text}"
+    return f"{PASSES[workload.phase]} {workload_text(flop_count.spec, workload)}, {flop_count.pairs} pairs{mla_text}"
 
 
 def _count_notes(flop_count: FlopCount) -> list[str]:
@@ -336,7 +338,7 @@ def _recompute_note(recompute: Recompute) -> str:
     return f"recomputation: {recomputed_part} once more, as torch's reentrant checkpointing runs it"
 
 
-def _figures_function(included_parts: frozenset[str]) -> Figures:
+def _node_figures_function(included_parts: frozenset[str]) -> Figures:
     """Returns a function that gives a node's FLOPs for the JSON tree, without recomputation."""
     return lambda node_position: node_figures_data("flops", node_position, step_flops_of, included_parts)
 

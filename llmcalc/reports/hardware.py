@@ -42,9 +42,10 @@ DETAIL_COLUMNS = (
 
 def report(accelerators: Sequence[Hardware], has_details: bool) -> Report:
     """Returns the report: one row per accelerator, or one table per accelerator with `has_details`."""
-    document = {"hardware": [hardware_data(hardware) for hardware in accelerators]}
+    json_document = {"hardware": [hardware_data(hardware) for hardware in accelerators]}
     return Report(
-        document, [_detail_table(hardware) for hardware in accelerators] if has_details else [_list_table(accelerators)]
+        json_document,
+        [_detail_table(hardware) for hardware in accelerators] if has_details else [_list_table(accelerators)],
     )
 
 

@@ -8,32 +8,34 @@ from ..characters import printable
 from ..witnesses.checks import Verdict
 
 
-def junit(verdicts: list[Verdict], skipped_models: dict[str, str]) -> str:
+def junit(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> str:
     """Returns the XML document of `llmcalc verify`."""
     xml_root = ET.Element("testsuites", name="llmcalc verify")
-    for verdict in verdicts:
+    for model_verdict in model_verdicts:
         test_suite = ET.SubElement(
             xml_root,
             "testsuite",
-            name=verdict.target,
-            tests=str(len(verdict.checks)),
-            failures=str(len(verdict.failures)),
-            time=f"{verdict.seconds:.3f}",
+            name=model_verdict.target,
+            tests=str(len(model_verdict.checks)),
+            failures=str(len(model_verdict.failures)),
+            time=f"{model_verdict.seconds:.3f}",
         )
-        for comparison in verdict.checks:
+        for comparison in model_verdict.checks:
             test_case = ET.SubElement(
-                test_suite, "testcase", classname=f"{verdict.target}.{comparison.quantity}", name=comparison.where
+                test_suite, "testcase", classname=f"{model_verdict.target}.{comparison.quantity}", name=comparison.where
             )
             if not comparison.ok:
                 failure_text = (
                     f"closed form {comparison.closed_form:,}, {comparison.witness} "
                     f"{comparison.measured if comparison.measured is None else format(comparison.measured, ',')}"
                 )
-                ET.SubElement(test_case, "failure", message=failure_text).text = comparison.explanation(verdict.sizes)
-    for model_name, reason in skipped_models.items():
+                ET.SubElement(test_case, "failure", message=failure_text).text = comparison.explanation(
+                    model_verdict.sizes
+                )
+    for model_name, skip_reason in skipped_models.items():
         test_suite = ET.SubElement(xml_root, "testsuite", name=model_name, tests="1", failures="0", skipped="1")
         ET.SubElement(
-            ET.SubElement(test_suite, "testcase", classname=model_name, name="all"), "skipped", message=reason
+            ET.SubElement(test_suite, "testcase", classname=model_name, name="all"), "skipped", message=skip_reason
         )
     return xml_text(xml_root)
 

@@ -17,7 +17,7 @@ from .answer import CountedAnswer
 from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
 from .encoder_tokens import with_encoder_tokens
-from .notes import binary_unit_note, tokens_of, too_long_notes, warnings_of_notes
+from .notes import binary_unit_note, too_long_notes, warnings_of_notes, workload_text
 from .share import counted_rank_notes, rank_data, subtitle_with_rank
 from .summary import model_data
 
@@ -46,7 +46,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
         | ({"source": source_tokens} if cache.spec.kind == "encoder-decoder" else {})
         | {"dtype": cache.dtype}
     )
-    document: dict[str, Any] = {
+    json_document: dict[str, Any] = {
         "model": model_data(preset),
         **rank_data(rank_share),
         "workload": workload_values,
@@ -72,7 +72,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
     }
     byte_scale = units.memory_scale(cache.bytes)
     return Report(
-        document,
+        json_document,
         [
             _kinds_table(preset, cache, byte_scale, notes, rank_share),
             _changed_model_rows(cache, model_changes, byte_scale),
@@ -146,7 +146,7 @@ def headline(cache_size: CacheSize) -> str:
             else f" until a window fills, {growth_text} after"
         )
     dtype_text = units.short_dtype(cache_size.dtype)
-    return f"KV cache of {tokens_of(cache_size.spec, cache_size.workload)} in {dtype_text}, {per_token_text}"
+    return f"KV cache of {workload_text(cache_size.spec, cache_size.workload)} in {dtype_text}, {per_token_text}"
 
 
 def _changed_model_rows(cache_size: CacheSize, model_changes: Iterable[WhatIf], byte_scale: units.UnitScale) -> Table:

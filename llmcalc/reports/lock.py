@@ -79,7 +79,7 @@ def check_report(file_name: str, locked_version: str, model_count: int, changes:
         if locked_version != current_program_version
         else []
     )
-    document = {
+    json_document = {
         "file": file_name,
         "ok": not changes,
         "locked_by": locked_version,
@@ -87,7 +87,7 @@ def check_report(file_name: str, locked_version: str, model_count: int, changes:
         "changes": [vars(lock_change) for lock_change in changes],
     }
     return Report(
-        document, [Table(file_name, CHANGE_COLUMNS, table_rows, notes=notes, answer=answer_text)], warnings=notes
+        json_document, [Table(file_name, CHANGE_COLUMNS, table_rows, notes=notes, answer=answer_text)], warnings=notes
     )
 
 

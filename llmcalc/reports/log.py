@@ -38,8 +38,8 @@ def log_report(log_answer: ExplainedLog) -> Report:
         Row(
             [
                 _term_title(memory_term),
-                _shown_value(memory_term, memory_term.term.value),
-                _shown_value(memory_term, memory_term.computed),
+                _displayed_value(memory_term, memory_term.term.value),
+                _displayed_value(memory_term, memory_term.computed),
                 memory_term.difference,
             ]
         )
@@ -96,7 +96,7 @@ def _term_title(compared_term: ComparedTerm) -> str:
     return f"{title}, {compared_term.term.device}" if compared_term.term.device else title
 
 
-def _shown_value(compared_term: ComparedTerm, logged_bytes: int | None) -> DisplayedValue | None:
+def _displayed_value(compared_term: ComparedTerm, logged_bytes: int | None) -> DisplayedValue | None:
     if logged_bytes is None:
         return None
     return DisplayedValue(

@@ -21,7 +21,7 @@ COLUMNS = (
 def report(config_name: str, class_name: str, module_tree: ModuleSize) -> Report:
     """Returns the report of a class's measured parameters as data and as a table."""
     total_params = module_tree.params
-    document = {
+    json_document = {
         "model": {"name": config_name, "kind": "measured", "class": class_name},
         "params": {
             "total": total_params,
@@ -39,7 +39,7 @@ def report(config_name: str, class_name: str, module_tree: ModuleSize) -> Report
         "of this architecture"
     ]
     return Report(
-        document,
+        json_document,
         [Table(f"{config_name}: {units.count(total_params)} parameters, measured", COLUMNS, table_rows, notes=notes)],
     ).with_target(config_name)
 

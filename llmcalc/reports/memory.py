@@ -90,7 +90,10 @@ def report(
     memory_use, device = run_memory.states, run_memory.device
     warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
     warnings += [
-        warning_text for fit in accelerator_fits if not fit.hardware.sources for warning_text in fit.hardware.notes
+        warning_text
+        for accelerator_fit in accelerator_fits
+        if not accelerator_fit.hardware.sources
+        for warning_text in accelerator_fit.hardware.notes
     ]
     warnings += untested_notes(device) + stored_weights_notes(preset, memory_use)
     answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
@@ -142,16 +145,25 @@ def estimated_parts(device: DeviceMemory, *, includes_runtime: bool = True) -> l
 def accelerators_table(accelerator_fits: Sequence[MemoryFit], title: str) -> Table:
     """Returns a table that says whether a run fits on each accelerator."""
     table_rows = [
-        Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, fit_verdict_text(fit)])
-        for fit in accelerator_fits
+        Row(
+            [
+                accelerator_fit.hardware.name,
+                accelerator_fit.capacity,
+                accelerator_fit.share,
+                accelerator_fit.left_bytes,
+                fit_verdict_text(accelerator_fit),
+            ]
+        )
+        for accelerator_fit in accelerator_fits
     ]
     notes = verdict_notes(accelerator_fits)
-    if any(fit.left_bytes < 0 for fit in accelerator_fits):
+    if any(accelerator_fit.left_bytes < 0 for accelerator_fit in accelerator_fits):
         notes.append("headroom: negative for a shortfall")
-    if any(fit.nominal for fit in accelerator_fits):
+    if any(accelerator_fit.nominal for accelerator_fit in accelerator_fits):
         title = f"{title}; *: of the nominal memory"
     first_fitting_index = next(
-        (fit_index for fit_index, fit in enumerate(accelerator_fits) if fit.verdict != "no"), len(accelerator_fits) - 1
+        (fit_index for fit_index, accelerator_fit in enumerate(accelerator_fits) if accelerator_fit.verdict != "no"),
+        len(accelerator_fits) - 1,
     )
     return Table(
         title,
@@ -189,9 +201,9 @@ def kind_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = N
         kind_name: str, dtype: str, byte_count: int, depth: int = 0, is_bold: bool = False, memory_kind: str = ""
     ) -> Row:
         peak_fraction = byte_count / device.device_bytes
-        bar = None if depth or is_bold else TextBar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
+        text_bar = None if depth or is_bold else TextBar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
         formats_cell = [] if device_use is None else [units.short_dtype(dtype) if dtype else None]
-        return Row([kind_name, *formats_cell, byte_count, peak_fraction, bar], depth, is_bold, is_sum=is_bold)
+        return Row([kind_name, *formats_cell, byte_count, peak_fraction, text_bar], depth, is_bold, is_sum=is_bold)
 
     dtype_by_kind = {} if device_use is None else {"weights": device_use.dtype, "cache": device_use.kv_dtype}
     table_rows: list[Row] = []

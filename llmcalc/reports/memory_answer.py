@@ -26,9 +26,9 @@ ASSUMED = "H100"
 """The accelerator whose runtime is assumed where none is named."""
 
 
-def _capacity_sort_key(fit: MemoryFit) -> tuple[int, str]:
+def _capacity_sort_key(accelerator_fit: MemoryFit) -> tuple[int, str]:
     """Returns a key that sorts verdicts by the accelerator's memory, smallest first."""
-    return fit.capacity, fit.hardware.name
+    return accelerator_fit.capacity, accelerator_fit.hardware.name
 
 
 @frozen(repr=False)

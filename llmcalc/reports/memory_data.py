@@ -33,7 +33,7 @@ def memory_data(preset: Preset, run_memory: Memory, accelerator_fits: Sequence[M
             **memory_use.parts,
             **_quantized_data(memory_use),
             "optimizer": _optimizer_data(memory_use.optimizer),
-            "not_counted": not_counted(memory_use),
+            "not_counted": uncounted_tensors_note(memory_use),
         },
         **host_data(run_memory.device),
         "fits": verdicts_data(accelerator_fits),
@@ -195,7 +195,7 @@ def _optimizer_data(optimizer_state: OptimizerState | None) -> dict[str, Any]:
     }
 
 
-def not_counted(memory_use: MemoryUse) -> list[str]:
+def uncounted_tensors_note(memory_use: MemoryUse) -> list[str]:
     """Returns a note on the tensors that the answer does not count."""
     uncounted_texts = list(memory_use.uncounted_notes)
     if TOWERS.name in memory_use.count.include:

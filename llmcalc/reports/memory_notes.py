@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..sources.preset import Preset
 from ..studies.model_selection import has_experts
 from ..workload.execution import AttentionImplementation
-from .memory_data import execution_data, not_counted
+from .memory_data import execution_data, uncounted_tensors_note
 from .notes import binary_unit_note, plural, relative_error_text
 
 STATUS = {
@@ -170,7 +170,7 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -
         )
     notes.insert(0, concatenation_note(run_memory))
     notes.append(_kernels_note(run_memory))
-    uncounted_texts = not_counted(memory_use)
+    uncounted_texts = uncounted_tensors_note(memory_use)
     notes += [f"not counted: {'; '.join(uncounted_texts)}" if uncounted_texts else "", binary_unit_note(units.GIB)]
     notes += host_notes(run_memory.device)
     terms_with_status = [

@@ -73,7 +73,7 @@ def plural(noun_count: int, noun: str) -> str:
     return f"{noun_count:,} {noun}" + ("" if noun_count == 1 else "s")
 
 
-def tokens_of(spec: ModelSpec, workload: Workload) -> str:
+def workload_text(spec: ModelSpec, workload: Workload) -> str:
     """Writes a workload's tokens: `2,048 tokens`, `16 × 1 tokens after 8,192`, `2,048 tokens, 2,048 in the encoder`."""
     new_tokens = (
         plural(workload.seq, "token") if workload.batch == 1 else f"{workload.batch:,} × {workload.seq:,} tokens"

@@ -42,7 +42,7 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
     rank_share: the counted rank; default the whole model.
     """
     total_params = parameter_count.total
-    document = {
+    json_document = {
         "model": model_data(preset),
         **rank_data(rank_share),
         "params": {
@@ -55,15 +55,15 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
             "left_out": parameter_count.left_out,
             "published": preset.published.parameters,
         },
-        "tree": tree_data(parameter_count.tree.place(), _figures_function(parameter_count.include)),
+        "tree": tree_data(parameter_count.tree.place(), _node_figures_function(parameter_count.include)),
     }
     if parameter_count.active_at_least != parameter_count.active:
-        document["params"] |= {
+        json_document["params"] |= {
             "active_at_least": parameter_count.active_at_least,
             "active_evenly": parameter_count.active_evenly,
         }
     if rank_share is not None:
-        document["params"]["copied"] = rank_share.model.copied_parameters(parameter_count.include)
+        json_document["params"]["copied"] = rank_share.model.copied_parameters(parameter_count.include)
     table_rows = _component_rows(parameter_count.tree, total_params, parameter_count.include)
     table_rows.append(Row(["total", None, None, total_params, 1.0, None], strong=True, is_sum=True))
     if parameter_count.active != total_params:
@@ -79,7 +79,7 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
         _params_notes(preset, parameter_count, rank_share),
     )
     table = Table(preset.display, COLUMNS, table_rows, model_text, notes, count_text(parameter_count))
-    return Report(document, [table]).with_target(preset.target)
+    return Report(json_document, [table]).with_target(preset.target)
 
 
 def count_text(parameter_count: ParameterCount) -> str:
@@ -160,13 +160,13 @@ def _rows_with_bars(components_and_rows: Sequence[Part]) -> list[Row]:
             if components_and_rows[later_index][1].depth <= table_row.depth
         )
         nested_rows = components_and_rows[row_index + 1 : next(later_indices, len(components_and_rows))]
-        bar = None
+        text_bar = None
         if covered_depth < 0 and all(component == component_kind for component, _ in nested_rows):
-            bar, covered_depth = (
+            text_bar, covered_depth = (
                 TextBar(table_row.cells[-1], palette.COMPONENTS.get(component_kind, palette.OTHER)),
                 table_row.depth,
             )
-        table_rows.append(table_row._replace(cells=[*table_row.cells, bar]))
+        table_rows.append(table_row._replace(cells=[*table_row.cells, text_bar]))
     return table_rows
 
 
@@ -265,7 +265,7 @@ def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
     )
 
 
-def _figures_function(included_parts: frozenset[str]) -> Figures:
+def _node_figures_function(included_parts: frozenset[str]) -> Figures:
     """Returns a function of a node's total and, if fewer, active parameters for the JSON tree."""
 
     def figures(node_position: Place) -> dict[str, Any]:
@@ -281,9 +281,9 @@ class Params(CountedAnswer, ParameterCount):
     """The parameters of a model, or of one rank of a layout."""
 
     def report(self) -> Report:
-        document = report(self.preset, self, self.share)
+        json_document = report(self.preset, self, self.share)
         if self.draft is None:
-            return document
+            return json_document
         from .draft import with_draft
 
-        return with_draft(document, self.draft)
+        return with_draft(json_document, self.draft)

@@ -111,10 +111,14 @@ def report(
                 is_optional=bool(plan.feasible),
             )
         )
-    document = _plan_data(preset, layout_plan) | ({} if layout_position is None else {"where": layout_position})
+    json_document = _plan_data(preset, layout_plan) | ({} if layout_position is None else {"where": layout_position})
     lazy_fields = {"unreplayed": lambda: [unreplayed_data(layout_candidate) for layout_candidate in plan.unreplayed]}
     report = Report(
-        document, tables, warnings=warnings_of_notes(preset, warnings), computed_last=lazy_fields, counts_notes=True
+        json_document,
+        tables,
+        warnings=warnings_of_notes(preset, warnings),
+        computed_last=lazy_fields,
+        counts_notes=True,
     )
     return report.with_target(preset.target)
 

@@ -19,11 +19,11 @@ Counted = tuple[Preset, ParameterCount]
 BILLION = units.count_scale(10**9)
 
 
-def _short_kind(model_kind: str) -> str:
+def _short_model_kind(model_kind: str) -> str:
     return "enc-dec" if model_kind == "encoder-decoder" else model_kind
 
 
-def _round_change(difference_text: str) -> str:
+def _round_difference_text(difference_text: str) -> str:
     """Rounds `−14,848` to `−14.85 K`. Other texts stay unchanged."""
     digit_text = difference_text[1:].replace(",", "")
     return difference_text[0] + units.count(int(digit_text)) if digit_text.isdigit() else difference_text
@@ -31,11 +31,11 @@ def _round_change(difference_text: str) -> str:
 
 LIST_COLUMNS = (
     Column("target", "name", justify="left"),
-    Column("kind", "kind", justify="left", brief=_short_kind),
+    Column("kind", "kind", justify="left", brief=_short_model_kind),
     Column("released", "released", justify="left", brief=lambda date: date[: len("2026-01")]),
     Column("parameters", "total, B", lambda value: f"{value / BILLION.factor:.3f}"),
     Column("active", "active", lambda value: f"{value / BILLION.factor:.3f}"),
-    Column("published", "published", brief=_round_change, verdict=True),
+    Column("published", "published", brief=_round_difference_text, verdict=True),
 )
 
 DETAIL_COLUMNS = (
@@ -47,9 +47,9 @@ DETAIL_COLUMNS = (
 
 def report(counted_presets: Sequence[Counted], has_details: bool) -> Report:
     """Returns the report: one row per model, or one table per model with `has_details`."""
-    document = {"presets": [preset_data(preset, parameter_count) for preset, parameter_count in counted_presets]}
+    json_document = {"presets": [preset_data(preset, parameter_count) for preset, parameter_count in counted_presets]}
     return Report(
-        document,
+        json_document,
         [_detail_table(preset, parameter_count) for preset, parameter_count in counted_presets]
         if has_details
         else [_list_table(counted_presets)],

@@ -58,9 +58,9 @@ def costs_text(timetable: Timetable) -> str:
     return ", ".join([*pass_texts, f"a send {pass_costs.send:g}"])
 
 
-def in_flight_text(in_flight: InFlightCounts, chunk: int) -> str:
+def in_flight_text(in_flight: InFlightCounts, model_chunk: int) -> str:
     """Writes micro-batches in flight: `4`, or `1 + 3` if three wait only for the backward pass of the weights."""
-    awaiting_backward, awaiting_weights = in_flight.awaiting_backward[chunk], in_flight.weights[chunk]
+    awaiting_backward, awaiting_weights = in_flight.awaiting_backward[model_chunk], in_flight.weights[model_chunk]
     return f"{awaiting_backward} + {awaiting_weights}" if awaiting_weights else str(awaiting_backward)
 
 
@@ -73,21 +73,27 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     peak_column = Column("in_flight", "peak")
     in_flight = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
     peak_texts = [
-        [in_flight_text(stage_counts, chunk) for chunk in range(pipeline.chunk_count)] for stage_counts in in_flight
+        [in_flight_text(stage_counts, model_chunk) for model_chunk in range(pipeline.chunk_count)]
+        for stage_counts in in_flight
     ]
     column_widths = [len(column.title) for column in table_columns] + [
         max(len(peak_column.title), *(len(cell_text) for cell_texts in peak_texts for cell_text in cell_texts))
     ]
-    chart = TimetableChart.from_timetable(
+    timetable_chart = TimetableChart.from_timetable(
         timetable, width - len(INDENT) - sum(column_widths) - len(GAP) * len(column_widths)
     )
     table_columns += [Column("time", "time →", justify="left", marks=COLOURS), peak_column]
     table_rows = []
     for rank in range(pipeline.ranks):
-        chart_lines = [chart.draw_line(timetable.spans[rank], chunk) for chunk in range(pipeline.chunk_count)]
-        for chunk, chart_line in enumerate(chart_lines):
-            stage_cells = [rank if chunk == 0 else None, *([pipeline.stage(rank, chunk)] if has_several_chunks else [])]
-            table_rows.append(Row([*stage_cells, chart_line, peak_texts[rank][chunk]]))
+        chart_lines = [
+            timetable_chart.draw_line(timetable.spans[rank], model_chunk) for model_chunk in range(pipeline.chunk_count)
+        ]
+        for model_chunk, chart_line in enumerate(chart_lines):
+            stage_cells = [
+                rank if model_chunk == 0 else None,
+                *([pipeline.stage(rank, model_chunk)] if has_several_chunks else []),
+            ]
+            table_rows.append(Row([*stage_cells, chart_line, peak_texts[rank][model_chunk]]))
     headline_text = f"idle {units.percent(timetable.bubble)} of the time"
     sends_text = "" if pipeline.ranks == 1 else f"{timetable.message_count:,} sends between ranks"
     table = Table(
@@ -95,13 +101,15 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
         table_columns,
         table_rows,
         sends_text,
-        list(_schedule_notes(timetable, in_flight, chart)),
+        list(_schedule_notes(timetable, in_flight, timetable_chart)),
         headline_text,
     )
     return Report(schedule_data(layout, timetable), [table])
 
 
-def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlightCounts], chart: TimetableChart) -> Iterator[str]:
+def _schedule_notes(
+    timetable: Timetable, in_flight: Sequence[InFlightCounts], timetable_chart: TimetableChart
+) -> Iterator[str]:
     pipeline = timetable.pipeline
     pass_kinds = pass_kinds_of(timetable)
     blank_text = "; blank: the rank runs another of its stages" if pipeline.chunk_count > 1 else ""
@@ -119,8 +127,8 @@ def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlightCounts], c
     yield f"peak: {peak_rank_text}{split_text}"
     if pipeline.two_way:
         yield f"every stage is on two ranks; micro-batches from {pipeline.micro_batches // 2} on enter at the last rank"
-    if chart.omitted_interval:
-        gap_start, gap_end = chart.omitted_interval
+    if timetable_chart.omitted_interval:
+        gap_start, gap_end = timetable_chart.omitted_interval
         gap_text = f"from {gap_start:g} to {gap_end:g} of the time {timetable.time:g}"
         yield f"…: left out to fit the width, {gap_text}; -o FILE draws all"
 
@@ -158,15 +166,15 @@ class TimetableChart(NamedTuple):
             return None
         return self.windows[0].stop / self.scale, self.windows[1].start / self.scale
 
-    def draw_line(self, rank_spans: Sequence[ActionSpan], chunk: int) -> str:
+    def draw_line(self, rank_spans: Sequence[ActionSpan], model_chunk: int) -> str:
         """Draws a rank's passes through one chunk of layers, with blanks where the rank runs another chunk."""
-        return LEFT_OUT.join(self._draw_span(rank_spans, chunk, window) for window in self.windows)
+        return LEFT_OUT.join(self._draw_span(rank_spans, model_chunk, window) for window in self.windows)
 
-    def _draw_span(self, rank_spans: Sequence[ActionSpan], chunk: int, window: range) -> str:
+    def _draw_span(self, rank_spans: Sequence[ActionSpan], model_chunk: int, window: range) -> str:
         name_width = round(self.scale * min(pass_span.end - pass_span.start for pass_span in rank_spans))
         line_cells = (IDLE.ljust(name_width) * (len(window) // name_width + 1))[: len(window)]
         for (pass_kind, span_chunk, micro_batch, _), span_start, span_end in sorted(
-            rank_spans, key=lambda pass_span: pass_span.action.chunk == chunk
+            rank_spans, key=lambda pass_span: pass_span.action.chunk == model_chunk
         ):
             first_column, last_column = round(span_start * self.scale), round(span_end * self.scale)
             visible_columns = range(max(first_column, window.start), min(last_column, window.stop))
@@ -178,7 +186,7 @@ class TimetableChart(NamedTuple):
             ):  # its name is outside the window
                 pass_name = ""
             pass_name = (
-                pass_name.ljust(len(visible_columns), FILL) if span_chunk == chunk else " " * len(visible_columns)
+                pass_name.ljust(len(visible_columns), FILL) if span_chunk == model_chunk else " " * len(visible_columns)
             )
             line_cells = (
                 line_cells[: visible_columns.start - window.start]
@@ -202,9 +210,12 @@ def schedule_data(layout: Layout, timetable: Timetable) -> dict[str, object]:
         "by_rank": [
             {
                 "rank": rank,
-                "stages": [pipeline.stage(rank, chunk) for chunk in range(pipeline.chunk_count)],
+                "stages": [pipeline.stage(rank, model_chunk) for model_chunk in range(pipeline.chunk_count)],
                 "most_in_flight": pipeline.most_in_flight(rank),
-                "actions": [[*span.action[:3], span.start, span.end] for span in timetable.spans[rank]],
+                "actions": [
+                    [*action_span.action[:3], action_span.start, action_span.end]
+                    for action_span in timetable.spans[rank]
+                ],
             }
             for rank in range(pipeline.ranks)
         ],

@@ -61,17 +61,17 @@ FEW_NODES = 4
 
 def duration_text(seconds: float, time_unit: str = "", digit_count: int = 2) -> str:
     """Writes seconds with two significant digits: `6.8 s`, `35 ms`, `12 min`. time_unit: default the largest."""
-    time_unit = time_unit or unit_of(seconds)
+    time_unit = time_unit or duration_unit(seconds)
     value_in_unit = seconds / FACTORS[time_unit]
     rounded_value = float(f"{value_in_unit:.{digit_count}g}")
-    decimal_count = max(0, digit_count - 1 - _exponent_of(rounded_value))
+    decimal_count = max(0, digit_count - 1 - _decimal_exponent(rounded_value))
     return f"{rounded_value:,.{decimal_count}f} {time_unit}"
 
 
 FACTORS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6}
 
 
-def unit_of(seconds: float) -> str:
+def duration_unit(seconds: float) -> str:
     """Returns the largest unit in which a duration is at least 1, or at least 2 for hours and minutes."""
     for time_unit, least_seconds in (("h", 7200.0), ("min", 120.0), ("s", 1.0), ("ms", 1e-3)):
         if seconds >= least_seconds:
@@ -81,11 +81,11 @@ def unit_of(seconds: float) -> str:
 
 def range_unit(low_seconds: float, seconds: float) -> str:
     """Returns the unit of a range: the unit of `seconds`, or a smaller unit for a low end below 1."""
-    time_unit = unit_of(seconds)
+    time_unit = duration_unit(seconds)
     return {"h": "min", "min": "s"}.get(time_unit, time_unit) if low_seconds < FACTORS[time_unit] else time_unit
 
 
-def _exponent_of(positive_number: float) -> int:
+def _decimal_exponent(positive_number: float) -> int:
     return 0 if positive_number == 0 else int(f"{positive_number:e}".partition("e")[2])
 
 
@@ -243,9 +243,9 @@ def report(
     shown_nodes = timed_nodes if by_node else timed_nodes[:FEW_NODES]
     table_rows = [_node_row(timed_node, timed_run.seconds) for timed_node in shown_nodes]
     node_table = Table("Parts of the model", NODE_COLUMNS, table_rows, name="nodes", sooner=by_node is not None)
-    document = _time_data(preset, timed_run, timed_nodes, measured_run)
+    json_document = _time_data(preset, timed_run, timed_nodes, measured_run)
     tables = [parts_table, node_table]
-    return Report(document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).with_target(
+    return Report(json_document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).with_target(
         preset.target
     )
 
@@ -278,7 +278,7 @@ def _formats_text(timed_run: TimedRun) -> str:
 
 def _time_part_rows(timed_run: TimedRun) -> list[Row]:
     """Returns rows of the parts of a run, with percentages by bound (compute, memory, communication)."""
-    unit_of_run = unit_of(timed_run.seconds)
+    unit_of_run = duration_unit(timed_run.seconds)
     time_parts = [
         (part_name, seconds)
         for part_name, seconds in timed_run.parts.items()
@@ -290,7 +290,7 @@ def _time_part_rows(timed_run: TimedRun) -> list[Row]:
         bound_cells: list[Any] = [None, None, None]
         if time_part is not None:
             part_name, seconds = time_part
-            time_unit = unit_of_run if seconds >= FACTORS[unit_of_run] / 10 else unit_of(seconds)
+            time_unit = unit_of_run if seconds >= FACTORS[unit_of_run] / 10 else duration_unit(seconds)
             bound_cells = [
                 PART_NAMES[part_name],
                 DisplayedValue(seconds, duration_text(seconds, time_unit, 3)),
@@ -371,7 +371,7 @@ def node_data(timed_node: TimedNode, total_seconds: float) -> dict[str, Any]:
 def _time_data(
     preset: Preset, timed_run: TimedRun, timed_nodes: list[TimedNode], measured_run: tuple[float, list[str]] | None
 ) -> dict[str, Any]:
-    document: dict[str, Any] = {
+    json_document: dict[str, Any] = {
         "model": model_data(preset),
         "workload": {
             "phase": timed_run.phase,
@@ -398,5 +398,5 @@ def _time_data(
     if measured_run is not None:
         seconds, explanation_lines = measured_run
         is_in_range = bool(timed_run.range.low <= seconds <= timed_run.range.high)
-        document["measured"] = {"seconds": seconds, "inside": is_in_range, "lines": explanation_lines}
-    return document
+        json_document["measured"] = {"seconds": seconds, "inside": is_in_range, "lines": explanation_lines}
+    return json_document

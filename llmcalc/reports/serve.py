@@ -25,9 +25,9 @@ NOT_COUNTED = (
 """What no estimate of a server counts."""
 
 
-def money_text(money: float) -> str:
+def money_text(money_amount: float) -> str:
     """Writes an amount of money with three significant digits, without a currency."""
-    return f"{money:,.0f}" if money >= 1000 else f"{money:.3g}"
+    return f"{money_amount:,.0f}" if money_amount >= 1000 else f"{money_amount:.3g}"
 
 
 def _rate_text(rate: float) -> str:
@@ -94,34 +94,44 @@ def layout_text(server: Server) -> str:
     return ", ".join([f"{replicas_text}{layout}", *filter(None, format_texts)])
 
 
-def report(study: ServeStudy, servers: StudiedServers) -> Report:
+def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
     """Returns the report of a study of servers as data and as tables."""
     from ..workload.workload import Workload
 
-    preset, requests = study.preset, study.requests
+    preset, requests = serve_study.preset, serve_study.requests
     warnings = too_long_notes(preset.model, Workload(1, requests.total_tokens))
     chosen_server = servers.chosen
-    notes = [*warnings, *_serve_notes(study, servers)]
-    title = f"{preset.display}, {load_text(study)}"
-    table_rows = _server_rows(study, servers)
+    notes = [*warnings, *_serve_notes(serve_study, servers)]
+    title = f"{preset.display}, {load_text(serve_study)}"
+    table_rows = _server_rows(serve_study, servers)
     table_columns = list(SERVER_COLUMNS)
-    if study.trace is not None:
-        table_rows, table_columns = _trace_rows(study, servers), list(TRACE_COLUMNS)
-    table_columns = _server_columns(table_columns, study)
+    if serve_study.trace is not None:
+        table_rows, table_columns = _trace_rows(serve_study, servers), list(TRACE_COLUMNS)
+    table_columns = _server_columns(table_columns, serve_study)
     tables = [
-        Table(title, table_columns, table_rows, _aside_text(study), notes, _answer_text(study, servers), name="servers")
+        Table(
+            title,
+            table_columns,
+            table_rows,
+            _subtitle_text(serve_study),
+            notes,
+            _answer_text(serve_study, servers),
+            name="servers",
+        )
     ]
     if chosen_server is not None:
         server = servers.servers[chosen_server.index]
         table_rows = [
-            Row(_curve_cells(server_point, study), strong=server_point == chosen_server.point)
+            Row(_curve_cells(server_point, serve_study), strong=server_point == chosen_server.point)
             for server_point in servers.curves[chosen_server.index]
         ]
         tables.append(
-            Table(f"Load of {layout_text(server)}", _server_columns(CURVE_COLUMNS, study), table_rows, name="curve")
+            Table(
+                f"Load of {layout_text(server)}", _server_columns(CURVE_COLUMNS, serve_study), table_rows, name="curve"
+            )
         )
-    document = _serve_data(study, servers)
-    return Report(document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).with_target(
+    json_document = _serve_data(serve_study, servers)
+    return Report(json_document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).with_target(
         preset.target
     )
 
@@ -156,7 +166,7 @@ def _answer_text(serve_study: ServeStudy, servers: StudiedServers) -> str:
     return f"{layout_text(server)} on {device_phrase(server.devices, serve_study.hardware.title)}{idle_text}{cost_text}"
 
 
-def _aside_text(serve_study: ServeStudy) -> str:
+def _subtitle_text(serve_study: ServeStudy) -> str:
     latency_limits = serve_study.limits
     ttft_text = "TTFT of nine of ten" if serve_study.trace is not None else "likely TTFT of a burst"
     limit_texts = [f"{ttft_text} ≤ {duration_text(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
@@ -205,7 +215,7 @@ def _rate_of_device(server_point: LoadPoint | None) -> float:
     return 0.0 if server_point is None else round_to_digits(server_point.per_device)
 
 
-def _trace_rows(study: ServeStudy, servers: StudiedServers) -> list[Row]:
+def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     """Returns rows of a trace's servers: servers within the limits by number of devices, then the others."""
     chosen_server = servers.chosen
     table_rows = []
@@ -223,7 +233,9 @@ def _trace_rows(study: ServeStudy, servers: StudiedServers) -> list[Row]:
         ]
         output_rate = trace_times.output_tokens_per_second
         last_cell = (
-            output_rate / server.devices if study.price is None else _token_cost_of_trace(study, server, trace_times)
+            output_rate / server.devices
+            if serve_study.price is None
+            else _token_cost_of_trace(serve_study, server, trace_times)
         )
         verdict = "ok" if servers.keeps_limits[server_index] else "no"
         row_cells = [layout_text(server), server.devices, *seconds, output_rate, last_cell, verdict]
@@ -450,7 +462,7 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
             {"server": server_index, "concurrency": _users_data(concurrency)}
             for server_index, concurrency in servers.front
         ],
-        "chosen": _chosen_data(serve_study, servers),
+        "chosen": _chosen_server_data(serve_study, servers),
         "why_not": servers.why_not,
         "class": {
             latency_name: None if shown_point is None else getattr(shown_point, latency_name).class_data()
@@ -493,7 +505,7 @@ def _start_command(serve_study: ServeStudy, server: Server) -> str | None:
     return f"{command} {serve_study.stack.exchange}" if command is not None and has_exchange else command
 
 
-def _chosen_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any] | None:
+def _chosen_server_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any] | None:
     chosen_server = servers.chosen
     if chosen_server is None:
         return None

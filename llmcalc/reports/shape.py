@@ -71,8 +71,8 @@ def report(
     has_raw_table: whether there is one table of raw values, for CSV.
     """
     shapes_data = [_shape_data(model_shape) for model_shape in shape_study.shapes]
-    document: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
-    document |= {
+    json_document: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
+    json_document |= {
         "budget": _budget_text(shape_study),
         "ratios_of": preset.name,
         "proportions": _proportions_text(shape_study),
@@ -85,7 +85,7 @@ def report(
             for shape_data in shapes_data
         ]
         return Report(
-            document,
+            json_document,
             [
                 Table(
                     "",
@@ -107,14 +107,14 @@ def report(
         notes=_shape_notes(shape_study, preset, is_target, with_literature),
     )
     if not with_literature:
-        return Report(document, [cost_table])
+        return Report(json_document, [cost_table])
     findings_table = Table(
         "What studies of depth and width say",
         LITERATURE_COLUMNS,
         [_literature_row(described_shape) for described_shape in shape_study.shapes],
         notes=_source_notes(shape_study, preset),
     )
-    return Report(document, [cost_table, findings_table])
+    return Report(json_document, [cost_table, findings_table])
 
 
 def _cost_columns(shape_study: ShapeStudy) -> Sequence[Column]:
@@ -140,7 +140,7 @@ def _has_windows(shape_study: ShapeStudy) -> bool:
     return any(shape.kv_bytes != shape.kv_bytes_per_token * shape_study.seq for shape in shape_study.shapes)
 
 
-def _size_cells(shape: ModelShape) -> list[Any]:
+def _shape_size_cells(shape: ModelShape) -> list[Any]:
     layers = f"{TARGET_MARK} {shape.stack.num_hidden_layers}" if shape.target else shape.stack.num_hidden_layers
     return [layers, shape.stack.hidden_size, aspect_text(shape.stack.aspect_ratio, shape.in_dense_band)]
 
@@ -149,7 +149,7 @@ def _cost_row(shape: ModelShape, has_windows: bool) -> Row:
     heads = " ".join(map(str, shape.head_sizes)) or "none"
     cache_bytes = shape.kv_bytes if has_windows else shape.kv_bytes_per_token
     cost_cells = [shape.parameters, shape.difference, shape.forward_flops_per_token, cache_bytes, heads]
-    return Row([*_size_cells(shape), *cost_cells], strong=shape.target)
+    return Row([*_shape_size_cells(shape), *cost_cells], strong=shape.target)
 
 
 def _literature_row(model_shape: ModelShape) -> Row:
@@ -158,7 +158,7 @@ def _literature_row(model_shape: ModelShape) -> Row:
     tay_verdict = "past" if verdicts.past_tay else "within" if layers >= TAY_LAYERS[0] else "before"
     return Row(
         [
-            *_size_cells(model_shape),
+            *_shape_size_cells(model_shape),
             kaplan_verdict,
             tay_verdict,
             verdicts.critical_depth,
@@ -237,7 +237,7 @@ def _literature_data(shape_study: ShapeStudy) -> list[dict[str, Any]]:
 
 def _shape_notes(shape_study: ShapeStudy, preset: Preset, is_target: bool, with_literature: bool) -> list[str]:
     family, first_stack = shape_study.family, shape_study.shapes[0].stack
-    notes = [_fixed_sizes(shape_study)]
+    notes = [_shared_sizes_text(shape_study)]
     per_token_text = (
         f"FLOPs are per token, KV is the cache of a sequence of {shape_study.seq:,} tokens"
         if _has_windows(shape_study)
@@ -283,7 +283,7 @@ def _shape_notes(shape_study: ShapeStudy, preset: Preset, is_target: bool, with_
     return notes if with_literature else [*notes, "--literature adds what published studies say about depth and width"]
 
 
-def _fixed_sizes(shape_study: ShapeStudy) -> str:
+def _shared_sizes_text(shape_study: ShapeStudy) -> str:
     """Writes the sizes that all shapes share, read from the first shape."""
     spec, first_stack = shape_study.family.spec, shape_study.shapes[0].stack
     tying_text = "tied" if spec.tie_word_embeddings else "untied"

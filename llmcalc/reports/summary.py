@@ -90,8 +90,10 @@ def position_encodings(spec: ModelSpec) -> list[str]:
         if stack.relative_bias is not None:
             encoding_names.append("relative bias")
     for block in distinct_blocks(spec):
-        score_position = block.attention.score_position() if isinstance(block.attention, TokenMixer) else None
-        encoding_names.append("" if score_position is None else score_position.label)
+        score_position_encoding = (
+            block.attention.score_position_encoding() if isinstance(block.attention, TokenMixer) else None
+        )
+        encoding_names.append("" if score_position_encoding is None else score_position_encoding.label)
     return unique_texts(encoding_names) or ["no positions"]
 
 

@@ -22,7 +22,7 @@ COLUMNS = (
 
 def report(preset: Preset, formulas: Sequence[TimeFormula], inputs: dict[str, Any]) -> Report:
     """Returns the report of the formulas. inputs: phase, sequences and tokens of the evaluation."""
-    document = {
+    json_document = {
         "model": model_data(preset),
         "node": inputs["node"],
         "setting": {symbol_name: symbol_value for symbol_name, symbol_value in inputs.items() if symbol_name != "node"},
@@ -40,7 +40,7 @@ def report(preset: Preset, formulas: Sequence[TimeFormula], inputs: dict[str, An
     answer_text = f"{duration_text(total_seconds)} of kernels"
     table_rows = [_formula_row(formula) for formula in formulas]
     table = Table(preset.display, COLUMNS, table_rows, f"{run_title}; {headline(preset.model)}", notes, answer_text)
-    return Report(document, [table]).with_target(preset.target)
+    return Report(json_document, [table]).with_target(preset.target)
 
 
 def _used_symbols(time_formulas: Sequence[TimeFormula]) -> list[str]:

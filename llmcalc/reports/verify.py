@@ -38,29 +38,29 @@ MOST_MISSING = 5
 """Largest number of names in a note."""
 
 
-def report(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Report:
+def report(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> Report:
     """Returns the report of `llmcalc verify`: one row per model and one row per mismatch.
 
     skipped_models: name of a model that was not compared → the reason.
     """
-    documents = [verdict.data() for verdict in verdicts] + [
-        {"model": {"name": model_name}, "checks": [], "ok": None, "skipped": reason}
-        for model_name, reason in skipped_models.items()
+    json_documents = [model_verdict.data() for model_verdict in model_verdicts] + [
+        {"model": {"name": model_name}, "checks": [], "ok": None, "skipped": skip_reason}
+        for model_name, skip_reason in skipped_models.items()
     ]
     return Report(
-        single_document_or_list(documents),
-        [_summary_table(verdicts, skipped_models), *_failure_tables(verdicts)],
-        warnings=_untested_warnings(verdicts),
+        single_document_or_list(json_documents),
+        [_summary_table(model_verdicts, skipped_models), *_failure_tables(model_verdicts)],
+        warnings=_untested_warnings(model_verdicts),
     )
 
 
-def _untested_warnings(verdicts: list[Verdict]) -> list[str]:
+def _untested_warnings(model_verdicts: list[Verdict]) -> list[str]:
     """Returns one warning for parts without a memory measurement, with the models that have them."""
     targets_by_part: dict[str, list[str]] = {}
-    for verdict in verdicts:
-        for untested_part in verdict.untested:
-            targets_by_part.setdefault(str(untested_part), []).append(verdict.target)
-    has_several_models = len(verdicts) > 1
+    for model_verdict in model_verdicts:
+        for untested_part in model_verdict.untested:
+            targets_by_part.setdefault(str(untested_part), []).append(model_verdict.target)
+    has_several_models = len(model_verdicts) > 1
     untested_texts = [
         f"{part_name} ({plural(len(targets), 'model')})" if has_several_models else part_name
         for part_name, targets in targets_by_part.items()
@@ -68,8 +68,10 @@ def _untested_warnings(verdicts: list[Verdict]) -> list[str]:
     return [f"untested: {', '.join(untested_texts)}: no measurement of its memory is stated"] if untested_texts else []
 
 
-def _summary_table(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
-    checked_groups = {_quantity_group(comparison) for verdict in verdicts for comparison in verdict.checks}
+def _summary_table(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
+    checked_groups = {
+        _quantity_group(comparison) for model_verdict in model_verdicts for comparison in model_verdict.checks
+    }
     compared_groups = [
         quantity for quantity in (*QUANTITIES, MEMORY, LOSS) if quantity != "buffers" and quantity in checked_groups
     ]
@@ -81,18 +83,18 @@ def _summary_table(verdicts: list[Verdict], skipped_models: dict[str, str]) -> T
     column_count = len(table_columns) - (MEMORY in compared_groups)  # all of them would not fit 80 columns
     table_rows = [
         [
-            verdict.target,
-            *(_verdict_sign(verdict, quantity) for quantity in compared_groups),
-            len(verdict.checks),
-            round(verdict.seconds, 3),
+            model_verdict.target,
+            *(_verdict_sign(model_verdict, quantity) for quantity in compared_groups),
+            len(model_verdict.checks),
+            round(model_verdict.seconds, 3),
         ]
-        for verdict in verdicts
+        for model_verdict in model_verdicts
     ]
     table_rows += [
         [model_name, *(["skipped"] + [None] * (len(compared_groups) - 1) if compared_groups else []), None, None]
         for model_name in skipped_models
     ]
-    notes = _verify_notes(verdicts, skipped_models)
+    notes = _verify_notes(model_verdicts, skipped_models)
     return Table(
         "",
         table_columns[:column_count],
@@ -125,13 +127,13 @@ def _quantity_group(comparison: Check) -> str:
     return MEMORY if comparison.quantity.startswith(MEMORY) else comparison.quantity
 
 
-def _verdict_sign(verdict: Verdict, quantity: str) -> str | None:
+def _verdict_sign(model_verdict: Verdict, quantity: str) -> str | None:
     """Returns the sign that shows whether a quantity agrees.
 
     `=`: every node agrees. `±`: one differs as explained. `≈`: all are within bounds. `≠ 3`: three nodes differ.
     None if nothing was compared.
     """
-    comparisons = [comparison for comparison in verdict.checks if _quantity_group(comparison) == quantity]
+    comparisons = [comparison for comparison in model_verdict.checks if _quantity_group(comparison) == quantity]
     failed_count = sum(not comparison.ok for comparison in comparisons)
     agreement_sign = (
         "±"
@@ -143,72 +145,79 @@ def _verdict_sign(verdict: Verdict, quantity: str) -> str | None:
     return None if not comparisons else f"≠ {failed_count}" if failed_count else agreement_sign
 
 
-def _verify_notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> list[str]:
+def _verify_notes(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> list[str]:
     return [
-        *_untested_warnings(verdicts),
-        *_count_notes(verdicts, skipped_models),
-        *_explained_differences(verdicts),
-        _sign_legend(verdicts),
-        *_witness_notes(verdicts),
+        *_untested_warnings(model_verdicts),
+        *_count_notes(model_verdicts, skipped_models),
+        *_explained_differences(model_verdicts),
+        _sign_legend(model_verdicts),
+        *_witness_notes(model_verdicts),
         *(
-            f"{verdict.target}: {_speed_text(verdict.info['measured'])}"
-            for verdict in verdicts
-            if "measured" in verdict.info
+            f"{model_verdict.target}: {_speed_text(model_verdict.info['measured'])}"
+            for model_verdict in model_verdicts
+            if "measured" in model_verdict.info
         ),
         *_skipped_notes(skipped_models),
     ]
 
 
-def _count_notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> list[str]:
+def _count_notes(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> list[str]:
     """Returns a note: for one model the number of failed checks, for several the number of models that pass all."""
-    check_count = sum(len(verdict.checks) for verdict in verdicts)
-    if len(verdicts) + len(skipped_models) > 1:
-        passed_count = sum(verdict.ok for verdict in verdicts)
-        note_text = f"{passed_count} of {len(verdicts)} models: all checks pass ({check_count:,} checks)"
+    check_count = sum(len(model_verdict.checks) for model_verdict in model_verdicts)
+    if len(model_verdicts) + len(skipped_models) > 1:
+        passed_count = sum(model_verdict.ok for model_verdict in model_verdicts)
+        note_text = f"{passed_count} of {len(model_verdicts)} models: all checks pass ({check_count:,} checks)"
         return [note_text + (f"; {len(skipped_models)} skipped" if skipped_models else "")]
-    failed_verdicts = [verdict for verdict in verdicts if not verdict.ok]
-    return [f"{len(verdict.failures):,} of {plural(check_count, 'check')} failed" for verdict in failed_verdicts]
+    failed_verdicts = [model_verdict for model_verdict in model_verdicts if not model_verdict.ok]
+    return [
+        f"{len(model_verdict.failures):,} of {plural(check_count, 'check')} failed" for model_verdict in failed_verdicts
+    ]
 
 
-def _sign_legend(verdicts: list[Verdict]) -> str:
+def _sign_legend(model_verdicts: list[Verdict]) -> str:
     """Returns the meaning of the signs that occur in the table."""
     legend_texts = ["=: all checks pass"]
-    if any(verdict.ok and any(comparison.explained for comparison in verdict.checks) for verdict in verdicts):
+    if any(
+        model_verdict.ok and any(comparison.explained for comparison in model_verdict.checks)
+        for model_verdict in model_verdicts
+    ):
         legend_texts.append("±: they differ, explained above")
-    inexact_checks = [comparison for verdict in verdicts for comparison in verdict.checks if comparison.within]
+    inexact_checks = [
+        comparison for model_verdict in model_verdicts for comparison in model_verdict.checks if comparison.within
+    ]
     if inexact_checks:
         legend_texts.append(f"≈: {_tolerances_text(inexact_checks)}")
-    if not all(verdict.ok for verdict in verdicts):
+    if not all(model_verdict.ok for model_verdict in model_verdicts):
         legend_texts.append("≠: number of mismatching nodes; difference: measured − closed form")
     return "; ".join(legend_texts)
 
 
-def _witness_notes(verdicts: list[Verdict]) -> list[str]:
+def _witness_notes(model_verdicts: list[Verdict]) -> list[str]:
     """Returns notes on the running models with which the formulas are compared."""
-    witness_text = verdicts[0].witness if verdicts else ""
+    witness_text = model_verdicts[0].witness if model_verdicts else ""
     if witness_text.startswith("reference"):
-        return _reference_notes(verdicts)
+        return _reference_notes(model_verdicts)
     if witness_text == "distributed":
-        return _distributed_note(verdicts)
+        return _distributed_note(model_verdicts)
     if witness_text == "transformers":
-        library_classes = ", ".join(dict.fromkeys(verdict.info["class"] for verdict in verdicts))
-        return [f"against transformers on meta, eager attention: {library_classes}", _coverage_note(verdicts)]
+        library_classes = ", ".join(dict.fromkeys(model_verdict.info["class"] for model_verdict in model_verdicts))
+        return [f"against transformers on meta, eager attention: {library_classes}", _coverage_note(model_verdicts)]
     if witness_text == "published":
         return ["against the published count of the released weights"]
     return []
 
 
-def _reference_notes(verdicts: list[Verdict]) -> list[str]:
+def _reference_notes(model_verdicts: list[Verdict]) -> list[str]:
     """Returns the device and the size of the run of llmcalc's PyTorch reference."""
-    verdict_info = verdicts[0].info
-    if len(verdicts) == 1:
+    verdict_info = model_verdicts[0].info
+    if len(model_verdicts) == 1:
         run_size = f"{verdict_info['batch']} × {verdict_info['seq']} tokens"
     else:
         run_size = f"batch {verdict_info['batch']}, enough tokens to fill every window"
     device_note = f"against llmcalc's PyTorch reference on {verdict_info['device']}, {run_size}, eager attention"
-    if any(verdict.info["layers_run"] != verdict.info["layers"] for verdict in verdicts):
+    if any(model_verdict.info["layers_run"] != model_verdict.info["layers"] for model_verdict in model_verdicts):
         device_note += "; identical layers are run once (--every-layer runs all)"
-    return [device_note, *_memory_note(verdicts)]
+    return [device_note, *_memory_note(model_verdicts)]
 
 
 def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
@@ -220,13 +229,13 @@ def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
     ]
 
 
-def _explained_differences(verdicts: list[Verdict]) -> list[str]:
+def _explained_differences(model_verdicts: list[Verdict]) -> list[str]:
     """Returns one note per model with a difference that the preset explains."""
     return [
-        f"{verdict.target} differs, explained: {units.difference(verdict.info['difference'])} against the published "
-        f"count: {verdict.info['note']}"
-        for verdict in verdicts
-        if verdict.info.get("difference")
+        f"{model_verdict.target} differs, explained: {units.difference(model_verdict.info['difference'])} against the "
+        f"published count: {model_verdict.info['note']}"
+        for model_verdict in model_verdicts
+        if model_verdict.info.get("difference")
     ]
 
 
@@ -242,9 +251,13 @@ def _tolerances_text(comparisons: list[Check]) -> str:
     )
 
 
-def _memory_note(verdicts: list[Verdict]) -> list[str]:
+def _memory_note(model_verdicts: list[Verdict]) -> list[str]:
     """Returns a note on the runs whose memory was compared, and on the runs that were left out."""
-    compared_memory = [(verdict.target, verdict.info["memory"]) for verdict in verdicts if "memory" in verdict.info]
+    compared_memory = [
+        (model_verdict.target, model_verdict.info["memory"])
+        for model_verdict in model_verdicts
+        if "memory" in model_verdict.info
+    ]
     notes = [
         f"memory of {model_name}: {', '.join(memory_info['runs'])}"
         for model_name, memory_info in compared_memory
@@ -254,23 +267,27 @@ def _memory_note(verdicts: list[Verdict]) -> list[str]:
         notes = [f"memory of {plural(len(notes), 'model')}: training, prefill and decoding of as many tokens"]
     for model_name, memory_info in compared_memory:
         phases_by_reason: dict[str, list[str]] = {}
-        for phase, reason in memory_info["left_out"].items():
-            phases_by_reason.setdefault(reason, []).append(phase)
+        for phase, skip_reason in memory_info["left_out"].items():
+            phases_by_reason.setdefault(skip_reason, []).append(phase)
         notes += [
-            f"{model_name}: memory of {', '.join(phases)} not compared: {reason}"
-            for reason, phases in phases_by_reason.items()
+            f"{model_name}: memory of {', '.join(phases)} not compared: {skip_reason}"
+            for skip_reason, phases in phases_by_reason.items()
         ]
     return notes
 
 
-def _distributed_note(verdicts: list[Verdict]) -> list[str]:
+def _distributed_note(model_verdicts: list[Verdict]) -> list[str]:
     """Returns a note on the distributed processes, and on the bytes that were not compared."""
-    run_info = verdicts[0].info
+    run_info = model_verdicts[0].info
     layout = run_info["layout"]
     degree_titles = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
     degree_titles["dp"] = "shards" if layout["zero"] == 3 else "replicas"
     scratch_sizes = sorted(
-        {kernel_and_bytes for verdict in verdicts for kernel_and_bytes in verdict.info["scratch_bytes"].items()}
+        {
+            kernel_and_bytes
+            for model_verdict in model_verdicts
+            for kernel_and_bytes in model_verdict.info["scratch_bytes"].items()
+        }
     )
     parallel_kinds = ", ".join(
         f"{layout[degree_key]} {degree_name}"
@@ -289,16 +306,20 @@ def _distributed_note(verdicts: list[Verdict]) -> list[str]:
     ]
 
 
-def _coverage_note(verdicts: list[Verdict]) -> str:
+def _coverage_note(model_verdicts: list[Verdict]) -> str:
     """Writes the number of individually compared parts with parameters, and lists the others."""
-    covered_models = [(verdict, verdict.coverage) for verdict in verdicts if verdict.coverage is not None]
+    covered_models = [
+        (model_verdict, model_verdict.coverage)
+        for model_verdict in model_verdicts
+        if model_verdict.coverage is not None
+    ]
     direct_count, summed_count = (
         sum(len(comparison.alone) for _, comparison in covered_models),
         sum(len(comparison.summed) for _, comparison in covered_models),
     )
     missing_paths = [
-        path if len(verdicts) == 1 else f"{verdict.target} {path}"
-        for verdict, comparison in covered_models
+        path if len(model_verdicts) == 1 else f"{model_verdict.target} {path}"
+        for model_verdict, comparison in covered_models
         for path in comparison.missing
     ]
     ellipsis_text = ", … (--format json lists all)" if len(missing_paths) > MOST_MISSING else ""
@@ -323,7 +344,7 @@ def _node_path_or_peak_moment(comparison: Check) -> str:
     return f"{comparison.where}: {peak_moment}" if comparison.quantity.startswith(MEMORY) else comparison.where
 
 
-def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
+def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
     """Yields a table of differing nodes for each quantity of each model."""
     lines_left = MOST_FAILURES
     table_columns = (
@@ -332,8 +353,8 @@ def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
         Column("measured", "measured", units.exact),
         Column("difference", "difference", justify="left", wrap=True),
     )
-    for verdict in verdicts:
-        for quantity, quantity_group in groupby(verdict.failures, key=_quantity_group):
+    for model_verdict in model_verdicts:
+        for quantity, quantity_group in groupby(model_verdict.failures, key=_quantity_group):
             comparisons = list(quantity_group)
             listed_checks, lines_left = (
                 comparisons[:lines_left],
@@ -345,7 +366,7 @@ def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
                         _node_path_or_peak_moment(comparison),
                         comparison.closed_form,
                         "none" if comparison.measured is None else comparison.measured,
-                        comparison.explanation(verdict.sizes),
+                        comparison.explanation(model_verdict.sizes),
                     ]
                 )
                 for comparison in listed_checks
@@ -356,11 +377,11 @@ def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
                 else []
             )
             yield Table(
-                verdict.target,
+                model_verdict.target,
                 table_columns,
                 table_rows,
                 name=quantity.strip("."),
-                target=verdict.target,
+                target=model_verdict.target,
                 notes=notes,
                 answer=f"{plural(len(comparisons), WHAT.get(quantity, 'node'))} differ"
                 f"{'s' * (len(comparisons) == 1)} in {NAMES[quantity]}",

@@ -197,7 +197,7 @@ def backward(
             if graph_node.place is not forward_place:
                 forward_place = graph_node.place
                 autograd_graph.meter.place = forward_place.place_in_backward()
-            input_gradients = _run_node(autograd_graph, graph_node, gradients)
+            input_gradients = _run_backward_node(autograd_graph, graph_node, gradients)
             node_attributes += graph_node.attributes
             graph_node.saved = []
             graph_node.backward = None
@@ -235,7 +235,7 @@ def backward(
             end_callback()
 
 
-def _run_node(
+def _run_backward_node(
     autograd_graph: AutogradGraph, graph_node: AutogradNode, gradients: dict[tuple[int, int], Tensor]
 ) -> list[Gradient]:
     """Runs a node's backward function, during which saved tensors and incoming gradients stay alive."""

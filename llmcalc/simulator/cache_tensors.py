@@ -7,7 +7,7 @@ from ..ops import State
 from .meter import NoMeter
 from .parameter_tensors import ParameterTensors
 from .strides import Shape, count
-from .tensor import FLOAT32, Dtype, Tensor, counted_as, empty
+from .tensor import FLOAT32, Dtype, Tensor, count_storages_as, empty
 
 
 class CacheTensors(ParameterTensors):
@@ -21,7 +21,7 @@ class CacheTensors(ParameterTensors):
         """Caches copies of tensors for later passes."""
         if self.store is None:
             return
-        with counted_as(self.graph.meter, "cache"):
+        with count_storages_as(self.graph.meter, "cache"):
             copied_tensors = tuple(
                 self.new_pool_tensor(tensor.shape, tensor.dtype) if self.paged else self.t.copy(tensor)
                 for tensor in tensors
@@ -41,7 +41,7 @@ class CacheTensors(ParameterTensors):
         assert isinstance(operation.op, State)
         assert sum(map(count, state_shapes)) == operation.op.size, (state_shapes, operation.op)
         dtype, batch = self.dtype if operation.op.bits is None else FLOAT32, self.run_config.batch
-        with counted_as(self.graph.meter, "cache"):
+        with count_storages_as(self.graph.meter, "cache"):
             new_tensor = self.new_pool_tensor if self.paged else self.graph.new_tensor
             state_tensors = tuple(new_tensor((batch, *shape), dtype) for shape in state_shapes)
         self.store[(*self.cache_path, operation.name)] = state_tensors

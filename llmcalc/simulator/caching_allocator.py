@@ -81,9 +81,9 @@ def encode_release(storage_number: int) -> Step:
     return storage_number, 0
 
 
-def encode_stream_switch(stream: int) -> Step:
+def encode_stream_switch(cuda_stream: int) -> Step:
     """Encodes the step that switches later allocations to a stream."""
-    return -1, -1 - stream
+    return -1, -1 - cuda_stream
 
 
 class BlockPool:
@@ -217,12 +217,12 @@ class CachingAllocator:
         """Peak reserved bytes. It equals `reserved`, because no memory returns to the device."""
         return self.reserved
 
-    def _small_pool(self, stream: int) -> int:
+    def _small_pool(self, cuda_stream: int) -> int:
         """Returns the number of a stream's pool for small requests. The next number is the pool for large requests."""
-        if stream not in self._pool_of_stream:
-            self._pool_of_stream[stream] = len(self._pools)
+        if cuda_stream not in self._pool_of_stream:
+            self._pool_of_stream[cuda_stream] = len(self._pools)
             self._pools += [BlockPool(is_small, self.expandable_segments) for is_small in (True, False)]
-        return self._pool_of_stream[stream]
+        return self._pool_of_stream[cuda_stream]
 
     def play(self, allocator_steps: Collection[Step], storage_count: int, storage_offset: int = 0) -> None:  # noqa: PLR0915
         """Performs encoded steps. Storages keep their numbers across calls.

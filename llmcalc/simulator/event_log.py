@@ -62,9 +62,9 @@ class EventRecorder:
         return self._stream
 
     @stream.setter
-    def stream(self, stream: int) -> None:
-        self._stream = stream
-        self.events.append((-1, STREAMED, stream))
+    def stream(self, cuda_stream: int) -> None:
+        self._stream = cuda_stream
+        self.events.append((-1, STREAMED, cuda_stream))
 
     @property
     def place(self) -> AllocationPlace:
@@ -133,7 +133,7 @@ class RecordedEvents:
     def with_workspace(self, workspace_bytes: int) -> RecordedEvents:
         """Returns the same events with workspaces of another size, in bytes; 0 removes the workspaces."""
 
-        def with_bytes(memory_events: Sequence[Event]) -> list[Event]:
+        def with_workspace_bytes(memory_events: Sequence[Event]) -> list[Event]:
             return [
                 (storage_number, nbytes, workspace_bytes if nbytes == TAKEN else event_detail)
                 for storage_number, nbytes, event_detail in memory_events
@@ -141,9 +141,9 @@ class RecordedEvents:
             ]
 
         first_step, reported_step = (
-            list(map(with_bytes, step_events)) for step_events in (self.first_step, self.reported_step)
+            list(map(with_workspace_bytes, step_events)) for step_events in (self.first_step, self.reported_step)
         )
-        return RecordedEvents(with_bytes(self.set_up), first_step, reported_step, self.phases)
+        return RecordedEvents(with_workspace_bytes(self.set_up), first_step, reported_step, self.phases)
 
 
 def allocated_bytes(memory_events: Sequence[Event]) -> dict[int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from ..evidence import UNTESTED, Evidence, Witness, witness_of
-from ..flow.program import Step, every_step
+from ..flow.program import Step, all_steps
 from ..flow.record import Flow
 from .choices import EAGER, KernelChoices
 from .lowering import Lowering
@@ -15,24 +15,26 @@ CHOSEN = ("attention", "norm", "cross_entropy", "mamba2", "compiled")
 """The fields of `KernelChoices` whose values name a kernel."""
 
 
-def evidence_of_kernels(profile: type[Lowering], program: Flow, kernel_choices: KernelChoices) -> list[Evidence]:
+def evidence_of_kernels(kernel_profile: type[Lowering], program: Flow, kernel_choices: KernelChoices) -> list[Evidence]:
     """Returns the evidence of the kernels of a program's steps, and of kernels chosen instead of the default."""
     kernel_names = dict.fromkeys(
-        kernel_name for operation in every_step(program.root.items) for kernel_name in kernels_of(operation)
+        kernel_name for operation in all_steps(program.root.items) for kernel_name in kernel_names_of(operation)
     )
-    kernel_methods = [(kernel_name, getattr(profile, kernel_name, None)) for kernel_name in kernel_names]
+    kernel_methods = [(kernel_name, getattr(kernel_profile, kernel_name, None)) for kernel_name in kernel_names]
     evidence = [
         Evidence("kernel", kernel_title(kernel_name), _witness_of_kernel(kernel))
         for kernel_name, kernel in kernel_methods
         if kernel is not None
     ]
-    return [*evidence, *evidence_of_chosen_kernels(profile, kernel_choices)]
+    return [*evidence, *evidence_of_chosen_kernels(kernel_profile, kernel_choices)]
 
 
-def evidence_of_chosen_kernels(profile: type[Lowering], kernel_choices: KernelChoices) -> Iterator[Evidence]:
+def evidence_of_chosen_kernels(kernel_profile: type[Lowering], kernel_choices: KernelChoices) -> Iterator[Evidence]:
     """Yields the evidence of kernels chosen instead of the default. Kernels without a stated check are untested."""
     kernels = [
-        vars(profile_class)[kernel_name] for profile_class in profile.__mro__ for kernel_name in vars(profile_class)
+        vars(profile_class)[kernel_name]
+        for profile_class in kernel_profile.__mro__
+        for kernel_name in vars(profile_class)
     ]
     for choice_field in fields(kernel_choices):
         chosen_kernel = getattr(kernel_choices, choice_field.name)
@@ -58,7 +60,7 @@ def kernel_title(kernel_name: str) -> str:
     return kernel_name.removeprefix("do_")
 
 
-def kernels_of(operation: Step) -> Iterator[str]:
+def kernel_names_of(operation: Step) -> Iterator[str]:
     """Yields the names of the profile's kernels that may run an operation."""
     yield f"do_{operation.verb}"
     op_name = type(operation.op).__name__

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ..errors import InputError
-from ..flow.program import Scope
+from ..flow.program import ModuleScope
 from ..flow.value import Value
 from ..frozen import frozen
 from ..workload.rows import SOURCE, TOKENS
@@ -28,7 +28,7 @@ CARRIED = "carried"
 """The first part of the keys in `Lowering.memo` of tensors that a layer passes to the next one."""
 
 
-class Unsupported(InputError):
+class UnsupportedKernel(InputError):
     """Raised for an operation for which the profile has no kernel."""
 
 
@@ -44,7 +44,7 @@ class ModuleFrame:
     path: path of the module, once it has been asked for; None before.
     """
 
-    scope: Scope
+    scope: ModuleScope
     local_tensors: dict[str, Any] = field(default_factory=dict)
     callers: list[dict[str, Any]] = field(default_factory=list)
     layer_index: int | None = None

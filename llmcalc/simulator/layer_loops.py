@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import lcm
 
-from ..flow.program import Scope
+from ..flow.program import ModuleScope
 from ..frozen import frozen
 from ..model import ModelSpec
 from .layer_pattern import RECORDED_REPEATS, find_layer_pattern, layer_kinds
@@ -91,15 +91,17 @@ def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStac
     return program_stacks(spec.shared_program.root, recompute_interval)
 
 
-def program_stacks(root_scope: Scope, recompute_interval: int = 1, first_layer_index: int = 0) -> list[LayerStack]:
+def program_stacks(
+    root_scope: ModuleScope, recompute_interval: int = 1, first_layer_index: int = 0
+) -> list[LayerStack]:
     """Returns the layers of each stack of a program. first_layer_index: number of model layers before the program."""
     stacks = []
     for parent_path, layer_scopes in _stacks_of_scope(root_scope):
         layer_order = layer_kinds(layer_scopes)
-        layers_before, period, repeat_count = find_layer_pattern(layer_order)
-        layers_after = len(layer_order) - layers_before - period * repeat_count
+        layers_before, layer_period, repeat_count = find_layer_pattern(layer_order)
+        layers_after = len(layer_order) - layers_before - layer_period * repeat_count
         stack_path = ".".join((*parent_path, layer_scopes[0].name))
-        pattern_multiple = lcm(period, recompute_interval) // period
+        pattern_multiple = lcm(layer_period, recompute_interval) // layer_period
         repeat_count, remaining_repeats = divmod(repeat_count, pattern_multiple)
         if repeat_count > RECORDED_REPEATS and any(map(_shares_tensors, layer_scopes)):
             repeat_count, remaining_repeats = repeat_count - 1, remaining_repeats + pattern_multiple
@@ -107,7 +109,7 @@ def program_stacks(root_scope: Scope, recompute_interval: int = 1, first_layer_i
             LayerStack(
                 stack_path,
                 first_layer_index + layers_before,
-                period * pattern_multiple,
+                layer_period * pattern_multiple,
                 repeat_count,
                 pattern_multiple,
                 remaining_repeats,
@@ -117,7 +119,7 @@ def program_stacks(root_scope: Scope, recompute_interval: int = 1, first_layer_i
     return stacks
 
 
-def long_stacks(root_scope: Scope, recompute_interval: int, first_layer_index: int) -> list[LayerStack]:
+def long_stacks(root_scope: ModuleScope, recompute_interval: int, first_layer_index: int) -> list[LayerStack]:
     """Returns a program's only layer stack if the stack has more repeats than are recorded; otherwise no stack.
 
     recompute_interval, first_layer_index: as in `program_stacks`.
@@ -126,7 +128,7 @@ def long_stacks(root_scope: Scope, recompute_interval: int, first_layer_index: i
     return stacks if len(stacks) == 1 and stacks[0].repeats > RECORDED_REPEATS else []
 
 
-def _shares_tensors(layer_scope: Scope) -> bool:
+def _shares_tensors(layer_scope: ModuleScope) -> bool:
     """Whether layers of a type share a tensor, such as an encoder's output, position bias or weight."""
     assert layer_scope.first_input is not None
     inner_storages = {id(layer_scope.first_input.storage)}
@@ -138,16 +140,22 @@ def _shares_tensors(layer_scope: Scope) -> bool:
 
 
 def _stacks_of_scope(
-    module_scope: Scope, parent_path: tuple[str, ...] = ()
-) -> list[tuple[tuple[str, ...], list[Scope]]]:
+    module_scope: ModuleScope, parent_path: tuple[str, ...] = ()
+) -> list[tuple[tuple[str, ...], list[ModuleScope]]]:
     """Returns every executed stack: the parent module's path and the layer kinds."""
     layer_scopes = [
         scope_item
         for scope_item in module_scope.items
-        if isinstance(scope_item, Scope) and scope_item.first_input is not None and not scope_item.about.get("optional")
+        if isinstance(scope_item, ModuleScope)
+        and scope_item.first_input is not None
+        and not scope_item.about.get("optional")
     ]
     stacks = [(parent_path, layer_scopes)] if layer_scopes else []
     for scope_item in module_scope.items:
-        if isinstance(scope_item, Scope) and scope_item.first_input is None and not scope_item.about.get("optional"):
+        if (
+            isinstance(scope_item, ModuleScope)
+            and scope_item.first_input is None
+            and not scope_item.about.get("optional")
+        ):
             stacks += _stacks_of_scope(scope_item, (*parent_path, scope_item.name))
     return stacks

@@ -7,10 +7,10 @@ from itertools import repeat
 from operator import is_
 from typing import NamedTuple, TypeVar
 
-from ..flow.program import Scope
+from ..flow.program import ModuleScope
 
 
-def layer_kinds(layer_scopes: list[Scope]) -> list[Scope]:
+def layer_kinds(layer_scopes: list[ModuleScope]) -> list[ModuleScope]:
     """Returns the type of each layer, from the first to the last."""
     if len(layer_scopes) == 1:
         (layer_kind,) = layer_scopes
@@ -55,21 +55,21 @@ def find_layer_pattern(layer_order: Sequence[object]) -> LayerPattern:
     if layer_count > RECORDED_REPEATS and all(map(is_, layer_order, repeat(layer_order[0]))):
         return LayerPattern(0, 1, layer_count)
     best_pattern, layers_to_run = LayerPattern(0, layer_count, 1), layer_count
-    for period in range(1, min(layer_count // RECORDED_REPEATS, LONGEST) + 1):
-        if RECORDED_REPEATS * period >= layers_to_run:
+    for layer_period in range(1, min(layer_count // RECORDED_REPEATS, LONGEST) + 1):
+        if RECORDED_REPEATS * layer_period >= layers_to_run:
             break
         first_layer = 0
-        for pattern_end in range(period, layer_count + 1):
-            if pattern_end < layer_count and layer_order[pattern_end] is layer_order[pattern_end - period]:
+        for pattern_end in range(layer_period, layer_count + 1):
+            if pattern_end < layer_count and layer_order[pattern_end] is layer_order[pattern_end - layer_period]:
                 continue
-            repeat_count = (pattern_end - first_layer) // period
+            repeat_count = (pattern_end - first_layer) // layer_period
             if (
                 repeat_count > RECORDED_REPEATS
-                and layer_count - (repeat_count - RECORDED_REPEATS) * period < layers_to_run
+                and layer_count - (repeat_count - RECORDED_REPEATS) * layer_period < layers_to_run
             ):
-                best_pattern = LayerPattern(first_layer, period, repeat_count)
-                layers_to_run = layer_count - (repeat_count - RECORDED_REPEATS) * period
-            first_layer = pattern_end - period + 1
+                best_pattern = LayerPattern(first_layer, layer_period, repeat_count)
+                layers_to_run = layer_count - (repeat_count - RECORDED_REPEATS) * layer_period
+            first_layer = pattern_end - layer_period + 1
     return best_pattern
 
 
@@ -77,9 +77,9 @@ def shortened_layers(layer_order: list[Kind], repeats_to_keep: int | None) -> li
     """Returns the layers with fewer repeats of the pattern, or all layers if `repeats_to_keep` is None."""
     if repeats_to_keep is None:
         return layer_order
-    first_layer, period, repeat_count = find_layer_pattern(layer_order)
+    first_layer, layer_period, repeat_count = find_layer_pattern(layer_order)
     return [
         *layer_order[:first_layer],
-        *layer_order[first_layer : first_layer + period] * repeats_to_keep,
-        *layer_order[first_layer + period * repeat_count :],
+        *layer_order[first_layer : first_layer + layer_period] * repeats_to_keep,
+        *layer_order[first_layer + layer_period * repeat_count :],
     ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ..algebra import Number
-from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
-from ..flow.tree import OpUse
+from ..flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
+from ..flow.tree import CountedOp
 from ..flow.value import Value
 
 
-def unused_modules(module_scope: Scope, repeat_count: Number = 1) -> Iterator[tuple[str, OpUse, Number]]:
+def unused_modules(module_scope: ModuleScope, repeat_count: Number = 1) -> Iterator[tuple[str, CountedOp, Number]]:
     """Yields name, operation and number of copies of the modules that no pass runs, without optional parts.
 
     Modules of other layers that are stored in a shared one are left out: those layers run them.
@@ -19,7 +19,7 @@ def unused_modules(module_scope: Scope, repeat_count: Number = 1) -> Iterator[tu
     """
     for scope_item in module_scope.items:
         if (
-            not isinstance(scope_item, Scope)
+            not isinstance(scope_item, ModuleScope)
             or scope_item.about.get("optional")
             or scope_item.about.get("role") == "shared"
             or (scope_item.per_layer and scope_item.about.get("role") == "kept")
@@ -34,18 +34,18 @@ def unused_modules(module_scope: Scope, repeat_count: Number = 1) -> Iterator[tu
                 yield node_position.node.name, node_position.use, repeat_count * node_position.times
 
 
-def is_stack_layer(module_scope: Scope) -> bool:
+def is_stack_layer(module_scope: ModuleScope) -> bool:
     """Whether a repeated module is a layer of a stack (and not a multi-token-prediction module)."""
     return module_scope.first_input is not None and not module_scope.about.get("optional")
 
 
-def modules_below(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
+def modules_below(module_scope: ModuleScope, parent_path: str = "") -> Iterator[tuple[str, ModuleScope]]:
     """Yields path and module of every submodule that is called with a tensor."""
     for scope_item in module_scope.items:
-        if isinstance(scope_item, Alternatives):
+        if isinstance(scope_item, AlternativeBranches):
             for branch in scope_item.branches.values():
                 yield from modules_below(branch, parent_path)
-        elif isinstance(scope_item, Scope) and scope_item.about.get("role") not in NEVER_RUN:
+        elif isinstance(scope_item, ModuleScope) and scope_item.about.get("role") not in NEVER_RUN:
             module_path = f"{parent_path}{scope_item.name}"
             if (
                 scope_item.argument is not None
@@ -72,20 +72,22 @@ def is_view_of(recorded_value: Value | None, base_value: Value | None) -> bool:
 
 
 def last_readers(
-    root_scope: Scope, branch_of: Callable[[Alternatives], Scope], is_module_skipped: Callable[[Scope], bool]
+    root_scope: ModuleScope,
+    branch_of: Callable[[AlternativeBranches], ModuleScope],
+    is_module_skipped: Callable[[ModuleScope], bool],
 ) -> tuple[dict[int, int], set[int]]:
     """Returns the last reader of each value's storage, and the values that several layers read.
 
     branch_of: which of several forms runs. is_module_skipped: whether a module does not.
     """
     last_reader_ids: dict[int, int] = {}
-    last_reading_layers: dict[int, Scope] = {}
-    layer_of_value: dict[int, Scope] = {}
+    last_reading_layers: dict[int, ModuleScope] = {}
+    layer_of_value: dict[int, ModuleScope] = {}
     shared_values: set[int] = set()
 
-    def visit(scope_items: Sequence[Item], layer: Scope) -> None:
+    def visit(scope_items: Sequence[Item], layer: ModuleScope) -> None:
         for scope_item in scope_items:
-            if isinstance(scope_item, Alternatives):
+            if isinstance(scope_item, AlternativeBranches):
                 executed_branch, first_branch = branch_of(scope_item), next(iter(scope_item.branches.values()))
                 visit(executed_branch.items, layer)
                 if executed_branch is not first_branch and executed_branch.output is not None:

@@ -9,16 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..flow.program import Scope, Step
+from ..flow.program import ModuleScope, Step
 from ..flow.value import Value
 from ..workload.recompute import check_node_names
 from .checkpoint import Run, checkpoint, reentrant
-from .frame import CARRIED, ENTRY, ModuleFrame, ParameterSet, Path, RecomputedModule, Unsupported
+from .frame import CARRIED, ENTRY, ModuleFrame, ParameterSet, Path, RecomputedModule, UnsupportedKernel
 from .liveness import is_stack_layer, is_view_of, modules_below, nearest_base_id
 from .program_lowering import ProgramLowering
 from .tensor import Tensor
 
-__all__ = ["CARRIED", "ENTRY", "Lowering", "ModuleFrame", "ParameterSet", "Path", "RecomputedModule", "Unsupported"]
+__all__ = [
+    "CARRIED",
+    "ENTRY",
+    "Lowering",
+    "ModuleFrame",
+    "ParameterSet",
+    "Path",
+    "RecomputedModule",
+    "UnsupportedKernel",
+]
 
 
 class Lowering(ProgramLowering):
@@ -61,16 +70,16 @@ class Lowering(ProgramLowering):
         """Whether autocast runs powers and softmax in float32, as on a GPU (aten/src/ATen/autocast_mode.h)."""
         return self.graph.autocast is not None and self.choices.is_on_gpu
 
-    def find_dataflow(self, root: Scope) -> None:
+    def find_dataflow(self, root_scope: ModuleScope) -> None:
         """Finds each layer's external inputs and outputs, and the modules that are recomputed."""
         if self.recompute.nodes:
-            self._find_recomputed_modules(root)
+            self._find_recomputed_modules(root_scope)
         if not self.recompute.layers:
             return
         self.carries_tensors: bool = any(
-            operation.verb == "carry" and len(operation.ins) > 1 for operation in root.steps(includes_idle=False)
+            operation.verb == "carry" and len(operation.ins) > 1 for operation in root_scope.steps(includes_idle=False)
         )
-        for module_scope in root.scopes():
+        for module_scope in root_scope.scopes():
             if module_scope.first_input is not None:
                 operations = list(module_scope.steps(includes_idle=False))
                 computed_values = {id(output_value) for operation in operations for output_value in operation.outs}
@@ -80,7 +89,7 @@ class Lowering(ProgramLowering):
                 self.storages_read[id(module_scope)] = storages_read - computed_values - layer_input_ids
 
     def refuse_recomputed_module(self, operation: Step) -> None:
-        """Raises `Unsupported` for an operation in a module that the backward pass recomputes."""
+        """Raises `UnsupportedKernel` for an operation in a module that the backward pass recomputes."""
         if self.recompute.layers or any(
             id(module_call.scope) in self.recomputed_modules for module_call in self.frames
         ):
@@ -89,7 +98,7 @@ class Lowering(ProgramLowering):
                 operation.name,
             )
 
-    def _find_recomputed_modules(self, root_scope: Scope) -> None:
+    def _find_recomputed_modules(self, root_scope: ModuleScope) -> None:
         """Finds the modules selected for recomputation. Raises `InputError` for an unknown module."""
         modules = [
             module
@@ -102,7 +111,7 @@ class Lowering(ProgramLowering):
             if module_path in self.recompute.nodes:
                 self.recomputed_modules[id(module_scope)] = self._recomputed_module(module_scope, root_scope)
 
-    def _recomputed_module(self, module_scope: Scope, root_scope: Scope) -> RecomputedModule:
+    def _recomputed_module(self, module_scope: ModuleScope, root_scope: ModuleScope) -> RecomputedModule:
         """Returns the inputs and outputs of a module that is recomputed."""
         operations = list(module_scope.steps(includes_idle=False))
         step_ids = {id(operation) for operation in operations}
@@ -134,14 +143,14 @@ class Lowering(ProgramLowering):
             ),
         )
 
-    def _checkpointed_module(self, module_scope: Scope, recomputed_module: RecomputedModule) -> None:
+    def _checkpointed_module(self, module_scope: ModuleScope, recomputed_module: RecomputedModule) -> None:
         """Runs a module with activation checkpointing: saves only its inputs, and recomputes it in the backward pass.
 
         The other tensors that it reads stay as they are now until the backward pass, as do those that all layers read,
         which the reference passes to every module.
         """
         module_input, module_output = module_scope.call_values
-        outer_frames, values_once_computed = self._copy_frames(), self.memo
+        frames_outside_region, memoized_values = self._copy_frames(), self.memo
         shared_values = {value_id: self.values[value_id] for value_id in self.shared_values if value_id in self.values}
         shared_values |= {
             id(read_value): self.values[id(read_value)]
@@ -152,7 +161,7 @@ class Lowering(ProgramLowering):
         def run_module(arguments: Sequence[Tensor]) -> Tensor:
             caller_state = self.values, self.bound, self.frames, self.memo
             self.values, self.bound = {**shared_values, id(module_input): arguments[0]}, {}
-            self.frames, self.memo = list(outer_frames), values_once_computed
+            self.frames, self.memo = list(frames_outside_region), memoized_values
             try:
                 self._run_module_items(ModuleFrame(module_scope))
                 caller_state[0].update(
@@ -192,7 +201,7 @@ class Lowering(ProgramLowering):
         Its arguments are x and the tensors that the layer before carries. The other tensors that it reads stay as they
         are now.
         """
-        outer_frames, values_once_computed = self._copy_frames(), self.memo
+        frames_outside_region, memoized_values = self._copy_frames(), self.memo
         carried_names, is_first_run = tuple(self.carried_tensors), True
         shared_values = {
             value_id: self.values[value_id]
@@ -207,8 +216,8 @@ class Lowering(ProgramLowering):
             caller_state = self.values, self.bound, self.frames, self.memo
             self.values = {**shared_values, id(layer_input): input_tensors[0]}
             self.bound = {}
-            self.frames = list(outer_frames)
-            self.memo = values_once_computed
+            self.frames = list(frames_outside_region)
+            self.memo = memoized_values
             carried_tensors, is_recomputed, is_first_run = self.carried_tensors, not is_first_run, False
             self.replace_carried_tensors(dict(zip(carried_names, input_tensors[1:], strict=True)))
             try:
@@ -231,14 +240,14 @@ class Lowering(ProgramLowering):
         """Runs a function whose activations are recomputed in the backward pass."""
         if self.recompute.reentrant:
             return reentrant(self.graph, run_region, input_tensors)
-        recompute, compiled = self.recompute, self.choices.compiled
+        recompute, is_compiled = self.recompute, self.choices.compiled
         return checkpoint(
             self.graph,
             run_region,
             input_tensors,
             kept_operations=recompute.saved_operations,
             alternate_operations=recompute.alternate,
-            compiled=compiled,
+            compiled=is_compiled,
         )
 
     def run_module(self, module_call: ModuleFrame) -> None:

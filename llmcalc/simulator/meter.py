@@ -46,7 +46,7 @@ class Device(Protocol):
     peak_requested: int
     peak_reserved: int
 
-    def allocate(self, block_bytes: int, stream: int = 0) -> Any:
+    def allocate(self, block_bytes: int, cuda_stream: int = 0) -> Any:
         """Allocates a block and returns the block's handle."""
 
     def free(self, block_handle: Any) -> None:
@@ -69,7 +69,7 @@ class Block:
         self.handle: Any = block_handle
 
 
-class Peak:
+class MemoryPeak:
     """The peak memory of one module in one phase, in bytes. by_kind: the bytes of each kind, which sum to `bytes`."""
 
     __slots__ = ("by_kind", "bytes")
@@ -83,9 +83,9 @@ class Peak:
         """Returns bytes by kind of memory, with 0 for missing kinds."""
         return {memory_kind: self.by_kind.get(memory_kind, 0) for memory_kind in KINDS}
 
-    def copy(self) -> Peak:
+    def copy(self) -> MemoryPeak:
         """Returns a copy of the peak."""
-        copied_peak = Peak()
+        copied_peak = MemoryPeak()
         copied_peak.bytes, copied_peak.by_kind = self.bytes, dict(self.by_kind)
         return copied_peak
 
@@ -111,9 +111,9 @@ class Meter:
         self.now: int = 0
         self.peak: int = 0
         self.by_kind: dict[str, int] = dict.fromkeys(KINDS, 0)
-        self.peaks: dict[AllocationPlace, Peak] = {}
+        self.peaks: dict[AllocationPlace, MemoryPeak] = {}
         self._place = AllocationPlace()
-        self._current_peak = self.peaks.setdefault(self._place, Peak())
+        self._current_peak = self.peaks.setdefault(self._place, MemoryPeak())
         self._peak_is_unsettled = False
 
     @property
@@ -124,13 +124,13 @@ class Meter:
     def place(self, allocation_place: AllocationPlace) -> None:
         if allocation_place != self._place:
             if self._peak_is_unsettled:
-                self._settle_peak()
+                self._store_peak_by_kind()
             self._place = allocation_place
-            self._current_peak = self.peaks.setdefault(allocation_place, Peak())
+            self._current_peak = self.peaks.setdefault(allocation_place, MemoryPeak())
             if self.now > self._current_peak.bytes:
                 self._current_peak.bytes, self._peak_is_unsettled = self.now, True
 
-    def _settle_peak(self) -> None:
+    def _store_peak_by_kind(self) -> None:
         """Stores the bytes by kind at the current peak, before storages are freed."""
         self._current_peak.by_kind = dict(self.by_kind)
         self._peak_is_unsettled = False
@@ -147,7 +147,7 @@ class Meter:
 
     def free(self, block: Block) -> None:
         if self._peak_is_unsettled:
-            self._settle_peak()
+            self._store_peak_by_kind()
         self.now -= block.bytes
         self.by_kind[block.kind] -= block.bytes
         if self.device is not None:
@@ -164,7 +164,7 @@ class Meter:
         """Resets the recorded peaks."""
         self.peak = self.now
         self.peaks = {}
-        self._current_peak = self.peaks[self._place] = Peak()
+        self._current_peak = self.peaks[self._place] = MemoryPeak()
         self._current_peak.bytes, self._peak_is_unsettled = self.now, True
 
 

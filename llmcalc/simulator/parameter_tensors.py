@@ -7,12 +7,12 @@ from typing import Any
 from ..flow.axis import element_count
 from ..flow.program import Step
 from ..flow.record import Flow
-from ..flow.tree import OpUse
+from ..flow.tree import CountedOp
 from ..flow.value import Weight
 from .frame import Path
 from .liveness import unused_modules
 from .strides import Shape
-from .tensor import INT64, Dtype, Tensor, counted_as, empty
+from .tensor import INT64, Dtype, Tensor, count_storages_as, empty
 from .value_tensors import ValueTensors
 
 
@@ -78,11 +78,11 @@ class ParameterTensors(ValueTensors):
     def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns the parameter or buffer at a path, allocated on first use."""
         if parameter_key not in self.weights:
-            with counted_as(self.graph.meter, "weights"):
+            with count_storages_as(self.graph.meter, "weights"):
                 self.weights[parameter_key] = empty(self.graph.meter, shape, dtype, is_leaf=self.trained and trained)
         return self.weights[parameter_key]
 
-    def unread_parameters(self, parameter_name: str, parameter_use: OpUse) -> list[Tensor]:
+    def unread_parameters(self, parameter_name: str, parameter_use: CountedOp) -> list[Tensor]:
         """Returns the weights and buffers of a node that no pass runs."""
         memory_meter = self.graph.meter
         is_trained = self.trained and self.adapters is None and self.first_trained_layer is None
@@ -98,7 +98,7 @@ class ParameterTensors(ValueTensors):
 
     def allocate_unread_parameters(self, program: Flow) -> None:
         """Allocates the parameters that no pass reads."""
-        with counted_as(self.graph.meter, "weights"):
+        with count_storages_as(self.graph.meter, "weights"):
             for module_name, parameter_use, copy_count in unused_modules(program.root):
                 self.unused_modules += [
                     weight for _ in range(copy_count) for weight in self.unread_parameters(module_name, parameter_use)

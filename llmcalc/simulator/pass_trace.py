@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 from .caching_allocator import Step
 from .event_log import NOWHERE
 from .meter import AllocationPlace, Block, Meter
-from .repeat_layers import NotRepeating
+from .repeat_layers import NotRepeatingError
 from .strides import Shape, Strides
 from .tensor import Dtype, Storage, Tensor
 
@@ -92,24 +92,26 @@ class PassTrace:
 
         previous_pass_id: the chunk's previous pass, which the trace names `PREVIOUS`; None where cases do not have it.
         """
-        chunk, _, pass_number = pass_id
-        releases: dict[PassId, list[tuple[int, int]]] = {}
+        model_chunk, _, pass_number = pass_id
+        storage_releases: dict[PassId, list[tuple[int, int]]] = {}
         for other_pass_id, pass_releases in self.releases_of_other_passes.items():
             other_chunk, pass_kind, other_pass_number = other_pass_id
-            if other_chunk != chunk:
-                raise NotRepeating
+            if other_chunk != model_chunk:
+                raise NotRepeatingError
             is_previous = other_pass_id == previous_pass_id
-            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, pass_kind, other_pass_number - pass_number)] = (
-                pass_releases
-            )
-        return replace(self, releases_of_other_passes=releases)
+            storage_releases[
+                (model_chunk, PREVIOUS, 0) if is_previous else (model_chunk, pass_kind, other_pass_number - pass_number)
+            ] = pass_releases
+        return replace(self, releases_of_other_passes=storage_releases)
 
     def has_equal_events(self, other_trace: PassTrace) -> bool:
         """Whether another trace has the same events, except for numbers of the previous pass's storages."""
         releases_of_traces = (
             {
-                pass_id: [release_step for release_step, _ in releases] if pass_id[1] == PREVIOUS else releases
-                for pass_id, releases in pass_trace.releases_of_other_passes.items()
+                pass_id: [release_step for release_step, _ in storage_releases]
+                if pass_id[1] == PREVIOUS
+                else storage_releases
+                for pass_id, storage_releases in pass_trace.releases_of_other_passes.items()
             }
             for pass_trace in (self, other_trace)
         )
@@ -119,20 +121,22 @@ class PassTrace:
             and replace(self, releases_of_other_passes=other_trace.releases_of_other_passes) == other_trace
         )
 
-    def releases_of_previous_pass(self, chunk: int) -> list[tuple[int, int]]:
+    def releases_of_previous_pass(self, model_chunk: int) -> list[tuple[int, int]]:
         """Returns the releases of the previous pass's storages, as (index of the event, storage)."""
-        return self.releases_of_other_passes.get((chunk, PREVIOUS, 0), [])
+        return self.releases_of_other_passes.get((model_chunk, PREVIOUS, 0), [])
 
-    def with_previous_storage_numbers(self, chunk: int, new_storage_numbers: Mapping[int, int]) -> PassTrace | None:
+    def with_previous_storage_numbers(
+        self, model_chunk: int, new_storage_numbers: Mapping[int, int]
+    ) -> PassTrace | None:
         """Returns the trace with new numbers for the previous pass's storages; None if a storage is unknown."""
-        releases = self.releases_of_previous_pass(chunk)
-        if not releases:
+        storage_releases = self.releases_of_previous_pass(model_chunk)
+        if not storage_releases:
             return self
-        if any(storage_number not in new_storage_numbers for _, storage_number in releases):
+        if any(storage_number not in new_storage_numbers for _, storage_number in storage_releases):
             return None
         renumbered_releases = {
-            (chunk, PREVIOUS, 0): [
-                (step_index, new_storage_numbers[storage_number]) for step_index, storage_number in releases
+            (model_chunk, PREVIOUS, 0): [
+                (step_index, new_storage_numbers[storage_number]) for step_index, storage_number in storage_releases
             ]
         }
         return replace(self, releases_of_other_passes=self.releases_of_other_passes | renumbered_releases)

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from ..components.base import BY_TORCH
 from ..components.stack import BASE, SHARED
 from ..evidence import by_torch, compared, kernels_compared
-from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
+from ..flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
 from ..flow.record import Flow
 from ..flow.value import Value
 from .autograd import AutogradGraph
@@ -21,7 +21,7 @@ from .frame import ENTRY, INPUTS, ModuleFrame, ParameterSet
 from .layer_pattern import layer_kinds, shortened_layers
 from .liveness import last_readers
 from .meter import NoMeter
-from .tensor import INT64, Tensor, counted_as, empty
+from .tensor import INT64, Tensor, count_storages_as, empty
 
 
 @kernels_compared(BY_TORCH, unchecked_kernels=("module_kernel",))
@@ -51,7 +51,7 @@ class ProgramLowering(CacheTensors):
         self.memo = {}
         return program_result
 
-    def find_dataflow(self, root: Scope) -> None:
+    def find_dataflow(self, root_scope: ModuleScope) -> None:
         """Analyses a program's dataflow before a run with recomputation. It does nothing without recomputation."""
 
     def allocate_parameters(self, program: Flow) -> None:
@@ -60,7 +60,7 @@ class ProgramLowering(CacheTensors):
             self.known_parameters = self._find_parameters(program)
         parameters: dict[int, Tensor] = {}
         weights, self.buffers = self.known_parameters
-        with counted_as(self.graph.meter, "weights"):
+        with count_storages_as(self.graph.meter, "weights"):
             for parameter_key, weight in weights.items():  # a shared parameter has several keys
                 if id(weight) not in parameters:
                     self.graph.meter.parameter_path = parameter_key
@@ -107,7 +107,7 @@ class ProgramLowering(CacheTensors):
         """Allocates the input of a later pipeline stage; None for programs with the first layers."""
         if program.entry is None:
             return None
-        with counted_as(self.graph.meter, "communication"):
+        with count_storages_as(self.graph.meter, "communication"):
             stage_input = empty(self.graph.meter, self.shape(program.entry), self.dtype, is_leaf=self.trained)
         self.inputs[ENTRY] = stage_input
         return stage_input
@@ -143,15 +143,15 @@ class ProgramLowering(CacheTensors):
         memory_meter.place = outer_place
         del module_input
 
-    def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
+    def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
         """Returns the kernel of a whole module; None if the module's operations run one by one."""
         return None
 
-    def run_items(self, items: Sequence[Item]) -> None:
+    def run_items(self, program_items: Sequence[Item]) -> None:
         """Runs the operations and submodules of a module in order."""
-        layer_scopes: list[Scope] = []
-        for scope_item in items:
-            if isinstance(scope_item, Scope):
+        layer_scopes: list[ModuleScope] = []
+        for scope_item in program_items:
+            if isinstance(scope_item, ModuleScope):
                 if self.skips_module(scope_item) or self.has_run(scope_item):
                     self._mark_output_as_absent(scope_item)
                     continue
@@ -163,7 +163,7 @@ class ProgramLowering(CacheTensors):
                 layer_scopes = []
             if isinstance(scope_item, Step):
                 self.run_step(scope_item)
-            elif isinstance(scope_item, Alternatives):
+            elif isinstance(scope_item, AlternativeBranches):
                 self.run_alternatives(scope_item)
             elif scope_item.first_layer_output is not None:
                 self.after_first = scope_item
@@ -174,14 +174,14 @@ class ProgramLowering(CacheTensors):
         if layer_scopes:
             self.run_layers(layer_scopes)
 
-    def skips_module(self, module_scope: Scope) -> bool:
+    def skips_module(self, module_scope: ModuleScope) -> bool:
         """Whether a module does not run: an optional part that is excluded, or a part that never runs."""
         return (
             module_scope.about.get("optional", "") not in {"", *self.include}
             or module_scope.about.get("role") in NEVER_RUN
         )
 
-    def has_run(self, module_scope: Scope) -> bool:
+    def has_run(self, module_scope: ModuleScope) -> bool:
         """Whether a module is a separate model, such as an encoder, that already ran in an earlier pass."""
         return (
             module_scope.is_separate_model
@@ -189,31 +189,31 @@ class ProgramLowering(CacheTensors):
             and self.is_computed_earlier(module_scope.output.rows)
         )
 
-    def _mark_output_as_absent(self, module_scope: Scope) -> None:
+    def _mark_output_as_absent(self, module_scope: ModuleScope) -> None:
         """Marks the output of a skipped module as absent."""
         if module_scope.output is not None:
             self.absent_values.add(id(module_scope.output.storage))
         if not self.skips_module(module_scope):
             self.stack_number += self._count_layer_stacks(module_scope)
 
-    def _count_layer_stacks(self, module_scope: Scope) -> int:
+    def _count_layer_stacks(self, module_scope: ModuleScope) -> int:
         """Counts the layer stacks in a module."""
         stack_count, is_in_stack = 0, False
         for scope_item in module_scope.items:
-            if isinstance(scope_item, Scope) and self.skips_module(scope_item):
+            if isinstance(scope_item, ModuleScope) and self.skips_module(scope_item):
                 continue
-            is_layer = isinstance(scope_item, Scope) and scope_item.first_input is not None
+            is_layer = isinstance(scope_item, ModuleScope) and scope_item.first_input is not None
             stack_count += is_layer and not is_in_stack
             is_in_stack = is_layer
-            if isinstance(scope_item, Scope) and not is_layer:
+            if isinstance(scope_item, ModuleScope) and not is_layer:
                 stack_count += self._count_layer_stacks(scope_item)
         return stack_count
 
-    def choose_branch(self, alternatives: Alternatives) -> Scope:
+    def choose_branch(self, alternatives: AlternativeBranches) -> ModuleScope:
         """Returns the executed alternative of a step."""
         return alternatives.branches[self.run_config.execution.form(alternatives.branches, self.run_config.workload)]
 
-    def run_alternatives(self, alternatives_item: Alternatives) -> None:
+    def run_alternatives(self, alternatives_item: AlternativeBranches) -> None:
         """Runs one of the alternative branches, whose result replaces the first branch's result."""
         first_branch, *_ = alternatives_item.branches.values()
         executed_branch = self.choose_branch(alternatives_item)
@@ -224,7 +224,7 @@ class ProgramLowering(CacheTensors):
             self.store_tensor(first_branch.output, self.tensor_of(executed_branch.output))
             self.forget(executed_branch.output.storage)
 
-    def run_side_by_side(self, module_scope: Scope) -> None:
+    def run_side_by_side(self, module_scope: ModuleScope) -> None:
         """Runs equal modules in sequence, and collects the outputs for stacking."""
         assert module_scope.stacked_axis is not None
         module_input, module_output = module_scope.call_values
@@ -245,7 +245,7 @@ class ProgramLowering(CacheTensors):
             module_scope, (input_value for operation in module_scope.steps() for input_value in operation.ins)
         )
 
-    def run_layers(self, layer_scopes: list[Scope]) -> None:
+    def run_layers(self, layer_scopes: list[ModuleScope]) -> None:
         """Runs a stack of layers in the model's order."""
         (first_input, _), (_, last_output) = layer_scopes[0].layer_values, layer_scopes[-1].layer_values
         hidden_states = self.tensor_of(first_input)
@@ -267,7 +267,7 @@ class ProgramLowering(CacheTensors):
             del layer_input  # the stack's frame names a layer's input while the layer runs
         self.values[id(last_output)] = hidden_states
 
-    def run_after_layer(self, module_scope: Scope, layer_input: Tensor, layer_output: Tensor) -> Tensor:
+    def run_after_layer(self, module_scope: ModuleScope, layer_input: Tensor, layer_output: Tensor) -> Tensor:
         """Runs the module that follows the first layer. layer_input, layer_output: the layer's input and output."""
         (module_input, module_output), first_layer_output = module_scope.call_values, module_scope.first_layer_output
         self.values[id(module_input)], self.values[id(first_layer_output)] = layer_input, layer_output
@@ -305,7 +305,7 @@ class ProgramLowering(CacheTensors):
             return
         kernel = self.kernel_of(operation)
         if kernel is None:
-            raise self.not_modelled(operation, operation.verb)
+            raise self.unknown_verb_error(operation, operation.verb)
         EFFORT.units += UNITS_PER_OPERATION
         kernel(operation)
         self.release_last_reads(operation, operation.ins)
@@ -326,7 +326,7 @@ class ProgramLowering(CacheTensors):
             and all(self.is_computed_earlier(output_value.rows) for output_value in operation.outs)
         )
 
-    def release_last_reads(self, last_reader: Step | Scope, recorded_values: Iterable[Value]) -> None:
+    def release_last_reads(self, last_reader: Step | ModuleScope, recorded_values: Iterable[Value]) -> None:
         """Frees the tensors that no later operation reads."""
         for recorded_value in recorded_values:
             if self.last.get(id(recorded_value.storage)) == id(last_reader):

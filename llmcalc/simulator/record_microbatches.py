@@ -6,8 +6,8 @@ have run: on whether it is the first pass, whether the micro-batch before is sti
 the next one has already begun (backward pass).
 
 A recorded run has each of these cases, most of them several times, and the passes of one case must do the same; if they
-differ, `NotRepeating` is raised. Where a backward pass runs layers again, it also leaves tensors to the chunk's next
-pass, so that the cases of such runs have the kind of the chunk's previous pass as well.
+differ, `NotRepeatingError` is raised. Where a backward pass runs layers again, it also leaves tensors to the chunk's
+next pass, so that the cases of such runs have the kind of the chunk's previous pass as well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .caching_allocator import NO_SIZE, UNIT, encode_allocation, encode_stream_s
 from .event_log import FREED, KEPT, PLACED, STREAMED, TAKEN, Event, EventRecorder
 from .meter import AllocationPlace, NoMeter
 from .pass_trace import FIRST, OutputTensor, PassCase, PassId, PassTrace
-from .repeat_layers import NotRepeating
+from .repeat_layers import NotRepeatingError
 from .tensor import Storage, Tensor
 
 
@@ -47,42 +47,44 @@ class PassCounter:
         """Starts a step, whose first backward pass per chunk allocates gradients."""
         self.allocates_gradients = [True] * len(self.allocates_gradients)
 
-    def next_forward(self, chunk: int) -> tuple[PassCase, PassId]:
+    def next_forward(self, model_chunk: int) -> tuple[PassCase, PassId]:
         """Counts a forward pass of a chunk, and returns the pass's case and id."""
-        pass_number = self.forwards[chunk]
-        self.forwards[chunk] += 1
-        return self._case_after_previous_pass(self._pass_case(chunk, "F", pass_number), (chunk, "F", pass_number))
-
-    def next_loss(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Returns the case and id of the loss after the chunk's last forward pass."""
-        pass_number = self.forwards[chunk] - 1
-        return self._pass_case(chunk, "L", pass_number), (chunk, "L", pass_number)
-
-    def _pass_case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
-        """Returns the case of a pass. Passes of the same case have the same memory events."""
-        previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
-        return chunk, pass_kind, _pass_index_in_case(pass_number), previous_state if pass_number else ""
-
-    def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass of a chunk, and returns the pass's case and id."""
-        pass_number = self.backwards[chunk]
-        self.backwards[chunk] += 1
-        next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
-        is_first_backward, self.allocates_gradients[chunk] = self.allocates_gradients[chunk], False
-        pass_state = f"{next_state}, fresh" if is_first_backward else next_state
-        return self._case_after_previous_pass(
-            (chunk, "B", _pass_index_in_case(pass_number), pass_state), (chunk, "B", pass_number)
+        pass_number = self.forwards[model_chunk]
+        self.forwards[model_chunk] += 1
+        return self._case_with_previous_kind(
+            self._case_of_pass(model_chunk, "F", pass_number), (model_chunk, "F", pass_number)
         )
 
-    def _case_after_previous_pass(self, pass_case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
+    def next_loss(self, model_chunk: int) -> tuple[PassCase, PassId]:
+        """Returns the case and id of the loss after the chunk's last forward pass."""
+        pass_number = self.forwards[model_chunk] - 1
+        return self._case_of_pass(model_chunk, "L", pass_number), (model_chunk, "L", pass_number)
+
+    def _case_of_pass(self, model_chunk: int, pass_kind: str, pass_number: int) -> PassCase:
+        """Returns the case of a pass. Passes of the same case have the same memory events."""
+        previous_state = "flying" if self.backwards[model_chunk] < pass_number else "done"
+        return model_chunk, pass_kind, _pass_index_in_case(pass_number), previous_state if pass_number else ""
+
+    def next_backward(self, model_chunk: int) -> tuple[PassCase, PassId]:
+        """Counts a backward pass of a chunk, and returns the pass's case and id."""
+        pass_number = self.backwards[model_chunk]
+        self.backwards[model_chunk] += 1
+        next_state = "begun" if self.forwards[model_chunk] > pass_number + 1 else "alone"
+        is_first_backward, self.allocates_gradients[model_chunk] = self.allocates_gradients[model_chunk], False
+        pass_state = f"{next_state}, fresh" if is_first_backward else next_state
+        return self._case_with_previous_kind(
+            (model_chunk, "B", _pass_index_in_case(pass_number), pass_state), (model_chunk, "B", pass_number)
+        )
+
+    def _case_with_previous_kind(self, pass_case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
         """Adds the kind of the chunk's previous pass to a case, if cases distinguish previous passes."""
         if not self.by_previous:
             return pass_case, pass_id
-        chunk, pass_kind, pass_number, pass_state = pass_case
-        self.previous, self._latest[chunk] = self._latest[chunk], pass_id
+        model_chunk, pass_kind, pass_number, pass_state = pass_case
+        self.previous, self._latest[model_chunk] = self._latest[model_chunk], pass_id
         if self.previous is not None:
             pass_state += f" {self.previous[1]}{'' if self.previous[2] else FIRST}"
-        return (chunk, pass_kind, pass_number, pass_state), pass_id
+        return (model_chunk, pass_kind, pass_number, pass_state), pass_id
 
 
 def _pass_index_in_case(pass_number: int) -> int:
@@ -125,13 +127,13 @@ class PassRecorder(PassCounter):
         self.meter = memory_meter
         self.passes: list[RecordedPass] = []
 
-    def forward(self, chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
+    def forward(self, model_chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
         """Runs and records a forward pass. compute: the function for the pass's output."""
-        return self._run(*self.next_forward(chunk), input_tensor, compute)
+        return self._run(*self.next_forward(model_chunk), input_tensor, compute)
 
-    def loss(self, chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+    def loss(self, model_chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         """Computes the loss of the last forward pass."""
-        return self._run(*self.next_loss(chunk), output, compute)
+        return self._run(*self.next_loss(model_chunk), output, compute)
 
     def _run(
         self, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute_output: Callable[[], Tensor]
@@ -146,13 +148,13 @@ class PassRecorder(PassCounter):
         )
         return pass_output
 
-    def _surviving_outputs(self, chunk: int, pass_output: Tensor) -> list[PassOutput]:
+    def _surviving_outputs(self, model_chunk: int, pass_output: Tensor) -> list[PassOutput]:
         """Returns the tensors that may outlive a forward pass of a chunk, as `RecordedPass.outputs`."""
         return [output_without_storage(0, pass_output)]
 
-    def backward(self, chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
+    def backward(self, model_chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
         """Runs and records a backward pass. gradient_leaves: tensors that may receive gradients."""
-        pass_case, pass_id = self.next_backward(chunk)
+        pass_case, pass_id = self.next_backward(model_chunk)
         pass_start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         compute()
         gradients = [
@@ -166,7 +168,7 @@ class PassRecorder(PassCounter):
         )
 
     def traces(self) -> dict[PassCase, PassTrace]:
-        """Returns one trace per case of passes. Raises `NotRepeating` if passes of a case differ."""
+        """Returns one trace per case of passes. Raises `NotRepeatingError` if passes of a case differ."""
         return RecordedPasses(self.meter.events, self.passes).traces()
 
     def recorded_passes(self) -> RecordedPasses:
@@ -182,11 +184,11 @@ class RecordedPasses:
     passes: Sequence[RecordedPass]
 
     def traces(self, allocated_before: Collection[int] = ()) -> dict[PassCase, PassTrace]:
-        """Returns one trace per case of passes. Raises `NotRepeating` if passes of a case differ.
+        """Returns one trace per case of passes. Raises `NotRepeatingError` if passes of a case differ.
 
         allocated_before: storages that exist before the recorded passes, which then neither allocate nor free them.
         """
-        memory_events, passes = self.events, self.passes
+        memory_events, recorded_passes = self.events, self.passes
         if allocated_before:
             kept_indices = [
                 event_index
@@ -194,14 +196,14 @@ class RecordedPasses:
                 if nbytes == PLACED or storage_number not in allocated_before
             ]
             memory_events = [memory_events[event_index] for event_index in kept_indices]
-            passes = [
+            recorded_passes = [
                 recorded_pass._replace(
                     start=bisect_left(kept_indices, recorded_pass.start),
                     end=bisect_left(kept_indices, recorded_pass.end),
                 )
-                for recorded_pass in passes
+                for recorded_pass in recorded_passes
             ]
-        return with_unrecorded_cases(TraceReader(memory_events, passes).traces)
+        return with_unrecorded_cases(TraceReader(memory_events, recorded_passes).traces)
 
 
 def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
@@ -212,12 +214,12 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
     that its storages have other numbers; a pass that frees them tells which these are.
     """
     all_traces = dict(pass_traces)
-    for chunk in {chunk for chunk, *_ in pass_traces}:
+    for model_chunk in {model_chunk for model_chunk, *_ in pass_traces}:
         second_traces, later_traces = (
             {
                 (pass_case[1], pass_case[3]): pass_traces[pass_case]
                 for pass_case in pass_traces
-                if (pass_case[0], pass_case[2]) == (chunk, pass_number)
+                if (pass_case[0], pass_case[2]) == (model_chunk, pass_number)
             }
             for pass_number in (1, 2)
         )
@@ -233,18 +235,20 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
         storage_numbers: dict[str, dict[int, int]] = {}
         for (_, pass_state), (pass_trace, later_trace) in trace_pairs_of_cases.items():
             if pass_state.endswith(FIRST):
-                releases = pass_trace.releases_of_previous_pass(chunk)
-                later_releases = later_trace.releases_of_previous_pass(chunk)
-                release_pairs = zip(later_releases, releases, strict=True)
+                storage_releases = pass_trace.releases_of_previous_pass(model_chunk)
+                later_releases = later_trace.releases_of_previous_pass(model_chunk)
+                release_pairs = zip(later_releases, storage_releases, strict=True)
                 storage_numbers.setdefault(pass_state[-2], {}).update(
                     (old_storage, new_storage) for (_, old_storage), (_, new_storage) in release_pairs
                 )
         for (pass_kind, pass_state), pass_trace in later_traces.items():
-            all_traces.setdefault((chunk, pass_kind, 1, pass_state), pass_trace)
-            second_trace = pass_trace.with_previous_storage_numbers(chunk, storage_numbers.get(pass_state[-1], {}))
+            all_traces.setdefault((model_chunk, pass_kind, 1, pass_state), pass_trace)
+            second_trace = pass_trace.with_previous_storage_numbers(
+                model_chunk, storage_numbers.get(pass_state[-1], {})
+            )
             if second_trace is not None:
                 for pass_number in (1, 2):
-                    all_traces.setdefault((chunk, pass_kind, pass_number, pass_state + FIRST), second_trace)
+                    all_traces.setdefault((model_chunk, pass_kind, pass_number, pass_state + FIRST), second_trace)
     return all_traces
 
 
@@ -268,27 +272,27 @@ class TraceReader:
     sizes, kinds: storage → its bytes, and the kind that it is counted under.
     origins: storage → the pass that allocates it, and its number there.
     output_storages: the storages that may outlive their pass.
-    Raises `NotRepeating` if passes of a case differ.
+    Raises `NotRepeatingError` if passes of a case differ.
     """
 
-    def __init__(self, memory_events: Sequence[Event], passes: Sequence[RecordedPass]) -> None:
+    def __init__(self, memory_events: Sequence[Event], recorded_passes: Sequence[RecordedPass]) -> None:
         self.events = memory_events
         self.sizes: dict[int, int] = {}
         self.kinds: dict[int, str] = {}
         self.origins: dict[int, tuple[PassId, int]] = {}
         self.output_storages: set[int] = {
-            storage for recorded_pass in passes for _, _, storage in recorded_pass.outputs
+            storage for recorded_pass in recorded_passes for _, _, storage in recorded_pass.outputs
         }
         self.traces: dict[PassCase, PassTrace] = {}
         previous_pass_end = 0
-        for recorded_pass in passes:
+        for recorded_pass in recorded_passes:
             self._read_events_between_passes(memory_events[previous_pass_end : recorded_pass.start])
             previous_pass_end = recorded_pass.end
             pass_trace = self._trace_of_pass(recorded_pass)
             if recorded_pass.pass_id[2] or recorded_pass.previous is not None:
                 pass_trace = pass_trace.with_relative_numbers(recorded_pass.pass_id, recorded_pass.previous)
             if self.traces.setdefault(recorded_pass.case, pass_trace) != pass_trace:
-                raise NotRepeating
+                raise NotRepeatingError
         self._read_events_between_passes(memory_events[previous_pass_end:])
 
     def _read_events_between_passes(self, memory_events: Sequence[Event]) -> None:
@@ -301,14 +305,14 @@ class TraceReader:
             elif nbytes == KEPT:
                 self.kinds[storage_number] = event_detail
             elif nbytes == FREED and storage_number in self.origins and storage_number not in self.output_storages:
-                raise NotRepeating
+                raise NotRepeatingError
 
     def _trace_of_pass(self, recorded_pass: RecordedPass) -> PassTrace:  # noqa: PLR0915
         """Returns the trace of one pass. Its loop calls no method, because an answer reads a million events."""
         place = self._start_place(recorded_pass)
-        sizes, kinds, origins, pass_id = self.sizes, self.kinds, self.origins, recorded_pass.pass_id
+        sizes, memory_kinds, origins, pass_id = self.sizes, self.kinds, self.origins, recorded_pass.pass_id
         pass_trace, storage_numbers = PassTrace(start=place), dict[int, int]()
-        steps, releases = pass_trace.steps, pass_trace.releases_of_other_passes
+        steps, storage_releases = pass_trace.steps, pass_trace.releases_of_other_passes
         bytes_by_kind: dict[str, int] = {}
         peaks: dict[AllocationPlace, tuple[int, dict[str, int]]] = {}  # of places, stored once they are final
         live_bytes = pass_peak = 0
@@ -320,7 +324,7 @@ class TraceReader:
                 number_in_pass = len(storage_numbers)
                 origins[storage_number] = pass_id, number_in_pass
                 storage_numbers[storage_number] = number_in_pass
-                sizes[storage_number], kinds[storage_number] = storage_bytes, memory_kind
+                sizes[storage_number], memory_kinds[storage_number] = storage_bytes, memory_kind
                 bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) + storage_bytes
                 if storage_bytes:
                     steps.append(encode_allocation(number_in_pass, storage_bytes))
@@ -332,11 +336,11 @@ class TraceReader:
                 released_number = storage_numbers.get(storage_number)
                 if released_number is None:
                     self._check_belongs_to_pass(storage_number, storage_numbers)
-                storage_bytes, memory_kind = sizes[storage_number], kinds[storage_number]
+                storage_bytes, memory_kind = sizes[storage_number], memory_kinds[storage_number]
                 if storage_bytes:
                     if released_number is None:
                         other_pass_id, number_in_other_pass = origins[storage_number]
-                        releases.setdefault(other_pass_id, []).append((len(steps), number_in_other_pass))
+                        storage_releases.setdefault(other_pass_id, []).append((len(steps), number_in_other_pass))
                     steps.append((released_number or 0, 0))  # `encode_release`
                 if is_rising:
                     peaks[place], is_rising = (place_peak, bytes_by_kind.copy()), False
@@ -359,14 +363,14 @@ class TraceReader:
                     pass_trace.input_kind = event_detail
                 else:
                     self._check_belongs_to_pass(storage_number, storage_numbers)
-                storage_bytes, memory_kind = sizes[storage_number], kinds[storage_number]
+                storage_bytes, memory_kind = sizes[storage_number], memory_kinds[storage_number]
                 bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) - storage_bytes
                 bytes_by_kind[event_detail] = bytes_by_kind.get(event_detail, 0) + storage_bytes
-                kinds[storage_number] = event_detail
+                memory_kinds[storage_number] = event_detail
             elif nbytes == STREAMED:
                 steps.append(encode_stream_switch(event_detail))
             else:
-                raise NotRepeating
+                raise NotRepeatingError
         if is_rising:
             peaks[place] = place_peak, bytes_by_kind.copy()
         pass_trace.ends_rising, pass_trace.end = is_rising, place
@@ -384,15 +388,15 @@ class TraceReader:
             if output_storage in storage_numbers
         )
         if pass_id[1] != "B" and not pass_trace.outputs:
-            raise NotRepeating
+            raise NotRepeatingError
         return pass_trace
 
     def _check_belongs_to_pass(self, storage_number: int, storage_numbers: Mapping[int, int]) -> None:
-        """Raises `NotRepeating` for a storage that belongs to no pass, or is another pass's output."""
+        """Raises `NotRepeatingError` for a storage that belongs to no pass, or is another pass's output."""
         if storage_number not in storage_numbers and (
             storage_number not in self.origins or storage_number in self.output_storages
         ):
-            raise NotRepeating
+            raise NotRepeatingError
 
     def _start_place(self, recorded_pass: RecordedPass) -> AllocationPlace:
         """Returns the module and phase in which a pass starts, from the first event with a place."""

@@ -3,7 +3,7 @@
 The recorded run has four repeats of each stack's pattern of layers. Wherever its events pass through the repeats one
 after the other (set-up and forward pass upwards, backward pass downwards, an optimizer over all parameters), the second
 and the third repeat must do the same, each with its own storages and those of its neighbours. Then every repeat between
-the first and the last does it. This is checked event by event: what differs raises `NotRepeating`.
+the first and the last does it. This is checked event by event: what differs raises `NotRepeatingError`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Repeat: TypeAlias = tuple[int, int]
 _latest_run = LatestRun()
 
 
-class NotRepeating(Exception):
+class NotRepeatingError(Exception):
     """Raised when layers or passes that should have identical memory events differ."""
 
 
@@ -54,7 +54,7 @@ class AllocatorOverhead(NamedTuple):
     slop_after: int
 
     @staticmethod
-    def from_replay(device: CachingAllocator, requested_bytes: RequestedBytes) -> AllocatorOverhead:
+    def overhead_of_replay(device: CachingAllocator, requested_bytes: RequestedBytes) -> AllocatorOverhead:
         """Returns the overhead of an allocator after a replay. requested_bytes: the requested bytes."""
         slop, free_bytes = (
             device.peak_allocated - requested_bytes.peak_requested,
@@ -140,14 +140,14 @@ class RepeatAnalysis:
     recorded: a run with `RECORDED_REPEATS` repeats of the stacks in `repeating`, and all repeats of the other stacks.
     stacks: all stacks of the model.
     repeating: the numbers of the stacks whose repeats may vary.
-    Raises `NotRepeating` if the repeats differ.
+    Raises `NotRepeatingError` if the repeats differ.
     """
 
     def __init__(
-        self, recorded_events: RecordedEvents, stacks: Sequence[LayerStack], repeating_stacks: Sequence[int]
+        self, recorded_events: RecordedEvents, layer_stacks: Sequence[LayerStack], repeating_stacks: Sequence[int]
     ) -> None:
         self.recorded: RecordedEvents = recorded_events
-        self.stacks: Sequence[LayerStack] = stacks
+        self.stacks: Sequence[LayerStack] = layer_stacks
         self.repeating: Sequence[int] = repeating_stacks
         self.allocated_in: dict[int, Repeat | None] = {}  # storage → the repeat that allocates it
         self.twins: dict[int, tuple[int, int]] = {}  # storage of repeat 1 or 2 → (its twin in repeat 1, repeat)
@@ -165,22 +165,24 @@ class RepeatAnalysis:
             if id(section_events) not in self.parts:
                 event_groups = list(self._split_by_repeat(section_events))
                 self.edge_events += [
-                    (repeat[1], memory_events)
-                    for repeat, memory_events in event_groups
-                    if repeat is not None and repeat[1] in (0, LAST)
+                    (layer_repeat[1], memory_events)
+                    for layer_repeat, memory_events in event_groups
+                    if layer_repeat is not None and layer_repeat[1] in (0, LAST)
                 ]
                 self.parts[id(section_events)] = list(self._sweeps_and_events(event_groups))
-        sweeps = [
+        layer_sweeps = [
             sweep_or_events
             for sweeps_and_events in self.parts.values()
             for sweep_or_events in sweeps_and_events
             if isinstance(sweep_or_events, LayerSweep)
         ]
-        for layer_sweep in sweeps:
+        for layer_sweep in layer_sweeps:
             self._pair_storages(layer_sweep)
-        for layer_sweep in sweeps:
+        for layer_sweep in layer_sweeps:
             repeat_pairs = zip(layer_sweep.repeats[1], layer_sweep.repeats[2], strict=True)
-            layer_sweep.inner = [self._inner_event(layer_sweep.stack, *repeat_pair) for repeat_pair in repeat_pairs]
+            layer_sweep.inner = [
+                self._event_of_inner_repeats(layer_sweep.stack, *repeat_pair) for repeat_pair in repeat_pairs
+            ]
         self._check_outer_repeats()
 
     # --- the events of each repeat -----------------------------------------------------------------------------------
@@ -189,44 +191,44 @@ class RepeatAnalysis:
         """Yields the events split at changes of the layer repeat; None marks events outside of repeats."""
         repeat_of_place: Repeat | None = None
         repeat_of_parameter: Repeat | None = None
-        repeat: Repeat | None = None
+        layer_repeat: Repeat | None = None
         memory_events: list[Event] = []
         for memory_event in section_events:
             storage_number, nbytes, _ = memory_event
             if nbytes >= 0:
-                self.allocated_in[storage_number] = repeat
+                self.allocated_in[storage_number] = layer_repeat
             elif nbytes in (PLACED, OWNED):
                 if nbytes == PLACED:
                     repeat_of_place = self._repeat_of_place(storage_number)
                 else:
                     repeat_of_parameter = None if storage_number is None else self._repeat_of_parameter(storage_number)
                 next_repeat = repeat_of_parameter or repeat_of_place
-                if next_repeat != repeat:
+                if next_repeat != layer_repeat:
                     if memory_events:
-                        yield from self._split_releases(repeat, memory_events)
-                    repeat, memory_events = next_repeat, []
+                        yield from self._split_releases(layer_repeat, memory_events)
+                    layer_repeat, memory_events = next_repeat, []
                 if nbytes == OWNED:
                     continue
             elif nbytes == TAKEN:
                 self.allocated_in[storage_number] = None
             memory_events.append(memory_event)
         if memory_events:
-            yield from self._split_releases(repeat, memory_events)
+            yield from self._split_releases(layer_repeat, memory_events)
 
     def _split_releases(
-        self, repeat: Repeat | None, memory_events: list[Event]
+        self, layer_repeat: Repeat | None, memory_events: list[Event]
     ) -> Iterator[tuple[Repeat | None, list[Event]]]:
         """Yields the events of one repeat. A release outside of all repeats belongs to the allocating repeat.
 
         That holds where the releases pass through all recorded repeats in order, or through all but the first or the
         last one, which may release elsewhere.
         """
-        if repeat is not None or len(memory_events) < RECORDED_REPEATS - 1:
-            yield repeat, memory_events
+        if layer_repeat is not None or len(memory_events) < RECORDED_REPEATS - 1:
+            yield layer_repeat, memory_events
             return
         event_groups = [
             (origin_repeat, list(events_of_repeat))
-            for origin_repeat, events_of_repeat in groupby(memory_events, self._allocating_repeat)
+            for origin_repeat, events_of_repeat in groupby(memory_events, self._repeat_of_allocation)
         ]
         pending_events: list[Event] = []
         group_index = 0
@@ -264,7 +266,7 @@ class RepeatAnalysis:
             [],
         )
 
-    def _allocating_repeat(self, memory_event: Event) -> Repeat | None:
+    def _repeat_of_allocation(self, memory_event: Event) -> Repeat | None:
         """Returns the layer repeat that allocated the released storage."""
         storage_number, nbytes, _ = memory_event
         return self.allocated_in.get(storage_number) if nbytes == FREED else None
@@ -276,7 +278,9 @@ class RepeatAnalysis:
         place_without_phase = allocation_place.layer_index, allocation_place.path
         if place_without_phase not in self.repeat_cache:
             repeats = (self._repeat_in_stack(stack_index, allocation_place) for stack_index in self.repeating)
-            self.repeat_cache[place_without_phase] = next((repeat for repeat in repeats if repeat), None)
+            self.repeat_cache[place_without_phase] = next(
+                (layer_repeat for layer_repeat in repeats if layer_repeat), None
+            )
         return self.repeat_cache[place_without_phase]
 
     def _repeat_in_stack(self, stack_index: int, allocation_place: AllocationPlace) -> Repeat | None:
@@ -296,27 +300,27 @@ class RepeatAnalysis:
             if type(path_part) is not int:
                 module_names += [path_part] if path_part else []
                 continue
-            repeat = self._repeat_of_place(AllocationPlace("", path_part, ".".join(module_names)))
-            if repeat is not None:
-                return repeat
+            layer_repeat = self._repeat_of_place(AllocationPlace("", path_part, ".".join(module_names)))
+            if layer_repeat is not None:
+                return layer_repeat
         return None
 
     def _sweeps_and_events(self, event_groups: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
         """Yields each run of events through a stack's layers, and the events between the runs."""
         group_index = 0
         while group_index < len(event_groups):
-            repeat, memory_events = event_groups[group_index]
-            if repeat is None:
+            layer_repeat, memory_events = event_groups[group_index]
+            if layer_repeat is None:
                 yield memory_events
                 group_index += 1
                 continue
-            if repeat[1] not in (0, LAST):
-                raise NotRepeating
-            layer_sweep, next_group_index = self._sweep_from(*repeat, event_groups, group_index)
+            if layer_repeat[1] not in (0, LAST):
+                raise NotRepeatingError
+            layer_sweep, next_group_index = self._find_layer_sweep(*layer_repeat, event_groups, group_index)
             yield memory_events if layer_sweep is None else layer_sweep
             group_index = next_group_index
 
-    def _sweep_from(
+    def _find_layer_sweep(
         self,
         stack_index: int,
         repeat_index: int,
@@ -352,19 +356,19 @@ class RepeatAnalysis:
         """Pairs each storage of the second repeat with the matching storage of the third repeat."""
         second_repeat, third_repeat = layer_sweep.repeats[1], layer_sweep.repeats[2]
         if len(second_repeat) != len(third_repeat):
-            raise NotRepeating
+            raise NotRepeatingError
         for (second_storage, nbytes, event_detail), (third_storage, other_size, other_detail) in zip(
             second_repeat, third_repeat, strict=True
         ):
             if nbytes != other_size or event_detail != other_detail:
-                raise NotRepeating
+                raise NotRepeatingError
             if nbytes >= 0:
                 self.twins[second_storage], self.twins[third_storage] = (second_storage, 1), (second_storage, 2)
                 self.stack_of[second_storage] = layer_sweep.stack
             elif nbytes in (TAKEN, NAMED):
-                raise NotRepeating
+                raise NotRepeatingError
 
-    def _inner_event(self, stack_index: int, second_event: Event, third_event: Event) -> InnerRepeatEvent:
+    def _event_of_inner_repeats(self, stack_index: int, second_event: Event, third_event: Event) -> InnerRepeatEvent:
         """Derives the event of every inner repeat from the events of the second and third repeat."""
         (second_storage, nbytes, event_detail), (third_storage, _, _) = second_event, third_event
         if nbytes == PLACED:
@@ -376,7 +380,7 @@ class RepeatAnalysis:
             counterpart is not None and self.stack_of[counterpart[0]] != stack_index
             for counterpart in (second_counterpart, third_counterpart)
         ):
-            raise NotRepeating
+            raise NotRepeatingError
         if (
             second_counterpart is not None
             and third_counterpart is not None
@@ -392,20 +396,20 @@ class RepeatAnalysis:
             second_counterpart is not None and third_counterpart is None and second_counterpart[1] == 2
         ):  # the second repeat uses a storage of the third
             return InnerRepeatEvent(1, second_counterpart[0], third_storage, nbytes, event_detail)
-        raise NotRepeating
+        raise NotRepeatingError
 
     def _check_outer_repeats(self) -> None:
-        """Raises `NotRepeating` if an event outside of the inner repeats uses a storage that exists in every repeat.
+        """Raises `NotRepeatingError` if an event outside of inner repeats uses a storage that exists in every repeat.
 
         The first repeat may use storages of repeat 1, the last repeat those of repeat 2. Where both storages of a pair
         of twins are released or reclassified outside of the inner repeats, the same would happen in further repeats,
         for which no event was recorded.
         """
-        for repeat, memory_events in self.edge_events:
-            inner_repeat = 2 if repeat == 0 else 1
+        for layer_repeat, memory_events in self.edge_events:
+            inner_repeat = 2 if layer_repeat == 0 else 1
             for storage_number, nbytes, _ in memory_events:
                 if nbytes != PLACED and storage_number in self.twins and self.twins[storage_number][1] == inner_repeat:
-                    raise NotRepeating
+                    raise NotRepeatingError
         outer_events: set[tuple[int, int, int]] = set()
         for sweep_or_events in (
             sweep_or_events for sweeps_and_events in self.parts.values() for sweep_or_events in sweeps_and_events
@@ -419,7 +423,7 @@ class RepeatAnalysis:
                     nbytes == NAMED and (storage_number in self.twins or named_storage in self.twins)
                     for storage_number, nbytes, named_storage in memory_events
                 ):
-                    raise NotRepeating
+                    raise NotRepeatingError
                 outer_events |= {
                     (*self.twins[storage_number], nbytes)
                     for storage_number, nbytes, _ in memory_events
@@ -427,18 +431,18 @@ class RepeatAnalysis:
                 }
         if any(
             (storage_number, 2, nbytes) in outer_events
-            for storage_number, repeat, nbytes in outer_events
-            if repeat == 1
+            for storage_number, layer_repeat, nbytes in outer_events
+            if layer_repeat == 1
         ):
-            raise NotRepeating
+            raise NotRepeatingError
 
     def _inner_place_event(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerRepeatEvent:
         """Combines the modules of an event in the second and the third repeat."""
-        repeat = self._repeat_of_place(second_place)
-        if repeat is None and second_place == third_place:
+        layer_repeat = self._repeat_of_place(second_place)
+        if layer_repeat is None and second_place == third_place:
             return InnerRepeatEvent(None, second_place, second_place, PLACED, None)
-        if repeat is None or self.stacks[repeat[0]].place_in_later_repeat(second_place, 1) != third_place:
-            raise NotRepeating
+        if layer_repeat is None or self.stacks[layer_repeat[0]].place_in_later_repeat(second_place, 1) != third_place:
+            raise NotRepeatingError
         return InnerRepeatEvent(0, second_place, second_place, PLACED, None)
 
     # --- a run with more repeats -------------------------------------------------------------------------------------
@@ -473,7 +477,7 @@ class RepeatAnalysis:
             for section_events in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step)
         ]
         _latest_run.play(device, steps_by_section, repeated_events.count)
-        return AllocatorOverhead.from_replay(device, requested_bytes)
+        return AllocatorOverhead.overhead_of_replay(device, requested_bytes)
 
 
 class RepeatedEvents:
@@ -482,22 +486,24 @@ class RepeatedEvents:
     count: the number of storages.
     """
 
-    def __init__(self, analysis: RepeatAnalysis, repeats_by_stack: Mapping[int, int]) -> None:
-        self.analysis: RepeatAnalysis = analysis
+    def __init__(self, repeat_analysis: RepeatAnalysis, repeats_by_stack: Mapping[int, int]) -> None:
+        self.analysis: RepeatAnalysis = repeat_analysis
         self.inner_repeats: dict[int, int] = {
-            stack_index: repeats_by_stack.get(stack_index, analysis.stacks[stack_index].repeats) - 2
-            for stack_index in analysis.repeating
+            stack_index: repeats_by_stack.get(stack_index, repeat_analysis.stacks[stack_index].repeats) - 2
+            for stack_index in repeat_analysis.repeating
         }
-        self.count: int = max(analysis.allocated_in, default=-1) + 1
+        self.count: int = max(repeat_analysis.allocated_in, default=-1) + 1
         self.starts: dict[int, int] = {}
         self.numbers: dict[Any, int] = {}
-        for storage_number, stack_number in analysis.stack_of.items():
+        for storage_number, stack_number in repeat_analysis.stack_of.items():
             self.starts[storage_number] = self.numbers[storage_number] = self.count
             self.count += self.inner_repeats[stack_number]
-        for storage_number, (counterpart_storage, repeat) in analysis.twins.items():
-            if repeat == 2:
+        for storage_number, (counterpart_storage, layer_repeat) in repeat_analysis.twins.items():
+            if layer_repeat == 2:
                 self.numbers[storage_number] = (
-                    self.starts[counterpart_storage] + self.inner_repeats[analysis.stack_of[counterpart_storage]] - 1
+                    self.starts[counterpart_storage]
+                    + self.inner_repeats[repeat_analysis.stack_of[counterpart_storage]]
+                    - 1
                 )
         self.pieces: dict[int, list[Event]] = {}
 

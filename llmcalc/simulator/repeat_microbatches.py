@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from .caching_allocator import Step, Stretch, encode_allocation, encode_release, encode_stream_switch
-from .meter import AllocationPlace, Block, Meter, Peak
+from .meter import AllocationPlace, Block, MemoryPeak, Meter
 from .pass_trace import PREVIOUS, PassCase, PassId, PassTrace
 from .record_microbatches import PassCounter
-from .repeat_layers import NotRepeating
+from .repeat_layers import NotRepeatingError
 from .tensor import Storage, Tensor
 
 PeaksOfPass: TypeAlias = Sequence[tuple[AllocationPlace, int, dict[str, int]]]
@@ -46,9 +46,9 @@ class EventMeter(Meter):
         return self._stream
 
     @stream.setter
-    def stream(self, stream: int) -> None:
-        self._stream = stream
-        self._steps.append(encode_stream_switch(stream))
+    def stream(self, cuda_stream: int) -> None:
+        self._stream = cuda_stream
+        self._steps.append(encode_stream_switch(cuda_stream))
 
     def allocate(self, nbytes: int) -> Block:
         block = super().allocate(nbytes)
@@ -91,9 +91,13 @@ class EventMeter(Meter):
         allocator_steps = pass_trace.steps
         if pass_trace.releases_of_other_passes:
             allocator_steps = list(allocator_steps)
-            for (chunk, pass_kind, pass_distance), releases in pass_trace.releases_of_other_passes.items():
+            for (
+                model_chunk,
+                pass_kind,
+                pass_distance,
+            ), storage_releases in pass_trace.releases_of_other_passes.items():
                 other_pass_id = (
-                    previous_pass_id if pass_kind == PREVIOUS else (chunk, pass_kind, pass_id[2] + pass_distance)
+                    previous_pass_id if pass_kind == PREVIOUS else (model_chunk, pass_kind, pass_id[2] + pass_distance)
                 )
                 other_first_storage = (
                     first_storage_number
@@ -101,9 +105,9 @@ class EventMeter(Meter):
                     else first_storage_numbers.get(other_pass_id or pass_id)
                 )
                 if other_first_storage is None:
-                    raise NotRepeating
+                    raise NotRepeatingError
                 other_first_storage -= first_storage_number
-                for step_index, storage_number in releases:
+                for step_index, storage_number in storage_releases:
                     allocator_steps[step_index] = other_first_storage + storage_number, 0  # `encode_release`
         self.pieces.append((allocator_steps, first_storage_number))
         self._count(pass_trace, added_layers, end_place, peaks)
@@ -132,7 +136,7 @@ class EventMeter(Meter):
         """
         bytes_before, bytes_by_kind_before = self.now, self.by_kind
         if self._peak_is_unsettled:
-            self._current_peak.by_kind = _sum_counts(bytes_by_kind_before, pass_trace.kinds_at_first_release)
+            self._current_peak.by_kind = _add_byte_counts(bytes_by_kind_before, pass_trace.kinds_at_first_release)
         if self._highest_in is not self.peaks:
             self._highest_in, self._highest = self.peaks, {}
         trace_and_layers = id(pass_trace), added_layers
@@ -142,7 +146,7 @@ class EventMeter(Meter):
             for allocation_place, peak_bytes, bytes_by_kind in peaks:
                 peak = self.peaks.get(allocation_place)
                 if peak is None:
-                    peak = self.peaks[allocation_place] = Peak()
+                    peak = self.peaks[allocation_place] = MemoryPeak()
                 if bytes_before + peak_bytes > peak.bytes:
                     self.peaks[allocation_place] = SummedPeak(
                         bytes_before + peak_bytes, bytes_by_kind_before, bytes_by_kind
@@ -150,11 +154,11 @@ class EventMeter(Meter):
                     is_rising = is_rising or (allocation_place == end_place and pass_trace.ends_rising)
         self.peak: int = max(self.peak, bytes_before + pass_trace.peak_bytes)
         self.now += pass_trace.bytes
-        self.by_kind = _sum_counts(bytes_by_kind_before, pass_trace.kinds)
+        self.by_kind = _add_byte_counts(bytes_by_kind_before, pass_trace.kinds)
         self._place, self._current_peak, self._peak_is_unsettled = end_place, self.peaks[end_place], is_rising
 
 
-class SummedPeak(Peak):
+class SummedPeak(MemoryPeak):
     """A peak with a lazy sum of bytes by kind: the bytes before a pass plus the bytes of the pass."""
 
     __slots__ = ("_by_kind", "added", "before")
@@ -168,7 +172,7 @@ class SummedPeak(Peak):
     @property
     def by_kind(self) -> dict[str, int]:
         if self._by_kind is None:
-            self._by_kind = _sum_counts(self.before, self.added)
+            self._by_kind = _add_byte_counts(self.before, self.added)
         return self._by_kind
 
     @by_kind.setter
@@ -183,7 +187,7 @@ def place_in_later_layer(allocation_place: AllocationPlace, added_layers: int) -
     return allocation_place._replace(layer_index=allocation_place.layer_index + added_layers)
 
 
-def _sum_counts(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
+def _add_byte_counts(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
     """Adds two tables of byte_count by kind."""
     return {
         memory_kind: byte_count + second_counts.get(memory_kind, 0) for memory_kind, byte_count in first_counts.items()
@@ -211,40 +215,42 @@ class PassPlayer(PassCounter):
         self.more_layers: Sequence[int] = more_layers
         self.first_storages: dict[PassId, int] = {}
 
-    def forward(self, chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
+    def forward(self, model_chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
         """Replays a forward pass."""
-        return self._play_forward(chunk, *self.next_forward(chunk), input_tensor)
+        return self._play_forward(model_chunk, *self.next_forward(model_chunk), input_tensor)
 
-    def loss(self, chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+    def loss(self, model_chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         """Replays the loss of the last forward pass."""
-        return self._play_forward(chunk, *self.next_loss(chunk), output)
+        return self._play_forward(model_chunk, *self.next_loss(model_chunk), output)
 
-    def _play_forward(self, chunk: int, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None) -> Tensor:
+    def _play_forward(
+        self, model_chunk: int, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None
+    ) -> Tensor:
         """Replays a forward pass and returns the output."""
-        pass_trace, first_storage_number = self._play_pass(chunk, pass_case, pass_id)
+        pass_trace, first_storage_number = self._play_pass(model_chunk, pass_case, pass_id)
         if input_tensor is not None and pass_trace.input_kind is not None:
             input_tensor.storage.block.kind = pass_trace.input_kind
         ((_, pass_output),) = pass_trace.outputs
         return pass_output.create_tensor(pass_output.create_storage(self.meter, first_storage_number))
 
-    def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], compute: Callable[[], None]) -> None:
+    def backward(self, model_chunk: int, gradient_leaves: Sequence[Tensor], compute: Callable[[], None]) -> None:
         """Replays a backward pass."""
         if not any(self.backwards):
             self.meter.pieces_before_backward = len(self.meter.pieces)
-        pass_trace, first_storage_number = self._play_pass(chunk, *self.next_backward(chunk))
+        pass_trace, first_storage_number = self._play_pass(model_chunk, *self.next_backward(model_chunk))
         storages: dict[int, Storage] = {}  # gradients may be parts of one tensor
         for output_index, gradient in pass_trace.outputs:
             if gradient.number not in storages:
                 storages[gradient.number] = gradient.create_storage(self.meter, first_storage_number)
             gradient_leaves[output_index].grad = gradient.create_tensor(storages[gradient.number])
 
-    def _play_pass(self, chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
+    def _play_pass(self, model_chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
         """Replays a pass, and returns the trace and the number of the pass's first storage."""
         pass_trace = self.traces.get(pass_case)
         if pass_trace is None:
-            raise NotRepeating
+            raise NotRepeatingError
         first_storage_number = self.meter.play_pass(
-            pass_trace, pass_id, self.more_layers[chunk], self.first_storages, self.previous
+            pass_trace, pass_id, self.more_layers[model_chunk], self.first_storages, self.previous
         )
         self.first_storages[pass_id] = first_storage_number
         return pass_trace, first_storage_number

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .caching_allocator import CachingAllocator
-from .meter import AllocationPlace, Device, Peak
+from .meter import AllocationPlace, Device, MemoryPeak
 
 PHASES = ("forward", "backward", "step")
 """The parts of a training step, in order."""
@@ -33,7 +33,7 @@ class ReplayResult:
     slop: int = 0
     slop_after: int = 0
     micro_batches: int = 0
-    peaks: Mapping[AllocationPlace, Peak] = field(default_factory=dict)
+    peaks: Mapping[AllocationPlace, MemoryPeak] = field(default_factory=dict)
     slopes: Mapping[AllocationPlace, int] = field(default_factory=dict)
 
     def copy(self) -> ReplayResult:
@@ -53,8 +53,8 @@ class ReplayResult:
 
     def store_step_peaks(
         self,
-        first_step_peaks: Mapping[AllocationPlace, Peak],
-        second_step_peaks: Mapping[AllocationPlace, Peak],
+        first_step_peaks: Mapping[AllocationPlace, MemoryPeak],
+        second_step_peaks: Mapping[AllocationPlace, MemoryPeak],
         phases: Sequence[str] = PHASES,
     ) -> None:
         """Keeps the peaks of the second step, and for the optimizer the higher peak of both steps."""
@@ -68,6 +68,6 @@ class ReplayResult:
             self.peaks[step_place] = first_step_peaks[step_place]
 
     @property
-    def peak(self) -> tuple[AllocationPlace, Peak]:
+    def peak(self) -> tuple[AllocationPlace, MemoryPeak]:
         """The highest peak over all modules and phases."""
         return max(self.peaks.items(), key=lambda place_and_peak: place_and_peak[1].bytes)

@@ -44,68 +44,68 @@ class SdpaCall(NamedTuple):
     mask_trained: bool = False
 
 
-def sdpa_backend(capability: int, sdpa_call: SdpaCall) -> SdpaBackend:
+def sdpa_backend(compute_capability: int, sdpa_call: SdpaCall) -> SdpaBackend:
     """Returns the first backend in torch's order that supports the call.
 
-    capability: ten times the compute capability, such as 90 for an H100; 0 for a CPU.
+    compute_capability: ten times the compute capability, such as 90 for an H100; 0 for a CPU.
     """
-    if capability == CPU:
+    if compute_capability == CPU:
         return (
             "cpu"
             if sdpa_call.qk_size == sdpa_call.v_size and not sdpa_call.dropout and not sdpa_call.mask_trained
             else "math"
         )
-    if capability in PREFERS_CUDNN and supports_cudnn_attention(capability, sdpa_call):
+    if compute_capability in PREFERS_CUDNN and supports_cudnn_attention(compute_capability, sdpa_call):
         return "cudnn"
-    if supports_flash_attention(capability, sdpa_call):
+    if supports_flash_attention(compute_capability, sdpa_call):
         return "flash"
-    return "efficient" if supports_efficient_attention(capability, sdpa_call) else "math"
+    return "efficient" if supports_efficient_attention(compute_capability, sdpa_call) else "math"
 
 
-def supports_cudnn_attention(capability: int, sdpa_call: SdpaCall) -> bool:
+def supports_cudnn_attention(compute_capability: int, sdpa_call: SdpaCall) -> bool:
     """Whether cuDNN's attention runs (`can_use_cudnn_attention`), which limits head sizes and dropout.
 
     Head sizes are multiples of 8 up to 128, up to 256 on 9.0, or 192 with values of 128 on 10.x
     (`check_cudnn_tensor_shapes`). The probability of dropout is a multiple of 1/16, so that 0.1 runs another backend
     (`check_cudnn_dropout`), and the mask gets no gradient (`check_attn_mask_shape`).
     """
-    has_wide_keys = sdpa_call.qk_size == 192 and sdpa_call.v_size == 128 and capability // 10 == 10
-    largest_size = 256 if capability == 90 else 128
+    has_wide_keys = sdpa_call.qk_size == 192 and sdpa_call.v_size == 128 and compute_capability // 10 == 10
+    largest_size = 256 if compute_capability == 90 else 128
     has_small_heads = has_wide_keys or (sdpa_call.qk_size <= largest_size and sdpa_call.v_size <= largest_size)
     has_exact_dropout = float(sdpa_call.dropout * 16).is_integer()
     has_valid_inputs = sdpa_call.keys != 1 and has_exact_dropout and not sdpa_call.mask_trained
     return (
-        is_16_bit_format(capability, sdpa_call.dtype)
+        is_16_bit_format(compute_capability, sdpa_call.dtype)
         and has_small_heads
         and has_heads_divisible_by(8, sdpa_call)
         and has_valid_inputs
     )
 
 
-def supports_flash_attention(capability: int, sdpa_call: SdpaCall) -> bool:
+def supports_flash_attention(compute_capability: int, sdpa_call: SdpaCall) -> bool:
     """Whether flash attention runs (`can_use_flash_attention`): no mask, and equal head sizes up to 256.
 
     On 8.6, 8.9 and 12.x a backward pass has no heads of 193 to 224, and with dropout none above 192.
     """
-    is_consumer_gpu = 86 <= capability <= 89 or capability >= 120
+    is_consumer_gpu = 86 <= compute_capability <= 89 or compute_capability >= 120
     has_equal_heads = sdpa_call.qk_size == sdpa_call.v_size and sdpa_call.qk_size <= 256
     lacks_backward = (
         is_consumer_gpu and sdpa_call.trained and 192 < sdpa_call.qk_size <= (256 if sdpa_call.dropout else 224)
     )
     return (
-        is_16_bit_format(capability, sdpa_call.dtype)
-        and capability >= 80
+        is_16_bit_format(compute_capability, sdpa_call.dtype)
+        and compute_capability >= 80
         and has_equal_heads
         and not sdpa_call.masked
         and not lacks_backward
     )
 
 
-def supports_efficient_attention(capability: int, sdpa_call: SdpaCall) -> bool:
+def supports_efficient_attention(compute_capability: int, sdpa_call: SdpaCall) -> bool:
     """Whether memory-efficient attention runs (`can_use_mem_efficient_attention`): aligned head sizes."""
     if sdpa_call.dtype is FLOAT32:
-        return has_heads_divisible_by(4 if capability >= 80 else 1, sdpa_call)
-    return is_16_bit_format(capability, sdpa_call.dtype) and has_heads_divisible_by(8, sdpa_call)
+        return has_heads_divisible_by(4 if compute_capability >= 80 else 1, sdpa_call)
+    return is_16_bit_format(compute_capability, sdpa_call.dtype) and has_heads_divisible_by(8, sdpa_call)
 
 
 def has_extra_mask_input(attention: Step) -> bool:
@@ -118,9 +118,9 @@ def has_extra_mask_input(attention: Step) -> bool:
     return bool(attention.options["bias_in_sdpa"])
 
 
-def is_16_bit_format(capability: int, dtype: Dtype) -> bool:
+def is_16_bit_format(compute_capability: int, dtype: Dtype) -> bool:
     """Whether a number format has 16 bits and is supported by kernels of this compute capability."""
-    return dtype is FLOAT16 or (dtype is BFLOAT16 and capability >= 80)
+    return dtype is FLOAT16 or (dtype is BFLOAT16 and compute_capability >= 80)
 
 
 def has_heads_divisible_by(head_size_divisor: int, sdpa_call: SdpaCall) -> bool:

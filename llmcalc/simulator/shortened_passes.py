@@ -21,36 +21,45 @@ class ShortenedPasses:
 
     events, passes: of the recorded run.
     stacks: the stacks of which `RECORDED_REPEATS` repeats were recorded.
-    Raises `NotRepeating` if the repeats differ.
+    Raises `NotRepeatingError` if the repeats differ.
     """
 
-    def __init__(self, events: Sequence[Event], passes: Sequence[RecordedPass], stacks: Sequence[LayerStack]) -> None:
-        self.passes: Sequence[RecordedPass] = passes
+    def __init__(
+        self,
+        memory_events: Sequence[Event],
+        recorded_passes: Sequence[RecordedPass],
+        layer_stacks: Sequence[LayerStack],
+    ) -> None:
+        self.passes: Sequence[RecordedPass] = recorded_passes
         boundary_indices = [
             0,
             *(
                 boundary_index
-                for recorded_pass in passes
+                for recorded_pass in recorded_passes
                 for boundary_index in (recorded_pass.start, recorded_pass.end)
             ),
-            len(events),
+            len(memory_events),
         ]
         self.pieces: list[Sequence[Event]] = [
-            events[piece_start:piece_end] for piece_start, piece_end in pairwise(boundary_indices)
+            memory_events[piece_start:piece_end] for piece_start, piece_end in pairwise(boundary_indices)
         ]
-        analysis = RepeatAnalysis(RecordedEvents([], self.pieces, [], PHASES), stacks, range(len(stacks)))
-        self.repeated: RepeatedEvents = RepeatedEvents(analysis, {})
+        repeat_analysis = RepeatAnalysis(
+            RecordedEvents([], self.pieces, [], PHASES), layer_stacks, range(len(layer_stacks))
+        )
+        self.repeated: RepeatedEvents = RepeatedEvents(repeat_analysis, {})
 
     def extended_passes(self) -> tuple[list[Event], list[RecordedPass]]:
         """Returns the events of passes extended to all layers, and the passes."""
         full_run_events: list[Event] = []
-        passes: list[RecordedPass] = []
+        recorded_passes: list[RecordedPass] = []
         for i, piece_events in enumerate(self.pieces):
             pass_start = len(full_run_events)
             full_run_events += self.repeated.events_of_full_run(piece_events)
             if i % 2:
-                passes.append(self._extended_pass(self.passes[i // 2], piece_events, pass_start, len(full_run_events)))
-        return full_run_events, passes
+                recorded_passes.append(
+                    self._extended_pass(self.passes[i // 2], piece_events, pass_start, len(full_run_events))
+                )
+        return full_run_events, recorded_passes
 
     def _extended_pass(
         self, recorded_pass: RecordedPass, pass_events: Sequence[Event], pass_start: int, pass_end: int

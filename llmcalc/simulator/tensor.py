@@ -72,7 +72,7 @@ class Meter(Protocol):
 
 
 @contextmanager
-def counted_as(memory_meter: Meter, memory_kind: str) -> Iterator[None]:
+def count_storages_as(memory_meter: Meter, memory_kind: str) -> Iterator[None]:
     """Counts new storages as a kind of memory, inside a `with`."""
     outer_kind, memory_meter.kind = memory_meter.kind, memory_kind
     try:
@@ -82,7 +82,7 @@ def counted_as(memory_meter: Meter, memory_kind: str) -> Iterator[None]:
 
 
 @contextmanager
-def on_stream(memory_meter: Meter, cuda_stream: int) -> Iterator[None]:
+def allocate_on_stream(memory_meter: Meter, cuda_stream: int) -> Iterator[None]:
     """Allocates new storages on a CUDA stream, inside a `with`."""
     outer_stream, memory_meter.stream = memory_meter.stream, cuda_stream
     try:
@@ -203,7 +203,7 @@ class SavedTensor:
         return self.tensor
 
 
-class Recording(Protocol):
+class AutogradState(Protocol):
     """The autograd state that a new node reads (`autograd.AutogradGraph`)."""
 
     meter: Meter
@@ -232,7 +232,7 @@ class AutogradNode:
     )  # fmt: skip
 
     def __init__(
-        self, graph: Recording, operation_name: str, inputs: Sequence[Tensor], backward: Backward, outputs: int = 1
+        self, graph: AutogradState, operation_name: str, inputs: Sequence[Tensor], backward: Backward, outputs: int = 1
     ) -> None:
         self.name: str = operation_name
         self.place: Any = graph.meter.place

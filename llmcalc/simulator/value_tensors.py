@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ..algebra import is_zero
-from ..flow.program import Scope, Step
+from ..flow.program import ModuleScope, Step
 from ..flow.value import Value
 from ..workload.derived_rows import QueryKeyPairs
 from ..workload.recompute import NONE, Recompute
@@ -16,7 +16,7 @@ from .adapters import Adapters
 from .aten import Aten
 from .autograd import AutogradGraph
 from .choices import EAGER, KernelChoices
-from .frame import ModuleFrame, ParameterSet, Path, RecomputedModule, Unsupported
+from .frame import ModuleFrame, ParameterSet, Path, RecomputedModule, UnsupportedKernel
 from .meter import AllocationPlace
 from .strides import Shape, count
 from .tensor import INT64, Dtype, Tensor
@@ -71,7 +71,7 @@ class ValueTensors:
         ) = False
         self.absent_values: set[int] = set()
         self.run_only: dict[int, int] = {}
-        self.after_first: Scope | None = None
+        self.after_first: ModuleScope | None = None
         self.stack_number = self.first_layer_index = 0
         self.last: dict[int, int] = {}
         self.shared_values: set[int] = set()
@@ -185,13 +185,13 @@ class ValueTensors:
 
     def token_positions(self, tokens: Any) -> Tensor:
         """Returns the positions of the pass's tokens, computed once per pass."""
-        return self.computed_once(("span", tokens), lambda: self.t.new_tensor((tokens,), INT64))
+        return self.compute_once(("span", tokens), lambda: self.t.new_tensor((tokens,), INT64))
 
-    def computed_once(self, key: Any, compute_result: Callable[[], Result]) -> Result:
+    def compute_once(self, result_key: Any, compute_result: Callable[[], Result]) -> Result:
         """Returns the result that is stored under a key; the pass's first request computes and stores the result."""
-        if key not in self.memo:
-            self.memo[key] = compute_result()
-        computed_result: Result = self.memo[key]
+        if result_key not in self.memo:
+            self.memo[result_key] = compute_result()
+        computed_result: Result = self.memo[result_key]
         return computed_result
 
     def _value_with_tensor(self, recorded_value: Value | None) -> Value | None:
@@ -250,11 +250,11 @@ class ValueTensors:
         )
         return AllocationPlace(self.graph.meter.place.phase, layer_index, self.path)
 
-    def unsupported(self, reason: str, operation_name: str = "") -> Unsupported:
+    def unsupported(self, reason: str, operation_name: str = "") -> UnsupportedKernel:
         """Creates the error for an operation without a kernel. operation_name: the operation's name."""
-        return Unsupported(f"{'.'.join(filter(None, (self.path, operation_name)))}: {reason}")
+        return UnsupportedKernel(f"{'.'.join(filter(None, (self.path, operation_name)))}: {reason}")
 
-    def not_modelled(self, operation: Step, verb: str) -> Unsupported:
+    def unknown_verb_error(self, operation: Step, verb: str) -> UnsupportedKernel:
         """Creates the error for an verb that no profile has."""
         reason = f"the memory of {verb!r} is not modelled; params, flops and kv count this model"
         return self.unsupported(reason, operation.name)

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from .effort import EFFORT
 from .layer_loops import LayerStack
-from .meter import AllocationPlace, Meter, Peak
+from .meter import AllocationPlace, MemoryPeak, Meter
 
 
-class Visit(NamedTuple):
+class ModuleVisit(NamedTuple):
     """A stay in a place, until the next place.
 
     place: the module and phase.
@@ -32,7 +32,7 @@ class VisitMeter(Meter):
     """A meter that counts the peak of every visit of a place, and no bytes by kind at peaks."""
 
     def __init__(self) -> None:
-        self._visits: list[tuple[AllocationPlace, Peak, int]] = []
+        self._visits: list[tuple[AllocationPlace, MemoryPeak, int]] = []
         super().__init__()
 
     @property
@@ -40,9 +40,9 @@ class VisitMeter(Meter):
         return self._place
 
     @place.setter
-    def place(self, allocation_place: AllocationPlace) -> None:
-        if allocation_place != self._place:
-            self._place = allocation_place
+    def place(self, visit_place: AllocationPlace) -> None:
+        if visit_place != self._place:
+            self._place = visit_place
             self._begin_visit()
 
     def restart(self) -> None:
@@ -51,31 +51,34 @@ class VisitMeter(Meter):
         self._begin_visit()
 
     def _begin_visit(self) -> None:
-        self._current_peak = Peak()
+        self._current_peak = MemoryPeak()
         self._current_peak.bytes = self.now
         self._visits.append((self._place, self._current_peak, EFFORT.units))
 
-    def _settle_peak(self) -> None:
+    def _store_peak_by_kind(self) -> None:
         self._peak_is_unsettled = False
 
     def pass_visits(self, bytes_before: int) -> PassVisits:
         """Returns the visits since the last `restart`. bytes_before: bytes to subtract from their peaks."""
         work_before = self._visits[0][2]
-        visits = [Visit(place, peak.bytes - bytes_before, work - work_before) for place, peak, work in self._visits]
-        return PassVisits(visits, EFFORT.units - work_before)
+        module_visits = [
+            ModuleVisit(visit_place, peak.bytes - bytes_before, work - work_before)
+            for visit_place, peak, work in self._visits
+        ]
+        return PassVisits(module_visits, EFFORT.units - work_before)
 
 
 class PassVisits(NamedTuple):
     """The visits of a pass in order. work: units of `SimulatedWork` of the pass."""
 
-    visits: Sequence[Visit]
+    visits: Sequence[ModuleVisit]
     work: int
 
     def peak_by_path(self) -> dict[str, int]:
         """Returns the peak bytes of each module path; at least 0."""
         peak_by_path: dict[str, int] = {}
-        for place, peak_bytes, _ in self.visits:
-            peak_by_path[place.path] = max(peak_by_path.get(place.path, 0), peak_bytes)
+        for visit_place, peak_bytes, _ in self.visits:
+            peak_by_path[visit_place.path] = max(peak_by_path.get(visit_place.path, 0), peak_bytes)
         return peak_by_path
 
     def repeat_starts(self, layer_stack: LayerStack, repeats: Sequence[int]) -> list[int] | None:
@@ -84,45 +87,59 @@ class PassVisits(NamedTuple):
         None if a layer is visited before or after its turn.
         """
         repeat_of_visit = [
-            (visit.place.layer_index - layer_stack.before) // layer_stack.period
-            if visit.place.layer_index >= 0
+            (module_visit.place.layer_index - layer_stack.before) // layer_stack.period
+            if module_visit.place.layer_index >= 0
             else None
-            for visit in self.visits
+            for module_visit in self.visits
         ]
-        repeats_in_order = [repeat for repeat in repeat_of_visit if repeat is not None]
+        repeats_in_order = [layer_repeat for layer_repeat in repeat_of_visit if layer_repeat is not None]
         if repeats_in_order != sorted(repeats_in_order, reverse=repeats[0] > repeats[-1]):
             return None
-        return [repeat_of_visit.index(repeat) for repeat in repeats] if {*repeats} <= {*repeat_of_visit} else None
+        return (
+            [repeat_of_visit.index(layer_repeat) for layer_repeat in repeats]
+            if {*repeats} <= {*repeat_of_visit}
+            else None
+        )
 
-    def added_bytes(self, start: int, next_start: int, count: int, added_layers: int) -> int | None:
+    def added_bytes(self, start_index: int, next_start: int, visit_count: int, added_layers: int) -> int | None:
         """Returns by how many bytes the peaks of a later part of the pass exceed those of an earlier part.
 
-        start, next_start: the first visits of both parts. count: visits of each part.
+        start_index, next_start: the first visits of both parts. visit_count: visits of each part.
         added_layers: by how many the later part's indices of layers exceed those of the earlier part.
         None if the parts differ in anything else.
         """
-        part, next_part = self.visits[start : start + count], self.visits[next_start : next_start + count]
-        added_bytes = next_part[0].bytes - part[0].bytes
+        earlier_part, later_part = (
+            self.visits[start_index : start_index + visit_count],
+            self.visits[next_start : next_start + visit_count],
+        )
+        added_bytes = later_part[0].bytes - earlier_part[0].bytes
         expected_part = [
             (
-                place if place.layer_index < 0 else place._replace(layer_index=place.layer_index + added_layers),
+                visit_place
+                if visit_place.layer_index < 0
+                else visit_place._replace(layer_index=visit_place.layer_index + added_layers),
                 peak_bytes + added_bytes,
             )
-            for place, peak_bytes, _ in part
+            for visit_place, peak_bytes, _ in earlier_part
         ]
-        return added_bytes if expected_part == [visit[:2] for visit in next_part] else None
+        return added_bytes if expected_part == [module_visit[:2] for module_visit in later_part] else None
 
-    def without_visits(self, start: int, end: int) -> PassVisits:
-        """Returns the pass without the visits from index `start` to index `end`."""
-        removed_work = self.visits[end].work - self.visits[start].work
-        later_visits = [visit._replace(work=visit.work - removed_work) for visit in self.visits[end:]]
-        return PassVisits([*self.visits[:start], *later_visits], self.work - removed_work)
+    def without_visits(self, start_index: int, end_index: int) -> PassVisits:
+        """Returns the pass without the visits from index `start_index` to index `end_index`."""
+        removed_work = self.visits[end_index].work - self.visits[start_index].work
+        later_visits = [
+            module_visit._replace(work=module_visit.work - removed_work) for module_visit in self.visits[end_index:]
+        ]
+        return PassVisits([*self.visits[:start_index], *later_visits], self.work - removed_work)
 
-    def with_more_bytes(self, start: int, end: int, added_bytes: int) -> PassVisits:
-        """Returns the pass with more bytes at the peaks of the visits from index `start` to index `end`."""
-        visits = list(self.visits)
-        visits[start:end] = [visit._replace(bytes=visit.bytes + added_bytes) for visit in visits[start:end]]
-        return PassVisits(visits, self.work)
+    def with_more_bytes(self, start_index: int, end_index: int, added_bytes: int) -> PassVisits:
+        """Returns the pass with more bytes at the peaks of the visits from index `start_index` to index `end_index`."""
+        module_visits = list(self.visits)
+        module_visits[start_index:end_index] = [
+            module_visit._replace(bytes=module_visit.bytes + added_bytes)
+            for module_visit in module_visits[start_index:end_index]
+        ]
+        return PassVisits(module_visits, self.work)
 
 
 def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) -> tuple[PassVisits, int] | None:
@@ -131,19 +148,23 @@ def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) ->
     forward_pass: of four repeats. layer_stack: the stack of the repeats, whose layers are numbered as in the pass.
     None if the second, the third and the layers of the fourth repeat do not do the same.
     """
-    starts, period = forward_pass.repeat_starts(layer_stack, (1, 2, 3)), layer_stack.period
-    if starts is None:
+    start_indices, layer_period = forward_pass.repeat_starts(layer_stack, (1, 2, 3)), layer_stack.period
+    if start_indices is None:
         return None
-    second, third, fourth = starts
-    count = fourth - third
-    count_in_layers = max(i for i in range(1, count + 1) if forward_pass.visits[third + i - 1].place.layer_index >= 0)
-    saved_bytes = forward_pass.added_bytes(second, third, count, period)
-    if third - second != count or saved_bytes != forward_pass.added_bytes(third, fourth, count_in_layers, period):
+    second_start, third_start, fourth_start = start_indices
+    visit_count = fourth_start - third_start
+    count_in_layers = max(
+        i for i in range(1, visit_count + 1) if forward_pass.visits[third_start + i - 1].place.layer_index >= 0
+    )
+    saved_bytes = forward_pass.added_bytes(second_start, third_start, visit_count, layer_period)
+    if third_start - second_start != visit_count or saved_bytes != forward_pass.added_bytes(
+        third_start, fourth_start, count_in_layers, layer_period
+    ):
         return None
     if saved_bytes is None:
         return None
-    later_bytes = forward_pass.with_more_bytes(fourth, len(forward_pass.visits), -saved_bytes)
-    return later_bytes.without_visits(third, fourth), saved_bytes
+    later_bytes = forward_pass.with_more_bytes(fourth_start, len(forward_pass.visits), -saved_bytes)
+    return later_bytes.without_visits(third_start, fourth_start), saved_bytes
 
 
 def backward_without_repeat(backward_pass: PassVisits, layer_stack: LayerStack, saved_bytes: int) -> PassVisits | None:
@@ -152,11 +173,14 @@ def backward_without_repeat(backward_pass: PassVisits, layer_stack: LayerStack, 
     backward_pass, layer_stack: as of `forward_without_repeat`. saved_bytes: the bytes that a repeat saves.
     None if the third and the second repeat do not do the same, or free other bytes.
     """
-    starts = backward_pass.repeat_starts(layer_stack, (2, 1, 0))
-    if starts is None:
+    start_indices = backward_pass.repeat_starts(layer_stack, (2, 1, 0))
+    if start_indices is None:
         return None
-    third, second, first = starts
-    count = first - second
-    if second - third != count or backward_pass.added_bytes(third, second, count, -layer_stack.period) != -saved_bytes:
+    third_start, second_start, first_start = start_indices
+    visit_count = first_start - second_start
+    if (
+        second_start - third_start != visit_count
+        or backward_pass.added_bytes(third_start, second_start, visit_count, -layer_stack.period) != -saved_bytes
+    ):
         return None
-    return backward_pass.with_more_bytes(0, second, -saved_bytes).without_visits(second, first)
+    return backward_pass.with_more_bytes(0, second_start, -saved_bytes).without_visits(second_start, first_start)

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ..components.choice import PartChoice
-from ..components.stack import overlaid_table
+from ..components.stack import table_with_changes
 from ..model import ModelSpec
 
 
@@ -64,16 +64,16 @@ def field_paths(
         if get_origin(field.annotation) is dict:  # each of its tables is the `block` with some fields changed
             base_table = description_table.get("block")
             inner_tables = {
-                key: overlaid_table(base_table, inner_table) if isinstance(base_table, dict) else inner_table
-                for key, inner_table in field_value.items()
+                table_key: table_with_changes(base_table, inner_table) if isinstance(base_table, dict) else inner_table
+                for table_key, inner_table in field_value.items()
                 if isinstance(inner_table, dict)
             }
         else:
             inner_tables = {"": field_value}
-        for key, inner_table in inner_tables.items():
+        for table_key, inner_table in inner_tables.items():
             inner_model = model_of_table(field_members(field), inner_table)
             if inner_model is not None:
-                paths_of_fields += field_paths(inner_table, inner_model, (*path, key) if key else path)
+                paths_of_fields += field_paths(inner_table, inner_model, (*path, table_key) if table_key else path)
     return paths_of_fields
 
 

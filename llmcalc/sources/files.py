@@ -29,19 +29,21 @@ DEEPEST = 40
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def largest_text(path: Path) -> int:
+def largest_description_bytes(path: Path) -> int:
     """Returns the largest accepted size of a model description in bytes, by file suffix."""
     return LARGEST_CONFIG if path.suffix == ".json" else LARGEST_TOML
 
 
 def read_text(path: Path, byte_limit: int | None = None, allows_stdin: bool = False) -> str:
-    """Returns the text of a regular file of at most `byte_limit` bytes (default `largest_text`).
+    """Returns the text of a regular file of at most `byte_limit` bytes (default `largest_description_bytes`).
 
     allows_stdin: whether the option also reads standard input; a message advises it for a pipe.
     Raises `InputError` for a file that is missing, unreadable, too large or not UTF-8 text.
     """
     expected_file = f"a {path.suffix} file" if path.suffix in (".json", ".toml", ".yaml", ".yml", ".sh") else "a file"
-    text_bytes = read_bytes(path, largest_text(path) if byte_limit is None else byte_limit, expected_file, allows_stdin)
+    text_bytes = read_bytes(
+        path, largest_description_bytes(path) if byte_limit is None else byte_limit, expected_file, allows_stdin
+    )
     try:
         return text_bytes.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -199,9 +201,11 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
                 f"name.{suggest(str(first_error['loc'][-1]), all_field_names(model))}"
             )
         case "value_error":
-            cause = first_error["ctx"]["error"]
-            is_part_error = isinstance(cause, PartError)
-            error_text = explain_errors(cause.cls, cause.error) if is_part_error else explain_value(first_error)
+            first_cause = first_error["ctx"]["error"]
+            is_part_error = isinstance(first_cause, PartError)
+            error_text = (
+                explain_errors(first_cause.cls, first_cause.error) if is_part_error else explain_value(first_error)
+            )
             error_text = f"{path}.{error_text}" if path else error_text
         case "union_tag_invalid" | "union_tag_not_found":
             error_text = f"{path}.type: {explain_value(first_error)}"

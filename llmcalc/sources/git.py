@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import InputError, one_line
-from .files import largest_text
+from .files import largest_description_bytes
 
 LONGEST_SECONDS = 30
 """Timeout of a call of git, in seconds."""
@@ -86,7 +86,7 @@ def text_at_commit(git_ref: str, path: Path) -> str | None:
     `git` runs in the innermost folder above the file that holds a repository.
     Raises `InputError` if git is not installed, if the file is in no repository or in that of another user, for an
     unknown ref, and for a file that the repository has not fetched; `NotAModelText` for a folder, a file above
-    `largest_text` and one that is not UTF-8.
+    `largest_description_bytes` and one that is not UTF-8.
     """
     if git_ref.startswith("-"):  # git would take it for an option
         raise InputError(f"--git {git_ref}: expected a commit, a branch or a tag, such as HEAD or origin/main")
@@ -118,7 +118,7 @@ def text_at_commit(git_ref: str, path: Path) -> str | None:
         raise InputError(
             f"{git_ref}:{path}: the repository has not fetched it; expected one with its files (git fetch)"
         )
-    byte_limit = largest_text(path)
+    byte_limit = largest_description_bytes(path)
     if int(byte_count) > byte_limit:
         raise NotAModelText(f"{git_ref}:{path}: {int(byte_count):,} bytes; expected at most {byte_limit:,}")
     blob_answer = _run_git(repo_root, "cat-file", "blob", object_id, byte_limit=byte_limit)
@@ -167,7 +167,7 @@ def _require_root_repository(ref: str, repo_root: Path) -> None:
         raise InputError(f"--git {ref}: {repo_root / '.git'}: git does not read it; expected the .git of a repository")
 
 
-def _run_git(root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE) -> GitAnswer:
+def _run_git(repo_root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE) -> GitAnswer:
     """Runs git in a folder, for at most `LONGEST_SECONDS`. byte_limit: bytes of an answer.
 
     Raises `InputError` if git is not installed, takes longer, or writes more.
@@ -181,7 +181,7 @@ def _run_git(root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE)
     # a new process group, so that processes that git starts end with it
     git_process = subprocess.Popen(
         [path_of_git(), "--no-pager", *setting_arguments, *git_arguments],
-        cwd=root,
+        cwd=repo_root,
         env=git_environment | ENVIRONMENT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -205,16 +205,15 @@ def _run_git(root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE)
             git_process.wait(LONGEST_SECONDS)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InputError(
-                f"--git: git {git_arguments[0]} in {root} took more than {LONGEST_SECONDS} s; expected a repository "
-                "that "
-                "git reads faster"
+                f"--git: git {git_arguments[0]} in {repo_root} took more than {LONGEST_SECONDS} s; expected a "
+                "repository that git reads faster"
             ) from None
         finally:
             if git_process.returncode is None:
                 _kill_process(git_process)
     if len(output) > byte_limit or len(error_output) > LARGEST_MESSAGE:
         raise InputError(
-            f"--git: git {git_arguments[0]} in {root} wrote more than {byte_limit:,} bytes; expected fewer"
+            f"--git: git {git_arguments[0]} in {repo_root} wrote more than {byte_limit:,} bytes; expected fewer"
         )
     message_lines = error_output.decode(errors="replace").strip().splitlines() or [f"git {git_arguments[0]} failed"]
     fatal_line = next(

@@ -45,24 +45,24 @@ class UnreachableHub(InputError):
     """Raised if a file of the hub cannot be read here, whether or not its repository exists."""
 
 
-def fetch_config(target: str) -> Path:
+def fetch_config(hub_id: str) -> Path:
     """Returns the path of a repository's cached `config.json`, downloaded if needed.
 
     With the config comes ModelOpt's `hf_quant_config.json` beside it, if the repository has one.
     Raises `InputError`, with a fix, if the repository does not exist or is gated, and for a file or a download that is
     too large or too slow; `UnreachableHub` if the network is not available.
     """
-    repository, revision = _split_target(target)
-    with _hub_errors(target, "config.json"):
+    repository, revision = _split_target(hub_id)
+    with _hub_errors(hub_id, "config.json"):
         return _with_deadline(lambda deadline: _config_path(repository, revision), CONFIG_SECONDS)
 
 
-def commit_of_repository(target: str) -> str:
+def commit_of_repository(hub_id: str) -> str:
     """Returns the commit of the repository from which `fetch_config` reads.
 
     Raises `InputError` as `fetch_config` does.
     """
-    return fetch_config(target).parent.name
+    return fetch_config(hub_id).parent.name
 
 
 def _config_path(repository: str, revision: str | None) -> Path:
@@ -82,13 +82,13 @@ def _config_path(repository: str, revision: str | None) -> Path:
     return path
 
 
-def fetch_headers(target: str) -> Checkpoint:
+def fetch_headers(hub_id: str) -> Checkpoint:
     """Returns the tensors of a repository's safetensors weights; downloads only the headers.
 
     Raises `InputError` as `fetch_config` does.
     """
-    repository, revision = _split_target(target)
-    with _hub_errors(target, "safetensors weights"):
+    repository, revision = _split_target(hub_id)
+    with _hub_errors(hub_id, "safetensors weights"):
         return _with_deadline(lambda deadline: _fetch_tensors(repository, revision, deadline), HEADERS_SECONDS)
 
 
@@ -266,18 +266,18 @@ def _first_bytes(http_status: int, received_parts: Iterable[bytes], byte_count: 
     return bytes(first_bytes[:byte_count])
 
 
-def _split_target(target: str) -> tuple[str, str | None]:
-    repository, _, revision = target.partition("@")
+def _split_target(hub_id: str) -> tuple[str, str | None]:
+    repository, _, revision = hub_id.partition("@")
     return repository, revision or None
 
 
 @contextmanager
-def _hub_errors(target: str, requested_content: str) -> Iterator[None]:
+def _hub_errors(hub_id: str, requested_content: str) -> Iterator[None]:
     """Converts every error of the hub into an `InputError` with one line and a fix."""
     try:
         from huggingface_hub import errors
     except ImportError:
-        raise MissingExtra(f"{target}: a hub id", "huggingface_hub", "hub") from None
+        raise MissingExtra(f"{hub_id}: a hub id", "huggingface_hub", "hub") from None
     offline_message = f"no {requested_content} in the cache, and the hub is offline or unreachable"
     no_answer_message = f"the hub did not give its {requested_content}"
     reasons_by_error: list[tuple[tuple[Any, ...], str]] = [
@@ -306,16 +306,16 @@ def _hub_errors(target: str, requested_content: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(f"{target}: {str(error).removeprefix(f'{target}: ')}") from None
+        raise InputError(f"{hub_id}: {str(error).removeprefix(f'{hub_id}: ')}") from None
     except _LimitExceeded as error:
-        raise InputError(f"{target}: {error}") from None
+        raise InputError(f"{hub_id}: {error}") from None
     except Exception as error:
         for error_types, reason_text in reasons_by_error:
             if isinstance(error, error_types):
                 is_unreachable = reason_text in (offline_message, no_answer_message)
-                raise (UnreachableHub if is_unreachable else InputError)(f"{target}: {reason_text}") from None
+                raise (UnreachableHub if is_unreachable else InputError)(f"{hub_id}: {reason_text}") from None
         if type(error).__module__.startswith(("httpx", "httpcore", "requests")):
-            raise UnreachableHub(f"{target}: {offline_message}") from None
+            raise UnreachableHub(f"{hub_id}: {offline_message}") from None
         if type(error).__module__.startswith("huggingface_hub"):
-            raise InputError(f"{target}: could not be fetched: {error}") from None
+            raise InputError(f"{hub_id}: could not be fetched: {error}") from None
         raise

@@ -23,9 +23,9 @@ HUB_URL = (
 """The URL of a model's page on the Hugging Face hub, or of a file there."""
 
 
-def hub_id_of(target: str) -> str:
+def hub_id_of(name_or_url: str) -> str:
     """Returns the hub id in a hub URL, with a revision other than `main`; empty for any other TARGET."""
-    url_match = re.match(HUB_URL, target) if "/" in target else None
+    url_match = re.match(HUB_URL, name_or_url) if "/" in name_or_url else None
     if url_match is None:
         return ""
     revision = url_match["revision"]
@@ -35,9 +35,9 @@ def hub_id_of(target: str) -> str:
 HUB_ID = r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,200})?$"
 
 
-def is_hub_id(target: str) -> bool:
+def is_hub_id(name_or_path: str) -> bool:
     """Whether a TARGET has the form `org/name` or `org/name@revision`."""
-    return re.match(HUB_ID, target) is not None and not target.endswith((".toml", ".json", *ENDINGS))
+    return re.match(HUB_ID, name_or_path) is not None and not name_or_path.endswith((".toml", ".json", *ENDINGS))
 
 
 def normalized_with_points(model_name: str) -> str:

@@ -183,8 +183,10 @@ class Preset(Record):
     def display(self) -> str:
         """The name for headings: the title, after the hub id that the user typed, and with the overrides."""
         title = self.title or self.name
-        alias = next((alias for alias in self.aliases if normalized(alias) == normalized(self.asked)), None)
-        hub_id = self.named_checkpoint or alias
+        preset_alias = next(
+            (preset_alias for preset_alias in self.aliases if normalized(preset_alias) == normalized(self.asked)), None
+        )
+        hub_id = self.named_checkpoint or preset_alias
         display_text = title if hub_id is None else f"{hub_id} ({title})"
         return f"{display_text}, modified ({', '.join(self.changes)})" if self.changes else display_text
 

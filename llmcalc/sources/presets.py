@@ -90,14 +90,14 @@ def _preset_of_tag(tag: str) -> str | None:
     return matching_names[0] if len(matching_names) == 1 else None
 
 
-def _preset_with_alias(alias: str, normalize_name: Callable[[str], str]) -> str | None:
+def _preset_with_alias(preset_alias: str, normalize_name: Callable[[str], str]) -> str | None:
     """Returns the preset with this alias, and parses only files that contain the alias.
 
     normalize_name: `normalized_with_points` or `normalized`, the form in which aliases are compared.
     """
-    alias_pattern = re.compile(r"[^a-z0-9/+\"]*".join(map(re.escape, alias.replace(".", ""))))
+    alias_pattern = re.compile(r"[^a-z0-9/+\"]*".join(map(re.escape, preset_alias.replace(".", ""))))
     for preset_name in model_names():
-        if alias_pattern.search(_preset_text(preset_name).lower()) and alias in map(
+        if alias_pattern.search(_preset_text(preset_name).lower()) and preset_alias in map(
             normalize_name, read_preset(preset_name).get("aliases", ())
         ):
             return preset_name
@@ -109,8 +109,8 @@ def names_by_alias() -> dict[str, str]:
     """Returns the preset names by normalized alias, by reading all presets."""
     presets_by_alias: dict[str, str] = {}
     for preset_name in model_names():
-        for alias in read_preset(preset_name).get("aliases", ()):
-            presets_by_alias.setdefault(normalized(alias), preset_name)
+        for preset_alias in read_preset(preset_name).get("aliases", ()):
+            presets_by_alias.setdefault(normalized(preset_alias), preset_name)
     return presets_by_alias
 
 
@@ -234,7 +234,7 @@ def find_by_repository(preset_name: str) -> str | None:
 def _presets_by_repository() -> dict[str, str]:
     """Returns the presets by repository name without the owner."""
     return {
-        normalized(alias.rpartition("/")[2]): preset_name
+        normalized(preset_alias.rpartition("/")[2]): preset_name
         for preset_name in model_names()
-        for alias in read_preset(preset_name).get("aliases", ())
+        for preset_alias in read_preset(preset_name).get("aliases", ())
     }

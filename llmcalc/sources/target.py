@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def load(
-    target: str, overrides: tuple[str, ...] = (), head: HeadKind | None = None, allow_unknown: bool = False
+    model_target: str, overrides: tuple[str, ...] = (), head: HeadKind | None = None, allow_unknown: bool = False
 ) -> Preset:
     """Loads the model of a TARGET. The overrides `path=value` are applied before validation.
 
@@ -31,7 +31,7 @@ def load(
     allow_unknown: whether to ignore misspelt fields and unknown sizes in a Hugging Face config.
     Raises `InputError` for an unknown name, a file that is not a model description, or a wrong field.
     """
-    name_or_path, target_overrides = _split_overrides(target)
+    name_or_path, target_overrides = _split_overrides(model_target)
     model_name, error_location, preset_description = _read_description(name_or_path, head, allow_unknown)
     if head is not None and "config" not in preset_description:
         raise InputError(
@@ -57,14 +57,14 @@ def _apply_overrides(preset_description: dict[str, Any], overrides: tuple[str, .
     return {**preset_description, "model": model_table, "changes": overrides, "published": {}}
 
 
-def _split_overrides(target: str) -> tuple[str, tuple[str, ...]]:
+def _split_overrides(model_target: str) -> tuple[str, tuple[str, ...]]:
     """Splits a TARGET into the name or path and the overrides after it: `?path=value&path=value`."""
-    hub_id = hub_id_of(target)
+    hub_id = hub_id_of(model_target)
     if hub_id:
         return hub_id, ()
-    name_or_path, question_mark, override_text = target.partition("?")
-    if not question_mark or _path_test_result(Path(target).exists):
-        return target, ()
+    name_or_path, question_mark, override_text = model_target.partition("?")
+    if not question_mark or _path_test_result(Path(model_target).exists):
+        return model_target, ()
     return name_or_path, tuple(filter(None, override_text.split("&")))
 
 
@@ -113,20 +113,20 @@ def load_config(
     return _validate_preset(preset_name, "config", _apply_overrides(preset_description, overrides))
 
 
-def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
+def _read_description(model_target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
     """Returns the model's name, the name for error messages, and the description as a dict."""
-    if not target.strip():  # Path("") would be the current folder
+    if not model_target.strip():  # Path("") would be the current folder
         raise InputError(
-            f"TARGET: '{target}' is empty; expected a preset's name or a path (llmcalc presets lists all presets)"
+            f"TARGET: '{model_target}' is empty; expected a preset's name or a path (llmcalc presets lists all presets)"
         )
-    if target == STDIN:
+    if model_target == STDIN:
         return "stdin", "standard input", _describe_text(read_stdin(), "standard input", head, allow_unknown)
-    path = Path(target)
+    path = Path(model_target)
     if path.suffix == ".gguf":
         return _describe_gguf(path, head, allow_unknown)
     if is_checkpoint(path):
         raise InputError(
-            f"{target}: a checkpoint's header does not describe an architecture; expected its config.json, or a "
+            f"{model_target}: a checkpoint's header does not describe an architecture; expected its config.json, or a "
             ".gguf file (llmcalc params and check read headers)"
         )
     if path.suffix == ".json":
@@ -134,14 +134,14 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
     if path.suffix == ".toml" or _path_test_result(path.is_file):
         if path.suffix in (".yaml", ".yml"):
             raise InputError(
-                f"{target}: YAML files of models are not read; expected the config.json beside litgpt's "
+                f"{model_target}: YAML files of models are not read; expected the config.json beside litgpt's "
                 "model_config.yaml or the hub id in its hf_config, the config.json that GPT-NeoX's converter writes or "
                 "memory --launch for its run, or a .toml description (llmcalc convert writes one of a config.json)"
             )
         if path.suffix != ".toml":
-            raise InputError(f"{target}: expected a .toml description, a config.json or a folder that holds one")
-        return path.stem, target, _parse_native(read_text(path, allows_stdin=True), target)
-    preset = find_preset(target)
+            raise InputError(f"{model_target}: expected a .toml description, a config.json or a folder that holds one")
+        return path.stem, model_target, _parse_native(read_text(path, allows_stdin=True), model_target)
+    preset = find_preset(model_target)
     if preset is not None:
         return preset, preset, read_preset(preset)
     for config_name in ("config.json", "params.json"):
@@ -149,31 +149,33 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
             return _read_config(path / config_name, head, allow_unknown)
     if _path_test_result(path.is_dir):
         raise InputError(
-            f"{target}: is a folder without a config.json or params.json; expected a preset's name, a .toml or a "
+            f"{model_target}: is a folder without a config.json or params.json; expected a preset's name, a .toml or a "
             "config.json"
         )
-    if is_hub_id(target):
-        return _describe_hub_model(target, head, allow_unknown)
-    preset = find_by_repository(target)
+    if is_hub_id(model_target):
+        return _describe_hub_model(model_target, head, allow_unknown)
+    preset = find_by_repository(model_target)
     if preset is not None:
         return preset, preset, read_preset(preset)
-    raise InputError(_unknown_target(target))
+    raise InputError(_unknown_target(model_target))
 
 
-def _describe_hub_model(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
+def _describe_hub_model(
+    model_target: str, head: HeadKind | None, allow_unknown: bool
+) -> tuple[str, str, dict[str, Any]]:
     """Describes the model of a hub id from its config; without the hub, from the preset that the id's name states."""
     from .hub import UnreachableHub, fetch_config
 
     try:
-        _, error_location, preset_description = _read_config(fetch_config(target), head, allow_unknown)
+        _, error_location, preset_description = _read_config(fetch_config(model_target), head, allow_unknown)
     except (UnreachableHub, MissingExtra):
         from .checkpoint_name import describe_named_checkpoint
 
-        named_description = describe_named_checkpoint(target)
+        named_description = describe_named_checkpoint(model_target)
         if named_description is None:
             raise
         return named_description
-    return target, error_location, preset_description
+    return model_target, error_location, preset_description
 
 
 def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
@@ -233,26 +235,26 @@ VARIANT = re.compile(
 """Words of a repository's name that say how a model was tuned or stored."""
 
 
-def _unknown_target(target: str) -> str:
-    target_names = [target_name.strip() for target_name in target.split(",")]
+def _unknown_target(model_target: str) -> str:
+    target_names = [target_name.strip() for target_name in model_target.split(",")]
     known_names = {**names_by_alias(), **dict.fromkeys(model_names())}
     if len(target_names) > 1 and all(target_name in known_names for target_name in target_names):
-        return f"'{target}': models are separate words; expected {' '.join(target_names)}"
-    checkpoint = known_checkpoint(target)
+        return f"'{model_target}': models are separate words; expected {' '.join(target_names)}"
+    checkpoint = known_checkpoint(model_target)
     if checkpoint is not None and checkpoint[1]:
         model_name, scheme_name = checkpoint[0].name, checkpoint[1]
         if scheme_name.startswith("ud"):
             return (
-                f"{target}: has no config, and Unsloth's dynamic files have types of their own; expected the .gguf "
-                f"file, or a mix near it: {model_name} --quantize q4_k_m"
+                f"{model_target}: has no config, and Unsloth's dynamic files have types of their own; expected the "
+                f".gguf file, or a mix near it: {model_name} --quantize q4_k_m"
             )
-        return f"{target}: has no config; by its name it is {model_name} --quantize {scheme_name}: type these"
-    base_preset = find_preset(VARIANT.sub("", target))
+        return f"{model_target}: has no config; by its name it is {model_name} --quantize {scheme_name}: type these"
+    base_preset = find_preset(VARIANT.sub("", model_target))
     if base_preset is not None:
         fix_text = f"Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
-        return f"no preset, file or hub id called '{target}'. {fix_text}"
-    suggestion = suggest(target, names_by_alias() | {preset_name: preset_name for preset_name in model_names()})
-    return f"no preset, file or hub id called '{target}'.{suggestion} (llmcalc presets lists all)"
+        return f"no preset, file or hub id called '{model_target}'. {fix_text}"
+    suggestion = suggest(model_target, names_by_alias() | {preset_name: preset_name for preset_name in model_names()})
+    return f"no preset, file or hub id called '{model_target}'.{suggestion} (llmcalc presets lists all)"
 
 
 def _set_field(model_table: dict[str, Any], override: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ Notation: TypeAlias = Literal["numbers", "letters"]
 def explain_activations(
     spec: ModelSpec,
     query: str | None = None,
-    setting: FormulaSetting = DEFAULT,
+    formula_setting: FormulaSetting = DEFAULT,
     training: TrainingSetting = DEFAULT_TRAINING,
     included_parts: frozenset[str] = frozenset(),
 ) -> Explanation:
@@ -45,16 +45,20 @@ def explain_activations(
     `ArithmeticError` where a formula's value differs from the bytes of a run with integers.
     """
     check_layer_kinds(spec)
-    formulas = Formulas(spec, setting, included_parts)
+    formulas = Formulas(spec, formula_setting, included_parts)
     activations = ActivationFormulas(formulas, training)
     if query is None or query.lower() == "model":
-        sections = [activations.section(matching_node, depth) for depth, matching_node in activations.components()]
-        sections = [formula_section for formula_section in sections if formula_section.formulas[0].value]
+        formula_sections = [
+            activations.section(matching_node, depth) for depth, matching_node in activations.components()
+        ]
+        formula_sections = [
+            formula_section for formula_section in formula_sections if formula_section.formulas[0].value
+        ]
         return Explanation(
-            [*sections, activations.section(formulas.root)], formulas, None, training, activations.notes()
+            [*formula_sections, activations.section(formulas.root)], formulas, None, training, activations.notes()
         )
-    sections = merge_sections(map(activations.section, activations.find_nodes(query)))
-    return Explanation(sections, formulas, query, training, activations.notes())
+    formula_sections = merge_sections(map(activations.section, activations.find_nodes(query)))
+    return Explanation(formula_sections, formulas, query, training, activations.notes())
 
 
 class ActivationFormulas:
@@ -126,9 +130,9 @@ class ActivationFormulas:
                 i for i, (_, node) in enumerate(component_nodes) if _path_names(node)[: len(stack_path)] == stack_path
             )
             component_nodes.insert(
-                last_layer_index + 1, (len(stack_path) - 1, _extra_entry(_shared_entry_path(stack_path)))
+                last_layer_index + 1, (len(stack_path) - 1, _entry_outside_nodes(_shared_entry_path(stack_path)))
             )
-        return [*component_nodes, (0, _extra_entry(LOSS_NAMES))]
+        return [*component_nodes, (0, _entry_outside_nodes(LOSS_NAMES))]
 
     def find_nodes(self, query: str) -> list[FormulaNode]:
         """Finds the nodes with a name, including the entries for shared storages and for the loss."""
@@ -160,7 +164,9 @@ class ActivationFormulas:
         if self.training.batch > 1 or not self.formulas.has_symbols:
             return ()
         root_node, two_sequences = self.formulas.root, {sequences_symbol(): 2}
-        value_of_symbol = {symbol: meaning.value for symbol, meaning in self.formulas.meanings.items()}
+        value_of_symbol = {
+            size_symbol: symbol_meaning.value for size_symbol, symbol_meaning in self.formulas.meanings.items()
+        }
         if self.letters.saved_bytes_of(root_node).xreplace({**value_of_symbol, **two_sequences}) == self.saved_sums(
             "numbers", 2
         ).saved_bytes_of(root_node):
@@ -191,14 +197,14 @@ class SavedByteSums:
         bytes_by_path_and_layer: defaultdict[Path, Counter[int]] = defaultdict(Counter)
         repeats_of_path: defaultdict[Path, set[int]] = defaultdict(set)
         for memory_block in memory_blocks:
-            location, byte_count = memory_block.location, formula_of(memory_block.bytes)
-            if location.path == LOSS:
+            storage_location, byte_count = memory_block.location, formula_of(memory_block.bytes)
+            if storage_location.path == LOSS:
                 self.loss += byte_count
-            elif location.layer and memory_block.is_shared:
-                self._add_shared_bytes(location.stack, byte_count)
+            elif storage_location.layer and memory_block.is_shared:
+                self._add_shared_bytes(storage_location.stack, byte_count)
             else:
-                bytes_by_path_and_layer[location.path][location.layer_index] += byte_count
-                repeats_of_path[location.layer].add(location.layer_index)
+                bytes_by_path_and_layer[storage_location.path][storage_location.layer_index] += byte_count
+                repeats_of_path[storage_location.layer].add(storage_location.layer_index)
         self._paths = set(repeats_of_path) - {()}
         bytes_by_path = {
             node_path: self._layer_sum(node_path, bytes_of_repeats, repeats_of_path)
@@ -209,7 +215,7 @@ class SavedByteSums:
     def saved_bytes_of(self, node: FormulaNode) -> Any:
         """Returns the saved bytes of a node."""
         if node.walk_indices:
-            return sum((self.by_location[location] for location in node.walk_indices), 0)
+            return sum((self.by_location[storage_location] for storage_location in node.walk_indices), 0)
         bytes_outside_nodes = {
             LOSS_NAMES: self.loss,
             **{_shared_entry_path(stack_path): byte_count for stack_path, byte_count in self.shared.items()},
@@ -243,19 +249,19 @@ class SavedByteSums:
         """
         subtree_sum = unclaimed_bytes.pop(node_path, 0)
         for child_node in formula_node.children:
-            node, location = (
+            node, storage_location = (
                 child_node.numeric_node if self.notation == "numbers" else child_node.symbolic_node,
                 child_node.walk_indices[0],
             )
             child_path = (*node_path, (child_node.numeric_node.name, child_node.numeric_node.label))
             is_layer = repeat_count is None and child_path in self._paths
-            self.times[location] = node.repeat if is_layer else repeat_count
-            self.by_location[location] = self._subtree_bytes(
-                child_node, child_path, unclaimed_bytes, self.times[location]
+            self.times[storage_location] = node.repeat if is_layer else repeat_count
+            self.by_location[storage_location] = self._subtree_bytes(
+                child_node, child_path, unclaimed_bytes, self.times[storage_location]
             )
             if is_layer:
-                self.layers.add(location)
-            subtree_sum += self.by_location[location] * (node.repeat if is_layer else 1)
+                self.layers.add(storage_location)
+            subtree_sum += self.by_location[storage_location] * (node.repeat if is_layer else 1)
         subtree_sum += sum(
             unclaimed_bytes.pop(path_below)
             for path_below in list(unclaimed_bytes)
@@ -305,7 +311,7 @@ def _shared_entry_path(stack: PathNames) -> PathNames:
     return *stack[:-1], f"shared by {stack[-1]}"
 
 
-def _extra_entry(path_names: PathNames) -> FormulaNode:
+def _entry_outside_nodes(path_names: PathNames) -> FormulaNode:
     """Returns a table entry for saved bytes that belong to no node, such as those of the loss."""
     extra_node = Node(path_names[-1])
     return FormulaNode(

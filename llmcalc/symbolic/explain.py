@@ -60,7 +60,7 @@ def explain(
     spec: ModelSpec,
     query: str | None = None,
     quantity: QuantityOrAll = "all",
-    setting: FormulaSetting = DEFAULT,
+    formula_setting: FormulaSetting = DEFAULT,
     included_parts: frozenset[str] = frozenset(),
 ) -> Explanation:
     """Explains `query` (any suffix of a path in the tree) or the whole model by formulas with values.
@@ -68,47 +68,53 @@ def explain(
     Raises `InputError` for a node that the model does not have or that has no cost of the requested kind, and
     `ArithmeticError` where a formula's value differs from the count.
     """
-    formulas = Formulas(spec, setting, included_parts)
+    formulas = Formulas(spec, formula_setting, included_parts)
     if spec.one_pass_model_name and quantity == "kv":
         raise InputError(f"--quantity kv: {spec.one_pass_model_name} keeps no KV cache; expected params or flops")
     check_layer_kinds(spec)
     if query is None or query.lower() == "model":
-        sections = [
+        formula_sections = [
             _section_of_node(formulas, formula_node, quantity, depth) for depth, formula_node in components(formulas)
         ]
-        sections = [
+        formula_sections = [
             replace(unfiltered_section, formulas=_nonzero_formulas(unfiltered_section.formulas))
-            for unfiltered_section in sections
+            for unfiltered_section in formula_sections
         ]
-        sections.append(_section_of_node(formulas, formulas.root, quantity))
+        formula_sections.append(_section_of_node(formulas, formulas.root, quantity))
         return Explanation(
-            [unfiltered_section for unfiltered_section in sections if unfiltered_section.formulas], formulas, None
+            [unfiltered_section for unfiltered_section in formula_sections if unfiltered_section.formulas],
+            formulas,
+            None,
         )
     sections_of_nodes = (
         _section_of_node(formulas, formula_node, quantity) for formula_node in formulas.find_nodes(query)
     )
-    sections = merge_sections(
+    formula_sections = merge_sections(
         replace(formula_section, formulas=_remove_equal_forms(formula_section.formulas))
         for formula_section in sections_of_nodes
     )
-    if not sections and any(formula_node.optional in WITHOUT_FLOPS for formula_node in formulas.find_nodes(query)):
+    if not formula_sections and any(
+        formula_node.optional in WITHOUT_FLOPS for formula_node in formulas.find_nodes(query)
+    ):
         raise InputError(f"--quantity {quantity}: of towers, parameters alone are counted; expected params")
-    if not sections:
+    if not formula_sections:
         raise InputError(f"--quantity {quantity}: {query} has no cache; expected params or flops")
-    return Explanation(sections, formulas, query)
+    return Explanation(formula_sections, formulas, query)
 
 
-def merge_sections(sections: Iterable[FormulaSection]) -> list[FormulaSection]:
+def merge_sections(formula_sections: Iterable[FormulaSection]) -> list[FormulaSection]:
     """Returns the sections with formulas; nodes with the same name and equal formulas share a section."""
     merged_sections: dict[tuple[object, ...], FormulaSection] = {}
-    for section in sections:
-        formula_keys = ((formula.quantity, formula.expression) for formula in section.formulas)
-        section_key = (section.formula_nodes[0].path_names[-1][0], *formula_keys)
+    for formula_section in formula_sections:
+        formula_keys = ((formula.quantity, formula.expression) for formula in formula_section.formulas)
+        section_key = (formula_section.formula_nodes[0].path_names[-1][0], *formula_keys)
         first_section = merged_sections.get(section_key)
         if first_section is not None:
-            section = replace(first_section, formula_nodes=(*first_section.formula_nodes, *section.formula_nodes))
-        merged_sections[section_key] = section
-    return [section for section in merged_sections.values() if section.formulas]
+            formula_section = replace(
+                first_section, formula_nodes=(*first_section.formula_nodes, *formula_section.formula_nodes)
+            )
+        merged_sections[section_key] = formula_section
+    return [formula_section for formula_section in merged_sections.values() if formula_section.formulas]
 
 
 def check_layer_kinds(spec: ModelSpec) -> None:

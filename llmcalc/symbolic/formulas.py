@@ -16,7 +16,7 @@ from ..costs.cache_formats import STATE_BITS, CacheFormat, cache_format
 from ..costs.flops import forward_flops_of
 from ..costs.params import active_params_of, total_params_of
 from ..errors import InputError, suggest
-from ..flow.tree import Cost, Node, OpUse, Place
+from ..flow.tree import Cost, CountedOp, Node, Place
 from ..model import ModelSpec
 from ..ops import KVCache, State
 from ..workload.counting import Counting, Pairs
@@ -164,21 +164,21 @@ class Formulas:
     """The formulas of one model in one setting; without sympy, each formula is only a number."""
 
     def __init__(
-        self, spec: ModelSpec, setting: FormulaSetting = DEFAULT, included_parts: frozenset[str] = frozenset()
+        self, spec: ModelSpec, formula_setting: FormulaSetting = DEFAULT, included_parts: frozenset[str] = frozenset()
     ) -> None:
         self.has_symbols: bool = has_sympy()
-        self._stored_format: CacheFormat = cache_format(setting.dtype)
+        self._stored_format: CacheFormat = cache_format(formula_setting.dtype)
         self._element_bits: Number = self._stored_format.keys.element_bits
         self.symbolic: SymbolicModel = cached_symbolic(spec) if self.has_symbols else numeric_tree(spec)
-        self.setting: FormulaSetting = setting
+        self.setting: FormulaSetting = formula_setting
         self.one_pass_model_name: str = spec.one_pass_model_name
         self.include: frozenset[str] = included_parts
         self.meanings: dict[Any, SymbolMeaning] = {}
         if self.has_symbols:
-            cached_element_text = f"bytes of a cached element ({setting.dtype})"
+            cached_element_text = f"bytes of a cached element ({formula_setting.dtype})"
             self.meanings = {
                 **self.symbolic.meanings,
-                keys_symbol(): SymbolMeaning(KEYS, "number of keys (= sequence length)", setting.seq),
+                keys_symbol(): SymbolMeaning(KEYS, "number of keys (= sequence length)", formula_setting.seq),
                 bytes_symbol(): SymbolMeaning(ELEMENT_BYTES, cached_element_text, Fraction(self._element_bits) / 8),
             }
 
@@ -268,20 +268,20 @@ class Formulas:
             self._evaluate_at_numbers(formula_in_hidden, known_value, node)
         return Formula(quantity, expression, known_value, open_form, formula_in_hidden)
 
-    def _sum_terms(self, root: Node, cost_terms: Iterable[CostTerm], node: FormulaNode) -> Any:
+    def _sum_terms(self, root_node: Node, cost_terms: Iterable[CostTerm], node: FormulaNode) -> Any:
         """Returns the sum of the cost terms for one repeat of the node."""
         cost_sum: Any = 0
         for cost_term in cost_terms:
-            walked_places = self._nodes_in_preorder(root, cost_term.run_config)
+            walked_places = self._nodes_in_preorder(root_node, cost_term.run_config)
             for walk_index in node.walk_indices:
                 cost_sum = add(cost_sum, walked_places[walk_index].cost_per_repeat(cost_term.cost, self.include))
         return cost_sum
 
-    def _nodes_in_preorder(self, root: Node, run_config: RunConfig | None) -> list[Place]:
+    def _nodes_in_preorder(self, root_node: Node, run_config: RunConfig | None) -> list[Place]:
         """Returns, from a cache, every node of the tree in a run, in the order of `walk_indices`."""
-        cache_key = (id(root), run_config)
+        cache_key = (id(root_node), run_config)
         if cache_key not in self._walks:
-            self._walks[cache_key] = list(root.walk(run_config))
+            self._walks[cache_key] = list(root_node.walk(run_config))
         return self._walks[cache_key]
 
     def _numeric_terms(self, quantity: Quantity) -> list[CostTerm]:
@@ -326,7 +326,11 @@ class Formulas:
             if isinstance(node_place.node.op, KVCache)
             for _, head_size in node_place.node.op.vectors
         }
-        if stored_format.of_heads or stored_format.latent or any(head_size % block for head_size in head_sizes):
+        if (
+            stored_format.has_scale_per_head
+            or stored_format.latent
+            or any(head_size % block for head_size in head_sizes)
+        ):
             raise InputError(
                 f"--kv-dtype: {stored_format.name} has no number of bytes per element here ({stored_format.what}); "
                 "expected a number format such as fp8, or llmcalc kv for its bytes"
@@ -339,7 +343,9 @@ class Formulas:
         """
         import sympy
 
-        value_of_symbol = {symbol: sympy.Rational(meaning.value) for symbol, meaning in self.meanings.items()}
+        value_of_symbol = {
+            size_symbol: sympy.Rational(symbol_meaning.value) for size_symbol, symbol_meaning in self.meanings.items()
+        }
         expression = sympy.sympify(expression)
         numeric_value = expression.xreplace(value_of_symbol)
         if numeric_value != sympy.Rational(known_value):
@@ -359,7 +365,9 @@ class Formulas:
         expression = sympy.sympify(expression)
         depths = self.symbolic.depths
         depth_symbols = {
-            symbol for symbol, meaning in self.meanings.items() if meaning.field.startswith("num_hidden_layers")
+            size_symbol
+            for size_symbol, symbol_meaning in self.meanings.items()
+            if symbol_meaning.field.startswith("num_hidden_layers")
         }
         layer_terms: dict[Any, set[Any]] = {}
         terms_without_layers: list[Any] = []
@@ -385,7 +393,14 @@ class Formulas:
         """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
         import sympy
 
-        hidden = next((symbol for symbol, meaning in self.meanings.items() if meaning.field == "hidden_size"), None)
+        hidden = next(
+            (
+                size_symbol
+                for size_symbol, symbol_meaning in self.meanings.items()
+                if symbol_meaning.field == "hidden_size"
+            ),
+            None,
+        )
         expanded_sum = sympy.expand(expression)
         if hidden is None or not expanded_sum.has(hidden) or expanded_sum.has(sympy.Min, sympy.Max, sympy.floor):
             return None
@@ -418,10 +433,14 @@ class Formulas:
         """Returns widths as multiples of the hidden size h: (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
         import sympy
 
-        value_of_symbol = {symbol: meaning.value for symbol, meaning in self.meanings.items()}
+        value_of_symbol = {size_symbol: symbol_meaning.value for size_symbol, symbol_meaning in self.meanings.items()}
 
         def symbols_of(field_names: frozenset[str]) -> list[Any]:
-            return [symbol for symbol, meaning in self.meanings.items() if meaning.field in field_names]
+            return [
+                size_symbol
+                for size_symbol, symbol_meaning in self.meanings.items()
+                if symbol_meaning.field in field_names
+            ]
 
         def ratio(numerator: Number, denominator: Any) -> Any:
             return sympy.Rational(numerator, value_of_symbol[denominator]) * denominator
@@ -473,8 +492,8 @@ def _cache_terms(
     Assumes that no window is full yet; a recurrent state does not grow.
     """
 
-    def cost(op_use: OpUse) -> Number:
-        return op_use.cache_bits(state_bits if isinstance(op_use.op, State) else element_bits)
+    def cost(counted_op: CountedOp) -> Number:
+        return counted_op.cache_bits(state_bits if isinstance(counted_op.op, State) else element_bits)
 
     initial_terms = [CostTerm(_scaled_cost(cost, factor if quantity == "state" else -factor), run_without_tokens)]
     return (
@@ -487,8 +506,8 @@ def _cache_terms(
 def _scaled_cost(cost: Cost, factor: Any) -> Cost:
     """Returns a cost function multiplied by a factor."""
 
-    def scaled(op_use: OpUse) -> Number:
-        unscaled_cost = cost(op_use)
+    def scaled(counted_op: CountedOp) -> Number:
+        unscaled_cost = cost(counted_op)
         return 0 if is_zero(unscaled_cost) else unscaled_cost * factor
 
     return scaled

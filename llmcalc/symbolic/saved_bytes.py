@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ..algebra import Number
-from ..flow.program import Scope, Step
+from ..flow.program import ModuleScope, Step
 from ..flow.value import Value
 from ..model import ModelSpec
 from ..simulator.autograd import AutogradGraph
@@ -19,7 +19,7 @@ from ..simulator.checkpoint import Run
 from ..simulator.choices import EAGER, KernelChoices
 from ..simulator.lowering import ModuleFrame
 from ..simulator.profiles.eager import EagerKernels
-from ..simulator.tensor import BFLOAT16, INT64, Dtype, Tensor, counted_as, empty
+from ..simulator.tensor import BFLOAT16, INT64, Dtype, Tensor, count_storages_as, empty
 from ..workload.recompute import NONE, Recompute
 from ..workload.rows import SOURCE, TOKENS
 from ..workload.run_config import RunConfig
@@ -84,7 +84,11 @@ class SavedBlock:
     @property
     def is_shared(self) -> bool:
         """Whether several layers save the same block, such as a table of angles or an encoder's output."""
-        layers = {(location.stack, location.layer_index) for location in self.keepers if location.depth}
+        layers = {
+            (storage_location.stack, storage_location.layer_index)
+            for storage_location in self.keepers
+            if storage_location.depth
+        }
         if any(stack == self.creator.stack for stack, _ in layers) or not layers:
             return self.ends > 1 and len(layers) != 1
         return len(layers) > 1
@@ -144,10 +148,10 @@ class NodeTrackingEager(EagerKernels):
         memory_meter.place = outer_location
 
     def run_layer(self, frame: ModuleFrame, x: Tensor) -> Tensor:
-        meter = self.graph.meter
-        outer_place, meter.place = meter.place, self.location([*self.frames[1:], frame])
+        memory_meter = self.graph.meter
+        outer_place, memory_meter.place = memory_meter.place, self.location([*self.frames[1:], frame])
         layer_output = super().run_layer(frame, x)
-        meter.place = outer_place
+        memory_meter.place = outer_place
         for memory_block in {
             id(tensor.storage.block): tensor.storage.block for tensor in _tensors_inside(self.memo.values())
         }.values():
@@ -161,7 +165,7 @@ class NodeTrackingEager(EagerKernels):
         return super().layer_runner(frame, layer_input, layer_output)
 
 
-def _node_name_and_label(scope_or_step: Scope | Step) -> tuple[str, str]:
+def _node_name_and_label(scope_or_step: ModuleScope | Step) -> tuple[str, str]:
     return scope_or_step.name, scope_or_step.about.get("label", "")
 
 
@@ -198,13 +202,13 @@ def saved_blocks(
 ) -> list[SavedBlock]:
     """Returns every storage that is saved for the backward pass, without weights and inputs.
 
-    Raises `Unsupported` for a step of the model without kernels.
+    Raises `UnsupportedKernel` for a step of the model without kernels.
     """
-    meter = SavedStorages()
+    memory_meter = SavedStorages()
     program = spec.program()
     run_config = RunConfig(Workload(training_pass.batch, training_pass.seq, source=training_pass.seq, phase="training"))
     recorded_kernels = kernels(
-        AutogradGraph(meter),
+        AutogradGraph(memory_meter),
         run_config,
         training_pass.dtype,
         recompute=training_pass.recompute,
@@ -212,20 +216,20 @@ def saved_blocks(
         choices=training_pass.choices,
     )
     recorded_kernels.run_only = dict(training_pass.layers)
-    with counted_as(meter, "input"):
+    with count_storages_as(memory_meter, "input"):
         token_ids = recorded_kernels.inputs[TOKENS] = recorded_kernels.inputs[SOURCE] = empty(
-            meter, (training_pass.batch, training_pass.seq), INT64
+            memory_meter, (training_pass.batch, training_pass.seq), INT64
         )
         recorded_kernels.create_input_frames(program)
         labels = recorded_kernels.t.flatten(token_ids)
     model_output = recorded_kernels.run(program)
     if spec.head.type == "lm":
-        meter.place = StorageLocation(LOSS)
+        memory_meter.place = StorageLocation(LOSS)
         model_output = recorded_kernels.cap_logits(model_output)
         model_output = recorded_kernels.losses(model_output, labels)
     output_node = model_output.node
     del model_output
     recorded_kernels.left.clear()  # states that modules keep for a next pass
-    memory_blocks = [memory_block for memory_block in meter.alive.values() if memory_block.kind == "temporary"]
+    memory_blocks = [memory_block for memory_block in memory_meter.alive.values() if memory_block.kind == "temporary"]
     del output_node  # whose graph keeps them
     return memory_blocks

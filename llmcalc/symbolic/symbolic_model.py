@@ -81,9 +81,9 @@ def has_sympy() -> bool:
     return find_spec("sympy") is not None
 
 
-def missing_sympy_error(feature: str) -> MissingExtra:
+def missing_sympy_error(feature_text: str) -> MissingExtra:
     """Returns the error for a missing sympy, with installation advice."""
-    return MissingExtra(feature, "sympy", "explain")
+    return MissingExtra(feature_text, "sympy", "explain")
 
 
 def numeric_tree(spec: ModelSpec) -> SymbolicModel:
@@ -115,25 +115,26 @@ def cached_symbolic(spec: ModelSpec) -> SymbolicModel:
 def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
     """Returns the tree of a model, or of one rank of a layout, in symbols. Imports sympy."""
     rank_model = spec if isinstance(spec, RankModel) else None
-    used_occurrences = _occurrences_in_ops(spec if rank_model is None else rank_model.full_model)
+    used_occurrences = _size_occurrences_in_ops(spec if rank_model is None else rank_model.full_model)
     symbol_names = _symbol_names(used_occurrences + _depth_size_occurrences(spec))
     symbol_meanings: dict[Any, SymbolMeaning] = {}
 
     def symbol(layer_name: str, field: str, size_value: Number) -> Any:
         layer_name = _remove_hyphens(layer_name)
         new_symbol = _symbol(layer_name)
-        meaning = symbol_meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field, size_value))
-        if meaning.value != size_value:
+        symbol_meaning = symbol_meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field, size_value))
+        if symbol_meaning.value != size_value:
             raise ArithmeticError(
-                f"{layer_name} stands for {meaning.field} = {meaning.value} and for {field} = {size_value}"
+                f"{layer_name} stands for {symbol_meaning.field} = {symbol_meaning.value} and for "
+                f"{field} = {size_value}"
             )
         return new_symbol
 
-    def symbol_or_size(occurrence: SizeOccurrence) -> Any:
+    def symbol_or_size(size_occurrence: SizeOccurrence) -> Any:
         return (
-            symbol(symbol_names[occurrence], occurrence.field, occurrence.value)
-            if occurrence in symbol_names
-            else occurrence.value
+            symbol(symbol_names[size_occurrence], size_occurrence.field, size_occurrence.value)
+            if size_occurrence in symbol_names
+            else size_occurrence.value
         )
 
     symbolic_tree = (
@@ -144,26 +145,30 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
     depths: dict[Any, frozenset[Any]] = {}
     layer_groups: dict[tuple[str, str], tuple[Any, str]] = {}
     has_several_stacks = len(spec.stacks()) > 1
-    for occurrence in _depth_size_occurrences(spec):
-        stack = getattr(spec, occurrence.side)
+    for size_occurrence in _depth_size_occurrences(spec):
+        stack = getattr(spec, size_occurrence.side)
         layer_labels, layer_counts, label_suffix = (
             _layer_labels(stack),
             _layer_counts(stack, rank_model),
             _rank_suffix(rank_model),
         )
         labels_by_kind = {layer_name: layer_labels[layer_name] for layer_name in layer_counts}
-        depth_symbol = symbol(symbol_names[occurrence], occurrence.field + label_suffix, sum(layer_counts.values()))
+        depth_symbol = symbol(
+            symbol_names[size_occurrence], size_occurrence.field + label_suffix, sum(layer_counts.values())
+        )
         if len(labels_by_kind) == 1:
-            layer_groups[occurrence.side, next(iter(labels_by_kind))] = (
+            layer_groups[size_occurrence.side, next(iter(labels_by_kind))] = (
                 depth_symbol,
                 next(iter(labels_by_kind.values())),
             )
             continue
         base_name = (
-            f"{occurrence.letter}_{SIDE_NAMES[occurrence.side]}" if has_several_stacks else symbol_names[occurrence]
+            f"{size_occurrence.letter}_{SIDE_NAMES[size_occurrence.side]}"
+            if has_several_stacks
+            else symbol_names[size_occurrence]
         )
         for layer_name, layer_count in layer_counts.items():
-            layer_groups[occurrence.side, layer_name] = (
+            layer_groups[size_occurrence.side, layer_name] = (
                 symbol(
                     f"{base_name}_{labels_by_kind[layer_name]}",
                     f"{DEPTH} ({labels_by_kind[layer_name]}){label_suffix}",
@@ -171,7 +176,9 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
                 ),
                 labels_by_kind[layer_name],
             )
-        depths[depth_symbol] = frozenset(layer_groups[occurrence.side, layer_name][0] for layer_name in labels_by_kind)
+        depths[depth_symbol] = frozenset(
+            layer_groups[size_occurrence.side, layer_name][0] for layer_name in labels_by_kind
+        )
     main_stack = "decoder" if spec.decoder is not None else "encoder"
     return SymbolicModel(
         spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack, layer_groups), symbol_meanings, depths
@@ -202,9 +209,13 @@ def _rank_in_symbols(
 ) -> Node:
     """Returns the tree of one rank in symbols, computed with integers that remember their formulas."""
 
-    def traced_size(occurrence: SizeOccurrence) -> Any:
-        symbol_of_size = size_replacer(occurrence)
-        return occurrence.value if symbol_of_size is occurrence.value else SymbolicInt(occurrence.value, symbol_of_size)
+    def traced_size(size_occurrence: SizeOccurrence) -> Any:
+        symbol_of_size = size_replacer(size_occurrence)
+        return (
+            size_occurrence.value
+            if symbol_of_size is size_occurrence.value
+            else SymbolicInt(size_occurrence.value, symbol_of_size)
+        )
 
     layout = rank.layout
     layout_sizes = {"tp": layout.tp, "ep": layout.ep, "etp": layout.expert_tp}
@@ -219,21 +230,21 @@ def _rank_in_symbols(
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
     symbolic_rank = _replace_sizes_by_symbols(rank, traced_size)
     assert isinstance(symbolic_rank, RankModel)
-    symbolic_tree: Node = _formulas_of(symbolic_rank.with_symbols(replace(layout, **degrees)).tree())
+    symbolic_tree: Node = _replace_by_formulas(symbolic_rank.layer_with_symbols(replace(layout, **degrees)).tree())
     return symbolic_tree
 
 
-def _formulas_of(symbolic_value: Any) -> Any:
+def _replace_by_formulas(symbolic_value: Any) -> Any:
     """Returns a tree, an operation or a size with every `SymbolicInt` replaced by its formula."""
     if isinstance(symbolic_value, SymbolicInt):
         return symbolic_value.formula
     if isinstance(symbolic_value, tuple):
-        return tuple(map(_formulas_of, symbolic_value))
+        return tuple(map(_replace_by_formulas, symbolic_value))
     if isinstance(symbolic_value, dict):
-        return {field_key: _formulas_of(symbolic_field) for field_key, symbolic_field in symbolic_value.items()}
+        return {field_key: _replace_by_formulas(symbolic_field) for field_key, symbolic_field in symbolic_value.items()}
     if is_dataclass(symbolic_value) and not isinstance(symbolic_value, type):
         changed_fields = {
-            symbolic_field.name: _formulas_of(getattr(symbolic_value, symbolic_field.name))
+            symbolic_field.name: _replace_by_formulas(getattr(symbolic_value, symbolic_field.name))
             for symbolic_field in fields(symbolic_value)
         }
         return replace(symbolic_value, **changed_fields)
@@ -242,12 +253,12 @@ def _formulas_of(symbolic_value: Any) -> Any:
 
 def spec_with_formulas(spec: ModelSpec) -> ModelSpec:
     """Returns a copy of `spec` with symbolic integers as sizes. Imports sympy."""
-    symbol_names = _symbol_names(_occurrences_in_ops(spec) + _depth_size_occurrences(spec))
+    symbol_names = _symbol_names(_size_occurrences_in_ops(spec) + _depth_size_occurrences(spec))
 
-    def symbol_or_size(occurrence: SizeOccurrence) -> int:
-        if occurrence in symbol_names:
-            return SymbolicInt(occurrence.value, _symbol(_remove_hyphens(symbol_names[occurrence])))
-        return occurrence.value
+    def symbol_or_size(size_occurrence: SizeOccurrence) -> int:
+        if size_occurrence in symbol_names:
+            return SymbolicInt(size_occurrence.value, _symbol(_remove_hyphens(symbol_names[size_occurrence])))
+        return size_occurrence.value
 
     return _replace_sizes_by_symbols(spec, symbol_or_size)
 
@@ -289,13 +300,15 @@ def letter_of_field(field_info: FieldInfo) -> str | None:
 
 
 def _letter_of_metadata(metadata: Iterable[Any]) -> str | None:
-    return next((annotation.letter for annotation in metadata if isinstance(annotation, SizeSymbol)), None)
+    return next(
+        (field_annotation.letter for field_annotation in metadata if isinstance(field_annotation, SizeSymbol)), None
+    )
 
 
-def _letter_inside(annotation: Any) -> str | None:
-    if get_origin(annotation) is Annotated:
-        return _letter_of_metadata(annotation.__metadata__)
-    return next((letter for argument in get_args(annotation) if (letter := _letter_inside(argument))), None)
+def _letter_inside(field_annotation: Any) -> str | None:
+    if get_origin(field_annotation) is Annotated:
+        return _letter_of_metadata(field_annotation.__metadata__)
+    return next((letter for argument in get_args(field_annotation) if (letter := _letter_inside(argument))), None)
 
 
 def _replace_sizes_by_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
@@ -313,16 +326,16 @@ def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer
         stack, stack_name, "", "", size_replacer, unchanged_fields=frozenset({"block", "variants", DEPTH})
     )
 
-    def with_symbols(layer_name: str, layer: Layer) -> Part:
+    def layer_with_symbols(layer_name: str, layer: Layer) -> Part:
         return (
             _part_in_symbols(layer, stack_name, layer_labels[layer_name], "", size_replacer)
             if layer_name in layer_labels
             else layer
         )
 
-    changed_fields["block"] = with_symbols(BASE, stack.block)
+    changed_fields["block"] = layer_with_symbols(BASE, stack.block)
     changed_fields["variants"] = {
-        layer_name: with_symbols(layer_name, layer) for layer_name, layer in stack.variants.items()
+        layer_name: layer_with_symbols(layer_name, layer) for layer_name, layer in stack.variants.items()
     }
     return stack.model_copy(update=changed_fields)
 
@@ -332,7 +345,7 @@ def _part_in_symbols(spec_part: Part, stack_name: str, layer: str, part_name: st
 
 
 def _symbol_changes(
-    part: Part,
+    spec_part: Part,
     stack_name: str,
     layer: str,
     part_name: str,
@@ -341,8 +354,8 @@ def _symbol_changes(
 ) -> dict[str, Any]:
     """Returns the fields of a part that get symbols, each with its new value."""
     new_values: dict[str, Any] = {}
-    for field_name, field_info in type(part).model_fields.items():
-        field_value, symbol_letter = getattr(part, field_name), letter_of_field(field_info)
+    for field_name, field_info in type(spec_part).model_fields.items():
+        field_value, symbol_letter = getattr(spec_part, field_name), letter_of_field(field_info)
         if field_name in unchanged_fields:
             continue
         if isinstance(field_value, Part):
@@ -362,19 +375,21 @@ def _depth_size_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
     ]
 
 
-def _occurrences_in_ops(spec: ModelSpec) -> list[SizeOccurrence]:
+def _size_occurrences_in_ops(spec: ModelSpec) -> list[SizeOccurrence]:
     """Returns the sizes that occur in any primitive operation of the model, in the order of the spec, stacks first."""
     placeholder_symbols: dict[SizeOccurrence, Any] = {}
 
-    def symbol_or_size(occurrence: SizeOccurrence) -> Any:
-        return placeholder_symbols.setdefault(occurrence, _symbol(f"x{len(placeholder_symbols)}"))
+    def symbol_or_size(size_occurrence: SizeOccurrence) -> Any:
+        return placeholder_symbols.setdefault(size_occurrence, _symbol(f"x{len(placeholder_symbols)}"))
 
     free_symbols = {
         free_symbol
         for node_position in _replace_sizes_by_symbols(spec, symbol_or_size).tree().walk()
         for free_symbol in _free_symbols(node_position.node.op)
     }
-    return [occurrence for occurrence, symbol in placeholder_symbols.items() if symbol in free_symbols]
+    return [
+        size_occurrence for size_occurrence, size_symbol in placeholder_symbols.items() if size_symbol in free_symbols
+    ]
 
 
 def _free_symbols(op: Any) -> set[Any]:
@@ -425,30 +440,36 @@ def _add_depth_symbols(
     shared_labels = frozenset(
         child.label.removesuffix(SHARED) for child in node.children if child.label.endswith(SHARED)
     )
-    children = tuple(_add_depth_symbols(child, stack_name, layer_groups, shared_labels) for child in node.children)
+    child_nodes = tuple(_add_depth_symbols(child, stack_name, layer_groups, shared_labels) for child in node.children)
     if node.kind != "layer":
-        return replace(node, children=children)
+        return replace(node, children=child_nodes)
     layer_kind = node.label.removesuffix(SHARED) or BASE
     layer_count, layer_label = layer_groups[stack_name, layer_kind]
     repeat = layer_count - 1 if node.label.endswith(SHARED) else 1 if layer_kind in shared_kinds else layer_count
-    return replace(node, repeat=repeat, label=node.label or layer_label, children=children)
+    return replace(node, repeat=repeat, label=node.label or layer_label, children=child_nodes)
 
 
 # --- what they are called ---------------------------------------------------------------------------------------------
 
 
-def _symbol_names(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
+def _symbol_names(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     """Returns the symbol of each size: a letter, with subscripts if the letter is ambiguous."""
     symbol_names: dict[SizeOccurrence, str] = {}
-    for letter in dict.fromkeys(occurrence.letter for occurrence in occurrences):
-        occurrences_of_letter = [occurrence for occurrence in occurrences if occurrence.letter == letter]
-        for i, field in enumerate(dict.fromkeys(occurrence.field for occurrence in occurrences_of_letter)):
+    for letter in dict.fromkeys(size_occurrence.letter for size_occurrence in size_occurrences):
+        occurrences_of_letter = [
+            size_occurrence for size_occurrence in size_occurrences if size_occurrence.letter == letter
+        ]
+        for i, field in enumerate(dict.fromkeys(size_occurrence.field for size_occurrence in occurrences_of_letter)):
             base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field)}"
-            occurrences_of_field = [occurrence for occurrence in occurrences_of_letter if occurrence.field == field]
+            occurrences_of_field = [
+                size_occurrence for size_occurrence in occurrences_of_letter if size_occurrence.field == field
+            ]
             subscripts = _subscripts(occurrences_of_field)
             symbol_names |= {
-                occurrence: f"{base_name}_{subscripts[occurrence]}" if subscripts[occurrence] else base_name
-                for occurrence in occurrences_of_field
+                size_occurrence: f"{base_name}_{subscripts[size_occurrence]}"
+                if subscripts[size_occurrence]
+                else base_name
+                for size_occurrence in occurrences_of_field
             }
     return symbol_names
 
@@ -460,30 +481,33 @@ def _short_name(field_name: str) -> str:
     return short_name
 
 
-def _subscripts(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
+def _subscripts(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     """Returns the shortest subscripts that determine a size's value; empty if all values are equal."""
-    if len({occurrence.value for occurrence in occurrences}) == 1:
-        return dict.fromkeys(occurrences, "")
+    if len({size_occurrence.value for size_occurrence in size_occurrences}) == 1:
+        return dict.fromkeys(size_occurrences, "")
     for name_levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):
         traits_of_occurrence = {
-            occurrence: {
-                "part": PART_NAMES.get(occurrence.part, occurrence.part),
-                "layer": occurrence.layer,
-                "side": SIDE_NAMES.get(occurrence.side, occurrence.side),
+            size_occurrence: {
+                "part": PART_NAMES.get(size_occurrence.part, size_occurrence.part),
+                "layer": size_occurrence.layer,
+                "side": SIDE_NAMES.get(size_occurrence.side, size_occurrence.side),
             }
-            for occurrence in occurrences
+            for size_occurrence in size_occurrences
         }
         described_symbols = {
-            occurrence: "_".join(
-                traits_of_occurrence[occurrence][name_level]
+            size_occurrence: "_".join(
+                traits_of_occurrence[size_occurrence][name_level]
                 for name_level in name_levels
-                if traits_of_occurrence[occurrence][name_level]
+                if traits_of_occurrence[size_occurrence][name_level]
             )
-            for occurrence in occurrences
+            for size_occurrence in size_occurrences
         }
         if all(described_symbols.values()) and len(
-            {(symbol_description, occurrence.value) for occurrence, symbol_description in described_symbols.items()}
+            {
+                (symbol_description, size_occurrence.value)
+                for size_occurrence, symbol_description in described_symbols.items()
+            }
         ) == len(set(described_symbols.values())):
             return described_symbols
-    size_values = list(dict.fromkeys(occurrence.value for occurrence in occurrences))
-    return {occurrence: str(size_values.index(occurrence.value) + 1) for occurrence in occurrences}
+    size_values = list(dict.fromkeys(size_occurrence.value for size_occurrence in size_occurrences))
+    return {size_occurrence: str(size_values.index(size_occurrence.value) + 1) for size_occurrence in size_occurrences}

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..algebra import Number, exact_div, is_zero, maximum, minimum
 from ..costs.params import total_params_of
-from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
+from ..flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
 from ..flow.tree import Node
 from ..flow.value import Value
 from ..model import ModelSpec
@@ -98,7 +98,7 @@ class WorkRecorder(Placements):
         self.shared_inputs: set[tuple[int, int]] = set()
         self.shares_parameters: bool = False
         self.gathering_verb: str = ""
-        self.scopes: dict[int, Scope] = {
+        self.scopes: dict[int, ModuleScope] = {
             id(module_scope.items): module_scope for module_scope in self._running_scopes(program.root)
         }
         self.readers: dict[int, int] = {}
@@ -138,10 +138,10 @@ class WorkRecorder(Placements):
 
     # --- the walk ----------------------------------------------------------------------------------------------------
 
-    def _chosen_items(self, scope_items: Iterable[Item]) -> Iterator[Step | Scope]:
+    def _chosen_items(self, scope_items: Iterable[Item]) -> Iterator[Step | ModuleScope]:
         """Returns the items, with alternatives replaced by the branch that runs."""
         for scope_item in scope_items:
-            if not isinstance(scope_item, Alternatives):
+            if not isinstance(scope_item, AlternativeBranches):
                 yield scope_item
                 continue
             branch_name = self.full_run.execution.form(scope_item.branches, self.full_run.workload)
@@ -163,11 +163,11 @@ class WorkRecorder(Placements):
                 self.aliases[id(default_output.storage)] = chosen_items.output
             yield from self._chosen_items(chosen_items.items)
 
-    def _running_scopes(self, module_scope: Scope) -> Iterator[Scope]:
+    def _running_scopes(self, module_scope: ModuleScope) -> Iterator[ModuleScope]:
         """Yields a scope and all nested scopes in executed branches."""
         yield module_scope
         for scope_item in self._chosen_items(module_scope.items):
-            if isinstance(scope_item, Scope):
+            if isinstance(scope_item, ModuleScope):
                 yield from self._running_scopes(scope_item)
 
     def _running_steps(self, scope_items: Iterable[Item]) -> Iterator[Step]:
@@ -178,7 +178,7 @@ class WorkRecorder(Placements):
                 *self.include,
             ):
                 continue
-            if isinstance(scope_item, Scope):
+            if isinstance(scope_item, ModuleScope):
                 yield from self._running_steps(scope_item.items)
                 continue
             if scope_item.verb in IDENTITIES and scope_item.ins:
@@ -205,7 +205,7 @@ class WorkRecorder(Placements):
             ):
                 program_node = (
                     scope_item.node()
-                    if isinstance(scope_item, Scope)
+                    if isinstance(scope_item, ModuleScope)
                     else Node(scope_item.name, scope_item.op, role=scope_item.about["role"])
                 )
                 self._count_parameters(program_node.total(total_params_of), exact_div(repeat_count, self.layers))
@@ -692,7 +692,7 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
     return work_recorder.record(cached_rank_program(spec, program_layout))
 
 
-def _selects_keys(branch: Scope) -> bool:
+def _selects_keys(branch: ModuleScope) -> bool:
     """Whether attention of a branch reads the keys that an indexer selects."""
     return any(
         isinstance(scope_item, Step) and getattr(scope_item.op, "selected", None) is not None

@@ -70,14 +70,14 @@ def expected_tensors(spec: ModelSpec) -> Iterator[ExpectedTensor]:
     """Yields every parameter and checkpoint buffer of the spec, except those of multi-token prediction."""
     model_tree = spec.tree()
     for node_position in model_tree.walk():
-        op_use = node_position.use
-        if op_use is None or node_position.optional:
+        counted_op = node_position.use
+        if counted_op is None or node_position.optional:
             continue
         for module_path in module_paths(node_position):
-            for tensor in op_use.tensors():
+            for tensor in counted_op.tensors():
                 yield ExpectedTensor(module_path, _remove_unit_axes(tensor.shape))
-            if op_use.buffers():
-                yield ExpectedTensor(module_path, (op_use.buffers(),), buffer=True)
+            if counted_op.buffers():
+                yield ExpectedTensor(module_path, (counted_op.buffers(),), buffer=True)
 
 
 def _remove_unit_axes(shape: Shape) -> Shape:

@@ -154,7 +154,7 @@ class Verdict:
 
 def compare_nodes(
     model_tree: Node,
-    quantity: str,
+    quantity_name: str,
     closed_form: Callable[[Place], int],
     measured_count: Mapping[str, int],
     module_paths_run: frozenset[str],
@@ -179,12 +179,12 @@ def compare_nodes(
             path: measured_count.get(path, 0) if path in module_paths_run else None for path in node_paths
         }
         yield from check_repeats(
-            node_position.path or model_tree.name, quantity, expected_count, counts_by_path, witness_name
+            node_position.path or model_tree.name, quantity_name, expected_count, counts_by_path, witness_name
         )
 
 
 def check_repeats(
-    node_path: str, quantity: str, expected_count: int, counts_by_path: Mapping[str, int | None], witness: str
+    node_path: str, quantity_name: str, expected_count: int, counts_by_path: Mapping[str, int | None], witness_name: str
 ) -> Iterator[Check]:
     """Yields one check for all repeats of a node if the measurements agree, else one check per wrong repeat.
 
@@ -195,14 +195,14 @@ def check_repeats(
     }
     if wrong_counts and len(counts_by_path) > 1 and len(wrong_counts) < len(counts_by_path):
         for path, measured_count in wrong_counts.items():
-            yield Check(path, quantity, expected_count, measured_count, witness)
+            yield Check(path, quantity_name, expected_count, measured_count, witness_name)
     else:
         yield Check(
             node_path,
-            quantity,
+            quantity_name,
             expected_count,
             next(iter(wrong_counts.values())) if wrong_counts else expected_count,
-            witness,
+            witness_name,
         )
 
 

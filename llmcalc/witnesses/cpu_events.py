@@ -149,23 +149,23 @@ def outermost_kernel(operations: list[Any]) -> Any | None:
     )
 
 
-def read_events(profile: Any, kernel_of: Callable[[list[Any]], Any | None] = outermost_kernel) -> CpuEvents:
+def read_events(profiler_result: Any, kernel_of: Callable[[list[Any]], Any | None] = outermost_kernel) -> CpuEvents:
     """Returns the memory events of a profile of torch's CPU profiler.
 
-    profile: a `torch.profiler.profile` with `profile_memory` and `record_shapes`.
+    profiler_result: a `torch.profiler.profiler_result` with `profile_memory` and `record_shapes`.
     kernel_of: the operation that allocates, among the operations around an allocation, outermost first.
     """
     events, blocks_by_pointer, phase = CpuEvents(), dict[int, tuple[MemoryBlock, Any]](), FORWARD
-    for event, operations in sorted(
-        _memory_events(profile), key=lambda event_and_operations: event_and_operations[0].start_time_ns
+    for allocator_event, operations in sorted(
+        _memory_events(profiler_result), key=lambda event_and_operations: event_and_operations[0].start_time_ns
     ):
-        if event.tag != torch._C._profiler._EventType.Allocation:
-            events.sums = events.sums.plus_sum(_gradient_sum_bytes(event), SUMS[event.name])
+        if allocator_event.tag != torch._C._profiler._EventType.Allocation:
+            events.sums = events.sums.plus_sum(_gradient_sum_bytes(allocator_event), SUMS[allocator_event.name])
             continue
         event_names = (operation.name for operation in operations)
         phase = next((event_name for event_name in event_names if event_name in (FORWARD, BACKWARD)), phase)
         kernel_event = kernel_of(operations)
-        byte_count, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
+        byte_count, pointer = allocator_event.extra_fields.alloc_size, allocator_event.extra_fields.ptr
         if byte_count > 0:
             memory_block = MemoryBlock(byte_count, "" if kernel_event is None else kernel_event.name)
             blocks_by_pointer[pointer] = memory_block, kernel_event
@@ -179,20 +179,27 @@ def read_events(profile: Any, kernel_of: Callable[[list[Any]], Any | None] = out
     return events
 
 
-def _memory_events(profile: Any) -> Iterator[tuple[Any, list[Any]]]:
+def _memory_events(profiler_result: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Yields every allocation, release and gradient sum, with the enclosing operations, outermost first."""
-    pending_events = [(event, list[Any]()) for event in profile.profiler.kineto_results.experimental_event_tree()]
+    pending_events = [
+        (allocator_event, list[Any]())
+        for allocator_event in profiler_result.profiler.kineto_results.experimental_event_tree()
+    ]
     while pending_events:
-        event, enclosing_events = pending_events.pop()
-        is_gradient_sum = event.name in SUMS and bool(enclosing_events) and enclosing_events[-1].name.startswith(ENGINE)
-        if is_gradient_sum or event.tag == torch._C._profiler._EventType.Allocation:
-            yield event, enclosing_events
-        pending_events += [(child_event, [*enclosing_events, event]) for child_event in event.children]
+        allocator_event, enclosing_events = pending_events.pop()
+        is_gradient_sum = (
+            allocator_event.name in SUMS and bool(enclosing_events) and enclosing_events[-1].name.startswith(ENGINE)
+        )
+        if is_gradient_sum or allocator_event.tag == torch._C._profiler._EventType.Allocation:
+            yield allocator_event, enclosing_events
+        pending_events += [
+            (child_event, [*enclosing_events, allocator_event]) for child_event in allocator_event.children
+        ]
 
 
-def _gradient_sum_bytes(event: Any) -> int:
+def _gradient_sum_bytes(allocator_event: Any) -> int:
     """Returns the bytes of a sum of gradients, read from the sum's first operand."""
-    first_operand = event.extra_fields.inputs[0]
+    first_operand = allocator_event.extra_fields.inputs[0]
     return int(torch.Size(first_operand.sizes).numel()) * int(first_operand.dtype.itemsize)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..algebra import Number
-from ..flow.tree import Cost, OpUse
+from ..flow.tree import Cost, CountedOp
 from ..model import ModelSpec
 from ..ops import KVCache, Op
 from ..sources.huggingface.family import Deviation
@@ -33,39 +33,41 @@ COMMON_DEVIATIONS = (
 """The deviations of every class."""
 
 
-def cost_in_class(model_type: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost:
+def cost_in_class(model_type: str, quantity_name: str, cost: Cost, spec: ModelSpec) -> Cost:
     """Returns an operation's cost function, with the deviations of a model type's `transformers` classes."""
-    class_ops = [deviation.class_op for deviation in _deviations_of(model_type, quantity, spec)]
+    class_ops = [deviation.class_op for deviation in _class_deviations(model_type, quantity_name, spec)]
 
-    def changed_cost(op_use: OpUse) -> Any:
-        op = op_use.op
+    def changed_cost(counted_op: CountedOp) -> Any:
+        op = counted_op.op
         for replace_op in class_ops:
             op = replace_op(op)
-        return cost(replace(op_use, op=op))
+        return cost(replace(counted_op, op=op))
 
     return changed_cost
 
 
-def class_total(
+def total_cost_in_class(
     model_type: str,
-    quantity: str,
+    quantity_name: str,
     cost: Cost,
     spec: ModelSpec,
     run_config: RunConfig | None = None,
     included_parts: frozenset[str] = frozenset(),
 ) -> Number:
     """Returns the cost of the whole model in the classes of a text model type, with the classes' deviations."""
-    class_count = spec.tree().total(cost_in_class(model_type, quantity, cost, spec), run_config, include=included_parts)
+    class_count = spec.tree().total(
+        cost_in_class(model_type, quantity_name, cost, spec), run_config, include=included_parts
+    )
     return class_count + sum(
-        deviation.further_quantity(spec) for deviation in _deviations_of(model_type, quantity, spec)
+        deviation.further_quantity(spec) for deviation in _class_deviations(model_type, quantity_name, spec)
     )
 
 
-def additions_by_path(model_type: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
+def class_count_excess(model_type: str, quantity_name: str, spec: ModelSpec) -> Callable[[str], Number]:
     """Returns a function: node path → excess of the `transformers` class's count over the formula at this path."""
     counts_by_path = {
         deviation.node_path: deviation.further_quantity(spec)
-        for deviation in _deviations_of(model_type, quantity, spec)
+        for deviation in _class_deviations(model_type, quantity_name, spec)
         if deviation.node_path
     }
     return lambda module_path: sum(
@@ -75,7 +77,7 @@ def additions_by_path(model_type: str, quantity: str, spec: ModelSpec) -> Callab
     )
 
 
-def _deviations_of(model_type: str, quantity: str, spec: ModelSpec) -> list[Deviation]:
+def _class_deviations(model_type: str, quantity_name: str, spec: ModelSpec) -> list[Deviation]:
     model_family = family_of_class(model_type)
     candidates = COMMON_DEVIATIONS if model_family is None else (*COMMON_DEVIATIONS, *model_family.deviations)
-    return [deviation for deviation in candidates if deviation.quantity == quantity and deviation.applies_to(spec)]
+    return [deviation for deviation in candidates if deviation.quantity == quantity_name and deviation.applies_to(spec)]

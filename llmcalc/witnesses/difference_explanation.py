@@ -25,10 +25,10 @@ Too many numbers are multiples or products of smaller sizes.
 
 def list_sizes(spec: ModelSpec) -> Sizes:
     """Returns every size in the spec of the text model and its parts."""
-    return tuple(dict.fromkeys(_sizes_below(spec)))
+    return tuple(dict.fromkeys(_named_sizes_below(spec)))
 
 
-def _sizes_below(spec_part: Part) -> Iterator[tuple[str, int]]:
+def _named_sizes_below(spec_part: Part) -> Iterator[tuple[str, int]]:
     for field_name, field_info in type(spec_part).model_fields.items():
         field_size = getattr(spec_part, field_name)
         if isinstance(field_size, int) and field_size > 1 and letter_of_field(field_info) is not None:
@@ -36,7 +36,7 @@ def _sizes_below(spec_part: Part) -> Iterator[tuple[str, int]]:
         field_values = field_size.values() if isinstance(field_size, dict) and field_name != "towers" else (field_size,)
         for field_value in field_values:
             if isinstance(field_value, Part):
-                yield from _sizes_below(field_value)
+                yield from _named_sizes_below(field_value)
 
 
 def explain_difference(difference: int, model_sizes: Sizes) -> str:

@@ -119,13 +119,13 @@ class MeasuredMemory:
     beside_bytes: int = 0
     phases: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    def record_peaks(self, phase: str, statistics: AllocatorStatistics) -> None:
+    def record_peaks(self, phase: str, allocator_statistics: AllocatorStatistics) -> None:
         """Records the peaks of a phase."""
         peaks = self.phases.setdefault(phase, {"requested_bytes": 0, "allocated_bytes": 0, "reserved_bytes": 0})
-        for statistic_name, peak_bytes in zip(peaks, statistics[1:], strict=True):
+        for statistic_name, peak_bytes in zip(peaks, allocator_statistics[1:], strict=True):
             peaks[statistic_name] = max(peaks[statistic_name], peak_bytes)
             setattr(self, statistic_name, max(getattr(self, statistic_name), peak_bytes))
-        self.after_step_bytes = statistics.allocated
+        self.after_step_bytes = allocator_statistics.allocated
 
     def data(self) -> dict[str, Any]:
         """Returns the JSON document."""
@@ -135,34 +135,34 @@ class MeasuredMemory:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def measure_gpu(spec: ModelSpec, settings: Settings, statistics: DeviceStatistics) -> MeasuredMemory:
+def measure_gpu(spec: ModelSpec, settings: Settings, device_statistics: DeviceStatistics) -> MeasuredMemory:
     """Measures a run of the PyTorch reference. Raises torch's `OutOfMemoryError` on a too small device."""
     training_run = configured_run(spec, settings)
     measured_run = MeasuredMemory()
-    statistics.empty_and_reset()
-    measured_run.before_bytes = statistics.read_bytes().allocated
+    device_statistics.empty_and_reset()
+    measured_run.before_bytes = device_statistics.read_bytes().allocated
 
     def record_phase(phase: str, _: Tensor | None = None) -> None:
-        measured_run.record_peaks(phase, statistics.read_bytes())
-        statistics.reset_peaks()
+        measured_run.record_peaks(phase, device_statistics.read_bytes())
+        device_statistics.reset_peaks()
 
     if isinstance(training_run, TrainingConfig):
-        training_loop = TrainingLoop(spec, training_run, statistics.device)
-        statistics.empty_and_reset()
+        training_loop = TrainingLoop(spec, training_run, device_statistics.device)
+        device_statistics.empty_and_reset()
         record_phase("set-up")
         for _ in range(STEPS):
             training_loop.step(record_phase)
-        measured_run.beside_bytes = statistics.outside_bytes()
+        measured_run.beside_bytes = device_statistics.outside_bytes()
         return measured_run
     cache_tensors = cache_shapes(spec, training_run) if training_run.phase == "decode" else {}
-    inference_passes = InferencePasses(spec, training_run, statistics.device)
-    statistics.empty_and_reset()
+    inference_passes = InferencePasses(spec, training_run, device_statistics.device)
+    device_statistics.empty_and_reset()
     if training_run.phase == "decode":
         inference_passes.create_cache(cache_tensors)
     record_phase("set-up")
     (inference_passes.decode if training_run.phase == "decode" else inference_passes.prefill)()
     record_phase(training_run.phase)
-    measured_run.beside_bytes = statistics.outside_bytes()
+    measured_run.beside_bytes = device_statistics.outside_bytes()
     return measured_run
 
 
@@ -189,34 +189,34 @@ def memory_checks(
     return [
         Check(
             "",
-            f"{MEMORY}{phase}_{quantity}",
-            computed_bytes[quantity],
-            measured_bytes[quantity],
+            f"{MEMORY}{phase}_{quantity_name}",
+            computed_bytes[quantity_name],
+            measured_bytes[quantity_name],
             witness_name,
             within=tolerance,
         )
-        for quantity, tolerance in WITHIN.items()
+        for quantity_name, tolerance in WITHIN.items()
     ]
 
 
 def compare_on_gpu(
     spec: ModelSpec,
     settings: Sequence[Settings],
-    statistics: DeviceStatistics | None = None,
+    device_statistics: DeviceStatistics | None = None,
     cuda_runtime: CudaRuntime | None = None,
 ) -> MemoryComparison:
     """Compares runs with a GPU. Runs that do not fit, or that the reference does not support, are left out.
 
-    statistics, cuda_runtime: default those of torch's GPU.
-    Raises `Unsupported` for a step without kernels.
+    device_statistics, cuda_runtime: default those of torch's GPU.
+    Raises `UnsupportedKernel` for a step without kernels.
     """
     comparison = MemoryComparison(info={"runs_measured": []})
-    if statistics is None:
+    if device_statistics is None:
         comparison.info |= {
             "device": (gpu_facts := device_facts()),
             "environment": (allocator_settings := allocator_variables()),
         }
-        statistics, cuda_runtime = CudaStatistics(), cuda_runtime_of_gpu(gpu_facts, allocator_settings)
+        device_statistics, cuda_runtime = CudaStatistics(), cuda_runtime_of_gpu(gpu_facts, allocator_settings)
     cuda_runtime = CudaRuntime() if cuda_runtime is None else cuda_runtime
     for run_settings in map(reference_settings, settings):
         reason_to_skip = unsupported_reason(spec, run_settings, "cuda")
@@ -224,7 +224,7 @@ def compare_on_gpu(
             comparison.left_out[run_settings.phase] = reason_to_skip
             continue
         device_memory = memory(spec, run_settings, cuda_runtime=cuda_runtime).device
-        free_memory = free_bytes(statistics)
+        free_memory = free_bytes(device_statistics)
         if free_memory is not None and device_memory.reserved_bytes > free_memory:
             comparison.left_out[run_settings.phase] = (
                 f"{run_text(spec, run_settings)} needs {device_memory.reserved_bytes:,} bytes of {free_memory:,} free"
@@ -232,7 +232,7 @@ def compare_on_gpu(
             continue
         computed_bytes, measured_bytes = (
             closed_form(device_memory),
-            measure_gpu(spec, run_settings, statistics).data(),
+            measure_gpu(spec, run_settings, device_statistics).data(),
         )
         comparison.runs.append(run_text(spec, run_settings))
         comparison.checks += memory_checks(computed_bytes, measured_bytes, run_settings.phase, "torch on cuda")
@@ -245,11 +245,11 @@ def compare_on_gpu(
 # --- the GPU ----------------------------------------------------------------------------------------------------------
 
 
-def free_bytes(statistics: DeviceStatistics) -> int | None:
+def free_bytes(device_statistics: DeviceStatistics) -> int | None:
     """Returns the GPU's free bytes with an empty allocator; None for other devices."""
-    if statistics.device != "cuda":
+    if device_statistics.device != "cuda":
         return None
-    statistics.empty_and_reset()
+    device_statistics.empty_and_reset()
     return int(torch.cuda.mem_get_info()[0])
 
 

@@ -43,10 +43,10 @@ def use_kernels(
     if kernel_choices.norm != "eager":
         fuse_norms(module)
     if kernel_choices.cross_entropy in ("chunked", "split", "selective-chunked"):
-        output_layer(module).forward = lambda x: x
+        logits_linear(module).forward = lambda x: x
     if kernel_choices.logits_to_keep is not None and kernel_choices.cross_entropy == "selective":
         first_row = -(kernel_choices.logits_to_keep + 1)
-        output_layer(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first_row:],))
+        logits_linear(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first_row:],))
     add_checkpoints(module, recompute)
     if adapters is not None and recompute.layers:
         module.get_submodule("embed_tokens").register_forward_hook(
@@ -68,7 +68,7 @@ def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
 
 
 def scaled_dot_product(
-    capability: int, causal: bool, q: Any, k: Any, v: Any, mask: Any = None, *_: Any, **__: Any
+    compute_capability: int, causal: bool, q: Any, k: Any, v: Any, mask: Any = None, *_: Any, **__: Any
 ) -> Any:
     """Runs scaled_dot_product_attention: torch's on a CPU, a compute capability's kernel on the meta device.
 
@@ -79,21 +79,21 @@ def scaled_dot_product(
     """
     aten = torch.ops.aten
     if mask is not None:
-        return masked_scaled_dot_product(capability, q, k, v, mask)
-    if capability == 0:
+        return masked_scaled_dot_product(compute_capability, q, k, v, mask)
+    if compute_capability == 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=k.shape[1] != q.shape[1])
-    if capability == 90:
+    if compute_capability == 90:
         return aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal)[0]
-    if capability == 80:
+    if compute_capability == 80:
         return flash_attention(causal, q, k, v)
     if k.shape[1] != q.shape[1]:
         return aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, causal, enable_gqa=True)[0]
     return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)[0]
 
 
-def masked_scaled_dot_product(capability: int, q: Any, k: Any, v: Any, mask: Any) -> Any:
+def masked_scaled_dot_product(compute_capability: int, q: Any, k: Any, v: Any, mask: Any) -> Any:
     """Runs scaled_dot_product_attention with a mask of visible keys: torch's on a CPU, cuDNN's for 9.0 on meta."""
-    if capability == 0:
+    if compute_capability == 0:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     minus_infinity = torch.full((), float("-inf"), dtype=q.dtype, device=q.device)
     bias = torch.where(mask, torch.zeros((), dtype=q.dtype, device=q.device), minus_infinity)
@@ -404,7 +404,7 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
         ]
         gradients_of_x = []
         for sequence, sequence_labels in zip(torch.chunk(x, x.shape[0]), torch.chunk(labels, x.shape[0]), strict=True):
-            loss, gradient_of_x, *other_gradients = LigerLogProbabilityLoss.of_sequence(
+            loss, gradient_of_x, *other_gradients = LigerLogProbabilityLoss.loss_of_sequence(
                 sequence, weight, bias, sequence_labels, is_trained
             )
             for gradient_sum in loss_sums:
@@ -417,7 +417,7 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
         return loss_sum
 
     @staticmethod
-    def of_sequence(x: Any, weight: Any, bias: Any, labels: Any, is_trained: list[bool]) -> tuple[Any, ...]:
+    def loss_of_sequence(x: Any, weight: Any, bias: Any, labels: Any, is_trained: list[bool]) -> tuple[Any, ...]:
         """Returns the loss and the gradients of one sequence."""
         with torch.enable_grad():
             x, weight = x.detach().requires_grad_(True), weight.detach().requires_grad_(is_trained[0])
@@ -433,7 +433,7 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
         return *ctx.saved_tensors, None
 
 
-def output_layer(module: Any) -> Any:
+def logits_linear(module: Any) -> Any:
     """Returns the linear layer that computes the logits."""
     return getattr(module.lm_head, "decoder", module.lm_head)
 
@@ -446,14 +446,14 @@ def loss_of(
     if model_output.shape[1] > token_ids.shape[1]:  # of several heads, one behind the other
         labels = token_ids.repeat(1, model_output.shape[1] // token_ids.shape[1]).flatten()
     if kernel_choices.cross_entropy == "chunked":
-        layer = output_layer(module)
+        layer = logits_linear(module)
         loss = LigerLinearCrossEntropy.apply(model_output.flatten(0, 1), labels, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
     elif kernel_choices.cross_entropy == "selective-chunked":
-        layer, last_tokens = output_layer(module), kernel_choices.logits_to_keep or token_ids.shape[1] - 1
+        layer, last_tokens = logits_linear(module), kernel_choices.logits_to_keep or token_ids.shape[1] - 1
         completion = model_output[:, :-1, :][:, -last_tokens:, :]
         loss = LigerLogProbabilityLoss.apply(completion, layer.weight, layer.bias, token_ids[:, -last_tokens:])  # type: ignore[no-untyped-call]
     elif kernel_choices.cross_entropy == "split":
-        loss = chunk_by_chunk(output_layer(module), kernel_choices, model_output, token_ids)
+        loss = loss_in_chunks(logits_linear(module), kernel_choices, model_output, token_ids)
     else:
         loss = _loss_of_logits(
             kernel_choices, model_output.div_(1.5) if kernel_choices.divides_logits else model_output, labels
@@ -473,7 +473,7 @@ def log_probability_loss(logits: Any, labels: Any) -> Any:
         last_logits, labels.reshape(logits.shape[0], -1)[:, -last_tokens:].unsqueeze(-1)
     )
     with torch.no_grad():
-        _entropies = entropies_of(last_logits)
+        _entropies = logit_entropies(last_logits)
     return log_probabilities.flatten().mean()
 
 
@@ -490,7 +490,7 @@ def log_probabilities_of(logits: Any, label_index: Any) -> Any:
     return torch.stack(label_log_probs).squeeze(-1)
 
 
-def entropies_of(logits: Any) -> Any:
+def logit_entropies(logits: Any) -> Any:
     """Returns the entropies of logits, 128 rows at a time (TRL, `entropy_from_logits`)."""
     entropies = []
     for logit_rows in logits.reshape(-1, logits.shape[-1]).split(128, dim=0):
@@ -499,7 +499,7 @@ def entropies_of(logits: Any) -> Any:
     return torch.cat(entropies, dim=0)
 
 
-def chunk_by_chunk(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
+def loss_in_chunks(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
     """Computes the loss in chunks, like torchtune's `CEWithChunkedOutputLoss` with eight chunks by default."""
     chunk_tokens, dtype = (
         kernel_choices.loss_chunk or -(-x.shape[1] // 8),

@@ -12,7 +12,7 @@ from .module_search import ModulesByNode, NodeModules
 
 def compare_modules(
     model_tree: Node,
-    quantity: str,
+    quantity_name: str,
     closed_form: Callable[[Place], int],
     modules_of_nodes: ModulesByNode,
     measured_by_path: Mapping[str, int],
@@ -30,7 +30,7 @@ def compare_modules(
         }
         yield from check_repeats(
             _fused_nodes_name(node_positions),
-            quantity,
+            quantity_name,
             sum(map(closed_form, node_positions)),
             counts_by_path,
             witness_name,
@@ -49,15 +49,15 @@ def coverage_of_leaves(
         for node_positions in _group_nodes_by_modules(model_tree, modules_of_nodes, None)
         for node_position in node_positions
     }
-    leaves = [
+    leaf_nodes = [
         node_position.path
         for node_position in model_tree.walk()
-        if node_position.own_cost(params) and node_position.optional in {"", *included_parts}
+        if node_position.cost_of_operation(params) and node_position.optional in {"", *included_parts}
     ]
     return ModuleCoverage(
-        tuple(node_path for node_path in leaves if group_sizes.get(node_path) == 1),
-        tuple(node_path for node_path in leaves if group_sizes.get(node_path, 1) > 1),
-        tuple(node_path for node_path in leaves if node_path not in group_sizes),
+        tuple(node_path for node_path in leaf_nodes if group_sizes.get(node_path) == 1),
+        tuple(node_path for node_path in leaf_nodes if group_sizes.get(node_path, 1) > 1),
+        tuple(node_path for node_path in leaf_nodes if node_path not in group_sizes),
     )
 
 
@@ -70,10 +70,10 @@ def _group_nodes_by_modules(
     """
     places_by_modules: dict[tuple[NodeModules | str, ...], list[Place]] = {}
     for node_position in model_tree.walk(run_config):
-        paths = module_paths(node_position)
-        if not node_position.path or not all(node_path in modules_of_nodes for node_path in paths):
+        node_paths = module_paths(node_position)
+        if not node_position.path or not all(node_path in modules_of_nodes for node_path in node_paths):
             continue
-        node_modules = [modules_of_nodes[node_path] for node_path in paths]
+        node_modules = [modules_of_nodes[node_path] for node_path in node_paths]
         is_shared = any(modules_of_node.share > 1 for modules_of_node in node_modules)
         node_group = places_by_modules.setdefault((node_position.path,) if is_shared else tuple(node_modules), [])
         node_group[:] = [

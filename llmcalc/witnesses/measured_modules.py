@@ -10,7 +10,7 @@ from ..flow.tree import index_ranges
 from ..sources.huggingface.config_file import read_json
 from ..sources.huggingface.drafts import CLASSES, with_draft_type
 from ..sources.huggingface.head_kinds import architecture_of
-from ..sources.huggingface.registry import type_of_class_name, usual_name
+from ..sources.huggingface.registry import model_type_of_class_name, usual_name
 from .module_measurements import parameters
 from .transformers import build_class_model, require_transformers
 from .witness import witness_of
@@ -51,11 +51,11 @@ def measure_config(config_path: Path) -> tuple[str, ModuleSize]:
         raise InputError(
             f"{config_path}: --measure: a draft of {draft_type} has no class in transformers; expected no --measure"
         )
-    model_type = config_file.get("model_type") or type_of_class_name(architecture_of(config_file))
+    model_type = config_file.get("model_type") or model_type_of_class_name(architecture_of(config_file))
     if not isinstance(model_type, str) or not model_type:
         raise InputError(f"{config_path}: model_type: missing; expected a config.json of a transformers model")
     config = {**config_file, "model_type": model_type}
-    if type_of_class_name(architecture_of(config_file)) not in ("", usual_name(model_type)):
+    if model_type_of_class_name(architecture_of(config_file)) not in ("", usual_name(model_type)):
         del config["architectures"]  # a class of another model type, which does not fit this config
     _require_class(config_path, model_type, "auto_map" in config_file)
     try:

@@ -91,15 +91,19 @@ class MemoryComparison:
 
 def default_runs(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
     """Returns the runs compared by default: training, prefill and, except for encoders, decoding."""
-    training, prefill = (Settings(phase, batch=batch, seq=seq) for phase in ("training", "prefill"))
-    return [training, prefill, *([] if spec.one_pass_model_name else [Settings("decode", batch=batch, seq=seq)])]
+    training, prefill_settings = (Settings(phase, batch=batch, seq=seq) for phase in ("training", "prefill"))
+    return [
+        training,
+        prefill_settings,
+        *([] if spec.one_pass_model_name else [Settings("decode", batch=batch, seq=seq)]),
+    ]
 
 
 def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device) -> MemoryComparison:
     """Compares every phase with torch on meta or on the CPU, to the byte.
 
-    A run that the reference does not support is left out with the reason. Raises `Unsupported` for a step that has no
-    kernels, and `InputError` for a run that is too large for the CPU.
+    A run that the reference does not support is left out with the reason. Raises `UnsupportedKernel` for a step that
+    has no kernels, and `InputError` for a run that is too large for the CPU.
     """
     comparison = MemoryComparison()
     for run_settings in settings:
@@ -112,8 +116,8 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
         simulated_bytes, measured_bytes = simulate_run(spec, run_settings), measure_run(spec, run_settings, device)
         comparison.runs.append(run_text(spec, run_settings))
         comparison.checks += [
-            Check("", MEMORY + quantity, bytes, measured_bytes[quantity], f"torch on {device}")
-            for quantity, bytes in simulated_bytes.items()
+            Check("", MEMORY + quantity_name, bytes, measured_bytes[quantity_name], f"torch on {device}")
+            for quantity_name, bytes in simulated_bytes.items()
         ]
         if run_settings.phase == "training":
             _compare_with_events(spec, run_settings, comparison)
@@ -151,28 +155,28 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     vocabulary_text = "" if model_spec is spec else f" with a vocabulary of {model_spec.vocab_size:,}"
     comparison.runs.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary_text}")
     comparison.checks += [
-        Check("", MEMORY + quantity, bytes, measured_bytes[quantity], "CPU events")
-        for quantity, bytes in simulated_bytes.items()
+        Check("", MEMORY + quantity_name, bytes, measured_bytes[quantity_name], "CPU events")
+        for quantity_name, bytes in simulated_bytes.items()
     ]
 
 
 def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
     """Returns the simulated bytes by quantity of a run that is not on a GPU."""
-    configured = configured_run(spec, settings)
-    configured = replace(configured, choices=replace(configured.choices, multiprocessors=0))
+    run_setup = configured_run(spec, settings)
+    run_setup = replace(run_setup, choices=replace(run_setup.choices, multiprocessors=0))
     return (
-        simulate_steps(spec, configured).named()
-        if isinstance(configured, TrainingConfig)
-        else simulate_pass(spec, configured).named(configured.phase)
+        simulate_steps(spec, run_setup).named()
+        if isinstance(run_setup, TrainingConfig)
+        else simulate_pass(spec, run_setup).named(run_setup.phase)
     )
 
 
 def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, int]:
     """Returns the bytes by quantity, measured with torch."""
-    configured = configured_run(spec, settings)
-    if isinstance(configured, TrainingConfig):
-        return measure_steps(spec, configured, device).named()
-    return measure_pass(spec, configured, device).named(configured.phase)
+    run_setup = configured_run(spec, settings)
+    if isinstance(run_setup, TrainingConfig):
+        return measure_steps(spec, run_setup, device).named()
+    return measure_pass(spec, run_setup, device).named(run_setup.phase)
 
 
 def reference_settings(settings: Settings) -> Settings:
@@ -196,8 +200,8 @@ def configured_run(spec: ModelSpec, settings: Settings) -> TrainingConfig | Infe
     memory_use = memory(spec, settings).states
     if settings.phase == "training":
         return training_run(settings, spec, memory_use)
-    (inference,) = inference_passes(settings, spec, memory_use, kernel_choices(settings, spec).attention)
-    return inference
+    (inference_config,) = inference_passes(settings, spec, memory_use, kernel_choices(settings, spec).attention)
+    return inference_config
 
 
 def run_text(spec: ModelSpec, settings: Settings) -> str:
@@ -219,21 +223,21 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
         return f"{recurrent_path} runs kernels of a library, and the reference a loop of its own"
     if settings.phase == "inference":
         return "a server's paged cache is not in the reference; prefill and decode are compared"
-    memory_use, configured = memory(spec, settings).states, configured_run(spec, settings)
+    memory_use, run_setup = memory(spec, settings).states, configured_run(spec, settings)
     dropout_places = {} if spec.dropout is None else spec.dropout.probabilities()
     if (
-        isinstance(configured, TrainingConfig)
-        and configured.choices.attention == "sdpa-math"
+        isinstance(run_setup, TrainingConfig)
+        and run_setup.choices.attention == "sdpa-math"
         and "attention" in dropout_places
     ):
         return "outside of a GPU torch's math of sdpa has no mask of bytes for dropout"
-    if device == "cuda" and configured.choices.attention == "flash" and _values_differ_in_size(spec):
+    if device == "cuda" and run_setup.choices.attention == "flash" and _values_differ_in_size(spec):
         return "torch's flash attention takes values of the size of keys alone"
-    if isinstance(configured, InferenceConfig):
+    if isinstance(run_setup, InferenceConfig):
         return next(
-            reason for reason_applies, reason in _inference_limits(memory_use, configured, device) if reason_applies
+            reason for reason_applies, reason in _inference_limits(memory_use, run_setup, device) if reason_applies
         )
-    return next(reason for reason_applies, reason in _training_limits(configured, device) if reason_applies)
+    return next(reason for reason_applies, reason in _training_limits(run_setup, device) if reason_applies)
 
 
 def _recurrent_module(spec: ModelSpec) -> str:
@@ -258,10 +262,10 @@ def _values_differ_in_size(spec: ModelSpec) -> bool:
     return any(attention_op.qk_dim != attention_op.v_dim for attention_op in attention_ops)
 
 
-def _inference_limits(memory_use: Any, inference: InferenceConfig, device: Device) -> Iterator[tuple[bool, str]]:
+def _inference_limits(memory_use: Any, inference_config: InferenceConfig, device: Device) -> Iterator[tuple[bool, str]]:
     yield has_storage_format(memory_use), "quantized weights are not in the reference"
-    yield inference.paged, "a paged cache is not in the reference"
-    yield from _kernel_limits(inference.choices.attention, inference.choices.norm, device)
+    yield inference_config.paged, "a paged cache is not in the reference"
+    yield from _kernel_limits(inference_config.choices.attention, inference_config.choices.norm, device)
     yield True, ""
 
 
@@ -391,24 +395,24 @@ def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str
 
     They are those that the CPU profiler's events show, where no `TorchDispatchMode` is active.
     """
-    meter, gradient_sums = Meter(), GradientSums()
-    training_run = TrainingRun(spec, training, memory_meter=meter)
+    memory_meter, gradient_sums = Meter(), GradientSums()
+    training_run = TrainingRun(spec, training, memory_meter=memory_meter)
 
     def add_sum(byte_count: Number, is_in_place: bool) -> None:
         nonlocal gradient_sums
         gradient_sums = gradient_sums.plus_sum(byte_count, is_in_place)
 
     training_run.set_up()
-    weight_bytes = meter.by_kind["weights"]
+    weight_bytes = memory_meter.by_kind["weights"]
     training_run.next_batch()
     training_run.graph.on_sum = add_sum
-    bytes_before = meter.now - sum(tensor.storage.bytes for tensor in _input_tensors(training_run))
-    meter.peaks = {}
+    bytes_before = memory_meter.now - sum(tensor.storage.bytes for tensor in _input_tensors(training_run))
+    memory_meter.peaks = {}
     training_run.next_batch()
     loss = training_run.forward()
-    live_bytes = meter.now - bytes_before
+    live_bytes = memory_meter.now - bytes_before
     training_run.backward(loss)
-    peaks_of_phases = peaks_by_phase(meter)
+    peaks_of_phases = peaks_by_phase(memory_meter)
     pass_bytes = PassBytes(
         live_bytes, peaks_of_phases["forward"] - bytes_before, peaks_of_phases["backward"] - bytes_before
     )
@@ -449,9 +453,9 @@ def _saved_bytes(training_run: TrainingRun, loss: Any) -> int | None:
     return saved_total
 
 
-def simulate_pass(spec: ModelSpec, inference: InferenceConfig) -> InferenceBytes:
+def simulate_pass(spec: ModelSpec, inference_config: InferenceConfig) -> InferenceBytes:
     """Simulates the memory of a prefill or of a decoding step."""
-    inference_replay = replay_inference(spec, inference)
+    inference_replay = replay_inference(spec, inference_config)
     return InferenceBytes(inference_replay.peak[1].bytes, inference_replay.after)
 
 
@@ -482,11 +486,11 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
         if device == "cpu" and training.implementation != "fused"
         else StorageTracker(device=device)
     )
-    peaks: dict[str, int] = {}
+    peaks_by_quantity: dict[str, int] = {}
     results_after_forward: dict[str, Any] = {}
 
     def record_phase(phase: str, loss: Tensor | None) -> None:
-        peaks[phase], tracker.peak = max(peaks.get(phase, 0), tracker.peak), tracker.now
+        peaks_by_quantity[phase], tracker.peak = max(peaks_by_quantity.get(phase, 0), tracker.peak), tracker.now
         if loss is not None:
             outside_storages = {tensor.untyped_storage()._cdata for tensor in training_loop.outside_tensors}
             results_after_forward["saved"] = (
@@ -501,10 +505,10 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
         if isinstance(tracker, CpuStorageTracker):
             tracker.set_up = True
         for _ in range(step_count):
-            peaks.clear()
+            peaks_by_quantity.clear()
             tracker.peak = tracker.now
             training_loop.step(record_phase)
-            bytes_of_steps.append(StepBytes(**peaks, after=tracker.now, **results_after_forward))
+            bytes_of_steps.append(StepBytes(**peaks_by_quantity, after=tracker.now, **results_after_forward))
     return TrainingBytes(set_up, bytes_of_steps[0], bytes_of_steps[-1])
 
 
@@ -528,20 +532,20 @@ def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str,
                 phase_context.enter_context(record_function(BACKWARD))
 
         training_loop.micro_batch(record_phase)
-    events = read_events(profiler)
-    return _event_quantities(events.pass_bytes(), events.sums)
+    cpu_events = read_events(profiler)
+    return _event_quantities(cpu_events.pass_bytes(), cpu_events.sums)
 
 
-def measure_pass(spec: ModelSpec, inference: InferenceConfig, device: str) -> InferenceBytes:
+def measure_pass(spec: ModelSpec, inference_config: InferenceConfig, device: str) -> InferenceBytes:
     """Measures a prefill of the reference, or a decoding step with a cache of the prefill's shapes."""
     tracker = StorageTracker(device=device)
     with ShapeCache():
-        cache_tensors = cache_shapes(spec, inference) if inference.phase == "decode" else {}
+        cache_tensors = cache_shapes(spec, inference_config) if inference_config.phase == "decode" else {}
     with ShapeCache(), tracker:
-        passes = InferencePasses(spec, inference, device)
+        passes = InferencePasses(spec, inference_config, device)
         tracker.track_tensors((*passes.module.parameters(), *passes.module.buffers()))
-        if inference.phase == "decode":
+        if inference_config.phase == "decode":
             passes.create_cache(cache_tensors)
         tracker.peak = tracker.now
-        (passes.decode if inference.phase == "decode" else passes.prefill)()
+        (passes.decode if inference_config.phase == "decode" else passes.prefill)()
         return InferenceBytes(tracker.peak, tracker.now)

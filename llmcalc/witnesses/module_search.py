@@ -91,15 +91,15 @@ class _ModuleSearch:
     """Of the family: they come before the usual ones."""
 
     def find_modules_outside_towers(
-        self, tree: Node, model_kind: str, base_path: str
+        self, node_tree: Node, model_kind: str, base_path: str
     ) -> Iterator[tuple[str, NodeModules]]:
         text_model = self._first_existing_modules(self.names[""], (base_path,)) or NodeModules((base_path,))
         root_modules = tuple(dict.fromkeys((*text_model.modules, base_path, "")))
         stacks_by_name = {
-            child.name: child for child in tree.children if child.is_stack and model_kind == "encoder-decoder"
+            child.name: child for child in node_tree.children if child.is_stack and model_kind == "encoder-decoder"
         }
         other_nodes = [
-            child for child in tree.children if child.name not in stacks_by_name and child.optional != "towers"
+            child for child in node_tree.children if child.name not in stacks_by_name and child.optional != "towers"
         ]
         if stacks_by_name:
             yield from self._modules_of_stack("", other_nodes, root_modules)
@@ -110,15 +110,15 @@ class _ModuleSearch:
         else:
             yield from self._modules_of_stack("", other_nodes, self._side_modules(model_kind, root_modules))
 
-    def find_tower_modules(self, tree: Node, base_path: str) -> Iterator[tuple[str, NodeModules]]:
+    def find_tower_modules(self, node_tree: Node, base_path: str) -> Iterator[tuple[str, NodeModules]]:
         """Finds the modules of vision and audio encoders, in the headless model, the encoder or the whole model.
 
         Such a module may contain another one (the projector), so it is not compared as a whole.
         """
         root_modules = (base_path, _join_path(base_path, "encoder"), "")
-        for towers_node in (child_node for child_node in tree.children if child_node.optional == "towers"):
+        for towers_node in (child_node for child_node in node_tree.children if child_node.optional == "towers"):
             for tower in towers_node.children:
-                tower_modules = self._search_names(tower, root_modules, root_modules, (tower.name,))
+                tower_modules = self._search_module_names(tower, root_modules, root_modules, (tower.name,))
                 if tower_modules is not None:
                     path = f"{towers_node.name}.{tower.name}."
                     yield from self._modules_of_stack(path, tower.children, (*tower_modules.modules, *root_modules))
@@ -129,26 +129,32 @@ class _ModuleSearch:
         return root_modules if side_modules is None else (*side_modules.modules, *root_modules)
 
     def _modules_of_stack(
-        self, prefix: str, children: Sequence[Node], root_modules: tuple[str, ...]
+        self, module_prefix: str, child_nodes: Sequence[Node], root_modules: tuple[str, ...]
     ) -> Iterator[tuple[str, NodeModules]]:
-        stack_name = prefix.removeprefix(TOWERS)
-        for child in children:
-            if prefix.startswith(TOWERS) and f"{stack_name}{child.name}.layers" in self.family_names:
-                yield from self._modules_of_stack(f"{prefix}{child.name}.", child.children, root_modules)
+        stack_name = module_prefix.removeprefix(TOWERS)
+        for child in child_nodes:
+            if module_prefix.startswith(TOWERS) and f"{stack_name}{child.name}.layers" in self.family_names:
+                yield from self._modules_of_stack(f"{module_prefix}{child.name}.", child.children, root_modules)
             elif child.name != "layers":
                 table_keys = (f"{stack_name}{child.name}", child.name)
-                yield from self._find_below_node(f"{prefix}{child.name}", child, root_modules, root_modules, table_keys)
-        layers = [child for child in children if child.name == "layers"]
+                yield from self._find_below_node(
+                    f"{module_prefix}{child.name}", child, root_modules, root_modules, table_keys
+                )
+        layers = [child for child in child_nodes if child.name == "layers"]
         modules = self._modules_of_layers(stack_name, layers, root_modules)
         for layer in layers:
             for i in (layer.indices or ()) if modules else ():
                 if i in modules:
                     layer_modules = modules[i]
-                    yield f"{prefix}layers.{i}", NodeModules(layer_modules)
+                    yield f"{module_prefix}layers.{i}", NodeModules(layer_modules)
                     for sublayer in layer.children:
                         table_keys = (f"{stack_name}{sublayer.name}", sublayer.name)
                         yield from self._find_below_node(
-                            f"{prefix}layers.{i}.{sublayer.name}", sublayer, layer_modules, layer_modules, table_keys
+                            f"{module_prefix}layers.{i}.{sublayer.name}",
+                            sublayer,
+                            layer_modules,
+                            layer_modules,
+                            table_keys,
                         )
 
     def _modules_of_layers(
@@ -189,12 +195,12 @@ class _ModuleSearch:
         layer_count: the number of layers in a list whose name ends with `[first]` or `[last]`.
         """
         list_names, _, list_part = list_names.partition("[")
-        patterns = [
+        path_patterns = [
             pattern_part if "*" in pattern_part else f"{pattern_part}.*" for pattern_part in list_names.split(" + ")
         ]
         modules = [
             module_path
-            for pattern_part in patterns
+            for pattern_part in path_patterns
             for module_path in self._matching_paths(_join_path(root, pattern_part))
         ]
         return {"first]": modules[:layer_count], "last]": modules[-layer_count:]}.get(list_part, modules)
@@ -213,7 +219,7 @@ class _ModuleSearch:
         outer_modules: the modules of its layer, or of the stack outside of layers.
         table_keys: its path in the layer, and every suffix of that path.
         """
-        node_modules = self._search_names(node, parent_paths, outer_modules, table_keys)
+        node_modules = self._search_module_names(node, parent_paths, outer_modules, table_keys)
         paths_and_modules: list[tuple[str, tuple[str, ...]]]
         if node_modules is None:
             has_empty_name = any(self.names.get(table_key) == "" for table_key in table_keys)
@@ -223,7 +229,7 @@ class _ModuleSearch:
             paths_and_modules = [(module_path, node_modules.modules)]
         else:
             paths_and_modules = list(self._repeats_of_node(module_path, node.indices, node_modules.modules))
-            yield from ((node_position, NodeModules(paths)) for node_position, paths in paths_and_modules)
+            yield from ((node_position, NodeModules(node_paths)) for node_position, node_paths in paths_and_modules)
         for node_position, module_paths in paths_and_modules:
             for child_node in node.children:
                 deeper_names = (*(f"{table_key}.{child_node.name}" for table_key in table_keys), child_node.name)
@@ -231,7 +237,7 @@ class _ModuleSearch:
                     f"{node_position}.{child_node.name}", child_node, module_paths, outer_modules, deeper_names
                 )
 
-    def _search_names(
+    def _search_module_names(
         self, node: Node, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...], table_keys: tuple[str, ...]
     ) -> NodeModules | None:
         for name_table in (self.family_names, self.names):
@@ -302,8 +308,10 @@ class _ModuleSearch:
         """Returns the module paths of the class that match a path, in which `*` is any index."""
         if "*" not in path:
             return [path] if path in self.known else []
-        pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
-        matched_paths = [path_match for module_path in self.known if (path_match := pattern.fullmatch(module_path))]
+        path_pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
+        matched_paths = [
+            path_match for module_path in self.known if (path_match := path_pattern.fullmatch(module_path))
+        ]
         return [
             path_match[0]
             for path_match in sorted(

@@ -17,7 +17,7 @@ from ..costs.context_length import learned_positions
 from ..costs.flops import forward_flops_of, step_flops_of
 from ..costs.params import buffer_elements_of, total_params_of
 from ..errors import InputError, MissingExtra
-from ..flow.tree import Cost, OpUse
+from ..flow.tree import Cost, CountedOp
 from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
 from ..optional import EVERY_PART, MTP, WITHOUT_FLOPS
@@ -54,12 +54,12 @@ LARGEST_REAL = 4_000_000_000
 """The most bytes of weights, and of activations kept for the backward pass, that are allocated on a CPU."""
 
 
-def require_torch(feature: str = "verify") -> None:
+def require_torch(feature_text: str = "verify") -> None:
     """Raises `MissingExtra`, naming the feature, if torch is not installed."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise MissingExtra(feature, "torch", "verify")
+        raise MissingExtra(feature_text, "torch", "verify")
 
 
 def default_seq(spec: ModelSpec) -> int:
@@ -186,9 +186,9 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
     Only the outputs of linear layers and attention scores are counted, which is a lower bound.
     """
 
-    def kept_elements(op_use: OpUse) -> Number:
-        op, run_config = op_use.op, op_use.run_config
-        if run_config is None or not op_use.has_effect("forward_flops"):
+    def kept_elements(counted_op: CountedOp) -> Number:
+        op, run_config = counted_op.op, counted_op.run_config
+        if run_config is None or not counted_op.has_effect("forward_flops"):
             return 0
         if type(op) is Linear:
             return run_config.rows(op.rows) * op.n_out
@@ -215,7 +215,7 @@ def _checks(
     run_parts = frozenset({MTP.name}) if spec.mtp is not None else frozenset()
 
     def compare_with_model(
-        quantity: str,
+        quantity_name: str,
         cost: Cost,
         measured_counts: dict[str, int],
         workload: Workload | None = None,
@@ -223,7 +223,7 @@ def _checks(
     ) -> Iterator[Check]:
         checks = compare_nodes(
             model_tree,
-            quantity,
+            quantity_name,
             lambda place: place.cost_per_repeat(cost, included_parts),
             measured_counts,
             module_paths,
@@ -231,7 +231,7 @@ def _checks(
             None if workload is None else RunConfig(workload),
             included_parts,
         )
-        if quantity != "parameters":
+        if quantity_name != "parameters":
             checks = remove_zero_checks(checks)
         return checks
 
@@ -285,7 +285,7 @@ def _checks(
     cache_bits = DTYPE_BITS[device_dtype(device)]
     yield from compare_with_model(
         "cache_bytes",
-        lambda op_use: bits_to_bytes(op_use.cache_bits(cache_bits)),
+        lambda counted_op: bits_to_bytes(counted_op.cache_bits(cache_bits)),
         copy_to_repeats(cache_bytes_by_path(cache_store, module), repeats),
         decode_workload,
     )

@@ -86,10 +86,10 @@ def loss_or_output(
     ids: Tensor,
     source_input: Tensor | None,
     kernels: KernelChoices = EAGER,
-    include: frozenset[str] = frozenset(),
+    included_parts: frozenset[str] = frozenset(),
 ) -> Any:
     """Runs a forward pass. Returns the loss, or the output of a model without a language-model head."""
-    has_mtp = MTP.name in include
+    has_mtp = MTP.name in included_parts
     model_output = module(ids, source_input, with_mtp=has_mtp, grouped_experts=True, expert_capacity=kernels.capacity)
     output, logits_ahead = model_output if has_mtp else (model_output, [])
     del model_output
@@ -234,9 +234,9 @@ CacheShapes: TypeAlias = dict[str, list[tuple[Any, Any, Any, int]]]
 """Path of a module → (shape, strides, dtype, elements of the storage) of each tensor that it caches."""
 
 
-def cache_shapes(spec: ModelSpec, inference: InferenceConfig) -> CacheShapes:
+def cache_shapes(spec: ModelSpec, inference_config: InferenceConfig) -> CacheShapes:
     """Returns the shapes of the cache after a prompt, from a run on the meta device."""
-    inference_passes = InferencePasses(spec, inference, "meta")
+    inference_passes = InferencePasses(spec, inference_config, "meta")
     inference_passes.prefill()
     path_by_module = {module: module_path for module_path, module in inference_passes.module.named_modules()}
     return {
@@ -254,12 +254,12 @@ class InferencePasses:
     store: the cache by module; None for a model without a cache.
     """
 
-    def __init__(self, spec: ModelSpec, inference: InferenceConfig, device: str) -> None:
+    def __init__(self, spec: ModelSpec, inference_config: InferenceConfig, device: str) -> None:
         self.spec: ModelSpec = spec
-        self.inference: InferenceConfig = inference
+        self.inference: InferenceConfig = inference_config
         self.device: str = device
-        self.module: Any = build_reference(spec, inference.dtype, device, inference.include).eval()
-        kernel_variants.use_kernels(self.module, inference.choices, NONE)
+        self.module: Any = build_reference(spec, inference_config.dtype, device, inference_config.include).eval()
+        kernel_variants.use_kernels(self.module, inference_config.choices, NONE)
         self.store: dict[Any, tuple[Tensor, ...]] | None = None if spec.one_pass_model_name else {}
 
     def prefill(self) -> None:
@@ -286,19 +286,21 @@ class InferencePasses:
 
     def _run_pass(self, tokens: int, past_tokens: int, last_only: bool) -> None:
         """Runs one inference pass, and frees token ids and logits at the end."""
-        inference = self.inference
-        ids, source_input = token_ids(self.spec, inference.batch, tokens, self.device), None
+        inference_config = self.inference
+        ids, source_input = token_ids(self.spec, inference_config.batch, tokens, self.device), None
         if not past_tokens:
-            input_tokens = inference.seq if inference.source is None else inference.source
-            source_input = encoder_input(self.spec, inference.batch, input_tokens, inference.dtype, self.device)
-        with torch.no_grad(), kernel_variants.kernel_context(inference.choices):
+            input_tokens = inference_config.seq if inference_config.source is None else inference_config.source
+            source_input = encoder_input(
+                self.spec, inference_config.batch, input_tokens, inference_config.dtype, self.device
+            )
+        with torch.no_grad(), kernel_variants.kernel_context(inference_config.choices):
             self.module(
                 ids,
                 source_input,
                 store=self.store,
                 past=past_tokens,
                 last_only=last_only,
-                mla=inference.mla,
+                mla=inference_config.mla,
                 grouped_experts=True,
-                expert_capacity=inference.choices.capacity,
+                expert_capacity=inference_config.choices.capacity,
             )

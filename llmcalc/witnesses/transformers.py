@@ -31,25 +31,25 @@ from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, remove_zero_checks
-from .deviations import additions_by_path, class_total, cost_in_class
+from .deviations import class_count_excess, cost_in_class, total_cost_in_class
 from .difference_explanation import list_sizes
 from .matching import compare_modules, coverage_of_leaves
 from .module_measurements import count_flops, default_dtype, module_names, tensor_names, tensors
 from .module_search import ModulesByNode, find_modules_of_nodes, nodes_called_once, remove_shared_parameters
 from .reference import LARGEST_REAL, LEAST_SEQ
-from .witness import family_of_class, fields_of, load_class, require_library_class, witness_of
+from .witness import class_config_fields, family_of_class, load_class, require_library_class, witness_of
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 
-def require_transformers(feature: str = "--against transformers") -> None:
+def require_transformers(feature_text: str = "--against transformers") -> None:
     """Raises `MissingExtra`, naming the feature, if torch or transformers is not installed."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None or find_spec("transformers") is None:
-        raise MissingExtra(feature, "torch and transformers", "transformers")
+        raise MissingExtra(feature_text, "torch and transformers", "transformers")
 
 
 def verify_transformers(preset: Preset, batch: int = 1, seq: int | None = None) -> Verdict:
@@ -106,7 +106,7 @@ def build_class_model(config: dict[str, Any], is_to_run: bool = True) -> nn.Modu
     require_library_class(config)
     class_settings = class_settings_of(config)
     config_object = transformers.AutoConfig.for_model(
-        witness_of(config["model_type"]), **{**fields_of(config), **class_settings.counted_field_values}
+        witness_of(config["model_type"]), **{**class_config_fields(config), **class_settings.counted_field_values}
     )
     config_object._attn_implementation = "eager"
     config_object._experts_implementation = (
@@ -158,12 +158,12 @@ def _avoid_identity_experts(model: nn.Module) -> None:
     import torch
 
     for module in model.modules():
-        correction, identity_expert_count = (
+        score_correction, identity_expert_count = (
             getattr(module, "e_score_correction_bias", None),
             getattr(model.config, "zero_expert_num", 0),
         )
-        if isinstance(correction, torch.Tensor) and identity_expert_count:
-            correction[-identity_expert_count:] = float("-inf")
+        if isinstance(score_correction, torch.Tensor) and identity_expert_count:
+            score_correction[-identity_expert_count:] = float("-inf")
 
 
 def _raise_expert_capacity(model: nn.Module) -> None:
@@ -183,14 +183,14 @@ def _checks(
     model: nn.Module,
     modules: ModulesByNode,
     batch: int,
-    lengths: tuple[int, ...],
+    sequence_lengths: tuple[int, ...],
 ) -> Iterator[Check]:
     model_tree, model_type, witness_name = spec.tree(), text_model_of(config)[2], f"transformers/{config['model_type']}"
     params = tensors(model, [module_path for node_modules in modules.values() for module_path in node_modules.modules])
     towers_without_flops = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
 
     def compare_with_class(
-        quantity: str,
+        quantity_name: str,
         cost: Cost,
         measured_counts: Mapping[str, int],
         modules: ModulesByNode,
@@ -198,13 +198,13 @@ def _checks(
     ) -> Iterator[Check]:
         """Yields a check for every node that was found in the class, except if both counts are 0."""
         cost, additions_of_nodes = (
-            cost_in_class(model_type, quantity, cost, spec),
-            additions_by_path(model_type, quantity, spec),
+            cost_in_class(model_type, quantity_name, cost, spec),
+            class_count_excess(model_type, quantity_name, spec),
         )
         return remove_zero_checks(
             compare_modules(
                 model_tree,
-                quantity,
+                quantity_name,
                 lambda node_position: node_position.cost_per_repeat(cost) + additions_of_nodes(node_position.path),
                 modules,
                 measured_counts,
@@ -217,23 +217,23 @@ def _checks(
     yield Check(
         "model",
         "parameters",
-        class_total(model_type, "parameters", total_params_of, spec, included_parts=towers_without_flops),
+        total_cost_in_class(model_type, "parameters", total_params_of, spec, included_parts=towers_without_flops),
         params.get("", 0) - uncounted_params,
         witness_name,
     )
     yield from compare_with_class("parameters", total_params_of, remove_shared_parameters(modules, params), modules)
-    for seq in lengths:
+    for seq in sequence_lengths:
         run_config = RunConfig(Workload(batch=batch, seq=seq))
         measured_pass = run_forward(spec, model, batch, seq, class_settings_of(config))
         yield Check(
             "model",
             "forward_flops",
-            class_total(model_type, "forward_flops", forward_flops_of, spec, run_config),
+            total_cost_in_class(model_type, "forward_flops", forward_flops_of, spec, run_config),
             measured_pass.flops.get("", 0),
             witness_name,
             seq,
         )
-        if seq == lengths[0]:
+        if seq == sequence_lengths[0]:
             yield from compare_with_class(
                 "forward_flops",
                 forward_flops_of,
@@ -242,8 +242,12 @@ def _checks(
                 run_config,
             )
         if measured_pass.cache is not None:
-            cache_bits = class_total(
-                model_type, "cache_bytes", lambda op_use: op_use.cache_bits(DTYPE_BITS["bfloat16"]), spec, run_config
+            cache_bits = total_cost_in_class(
+                model_type,
+                "cache_bytes",
+                lambda counted_op: counted_op.cache_bits(DTYPE_BITS["bfloat16"]),
+                spec,
+                run_config,
             )
             yield Check("model", "cache_bytes", bits_to_bytes(cache_bits), measured_pass.cache, witness_name, seq)
 
@@ -293,7 +297,7 @@ def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
     return token_ids
 
 
-def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
+def class_inputs(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
     """Returns the tokens of `batch` sequences, or encoder frames, by the class's argument names."""
     import torch
 
@@ -348,10 +352,10 @@ def required_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
     import torch
 
     config: Any = model.config
-    lengths, parameter = {"batch": batch, "seq": seq}, next(model.parameters())
+    sequence_lengths, parameter = {"batch": batch, "seq": seq}, next(model.parameters())
     return {
         input_name: torch.zeros(
-            [lengths[axis_length] if isinstance(axis_length, str) else axis_length for axis_length in shape],
+            [sequence_lengths[axis_length] if isinstance(axis_length, str) else axis_length for axis_length in shape],
             dtype=parameter.dtype,
             device=parameter.device,
         )
@@ -378,7 +382,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
     import torch
     from transformers import DynamicCache
 
-    class_name, inputs = type(model).__name__, inputs_of(spec, model, batch, seq)
+    class_name, inputs = type(model).__name__, class_inputs(spec, model, batch, seq)
     if (
         not spec.one_pass_model_name
         and not class_name.endswith(class_settings.refuses_cache)

@@ -28,7 +28,7 @@ def verify(
     """Returns all checks of one model against one model or source (`witness`).
 
     memory: whether the memory of a training step, a prefill and a decoding step is compared too; false by default.
-    Raises `InputError` if the witness or the device does not support this model; it is `Unsupported` if memory is
+    Raises `InputError` if the witness or the device does not support this model; it is `UnsupportedKernel` if memory is
     compared and a step of the model has no kernels.
     """
     verdict = _compare_model(preset, witness, device, batch, seq, every_layer, memory)

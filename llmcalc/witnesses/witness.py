@@ -113,7 +113,7 @@ def load_class(config: Mapping[str, Any]) -> Any:
     return getattr(transformers, class_name_of(config))
 
 
-def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
+def class_config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields for the configuration class, with length-dependent RoPE replaced by plain RoPE."""
     class_fields = {field: field_value for field, field_value in config.items() if field not in HUB_FIELDS}
     for field_name in ("rope_scaling", "rope_parameters"):
@@ -129,6 +129,6 @@ def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
         text_fields = class_fields["text_config"]
         class_fields["text_config"] = {
             **{field: text_fields[field] for field in ("model_type",) if field in text_fields},
-            **fields_of(text_fields),
+            **class_config_fields(text_fields),
         }
     return class_fields

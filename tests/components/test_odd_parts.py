@@ -177,7 +177,7 @@ def with_prediction(**fields: Any) -> dict[str, Any]:
 
 
 INDEXED = next(e for e in Attention.examples() if e.block_indexer is not None)
-TABLED = next(e for e in MoE.examples() if e.borrowing_field())
+TABLED = next(e for e in MoE.examples() if e.dependency_field())
 DISENTANGLED = Block.examples()[0].model_copy(
     update={"attention": Attention(num_attention_heads=4, position=DisentangledScores(max_relative_positions=8))}
 )

@@ -138,7 +138,7 @@ Kinds = frozenset[str]
 
 ANY: Kinds = frozenset({"Part"})
 
-Scope = dict[str, Kinds | None]
+ModuleScope = dict[str, Kinds | None]
 """Name → the classes of parts that it may be; None if it is not a spec."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -266,7 +266,7 @@ class _Check:
     def say(self, node: ast.AST, what: str) -> None:
         self.faults.append(f"{self.where}:{getattr(node, 'lineno', 0)}: {what}")
 
-    def function(self, function: Function, known: Scope, part: str = "") -> None:
+    def function(self, function: Function, known: ModuleScope, part: str = "") -> None:
         """Checks one function. known: names in the enclosing scopes. part: its class, if it is a method of a part."""
         scope = dict(known)
         arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
@@ -288,7 +288,7 @@ class _Check:
         names = () if annotation is None else (n.id for n in ast.walk(annotation) if isinstance(n, ast.Name))
         return frozenset(name for name in names if name in parts()) or None
 
-    def _learn(self, node: ast.AST, scope: Scope) -> None:
+    def _learn(self, node: ast.AST, scope: ModuleScope) -> None:
         if isinstance(node, Function | ast.ClassDef):
             scope[node.name] = None
         elif isinstance(node, ast.Assign):
@@ -303,14 +303,14 @@ class _Check:
             specs = [self.spec(n, scope) for n in ast.walk(node.iter) if isinstance(n, ast.expr)]
             self._mark(node.target, _either(specs), scope)
 
-    def _bind(self, target: ast.expr, value: ast.expr, scope: Scope) -> None:
+    def _bind(self, target: ast.expr, value: ast.expr, scope: ModuleScope) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
             for one, of in zip(target.elts, value.elts, strict=True):
                 self._bind(one, of, scope)
         else:
             self._mark(target, self.spec(value, scope), scope)
 
-    def _mark(self, target: ast.expr, kinds: Kinds | None, scope: Scope) -> None:
+    def _mark(self, target: ast.expr, kinds: Kinds | None, scope: ModuleScope) -> None:
         for n in ast.walk(target) if isinstance(target, ast.Tuple | ast.List | ast.Starred) else [target]:
             if isinstance(n, ast.Name):
                 scope[n.id] = _either([kinds, scope.get(n.id)])
@@ -318,7 +318,7 @@ class _Check:
                 held = _either([kinds, self.held.get(n.attr)])
                 self.held |= {} if held is None else {n.attr: held}
 
-    def spec(self, node: ast.expr, scope: Scope) -> Kinds | None:
+    def spec(self, node: ast.expr, scope: ModuleScope) -> Kinds | None:
         """Returns the classes that an expression may be an instance of, or contain, if it is a spec or built from
         specs.
         """
@@ -346,7 +346,7 @@ class _Check:
             return frozenset({node.func.id}) if made else ANY if asked else None
         return None
 
-    def visit(self, node: ast.AST, scope: Scope) -> None:
+    def visit(self, node: ast.AST, scope: ModuleScope) -> None:
         if isinstance(node, ast.ClassDef):
             outer, self.held = self.held, {}
             methods = [n for n in node.body if isinstance(n, Function)]
@@ -369,7 +369,7 @@ class _Check:
                         if isinstance(one, ast.AST):
                             self.visit(one, scope)
 
-    def _look_at(self, node: ast.AST, scope: Scope) -> None:
+    def _look_at(self, node: ast.AST, scope: ModuleScope) -> None:
         if isinstance(node, ast.Attribute):
             self._attribute(node, node.value, node.attr, scope)
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
@@ -381,7 +381,7 @@ class _Check:
         elif isinstance(node, ast.Name) and node.id not in scope:
             self._name(node)
 
-    def _attribute(self, node: ast.AST, value: ast.expr, name: str, scope: Scope) -> None:
+    def _attribute(self, node: ast.AST, value: ast.expr, name: str, scope: ModuleScope) -> None:
         kinds = self.spec(value, scope)
         if name in REFERENCE_METHODS or name in OF_EVERY_SPEC:
             return

@@ -17,9 +17,9 @@ from llmcalc.components.mixers.kda import KimiDeltaAttention
 from llmcalc.components.mixers.lightning_attention import LightningAttention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.flow.axis import Axis
-from llmcalc.flow.program import Alternatives, Scope
+from llmcalc.flow.program import AlternativeBranches, ModuleScope
 from llmcalc.flow.record import Flow
-from llmcalc.flow.tree import OpUse
+from llmcalc.flow.tree import CountedOp
 from llmcalc.flow.value import Value
 from llmcalc.workload.execution import EAGER
 from llmcalc.workload.rows import TOKENS
@@ -36,18 +36,18 @@ WORKLOADS = (
 )
 
 
-def alternatives_in(scope: Scope) -> Iterator[Alternatives]:
+def alternatives_in(scope: ModuleScope) -> Iterator[AlternativeBranches]:
     """Yields every choice between forms in a scope, at any depth, also inside other forms."""
     for item in scope.items:
-        if isinstance(item, Scope):
+        if isinstance(item, ModuleScope):
             yield from alternatives_in(item)
-        elif isinstance(item, Alternatives):
+        elif isinstance(item, AlternativeBranches):
             yield item
             for branch in item.branches.values():
                 yield from alternatives_in(branch)
 
 
-def held(branch: Scope) -> dict[str, Any]:
+def held(branch: ModuleScope) -> dict[str, Any]:
     """Path of each node of a branch → parameters, tensors, buffers and, after each workload, the cache."""
     found: dict[str, Any] = {}
     for place in branch.node().walk():
@@ -56,12 +56,12 @@ def held(branch: Scope) -> dict[str, Any]:
         if use is None:
             found[place.path] = None
             continue
-        caches = [OpUse(use.op, use.roles, RunConfig(w)).cache_bits(16) for w in WORKLOADS]
+        caches = [CountedOp(use.op, use.roles, RunConfig(w)).cache_bits(16) for w in WORKLOADS]
         found[place.path] = use.params(), use.active_params(), use.tensors(), use.buffers(), caches
     return found
 
 
-def differing_names(alternatives: Alternatives) -> list[str]:
+def differing_names(alternatives: AlternativeBranches) -> list[str]:
     """Returns the forms whose contents differ from the first form's."""
     first, *others = alternatives.branches
     expected = held(alternatives.branches[first])
@@ -96,19 +96,19 @@ def test_a_tree_counts_the_form_that_runs(example: Component) -> None:
         )
 
 
-def flops(use: OpUse) -> Any:
+def flops(use: CountedOp) -> Any:
     return use.forward_flops()
 
 
-def chosen(scope: Scope, run_config: RunConfig) -> Scope:
+def chosen(scope: ModuleScope, run_config: RunConfig) -> ModuleScope:
     """Returns a scope in which each choice is replaced by the form that runs."""
-    made = Scope(scope.name, scope.about)
+    made = ModuleScope(scope.name, scope.about)
     for item in scope.items:
-        if isinstance(item, Alternatives):
+        if isinstance(item, AlternativeBranches):
             name = run_config.execution.form(item.branches, run_config.workload)
             made.items += chosen(item.branches[name], run_config).items
         else:
-            made.items.append(chosen(item, run_config) if isinstance(item, Scope) else item)
+            made.items.append(chosen(item, run_config) if isinstance(item, ModuleScope) else item)
     return made
 
 
@@ -127,13 +127,13 @@ def test_forms_are_found(example: Component, names: set[str]) -> None:
     assert all(set(one.branches) == names for one in found)
 
 
-def recorded(*branches: Callable[[Flow, Value], Value]) -> Alternatives:
+def recorded(*branches: Callable[[Flow, Value], Value]) -> AlternativeBranches:
     recorder, x = Flow(), Value(TOKENS, (Axis("hidden", 6),))
     """A flow with a choice between two branches."""
     first, other = branches
     recorder.alternatives(chunked=lambda: first(recorder, x), step=lambda: other(recorder, x))
     (made,) = recorder.root.items
-    assert isinstance(made, Alternatives)
+    assert isinstance(made, AlternativeBranches)
     return made
 
 

@@ -14,7 +14,7 @@ from llmcalc.components.distance_bias import RelativeBias
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.costs.params import active_params_of, total_params_of
-from llmcalc.flow.program import Alternatives, Scope, Step
+from llmcalc.flow.program import AlternativeBranches, ModuleScope, Step
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.symbolic.symbolic_model import letter_of_field
@@ -54,13 +54,13 @@ def names(node: Node) -> Any:
     return node.name, type(node.op), [names(child) for child in node.children]
 
 
-def steps(scope: Scope) -> list[Any]:
+def steps(scope: ModuleScope) -> list[Any]:
     """The steps of a program independent of its sizes: verbs, names and their order."""
     out: list[Any] = []
     for item in scope.items:
         if isinstance(item, Step):
             out.append((item.verb, item.name, len(item.ins), len(item.outs)))
-        elif isinstance(item, Alternatives):
+        elif isinstance(item, AlternativeBranches):
             out.append([(name, steps(branch)) for name, branch in item.branches.items()])
         else:
             out.append((item.name, steps(item)))
@@ -95,9 +95,9 @@ def test_what_goes_round_a_loop_has_the_same_axes_at_both_ends(example: Componen
             )
 
 
-def _scopes(scope: Scope) -> list[Scope]:
-    inner = [item for item in scope.items if isinstance(item, Scope)]
-    inner += [b for item in scope.items if isinstance(item, Alternatives) for b in item.branches.values()]
+def _scopes(scope: ModuleScope) -> list[ModuleScope]:
+    inner = [item for item in scope.items if isinstance(item, ModuleScope)]
+    inner += [b for item in scope.items if isinstance(item, AlternativeBranches) for b in item.branches.values()]
     return [scope, *(deeper for one in inner for deeper in _scopes(one))]
 
 
@@ -142,13 +142,13 @@ def test_attention_reads_what_is_added_to_its_scores() -> None:
     assert bias.ins[0] in [step.outs[0] for step in program.root.steps() if step.verb == "table"]
 
 
-def _run(scope: Scope) -> Iterator[Step]:
+def _run(scope: ModuleScope) -> Iterator[Step]:
     """Yields the steps of a pass, without steps that never run."""
     for item in scope.items:
         if isinstance(item, Step):
             if item.about.get("role") != "idle":
                 yield item
-        elif isinstance(item, Alternatives):
+        elif isinstance(item, AlternativeBranches):
             for branch in item.branches.values():
                 yield from _run(branch)
         elif item.about.get("role") != "idle":

@@ -24,7 +24,7 @@ from llmcalc.components.towers.patches import PatchEmbedder
 from llmcalc.components.towers.projector import Map, Projector
 from llmcalc.components.towers.vision import VisionTower
 from llmcalc.costs.params import active_params_of, total_params_of
-from llmcalc.flow.program import Alternatives, Scope, Step
+from llmcalc.flow.program import AlternativeBranches, ModuleScope, Step
 from llmcalc.flow.record import Flow
 from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
@@ -58,11 +58,11 @@ def steps_named(recorder: Flow, name: str) -> Iterator[Step]:
     return (step for step in recorder.root.steps() if step.name == name)
 
 
-def scopes(scope: Scope) -> Iterator[Scope]:
+def scopes(scope: ModuleScope) -> Iterator[ModuleScope]:
     yield scope
     for item in scope.items:
-        for inner in item.branches.values() if isinstance(item, Alternatives) else [item]:
-            if isinstance(inner, Scope):
+        for inner in item.branches.values() if isinstance(item, AlternativeBranches) else [item]:
+            if isinstance(inner, ModuleScope):
                 yield from scopes(inner)
 
 
@@ -78,7 +78,7 @@ def test_the_output_of_a_tower_is_as_wide_as_it_says(example: Any) -> None:
 def test_a_tower_reads_what_was_made_before_or_what_it_is_given(example: Any) -> None:
     """No edge comes from the text model, from nowhere, or from a later step; and the input is read."""
     spec = beside(vision_tower=example)
-    (towers,) = (s for s in spec.program().root.items if isinstance(s, Scope) and s.name == "towers")
+    (towers,) = (s for s in spec.program().root.items if isinstance(s, ModuleScope) and s.name == "towers")
     steps = list(towers.steps())
     made: set[int] = set()
     for step in steps:

@@ -83,7 +83,7 @@ def test_a_tree_that_does_not_add_up_is_found() -> None:
 
 def _rows(spec: ModelSpec, asked: Any, **setting: Any) -> tuple[dict[str, Fraction], dict[str, Fraction]]:
     """Returns `explain`'s values for the model, and the sum of the rows directly below it."""
-    explanation = explain(spec, quantity=asked, setting=FormulaSetting(**setting))
+    explanation = explain(spec, quantity=asked, formula_setting=FormulaSetting(**setting))
     *sections, model = explanation.sections
     sums: dict[str, Fraction] = {}
     for section in sections:

@@ -7,7 +7,7 @@ import pytest
 import llmcalc
 from llmcalc.device_memory.linear_in_layers import extrapolate_layers
 from llmcalc.device_memory.training import TrainingConfig, replay
-from llmcalc.flow.program import Scope
+from llmcalc.flow.program import ModuleScope
 from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.layer_loops import LayerStack, layer_stacks
 from llmcalc.simulator.layer_pattern import find_layer_pattern
@@ -72,7 +72,7 @@ def test_where_one_layer_of_some_differs_a_repeat_has_a_multiple_of_them() -> No
 
 def test_the_pattern_that_leaves_the_fewest_layers_is_found() -> None:
     """Layers before it, and layers after it that it does not continue."""
-    window, full = Scope("layers", {}), Scope("layers", {})
+    window, full = ModuleScope("layers", {}), ModuleScope("layers", {})
     assert find_layer_pattern([window] * 9) == (0, 1, 9)
     assert find_layer_pattern([window] * 4) == (0, 4, 1)  # all are recorded
     assert find_layer_pattern([full] * 3 + [window] * 9) == (3, 1, 9)

@@ -8,7 +8,7 @@ import pytest
 
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
-from llmcalc.flow.program import Step, every_step
+from llmcalc.flow.program import Step, all_steps
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import KernelChoices
 from llmcalc.sources.presets import load_preset, model_names
@@ -32,7 +32,7 @@ scores by distance (Gopher, Chinchilla) and LongT5's blocks. transformers runs t
 
 
 def steps(spec: ModelSpec) -> list[Step]:
-    return list(every_step(spec.program().root.items))
+    return list(all_steps(spec.program().root.items))
 
 
 def of_every_kind() -> list[str]:

@@ -10,7 +10,7 @@ from llmcalc.model import ModelSpec
 
 
 def training_memory(spec: ModelSpec, training: TrainingConfig, runtime: CudaRuntime = HOPPER) -> DeviceMemory:
-    """Replays training. Raises `Unsupported` for a step of the model without kernels."""
+    """Replays training. Raises `UnsupportedKernel` for a step of the model without kernels."""
     return device_memory(
         spec,
         lambda layers, workspace: [record_training(spec, training, layers, workspace)],

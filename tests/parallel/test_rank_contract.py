@@ -20,7 +20,7 @@ from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
 from llmcalc.costs.params import params, total_params_of
 from llmcalc.errors import InputError
-from llmcalc.flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
+from llmcalc.flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
 from llmcalc.model import ModelSpec
 from llmcalc.optional import EVERY_PART
 from llmcalc.parallel.layout import ONE_DEVICE, Layout, stages
@@ -60,12 +60,12 @@ class Placed(NamedTuple):
 def placed(items: Sequence[Item], path: str = "", runs: bool = True) -> Iterator[Placed]:
     """Every step of every branch, but those that repeat heads: a rank may have as many of both."""
     for item in items:
-        if isinstance(item, Alternatives):
+        if isinstance(item, AlternativeBranches):
             for name, branch in item.branches.items():
                 yield from placed(branch.items, f"{path}<{name}>", runs)
             continue
         does = runs and item.about.get("role") not in NEVER_RUN
-        if isinstance(item, Scope):
+        if isinstance(item, ModuleScope):
             yield from placed(item.items, f"{path}.{item.name}", does)
         elif item.verb != "repeat":
             yield Placed(f"{path}.{item.name or item.verb}", item, does)
@@ -228,7 +228,8 @@ def test_multi_token_prediction_is_on_the_last_stage() -> None:
     """As in Megatron-LM, with a copy of the embedding, which its modules look up (multi_token_prediction.py)."""
     first, last = halves(load_preset("deepseek-v3").model)
     names = [
-        [item.name for item in program.root.items if not isinstance(item, Alternatives)] for program in (first, last)
+        [item.name for item in program.root.items if not isinstance(item, AlternativeBranches)]
+        for program in (first, last)
     ]
     assert "mtp" not in names[0]
     assert {"lm_head", "mtp", "embed_tokens"} <= {*names[1]}

@@ -11,7 +11,7 @@ import pytest
 import llmcalc
 from llmcalc.plots import breakdown, roofline, servers
 from llmcalc.plots.figure import figure_bytes
-from llmcalc.reports.seconds import FACTORS, unit_of
+from llmcalc.reports.seconds import FACTORS, duration_unit
 from llmcalc.reports.serve import layout_text
 from llmcalc.studies.server import LatencyLimits
 
@@ -49,7 +49,7 @@ def test_bars_of_nodes_add_up_to_the_estimate(options: dict[str, Any]) -> None:
     answer = llmcalc.time("llama3-8b", "h100", **options).result
     figure = llmcalc.plot("time", "llama3-8b", hardware="h100", **options)
     parts_axes, node_axes = figure.axes
-    unit = FACTORS[unit_of(answer.seconds)]
+    unit = FACTORS[duration_unit(answer.seconds)]
     of_estimate = [bar.get_width() * unit for bar in parts_axes.patches if bar.get_y() < 0]
     assert sum(of_estimate) == pytest.approx(answer.seconds, rel=1e-9)
     assert of_estimate == pytest.approx(list(answer.bounds.values()), abs=1e-12)

@@ -25,7 +25,7 @@ from llmcalc.reports import memory as memory_view
 from llmcalc.reports import params as params_view
 from llmcalc.reports.document import Report
 from llmcalc.reports.formats import pipe, plain
-from llmcalc.simulator.lowering import Unsupported
+from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.sources.huggingface.registry import FILES
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import load_preset
@@ -61,7 +61,7 @@ def _memory(preset: Preset, found: Memory) -> list[Report]:
     """
     try:
         _ = found.device
-    except Unsupported as error:
+    except UnsupportedKernel as error:
         reasons = ("a grouped product requires a multiple of 16", "params, flops and kv count")
         if not any(reason in str(error) for reason in reasons):
             raise
@@ -92,7 +92,10 @@ def test_every_architecture_can_be_shown(spec: ModelSpec) -> None:
 @pytest.mark.parametrize("spec", sampled(architectures(), verbs_of))
 def test_every_architecture_can_be_explained(spec: ModelSpec) -> None:
     """test_trees_add_up.py compares the formulas of more models with their counts."""
-    out, report = io.StringIO(), explain_view.report(Preset(name="model", model=spec), explain(spec, setting=SEQ))
+    out, report = (
+        io.StringIO(),
+        explain_view.report(Preset(name="model", model=spec), explain(spec, formula_setting=SEQ)),
+    )
     pipe.render(report, out, WIDTH)
     assert isinstance(report.data, dict)
     formulas = {row["quantity"]: row["value"] for row in report.data["formulas"] if row["node"] == "model"}

@@ -20,7 +20,7 @@ from llmcalc.components.base import Component
 from llmcalc.components.choices import LAYERS, all_components
 from llmcalc.components.stack import Stack
 from llmcalc.evidence import UNTESTED, witness_of
-from llmcalc.simulator.lowering import Unsupported
+from llmcalc.simulator.lowering import UnsupportedKernel
 from tests.builders import verbs_of
 from tests.contracts.test_parts import around_a_model
 from tests.samples import sampled
@@ -84,7 +84,7 @@ def main() -> None:
             continue
         try:
             ours = without_values(around_a_model(part))
-        except Unsupported as error:
+        except UnsupportedKernel as error:
             print(f"{name}: {error}")
             found["unsupported"] += 1
             continue

@@ -62,7 +62,7 @@ def without_values(
     first_trained_layer: int | None = None,
     trained_dtype: Dtype | None = None,
 ) -> Held:
-    """The bytes of a forward and a backward pass, by the eager profile. Raises `Unsupported`.
+    """The bytes of a forward and a backward pass, by the eager profile. Raises `UnsupportedKernel`.
 
     adds_in_place: whether gradients may be added in place; torch never does under a dispatch mode, as in `by_torch`.
     on_sum: as of `AutogradGraph`.

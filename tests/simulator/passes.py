@@ -64,7 +64,7 @@ def without_values(
     mla: LatentForm = "auto",
     choices: KernelChoices = EAGER,
 ) -> list[Pass]:
-    """What each pass holds, by the eager profile. Raises `Unsupported`."""
+    """What each pass holds, by the eager profile. Raises `UnsupportedKernel`."""
     program, meter = spec.program(), Logged()
     graph = meter.graph = AutogradGraph(meter)
     graph.enabled = False

@@ -20,7 +20,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.autograd import AutogradGraph
 from llmcalc.simulator.choices import KernelChoices
-from llmcalc.simulator.lowering import Unsupported
+from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.offload import STASH, Offload
 from llmcalc.simulator.tensor import BFLOAT16
@@ -88,7 +88,7 @@ def test_recurrent_kernels_run_under_autocast_where_weights_have_its_format() ->
     adapters = Adapters(4, frozenset({"q_proj", "k_proj"}))
     run = TrainingConfig(1, 64, autocast=True, adapters=adapters)
     assert replay(model, run).after > 0
-    with pytest.raises(Unsupported, match="no published kernels under autocast"):
+    with pytest.raises(UnsupportedKernel, match="no published kernels under autocast"):
         replay(model, TrainingConfig(1, 64, autocast=True, dtype="float32", adapters=adapters))
 
 
@@ -166,7 +166,7 @@ def test_a_layer_keeps_what_litgpt_keeps(name: str) -> None:
 def test_one_product_has_one_adapter() -> None:
     together = KernelChoices(fused_qkv=True)
     how = Adapters(3, frozenset({"q_proj", "v_proj"}))
-    with pytest.raises(Unsupported, match="one product has one adapter; expected all of q_proj, k_proj, v_proj"):
+    with pytest.raises(UnsupportedKernel, match="one product has one adapter; expected all of q_proj, k_proj, v_proj"):
         without_values(spec(2), choices=together, adapters=how)
     apart, one = (without_values(spec(2), choices=choices) for choices in (KernelChoices(), together))
     assert one.after == apart.after  # the same gradients
@@ -216,7 +216,7 @@ def test_experts_in_4_bits_are_decoded_whole_and_kept_for_the_backward_pass() ->
     assert set_up[0] - set_up[1] == layers * 3 * (2 * matrix - (matrix // 2 + 4 * matrix // 64 + 64))
     kept = [without_values(model, adapters=adapters).live for adapters in (usual, narrow)]
     assert kept[1] - kept[0] == layers * 3 * 2 * matrix
-    with pytest.raises(Unsupported, match="experts in 8 bits"):
+    with pytest.raises(UnsupportedKernel, match="experts in 8 bits"):
         replay(model, TrainingConfig(2, 7, adapters=Adapters(3, ALL, base="int8", quantized_experts=True)))
 
 

@@ -7,7 +7,7 @@ import pytest
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.simulator.choices import KernelChoices
-from llmcalc.simulator.frame import Unsupported
+from llmcalc.simulator.frame import UnsupportedKernel
 from llmcalc.workload.recompute import MODES
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.compare import examples
@@ -62,7 +62,7 @@ def test_training_of_every_part_is_answered() -> None:
     for name, example in EXAMPLES.items():
         try:
             device = memory(around_a_model(example), Settings(phase="training", seq=12, batch=3)).device
-        except Unsupported:
+        except UnsupportedKernel:
             continue
         except Exception as error:
             error.add_note(name)

@@ -11,7 +11,7 @@ from llmcalc.components.layers.block import Block
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import KernelChoices
-from llmcalc.simulator.lowering import Unsupported
+from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.witnesses import kernel_variants
 from llmcalc.workload.recompute import MODES, NONE, OF_TRAINERS, Recompute, recompute_of
 from tests.contracts.test_parts import around_a_model
@@ -69,7 +69,7 @@ def test_a_router_that_reads_the_one_below_runs_again(mode: str) -> None:
     ],
 )
 def test_where_it_cannot_it_is_refused(mode: str, said: str) -> None:
-    with pytest.raises(Unsupported, match=said):
+    with pytest.raises(UnsupportedKernel, match=said):
         without_values(around_a_model(MIXTURES[CARRIES]), recompute=recompute_of(mode))
 
 

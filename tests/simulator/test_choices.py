@@ -10,11 +10,11 @@ import llmcalc
 from llmcalc.components.distance_bias import AlibiBias
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.flow.program import every_step
+from llmcalc.flow.program import all_steps
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import KernelChoices
-from llmcalc.simulator.evidence import kernels_of
-from llmcalc.simulator.lowering import Unsupported
+from llmcalc.simulator.evidence import kernel_names_of
+from llmcalc.simulator.lowering import UnsupportedKernel
 from tests.comparisons import compares, of_run
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.models import by_torch, without_values
@@ -31,8 +31,8 @@ from tests.simulator.models import by_torch, without_values
 def test_the_kernels_whose_evidence_an_answer_states_are_those_of_its_ops(
     name: str, verb: str, kernels: list[str]
 ) -> None:
-    steps = every_step(llmcalc.load(name).model.shared_program.root.items)
-    assert list(kernels_of(next(step for step in steps if step.verb == verb))) == kernels
+    steps = all_steps(llmcalc.load(name).model.shared_program.root.items)
+    assert list(kernel_names_of(next(step for step in steps if step.verb == verb))) == kernels
 
 
 def spec(number: int) -> ModelSpec:
@@ -141,6 +141,6 @@ def test_what_cannot_be_fused_is_refused() -> None:
     sunk = around_a_model(Attention(num_attention_heads=4, sinks=True))
     for refused, kind in ((biased, "flash"), (biased, "sdpa-math"), (sunk, "sdpa-math")):
         with pytest.raises(
-            Unsupported, match=rf"layers\.self_attn\.core: --attn-implementation {kind} takes no bias, no sinks"
+            UnsupportedKernel, match=rf"layers\.self_attn\.core: --attn-implementation {kind} takes no bias, no sinks"
         ):
             without_values(refused, choices=KernelChoices(kind))  # type: ignore[arg-type]

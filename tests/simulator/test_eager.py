@@ -6,7 +6,7 @@ import pytest
 
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.lowering import Unsupported
+from llmcalc.simulator.lowering import UnsupportedKernel
 from tests.comparisons import compares, of_run
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.compare import differences, examples, sampled_examples
@@ -103,7 +103,7 @@ def test_what_is_around_a_recurrent_part_holds_what_torch_holds(name: str) -> No
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_part_is_refused_where_its_kernel_does_not_run(name: str) -> None:
-    with pytest.raises(Unsupported, match="has no kernel for chunks"):
+    with pytest.raises(UnsupportedKernel, match="has no kernel for chunks"):
         without_values(around_a_model(EXAMPLES[name]))
 
 

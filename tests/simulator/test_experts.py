@@ -14,7 +14,7 @@ from llmcalc.components.networks.moe import IdentityExperts, Latent, MoE
 from llmcalc.components.networks.router import LinearRouter
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import KernelChoices
-from llmcalc.simulator.lowering import Unsupported
+from llmcalc.simulator.lowering import UnsupportedKernel
 from tests.contracts.test_parts import decoder
 from tests.simulator.models import by_torch, without_values
 
@@ -67,7 +67,9 @@ def test_experts_hold_what_torch_holds(name: str) -> None:
 def test_a_width_that_a_grouped_product_refuses_is_named() -> None:
     odd = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
     spec = decoder(feed_forward=MoE(num_experts=4, num_experts_per_tok=2, expert=odd))
-    with pytest.raises(Unsupported, match=r"gate_proj: 20 elements of bfloat16 are 40 bytes; .* a multiple of 16"):
+    with pytest.raises(
+        UnsupportedKernel, match=r"gate_proj: 20 elements of bfloat16 are 40 bytes; .* a multiple of 16"
+    ):
         without_values(spec)
     with pytest.raises(RuntimeError, match="multiple of 16 bytes"):
         by_torch(spec)

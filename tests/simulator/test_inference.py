@@ -12,10 +12,10 @@ import pytest
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.compressed_attention import CompressedAttention
 from llmcalc.costs.cache import kv
-from llmcalc.flow.program import every_step
+from llmcalc.flow.program import all_steps
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import EAGER, KernelChoices
-from llmcalc.simulator.lowering import Unsupported
+from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.workload.execution import LatentForm
 from tests.builders import family_shapes, spec_of, verbs_of
 from tests.comparisons import compares, of_run
@@ -91,7 +91,7 @@ def cached(spec: ModelSpec, tokens: int) -> int:
 
 def caches_windows(spec: ModelSpec) -> bool:
     """Whether a cache keeps the last tokens alone."""
-    return any(step.verb == "cache" and step.options["limit"] for step in every_step(spec.shared_program.root.items))
+    return any(step.verb == "cache" and step.options["limit"] for step in all_steps(spec.shared_program.root.items))
 
 
 OTHER_TOKEN = {"MLA-9"}
@@ -182,7 +182,7 @@ def test_training_on_less_than_an_entry() -> None:
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_part_is_refused_where_its_kernel_does_not_run(name: str) -> None:
-    with pytest.raises(Unsupported, match="has no kernel for chunks"):
+    with pytest.raises(UnsupportedKernel, match="has no kernel for chunks"):
         without_values(around_a_model(EXAMPLES[name]))
 
 

@@ -13,7 +13,7 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.device_memory.training import TrainingConfig, replay
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.frame import Unsupported
+from llmcalc.simulator.frame import UnsupportedKernel
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT32
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.models import by_torch, without_values
@@ -94,5 +94,5 @@ def test_a_mamba_layer_of_jamba_calls_its_projection_of_steps_where_weights_are_
         run = TrainingConfig(batch=1, seq=64, adapters=Adapters(4, frozenset({"in_proj"}), base=base))  # type: ignore[arg-type]
         stored[base] = replay(jamba, run).after
     assert stored["nf4"] < stored["none"]
-    with pytest.raises(Unsupported, match="reads this weight itself; expected no adapter"):
+    with pytest.raises(UnsupportedKernel, match="reads this weight itself; expected no adapter"):
         replay(jamba, TrainingConfig(batch=1, seq=64, adapters=Adapters(4, frozenset({"dt_proj"}))))

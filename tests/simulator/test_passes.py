@@ -25,7 +25,7 @@ from llmcalc.simulator.caching_allocator import (
 from llmcalc.simulator.event_log import FREED, NAMED, STREAMED, TAKEN, Event, EventRecorder
 from llmcalc.simulator.meter import AllocationPlace
 from llmcalc.simulator.record_microbatches import PassRecorder
-from llmcalc.simulator.repeat_layers import NotRepeating
+from llmcalc.simulator.repeat_layers import NotRepeatingError
 from llmcalc.simulator.tensor import BFLOAT16, Storage, Tensor, empty
 from tests.samples import with_rest
 from tests.simulator.allocator_witness import WitnessAllocator
@@ -255,7 +255,7 @@ def test_passes_that_should_be_alike_are_compared() -> None:
     outputs = [chunk.run(size) for size in (3, 5, 7, 7)]  # the first and the second one may differ from the rest
     assert {case[2] for case in chunk.passes.traces()} == {0, 1, 2}
     outputs.append(chunk.run(9))
-    with pytest.raises(NotRepeating):
+    with pytest.raises(NotRepeatingError):
         chunk.passes.traces()
 
 
@@ -264,6 +264,6 @@ def test_what_a_pass_keeps_is_freed_in_a_pass() -> None:
     output = chunk.run(3, keeps=True)
     assert chunk.passes.traces()
     chunk.kept.clear()
-    with pytest.raises(NotRepeating):
+    with pytest.raises(NotRepeatingError):
         chunk.passes.traces()
     del output

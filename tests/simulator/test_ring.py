@@ -27,7 +27,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.aten import Aten
 from llmcalc.simulator.autograd import AutogradGraph
 from llmcalc.simulator.choices import KernelChoices
-from llmcalc.simulator.lowering import Unsupported
+from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.profiles.context_parallel import (
     ContextParallelRing,
@@ -168,7 +168,7 @@ def test_what_does_not_divide_is_refused(layout: Layout, seq: int, message: str)
 @pytest.mark.parametrize(("name", "attention"), [("llama3-8b", "eager"), ("mistral-7b", "flash")])
 def test_other_attention_is_refused(name: str, attention: Any) -> None:
     spec = llmcalc.load(name, num_hidden_layers=2).model
-    with pytest.raises(Unsupported, match="--cp 2 takes causal attention without a window in flash kernels"):
+    with pytest.raises(UnsupportedKernel, match="--cp 2 takes causal attention without a window in flash kernels"):
         fsdp_memory(
             spec, TrainingConfig(seq=64, choices=KernelChoices(attention=attention)), Layout(dp=2, cp=2, zero=3)
         )

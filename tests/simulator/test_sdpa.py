@@ -11,7 +11,7 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.simulated_run import default_attention
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import KernelChoices
-from llmcalc.simulator.lowering import Unsupported
+from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.simulator.sdpa import SdpaCall, sdpa_backend
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT16, FLOAT32
 from llmcalc.sources.target import load
@@ -135,7 +135,7 @@ def test_a_window_makes_a_mask_that_every_layer_saves() -> None:
 
 def test_what_torch_does_not_take_is_refused() -> None:
     for refused in (attention(4, sinks=True), attention(4, attn_logit_softcapping=50.0)):
-        with pytest.raises(Unsupported, match="--attn-implementation sdpa takes no"):
+        with pytest.raises(UnsupportedKernel, match="--attn-implementation sdpa takes no"):
             without_values(refused, choices=KernelChoices("sdpa"))
 
 

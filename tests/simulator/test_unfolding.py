@@ -24,7 +24,7 @@ from llmcalc.simulator.event_log import FREED, NAMED, Event, RecordedEvents, is_
 from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
 from llmcalc.simulator.meter import Meter
-from llmcalc.simulator.repeat_layers import AllocatorOverhead, NotRepeating, RepeatAnalysis
+from llmcalc.simulator.repeat_layers import AllocatorOverhead, NotRepeatingError, RepeatAnalysis
 from llmcalc.simulator.tensor import FLOAT32
 from llmcalc.workload.fake_quantization import FakeQuantization
 from llmcalc.workload.recompute import recompute_of
@@ -136,9 +136,11 @@ def test_repeats_that_differ_are_found() -> None:
     RepeatAnalysis(recorded, stacks, [0])
     tensors = [event for event in recorded.first_step[1] if event[1] > 0]
     event = tensors[len(tensors) // 4]  # half-way through the forward pass, one byte more
-    with pytest.raises(NotRepeating):
+    with pytest.raises(NotRepeatingError):
         RepeatAnalysis(tampered(recorded, event, (event[0], event[1] + 1, event[2])), stacks, [0])
-    with pytest.raises(NotRepeating):  # one layer of two is computed again, and a pattern of one layer does not say so
+    with pytest.raises(
+        NotRepeatingError
+    ):  # one layer of two is computed again, and a pattern of one layer does not say so
         RepeatAnalysis(record_training(spec, WAYS["every other"], {0: RECORDED_REPEATS}), stacks, [0])
 
 
@@ -150,7 +152,7 @@ def test_a_name_for_a_storage_of_a_repeat_is_found() -> None:
     inner = min(RepeatAnalysis(recorded, stacks, [0]).twins)
     batch, *others = recorded.reported_step
     named = replace(recorded, reported_step=[[*batch, (inner, NAMED, inner)], *others])
-    with pytest.raises(NotRepeating):
+    with pytest.raises(NotRepeatingError):
         RepeatAnalysis(named, stacks, [0])
 
 
@@ -160,7 +162,7 @@ WAITING = replace(PLAIN, seq=512, offload=True, recompute=recompute_of("full"))
 
 def test_where_repeats_differ_all_layers_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, runtime, device = llmcalc.load(MODELS["dense"]).model, CudaRuntime(WORKSPACE), WitnessAllocator()
-    with pytest.raises(NotRepeating):
+    with pytest.raises(NotRepeatingError):
         unfolding(spec, WAITING)
     asked: list[Mapping[int, int]] = []
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from llmcalc.sources import huggingface
-from llmcalc.sources.huggingface.head_kinds import HEAD_ENDINGS, head_of
+from llmcalc.sources.huggingface.head_kinds import HEAD_ENDINGS, head_kind_of_config
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
 from llmcalc.sources.huggingface.towers import SECTIONS
 from tests.builders import json_lines
@@ -114,7 +114,7 @@ def reads_logits_as_they_are(name: str) -> bool:
 
     import transformers
 
-    if head_of({"architectures": [name]}) != "lm":
+    if head_kind_of_config({"architectures": [name]}) != "lm":
         return False
     cls = getattr(transformers, name, None)
     source = "" if cls is None else inspect.getsource(cls.forward)

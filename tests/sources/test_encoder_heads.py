@@ -14,7 +14,7 @@ import pytest
 
 from llmcalc.costs.params import params
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import read_config, type_of_class_name
+from llmcalc.sources.huggingface.registry import model_type_of_class_name, read_config
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.sources.to_hf import to_config
 from tests.samples import in_one_test
@@ -56,7 +56,7 @@ CHECKED = {"bert-base": "bert-base-uncased", "modernbert-base": "modernbert-base
 def config_of(name: str, cls: str) -> dict[str, Any]:
     """Returns a preset's config as its publisher writes it: with this class, or with none if it is empty."""
     config = {key: value for key, value in to_config(load_preset(name).model).items() if key != "architectures"}
-    return {**config, "architectures": [cls], "model_type": type_of_class_name(cls)} if cls else config
+    return {**config, "architectures": [cls], "model_type": model_type_of_class_name(cls)} if cls else config
 
 
 def test_every_encoder_is_here() -> None:

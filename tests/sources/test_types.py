@@ -12,7 +12,7 @@ import llmcalc
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.networks.router import LinearRouter
 from llmcalc.errors import InputError
-from llmcalc.sources.huggingface.registry import type_of_class_name, with_model_type
+from llmcalc.sources.huggingface.registry import model_type_of_class_name, with_model_type
 from tests.builders import CASES, spec_of
 from tests.families import shapes_of
 
@@ -58,8 +58,8 @@ def test_no_published_config_contradicts_itself() -> None:
 
 
 def test_every_class_has_one_model_type() -> None:
-    assert type_of_class_name("LlamaForCausalLM") == "llama"
-    assert type_of_class_name("NoSuchModel") == ""
+    assert model_type_of_class_name("LlamaForCausalLM") == "llama"
+    assert model_type_of_class_name("NoSuchModel") == ""
 
 
 @pytest.mark.parametrize("model_type", ["switch_transformers", "nllb-moe"])

@@ -210,7 +210,7 @@ def test_a_forward_pass_is_2n_flops_a_token() -> None:
 
 def test_explain_prints_these_formulas() -> None:
     """The same claims as symbolic formulas: 12Lh² + 2Vh, 24Lh² + 4LSh + 2Vh."""
-    model = explain(decoder(), setting=FormulaSetting(seq=T)).sections[-1]
+    model = explain(decoder(), formula_setting=FormulaSetting(seq=T)).sections[-1]
     h, layers, vocab, keys = (
         s for letter in "hLVS" for s, m in explain(decoder()).formulas.meanings.items() if m.name == letter
     )

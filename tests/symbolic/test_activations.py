@@ -20,7 +20,7 @@ from llmcalc.reports.explain import report
 from llmcalc.reports.expression import write_expression
 from llmcalc.reports.formats.table import render
 from llmcalc.simulator.choices import KernelChoices
-from llmcalc.simulator.lowering import Unsupported
+from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.sources.presets import load_preset
 from llmcalc.symbolic.activations import ActivationFormulas, explain_activations
 from llmcalc.symbolic.explain import Explanation
@@ -105,8 +105,8 @@ def test_formulas_under_every_choice(name: str, attention: AttentionImplementati
     spec, training = around_a_model(examples()[name]), TrainingSetting(BATCH, attention, recompute)
     try:
         held = without_values(spec, BATCH, SEQ, recompute=MODES[recompute], choices=KernelChoices(attention=attention))
-    except Unsupported:
-        with pytest.raises(Unsupported):
+    except UnsupportedKernel:
+        with pytest.raises(UnsupportedKernel):
             activations(spec, SEQ, training)
         return
     kept = activations(spec, SEQ, training)
@@ -183,7 +183,7 @@ def test_prediction_modules_count_where_they_are_asked_in() -> None:
 
 
 def test_what_has_no_kernels_is_refused_by_the_name_of_its_node() -> None:
-    with pytest.raises(Unsupported, match=r"encoder\.layers\.self_attn.* no bias"):
+    with pytest.raises(UnsupportedKernel, match=r"encoder\.layers\.self_attn.* no bias"):
         explain_activations(load_preset("t5-base").model, training=TrainingSetting(attention="flash"))
 
 

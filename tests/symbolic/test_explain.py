@@ -97,7 +97,7 @@ def read_back(text: str, values: dict[str, Any]) -> Fraction:
 
 def test_mha_with_an_ungated_4h_feed_forward_is_12lh2_and_2vh() -> None:
     """Kaplan 2020 §2.1: 12·L·h² in the layers; 2·L + 1 norms of h weights, and an embedding and a head of V·h each."""
-    rows = texts(explain(decoder(layer()), setting=FormulaSetting(seq=SEQ)))
+    rows = texts(explain(decoder(layer()), formula_setting=FormulaSetting(seq=SEQ)))
     assert rows["model", "params"]["symbolic"] == "L·(4·h² + 2·h·f + 2·h) + 2·V·h + h"
     assert rows["model", "params"]["in_units_of_h"] == "12·L·h² + 2·V·h + 2·L·h + h"
     assert rows["model", "flops"]["symbolic"] == "L·(8·h² + 4·h·f + 4·S·h) + 2·V·h"
@@ -108,7 +108,7 @@ def test_mha_with_an_ungated_4h_feed_forward_is_12lh2_and_2vh() -> None:
 
 
 def test_grouped_queries_with_a_head_size_of_their_own() -> None:
-    rows = texts(explain(load_preset("llama3-8b").model, "self_attn", setting=FormulaSetting(seq=2048)))
+    rows = texts(explain(load_preset("llama3-8b").model, "self_attn", formula_setting=FormulaSetting(seq=2048)))
     one = rows["layers.self_attn", "params"]
     assert (one["symbolic"], one["substituted"], one["value"]) == (
         "2·h·a·d + 2·h·k·d",
@@ -140,7 +140,9 @@ def test_latent_attention() -> None:
     assert rows["layers.self_attn", "params"] == "h·a·v + q·a·(n + r) + c·a·(n + v) + h·q + h·(c + r) + q + c"
     assert rows["layers.self_attn", "kv"] == "b·(c + r)"
     assert (
-        texts(explain(spec, "self_attn", setting=FormulaSetting(dtype="int4")))["layers.self_attn", "kv"]["value"]
+        texts(explain(spec, "self_attn", formula_setting=FormulaSetting(dtype="int4")))["layers.self_attn", "kv"][
+            "value"
+        ]
         == (32 + 8) / 2
     )
 
@@ -260,7 +262,7 @@ def test_what_is_printed_reads_back_to_the_count(name: str) -> None:
     """Compares every component and the whole of every preset with the counts of `params`, `flops` and `kv`."""
     preset = load_preset(name)
     setting = FormulaSetting(seq=SEQ)
-    asked = explain(preset.model, setting=setting)
+    asked = explain(preset.model, formula_setting=setting)
     data = report(preset, asked).data
     assert isinstance(data, dict)
     values = {symbol: entry["value"] for symbol, entry in data["symbols"].items()}

@@ -53,7 +53,7 @@ def check_counts(spec: ModelSpec, rank_pass: RankPass) -> None:
     tree, run, work = spec.tree(), rank_pass.run_config(), rank_work(spec, rank_pass)
     assert work.forward_flops == tree.total(forward_flops_of, run)
     assert work.parameters == tree.total(total_params_of)
-    assert work.cache_elements == tree.total(lambda op_use: op_use.cache_bits(1), run)
+    assert work.cache_elements == tree.total(lambda counted_op: counted_op.cache_bits(1), run)
     if rank_pass.phase == "training":
         assert work.backward_flops == tree.total(backward_flops_of, run)
 

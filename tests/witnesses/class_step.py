@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from llmcalc.model import ModelSpec
 from llmcalc.witnesses.storage_tracker import StorageTracker
-from llmcalc.witnesses.transformers import build_class_model, inputs_of
+from llmcalc.witnesses.transformers import build_class_model, class_inputs
 from tests.simulator.witness import Held, measured
 
 
@@ -55,7 +55,7 @@ def class_to_train(config: Mapping[str, Any]) -> Any:
 
 def held_by(spec: ModelSpec, model: Any, batch: int, seq: int, follows: type[AllReal] = AllReal) -> Held:
     """The bytes of a training step of a class, beside its weights and inputs."""
-    inputs = inputs_of(spec, model, batch, seq)
+    inputs = class_inputs(spec, model, batch, seq)
     labels = torch.empty(batch * seq, dtype=torch.int64, device="meta")
 
     def run() -> torch.Tensor:

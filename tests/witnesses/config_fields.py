@@ -33,7 +33,7 @@ from llmcalc.optional import WITHOUT_FLOPS
 from llmcalc.sources.huggingface.config import Config
 from llmcalc.sources.huggingface.registry import family_of, model_types, read_config, text_model_of
 from llmcalc.witnesses.transformers import build_class_model, class_settings_of, run_forward
-from llmcalc.witnesses.witness import fields_of, witness_of
+from llmcalc.witnesses.witness import class_config_fields, witness_of
 from tests.builders import run_config
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
@@ -170,7 +170,9 @@ def configured(config: dict[str, Any]) -> Any:
     import transformers
 
     with mock.patch.object(transformers.PreTrainedConfig, "__repr__", object.__repr__):
-        return transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(deepcopy(config)))
+        return transformers.AutoConfig.for_model(
+            witness_of(config["model_type"]), **class_config_fields(deepcopy(config))
+        )
 
 
 def attribute(configuration: Any, path: str) -> Any:

@@ -19,7 +19,7 @@ import pytest
 
 from llmcalc.algebra import Number
 from llmcalc.costs.flops import forward_flops_of
-from llmcalc.flow.tree import OpUse
+from llmcalc.flow.tree import CountedOp
 from llmcalc.model import ModelSpec
 from llmcalc.ops import (
     AttentionCore,
@@ -32,7 +32,7 @@ from llmcalc.ops import (
     PooledAttentionCore,
 )
 from llmcalc.sources.huggingface.registry import FILES, text_model_of
-from llmcalc.witnesses.deviations import class_total
+from llmcalc.witnesses.deviations import total_cost_in_class
 from llmcalc.witnesses.module_measurements import count_flops
 from llmcalc.witnesses.transformers import (
     CACHE_NAMES,
@@ -269,7 +269,7 @@ def _counted(config: dict[str, Any], spec: ModelSpec, more: set[str]) -> Any:
     """FLOPs of one token after others, with the extra work of the class."""
     found = [MORE[key] for key in more]
 
-    def cost(use: OpUse) -> Number:
+    def cost(use: CountedOp) -> Number:
         op = use.op
         for one in found:
             op = one.follow(op)
@@ -277,7 +277,9 @@ def _counted(config: dict[str, Any], spec: ModelSpec, more: set[str]) -> Any:
 
     form: LatentForm = next((one.mla for one in found if one.mla != "auto"), "auto")
     run = run_config(batch=BATCH, seq=1, context=CONTEXT, source=CONTEXT, phase="decode", mla=form)
-    counted = prod(one.times for one in found) * class_total(text_model_of(config)[2], "forward_flops", cost, spec, run)
+    counted = prod(one.times for one in found) * total_cost_in_class(
+        text_model_of(config)[2], "forward_flops", cost, spec, run
+    )
     return counted + sum(one.extra(spec) for one in found)
 
 

@@ -20,7 +20,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, library_class_names, model_types, read_config
 from llmcalc.witnesses.checks import Verdict
-from llmcalc.witnesses.deviations import class_total
+from llmcalc.witnesses.deviations import total_cost_in_class
 from llmcalc.witnesses.module_measurements import count_flops, parameters
 from llmcalc.witnesses.reference import LEAST_SEQ
 from llmcalc.witnesses.transformers import build_class_model, uncounted_parameters, verify_config
@@ -96,7 +96,9 @@ def test_every_head_is_counted_as_its_class_has_it(kind: str) -> None:
             spec = ModelSpec.model_validate(table)
             model = build_class_model(config)
             uncounted = sum(uncounted_parameters(config, model).values())
-            assert class_total(kind, "parameters", total_params_of, spec) == parameters(model)[""] - uncounted, name
+            assert (
+                total_cost_in_class(kind, "parameters", total_params_of, spec) == parameters(model)[""] - uncounted
+            ), name
             continue
         verdict = _verified(ModelSpec.model_validate(table), config)
         if verdict is None:

@@ -13,7 +13,7 @@ import pytest
 from llmcalc.costs.flops import forward_flops_of
 from llmcalc.sources.huggingface.registry import model_types, text_model_of
 from llmcalc.sources.target import load
-from llmcalc.witnesses.deviations import class_total
+from llmcalc.witnesses.deviations import total_cost_in_class
 from tests.builders import CASES, run_config
 from tests.samples import in_one_test
 
@@ -39,9 +39,9 @@ def test_real_configs_are_exact(case: Path) -> None:
     kind = text_model_of(read_json(case / "config.json"))[2]
     assert spec.tree().total(lambda use: use.params()) == truth["n_params_total"]
     for seq, flops in truth["forward_flops_eager_batch1"].items():
-        assert class_total(kind, "forward_flops", forward_flops_of, spec, run_config(seq=int(seq))) == flops
+        assert total_cost_in_class(kind, "forward_flops", forward_flops_of, spec, run_config(seq=int(seq))) == flops
     for seq, cache in truth.get("cache_after_forward_batch1_bf16", {}).items():
         assert (
-            class_total(kind, "cache_bytes", lambda use: use.cache_bits(16), spec, run_config(seq=int(seq)))
+            total_cost_in_class(kind, "cache_bytes", lambda use: use.cache_bits(16), spec, run_config(seq=int(seq)))
             == 8 * cache["bytes"]
         )

@@ -705,7 +705,7 @@ def test_kimi_k3_has_its_published_figures() -> None:
     stored = quantized_size(
         spec,
         scheme_of_config(names.config),
-        extra_parts=frozenset({"towers"}),
+        included_parts=frozenset({"towers"}),
         module_names=names.names(spec.tree(), spec.kind),
     )
     assert round(stored.total / 1e12, 4) == 1.5608

@@ -13,7 +13,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types, read_config, text_model_of
 from llmcalc.units import bits_to_bytes
-from llmcalc.witnesses.deviations import class_total
+from llmcalc.witnesses.deviations import total_cost_in_class
 from llmcalc.witnesses.module_measurements import parameters
 from llmcalc.witnesses.reference import LEAST_SEQ
 from llmcalc.witnesses.transformers import build_class_model, class_settings_of, run_forward
@@ -43,7 +43,7 @@ def test_a_text_model_is_its_class_without_the_encoders(kind: str) -> None:
     text_type = text_model_of(config)[2]
     encoders = held(model, WRAPPERS[kind].modules)
     assert encoders
-    assert class_total(text_type, "parameters", total_params_of, spec) == parameters(model)[""] - encoders
+    assert total_cost_in_class(text_type, "parameters", total_params_of, spec) == parameters(model)[""] - encoders
     if WRAPPERS[kind].runs:
         _compare_passes(kind, text_type, spec, model)
     assert [note for note in notes if "is not counted" in note] == [
@@ -60,12 +60,15 @@ def _compare_passes(kind: str, text_type: str, spec: ModelSpec, model: Any) -> N
         spec, model.get_submodule(WRAPPERS[kind].text_model), 1, LEAST_SEQ, class_settings_of({"model_type": text_type})
     )
     run = run_config(seq=LEAST_SEQ)
-    assert class_total(text_type, "forward_flops", forward_flops_of, spec, run) == measured.flops[""]
+    assert total_cost_in_class(text_type, "forward_flops", forward_flops_of, spec, run) == measured.flops[""]
     if spec.kind == "encoder":
         assert measured.cache is None
         return
     assert measured.cache is not None
-    assert bits_to_bytes(class_total(text_type, "cache_bytes", cache_bits_of("bfloat16"), spec, run)) == measured.cache
+    assert (
+        bits_to_bytes(total_cost_in_class(text_type, "cache_bytes", cache_bits_of("bfloat16"), spec, run))
+        == measured.cache
+    )
 
 
 def rules_of(kind: str) -> set[Any]:
@@ -121,7 +124,7 @@ def test_the_decoder_of_an_encoder_decoder_has_its_cross_attention(kind: str, de
     text_type = text_model_of(config)[2]
     assert table["decoder"]["block"]["idle_cross_attention"]
     uncounted = held(model, WRAPPERS[kind].modules)
-    assert class_total(text_type, "parameters", total_params_of, spec) == parameters(model)[""] - uncounted
+    assert total_cost_in_class(text_type, "parameters", total_params_of, spec) == parameters(model)[""] - uncounted
     _compare_passes(kind, text_type, spec, model)
     assert [note for note in notes if "not counted" not in note] == []
 

@@ -21,7 +21,7 @@ from llmcalc.device_memory.optimizers import adamw
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.simulator.autograd import AutogradGraph
-from llmcalc.simulator.lowering import Unsupported
+from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.simulator.profiles.eager import EagerKernels
 from llmcalc.simulator.tensor import Tensor
 from llmcalc.sources.target import load
@@ -181,7 +181,7 @@ def test_a_step_without_kernels_is_refused_by_name(run: Any, monkeypatch: pytest
         raise self.unsupported("no kernels")
 
     monkeypatch.setattr(EagerKernels, "do_norm", refuse)
-    with pytest.raises(Unsupported, match=r"layers\.self_attn_pre_norm: no kernels"):
+    with pytest.raises(UnsupportedKernel, match=r"layers\.self_attn_pre_norm: no kernels"):
         compared(SMALL)
     assert "layers.self_attn_pre_norm: no kernels" in run("verify", SMALL, "--memory").error
 

@@ -10,7 +10,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.witnesses.transformers import verify_config
-from llmcalc.witnesses.witness import class_name_of, fields_of
+from llmcalc.witnesses.witness import class_config_fields, class_name_of
 from tests.families import shapes_of
 
 SMALL: dict[str, Any] = {
@@ -68,7 +68,7 @@ def test_rope_by_length_is_made_plain_and_other_rope_is_not() -> None:
         "model_type": "llama",
         "rope_parameters": {"rope_type": "longrope", "rope_theta": 5e5, "long_factor": [1.0]},
     }
-    fields = fields_of(
+    fields = class_config_fields(
         {
             "model_type": "x",
             "rope_scaling": {"type": "dynamic", "factor": 2.0},

@@ -46,13 +46,13 @@ class AudioRecording(AudioRule):
     def encode(self, seconds: float) -> EncodedInput:
         check_recording_length(seconds, self.max_seconds)
         sample_count = round(seconds * RATE)
-        frame_count = self._frames_of(sample_count)
+        frame_count = self._frame_count_of_samples(sample_count)
         if frame_count < 1:
             raise InputError(f"--audio {seconds:g}: shorter than a frame of {self.window} samples; expected more")
         frame_groups = -(-frame_count // self.frames_per_token)
         tokens = frame_groups * self.tokens_at_once if self.tokens is None else self.tokens
         padded_samples = -(-sample_count // self.multiple) * self.multiple
-        return EncodedInput(1, self._frames_of(padded_samples), 1, tokens + self.marks)
+        return EncodedInput(1, self._frame_count_of_samples(padded_samples), 1, tokens + self.marks)
 
-    def _frames_of(self, samples: int) -> int:
+    def _frame_count_of_samples(self, samples: int) -> int:
         return (samples + self.lead - self.window) // self.hop + 1

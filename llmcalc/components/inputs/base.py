@@ -40,7 +40,7 @@ class ImageRule(Part):
 
     noun = "rule of a processor"
 
-    def rule_among_several(self) -> ImageRule:
+    def rule_for_several_images(self) -> ImageRule:
         """Returns the rule for images in a sequence with several images."""
         return self
 

@@ -41,11 +41,11 @@ class PatchGrid(ImageRule):
         if patch_rows * patch_columns < self.min_patches:
             enlargement = sqrt(self.min_patches / (patch_rows * patch_columns))
             patch_rows, patch_columns = ceil(enlargement * patch_rows), ceil(enlargement * patch_columns)
-        patch_rows = self._whole_tokens(patch_rows, patch_columns)
-        patch_columns = self._whole_tokens(patch_columns, patch_rows)
+        patch_rows = self._rounded_patch_count(patch_rows, patch_columns)
+        patch_columns = self._rounded_patch_count(patch_columns, patch_rows)
         return EncodedInput(1, patch_rows, patch_columns, patch_rows * patch_columns // self.merge**2 + self.marks)
 
-    def _whole_tokens(self, patches: int, other_patches: int) -> int:
+    def _rounded_patch_count(self, patches: int, other_patches: int) -> int:
         """Returns a side's number of patches, rounded up to a multiple of `merge`, or down if the grid is too large."""
         missing_patches = -patches % self.merge
         if (patches + missing_patches) * other_patches <= self.max_patches:

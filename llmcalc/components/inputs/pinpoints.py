@@ -31,7 +31,7 @@ class ResolutionPinpoints(ImageRule):
     most_tiles: Width | None = None
     several_whole: Flag = False
 
-    def rule_among_several(self) -> ImageRule:
+    def rule_for_several_images(self) -> ImageRule:
         return self.model_copy(update={"resolutions": ()}) if self.several_whole else self
 
     def best_resolution(self, height: int, width: int) -> tuple[int, int]:

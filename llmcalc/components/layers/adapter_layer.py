@@ -114,13 +114,16 @@ class AdapterLayer(Block):
         elif shares_norm:
             adapter_input = recorder.normalized(x, self.norm, weight_owner=normed_x)
         recorder.hold(x=x, read=adapter_input)
-        default_language, bottleneck = self.default_language or self.languages[0], Axis("adapter", self.adapter_size)
+        default_language, bottleneck_axis = (
+            self.default_language or self.languages[0],
+            Axis("adapter", self.adapter_size),
+        )
         with recorder.scope("adapters", kind="feed_forward"):
             for language in self.languages:
                 adapter_role: Role = "own" if language == default_language else "idle"
                 with recorder.scope(language, role=adapter_role):
                     bottleneck_output = recorder.act(
-                        recorder.linear("adapter_up_proj", adapter_input, bottleneck, bias=True), self.adapter_act
+                        recorder.linear("adapter_up_proj", adapter_input, bottleneck_axis, bias=True), self.adapter_act
                     )
                     output = recorder.linear("adapter_down_proj", bottleneck_output, *x.axes, bias=True)
                 adapter_output = output if language == default_language else adapter_output

@@ -50,10 +50,10 @@ class AltUp(ResidualStreams):
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         self._check_every_layer(layers, self.type, altup_num_inputs=self.altup_num_inputs)
 
-    def record_split(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("streams_in", self, x)
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("streams_out", self, x, merge=True)
 
     def flow(self, recorder: Flow, x: Value, merge: bool = False) -> Value:
@@ -103,14 +103,14 @@ class AltUpLayer(WholeLayer):
     per_layer_input: PerLayerGate
     norm_placement: Literal["sandwich"] = "sandwich"
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         streams = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
-        return {**super().required_slots(), "streams": streams, **self.per_layer_input.required_slots()}
+        return {**super().required_stack_fields(), "streams": streams, **self.per_layer_input.required_stack_fields()}
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
-        streams, hidden = x.axes
-        router = Weight("router", (streams,), (hidden,))
+        stream_axis, hidden = x.axes
+        router = Weight("router", (stream_axis,), (hidden,))
         predicted_streams, router_output = self._predict_streams(recorder, x, router)
         active_stream = recorder.take(predicted_streams, hidden)
         recorder.hold(predicted=predicted_streams)
@@ -118,7 +118,10 @@ class AltUpLayer(WholeLayer):
         recorder.hold(read=normed_stream)
         layer_output = self._sublayer_output(recorder, "self_attn", self.attention, normed_stream)
         layer_output = recorder.scale(
-            recorder.add(recorder.add(active_stream, layer_output), self._low_rank(recorder, normed_stream)), 2**-0.5
+            recorder.add(
+                recorder.add(active_stream, layer_output), self._add_low_rank_projection(recorder, normed_stream)
+            ),
+            2**-0.5,
         )
         recorder.hold(y=layer_output)
         layer_output = recorder.add(
@@ -150,12 +153,14 @@ class AltUpLayer(WholeLayer):
 
         Returns all streams and the output of the router's norm.
         """
-        streams, hidden_axis = x.axes
+        stream_axis, hidden_axis = x.axes
         with recorder.scope("predict", kind="streams", source=SOURCE):
             normed_stream = recorder.part("router_norm", self.norm, recorder.take(x, hidden_axis))
-            mixing_weights = self._mixing_weights(recorder, normed_stream, router, streams, Axis("mixed", streams.size))
+            mixing_weights = self._mixing_weights(
+                recorder, normed_stream, router, stream_axis, Axis("mixed", stream_axis.size)
+            )
             recorder.hold(weights=mixing_weights)
-            mix_op = ops.Product(hidden_axis.size, streams.size, streams.size, x.rows)
+            mix_op = ops.Product(hidden_axis.size, stream_axis.size, stream_axis.size, x.rows)
             return recorder.add(x, recorder.core("mix", mix_op, mixing_weights, x, axes=x.axes)), normed_stream
 
     def _mixing_weights(
@@ -168,7 +173,7 @@ class AltUpLayer(WholeLayer):
         )
         return recorder.linear("coefficients", recorder.act(router_output, "tanh"), *output_axes)
 
-    def _low_rank(self, recorder: Flow, x: Value) -> Value:
+    def _add_low_rank_projection(self, recorder: Flow, x: Value) -> Value:
         """Adds to x a normalized low-rank projection of x (LAuReL)."""
         with recorder.scope("laurel", kind="attention", source="Menghani et al. 2024"):
             low_rank_output = recorder.linear(
@@ -184,10 +189,10 @@ class AltUpLayer(WholeLayer):
         sublayer_output: the output of the sublayers, whose input was the first stream.
         router, router_output: the router of `predict` and the output of its norm, both of which are reused.
         """
-        streams, hidden_axis = predicted_streams.axes
+        stream_axis, hidden_axis = predicted_streams.axes
         with recorder.scope("correct", kind="streams", source=SOURCE):
             normed_output = recorder.normalized(sublayer_output, self.norm, weight_owner=router_output)
-            mixing_weights = recorder.plus(self._mixing_weights(recorder, normed_output, router, streams), 1.0)
+            mixing_weights = recorder.plus(self._mixing_weights(recorder, normed_output, router, stream_axis), 1.0)
             recorder.hold(shares=mixing_weights)
             stream_change = recorder.mul(
                 mixing_weights,
@@ -212,9 +217,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         return x.float().square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt().to(x.dtype)
 
     class StreamProjections(nn.Module):
-        def __init__(self, streams: int, hidden: int) -> None:
+        def __init__(self, stream_count: int, hidden: int) -> None:
             super().__init__()
-            self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(streams - 1))
+            self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(stream_count - 1))
 
         def _apply_maps(self, first_stream: Tensor, stream_inputs: Sequence[Tensor]) -> Tensor:
             """Stacks the first stream and the scaled projections of the other streams as [.., streams, hidden]."""
@@ -237,9 +242,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self._apply_maps(x[:, :, 0], x[:, :, 1:].unbind(2)).mean(2)
 
     class StreamsReference(nn.Module):
-        def __init__(self, streams: int, hidden_size: int) -> None:
+        def __init__(self, stream_count: int, hidden_size: int) -> None:
             super().__init__()
-            self.streams_in, self.streams_out = StreamSplit(streams, hidden_size), StreamMerge(streams, hidden_size)
+            self.streams_in, self.streams_out = (
+                StreamSplit(stream_count, hidden_size),
+                StreamMerge(stream_count, hidden_size),
+            )
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return self.streams_in(x)
@@ -253,11 +261,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return coefficients @ x
 
     class StreamPrediction(nn.Module):
-        def __init__(self, streams: int, norm: Norm, model_properties: ModelProperties) -> None:
+        def __init__(self, stream_count: int, norm: Norm, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.streams, self.router_norm = streams, norm.reference(model_properties)
-            self.router = nn.Linear(model_properties.hidden_size, streams, bias=False)
-            self.coefficients = nn.Linear(streams, streams * streams, bias=False)
+            self.streams, self.router_norm = stream_count, norm.reference(model_properties)
+            self.router = nn.Linear(model_properties.hidden_size, stream_count, bias=False)
+            self.coefficients = nn.Linear(stream_count, stream_count * stream_count, bias=False)
             self.mix = StreamMixing()
 
         def router_output(self, x: Tensor, router: nn.Module) -> Tensor:
@@ -268,11 +276,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return x + self.mix(coefficients.unflatten(-1, (self.streams, self.streams)), x)
 
     class StreamCorrection(nn.Module):
-        def __init__(self, streams: int, hidden_size: int, router: nn.Linear) -> None:
+        def __init__(self, stream_count: int, hidden_size: int, router: nn.Linear) -> None:
             super().__init__()
-            self.router = nn.Linear(hidden_size, streams, bias=False)
+            self.router = nn.Linear(hidden_size, stream_count, bias=False)
             self.router.weight = router.weight
-            self.coefficients = nn.Linear(streams, streams, bias=False)
+            self.coefficients = nn.Linear(stream_count, stream_count, bias=False)
             self.scale = vector_module(torch.ones(hidden_size))
 
         def forward(

@@ -114,7 +114,7 @@ class Layer(Component):
     parallel: Literal["shared", "separate"] | None = None
     without_norms: tuple[str, ...] = ()
 
-    def with_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
+    def with_replaced_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
         """The layer after `replace_mixer` is applied to each of its token mixers. hidden_size: the layer's width."""
         mixers = {
             field_name: getattr(self, field_name)
@@ -163,17 +163,17 @@ class Layer(Component):
         """Whether the layer attends to an encoder's output."""
         return isinstance(self.attention, TokenMixer) and self.attention.reads_encoder
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        return self.attention.required_slots() if isinstance(self.attention, Component) else {}
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.attention.required_stack_fields() if isinstance(self.attention, Component) else {}
 
     def check_shared(self, layer_name: str) -> None:
         """Raises `ValueError` if layers of this kind cannot share parameters. layer_name: the kind's name."""
 
-    def borrowing_field(self) -> str:
+    def dependency_field(self) -> str:
         if not self.alone:
             return f"type '{type(self).model_fields['type'].default}'"
         for field_name, component in (("attention", self.attention), ("feed_forward", self.feed_forward)):
-            field_of_part = component.borrowing_field() if isinstance(component, Component) else ""
+            field_of_part = component.dependency_field() if isinstance(component, Component) else ""
             if field_of_part:
                 return f"{field_name}.{field_of_part}"
         return ""
@@ -233,7 +233,7 @@ class Block(Layer):
         if self.idle_source_size is not None and not self.idle_cross_attention:
             raise ValueError("idle_source_size: only idle cross-attention has one; expected none")
         if self.cross_attention is not None:
-            self.cross_attention.check_crossing()
+            self.cross_attention.check_cross_attention()
         norm_names = [f"{sublayer}_{position}_norm" for sublayer, _ in self.sublayers() for position in ("pre", "post")]
         for sublayer in self.without_norms:
             if sublayer not in norm_names:

@@ -110,8 +110,8 @@ class BlockResidualLayer(PreNormLayer):
             raise ValueError(f"idle_residual: attention reads {self.attention_blocks} finished blocks; expected false")
         return self
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().required_slots(), "streams": {"type": "block_residual"}}
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().required_stack_fields(), "streams": {"type": "block_residual"}}
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         if self.idle_residual:
@@ -152,20 +152,20 @@ class BlockResiduals(ResidualStreams):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         required_fields = {"type": self.type}
-        if any(layer.required_slots().get("streams") != required_fields for layer in layers.values()):
+        if any(layer.required_stack_fields().get("streams") != required_fields for layer in layers.values()):
             raise ValueError("streams: those of type 'block_residual' stand where every layer is of that type")
 
-    def record_split(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         return x
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         (mixed_sums,) = record_mix(
             recorder, "output_residual", x, self.blocks, self.norm, normed_values=self.normed_values
         )
         return mixed_sums
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        return self.record_merge(recorder, x)
+        return self.record_stream_merge(recorder, x)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return block_residual_classes()["streams"](self, model_properties)
@@ -183,7 +183,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class SumScores(nn.Module):
+    class BlockSumScores(nn.Module):
         """Scores the sums. keys: [.., sums, hidden], query: [hidden] or [queries, hidden] → [.., queries, sums]."""
 
         def forward(self, keys: Tensor, query: Tensor) -> Tensor:
@@ -195,7 +195,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
         def forward(self, mix_weights: Tensor, sources: Tensor) -> Tensor:
             return mix_weights @ sources
 
-    class SumMixing(nn.Module):
+    class BlockSumMixing(nn.Module):
         """Attends over residual sums [batch, tokens, hidden]. block_sums: sums of finished blocks. x: the running sum.
 
         Returns one mix for each query, of that shape.
@@ -208,7 +208,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             query_shape = (model_properties.hidden_size,) if queries == 1 else (queries, model_properties.hidden_size)
             self.norm, self.proj = norm.reference(model_properties), vector_module(torch.zeros(query_shape))
             self.normed_values, self.scale = normed_values, model_properties.hidden_size**-0.5 if normed_values else 1.0
-            self.scores, self.mix = SumScores(), WeightedSum()
+            self.scores, self.mix = BlockSumScores(), WeightedSum()
 
         def forward(self, block_sums: list[Tensor], x: Tensor) -> tuple[Tensor, ...]:
             sources = torch.stack([*block_sums, x], 2)
@@ -228,7 +228,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks),
             ):
                 if block_count or (sublayer == "self_attn" and spec.idle_residual):
-                    self.add_module(f"{sublayer}_residual", SumMixing(spec.norm, model_properties))
+                    self.add_module(f"{sublayer}_residual", BlockSumMixing(spec.norm, model_properties))
                 self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
                 self.add_module(sublayer, component.reference(model_properties))
 
@@ -256,7 +256,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: BlockResiduals, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.output_residual = SumMixing(spec.norm, model_properties, spec.normed_values)
+            self.output_residual = BlockSumMixing(spec.norm, model_properties, spec.normed_values)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             forward_pass.memo["block_sums"] = []
@@ -266,4 +266,4 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             (mixed_sum,) = self.output_residual(forward_pass.memo["block_sums"], x)
             return mixed_sum
 
-    return {"layer": LayerReference, "streams": StreamsReference, "mix": SumMixing}
+    return {"layer": LayerReference, "streams": StreamsReference, "mix": BlockSumMixing}

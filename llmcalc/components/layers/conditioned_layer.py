@@ -14,7 +14,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import TableRows
 from ..base import ModelProperties, Width
-from ..rotation import angles_of
+from ..rotation import rotary_angles
 from ..runtime import ForwardPass
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
@@ -70,7 +70,7 @@ def _reference_class() -> type[nn.Module]:
             self.in_proj, self.out_proj = (nn.Linear(hidden, rank, bias=False), nn.Linear(rank, hidden, bias=False))
 
         def forward(self, x: Tensor) -> Tensor:
-            angles = angles_of(torch.ones(1, device=x.device), self.width, 10000.0)
+            angles = rotary_angles(torch.ones(1, device=x.device), self.width, 10000.0)
             condition = torch.cat([angles.cos(), angles.sin()], -1)[:, : self.width].to(x.dtype)
             condition_scale: Tensor = self.out_proj(nn.functional.gelu(self.in_proj(condition)))
             return x * (1 + condition_scale)

@@ -46,17 +46,17 @@ class ConformerLayer(PreNormLayer):
             raise ValueError(f"{stack_position.where}.type: 'conformer' reads later frames; expected an encoder")
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        x = self._half_network(recorder, "mlp_1", x)
+        x = self._add_half_network_output(recorder, "mlp_1", x)
         recorder.hold(x=x)
         x = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x)
         residual_branch = recorder.part("convolution_pre_norm", self.norm, x)
         with recorder.scope("convolution", kind="convolution"):
             residual_branch = self.convolution.flow(recorder, residual_branch)
-        x = self._half_network(recorder, "mlp_2", recorder.add(x, residual_branch))
+        x = self._add_half_network_output(recorder, "mlp_2", recorder.add(x, residual_branch))
         return recorder.part("norm", self.norm, x)
 
-    def _half_network(self, recorder: Flow, network_name: str, x: Value) -> Value:
+    def _add_half_network_output(self, recorder: Flow, network_name: str, x: Value) -> Value:
         """Records the sum of x and half of a named network's output."""
         recorder.hold(x=x)
         return recorder.add(

@@ -64,13 +64,13 @@ class DelayedHyperStreams(CopiedStreams):
 
     type: Literal["delayed_hyper"] = "delayed_hyper"
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
-        streams, hidden_axis = x.axes
-        stream_weights = recorder.delayed_weights(READ_WEIGHTS, x, streams)
+    def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
+        stream_axis, hidden_axis = x.axes
+        stream_weights = recorder.delayed_weights(READ_WEIGHTS, x, stream_axis)
         return recorder.sum(recorder.mul(stream_weights, x, axes=x.axes), hidden_axis)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        return self.record_merge(recorder, x)
+        return self.record_stream_merge(recorder, x)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["streams"](self.hc_mult)

@@ -43,8 +43,8 @@ class DraftLayer(PreNormLayer):
     attention: DraftMixer
     norm_before_residual: Flag = False
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().required_slots(), "streams": {"type": "target_states", "start": "states"}}
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().required_stack_fields(), "streams": {"type": "target_states", "start": "states"}}
 
     def mixers(self, hidden_size: int) -> list[tuple[str, Any, int]]:
         return [("attention", self.attention, 2 * hidden_size)]

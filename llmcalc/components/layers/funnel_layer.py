@@ -23,7 +23,7 @@ from ..base import Flag, HeadDim, Heads, ModelProperties
 from ..mixers.grouped_query import MultiHeadMixer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..rotation import angles_of
+from ..rotation import rotary_angles
 from ..runtime import ForwardPass, apply_dropout, share_tensors, vector_module
 from .block import LayerSharing
 from .whole_layer import WholeLayer
@@ -234,7 +234,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             distances = torch.arange(
                 largest_distance, largest_distance - 2 * queries - (keys if is_halved else 0), -1, device=x.device
             )
-            angles = angles_of(distances * key_stride, self.hidden, 10000.0)
+            angles = rotary_angles(distances * key_stride, self.hidden, 10000.0)
             sinusoids = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden].to(x.dtype)
             distance_keys = self.r_proj(sinusoids).unflatten(-1, (self.heads, -1))
             biases = (

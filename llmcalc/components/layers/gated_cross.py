@@ -67,7 +67,7 @@ class GatedCrossLayer(PreNormLayer):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        self.attention.check_crossing()
+        self.attention.check_cross_attention()
         return self
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:

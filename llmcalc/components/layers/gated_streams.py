@@ -36,11 +36,11 @@ else:
 
 def record_gated_mean(recorder: Flow, x: Value, norm: Norm, rank: int) -> tuple[Value, Value]:
     """Returns the gated mean of all streams, and the normalized streams. x: all streams."""
-    streams, hidden_axis = x.axes
-    assert isinstance(streams, Axis)
-    normed_streams = recorder.norm("norm", x, norm, groups=streams)
+    stream_axis, hidden_axis = x.axes
+    assert isinstance(stream_axis, Axis)
+    normed_streams = recorder.norm("norm", x, norm, groups=stream_axis)
     gate = recorder.act(recorder.linear("down", normed_streams, Axis("rank", rank)), "silu")
-    gate = recorder.act(recorder.linear("up", gate, streams, hidden_axis), "sigmoid")
+    gate = recorder.act(recorder.linear("up", gate, stream_axis, hidden_axis), "sigmoid")
     recorder.hold(normed=normed_streams, gate=gate)
     return recorder.sum(recorder.mul(gate, normed_streams), hidden_axis, is_mean=True), normed_streams
 
@@ -63,8 +63,8 @@ class GatedStreamsLayer(PreNormLayer):
     hc_lowrank: QueryRank
     ngram_input: NgramInput | None = None
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().required_stack_fields(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
@@ -101,7 +101,7 @@ class GatedStreams(CopiedStreams):
     hc_lowrank: QueryRank
     norm: Norm
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("stream_output", self, x)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -129,12 +129,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class GatedConnection(nn.Module):
         """Computes the gated mean of streams [batch, tokens, streams, hidden], and each stream's factor or None."""
 
-        def __init__(self, norm: Norm, streams: int, rank: int, hidden_size: int, has_writes: bool) -> None:
+        def __init__(self, norm: Norm, stream_count: int, rank: int, hidden_size: int, has_writes: bool) -> None:
             super().__init__()
-            self.streams, streams_width = streams, streams * hidden_size
-            self.norm = norm_reference(norm, streams_width, group_count=streams)
+            self.streams, streams_width = stream_count, stream_count * hidden_size
+            self.norm = norm_reference(norm, streams_width, group_count=stream_count)
             self.down, self.up = nn.Linear(streams_width, rank, bias=False), nn.Linear(rank, streams_width, bias=False)
-            self.write = nn.Linear(streams_width, streams, bias=False) if has_writes else None
+            self.write = nn.Linear(streams_width, stream_count, bias=False) if has_writes else None
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
             normed_streams = self.norm(x.flatten(2))

@@ -66,14 +66,14 @@ class Gemma4Layer(WholeLayer):
             else layer.model_copy(update={"dense": self.dense.with_scaled_widths(scale_width)})
         )
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return {
-            **super().required_slots(),
-            **({} if self.per_layer_input is None else self.per_layer_input.required_slots()),
+            **super().required_stack_fields(),
+            **({} if self.per_layer_input is None else self.per_layer_input.required_stack_fields()),
         }
 
-    def borrowing_field(self) -> str:
-        return super().borrowing_field() if self.per_layer_input is None else "per_layer_input"
+    def dependency_field(self) -> str:
+        return super().dependency_field() if self.per_layer_input is None else "per_layer_input"
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         x = recorder.add(x, self._normed_sublayer(recorder, "self_attn", self.attention, x))

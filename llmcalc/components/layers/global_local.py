@@ -54,7 +54,7 @@ class GlobalTokens(ResidualStreams):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         required_fields = _required_streams(self)
-        if any(layer.required_slots().get("streams") != required_fields for layer in layers.values()):
+        if any(layer.required_stack_fields().get("streams") != required_fields for layer in layers.values()):
             raise ValueError(
                 "streams: those of type 'global_tokens' stand where every layer is of type 'global_local' with their "
                 "num_global_tokens and block_size, and nowhere else"
@@ -64,10 +64,10 @@ class GlobalTokens(ResidualStreams):
         if stack_position.side != "encoder":
             raise ValueError(f"{stack_position.where}: global tokens see later tokens; expected an encoder")
 
-    def record_split(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("global_tokens", self, x)
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         assert isinstance(x.rows, JoinedRows)
         assert isinstance(x.rows.second, PaddedRows)
         return recorder.resized(x, x.rows.second.of)
@@ -122,7 +122,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
     def length_limits(self) -> tuple[int, ...]:
         return (self.block_size,)
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": _required_streams(self)}
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:

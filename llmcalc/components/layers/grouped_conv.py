@@ -43,8 +43,8 @@ class GroupedConvLayer(PreNormLayer):
     conv_kernel_size: int = Field(ge=1, le=64, strict=True)
     conv_group_size: Inner
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        return self.attention.required_slots()
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.attention.required_stack_fields()
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         super().check_stack_position(stack_position)

@@ -45,9 +45,9 @@ class HybridBlock(PreNormLayer):
             raise ValueError("state_space: a hybrid layer has one; expected another type, or a layer of type 'block'")
         return self
 
-    def with_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
+    def with_replaced_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
         state_space = replace_mixer(self.state_space, hidden_size)
-        return super(HybridBlock, self.model_copy(update={"state_space": state_space})).with_mixers(
+        return super(HybridBlock, self.model_copy(update={"state_space": state_space})).with_replaced_mixers(
             replace_mixer, hidden_size
         )
 

@@ -62,8 +62,8 @@ class HyperLayer(PreNormLayer):
     hc_magnitude: Real = Field(default=2.0, gt=0)
     hc_eps: Real = Field(default=1e-6, ge=0)
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().required_stack_fields(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
@@ -80,16 +80,16 @@ class HyperLayer(PreNormLayer):
 
     def _connect_sublayer(self, recorder: Flow, sublayer: str, x: Value) -> tuple[Value, Value, Value]:
         """Returns the sublayer's input, the weights that add the output to the streams, and the mixed streams."""
-        streams, hidden = x.axes
-        mixing_axes = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
+        stream_axis, hidden = x.axes
+        mixing_axes = () if self.hc_sinkhorn_iters is None else ((stream_axis, Axis("mixed", stream_axis.size)),)
         with recorder.scope(sublayer, kind="residual"):
             read_logits, write_logits, *matrix = _connection_weights(
-                recorder, x, JoinedShapes(((streams,), (streams,), *mixing_axes))
+                recorder, x, JoinedShapes(((stream_axis,), (stream_axis,), *mixing_axes))
             )
             recorder.hold(read=read_logits, written=write_logits)
             read_weights = recorder.plus(recorder.act(read_logits, "sigmoid"), self.hc_eps)
             if self.delayed:
-                read_weights = recorder.delayed_weights(READ_WEIGHTS, read_weights, streams, keeps_state=True)
+                read_weights = recorder.delayed_weights(READ_WEIGHTS, read_weights, stream_axis, keeps_state=True)
             weighted_sum = recorder.sum(recorder.mul(read_weights, x, axes=x.axes), hidden)
             output_weights = recorder.scale(recorder.act(write_logits, "sigmoid"), self.hc_magnitude)
             recorder.hold(summed=weighted_sum, strength=output_weights)
@@ -99,7 +99,7 @@ class HyperLayer(PreNormLayer):
             softmax_rows = recorder.plus(recorder.act(matrix[0], "softmax"), self.hc_eps)
             softmax_rows = recorder.sinkhorn(softmax_rows, self.hc_sinkhorn_iters, self.hc_eps)
             x = recorder.core(
-                "mix", ops.ResidualStreamMix(streams.size, hidden.size, x.rows), softmax_rows, x, axes=x.axes
+                "mix", ops.ResidualStreamMix(stream_axis.size, hidden.size, x.rows), softmax_rows, x, axes=x.axes
             )
             return weighted_sum, output_weights, x
 
@@ -120,7 +120,7 @@ class HyperStreams(CopiedStreams):
     type: Literal["hyper"] = "hyper"
     merge: Literal["weighted", "mean"] = "weighted"
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         return (
             recorder.sum(x, x.axes[-1], is_mean=True)
             if self.merge == "mean"
@@ -129,8 +129,8 @@ class HyperStreams(CopiedStreams):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the weighted sum of the streams. x: all streams."""
-        streams, hidden_axis = x.axes
-        (raw_weights,) = _connection_weights(recorder, x, JoinedShapes(((streams,),)))
+        stream_axis, hidden_axis = x.axes
+        (raw_weights,) = _connection_weights(recorder, x, JoinedShapes(((stream_axis,),)))
         recorder.hold(raw=raw_weights)
         stream_weights = recorder.plus(recorder.act(raw_weights, "sigmoid"), STREAM_NORM.eps)
         recorder.hold(weights=stream_weights)

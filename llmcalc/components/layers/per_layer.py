@@ -41,7 +41,9 @@ class PerLayerEmbedding(StackPart):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         required_fields = {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}
-        if any(layer.required_slots().get("per_layer_embedding") != required_fields for layer in layers.values()):
+        if any(
+            layer.required_stack_fields().get("per_layer_embedding") != required_fields for layer in layers.values()
+        ):
             raise ValueError(
                 "per_layer_embedding: stands where every layer has a per_layer_input of its "
                 "hidden_size_per_layer_input, and nowhere else"
@@ -83,8 +85,8 @@ class PerLayerGate(Part):
     hidden_size_per_layer_input: PerLayer
     hidden_act: Activation
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        """The components of the stack that compute the gated vector, as in `Layer.required_slots`."""
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
+        """The components of the stack that compute the gated vector, as in `Layer.required_stack_fields`."""
         return {"per_layer_embedding": {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}}
 
     def flow(self, recorder: Flow, x: Value, norm: Norm) -> Value:

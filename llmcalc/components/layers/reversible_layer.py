@@ -51,12 +51,12 @@ class ReversibleStreams(ResidualStreams):
         if not all(isinstance(layer, ReversibleLayer) for layer in layers.values()):
             raise ValueError("streams: those of type 'reversible' stand where every layer is of type 'reversible'")
 
-    def record_split(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         padded_x = recorder.resized(x, RowsPaddedBeyond(of=x.rows, block_rows=self.block, least=self.least))
         recorder.memo["tokens"] = x.rows
         return recorder.cat(padded_x, padded_x, axes=(JoinedShapes((x.axes, x.axes)),))
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         return recorder.resized(recorder.part("reversible_norm", self.norm, x), recorder.memo["tokens"])
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -74,7 +74,7 @@ class ReversibleLayer(PreNormLayer):
     attention: ChunkedAttention
     feed_forward: FeedForward
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "reversible"}}
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:

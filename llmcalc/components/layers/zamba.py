@@ -172,12 +172,12 @@ class ZambaLayer(Layer):
             )
         return self
 
-    def with_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
+    def with_replaced_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
         attention = replace_mixer(self.transformer.attention, 2 * hidden_size)
         changed_block = self.model_copy(
             update={"transformer": self.transformer.model_copy(update={"attention": attention})}
         )
-        return super(ZambaLayer, changed_block).with_mixers(replace_mixer, hidden_size)
+        return super(ZambaLayer, changed_block).with_replaced_mixers(replace_mixer, hidden_size)
 
     def scaled(
         self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]

@@ -218,7 +218,7 @@ class Attention(TokenMixer):
             return "sliding"
         return "full" if self.attention_chunk_size is None else "chunked"
 
-    def check_crossing(self) -> None:
+    def check_cross_attention(self) -> None:
         """Raises `ValueError` for fields that do not apply to cross-attention."""
         if (
             self.sliding_window is not None
@@ -240,7 +240,7 @@ class Attention(TokenMixer):
     def window_size(self) -> int | None:
         return self.sliding_window
 
-    def score_position(self) -> ScorePosition | None:
+    def score_position_encoding(self) -> ScorePosition | None:
         return self.position
 
     def length_limits(self) -> tuple[int, ...]:
@@ -317,17 +317,17 @@ class Attention(TokenMixer):
         heads = self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
         return heads, self.head_dim, self.v_head_dim, self.sliding_window, self.attention_chunk_size
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        return {} if self.position is None else self.position.required_slots()
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
+        return {} if self.position is None else self.position.required_stack_fields()
 
-    def accepted_bias(self) -> ScoreBias:
+    def supported_score_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads)
 
     def share_bias(self, recorder: Flow, x: Value) -> None:
         if "score_bias" not in recorder.memo:
             recorder.memo["score_bias"] = recorder.distance_bias(recorder.memo["relative_bias"], x)
 
-    def borrowing_field(self) -> str:
+    def dependency_field(self) -> str:
         return "kv_shared" if self.kv_shared else ""
 
     def _can_share_with(self, other_layer: Attention) -> bool:
@@ -717,7 +717,7 @@ def _reference_class() -> type[nn.Module]:
             v = self.v_norm(v) if hasattr(self, "v_norm") else v
             return self.cache(forward_pass, k, v) if hasattr(self, "cache") else (k, v)
 
-        def _own_or_shared_keys(
+        def _computed_or_shared_keys(
             self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None = None
         ) -> tuple[Tensor, Tensor]:
             """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
@@ -741,8 +741,8 @@ def _reference_class() -> type[nn.Module]:
         def _join_target_keys(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
             """Returns a target model's cached keys and values (zeros here), followed by those of this pass."""
             cache_limit = self.spec.sliding_window or self.spec.attention_chunk_size
-            past = forward_pass.past if cache_limit is None else min(forward_pass.past, cache_limit - 1)
-            heads = x.shape[0], self.kv_heads, past + x.shape[1]
+            past_tokens = forward_pass.past if cache_limit is None else min(forward_pass.past, cache_limit - 1)
+            heads = x.shape[0], self.kv_heads, past_tokens + x.shape[1]
             return x.new_zeros(*heads, self.head_dim), x.new_zeros(*heads, self.value_dim)
 
         def _mask_and_bias(self, x: Tensor, k: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor | None]:
@@ -771,7 +771,7 @@ def _reference_class() -> type[nn.Module]:
             make_bias: Any = partial(alibi_bias, self.heads) if self.alibi else forward_pass.bias
             if make_bias is None:
                 return None
-            return forward_pass.computed_once(
+            return forward_pass.compute_once(
                 ("bias", self.heads, end_position, query_count, key_count), lambda: make_bias(*positions)
             )
 
@@ -806,7 +806,7 @@ def _reference_class() -> type[nn.Module]:
             q = self._normalize_and_rotate(
                 self._split_heads(self.q_proj(query_input), self.head_dim), "q_norm", forward_pass, forward_pass.past
             )
-            k, v = self._own_or_shared_keys(x, forward_pass, value_input)
+            k, v = self._computed_or_shared_keys(x, forward_pass, value_input)
             mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, forward_pass)
             if hasattr(self, "relative"):
                 q, bias = self.relative(q, forward_pass, forward_pass.past + x.shape[1])

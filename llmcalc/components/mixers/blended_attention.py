@@ -53,8 +53,11 @@ class BlendedAttention(WindowedMixer):
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim, window = Axis("head_dim", self.head_dim), self.sliding_window
         q = recorder.rope(recorder.linear("q_proj", x, heads, head_dim), self.position)
-        k = recorder.rope(self._blend(recorder, "k", recorder.linear("k_proj", x, kv_heads, head_dim)), self.position)
-        v = self._blend(recorder, "v", recorder.linear("v_proj", x, kv_heads, head_dim))
+        k = recorder.rope(
+            self._blend_with_previous_row(recorder, "k", recorder.linear("k_proj", x, kv_heads, head_dim)),
+            self.position,
+        )
+        v = self._blend_with_previous_row(recorder, "v", recorder.linear("v_proj", x, kv_heads, head_dim))
         k, v = recorder.cache("cache", self.cache_kind, k, v, token_limit=window)
         recorder.mask(q, k, causal=True, window=window)
         recorder.hold(q=q, k=k, v=v)
@@ -64,7 +67,7 @@ class BlendedAttention(WindowedMixer):
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *x.axes)
 
-    def _blend(self, recorder: Flow, projection_letter: str, x: Value) -> Value:
+    def _blend_with_previous_row(self, recorder: Flow, projection_letter: str, x: Value) -> Value:
         """Records the weighted sum of each row and the previous row. x: the keys or the values."""
         kv_heads, _ = x.axes
         previous_tokens = recorder.shift(x, state_name=f"last_{projection_letter}")
@@ -76,7 +79,7 @@ class BlendedAttention(WindowedMixer):
         )
 
     def describe(self, hidden_size: int) -> str:
-        return self._heading("blended GQA")
+        return self._attention_heading("blended GQA")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -103,7 +106,9 @@ def _reference_class() -> type[nn.Module]:
             self.last_k, self.last_v = recurrent_state_class()(), recurrent_state_class()()
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
-        def _blend(self, x: Tensor, weights: Tensor, state_module: Any, forward_pass: ForwardPass) -> Tensor:
+        def _blend_with_previous_row(
+            self, x: Tensor, weights: Tensor, state_module: Any, forward_pass: ForwardPass
+        ) -> Tensor:
             """Returns the weighted sums over two tokens. x: [batch, kv_heads, tokens, d] → same shape."""
             stored_row = state_module.load(forward_pass)
             first_row = torch.zeros_like(x[:, :, :1]) if stored_row is None else stored_row[0][:, :, None]
@@ -114,9 +119,9 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             q = spec.position.rotate_heads(self._split_heads("q", x), forward_pass, forward_pass.past)
-            k = self._blend(self._split_heads("k", x), self.conv_k.weight, self.last_k, forward_pass)
+            k = self._blend_with_previous_row(self._split_heads("k", x), self.conv_k.weight, self.last_k, forward_pass)
             k = spec.position.rotate_heads(k, forward_pass, forward_pass.past)
-            v = self._blend(self._split_heads("v", x), self.conv_v.weight, self.last_v, forward_pass)
+            v = self._blend_with_previous_row(self._split_heads("v", x), self.conv_v.weight, self.last_v, forward_pass)
             k, v = self.cache(forward_pass, k, v)
             mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
             k, v = self._for_each_query_head(k, v)

@@ -189,7 +189,7 @@ class CompressedConvAttention(WindowedMixer):
         return recorder.rope(recorder.normalized(x, UNIT_LENGTH, x.axes[1:]), self.position)
 
     def describe(self, hidden_size: int) -> str:
-        return self._heading("CCA")
+        return self._attention_heading("CCA")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

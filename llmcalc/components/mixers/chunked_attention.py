@@ -52,7 +52,7 @@ class ChunkedAttention(MultiHeadMixer):
     num_hashes: int | None = Field(default=None, ge=1, le=MOST_HASHES, strict=True)
     directions: int = Field(default=1, ge=1, le=MOST_DIRECTIONS, strict=True)
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "reversible"}}
 
     def length_limits(self) -> tuple[int, ...]:

@@ -60,15 +60,15 @@ class CompressedAttention(EntryAttention):
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
         assert self.compress_rate is not None
-        entries = self._all_entries(recorder, "compressor", x, head_dim, rope)
-        recorder.hold(entries=entries)
-        mask = recorder.whole_entries(q, entries, self.compress_rate)
+        kv_entries = self._all_compressed_entries(recorder, "compressor", x, head_dim, rope)
+        recorder.hold(entries=kv_entries)
+        mask = recorder.whole_entries(q, kv_entries, self.compress_rate)
         recorder.hold(seen=mask)
         if self.indexer is None:
-            return mask, entries
+            return mask, kv_entries
         selection = self._selected_entries(recorder, self.indexer, x, compressed_query, mask, rope)
         recorder.hold(chosen=selection)
-        return recorder.among(mask, selection, entries)
+        return recorder.among(mask, selection, kv_entries)
 
     def _selected_entries(
         self, recorder: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
@@ -76,9 +76,9 @@ class CompressedAttention(EntryAttention):
         """Selects the entries for each token's attention. mask: the visible entries."""
         heads, index_dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         with recorder.scope("indexer", role="no_grad"):
-            entries = self._all_entries(recorder, "compressor", x, index_dim, rope)
+            kv_entries = self._all_compressed_entries(recorder, "compressor", x, index_dim, rope)
             q = recorder.linear("q_proj", compressed_query, heads, index_dim)
-            recorder.hold(entries=entries, q=q)
+            recorder.hold(entries=kv_entries, q=q)
             q = recorder.rope(q, rope)
             recorder.hold(q=q)
             entry_options: dict[str, Any] = {
@@ -87,12 +87,14 @@ class CompressedAttention(EntryAttention):
                 "rate": self.compress_rate,
             }
             scores = recorder.act(
-                recorder.scale(recorder.scores("core", q, entries, **entry_options), indexer.index_head_dim**-0.5),
+                recorder.scale(recorder.scores("core", q, kv_entries, **entry_options), indexer.index_head_dim**-0.5),
                 "relu",
             )
             return recorder.choose_entries(scores, recorder.linear("weights_proj", x, heads), mask, indexer.index_topk)
 
-    def _all_entries(self, recorder: Flow, compressor_name: str, x: Value, head_dim: Axis, rope: Rope) -> Value:
+    def _all_compressed_entries(
+        self, recorder: Flow, compressor_name: str, x: Value, head_dim: Axis, rope: Rope
+    ) -> Value:
         """Returns the compressed entries of all tokens up to now, of width `head_dim`."""
         assert self.compress_rate is not None
         rate_axis = Axis("rate", self.compress_rate)
@@ -113,12 +115,12 @@ class CompressedAttention(EntryAttention):
             if self.overlap:
                 kv, gate = self._join_previous_window(recorder, kv, gate, rate_axis, head_dim, x.rows)
                 recorder.hold(kv=kv, gate=gate)
-            entries = recorder.norm("norm", recorder.weighted_mean(kv, gate), self.norm)
-            recorder.hold(new=entries)
-            entries = recorder.rope(entries, rope, row_stride=rate_axis.size)
-            recorder.hold(new=entries)
+            kv_entries = recorder.norm("norm", recorder.weighted_mean(kv, gate), self.norm)
+            recorder.hold(new=kv_entries)
+            kv_entries = recorder.rope(kv_entries, rope, row_stride=rate_axis.size)
+            recorder.hold(new=kv_entries)
             op = ops.EntryCache(head_dim.size, rate_axis.size, 2 * unpooled_rows[0].width, rows=x.rows)
-            return recorder.keep_entries(op, entries, *unpooled_rows)
+            return recorder.keep_entries(op, kv_entries, *unpooled_rows)
 
     def _join_previous_window(
         self, recorder: Flow, kv: Value, gate: Value, rate_axis: Axis, head_dim: Axis, tokens: Rows
@@ -226,9 +228,9 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             kv, gate, stored_rows = self.kv_proj(x), self.gate_proj(x), self.cache.load(forward_pass)
-            entries: Tensor | None = None
+            kv_entries: Tensor | None = None
             if stored_rows is not None:
-                entries, kv, gate = (
+                kv_entries, kv, gate = (
                     stored_rows[0],
                     torch.cat([stored_rows[1], kv], 1),
                     torch.cat([stored_rows[2], gate], 1),
@@ -242,14 +244,14 @@ def _reference_class() -> type[nn.Module]:
                 if self.last_window is not None:
                     kv, gate = self._join_previous_window(kv, gate, forward_pass)
                 new_entries = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
-                first_entry = 0 if entries is None else entries.shape[1]
+                first_entry = 0 if kv_entries is None else kv_entries.shape[1]
                 positions = (torch.arange(window_count, device=x.device) + first_entry) * self.rate
                 new_entries = rotate_at(new_entries, positions, self.rope, self.theta)
-                entries = new_entries if entries is None else torch.cat([entries, new_entries], 1)
-            if entries is None:
-                entries = kv.new_zeros(kv.shape[0], 0, self.width)
-            self.cache.keep(forward_pass, entries, *unpooled_rows)
-            return entries
+                kv_entries = new_entries if kv_entries is None else torch.cat([kv_entries, new_entries], 1)
+            if kv_entries is None:
+                kv_entries = kv.new_zeros(kv.shape[0], 0, self.width)
+            self.cache.keep(forward_pass, kv_entries, *unpooled_rows)
+            return kv_entries
 
     class EntryChooser(entry_chooser_class()):  # type: ignore[misc]
         """Selects compressed entries for each token, by scores against a second set of compressed keys."""
@@ -263,10 +265,10 @@ def _reference_class() -> type[nn.Module]:
         def forward(
             self, x: Tensor, compressed_query: Tensor, allowed_entries: Tensor, forward_pass: ForwardPass
         ) -> Tensor:
-            entries = self.compressor(x, forward_pass)
+            kv_entries = self.compressor(x, forward_pass)
             q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             q = rotate(q, forward_pass, forward_pass.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
-            scores = torch.relu(self.core(q, entries) * q.shape[-1] ** -0.5)
+            scores = torch.relu(self.core(q, kv_entries) * q.shape[-1] ** -0.5)
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
             ranked_entries = (
                 scores.masked_fill(~allowed_entries, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
@@ -290,19 +292,19 @@ def _reference_class() -> type[nn.Module]:
             self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass
         ) -> tuple[Tensor, Tensor]:
             spec, end_position = self.spec, forward_pass.past + x.shape[1]
-            entries = self.compressor(x, forward_pass)
+            kv_entries = self.compressor(x, forward_pass)
             complete_entries = (
                 forward_pass.positions(forward_pass.past, end_position, x.device) + 1
             ) // spec.compress_rate
-            allowed_entries = torch.arange(entries.shape[1], device=x.device)[None] < complete_entries[:, None]
+            allowed_entries = torch.arange(kv_entries.shape[1], device=x.device)[None] < complete_entries[:, None]
             if spec.indexer is None:
-                return entries, allowed_entries
+                return kv_entries, allowed_entries
             selected_entries = self.indexer(x, compressed_query, allowed_entries, forward_pass)
             if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                selected_index = selected_entries[:, 0, :, None].expand(-1, -1, entries.shape[-1])
-                return entries.gather(1, selected_index), allowed_entries[:, : selected_entries.shape[-1]]
+                selected_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
+                return kv_entries.gather(1, selected_index), allowed_entries[:, : selected_entries.shape[-1]]
             selected_mask = torch.zeros_like(allowed_entries).expand(x.shape[0], -1, -1)
             selected_mask = selected_mask.scatter(-1, selected_entries, True)
-            return entries, (allowed_entries & selected_mask)[:, None]
+            return kv_entries, (allowed_entries & selected_mask)[:, None]
 
     return CompressedAttentionReference

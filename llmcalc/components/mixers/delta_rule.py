@@ -117,8 +117,8 @@ def delta_rule_class() -> type[nn.Module]:
             if log_decay is not None:
                 recurrent_state = recurrent_state * log_decay[:, :, 0, :, None].exp()
             predicted_values = (recurrent_state * k[:, :, 0, :, None]).sum(-2)
-            correction = (v[:, :, 0] - predicted_values) * beta
-            recurrent_state = recurrent_state + k[:, :, 0, :, None] * correction[..., None, :]
+            value_correction = (v[:, :, 0] - predicted_values) * beta
+            recurrent_state = recurrent_state + k[:, :, 0, :, None] * value_correction[..., None, :]
             return (recurrent_state * q[:, :, 0, :, None]).sum(-2)[:, :, None], recurrent_state
 
         def _run_chunks(

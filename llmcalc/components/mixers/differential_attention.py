@@ -83,7 +83,7 @@ class DifferentialAttention(WindowedMixer):
         """The fields that must be equal for layers to share keys and values."""
         return "differential", self.num_key_value_heads, self.head_dim, self.sliding_window
 
-    def borrowing_field(self) -> str:
+    def dependency_field(self) -> str:
         return "kv_shared" if self.kv_shared else ""
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:

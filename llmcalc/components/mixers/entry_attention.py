@@ -109,7 +109,7 @@ class EntryAttention(TokenMixer):
     def window_size(self) -> int:
         return self.sliding_window
 
-    def score_position(self) -> Rope:
+    def score_position_encoding(self) -> Rope:
         return self.position
 
     @property
@@ -145,19 +145,19 @@ class EntryAttention(TokenMixer):
         recorder.hold(k=k)
         recorder.mask(q, k, causal=True, window=self.sliding_window)
         scores = [recorder.scores("core", q, k, values=k, window=self.sliding_window)]
-        entries: Value | None = None
+        kv_entries: Value | None = None
         mask: Value | None = None
         if self.compress_rate is not None:
             with recorder.function():
-                mask, entries = self._mask_and_entries(recorder, x, compressed_query, q, head_dim, rope)
-            recorder.hold(entries=entries, entries_seen=mask)
+                mask, kv_entries = self._mask_and_entries(recorder, x, compressed_query, q, head_dim, rope)
+            recorder.hold(entries=kv_entries, entries_seen=mask)
             attention_limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
             scores.append(
                 recorder.scores(
                     "entry_core",
                     q,
-                    entries,
-                    values=entries,
+                    kv_entries,
+                    values=kv_entries,
                     is_cross_attention=True,
                     core=ops.EntryAttentionCore,
                     **attention_limits,
@@ -169,8 +169,8 @@ class EntryAttention(TokenMixer):
         recorder.hold(shares=attention_weights)
         attn_output = recorder.weighted(attention_weights, k)
         recorder.hold(out=attn_output)
-        if entries is not None:
-            attn_output = recorder.add(attn_output, recorder.weighted(attention_weights, entries))
+        if kv_entries is not None:
+            attn_output = recorder.add(attn_output, recorder.weighted(attention_weights, kv_entries))
             recorder.hold(out=attn_output)
         recorder.vector("sinks", heads)
         attn_output = recorder.rope(attn_output, rope, is_inverse=True)
@@ -264,9 +264,9 @@ def entry_attention_class() -> Any:
             if spec.compress_rate is not None:
                 self.entry_core = single_key_core_class()()
 
-        def _rotate(self, x: Tensor, forward_pass: ForwardPass, inverse: bool = False) -> Tensor:
+        def _rotate(self, x: Tensor, forward_pass: ForwardPass, is_inverse: bool = False) -> Tensor:
             rope_dim, rope_theta = self.spec.qk_rope_head_dim, self.spec.position.rope_theta
-            return rotate(x, forward_pass, forward_pass.past, rope_dim, rope_theta, inverse)
+            return rotate(x, forward_pass, forward_pass.past, rope_dim, rope_theta, is_inverse)
 
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass
@@ -282,21 +282,21 @@ def entry_attention_class() -> Any:
             (k,) = self.cache(forward_pass, self._rotate(self.kv_norm(self.kv_proj(x)), forward_pass))
             key_count = k.shape[1]
             mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
-            scores, entries, allowed_mask = self.core(q, k), None, mask
+            scores, kv_entries, allowed_mask = self.core(q, k), None, mask
             if spec.compress_rate is not None:
-                entries, entry_mask = self._entries_and_mask(x, compressed_query, forward_pass)
-                scores = torch.cat([scores, self.entry_core(q, entries)], -1)
+                kv_entries, entry_mask = self._entries_and_mask(x, compressed_query, forward_pass)
+                scores = torch.cat([scores, self.entry_core(q, kv_entries)], -1)
             scores = scores * spec.head_dim**-0.5
-            if entries is not None:
+            if kv_entries is not None:
                 allowed_mask = torch.cat([mask.expand(*entry_mask.shape[:-1], -1), entry_mask], -1)
             sink_scores = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
             scores = scores.masked_fill(~allowed_mask, float("-inf"))
             attention_weights = torch.cat([scores, sink_scores], -1).softmax(-1)[..., :-1]
             attn_output = self.core(q, k, attention_weights[..., :key_count])
-            if entries is not None:
-                attn_output = attn_output + self.entry_core(q, entries, attention_weights[..., key_count:])
+            if kv_entries is not None:
+                attn_output = attn_output + self.entry_core(q, kv_entries, attention_weights[..., key_count:])
             attn_output = (
-                self._rotate(attn_output, forward_pass, inverse=True)
+                self._rotate(attn_output, forward_pass, is_inverse=True)
                 .transpose(1, 2)
                 .flatten(2)
                 .unflatten(-1, (spec.o_groups, -1))

@@ -78,7 +78,7 @@ class ExclusiveAttention(WindowedMixer):
             raise UnscalableError("the stack's value embeddings have its key and value heads; expected the same")
         return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         if not self.adds_embeddings:
             return {}
         heads = {"num_key_value_heads": self.num_key_value_heads, "head_dim": self.head_dim}
@@ -122,7 +122,7 @@ class ExclusiveAttention(WindowedMixer):
         return recorder.sub(attn_output, recorder.mul(unit_value, removed_fraction, axes=attn_output.axes)).view(*heads)
 
     def describe(self, hidden_size: int) -> str:
-        return self._heading("exclusive GQA")
+        return self._attention_heading("exclusive GQA")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

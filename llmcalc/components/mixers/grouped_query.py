@@ -33,7 +33,7 @@ class GroupedQueryMixer(TokenMixer):
     def head_sizes(self, hidden_size: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
 
-    def score_position(self) -> Rope | None:
+    def score_position_encoding(self) -> Rope | None:
         return self.position
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
@@ -80,7 +80,7 @@ class WindowedMixer(OptionalWindowMixer, GroupedQueryMixer):
             self.position.check_rotary_size(self.head_dim)
         return self
 
-    def _heading(self, mixer_name: str, details: str = "") -> str:
+    def _attention_heading(self, mixer_name: str, details: str = "") -> str:
         """Returns a report heading with the attention's name, heads, details and window."""
         details += "" if self.sliding_window is None else f", window {self.sliding_window}"
         return f"{mixer_name} {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{details}"

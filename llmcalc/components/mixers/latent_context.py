@@ -85,10 +85,10 @@ class LatentContextAttention(OptionalWindowMixer):
     def head_sizes(self, hidden_size: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, None, self.qk_nope_head_dim + self.qk_rope_head_dim)
 
-    def score_position(self) -> Rope:
+    def score_position_encoding(self) -> Rope:
         return self.position
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "target_states", "start": "embedding"}}
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -98,7 +98,7 @@ class LatentContextAttention(OptionalWindowMixer):
         nope_axis, rope_axis = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         value_axis, bias = Axis("v_head_dim", self.v_head_dim), self.attention_bias
         key_axis = JoinedShapes(((latent,), (rope_axis,)))
-        query = self._query(recorder, x, heads, JoinedShapes(((nope_axis,), (rope_axis,))))
+        query = self._query_vectors(recorder, x, heads, JoinedShapes(((nope_axis,), (rope_axis,))))
         q_nope, q_rope = recorder.split(query, (heads, nope_axis), (heads, rope_axis))
         weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope_axis,), (value_axis,)))), (latent,))
         q_latent = recorder.absorb("kv_b_proj", q_nope, weight, latent)
@@ -128,7 +128,7 @@ class LatentContextAttention(OptionalWindowMixer):
         )
         return recorder.linear("o_proj", recorder.absorb("", attn_output, weight, value_axis), *x.axes, bias=bias)
 
-    def _query(self, recorder: Flow, x: Value, heads: Axis, head: JoinedShapes) -> Value:
+    def _query_vectors(self, recorder: Flow, x: Value, heads: Axis, head: JoinedShapes) -> Value:
         if self.q_lora_rank is None:
             return recorder.linear("q_proj", x, heads, head)
         compressed_query = recorder.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)

@@ -62,7 +62,7 @@ class LightningAttention(MultiHeadMixer):
     qkv_bias: Flag = False
     o_bias: Flag = False
 
-    def score_position(self) -> Rope | None:
+    def score_position_encoding(self) -> Rope | None:
         return self.position
 
     def check_stack_position(self, stack_position: StackPosition) -> None:

@@ -69,7 +69,7 @@ class LocalAttention(MultiHeadMixer):
     def length_limits(self) -> tuple[int, ...]:
         return tuple(length for length in (self.local_radius, self.global_block_size) if length is not None)
 
-    def accepted_bias(self) -> ScoreBias:
+    def supported_score_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads, of_blocks=self.global_block_size is not None)
 
     def share_bias(self, recorder: Flow, x: Value) -> None:
@@ -203,14 +203,14 @@ def _reference_class() -> type[nn.Module]:
 
         def _shared_bias(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             memo_key = "blocks", tokens, self.spec.local_radius, self.spec.global_block_size
-            return forward_pass.computed_once(memo_key, lambda: self._mask_and_bias(forward_pass, tokens, device))
+            return forward_pass.compute_once(memo_key, lambda: self._mask_and_bias(forward_pass, tokens, device))
 
         def _index_block_sums(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
             """Returns the index of each token's block sum, and the indices of all sums."""
             block_size = self.spec.global_block_size
             assert block_size is not None
             last_sum_index = tokens // block_size - 1
-            sum_index: Tensor = forward_pass.computed_once(
+            sum_index: Tensor = forward_pass.compute_once(
                 ("of_token", tokens, block_size),
                 lambda: (forward_pass.positions(0, tokens, device) // block_size).clamp(max=last_sum_index),
             )

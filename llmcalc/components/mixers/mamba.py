@@ -151,7 +151,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class HeadMap(nn.Module):
+    class HeadwiseLinear(nn.Module):
         """A separate linear layer per head. x: [batch, tokens, heads · n_in] → [batch, tokens, heads · n_out]."""
 
         def __init__(self, heads: int, n_in: int, n_out: int, bias: bool) -> None:
@@ -227,8 +227,8 @@ def _reference_class() -> type[nn.Module]:
                 self.x_proj: Any = nn.Linear(inner_width, projected_width, bias=False)
                 self.dt_proj: Any = nn.Linear(rank, inner_width)
             else:
-                self.x_proj = HeadMap(heads, inner_width // heads, projected_width, False)
-                self.dt_proj = HeadMap(heads, rank, inner_width // heads, True)
+                self.x_proj = HeadwiseLinear(heads, inner_width // heads, projected_width, False)
+                self.dt_proj = HeadwiseLinear(heads, rank, inner_width // heads, True)
             if spec.norm is not None:
                 self.dt_norm = norm_reference(spec.norm, rank)
                 self.b_norm = norm_reference(spec.norm, spec.state_size)

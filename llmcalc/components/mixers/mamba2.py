@@ -166,8 +166,8 @@ def scan_class() -> type[nn.Module]:
 
         log_decay: the log decay of each step, [..., n] → [..., n, n].
         """
-        cumulative = log_decay.cumsum(-1)
-        pair_log_decay = cumulative[..., :, None] - cumulative[..., None, :]
+        cumulative_decay = log_decay.cumsum(-1)
+        pair_log_decay = cumulative_decay[..., :, None] - cumulative_decay[..., None, :]
         is_past = torch.ones(log_decay.shape[-1], log_decay.shape[-1], dtype=torch.bool, device=log_decay.device).tril()
         return torch.exp(pair_log_decay.masked_fill(~is_past, float("-inf")))
 
@@ -219,19 +219,21 @@ def scan_class() -> type[nn.Module]:
                 split_into_chunks(b),
                 split_into_chunks(c),
             )
-            cumulative = log_decay.cumsum(-1)
+            cumulative_decay = log_decay.cumsum(-1)
             chunk_output = (c @ b.transpose(-1, -2) * pairwise_decays(log_decay)) @ x
-            chunk_states = (x * torch.exp(cumulative[..., -1:] - cumulative)[..., None]).transpose(
+            chunk_states = (x * torch.exp(cumulative_decay[..., -1:] - cumulative_decay)[..., None]).transpose(
                 -1, -2
             ) @ b  # by each chunk, at its end
             start_state = torch.zeros_like(chunk_states[:, :, :1]) if old_state is None else old_state[:, :, None]
             chunk_decays = pairwise_decays(
-                nn.functional.pad(cumulative[..., -1], (1, 0))
+                nn.functional.pad(cumulative_decay[..., -1], (1, 0))
             )  # over whole chunks, from the start
             chunk_start_states = (chunk_decays @ torch.cat([start_state, chunk_states], 2).flatten(3)).unflatten(
                 3, chunk_states.shape[3:]
             )
-            state_output = (c @ chunk_start_states[:, :, :-1].transpose(-1, -2)) * torch.exp(cumulative)[..., None]
+            state_output = (c @ chunk_start_states[:, :, :-1].transpose(-1, -2)) * torch.exp(cumulative_decay)[
+                ..., None
+            ]
             scan_output = (chunk_output + state_output).movedim(1, 3).flatten(1, 2)[:, :tokens]
             return scan_output, chunk_start_states[:, :, -1]
 

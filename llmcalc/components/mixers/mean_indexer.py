@@ -54,29 +54,36 @@ class MeanIndexer(BlockIndexer):
         self, recorder: Flow, x: Value, position: Rope, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
         heads, index_dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
-        pool, chosen_positions = Axis("pool", self.index_block_size), self.index_block_size * self.index_topk_blocks
+        pool_axis, chosen_positions = (
+            Axis("pool", self.index_block_size),
+            self.index_block_size * self.index_topk_blocks,
+        )
         with recorder.scope("indexer", role="no_grad"):
             q = recorder.rope(
                 recorder.norm("q_norm", recorder.linear("q_proj", x, heads, index_dim), self.norm, (index_dim,)),
                 position,
             )
             (all_keys,) = recorder.cache("cache", "indexer", recorder.linear("k_proj", x, index_dim))
-            block_means = recorder.sum(recorder.windows(all_keys, pool, includes_past=True), index_dim, is_mean=True)
-            block_means = recorder.rope(recorder.norm("k_norm", block_means, self.norm), position, row_stride=pool.size)
+            block_means = recorder.sum(
+                recorder.windows(all_keys, pool_axis, includes_past=True), index_dim, is_mean=True
+            )
+            block_means = recorder.rope(
+                recorder.norm("k_norm", block_means, self.norm), position, row_stride=pool_axis.size
+            )
             recorder.hold(q=q, k=block_means)
             scores = recorder.act(
                 recorder.scores(
-                    "core", q, block_means, is_cross_attention=True, core=ops.EntryAttentionCore, rate=pool.size
+                    "core", q, block_means, is_cross_attention=True, core=ops.EntryAttentionCore, rate=pool_axis.size
                 ),
                 "relu",
             )
-            recorder.select(recorder.sum(scores), all_keys, chosen_positions, pool_size=pool.size)
+            recorder.select(recorder.sum(scores), all_keys, chosen_positions, pool_size=pool_axis.size)
         mask, keys, values = recorder.selected(q, keys, values)
         recorder.hold(k=keys, v=values, mask=mask)
         return (
             keys,
             values,
-            {"core": ops.PooledAttentionCore, "selection": mask, "selected": chosen_positions, "pool": pool.size},
+            {"core": ops.PooledAttentionCore, "selection": mask, "selected": chosen_positions, "pool": pool_axis.size},
         )
 
     def reference(self, model_properties: ModelProperties, theta: float) -> nn.Module:

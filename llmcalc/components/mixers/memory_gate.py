@@ -38,7 +38,7 @@ class MemoryGate(TokenMixer):
     use_bias: Flag = False
     hidden_act: Activation = "silu"
 
-    def borrowing_field(self) -> str:
+    def dependency_field(self) -> str:
         return "type 'memory_gate'"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

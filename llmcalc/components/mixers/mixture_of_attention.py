@@ -72,7 +72,7 @@ class MixtureOfAttention(TokenMixer):
         kv_heads = self.num_key_value_heads
         return HeadSizes(self.num_experts_per_tok * kv_heads, kv_heads, self.head_dim)
 
-    def score_position(self) -> Rope:
+    def score_position_encoding(self) -> Rope:
         return self.position
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
@@ -170,7 +170,7 @@ def _reference_class() -> type[nn.Module]:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
             expert_weights, top_experts = self._route_tokens(x)
             dispatcher = dispatch_class()(top_experts, forward_pass.grouped_experts)
-            routed_rows = dispatcher.copy_rows(x)
+            routed_rows = dispatcher.copy_rows_to_experts(x)
             group_ends = ends_of_groups(dispatcher.expert, self.spec.num_experts) if dispatcher.is_grouped else None
             q = dispatcher.sort_by_token(self.q_proj(routed_rows, dispatcher.expert, group_ends)).view(
                 batch, tokens, -1

@@ -142,7 +142,7 @@ class MLA(OptionalWindowMixer):
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, None, self.qk_nope_head_dim + self.qk_rope_head_dim)
 
-    def score_position(self) -> Rope:
+    def score_position_encoding(self) -> Rope:
         return self.position
 
     def length_limits(self) -> tuple[int, ...]:
@@ -162,7 +162,7 @@ class MLA(OptionalWindowMixer):
             )
         return shared_latents
 
-    def borrowing_field(self) -> str:
+    def dependency_field(self) -> str:
         return next(filter(None, self.shared_results().values()), "")
 
     def _latent_key(self) -> tuple[Any, ...]:

@@ -76,11 +76,11 @@ class MLSTM(TokenMixer):
         q = recorder.linear("q", x, heads, key_dim, bias=has_bias)
         k = recorder.linear("k", x, heads, key_dim, bias=has_bias)
         v = recorder.linear("v", x, *value_axes, bias=has_bias)
-        input_gate, forget = (
+        input_gate, forget_gate = (
             recorder.act(recorder.linear(gate_name, x, heads, bias=True), "tanh") for gate_name in ("igate", "fgate")
         )
         memory_op = MatrixMemory(input_gate.width, key_dim.size, value_dim.size, self.chunk_size, x.rows)
-        memory_output = recorder.core("core", memory_op, q, k, v, input_gate, forget, axes=value_axes)
+        memory_output = recorder.core("core", memory_op, q, k, v, input_gate, forget_gate, axes=value_axes)
         state_shape = JoinedShapes(((key_dim, value_dim), (key_dim,), (Axis("largest", 1),)))
         recorder.state("recurrent_state", heads, state_shape)
         norm = Norm(type="layernorm", bias=has_bias, eps=self.norm_eps)

@@ -51,7 +51,7 @@ class PredictStreams(ResidualStreams):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         if any(
-            layer.required_slots().get("streams") != {"type": self.type, "ngram": self.ngram}
+            layer.required_stack_fields().get("streams") != {"type": self.type, "ngram": self.ngram}
             for layer in layers.values()
         ):
             raise ValueError(
@@ -63,18 +63,18 @@ class PredictStreams(ResidualStreams):
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}: predict streams are those of a decoder; expected none")
 
-    def record_split(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("predict_streams", self, x)
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
+    def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         assert isinstance(x.rows, MultipleRows)
         return recorder.resized(x, MultipleRows(of=x.rows.of, by=self.ngram))
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the rows of the main stream and the predict streams. x: the token embeddings."""
         stream_rows = MultipleRows(of=x.rows, by=self.ngram)
-        streams, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=stream_rows, by="types")
-        return recorder.cat(x, streams, axes=x.axes, rows=MultipleRows(of=x.rows, by=self.ngram + 1))
+        stream_axis, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=stream_rows, by="types")
+        return recorder.cat(x, stream_axis, axes=x.axes, rows=MultipleRows(of=x.rows, by=self.ngram + 1))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["streams"](self, model_properties.hidden_size)
@@ -102,7 +102,7 @@ class NgramAttention(EqualHeadsMixer):
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise UnscalableError("attention of predict streams has a table of distances; expected plain attention")
 
-    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "predict_streams", "ngram": self.ngram}}
 
     def flow(self, recorder: Flow, x: Value) -> Value:

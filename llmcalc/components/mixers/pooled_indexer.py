@@ -71,7 +71,7 @@ class PooledIndexer(Part):
         query_latent: the compressed query, which the queries come from. position: none, because pools have no position.
         """
         heads, index_dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
-        pool = Axis("pool", self.index_kpool)
+        pool_axis = Axis("pool", self.index_kpool)
         assert query_latent is not None
         assert position is None
         q = recorder.linear("q_proj", query_latent, heads, index_dim)
@@ -81,21 +81,23 @@ class PooledIndexer(Part):
         head_weights = recorder.linear("weights_proj", x, heads)
         recorder.hold(k=keys, gate=gate, weights=head_weights)
         keys, gate = recorder.cache("cache", "indexer", keys, gate)
-        pools, pool_gate = (recorder.windows(unpooled, pool, includes_past=True) for unpooled in (keys, gate))
-        pool_gate = recorder.add(pool_gate, recorder.vector("position_bias", pool, index_dim, row_count=pool.size))
-        entries = recorder.weighted_mean(pools, pool_gate)
-        recorder.hold(k=entries)
+        pools, pool_gate = (recorder.windows(unpooled, pool_axis, includes_past=True) for unpooled in (keys, gate))
+        pool_gate = recorder.add(
+            pool_gate, recorder.vector("position_bias", pool_axis, index_dim, row_count=pool_axis.size)
+        )
+        pooled_keys = recorder.weighted_mean(pools, pool_gate)
+        recorder.hold(k=pooled_keys)
         scores = recorder.scores(
             "core",
             q,
-            entries,
+            pooled_keys,
             weights=head_weights,
             is_cross_attention=True,
             core=ops.EntryAttentionCore,
-            rate=pool.size,
+            rate=pool_axis.size,
         )
         recorder.hold(scores=scores)
-        recorder.select(scores, keys, self.index_topk, pool_size=pool.size)
+        recorder.select(scores, keys, self.index_topk, pool_size=pool_axis.size)
         return scores
 
     def reference(self, model_properties: ModelProperties, query: int, rope: int, theta: float) -> nn.Module:
@@ -127,37 +129,45 @@ def _reference_class() -> type[nn.Module]:
 
         def _pooled_keys(self, keys: Tensor, gate: Tensor) -> Tensor:
             """Returns the mean key of each complete pool, [batch, pools, d]. keys, gate: [batch, tokens, d]."""
-            pool = self.spec.index_kpool
-            pools = keys.shape[1] // pool
-            keys, gate = (tensor[:, : pools * pool].unflatten(1, (pools, pool)) for tensor in (keys, gate))
+            pool_size = self.spec.index_kpool
+            pool_count = keys.shape[1] // pool_size
+            keys, gate = (
+                tensor[:, : pool_count * pool_size].unflatten(1, (pool_count, pool_size)) for tensor in (keys, gate)
+            )
             pool_weights = (gate + self.position_bias.weight).float().softmax(2).to(keys.dtype)
             return (keys * pool_weights).sum(2)
 
         @torch.no_grad()
         def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, forward_pass: ForwardPass) -> Tensor:
-            spec, tokens, pool = self.spec, x.shape[1], self.spec.index_kpool
+            spec, tokens, pool_size = self.spec, x.shape[1], self.spec.index_kpool
             q = self.q_proj(compressed_query).unflatten(-1, (spec.index_n_heads, -1))
             keys, gate = self.cache(forward_pass, self.k_norm(self.k_proj(x)), self.gate_proj(x))
-            entries = self._pooled_keys(keys, gate)
-            scores = self.core(q, entries, self.weights_proj(x)).float()
+            pooled_keys = self._pooled_keys(keys, gate)
+            scores = self.core(q, pooled_keys, self.weights_proj(x)).float()
             visible_tokens = (
                 forward_pass.positions(forward_pass.past, forward_pass.past + tokens, x.device)[:, None] + 1
             )  # tokens that each query may see
-            pool_ends = (torch.arange(entries.shape[1], device=x.device) + 1) * pool
+            pool_ends = (torch.arange(pooled_keys.shape[1], device=x.device) + 1) * pool_size
             ranked_pools = scores.masked_fill(pool_ends > visible_tokens, float("-inf")).sort(
                 dim=-1, descending=True, stable=True
             )
-            chosen_pools = ranked_pools.indices[..., : spec.index_topk // pool]
-            chosen_positions = (chosen_pools[..., None] * pool + torch.arange(pool, device=x.device)).flatten(-2)
+            chosen_pools = ranked_pools.indices[..., : spec.index_topk // pool_size]
+            chosen_positions = (chosen_pools[..., None] * pool_size + torch.arange(pool_size, device=x.device)).flatten(
+                -2
+            )
             if tokens == 1:
                 end_position = forward_pass.past + 1
                 last_pool_tokens = torch.arange(
-                    end_position - end_position % pool, end_position, device=x.device
+                    end_position - end_position % pool_size, end_position, device=x.device
                 ).expand(x.shape[0], 1, -1)
                 return torch.cat([chosen_positions, last_pool_tokens], -1)
-            last_pool_tokens = visible_tokens - visible_tokens % pool + torch.arange(pool - 1, device=x.device)
+            last_pool_tokens = (
+                visible_tokens - visible_tokens % pool_size + torch.arange(pool_size - 1, device=x.device)
+            )
             repeated_positions = (
-                chosen_positions[..., :1] if entries.shape[1] else torch.zeros_like(chosen_pools.sum(-1, keepdim=True))
+                chosen_positions[..., :1]
+                if pooled_keys.shape[1]
+                else torch.zeros_like(chosen_pools.sum(-1, keepdim=True))
             )
             return torch.cat(
                 [

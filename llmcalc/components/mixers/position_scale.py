@@ -37,8 +37,8 @@ def position_scale_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             positions = forward_pass.positions(forward_pass.past, forward_pass.past + x.shape[-2], x.device)
-            logarithms = (positions + 1).float().log().to(x.dtype)
-            position_factor = self.scale.weight[:, None] * logarithms + self.bias.weight[:, None]
+            log_positions = (positions + 1).float().log().to(x.dtype)
+            position_factor = self.scale.weight[:, None] * log_positions + self.bias.weight[:, None]
             return x * position_factor[..., None]
 
     return PositionScale

@@ -107,12 +107,14 @@ class ProfileAttention(WindowedMixer):
         from ...workload.derived_rows import TableRows
 
         rank, distance_axis = profile_weights.axes[-1], Axis("distances", self.relative_extent)
-        profiles, _ = recorder.table("profiles", distance_axis, rank, of=TableRows(length=distance_axis.size), by="all")
-        distance_bias = recorder.scores("profile_core", profile_weights, profiles, is_cross_attention=True)
+        distance_profiles, _ = recorder.table(
+            "profiles", distance_axis, rank, of=TableRows(length=distance_axis.size), by="all"
+        )
+        distance_bias = recorder.scores("profile_core", profile_weights, distance_profiles, is_cross_attention=True)
         return recorder.at_distance(distance_bias, recorder.distances(q, keys, is_clamped=True, is_shifted=False))
 
     def describe(self, hidden_size: int) -> str:
-        return self._heading("GQA", f", {self.relative_rank} profiles")
+        return self._attention_heading("GQA", f", {self.relative_rank} profiles")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return profile_attention_class()(self, model_properties)
@@ -140,14 +142,14 @@ def profile_attention_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class ProfileCore(nn.Module):
+    class DistanceProfileBias(nn.Module):
         """Weights the shared distance profiles per token, which gives each token a bias for every distance.
 
         profile_weights: [batch, heads, tokens, rank]; profiles: [distances, rank] → [batch, heads, tokens, distances].
         """
 
-        def forward(self, profile_weights: Tensor, profiles: Tensor) -> Tensor:
-            return profile_weights @ profiles.t()
+        def forward(self, profile_weights: Tensor, distance_profiles: Tensor) -> Tensor:
+            return profile_weights @ distance_profiles.t()
 
     class ProfileTable(nn.Module):
         def __init__(self, relative_extent: int, rank: int) -> None:
@@ -166,7 +168,10 @@ def profile_attention_class() -> type[nn.Module]:
                 nn.Identity() if spec.norm is None else norm_reference(spec.norm, head_dim) for _ in "qk"
             )
             self.r_proj = nn.Linear(hidden_size, spec.num_attention_heads * spec.relative_rank, bias=False)
-            self.profiles, self.profile_core = ProfileTable(spec.relative_extent, spec.relative_rank), ProfileCore()
+            self.profiles, self.profile_core = (
+                ProfileTable(spec.relative_extent, spec.relative_rank),
+                DistanceProfileBias(),
+            )
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
         def bias_of(self, profile_weights: Tensor, forward_pass: ForwardPass, end_position: int, keys: int) -> Tensor:

@@ -20,7 +20,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import MultipleRows
 from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, PartWitness
-from ..rotation import angles_of
+from ..rotation import rotary_angles
 from ..runtime import ForwardPass, softmax_core_class, vector_module
 from .grouped_query import MultiHeadMixer
 
@@ -136,7 +136,7 @@ def _reference_class() -> type[nn.Module]:
         def _encode_distances(self, forward_pass: ForwardPass, x: Tensor) -> Tensor:
             """Computes the sinusoids of all distances, the largest first: [batch, distances, hidden]."""
             hidden, largest_distance = x.shape[-1], self._largest_distance(x)
-            angles = angles_of(
+            angles = rotary_angles(
                 largest_distance - forward_pass.positions(0, largest_distance + x.shape[1], x.device),
                 hidden,
                 10000.0,
@@ -146,7 +146,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, k, v = (self._split_heads(projection, x) for projection in ("q_proj", "k_proj", "v_proj"))
             distance_keys = self._split_heads(
-                "r_proj", forward_pass.computed_once(("away", x.shape), lambda: self._encode_distances(forward_pass, x))
+                "r_proj", forward_pass.compute_once(("away", x.shape), lambda: self._encode_distances(forward_pass, x))
             )
             distance_scores = self.distances(q + self.position_bias.weight[:, None], distance_keys)
             positions = forward_pass.positions(0, x.shape[1], x.device)

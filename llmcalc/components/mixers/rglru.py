@@ -104,7 +104,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
     from torch.nn import functional as F
 
-    class BlockMap(nn.Module):
+    class BlockDiagonalLinear(nn.Module):
         """A block-diagonal linear layer. x: [batch, tokens, width] → same shape, with a separate matrix per block."""
 
         def __init__(self, block_count: int, lru_width: int) -> None:
@@ -141,8 +141,8 @@ def _reference_class() -> type[nn.Module]:
             lru_width, self.act = spec.lru_width, spec.hidden_act
             self.linear_y, self.linear_x = nn.Linear(hidden_size, lru_width), nn.Linear(hidden_size, lru_width)
             self.conv_1d = causal_conv_class()(lru_width, spec.conv1d_width, True, stored_frames=spec.conv1d_width - 1)
-            self.input_gate = BlockMap(spec.num_attention_heads, lru_width)
-            self.recurrent_gate = BlockMap(spec.num_attention_heads, lru_width)
+            self.input_gate = BlockDiagonalLinear(spec.num_attention_heads, lru_width)
+            self.recurrent_gate = BlockDiagonalLinear(spec.num_attention_heads, lru_width)
             self.recurrent_param = vector_module(torch.linspace(-4.0, 1.0, lru_width))
             self.conv_state, self.recurrent_state = recurrent_state_class()(), recurrent_state_class()()
             self.linear_out = nn.Linear(lru_width, hidden_size)

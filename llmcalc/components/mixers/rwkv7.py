@@ -68,17 +68,21 @@ class Rwkv7TimeMix(TokenMixer):
             for input_name in ("r", "k", "v")
         )
         decay = recorder.act(
-            self._low_rank(recorder, "w_lora", mixed_inputs["w"], self.decay_rank, head_axes, "tanh"), "sigmoid"
+            self._low_rank_output(recorder, "w_lora", mixed_inputs["w"], self.decay_rank, head_axes, "tanh"),
+            "sigmoid",
         )
         learning_rate = recorder.act(
-            self._low_rank(recorder, "a_lora", mixed_inputs["a"], self.rate_rank, head_axes), "sigmoid"
+            self._low_rank_output(recorder, "a_lora", mixed_inputs["a"], self.rate_rank, head_axes), "sigmoid"
         )
         if not self.first:
             mix_weight = recorder.act(
-                self._low_rank(recorder, "v_lora", mixed_inputs["v"], self.value_rank, head_axes), "sigmoid"
+                self._low_rank_output(recorder, "v_lora", mixed_inputs["v"], self.value_rank, head_axes),
+                "sigmoid",
             )
             value = recorder.mul(value, mix_weight)  # the first layer's values are as large
-        gate = self._low_rank(recorder, "g_lora", mixed_inputs["g"], self.gate_rank, head_axes, "sigmoid", bias=False)
+        gate = self._low_rank_output(
+            recorder, "g_lora", mixed_inputs["g"], self.gate_rank, head_axes, "sigmoid", bias=False
+        )
         removed_key = recorder.mul(key, recorder.vector("k_k", *head_axes))
         key = recorder.mul(key, recorder.mul(learning_rate, recorder.vector("k_a", *head_axes)))
         scan_op = TransitionScan(receptance.axes[0].size, head_dim.size, head_dim.size, x.rows)
@@ -92,7 +96,7 @@ class Rwkv7TimeMix(TokenMixer):
         )
         return recorder.linear("o_proj", recorder.mul(wkv_output, gate), *x.axes)
 
-    def _low_rank(
+    def _low_rank_output(
         self, recorder: Flow, module_name: str, x: Value, rank: Any, axes: Shape, act: str = "", bias: bool = True
     ) -> Value:
         """Returns two linear layers with an activation between them; only the second layer has a bias."""
@@ -167,9 +171,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             token_outputs = []
             for token in range(receptance.shape[1]):
                 removed_value = wkv_state @ -removal_key[:, token, :, :, None]
-                correction = removed_value * (removal_key * learning_rate)[:, token, :, None, :]
+                state_correction = removed_value * (removal_key * learning_rate)[:, token, :, None, :]
                 state_update = v[:, token, :, :, None] * k[:, token, :, None, :]
-                wkv_state = wkv_state * decay[:, token, :, None, :] + state_update + correction
+                wkv_state = wkv_state * decay[:, token, :, None, :] + state_update + state_correction
                 token_outputs.append((wkv_state @ receptance[:, token, :, :, None])[..., 0])
             return torch.stack(token_outputs, 1), wkv_state
 
@@ -205,7 +209,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             ranks = {"w": spec.decay_rank, "a": spec.rate_rank, "g": spec.gate_rank}
             return ranks if spec.first else {**ranks, "v": spec.value_rank}
 
-        def _low_rank(self, input_name: str, x: Tensor) -> Tensor:
+        def _low_rank_output(self, input_name: str, x: Tensor) -> Tensor:
             """Runs a pair of low-rank projections with the activation between them. x: [batch, tokens, hidden]."""
             low_rank_input = self.get_submodule(f"{input_name}_lora_a")(x)
             low_rank_input = (
@@ -228,10 +232,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             receptance, k, v = (
                 self.get_submodule(f"{input_name}_proj")(mixed_inputs[input_name]) for input_name in ("r", "k", "v")
             )
-            decay = torch.exp(-0.6065 * self._low_rank("w", mixed_inputs["w"]).float().sigmoid())
-            learning_rate = self._low_rank("a", mixed_inputs["a"]).sigmoid()
+            decay = torch.exp(-0.6065 * self._low_rank_output("w", mixed_inputs["w"]).float().sigmoid())
+            learning_rate = self._low_rank_output("a", mixed_inputs["a"]).sigmoid()
             if not self.spec.first:
-                v = torch.lerp(v, v, self._low_rank("v", mixed_inputs["v"]).sigmoid())
+                v = torch.lerp(v, v, self._low_rank_output("v", mixed_inputs["v"]).sigmoid())
             removed_key = nn.functional.normalize(self._split_heads(k * self.k_k.weight), dim=-1)
             k = k * (1 + (learning_rate - 1) * self.k_a.weight)
             wkv_output, wkv_state = self.wkv(
@@ -245,7 +249,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 -1, keepdim=True
             ) * self._split_heads(v)
             wkv_output = self.g_norm(wkv_output.flatten(2).to(x.dtype)) + bonus.flatten(2)
-            return self.o_proj(wkv_output * self._low_rank("g", mixed_inputs["g"]))
+            return self.o_proj(wkv_output * self._low_rank_output("g", mixed_inputs["g"]))
 
         def _split_heads(self, x: Tensor) -> Tensor:
             """Splits the last axis into heads."""

@@ -136,7 +136,7 @@ class SharedEntryAttention(EntryAttention):
                 )
         return field_by_result
 
-    def borrowing_field(self) -> str:
+    def dependency_field(self) -> str:
         return next(filter(None, self.shared_results().values()), "")
 
     def _mask_and_entries(
@@ -147,14 +147,14 @@ class SharedEntryAttention(EntryAttention):
         lower_entries: dict[str, Value] = recorder.memo.setdefault("entries", {})
         latent: Value | None = None
         if self.entries_shared:
-            entries = recorder.value_of_lower_layer("entries", x, lower_entries.get("entries"), head_dim)
+            kv_entries = recorder.value_of_lower_layer("entries", x, lower_entries.get("entries"), head_dim)
         else:
-            latent, entries = self._latent_and_entries(recorder, x, head_dim, rope)
-            lower_entries["entries"] = entries
+            latent, kv_entries = self._latent_and_entries(recorder, x, head_dim, rope)
+            lower_entries["entries"] = kv_entries
             recorder.hold(latent=latent)
-            recorder.keep(entries=entries)
-        recorder.hold(entries=entries)
-        visible_entries = recorder.whole_entries(q, entries, self.compress_rate)
+            recorder.keep(entries=kv_entries)
+        recorder.hold(entries=kv_entries)
+        visible_entries = recorder.whole_entries(q, kv_entries, self.compress_rate)
         recorder.hold(seen=visible_entries)
         if self.indexer is None:
             selection = recorder.value_of_lower_layer("selection", x, lower_entries.get("selection"))
@@ -166,7 +166,7 @@ class SharedEntryAttention(EntryAttention):
             lower_entries["selection"] = selection
             recorder.keep(selection=selection)
         recorder.hold(chosen=selection)
-        return recorder.among(visible_entries, selection, entries)
+        return recorder.among(visible_entries, selection, kv_entries)
 
     def _latent_and_entries(self, recorder: Flow, x: Value, head_dim: Axis, rope: Rope) -> tuple[Value, Value]:
         """Returns the new entries before RoPE, and all entries after RoPE."""
@@ -184,12 +184,12 @@ class SharedEntryAttention(EntryAttention):
                 kv = recorder.weighted_mean(*(recorder.windows(unpooled, compress_rate) for unpooled in unpooled_rows))
             latent = recorder.norm("norm", kv, self.norm)
             recorder.hold(latent=latent)
-            entries = recorder.rope(latent, rope, row_stride=compress_rate.size)
-            recorder.hold(new=entries)
+            kv_entries = recorder.rope(latent, rope, row_stride=compress_rate.size)
+            recorder.hold(new=kv_entries)
             op = ops.EntryCache(
                 head_dim.size, compress_rate.size, sum(unpooled.width for unpooled in unpooled_rows), rows=x.rows
             )
-            return latent, recorder.keep_entries(op, entries, *unpooled_rows)
+            return latent, recorder.keep_entries(op, kv_entries, *unpooled_rows)
 
     def _record_selection(
         self,
@@ -309,7 +309,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor | None, Tensor]:
             kv, gate = self.kv_proj(x), self.gate_proj(x) if self.spec.weighted_entries else None
             stored_rows = self.cache.load(forward_pass)
-            entries, latent = None if stored_rows is None else stored_rows[0], None
+            kv_entries, latent = None if stored_rows is None else stored_rows[0], None
             pending_rows: tuple[Tensor, ...] = ()
             if gate is None:
                 latent = self.norm(kv)
@@ -325,14 +325,14 @@ def _reference_class() -> type[nn.Module]:
                     )
                     latent = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
             if latent is not None:
-                first_entry = 0 if entries is None else entries.shape[1]
+                first_entry = 0 if kv_entries is None else kv_entries.shape[1]
                 positions = (torch.arange(latent.shape[1], device=x.device) + first_entry) * self.rate
                 new_entries = rotate_at(latent, positions, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
-                entries = new_entries if entries is None else torch.cat([entries, new_entries], 1)
-            if entries is None:
-                entries = kv.new_zeros(kv.shape[0], 0, kv.shape[-1])
-            self.cache.keep(forward_pass, entries, *pending_rows)
-            return latent, entries
+                kv_entries = new_entries if kv_entries is None else torch.cat([kv_entries, new_entries], 1)
+            if kv_entries is None:
+                kv_entries = kv.new_zeros(kv.shape[0], 0, kv.shape[-1])
+            self.cache.keep(forward_pass, kv_entries, *pending_rows)
+            return latent, kv_entries
 
     class EntryChooser(entry_chooser_class()):  # type: ignore[misc]
         """Selects the entries that each token attends to, by scores against one key per entry."""
@@ -455,18 +455,18 @@ def _reference_class() -> type[nn.Module]:
             spec, end_position, pass_memo, latent = self.spec, forward_pass.past + x.shape[1], forward_pass.memo, None
             if not spec.entries_shared:
                 latent, pass_memo["entries"] = self.compressor(x, forward_pass)
-            entries: Tensor = pass_memo["entries"]
+            kv_entries: Tensor = pass_memo["entries"]
             visible_entries = (
                 forward_pass.positions(forward_pass.past, end_position, x.device) + 1
             ) // spec.compress_rate
-            is_visible = torch.arange(entries.shape[1], device=x.device)[None] < visible_entries[:, None]
+            is_visible = torch.arange(kv_entries.shape[1], device=x.device)[None] < visible_entries[:, None]
             if spec.indexer is not None:
                 pass_memo["selected entries"] = self.indexer(x, compressed_query, latent, is_visible, forward_pass)
             selected_entries = pass_memo["selected entries"]
             if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                selected_index = selected_entries[:, 0, :, None].expand(-1, -1, entries.shape[-1])
-                return entries.gather(1, selected_index), is_visible[:, : selected_entries.shape[-1]]
+                selected_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
+                return kv_entries.gather(1, selected_index), is_visible[:, : selected_entries.shape[-1]]
             selected_mask = torch.zeros_like(is_visible).expand(x.shape[0], -1, -1).scatter(-1, selected_entries, True)
-            return entries, (is_visible & selected_mask)[:, None]
+            return kv_entries, (is_visible & selected_mask)[:, None]
 
     return SharedEntryReference

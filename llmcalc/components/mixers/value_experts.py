@@ -87,7 +87,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             expert_weights, top_experts = self.routing(x, forward_pass)
             dispatcher = dispatch_class()(top_experts, forward_pass.grouped_experts, self.routing.float32_weights)
-            routed_rows = dispatcher.copy_rows(x)
+            routed_rows = dispatcher.copy_rows_to_experts(x)
             group_ends = ends_of_groups(dispatcher.expert, self.spec.num_experts) if dispatcher.is_grouped else None
             expert_values = activate(self.spec.hidden_act, self.v_experts(routed_rows, dispatcher.expert, group_ends))
             del routed_rows

@@ -29,7 +29,7 @@ def dispatch_class() -> type[Any]:
                 self.expert, self.order = self.expert.sort(stable=True)
                 self.token = self.order // self.top_k
 
-        def copy_rows(self, x: Tensor) -> Tensor:
+        def copy_rows_to_experts(self, x: Tensor) -> Tensor:
             """Copies each token's vector once per selected expert. [batch, tokens, width] → [rows, width]."""
             x = x.flatten(0, 1)
             return x.index_select(0, self.token) if self.is_grouped else x.repeat_interleave(self.top_k, 0)
@@ -72,7 +72,7 @@ def capacity_dispatch_class() -> type[Any]:
             top_weights, tokens = expert_weights.topk(expert_capacity, 0)
             self.weight, self.token = top_weights.t(), tokens.t().flatten()
 
-        def copy_rows(self, x: Tensor) -> Tensor:
+        def copy_rows_to_experts(self, x: Tensor) -> Tensor:
             """Copies the tokens of each expert. [batch, tokens, width] → [experts, rows, width]."""
             return x.flatten(0, 1).index_select(0, self.token).unflatten(0, self.weight.shape)
 

@@ -145,7 +145,7 @@ def _reference_class() -> type[nn.Module]:
                 (self.chunk_experts, top_experts // self.group),
             ):
                 dispatcher = dispatch_class()(expert_indices, is_grouped, self.routing.float32_weights)
-                routed_rows = networks(dispatcher.copy_rows(x), dispatcher.expert, dispatcher.is_grouped)
+                routed_rows = networks(dispatcher.copy_rows_to_experts(x), dispatcher.expert, dispatcher.is_grouped)
                 expert_sums.append(dispatcher.combine_outputs(routed_rows, expert_weights))
             return expert_sums[0] + 0.05 * expert_sums[1]
 

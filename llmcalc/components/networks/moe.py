@@ -287,13 +287,13 @@ class MoE(Network):
         }
         return self.model_copy(
             update={
-                network_field: part.with_scaled_widths(scale_width)
-                for network_field, part in networks_by_field.items()
-                if part is not None
+                network_field: spec_part.with_scaled_widths(scale_width)
+                for network_field, spec_part in networks_by_field.items()
+                if spec_part is not None
             }
         )
 
-    def borrowing_field(self) -> str:
+    def dependency_field(self) -> str:
         return f"router.type '{self.router.type}'" if self.router.reads_token_ids else ""
 
     def flow(self, recorder: Flow, x: Value, router_input: Value | None = None) -> Value:
@@ -337,7 +337,7 @@ class MoE(Network):
             expert_outputs = self.latent.project_back(recorder, expert_outputs, x.axes)
             recorder.hold(y=expert_outputs)
         if self.shared_expert is not None:
-            shared_output = self._shared_output(recorder, self.shared_expert, x)
+            shared_output = self._shared_expert_output(recorder, self.shared_expert, x)
             if self.shared_expert_mix:
                 scores = recorder.linear("shared_expert_mix", x, Axis("outputs", 2), bias=True, kind="shared_expert")
                 routed_share, shared_expert_share = recorder.split(
@@ -353,7 +353,7 @@ class MoE(Network):
             expert_outputs = recorder.add(expert_outputs, recorder.vector("output_bias", *x.axes, kind="experts"))
         return expert_outputs
 
-    def _shared_output(self, recorder: Flow, expert: FeedForward, x: Value) -> Value:
+    def _shared_expert_output(self, recorder: Flow, expert: FeedForward, x: Value) -> Value:
         """Returns the shared expert's output for every token."""
         if self.shared_scores is not None:
             shared_output = self.shared_scores.flow(recorder, expert, x)
@@ -458,14 +458,14 @@ def expert_networks(
     top_k: Number,
     output_axes: Shape,
     identities: bool = False,
-    sliced: bool = False,
+    is_sliced: bool = False,
 ) -> Value:
     """Records the networks of all experts at once. identities, sliced: as in `Flow.experts`."""
     ffn = Axis("expert_ffn", expert.intermediate_size)
 
     def expert_linear(projection: str, x: Value, *axes: Axis | JoinedShapes, bias: bool) -> Value:
         return recorder.experts(
-            projection, x, experts, top_k, *axes, bias=bias, has_identities=identities, slices_weight=sliced
+            projection, x, experts, top_k, *axes, bias=bias, has_identities=identities, slices_weight=is_sliced
         )
 
     if expert.gated:
@@ -572,7 +572,7 @@ def _vision_experts_class() -> type[nn.Module]:
             expert_weights, top_experts = self.routing(x, forward_pass)
             dispatcher = self.dispatch(expert_weights, top_experts, forward_pass)
             return dispatcher.combine_outputs(
-                self.experts(dispatcher.copy_rows(x), dispatcher.expert, dispatcher.is_grouped),
+                self.experts(dispatcher.copy_rows_to_experts(x), dispatcher.expert, dispatcher.is_grouped),
                 expert_weights,
             )
 
@@ -627,7 +627,9 @@ def _reference_class() -> type[nn.Module]:
             norm_output = getattr(self, "expert_norm", lambda outputs: outputs)  # no name may keep the outputs alive
             routed_features = dispatcher.combine_outputs(
                 norm_output(
-                    self.experts(dispatcher.copy_rows(routed_features), dispatcher.expert, dispatcher.is_grouped)
+                    self.experts(
+                        dispatcher.copy_rows_to_experts(routed_features), dispatcher.expert, dispatcher.is_grouped
+                    )
                 ),
                 weights,
             )

@@ -126,7 +126,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, top_units: Tensor) -> Tensor:
             return (nn.functional.embedding(top_units, self.weight) @ x[..., None])[..., 0]
 
-    class OutputSums(ExpertVectors):
+    class WeightedOutputSum(ExpertVectors):
         """Sums the experts' output vectors, weighted by units [batch, tokens, k] → [batch, tokens, hidden]."""
 
         def forward(self, hidden_units: Tensor, top_units: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.act = spec.hidden_act
             self.down_embed = InputProducts(spec.num_experts, hidden_size)
-            self.up_embed = OutputSums(spec.num_experts, hidden_size)
+            self.up_embed = WeightedOutputSum(spec.num_experts, hidden_size)
 
         def forward(self, x: Tensor, top_units: Tensor, weights: Tensor) -> Tensor:
             return self.up_embed(activate(self.act, self.down_embed(x, top_units)) * weights, top_units)

@@ -147,10 +147,10 @@ class LinearRouter(Router):
         x = x if self.norm is None else recorder.part("router_norm", self.norm, x, kind="router")
         logits = recorder.linear("router", x, axis, bias=self.bias, in_float32=self.float32_product, kind="router")
         expert_scale = recorder.vector("expert_scale", experts, kind="router") if self.expert_scale else None
-        correction = _record_correction(recorder, self.score_correction, axis)
+        score_correction = _record_correction(recorder, self.score_correction, axis)
         if self.image_correction:
             recorder.vector("image_correction", axis, kind="router", is_frozen=True)
-        return recorder.route(logits, top_k, self.scoring_func, correction, expert_scale)
+        return recorder.route(logits, top_k, self.scoring_func, score_correction, expert_scale)
 
 
 class RouterMLP(Router):
@@ -193,8 +193,8 @@ class RouterMLP(Router):
                 recorder.linear("fc2", router_features, feature_axis, bias=True), self.hidden_act
             )
             logits = recorder.linear("out_proj", router_features, axis)
-        correction = _record_correction(recorder, self.score_correction, axis)
-        return recorder.route(logits, top_k, self.scoring_func, correction, has_skip=self.skip)
+        score_correction = _record_correction(recorder, self.score_correction, axis)
+        return recorder.route(logits, top_k, self.scoring_func, score_correction, has_skip=self.skip)
 
 
 class TokenTableRouter(Router):
@@ -291,8 +291,8 @@ def _reference_classes() -> dict[str, type[Any]]:
 
         def top_experts(self, scores: Tensor) -> Tensor:
             """Returns the experts with the highest corrected scores."""
-            correction: Any = self.modules.get("score_correction")
-            return (scores if correction is None else scores + correction.bias).topk(self.top_k, -1).indices
+            score_correction: Any = self.modules.get("score_correction")
+            return (scores if score_correction is None else scores + score_correction.bias).topk(self.top_k, -1).indices
 
         def weights(self, scores: Tensor, top_experts: Tensor) -> Tensor:
             chosen_scores = scores.gather(-1, top_experts)

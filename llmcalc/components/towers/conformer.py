@@ -170,7 +170,7 @@ class Conformer(TowerPart):
 
     def _record_layer(self, recorder: Flow, x: Value, bias: Value | None) -> Value:
         """Records a layer: half a feed-forward network, attention, a convolution, half a network, a norm."""
-        x = self._half_network(recorder, "mlp_1", x)
+        x = self._add_half_network_output(recorder, "mlp_1", x)
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
             residual_branch = self.attention.flow(recorder, residual_branch, bias, self.segment)
@@ -178,10 +178,10 @@ class Conformer(TowerPart):
         residual_branch = recorder.part("convolution_pre_norm", self.norm, x)
         with recorder.scope("convolution", kind="convolution"):
             residual_branch = self.convolution.flow(recorder, residual_branch)
-        x = self._half_network(recorder, "mlp_2", recorder.add(x, residual_branch))
+        x = self._add_half_network_output(recorder, "mlp_2", recorder.add(x, residual_branch))
         return recorder.part("norm", self.norm, x)
 
-    def _half_network(self, recorder: Flow, network_name: str, x: Value) -> Value:
+    def _add_half_network_output(self, recorder: Flow, network_name: str, x: Value) -> Value:
         """Records the sum of x and half of a named feed-forward network's output."""
         network_output = recorder.part(
             network_name, self.feed_forward, recorder.part(f"{network_name}_pre_norm", self.norm, x)
@@ -407,7 +407,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, frames: Tensor) -> Tensor:
             x: Tensor = self.subsampling(frames)
-            clips, frame_count = x.shape[:2]
+            clip_count, frame_count = x.shape[:2]
             has_segments = self.segment is not None and frame_count > self.segment
             if self.segment is not None and has_segments:
                 x = nn.functional.pad(x, (0, 0, 0, -frame_count % self.segment)).unflatten(1, (-1, self.segment))
@@ -415,7 +415,7 @@ def _reference_class() -> type[nn.Module]:
             bias = self._distance_bias(x.shape[1], x)
             for layer in self.layers:
                 x = layer(x, bias)
-            x = x.unflatten(0, (clips, -1)).flatten(1, 2)[:, :frame_count] if has_segments else x
+            x = x.unflatten(0, (clip_count, -1)).flatten(1, 2)[:, :frame_count] if has_segments else x
             x = x[:, :: self.reduction]
             return self.output_proj(x) if hasattr(self, "output_proj") else x
 

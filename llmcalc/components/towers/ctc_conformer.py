@@ -111,7 +111,7 @@ class CtcConformer(TowerPart):
 
     def _record_layer(self, recorder: Flow, x: Value) -> Value:
         """Records a layer: half a network, attention in blocks, a convolution, half a network and a norm."""
-        x = self._half_network(recorder, "mlp_1", x)
+        x = self._add_half_network_output(recorder, "mlp_1", x)
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
             residual_branch = self._record_attention(recorder, residual_branch)
@@ -119,10 +119,10 @@ class CtcConformer(TowerPart):
         residual_branch = recorder.part("convolution_pre_norm", self.norm, x)
         with recorder.scope("convolution", kind="convolution"):
             residual_branch = self._record_convolution(recorder, residual_branch)
-        x = self._half_network(recorder, "mlp_2", recorder.add(x, residual_branch))
+        x = self._add_half_network_output(recorder, "mlp_2", recorder.add(x, residual_branch))
         return recorder.part("norm", self.norm, x)
 
-    def _half_network(self, recorder: Flow, network_name: str, x: Value) -> Value:
+    def _add_half_network_output(self, recorder: Flow, network_name: str, x: Value) -> Value:
         """Records the sum of x and half of a network's output."""
         network_output = recorder.part(
             network_name, self.feed_forward, recorder.part(f"{network_name}_pre_norm", self.norm, x)
@@ -199,7 +199,7 @@ def _reference_class() -> type[nn.Module]:
             self.o_proj = nn.Linear(heads_width, spec.hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:
-            clips, frame_count = x.shape[:2]
+            clip_count, frame_count = x.shape[:2]
             x = functional.pad(x, (0, 0, 0, -frame_count % self.block))
             q, k, v = (
                 self.get_submodule(f"{projection_letter}_proj")(x)
@@ -214,10 +214,10 @@ def _reference_class() -> type[nn.Module]:
             bias = torch.einsum("bhcd,crd->bhcr", q, keys) * q.shape[-1] ** -0.5
             is_padding = (torch.arange(x.shape[1], device=x.device) >= frame_count).unflatten(0, (-1, self.block))
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
-            mask = is_padding.repeat(clips, 1)[:, None, None]
+            mask = is_padding.repeat(clip_count, 1)[:, None, None]
             heads = scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
             attn_output: Tensor = self.o_proj(
-                heads.transpose(1, 2).flatten(2).unflatten(0, (clips, -1)).flatten(1, 2)[:, :frame_count]
+                heads.transpose(1, 2).flatten(2).unflatten(0, (clip_count, -1)).flatten(1, 2)[:, :frame_count]
             )
             return attn_output
 
@@ -251,16 +251,16 @@ def _reference_class() -> type[nn.Module]:
             for sublayer in ("mlp_1_pre_norm", "self_attn_pre_norm", "convolution_pre_norm", "mlp_2_pre_norm", "norm"):
                 self.add_module(sublayer, spec.norm.reference(model_properties))
 
-        def _half_network(self, network_name: str, x: Tensor) -> Tensor:
+        def _add_half_network_output(self, network_name: str, x: Tensor) -> Tensor:
             return x + 0.5 * self.get_submodule(network_name)(
                 self.get_submodule(f"{network_name}_pre_norm")(x), ForwardPass()
             )
 
         def forward(self, x: Tensor) -> Tensor:
-            x = self._half_network("mlp_1", x)
+            x = self._add_half_network_output("mlp_1", x)
             x = x + self.self_attn(self.get_submodule("self_attn_pre_norm")(x))
             x = x + self.convolution(self.get_submodule("convolution_pre_norm")(x))
-            return self.get_submodule("norm")(self._half_network("mlp_2", x))
+            return self.get_submodule("norm")(self._add_half_network_output("mlp_2", x))
 
     class CtcConformerReference(nn.Module):
         """Encodes stacked audio frames. frames: [clips, frames, input_size] → [clips, frames, hidden]."""

@@ -152,12 +152,14 @@ class DiarizedEncoder(TowerPart):
             with recorder.scope("timestamps", role="idle"):
                 self.timestamps.flow(recorder, stack_output)
         with recorder.scope("speakers"):
-            activity = self.speakers.flow(recorder, frames, self.frames)
-        activity = recorder.part("speaker_norm", self.norm, activity)
+            speaker_activity = self.speakers.flow(recorder, frames, self.frames)
+        speaker_activity = recorder.part("speaker_norm", self.norm, speaker_activity)
         hidden_axis = Axis("hidden", self.hidden_size)
-        sinusoids = Value(stack_output.rows, (*activity.axes, hidden_axis), fixed=True)
+        sinusoids = Value(stack_output.rows, (*speaker_activity.axes, hidden_axis), fixed=True)
         product_op = ops.Product(1, self.speakers.num_speakers, self.hidden_size, stack_output.rows)
-        speaker_states = recorder.core("speaker_embedding", product_op, activity, sinusoids, axes=(hidden_axis,))
+        speaker_states = recorder.core(
+            "speaker_embedding", product_op, speaker_activity, sinusoids, axes=(hidden_axis,)
+        )
         return recorder.add(recorder.part("out_norm", self.norm, stack_output), speaker_states)
 
     def describe(self, hidden_size: int) -> str:
@@ -255,8 +257,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.register_buffer("table", torch.zeros(speakers, hidden_size), persistent=False)
 
-        def forward(self, activity: Tensor) -> Tensor:
-            return activity @ self.get_buffer("table")
+        def forward(self, speaker_activity: Tensor) -> Tensor:
+            return speaker_activity @ self.get_buffer("table")
 
     class DiarizedReference(EncoderLayers):
         """Encodes speech and speakers. frames: [clips, frames, bins] → [clips, frames / frames per position, width]."""
@@ -275,8 +277,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, frames: Tensor) -> Tensor:
             stacked_frames = frames.unflatten(1, (-1, self.frames)).flatten(2)
             x = self.run_layers(self.patch_embedding(stacked_frames))
-            activity = self.speaker_norm((self.speakers(stacked_frames) > 0.5).to(x.dtype))
-            encoder_output: Tensor = self.out_norm(x) + self.speaker_embedding(activity)
+            speaker_activity = self.speaker_norm((self.speakers(stacked_frames) > 0.5).to(x.dtype))
+            encoder_output: Tensor = self.out_norm(x) + self.speaker_embedding(speaker_activity)
             return encoder_output
 
     return {"encoder": DiarizedReference, "speakers": SpeakerReference, "timestamps": TimestampReference}

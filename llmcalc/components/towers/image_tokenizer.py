@@ -167,7 +167,7 @@ class ImageTokenizer(TowerPart):
                 if i < level_count - 1:
                     position_rows = _upsampled_positions(positions, level_count - 2 - i)
                     x = self._convolve(recorder, "downsample", x, x.width, conv_rows=position_rows)
-        x = self._record_middle(recorder, x)
+        x = self._record_middle_blocks(recorder, x)
         x = recorder.act(self._normalize(recorder, "norm_out", x), "silu")
         x = self._convolve(recorder, "conv_out", x, self.latent_channels)
         for i in range(1, self.temporal_levels + 1):
@@ -186,7 +186,7 @@ class ImageTokenizer(TowerPart):
         for i in range(1, self.temporal_levels + 1):
             x = recorder.act(self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=3 * 9), "silu")
         x = self._convolve(recorder, "conv_in", x, self.base_channels * self.channel_multiplier[-1])
-        x = self._record_middle(recorder, x, codes)
+        x = self._record_middle_blocks(recorder, x, codes)
         for i, multiplier in reversed(list(enumerate(self.channel_multiplier))):
             with recorder.scope(f"level_{i}"):
                 x = self._record_level(recorder, x, i, self.base_channels * multiplier, self.num_res_blocks + 1, codes)
@@ -204,7 +204,7 @@ class ImageTokenizer(TowerPart):
                 x = self._attend(recorder, f"attn_{block_index}", x, codes)
         return x
 
-    def _record_middle(self, recorder: Flow, x: Value, codes: Value | None = None) -> Value:
+    def _record_middle_blocks(self, recorder: Flow, x: Value, codes: Value | None = None) -> Value:
         """Records the middle of the encoder or decoder: a residual block, attention and a residual block."""
         x = self._record_block(recorder, "middle_1", x, x.width, codes)
         x = self._attend(recorder, "middle_attn", x, codes)
@@ -331,7 +331,7 @@ def _reference_class() -> type[nn.Module]:
 
     BatchNorm = batch_norm_class()
 
-    class CodeNorm(nn.Module):
+    class CodeConditionedNorm(nn.Module):
         """A group norm whose output is scaled and shifted by projections of the codes."""
 
         def __init__(self, spec: ImageTokenizer, channels: int) -> None:
@@ -349,7 +349,7 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ImageTokenizer, in_channels: int, channels: int, reads_codes: bool) -> None:
             super().__init__()
             self.norm_1, self.norm_2 = (
-                norm_of(spec, norm_width, reads_codes) for norm_width in (in_channels, channels)
+                build_norm(spec, norm_width, reads_codes) for norm_width in (in_channels, channels)
             )
             self.conv_1 = nn.Conv2d(in_channels, channels, 3, padding=1)
             self.conv_2 = nn.Conv2d(channels, channels, 3, padding=1)
@@ -360,8 +360,12 @@ def _reference_class() -> type[nn.Module]:
             conv_output = self.conv_2(functional.silu(self.norm_2(conv_output, *codes)))
             return conv_output + (x if self.shortcut is None else self.shortcut(x))
 
-    def norm_of(spec: ImageTokenizer, channels: int, reads_codes: bool) -> nn.Module:
-        return CodeNorm(spec, channels) if reads_codes else nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
+    def build_norm(spec: ImageTokenizer, channels: int, reads_codes: bool) -> nn.Module:
+        return (
+            CodeConditionedNorm(spec, channels)
+            if reads_codes
+            else nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
+        )
 
     class FrameConv(nn.Conv3d):
         """A convolution over frames and positions, with zeros before the first frame and around the grid."""
@@ -387,7 +391,7 @@ def _reference_class() -> type[nn.Module]:
             conv_output = self.conv_1(functional.silu(self.norm_1(x)))
             return x + self.conv_2(functional.silu(self.norm_2(conv_output)))
 
-    class TokenizerHalf(nn.Module):
+    class ImageTokenizerHalf(nn.Module):
         """The base class of the tokenizer's encoder and decoder."""
 
         def __init__(self, spec: ImageTokenizer, reads_codes: bool) -> None:
@@ -399,7 +403,7 @@ def _reference_class() -> type[nn.Module]:
             return channels
 
         def add_attention(self, module: nn.Module, attention_name: str, in_channels: int) -> None:
-            module.add_module(f"{attention_name}_norm", norm_of(self.spec, in_channels, self.reads_codes))
+            module.add_module(f"{attention_name}_norm", build_norm(self.spec, in_channels, self.reads_codes))
             module.add_module(attention_name, self.spec.attention.reference(ModelProperties(in_channels, causal=False)))
 
         def add_level(self, level_index: int, in_channels: int, block_count: int) -> int:
@@ -411,7 +415,7 @@ def _reference_class() -> type[nn.Module]:
             self.add_module(f"level_{level_index}", level_module)
             return in_channels
 
-        def add_middle(self, in_channels: int) -> None:
+        def add_middle_blocks(self, in_channels: int) -> None:
             self.add_block(self, "middle_1", in_channels, in_channels)
             self.add_attention(self, "middle_attn", in_channels)
             self.add_block(self, "middle_2", in_channels, in_channels)
@@ -440,7 +444,7 @@ def _reference_class() -> type[nn.Module]:
                 )
             return x
 
-        def run_middle(self, x: Tensor, *codes: Tensor) -> Tensor:
+        def run_middle_blocks(self, x: Tensor, *codes: Tensor) -> Tensor:
             x = self.get_submodule("middle_1")(x, *codes)
             return self.get_submodule("middle_2")(self.attend(self, "middle_attn", x, *codes), *codes)
 
@@ -449,7 +453,7 @@ def _reference_class() -> type[nn.Module]:
                 x = self.get_submodule(f"frame_block_{block_index}")(x)
             return x
 
-    class ImageEncoder(TokenizerHalf):
+    class ImageEncoder(ImageTokenizerHalf):
         """Encodes frames: [images, channels, frames, height, width] → [images, latents, fewer frames, …]."""
 
         def __init__(self, spec: ImageTokenizer) -> None:
@@ -460,7 +464,7 @@ def _reference_class() -> type[nn.Module]:
                 channels = self.add_level(i, channels, spec.num_res_blocks)
                 if i < len(spec.channel_multiplier) - 1:
                     self.get_submodule(f"level_{i}").add_module("downsample", nn.Conv2d(channels, channels, 3, 2))
-            self.add_middle(channels)
+            self.add_middle_blocks(channels)
             self.norm_out = nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
             self.conv_out = nn.Conv2d(channels, latents, 3, padding=1)
             for i in range(1, spec.temporal_levels + 1):
@@ -473,13 +477,13 @@ def _reference_class() -> type[nn.Module]:
                 x = self.run_level(i, x, self.spec.num_res_blocks)
                 if i < len(self.spec.channel_multiplier) - 1:
                     x = self.get_submodule(f"level_{i}").get_submodule("downsample")(functional.pad(x, (0, 1, 0, 1)))
-            x = self.conv_out(functional.silu(self.norm_out(self.run_middle(x))))
+            x = self.conv_out(functional.silu(self.norm_out(self.run_middle_blocks(x))))
             x = x.unflatten(0, (-1, frames.shape[2])).transpose(1, 2)
             for i in range(1, self.spec.temporal_levels + 1):
                 x = functional.silu(self.get_submodule(f"time_conv_{i}")(x))
             return self.run_frame_blocks(x)
 
-    class ImageDecoder(TokenizerHalf):
+    class ImageDecoder(ImageTokenizerHalf):
         """Decodes codes: [images, embed_dim, frames, rows, columns] → pixels of every frame."""
 
         def __init__(self, spec: ImageTokenizer) -> None:
@@ -490,12 +494,12 @@ def _reference_class() -> type[nn.Module]:
             for i in range(1, spec.temporal_levels + 1):
                 self.add_module(f"time_conv_{i}", FrameConv(latents, latents, (3, 3, 3)))
             self.conv_in = nn.Conv2d(latents, channels, 3, padding=1)
-            self.add_middle(channels)
+            self.add_middle_blocks(channels)
             for i in reversed(range(len(spec.channel_multiplier))):
                 channels = self.add_level(i, channels, spec.num_res_blocks + 1)
                 if i:
                     self.get_submodule(f"level_{i}").add_module("upsample", nn.Conv2d(channels, channels, 3, padding=1))
-            self.norm_out = norm_of(spec, channels, spec.over_frames)
+            self.norm_out = build_norm(spec, channels, spec.over_frames)
             self.conv_out = nn.Conv2d(channels, spec.out_channels, 3, padding=1)
 
         def forward(self, codes: Tensor) -> Tensor:
@@ -505,7 +509,7 @@ def _reference_class() -> type[nn.Module]:
                 x = functional.silu(self.get_submodule(f"time_conv_{level_index}")(x.repeat_interleave(2, 2)))
             frame_count = x.shape[2]
             x, *codes_of_frames = x.transpose(1, 2).flatten(0, 1).chunk(2 if self.spec.over_frames else 1)
-            x = self.run_middle(self.conv_in(x), *codes_of_frames)
+            x = self.run_middle_blocks(self.conv_in(x), *codes_of_frames)
             for level_index in reversed(range(len(self.spec.channel_multiplier))):
                 x = self.run_level(level_index, x, self.spec.num_res_blocks + 1, *codes_of_frames)
                 if level_index:

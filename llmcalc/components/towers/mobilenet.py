@@ -176,7 +176,7 @@ class MobileNet(TowerPart):
                 in_channels = channels
                 for block in block_group.blocks:
                     channels = channels if block.type == "attention" else block.channels
-                if block_group.repeat > 1 and (channels != in_channels or _stride_of(block_group.blocks) > 1):
+                if block_group.repeat > 1 and (channels != in_channels or _total_stride(block_group.blocks) > 1):
                     raise ValueError(
                         f"repeat: {block_group.repeat} groups read {in_channels} channels and give {channels}; "
                         "expected blocks without a stride that give as many channels as they read"
@@ -186,7 +186,9 @@ class MobileNet(TowerPart):
     @property
     def patches(self) -> Patches:
         """The squares of pixels that correspond to the positions of the last stage."""
-        patch_side = 2 * prod(_stride_of(block_group.blocks) for stage in self.stages for block_group in stage.groups)
+        patch_side = 2 * prod(
+            _total_stride(block_group.blocks) for stage in self.stages for block_group in stage.groups
+        )
         return Patches(patch_size=patch_side).model_copy(update={"num_channels": self.num_channels})
 
     @property
@@ -370,7 +372,7 @@ class MobileNet(TowerPart):
         ]
 
 
-def _stride_of(conv_blocks: tuple[Any, ...]) -> int:
+def _total_stride(conv_blocks: tuple[Any, ...]) -> int:
     """Returns the total stride of a sequence of blocks."""
     return prod(block.stride for block in conv_blocks if block.type != "attention")
 

@@ -43,7 +43,7 @@ class Perceiver(LearnedQueries):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         self.attention.check_stack_position(StackPosition("resampler.attention", self.hidden_size, "encoder"))
-        self.attention.check_crossing()
+        self.attention.check_cross_attention()
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:

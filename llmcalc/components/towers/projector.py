@@ -49,15 +49,17 @@ class Map(Part):
     hidden_act: Activation = "identity"
     gated: Flag = False
 
-    def flow(self, recorder: Flow, x: Value, map_name: str) -> Value:
+    def flow(self, recorder: Flow, x: Value, linear_name: str) -> Value:
         if self.gated:
             half_axis = (Axis("hidden", exact_div(self.size, 2)),)
             gated_half, gate = recorder.split(
-                recorder.linear(map_name, x, JoinedShapes((half_axis, half_axis)), bias=self.bias), half_axis, half_axis
+                recorder.linear(linear_name, x, JoinedShapes((half_axis, half_axis)), bias=self.bias),
+                half_axis,
+                half_axis,
             )
             return recorder.mul(gated_half, _activate(recorder, gate, self.hidden_act))
         return _activate(
-            recorder, recorder.linear(map_name, x, Axis("hidden", self.size), bias=self.bias), self.hidden_act
+            recorder, recorder.linear(linear_name, x, Axis("hidden", self.size), bias=self.bias), self.hidden_act
         )
 
 
@@ -82,7 +84,7 @@ class Resampler(LearnedQueries):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         self.attention.check_stack_position(StackPosition("resampler.attention", self.hidden_size, "encoder"))
-        self.attention.check_crossing()
+        self.attention.check_cross_attention()
         return self
 
     def check_input(self, input_size: int) -> None:
@@ -244,11 +246,11 @@ class Projector(TowerPart):
         x = self._merge_patches(recorder, x)
         x = recorder.part("norm", self.norm, x) if norm_after_merge and self.norm is not None else x
         if self.input_marks:
-            x = self._append_marks(recorder, "input_marks", x, self.input_marks, *x.axes)
-        for map_index, linear_map in enumerate(self.maps, 1):
-            x = linear_map.flow(recorder, x, f"map_{map_index}")
+            x = self._append_marker_vectors(recorder, "input_marks", x, self.input_marks, *x.axes)
+        for linear_index, linear_map in enumerate(self.maps, 1):
+            x = linear_map.flow(recorder, x, f"map_{linear_index}")
         if self.output_marks:
-            x = self._append_marks(recorder, "output_marks", x, self.output_marks, *x.axes)
+            x = self._append_marker_vectors(recorder, "output_marks", x, self.output_marks, *x.axes)
         x = x if self.out_norm is None else recorder.part("out_norm", self.out_norm, x)
         x = _activate(recorder, x, self.out_act)
         if self.stack is None:
@@ -264,16 +266,16 @@ class Projector(TowerPart):
         merged_rows = MergedRows(of=x.rows, side=self.merge, frames=self.frames)
         return recorder.merge(x, merged_rows, Axis("frames", self.frames), *merged_axes, is_mean=self.merged == "mean")
 
-    def _append_marks(
-        self, recorder: Flow, marks_name: str, x: Value, mark_count: int, *axes: Axis | JoinedShapes
+    def _append_marker_vectors(
+        self, recorder: Flow, marker_name: str, x: Value, marker_count: int, *axes: Axis | JoinedShapes
     ) -> Value:
         """Appends learned marker vectors to x."""
-        mark_vectors = recorder.vector(marks_name, Axis("marks", mark_count), *axes, row_count=mark_count)
-        return recorder.cat(x, mark_vectors, axes=x.axes, rows=RowsWithExtra(of=x.rows, more=mark_count))
+        mark_vectors = recorder.vector(marker_name, Axis("marks", marker_count), *axes, row_count=marker_count)
+        return recorder.cat(x, mark_vectors, axes=x.axes, rows=RowsWithExtra(of=x.rows, more=marker_count))
 
     def describe(self, hidden_size: int) -> str:
         return " → ".join(
-            str(map_width) for map_width in (self.input_size, *(linear_map.size for linear_map in self.maps))
+            str(linear_width) for linear_width in (self.input_size, *(linear_map.size for linear_map in self.maps))
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -414,8 +416,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if spec.norm is not None:
                 normed_width = spec.input_size if spec.norm_of == "patch" and spec.resampler is None else input_width
                 self.norm = spec.norm.reference(ModelProperties(normed_width))
-            for map_index, linear_map in enumerate(spec.maps, 1):
-                self.add_module(f"map_{map_index}", nn.Linear(input_width, linear_map.size, bias=linear_map.bias))
+            for linear_index, linear_map in enumerate(spec.maps, 1):
+                self.add_module(f"map_{linear_index}", nn.Linear(input_width, linear_map.size, bias=linear_map.bias))
                 input_width = linear_map.size // 2 if linear_map.gated else linear_map.size
             if spec.output_marks:
                 self.output_marks = MarkerVectors(spec.output_marks, input_width)
@@ -433,8 +435,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self._apply_maps(self.token_norm(self.token_embedding(token_ids)))
 
         def _apply_maps(self, x: Tensor) -> Tensor:
-            for map_index, linear_map in enumerate(self.spec.maps, 1):
-                projected_x = self.get_submodule(f"map_{map_index}")(x)
+            for linear_index, linear_map in enumerate(self.spec.maps, 1):
+                projected_x = self.get_submodule(f"map_{linear_index}")(x)
                 if linear_map.gated:
                     gated_half, gate = projected_x.chunk(2, -1)
                     x = gated_half * activate(linear_map.hidden_act, gate)

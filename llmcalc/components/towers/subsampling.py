@@ -68,10 +68,10 @@ class Subsampling(Component):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        pitches = self.num_mel_bins
+        frequency_bins = self.num_mel_bins
         for conv in self.convolutions:
-            pitches = (pitches + 2 - conv.kernel[1]) // conv.stride[1] + 1
-            if pitches < 1:
+            frequency_bins = (frequency_bins + 2 - conv.kernel[1]) // conv.stride[1] + 1
+            if frequency_bins < 1:
                 raise ValueError(
                     f"num_mel_bins: {self.num_mel_bins} mel bins are too few for these convolutions; expected more"
                 )
@@ -111,19 +111,19 @@ class Subsampling(Component):
                 recorder.buffer("standardize", Axis("statistics", 2), *x.axes), x.axes, x.axes
             )
             x = recorder.mul(recorder.add(x, channel_mean), channel_scale)
-        output_axes, frames, pitches = width or x.axes, x.rows, self.num_mel_bins
-        conv_output = x.view(Axis("channels", 1), new_rows=MultipleRows("spectrum", of=frames, by=pitches))
+        output_axes, frames, frequency_bins = width or x.axes, x.rows, self.num_mel_bins
+        conv_output = x.view(Axis("channels", 1), new_rows=MultipleRows("spectrum", of=frames, by=frequency_bins))
         for conv_index, conv in enumerate(self.convolutions, 1):
-            (time, pitch), channels = conv.kernel, Axis("channels", conv.channels)
+            (time_kernel, frequency_kernel), channels = conv.kernel, Axis("channels", conv.channels)
             frames = self._convolved_rows(frames, conv_index)
-            pitches = floor_div(pitches + 2 - pitch, conv.stride[1]) + 1
-            spectrum_rows = MultipleRows("spectrum", of=frames, by=pitches)
+            frequency_bins = floor_div(frequency_bins + 2 - frequency_kernel, conv.stride[1]) + 1
+            spectrum_rows = MultipleRows("spectrum", of=frames, by=frequency_bins)
             if conv.separable:
                 conv_output = recorder.conv(
                     f"depthwise_{conv_index}",
                     conv_output,
                     *conv_output.axes,
-                    kernel=time * pitch,
+                    kernel=time_kernel * frequency_kernel,
                     groups=conv_output.width,
                     bias=conv.bias,
                     rows=spectrum_rows,
@@ -131,7 +131,12 @@ class Subsampling(Component):
                 conv_output = recorder.conv(f"pointwise_{conv_index}", conv_output, channels, kernel=1, bias=conv.bias)
             else:
                 conv_output = recorder.conv(
-                    f"conv_{conv_index}", conv_output, channels, kernel=time * pitch, bias=conv.bias, rows=spectrum_rows
+                    f"conv_{conv_index}",
+                    conv_output,
+                    channels,
+                    kernel=time_kernel * frequency_kernel,
+                    bias=conv.bias,
+                    rows=spectrum_rows,
                 )
             conv_output = (
                 conv_output if self.norm is None else recorder.part(f"norm_{conv_index}", self.norm, conv_output)
@@ -139,7 +144,7 @@ class Subsampling(Component):
             conv_output = recorder.act(conv_output, self.hidden_act)
         return recorder.linear(
             "proj",
-            conv_output.view(*conv_output.axes, Axis("pitches", pitches), new_rows=frames),
+            conv_output.view(*conv_output.axes, Axis("pitches", frequency_bins), new_rows=frames),
             *output_axes,
             bias=self.bias,
         )
@@ -194,7 +199,7 @@ def _reference_class() -> type[nn.Module]:
             self.proj = nn.Linear(channels * mel_bins, hidden_size, bias=spec.bias)
 
         def forward(self, frames: Tensor) -> Tensor:
-            chunk_frames, (clips, frame_count) = self.spec.chunk, frames.shape[:2]
+            chunk_frames, (clip_count, frame_count) = self.spec.chunk, frames.shape[:2]
             if chunk_frames is None or (frame_count < chunk_frames and not self.spec.whole_chunks):
                 return self._convolve(frames)
             chunks = (
@@ -206,7 +211,7 @@ def _reference_class() -> type[nn.Module]:
             last_chunk_frames = frame_count % chunk_frames
             for conv in self.spec.convolutions:
                 last_chunk_frames = -(-last_chunk_frames // conv.stride[0])
-            positions = x.unflatten(0, (clips, -1)).flatten(1, 2)
+            positions = x.unflatten(0, (clip_count, -1)).flatten(1, 2)
             return positions[:, : frame_count // chunk_frames * x.shape[1] + last_chunk_frames]
 
         def _convolve(self, frames: Tensor) -> Tensor:

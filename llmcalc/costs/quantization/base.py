@@ -82,9 +82,9 @@ PARTS = tuple(field.name for field in fields(StoredBytes))
 NOTHING = StoredBytes()
 
 
-def unquantized_bytes(elements: Number, dtype: str) -> StoredBytes:
+def unquantized_bytes(element_count: Number, dtype: str) -> StoredBytes:
     """Returns the bytes of elements in an unquantized number format."""
-    return StoredBytes(unconverted=packed_bytes(elements, dtype))
+    return StoredBytes(unconverted=packed_bytes(element_count, dtype))
 
 
 @frozen(slots=True)
@@ -117,18 +117,18 @@ class WeightTensor:
 
 
 def weight_tensors_of(
-    node_tree: Node, extra_parts: frozenset[str] = frozenset(), first_copies: bool = False
+    node_tree: Node, included_parts: frozenset[str] = frozenset(), first_copies: bool = False
 ) -> Iterator[WeightTensor]:
     """Yields every trainable tensor in tree order; a tied tensor once.
 
     first_copies: whether of modules that repeat, such as layers of one kind, only the first is walked; default False.
     """
     root_tensor = WeightTensor("", "", ParamTensor((), "vector"), 1, None, node_tree)
-    yield from _tensors_below(node_tree.place(), root_tensor, extra_parts, first_copies)
+    yield from _weight_tensors_below_node(node_tree.place(), root_tensor, included_parts, first_copies)
 
 
-def _tensors_below(
-    node_position: Place, node_tensor: WeightTensor, extra_parts: frozenset[str], first_copies: bool
+def _weight_tensors_below_node(
+    node_position: Place, node_tensor: WeightTensor, included_parts: frozenset[str], first_copies: bool
 ) -> Iterator[WeightTensor]:
     """Yields the tensors below a node of the model.
 
@@ -136,7 +136,7 @@ def _tensors_below(
     """
     for child_position in node_position.children():
         child_node = child_position.node
-        if child_node.optional and child_node.optional not in extra_parts:
+        if child_node.optional and child_node.optional not in included_parts:
             continue
         child_path = f"{node_tensor.path}.{child_node.name}" if node_tensor.path else child_node.name
         if child_node.indices is None:
@@ -146,8 +146,8 @@ def _tensors_below(
         else:
             layer_indices = child_node.indices[:1] if first_copies else child_node.indices
             tensor_copies = [(f"{child_path}.{i}", node_tensor.times, i) for i in layer_indices]
-        op_use, parent_node = child_position.use, node_position.node
-        tensors = () if op_use is None else op_use.tensors()
+        counted_op, parent_node = child_position.use, node_position.node
+        tensors = () if counted_op is None else counted_op.tensors()
         for tensor_path, copy_count, layer_index in tensor_copies:
             for tensor in tensors:  # `replace` takes three times as long
                 yield WeightTensor(
@@ -168,7 +168,7 @@ def _tensors_below(
                 parent_node,
                 child_position.optional,
             )
-            yield from _tensors_below(child_position, child_tensor, extra_parts, first_copies)
+            yield from _weight_tensors_below_node(child_position, child_tensor, included_parts, first_copies)
 
 
 @frozen
@@ -244,15 +244,15 @@ class QuantizedSize:
 
 def quantized_size(
     spec: ModelSpec,
-    scheme: QuantizationScheme,
+    quantization_scheme: QuantizationScheme,
     dtype: str = "bfloat16",
-    extra_parts: frozenset[str] = frozenset(),
+    included_parts: frozenset[str] = frozenset(),
     module_names: ModuleNames | None = None,
 ) -> QuantizedSize:
     """Computes the bytes of all parameters; a tied weight counts once. Vision and audio encoders are not converted.
 
     dtype: full name of the number format of unconverted tensors; default bfloat16.
-    extra_parts: optional parts to include (`mtp`, `towers`).
+    included_parts: optional parts to include (`mtp`, `towers`).
     module_names: the names of the modules in the published model, which a scheme's lists are matched with; default
         those of Llama's class.
     Raises `InputError` for a tensor that the scheme's format cannot store.
@@ -264,8 +264,8 @@ def quantized_size(
             f"num_hidden_layers: {largest_depth} layers are too many for --quantize; expected at most {MOST_LAYERS}"
         )
     node_tree = spec.tree()
-    params = list(weight_tensors_of(node_tree, extra_parts))
-    if scheme.reads_names:
+    params = list(weight_tensors_of(node_tree, included_parts))
+    if quantization_scheme.reads_names:
         module_names = module_names or ModuleNames(node_tree, spec.kind, {})
         params = [replace(weight_tensor, names=module_names(weight_tensor.path)) for weight_tensor in params]
         included_paths = {weight_tensor.path for weight_tensor in params}
@@ -274,20 +274,22 @@ def quantized_size(
             for weight_tensor in weight_tensors_of(node_tree, frozenset({MTP.name}))
             if weight_tensor.path not in included_paths
         ):
-            scheme.look_up(module_names(tensor_path))
+            quantization_scheme.look_up(module_names(tensor_path))
     text_tensors = [weight_tensor for weight_tensor in params if weight_tensor.optional != TOWERS.name]
     encoder_tensors = [weight_tensor for weight_tensor in params if weight_tensor.optional == TOWERS.name]
-    if encoder_tensors and scheme.unconverted_dtype(dtype) != dtype:
+    if encoder_tensors and quantization_scheme.unconverted_dtype(dtype) != dtype:
         raise InputError(
-            f"{TOWERS.option}: {scheme.label} files do not include vision and audio encoders, which are in a separate "
-            f"file; remove {TOWERS.option}"
+            f"{TOWERS.option}: {quantization_scheme.label} files do not include vision and audio encoders, which are "
+            f"in a separate file; remove {TOWERS.option}"
         )
     encoder_parts = (
         (weight_tensor, unquantized_bytes(weight_tensor.tensor.size, dtype)) for weight_tensor in encoder_tensors
     )
-    for weight_tensor, stored_parts in chain(scheme.store(spec, text_tensors, dtype), encoder_parts):
+    for weight_tensor, stored_parts in chain(quantization_scheme.store(spec, text_tensors, dtype), encoder_parts):
         parts_by_component[weight_tensor.kind] = (
             parts_by_component.get(weight_tensor.kind, NOTHING) + stored_parts * weight_tensor.times
         )
     total_parts = sum(parts_by_component.values(), NOTHING)
-    return QuantizedSize(scheme, scheme.unconverted_dtype(dtype), total_parts, parts_by_component)
+    return QuantizedSize(
+        quantization_scheme, quantization_scheme.unconverted_dtype(dtype), total_parts, parts_by_component
+    )

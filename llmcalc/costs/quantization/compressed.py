@@ -58,17 +58,17 @@ def read_compressed_tensors(config: ConfigFields) -> QuantizationScheme:
     excluded_modules = ModuleList(
         config.get_all_strings("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
     )
-    remarks = []
+    scheme_remarks = []
     if any(isinstance(module_group.format, PackedInt | WholeInt) for module_group in module_groups):
-        remarks.append("scales in the model's own number format")
+        scheme_remarks.append("scales in the model's own number format")
     if config.get("kv_cache_scheme"):
-        remarks.append(KV)
+        scheme_remarks.append(KV)
     if config.get("transform_config"):
-        remarks.append(TRANSFORMS)
+        scheme_remarks.append(TRANSFORMS)
     return LinearScheme(
         "+".join(dict.fromkeys(format_labels)),
         "compressed-tensors",
-        tuple(remarks),
+        tuple(scheme_remarks),
         tuple(module_groups),
         head=True,
         everywhere=True,
@@ -144,17 +144,19 @@ def _read_weight_fields(weight_fields: ConfigFields, layout: Any) -> _WeightFiel
     bits = weight_fields.get("num_bits")
     group_size = weight_fields.get_group_size("group_size")
     is_symmetric = weight_fields.get("symmetric", True)
-    strategy = weight_fields.get("strategy") or ("tensor" if group_size is None else "group")
+    scale_strategy = weight_fields.get("strategy") or ("tensor" if group_size is None else "group")
     block_shape = weight_fields.get_integer_pair("block_structure")
     weight_fields.check_all_read()
-    weight_fields.check_choice("strategy", strategy, "tensor", "channel", "group", "block", "tensor_group")
+    weight_fields.check_choice("strategy", scale_strategy, "tensor", "channel", "group", "block", "tensor_group")
     weight_fields.check_choice("symmetric", is_symmetric, True, False)
     weight_fields.check_choice("type", element_type, "int", "float")
-    if strategy in ("group", "tensor_group") and group_size is None:
+    if scale_strategy in ("group", "tensor_group") and group_size is None:
         raise weight_fields.value_error("group_size", group_size, "a positive whole number for that strategy")
     if not isinstance(layout, str) or layout not in FORMATS:
         raise weight_fields.value_error("format", layout, "one of " + ", ".join(FORMATS))
-    return _WeightFields(weight_fields, layout, element_type, bits, group_size, block_shape, strategy, is_symmetric)
+    return _WeightFields(
+        weight_fields, layout, element_type, bits, group_size, block_shape, scale_strategy, is_symmetric
+    )
 
 
 def _storage_format(
@@ -182,38 +184,42 @@ def _fp4_format(weights: _WeightFields, static_scales: ActivationScales) -> tupl
 
 def _fp8_format(weights: _WeightFields, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
     """Returns the format of fp8 weights, and the element type's name."""
-    weight_fields, strategy, is_microscaling = weights.fields, weights.strategy, weights.layout == "mxfp8-quantized"
+    weight_fields, scale_strategy, is_microscaling = (
+        weights.fields,
+        weights.strategy,
+        weights.layout == "mxfp8-quantized",
+    )
     weight_fields.check_choice("num_bits", weights.bits, 8)
     weight_fields.check_choice("symmetric", weights.symmetric, True)
-    weight_fields.check_choice("strategy", strategy, "tensor", "channel", "block", "group")
-    scale_extent: tuple[int, int] | Whole = "tensor" if strategy == "tensor" else "row"
-    if strategy == "group":
+    weight_fields.check_choice("strategy", scale_strategy, "tensor", "channel", "block", "group")
+    scale_extent: tuple[int, int] | Whole = "tensor" if scale_strategy == "tensor" else "row"
+    if scale_strategy == "group":
         scale_extent = (1, weights.group or 32)
-    if strategy == "block":
+    if scale_strategy == "block":
         if weights.blocks is None:
             raise weight_fields.value_error("block_structure", weights.blocks, "two positive whole numbers")
         scale_extent = weights.blocks
     if is_microscaling:
-        weight_fields.check_choice("strategy", strategy, "group")
+        weight_fields.check_choice("strategy", scale_strategy, "group")
     return FP8(scale_extent, 1 if is_microscaling else None, static_scales.scales, static_scales.zeros), "fp8"
 
 
 def _packed_int_format(weights: _WeightFields) -> tuple[LinearFormat, str]:
-    weight_fields, bits, strategy = weights.fields, weights.bits, weights.strategy
+    weight_fields, bits, scale_strategy = weights.fields, weights.bits, weights.strategy
     weight_fields.check_choice("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
-    weight_fields.check_choice("strategy", strategy, "tensor", "channel", "group")
-    group_size = weights.group if strategy == "group" else None
+    weight_fields.check_choice("strategy", scale_strategy, "tensor", "channel", "group")
+    group_size = weights.group if scale_strategy == "group" else None
     has_indices = weight_fields.get("actorder") in ("group", True)
-    packed_format = PackedInt(bits, group_size, weights.symmetric, has_indices, whole=strategy == "tensor")
+    packed_format = PackedInt(bits, group_size, weights.symmetric, has_indices, whole=scale_strategy == "tensor")
     return packed_format, f"w{bits}a16" + ("" if group_size is None else f"-g{group_size}")
 
 
 def _whole_int_format(weights: _WeightFields, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
     """Returns the integer format with one byte per code."""
-    bits, strategy = weights.bits, weights.strategy
+    bits, scale_strategy = weights.bits, weights.strategy
     weights.fields.check_choice("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
-    weights.fields.check_choice("strategy", strategy, "channel", "tensor", "group")
-    scale_extent: int | Whole = "tensor" if strategy == "tensor" else "row"
-    if strategy == "group" and weights.group is not None:
+    weights.fields.check_choice("strategy", scale_strategy, "channel", "tensor", "group")
+    scale_extent: int | Whole = "tensor" if scale_strategy == "tensor" else "row"
+    if scale_strategy == "group" and weights.group is not None:
         scale_extent = weights.group
     return WholeInt(scale_extent, weights.symmetric, static_scales), f"w{bits}a8"

@@ -18,7 +18,7 @@ from .base import WITHOUT, QuantizationScheme
 from .compressed import read_compressed_tensors
 from .fields import NO_FIELDS, ConfigFields
 from .formats import AWQ, FP4, FP8, GPTQ, Bnb8, TernaryCodes, WholeInt
-from .linear import LayerGroup, LinearScheme, every_linear, listed_modules
+from .linear import LayerGroup, LinearScheme, listed_modules, scheme_of_every_linear
 from .mlx import HEAD_IN_DOUBT, UNCONVERTED, MLXScheme, read_mlx
 from .modelopt import listed_groups, read_modelopt
 from .patterns import ModuleList
@@ -58,16 +58,22 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
         quantization_table = {"expert_dtype": config_section["expert_dtype"], **quantization_table}
     scheme_fields = ConfigFields(quantization_table, f"quantization_config of {method_name}")
     try:
-        scheme = METHODS[method_name](scheme_fields)
+        quantization_scheme = METHODS[method_name](scheme_fields)
         scheme_fields.check_all_read()
     except InputError as error:
         raise InputError(f"{error} ({WITHOUT})") from None
-    if isinstance(scheme, MLXScheme):
+    if isinstance(quantization_scheme, MLXScheme):
         model_types = {config_part.get("model_type") for config_part in (model_config, config_section)}
-        unconverted = [components for kind, components in UNCONVERTED.items() if kind in model_types]
+        unconverted_components = [components for kind, components in UNCONVERTED.items() if kind in model_types]
         head_in_doubt = not model_types.isdisjoint(HEAD_IN_DOUBT)
-        return replace(scheme, unconverted=frozenset().union(*unconverted), head_in_doubt=head_in_doubt)
-    return replace(scheme, stated=scheme_fields.where) if isinstance(scheme, LinearScheme) else scheme
+        return replace(
+            quantization_scheme, unconverted=frozenset().union(*unconverted_components), head_in_doubt=head_in_doubt
+        )
+    return (
+        replace(quantization_scheme, stated=scheme_fields.where)
+        if isinstance(quantization_scheme, LinearScheme)
+        else quantization_scheme
+    )
 
 
 def _quantization_table(model_config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
@@ -117,19 +123,19 @@ def _read_fp8(config: ConfigFields) -> QuantizationScheme:
         block_shape or "tensor", scale_bytes if block_shape else 4, 1 if activation_scheme == "static" else 0
     )
     expert_format = FP4(32, scale_bytes=scale_bytes, static=linear_format.static) if expert_dtype == "fp4" else None
-    remarks = (
+    scheme_remarks = (
         ("scales in fp32, as checkpoints of DeepSeek-V3.1 store ue8m0; transformers stores one byte each",)
         if scale_format == "ue8m0" and block_shape and not has_byte_scales
         else ()
     )
     scheme_label = f"fp8-block{block_shape[0]}" if block_shape and block_shape[0] == block_shape[1] else "fp8"
     format_source = named.DEEPSEEK_SOURCE if block_shape else named.TRANSFORMERS_FP8
-    linear_scheme = every_linear(
+    linear_scheme = scheme_of_every_linear(
         config,
         LinearScheme(
             scheme_label,
             format_source,
-            remarks,
+            scheme_remarks,
             (*unconverted_groups, LayerGroup(linear_format, experts=expert_format)),
         ),
         "modules_to_not_convert",
@@ -140,7 +146,9 @@ def _read_fp8(config: ConfigFields) -> QuantizationScheme:
 
 def _read_fbgemm(config: ConfigFields) -> QuantizationScheme:
     config.ignore("activation_scale_ub")
-    return every_linear(config, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (LayerGroup(FP8("row")),)))
+    return scheme_of_every_linear(
+        config, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (LayerGroup(FP8("row")),))
+    )
 
 
 def _ignore_exporter(config: ConfigFields) -> None:
@@ -258,14 +266,14 @@ def _read_bitsandbytes(config: ConfigFields) -> QuantizationScheme:
     if is_4_bit is is_8_bit or any(type(flag) not in (bool, type(None)) for flag in (is_4_bit, is_8_bit)):
         raise config.value_error("load_in_4bit", is_4_bit, "that or load_in_8bit to be true")
     if is_8_bit:
-        return every_linear(
+        return scheme_of_every_linear(
             config,
             LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (LayerGroup(Bnb8()),)),
             "llm_int8_skip_modules",
         )
     config.check_choice("bnb_4bit_quant_type", code_type, "nf4", "fp4")
     config.check_choice("bnb_4bit_use_double_quant", has_double_quantization, False, True)
-    return every_linear(
+    return scheme_of_every_linear(
         config,
         named.bnb4_scheme(
             f"{code_type}-double" if has_double_quantization else str(code_type), bool(has_double_quantization)
@@ -286,13 +294,17 @@ def _read_bitnet(config: ConfigFields) -> QuantizationScheme | None:
     config.check_choice("quantization_mode", quant_mode, "offline", "online")
     config.check_choice("linear_class", linear_class, "bitlinear", "autobitlinear")
     config.check_field("use_rms_norm", False, default_value=False)
-    scheme = every_linear(config, LinearScheme("bitnet", named.BITNET_SOURCE, (), (LayerGroup(TernaryCodes()),)))
-    return None if quant_mode == "online" and linear_class == "autobitlinear" else scheme
+    quantization_scheme = scheme_of_every_linear(
+        config, LinearScheme("bitnet", named.BITNET_SOURCE, (), (LayerGroup(TernaryCodes()),))
+    )
+    return None if quant_mode == "online" and linear_class == "autobitlinear" else quantization_scheme
 
 
 def _read_eetq(config: ConfigFields) -> QuantizationScheme:
     config.check_field("weights", "int8", default_value="int8")
-    return every_linear(config, LinearScheme("eetq", named.EETQ_SOURCE, (), (LayerGroup(WholeInt(scale_bytes=2)),)))
+    return scheme_of_every_linear(
+        config, LinearScheme("eetq", named.EETQ_SOURCE, (), (LayerGroup(WholeInt(scale_bytes=2)),))
+    )
 
 
 def _group_suffix(group_size: int | None) -> str:

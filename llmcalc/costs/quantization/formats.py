@@ -49,8 +49,8 @@ class IndivisibleMatrix(InputError):
 class LinearFormat:
     """The storage format of a linear layer."""
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
-        """Bytes of the layer's tensors, by part. plain_bytes: bytes per element of the model's own number format."""
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
+        """Bytes of the layer's tensors, by part. model_element_bytes: of an element in the model's number format."""
         raise TypeError(f"{type(self).__name__} stores nothing")
 
     def refusal_reason(self, n_out: Number, n_in: Number) -> str:
@@ -111,8 +111,8 @@ class FP8(LinearFormat):
     static: int = 0
     static_zeros: int = 0
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
-        scale_bytes = plain_bytes if self.scale_bytes is None else self.scale_bytes
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
+        scale_bytes = model_element_bytes if self.scale_bytes is None else self.scale_bytes
         if isinstance(self.over, tuple):
             block_rows, block_columns = self.over
             scale_count = ceil_div(n_out, block_rows) * ceil_div(n_in, block_columns)
@@ -121,7 +121,7 @@ class FP8(LinearFormat):
         return StoredBytes(
             weights=n_out * n_in,
             scales=scale_count * scale_bytes,
-            other=self.static * (plain_bytes if self.scale_bytes is None else FP32) + self.static_zeros,
+            other=self.static * (model_element_bytes if self.scale_bytes is None else FP32) + self.static_zeros,
         )
 
     @property
@@ -136,13 +136,13 @@ class FP8(LinearFormat):
         """
         if not isinstance(self.over, tuple):
             return ""
-        dimensions = zip(("rows", "columns"), shard_shape, whole_shape, self.over, strict=True)
-        reasons = (
+        axis_sizes = zip(("rows", "columns"), shard_shape, whole_shape, self.over, strict=True)
+        refusal_reasons = (
             _indivisible_reason(dimension, shard_size, block_size, "the block of")
-            for dimension, shard_size, whole_size, block_size in dimensions
+            for dimension, shard_size, whole_size, block_size in axis_sizes
             if shard_size != whole_size and whole_size % block_size == 0  # others are left unconverted by checkpoints
         )
-        return next(filter(None, reasons), "")
+        return next(filter(None, refusal_reasons), "")
 
     @property
     def kernel_type(self) -> str:
@@ -173,7 +173,7 @@ class FP4(LinearFormat):
     static: int = 0
     scale_bytes: int = 1
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         block_count = n_out * ceil_div(n_in, self.block)
         return StoredBytes(
             weights=n_out * ceil_div(n_in, 2),
@@ -201,7 +201,7 @@ class AWQ(LinearFormat):
     group: int | None
     bits: int = 4
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         group_count = 1 if self.group is None else ceil_div(n_in, self.group)
         words_per_row = floor_div(n_out * self.bits, 32)  # int32 words per row of codes
         return StoredBytes(
@@ -234,7 +234,7 @@ class GPTQ(LinearFormat):
     group: int | None
     indexed: bool = True
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         group_count = 1 if self.group is None else ceil_div(n_in, self.group)
         weights = floor_div(n_in * self.bits, 32) * n_out * INT32
         zero_point_bytes = group_count * floor_div(n_out * self.bits, 32) * INT32
@@ -261,7 +261,7 @@ class AWQInt4(LinearFormat):
     group: int
     static: int = 0
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         scale_bytes = n_out * ceil_div(n_in, self.group) * FP32
         return StoredBytes(weights=floor_div(n_out, 2) * n_in, scales=scale_bytes, other=self.static * FP32)
 
@@ -281,12 +281,12 @@ class Bnb4(LinearFormat):
 
     double: bool = False
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         weight_count = n_out * n_in
         block_count = ceil_div(weight_count, BNB_BLOCK)
         scale_bytes = block_count + ceil_div(block_count, BNB_NESTED) * FP32 if self.double else block_count * FP32
-        map_bytes = 16 * FP32 + (256 * FP32 if self.double else 0)
-        return StoredBytes(weights=ceil_div(weight_count, 2), scales=scale_bytes, other=map_bytes)
+        quant_map_bytes = 16 * FP32 + (256 * FP32 if self.double else 0)
+        return StoredBytes(weights=ceil_div(weight_count, 2), scales=scale_bytes, other=quant_map_bytes)
 
     def describe(self) -> str:
         nested_scales_text = f", one fp32 scale per {BNB_NESTED} of these" if self.double else ""
@@ -298,7 +298,7 @@ class Bnb4(LinearFormat):
 class Bnb8(LinearFormat):
     """The LLM.int8() format of bitsandbytes."""
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         return StoredBytes(weights=n_out * n_in, scales=n_out * FP32, other=1)
 
     def describe(self) -> str:
@@ -320,13 +320,16 @@ class PackedInt(LinearFormat):
     indexed: bool = False
     whole: bool = False
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         group_count = 1 if self.group is None else ceil_div(n_in, self.group)
         scaled_rows: Number = 1 if self.whole else n_out
         weights = n_out * ceil_div(n_in * self.bits, 32) * INT32
         zero_bytes = 0 if self.symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32 * group_count
         return StoredBytes(
-            weights, scaled_rows * group_count * plain_bytes, zero_bytes, 2 * 8 + (n_in * INT32 if self.indexed else 0)
+            weights,
+            scaled_rows * group_count * model_element_bytes,
+            zero_bytes,
+            2 * 8 + (n_in * INT32 if self.indexed else 0),
         )
 
     @property
@@ -353,11 +356,11 @@ class WholeInt(LinearFormat):
     static: ActivationScales = ActivationScales()
     scale_bytes: int | None = None
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         scale_count: Number = 1 if self.over == "tensor" else n_out
         if isinstance(self.over, int):
             scale_count = n_out * ceil_div(n_in, self.over)
-        scale_bytes = plain_bytes if self.scale_bytes is None else self.scale_bytes
+        scale_bytes = model_element_bytes if self.scale_bytes is None else self.scale_bytes
         return StoredBytes(
             n_out * n_in,
             scale_count * scale_bytes,
@@ -381,12 +384,12 @@ class HQQ(LinearFormat):
     bits: int
     group: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         group_count = floor_div(n_out * n_in, self.group)
         codes = (
             ceil_div(group_count, 10) * self.group * INT32 if self.bits == 3 else floor_div(n_out * n_in * self.bits, 8)
         )
-        return StoredBytes(codes, group_count * plain_bytes, group_count * plain_bytes)
+        return StoredBytes(codes, group_count * model_element_bytes, group_count * model_element_bytes)
 
     def refusal_reason(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("weights", n_out * n_in, self.group, "group_size")
@@ -402,8 +405,8 @@ class GroupedCodes(LinearFormat):
     bits: int
     group: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
-        scale_bytes = n_out * ceil_div(n_in, self.group) * plain_bytes
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
+        scale_bytes = n_out * ceil_div(n_in, self.group) * model_element_bytes
         return StoredBytes(ceil_div(n_out * n_in * self.bits, 8), scale_bytes, scale_bytes)
 
     def describe(self) -> str:
@@ -420,13 +423,15 @@ class QuantoInt(LinearFormat):
 
     bits: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         column_count = next(
             (scale_columns for scale_columns in (128, 96, 64, 32) if n_in > 128 and n_in % scale_columns == 0), n_in
         )
         group_count = n_out * floor_div(n_in, column_count)
         code_bytes = ceil_div(group_count, 8 // self.bits) * column_count
-        return StoredBytes(code_bytes, group_count * plain_bytes, group_count * plain_bytes, 2 * plain_bytes)
+        return StoredBytes(
+            code_bytes, group_count * model_element_bytes, group_count * model_element_bytes, 2 * model_element_bytes
+        )
 
     def describe(self) -> str:
         return f"int{self.bits}, one scale and one shift (in the model's format) per group of at most 128 columns"
@@ -439,7 +444,7 @@ class MetalInt(LinearFormat):
     bits: int
     group: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         scale_bytes = n_out * floor_div(n_in, self.group) * FP32
         return StoredBytes(n_out * floor_div(n_in * self.bits, 32) * INT32, scale_bytes, scale_bytes)
 
@@ -459,10 +464,10 @@ class Higgs(LinearFormat):
     bits: int
     group: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         grid_points = 2**self.bits
-        scale_bytes = n_out * floor_div(n_in, self.group) * plain_bytes
-        table_bytes = (grid_points + 2 * grid_points**2) * plain_bytes
+        scale_bytes = n_out * floor_div(n_in, self.group) * model_element_bytes
+        table_bytes = (grid_points + 2 * grid_points**2) * model_element_bytes
         return StoredBytes(floor_div(n_out * self.bits, 16) * n_in * 2, scale_bytes, other=table_bytes)
 
     def refusal_reason(self, n_out: Number, n_in: Number) -> str:
@@ -478,7 +483,7 @@ class StaticRange(LinearFormat):
 
     bits: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         return StoredBytes(n_out * ceil_div(n_in * self.bits, 8), n_out * FP32, other=2 * FP32)
 
     def describe(self) -> str:
@@ -497,7 +502,7 @@ class AQLM(LinearFormat):
     books: int
     bits: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         codes = floor_div(n_out, self.rows) * floor_div(n_in, self.columns) * self.books * (1 if self.bits <= 8 else 2)
         return StoredBytes(
             codes, floor_div(n_out, self.rows) * 2, other=self.books * 2**self.bits * self.rows * self.columns * 2
@@ -519,7 +524,7 @@ class AverageBits(LinearFormat):
 
     bits: Fraction
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         return StoredBytes(ceil_div(n_out * n_in * self.bits.numerator, 8 * self.bits.denominator))
 
     def describe(self) -> str:
@@ -536,7 +541,7 @@ class TrellisCodes(LinearFormat):
     bits: Fraction
     has_codebook: bool
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         padded_rows, padded_columns = (ceil_div(side_length, EXL3_SIDE) * EXL3_SIDE for side_length in (n_out, n_in))
         code_bytes = ceil_div(padded_rows * padded_columns * self.bits.numerator, 8 * self.bits.denominator)
         return StoredBytes(code_bytes, (padded_rows + padded_columns) * 2, other=INT32 * self.has_codebook)
@@ -549,8 +554,8 @@ class TrellisCodes(LinearFormat):
 class TernaryCodes(LinearFormat):
     """BitNet's ternary weights −1, 0 and 1: four rows per byte, and one scale in the model's number format."""
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
-        return StoredBytes(weights=floor_div(n_out, 4) * n_in, scales=plain_bytes)
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
+        return StoredBytes(weights=floor_div(n_out, 4) * n_in, scales=model_element_bytes)
 
     def refusal_reason(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("rows", n_out, 4)

@@ -229,12 +229,12 @@ class _ModelRules:
 
     def tensor_category(self, param: WeightTensor) -> str:
         """Returns the category of a tensor in llama.cpp's quantization rules; empty for a tensor that stays F32."""
-        category = _tensor_category(param)
-        if param.name in ("q_proj", "k_proj", "v_proj") and category:
-            sibling_names = {sibling.name for sibling in param.parent.children}
+        tensor_kind = _tensor_category(param)
+        if param.name in ("q_proj", "k_proj", "v_proj") and tensor_kind:
+            sibling_names = {sibling_node.name for sibling_node in param.parent.children}
             is_fused = param.kind == "attention" and self.fuses_qkv and {"q_proj", "k_proj", "v_proj"} <= sibling_names
-            return "attn_qkv" if is_fused or _is_in_gated_delta_net(param) else category
-        return category
+            return "attn_qkv" if is_fused or _is_in_gated_delta_net(param) else tensor_kind
+        return tensor_kind
 
     def stored_bytes(self, param: WeightTensor) -> StoredBytes:
         """Returns the bytes of one model tensor, which the file may store as two tensors."""
@@ -245,59 +245,59 @@ class _ModelRules:
 
     def storage_types(self, param: WeightTensor) -> list[str]:
         """Returns the ggml type of each file tensor of one model tensor."""
-        category = self.tensor_category(param)
-        shapes = _file_shapes(param)
-        if category in ("", "kept"):
-            return ["F16" if category else "F32"] * len(shapes)
-        preferred_type = self._type_of_tensor(category, param)
-        return [self._type_or_fallback(preferred_type, column_count, param) for _, column_count in shapes]
+        tensor_kind = self.tensor_category(param)
+        file_shapes = _file_shapes(param)
+        if tensor_kind in ("", "kept"):
+            return ["F16" if tensor_kind else "F32"] * len(file_shapes)
+        preferred_type = self._type_of_tensor(tensor_kind, param)
+        return [self._type_or_fallback(preferred_type, column_count, param) for _, column_count in file_shapes]
 
-    def _type_of_tensor(self, category: str, param: WeightTensor) -> str:
+    def _type_of_tensor(self, tensor_kind: str, param: WeightTensor) -> str:
         """Returns the mix's type for a tensor (llama_tensor_get_type)."""
         if self.mix.has_mxfp4_experts and param.kind == "experts":
             return "MXFP4"
-        mix_name, default_type = self.mix.mix, MIXES[self.mix.mix]
-        if self.mix.has_larger_embeddings and category in ("output", "token_embd"):
+        gguf_mix_name, default_type = self.mix.mix, MIXES[self.mix.mix]
+        if self.mix.has_larger_embeddings and tensor_kind in ("output", "token_embd"):
             return "Q8_0"
-        if category == "output" or (category == "token_embd" and self.has_tied_output):
-            if mix_name == "MXFP4_MOE" or param.tensor.shape[-1] % BLOCKS[default_type][0]:
+        if tensor_kind == "output" or (tensor_kind == "token_embd" and self.has_tied_output):
+            if gguf_mix_name == "MXFP4_MOE" or param.tensor.shape[-1] % BLOCKS[default_type][0]:
                 return "Q8_0"
-            if mix_name in (*SMALLEST, "IQ3_XXS"):
+            if gguf_mix_name in (*SMALLEST, "IQ3_XXS"):
                 return "Q5_K"
             return default_type if default_type == "Q8_0" else "Q6_K"
-        if mix_name == "MXFP4_MOE":
+        if gguf_mix_name == "MXFP4_MOE":
             return "MXFP4" if len(param.tensor.shape) == 3 or param.name == "kv_b_proj" else "Q8_0"
-        if category == "token_embd":
-            return EMBEDDINGS.get(mix_name, default_type)
-        if category == "attn_output" and self.expert_count != 8:
-            return ATTENTION_OUTPUTS.get(mix_name, default_type)
-        if mix_name in SMALLEST:
-            return self._type_in_smallest_mixes(category, param)
-        if category in ("attn_v", "attn_qkv"):
-            return self._type_of_values(mix_name, default_type, self.value_indices[_parent_path(param)])
-        if category == "attn_k" and self.expert_count == 8:
+        if tensor_kind == "token_embd":
+            return EMBEDDINGS.get(gguf_mix_name, default_type)
+        if tensor_kind == "attn_output" and self.expert_count != 8:
+            return ATTENTION_OUTPUTS.get(gguf_mix_name, default_type)
+        if gguf_mix_name in SMALLEST:
+            return self._type_in_smallest_mixes(tensor_kind, param)
+        if tensor_kind in ("attn_v", "attn_qkv"):
+            return self._type_of_values(gguf_mix_name, default_type, self.value_indices[_parent_path(param)])
+        if tensor_kind == "attn_k" and self.expert_count == 8:
             return "Q8_0"
-        if category in ("attn_q", "attn_k"):
-            return QUERIES_AND_KEYS.get(mix_name, default_type)
-        if category == "ffn_down":
-            return self._type_of_down_proj(mix_name, default_type, param)
-        if category == "attn_output":
-            return "Q5_K" if mix_name in MORE_FOR_EIGHT_EXPERTS else default_type
-        if category == "ffn_in" and mix_name == "IQ3_XS":
+        if tensor_kind in ("attn_q", "attn_k"):
+            return QUERIES_AND_KEYS.get(gguf_mix_name, default_type)
+        if tensor_kind == "ffn_down":
+            return self._type_of_down_proj(gguf_mix_name, default_type, param)
+        if tensor_kind == "attn_output":
+            return "Q5_K" if gguf_mix_name in MORE_FOR_EIGHT_EXPERTS else default_type
+        if tensor_kind == "ffn_in" and gguf_mix_name == "IQ3_XS":
             layer_index, layer_count = self._layer_index(param), self.layer_count
             return "IQ3_XXS" if layer_count // 8 <= layer_index < 7 * layer_count // 8 else default_type
         return default_type
 
-    def _type_in_smallest_mixes(self, category: str, param: WeightTensor) -> str:
+    def _type_in_smallest_mixes(self, tensor_kind: str, param: WeightTensor) -> str:
         """Returns the ggml type of a tensor inside a layer for the mixes of one and two bits."""
-        mix_name, default_type = self.mix.mix, MIXES[self.mix.mix]
-        more_bits = "IQ3_S" if mix_name in ("IQ2_S", "IQ2_M") else "Q2_K"
-        if category in ("attn_v", "attn_qkv"):
+        gguf_mix_name, default_type = self.mix.mix, MIXES[self.mix.mix]
+        more_bits = "IQ3_S" if gguf_mix_name in ("IQ2_S", "IQ2_M") else "Q2_K"
+        if tensor_kind in ("attn_v", "attn_qkv"):
             return "Q4_K" if self.query_groups >= 4 or self.expert_count >= 4 else more_bits
-        if category == "ffn_down":  # in the order of the file's tensors, also of experts
+        if tensor_kind == "ffn_down":  # in the order of the file's tensors, also of experts
             return more_bits if self.ffn_indices[param.path] < self.layer_count // 8 else default_type
-        if self.expert_count == 8 and category in ("attn_k", "attn_output"):
-            return "Q4_K" if category == "attn_k" else "Q5_K"
+        if self.expert_count == 8 and tensor_kind in ("attn_k", "attn_output"):
+            return "Q4_K" if tensor_kind == "attn_k" else "Q5_K"
         return default_type
 
     def _layer_index(self, param: WeightTensor) -> int:
@@ -306,22 +306,24 @@ class _ModelRules:
             return param.layer
         return self.ffn_indices[param.path]
 
-    def _type_of_values(self, mix_name: str, default_type: str, earlier_layers: int) -> str:
+    def _type_of_values(self, gguf_mix_name: str, default_type: str, earlier_layers: int) -> str:
         """Returns the ggml type of `attn_v` or `attn_qkv`. earlier_layers: layers before it with such a tensor."""
         ggml_type, layer_count = default_type, len(self.value_indices)
-        if mix_name == "Q2_K":
+        if gguf_mix_name == "Q2_K":
             ggml_type = "Q4_K" if self.query_groups >= 4 else "Q3_K"
-        elif mix_name == "IQ3_M" or (mix_name in ("Q2_K_S", "IQ3_XXS", "IQ3_XS", "IQ3_S") and self.query_groups >= 4):
+        elif gguf_mix_name == "IQ3_M" or (
+            gguf_mix_name in ("Q2_K_S", "IQ3_XXS", "IQ3_XS", "IQ3_S") and self.query_groups >= 4
+        ):
             ggml_type = "Q4_K"
-        elif mix_name == "Q3_K_M":
+        elif gguf_mix_name == "Q3_K_M":
             ggml_type = "Q5_K" if earlier_layers < 2 else "Q4_K"
         elif (
-            mix_name == "Q3_K_L"
-            or (mix_name in ("IQ4_NL", "IQ4_XS") and self.query_groups >= 4)
-            or (mix_name == "Q4_K_S" and earlier_layers < 4)
+            gguf_mix_name == "Q3_K_L"
+            or (gguf_mix_name in ("IQ4_NL", "IQ4_XS") and self.query_groups >= 4)
+            or (gguf_mix_name == "Q4_K_S" and earlier_layers < 4)
         ):
             ggml_type = "Q5_K"
-        elif mix_name in ("Q4_K_M", "Q5_K_M") and _layer_gets_more_bits(earlier_layers, layer_count):
+        elif gguf_mix_name in ("Q4_K_M", "Q5_K_M") and _layer_gets_more_bits(earlier_layers, layer_count):
             ggml_type = "Q6_K"
         if (
             self.layer_count == 80 and self.query_groups > 1 and ggml_type in ("Q3_K", "Q4_K")
@@ -329,27 +331,29 @@ class _ModelRules:
             ggml_type = "Q5_K"
         return "Q8_0" if self.expert_count == 8 else ggml_type
 
-    def _type_of_down_proj(self, mix_name: str, default_type: str, param: WeightTensor) -> str:
+    def _type_of_down_proj(self, gguf_mix_name: str, default_type: str, param: WeightTensor) -> str:
         """Returns the ggml type of `ffn_down`, which depends on the layer."""
         layer_index, layer_count = self._layer_index(param), self.layer_count
-        if mix_name == "Q2_K":
+        if gguf_mix_name == "Q2_K":
             return "Q3_K"
-        if mix_name == "Q3_K_M":
+        if gguf_mix_name == "Q3_K_M":
             return "Q5_K" if layer_index < layer_count // 16 else "Q4_K"
-        if mix_name == "Q3_K_L":
+        if gguf_mix_name == "Q3_K_L":
             return "Q5_K"
-        if mix_name in ("Q4_K_M", "Q5_K_M"):
+        if gguf_mix_name in ("Q4_K_M", "Q5_K_M"):
             return "Q6_K" if _layer_gets_more_bits(layer_index, layer_count) else default_type
         is_in_first_eighth = layer_index < layer_count // 8
-        if mix_name == "IQ3_M":
+        if gguf_mix_name == "IQ3_M":
             has_more_bits = self.expert_count == 8 and _layer_gets_more_bits(layer_index, layer_count)
             return "Q4_K" if is_in_first_eighth or has_more_bits else default_type
-        if mix_name == "Q2_K_S":
+        if gguf_mix_name == "Q2_K_S":
             return "Q4_K" if is_in_first_eighth else default_type
-        if is_in_first_eighth and (mix_name == "Q4_K_S" or (mix_name in ("IQ4_NL", "IQ4_XS") and not self.mix.imatrix)):
+        if is_in_first_eighth and (
+            gguf_mix_name == "Q4_K_S" or (gguf_mix_name in ("IQ4_NL", "IQ4_XS") and not self.mix.imatrix)
+        ):
             return "Q5_K"
-        if is_in_first_eighth and self.mix.imatrix and mix_name in ("Q4_0", "Q5_0"):
-            return {"Q4_0": "Q4_1", "Q5_0": "Q5_1"}[mix_name]
+        if is_in_first_eighth and self.mix.imatrix and gguf_mix_name in ("Q4_0", "Q5_0"):
+            return {"Q4_0": "Q4_1", "Q5_0": "Q5_1"}[gguf_mix_name]
         return default_type
 
     def _type_or_fallback(self, ggml_type: str, column_count: int, param: WeightTensor) -> str:
@@ -408,7 +412,7 @@ def _tensor_category(param: WeightTensor) -> str:
         or tensor_name in ("shared_expert_gate", "coefficients")
     ):
         return ""
-    sibling_names = {sibling.name for sibling in param.parent.children}
+    sibling_names = {sibling_node.name for sibling_node in param.parent.children}
     if (
         tensor_kind == "streams"
         or param.path == "per_layer_embedding.projection"
@@ -436,7 +440,7 @@ def _tensor_category(param: WeightTensor) -> str:
 def _is_in_gated_delta_net(param: WeightTensor) -> bool:
     """Whether a tensor belongs to a gated DeltaNet, whose q, k and v are always one tensor `attn_qkv` in a file."""
     return param.kind == "linear_attention" and {"a_proj", "b_proj", "v_proj"} <= {
-        sibling.name for sibling in param.parent.children
+        sibling_node.name for sibling_node in param.parent.children
     }
 
 
@@ -455,7 +459,7 @@ def _query_groups(params: list[WeightTensor]) -> Number:
         return 1
     param = min(mixers_with_keys, key=lambda other_param: -1 if other_param.layer is None else other_param.layer)
     attention_core = next(
-        (sibling.op for sibling in param.parent.children if isinstance(sibling.op, AttentionCore)), None
+        (sibling_node.op for sibling_node in param.parent.children if isinstance(sibling_node.op, AttentionCore)), None
     )
     if attention_core is None or (
         param.layer and not any(_is_in_gated_delta_net(other_param) for other_param in params if other_param.layer == 0)
@@ -467,7 +471,9 @@ def _query_groups(params: list[WeightTensor]) -> Number:
 def _file_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
     """Returns (rows, columns) of each file tensor of one model tensor."""
     shape = param.tensor.shape
-    attention_core = next((sibling for sibling in param.parent.children if isinstance(sibling.op, AttentionCore)), None)
+    attention_core = next(
+        (sibling_node for sibling_node in param.parent.children if isinstance(sibling_node.op, AttentionCore)), None
+    )
     if param.name == "kv_b_proj" and attention_core is not None and "absorbed" in attention_core.forms:
         expanded_op, absorbed_op = attention_core.op, attention_core.forms["absorbed"]
         assert isinstance(expanded_op, AttentionCore)
@@ -484,9 +490,9 @@ def _file_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
 PLAIN = {"F32": "float32", "F16": "float16"}
 
 
-def _type_bytes(elements: int, ggml_type: str) -> StoredBytes:
+def _type_bytes(element_count: int, ggml_type: str) -> StoredBytes:
     """Returns the bytes of a number of elements, which is a multiple of the ggml type's block."""
     if ggml_type in PLAIN:
-        return unquantized_bytes(elements, PLAIN[ggml_type])
+        return unquantized_bytes(element_count, PLAIN[ggml_type])
     block_elements, code_bytes, scale_bytes, minimum_bytes = BLOCKS[ggml_type]
-    return StoredBytes(code_bytes, scale_bytes, minimum_bytes) * (elements // block_elements)
+    return StoredBytes(code_bytes, scale_bytes, minimum_bytes) * (element_count // block_elements)

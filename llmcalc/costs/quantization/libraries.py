@@ -34,7 +34,7 @@ from .formats import (
     TrellisCodes,
     WholeInt,
 )
-from .linear import LayerGroup, LinearScheme, every_linear, listed_modules
+from .linear import LayerGroup, LinearScheme, listed_modules, scheme_of_every_linear
 from .modelopt import KV
 from .patterns import ModuleList
 
@@ -165,7 +165,7 @@ def read_quark(scheme_fields: ConfigFields) -> QuantizationScheme:
     )
     model_format = scheme_fields.get_table("global_quant_config")
     layers = scheme_fields.get_table("layer_quant_config") or NO_FIELDS
-    remarks = (KV,) if scheme_fields.get("kv_cache_quant_config") else ()
+    scheme_remarks = (KV,) if scheme_fields.get("kv_cache_quant_config") else ()
     layer_groups: list[LayerGroup] = []
     format_labels: list[str] = []
     for module_name, module_fields in layers.get_tables("how a group of modules is quantised"):
@@ -179,7 +179,7 @@ def read_quark(scheme_fields: ConfigFields) -> QuantizationScheme:
     if not layer_groups:
         raise scheme_fields.value_error("global_quant_config", None, "how weights are quantised")
     return LinearScheme(
-        "+".join(dict.fromkeys(filter(None, format_labels))), "Quark", remarks, tuple(layer_groups), head=True,
+        "+".join(dict.fromkeys(filter(None, format_labels))), "Quark", scheme_remarks, tuple(layer_groups), head=True,
         everywhere=True, excluded=ModuleList(scheme_fields.get_strings("exclude"), "modelopt", "exclude"),
     )  # fmt: skip
 
@@ -242,23 +242,25 @@ def read_torchao(config: ConfigFields) -> QuantizationScheme:
             "quant_type", stated_type, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig"
         )
     scheme_label, storage_format = labelled_formats[format_word]
-    scheme = LinearScheme(
+    quantization_scheme = LinearScheme(
         f"torchao-{scheme_label}", "torchao", (TORCHAO,), (LayerGroup(storage_format),), everywhere=True
     )
-    return replace(scheme, excluded=listed_modules(config))
+    return replace(quantization_scheme, excluded=listed_modules(config))
 
 
 def read_quanto(config: ConfigFields) -> QuantizationScheme:
     """Reads a quanto config. Each layer also stores two activation scales."""
     config.check_field("activations", None, "int8", "float8")
     format_name = config.get("weights", "int8")
-    formats: dict[str, LinearFormat] = {
+    formats_by_name: dict[str, LinearFormat] = {
         "int8": WholeInt(static=ActivationScales(2)), "float8": FP8("row", None, 2), "int4": QuantoInt(4),
         "int2": QuantoInt(2),
     }  # fmt: skip
-    config.check_choice("weights", format_name, *formats)
-    scheme = LinearScheme(f"quanto-{format_name}", "quanto", (), (LayerGroup(formats[format_name]),), everywhere=True)
-    return replace(scheme, excluded=listed_modules(config))
+    config.check_choice("weights", format_name, *formats_by_name)
+    quantization_scheme = LinearScheme(
+        f"quanto-{format_name}", "quanto", (), (LayerGroup(formats_by_name[format_name]),), everywhere=True
+    )
+    return replace(quantization_scheme, excluded=listed_modules(config))
 
 
 def read_aqlm(config: ConfigFields) -> QuantizationScheme:
@@ -291,7 +293,7 @@ def read_metal(config: ConfigFields) -> QuantizationScheme:
     config.ignore("dequantize")
     bits, group_size = config.get("bits", 4), config.get_group_size("group_size", 64) or 64
     config.check_choice("bits", bits, 2, 4, 8)
-    return every_linear(
+    return scheme_of_every_linear(
         config,
         LinearScheme(f"metal-int{bits}-g{group_size}", "transformers", (), (LayerGroup(MetalInt(bits, group_size)),)),
     )
@@ -302,7 +304,7 @@ def read_higgs(config: ConfigFields) -> QuantizationScheme:
     config.ignore("hadamard_size", "p", "tune_metadata")
     bits, group_size = config.get("bits", 4), config.get_group_size("group_size", 256) or 256
     config.check_choice("bits", bits, 2, 3, 4)
-    return every_linear(
+    return scheme_of_every_linear(
         config,
         LinearScheme(f"higgs-int{bits}-g{group_size}", "transformers", (), (LayerGroup(Higgs(bits, group_size)),)),
     )
@@ -324,18 +326,21 @@ def read_gemma(scheme_fields: ConfigFields) -> QuantizationScheme:
     module_groups: list[LayerGroup] = []
     if len(modules.data) > MOST_PATTERNS:
         raise scheme_fields.value_error("module_quant_configs", len(modules.data), f"at most {MOST_PATTERNS} patterns")
-    for pattern, module_fields in modules.get_tables("a table of fields for each pattern"):
+    for module_pattern, module_fields in modules.get_tables("a table of fields for each pattern"):
         module_bits = module_fields.get("num_bits", bits)
         module_fields.check_choice("num_bits", module_bits, 2, 4, 8)
         module_fields.check_all_read()
-        named_modules = ModuleList([f"re:.*(?:{pattern})"], "compressed-tensors", "module_quant_configs")
+        named_modules = ModuleList([f"re:.*(?:{module_pattern})"], "compressed-tensors", "module_quant_configs")
         module_groups.append(LayerGroup(StaticRange(module_bits), named_modules))
-    scheme = every_linear(
+    quantization_scheme = scheme_of_every_linear(
         scheme_fields, LinearScheme(f"gemma-int{bits}", "transformers", (), (LayerGroup(StaticRange(bits)),))
     )
-    remarks = (BLOCK_SCALES,) if quantizes_tables else ()
+    scheme_remarks = (BLOCK_SCALES,) if quantizes_tables else ()
     return replace(
-        scheme, groups=(*module_groups, *scheme.groups), tables=quantizes_tables, remarks=(*scheme.remarks, *remarks)
+        quantization_scheme,
+        groups=(*module_groups, *quantization_scheme.groups),
+        tables=quantizes_tables,
+        remarks=(*quantization_scheme.remarks, *scheme_remarks),
     )
 
 
@@ -355,10 +360,10 @@ def read_exllama(library_name: Literal["exl2", "exl3"], config: ConfigFields) ->
 
     head_group = LayerGroup(format_with_bits(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
     is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and library_name == "exl3"
-    remarks = () if is_uniform else (AVERAGE,)
+    scheme_remarks = () if is_uniform else (AVERAGE,)
     layer_groups = (head_group, LayerGroup(format_with_bits(bits)))
     return LinearScheme(
-        f"{library_name}-{float(bits):g}", f"exllamav{library_name[-1]}", remarks, layer_groups, head=True
+        f"{library_name}-{float(bits):g}", f"exllamav{library_name[-1]}", scheme_remarks, layer_groups, head=True
     )
 
 

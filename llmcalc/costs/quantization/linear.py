@@ -106,8 +106,8 @@ class LinearScheme(QuantizationScheme):
             matrix_count, n_out, n_in = _matrix_shapes(param)
             refusal_reason = linear_format.refusal_reason(n_out, n_in)
             if refusal_reason:
-                remedy = "expected another scheme, or a model whose sizes it can hold"
-                unsupported_error = self._unsupported_error(f"{param.path}: {refusal_reason}; {remedy}")
+                remedy_text = "expected another scheme, or a model whose sizes it can hold"
+                unsupported_error = self._unsupported_error(f"{param.path}: {refusal_reason}; {remedy_text}")
                 raise IndivisibleMatrix(str(unsupported_error), f"{param.path}: {refusal_reason}")
             stored_bytes = linear_format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8)
             if param.tensor.role == "table":
@@ -221,7 +221,7 @@ def listed_modules(config: ConfigFields, *field_names: str) -> ModuleList:
     return ModuleList(config.get_all_strings(*field_names), config_field=field_names[0])
 
 
-def every_linear(config: ConfigFields, scheme: LinearScheme, *field_names: str) -> LinearScheme:
+def scheme_of_every_linear(config: ConfigFields, quantization_scheme: LinearScheme, *field_names: str) -> LinearScheme:
     """Returns a scheme that converts every `nn.Linear` except the modules in the config's list, as in transformers.
 
     field_names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted with
@@ -230,7 +230,9 @@ def every_linear(config: ConfigFields, scheme: LinearScheme, *field_names: str) 
     has_module_list = any(
         config.get(field_name) is not None for field_name in field_names or ("modules_to_not_convert",)
     )
-    return replace(scheme, head=has_module_list, everywhere=True, excluded=listed_modules(config, *field_names))
+    return replace(
+        quantization_scheme, head=has_module_list, everywhere=True, excluded=listed_modules(config, *field_names)
+    )
 
 
 def _is_skipped(param: WeightTensor) -> bool:
@@ -240,7 +242,7 @@ def _is_skipped(param: WeightTensor) -> bool:
 
 def _is_grouped(param: WeightTensor) -> bool:
     """Whether a tensor is a grouped attention projection, which one `nn.Linear` stores with the rows of all groups."""
-    op = next((sibling.op for sibling in param.parent.children if sibling.name == param.name), None)
+    op = next((sibling_node.op for sibling_node in param.parent.children if sibling_node.name == param.name), None)
     return param.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
 
 

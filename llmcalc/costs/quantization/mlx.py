@@ -65,8 +65,8 @@ class MLXAffine(LinearFormat):
     bits: int
     group: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
-        scale_bytes = n_out * floor_div(n_in, self.group) * plain_bytes
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
+        scale_bytes = n_out * floor_div(n_in, self.group) * model_element_bytes
         return StoredBytes(
             weights=n_out * floor_div(n_in * self.bits, 32) * INT32, scales=scale_bytes, zeros=scale_bytes
         )

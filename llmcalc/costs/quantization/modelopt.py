@@ -57,33 +57,39 @@ DETAILS = ("has_zero_point", "pre_quant_scale", "kv_cache_quant_algo")
 def read_modelopt(config: ConfigFields) -> QuantizationScheme:
     """Reads a ModelOpt config. Raises `InputError` for an unknown algorithm."""
     config.ignore("config_groups", "version", "moe_quant_algo", *DETAILS)
-    algorithm, group_size = config.get("quant_algo"), config.get_group_size("group_size")
-    remarks = [KV] if any([config.get("kv_cache_scheme"), config.get("kv_cache_quant_algo")]) else []
+    quantization_algorithm, group_size = config.get("quant_algo"), config.get_group_size("group_size")
+    scheme_remarks = [KV] if any([config.get("kv_cache_scheme"), config.get("kv_cache_quant_algo")]) else []
     excluded_modules = ModuleList(
         config.get_all_strings("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"),
         "modelopt",
         "ignore",
     )
     layers_table = config.get_table("quantized_layers")
-    if algorithm == "MIXED_PRECISION":
+    if quantization_algorithm == "MIXED_PRECISION":
         if layers_table is None or not layers_table.data:
             raise config.value_error("quantized_layers", None, "the algorithm of each module, for MIXED_PRECISION")
         module_groups, format_labels = listed_groups(layers_table)
     else:
-        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+        if not isinstance(quantization_algorithm, str) or quantization_algorithm not in ALGORITHMS:
             raise InputError(
-                f"quantization_config: quant_algo: {shown(algorithm)}; expected MIXED_PRECISION or one of "
+                f"quantization_config: quant_algo: {shown(quantization_algorithm)}; expected MIXED_PRECISION or one of "
                 f"{', '.join(ALGORITHMS)}"
             )
-        scheme_label, make_format = ALGORITHMS[algorithm]
-        module_groups, format_labels = (LayerGroup(make_format(group_size)),), (algorithm,)
+        scheme_label, make_format = ALGORITHMS[quantization_algorithm]
+        module_groups, format_labels = (LayerGroup(make_format(group_size)),), (quantization_algorithm,)
         if layers_table is not None:
             layers_table.ignore(*layers_table.data)
     if any(format_label in WITH_INPUT_SCALES for format_label in format_labels):
-        remarks.append(SMOOTHED)
+        scheme_remarks.append(SMOOTHED)
     scheme_label = "+".join(dict.fromkeys(ALGORITHMS[format_label][0] for format_label in format_labels))
     return LinearScheme(
-        scheme_label, "ModelOpt", tuple(remarks), module_groups, head=True, everywhere=True, excluded=excluded_modules
+        scheme_label,
+        "ModelOpt",
+        tuple(scheme_remarks),
+        module_groups,
+        head=True,
+        everywhere=True,
+        excluded=excluded_modules,
     )
 
 
@@ -95,13 +101,15 @@ def listed_groups(layers_table: ConfigFields) -> tuple[tuple[LayerGroup, ...], t
     modules_by_format: dict[LinearFormat | None, list[str]] = {}
     algorithms: dict[str, None] = {}
     format_by_module: dict[str, LinearFormat | None] = {}
-    for module_name, (algorithm, storage_format) in _formats_by_module(layers_table):
-        if algorithm:
-            algorithms[algorithm] = None
+    for module_name, (quantization_algorithm, storage_format) in _formats_by_module(layers_table):
+        if quantization_algorithm:
+            algorithms[quantization_algorithm] = None
         module = EXPERT.sub("0", module_name)
         if module in format_by_module:
             if format_by_module[module] != storage_format:
-                raise layers_table.value_error(module_name, algorithm, "the format of the layer's other experts")
+                raise layers_table.value_error(
+                    module_name, quantization_algorithm, "the format of the layer's other experts"
+                )
             continue
         format_by_module[module] = storage_format
         modules_by_format.setdefault(storage_format, []).append(module)
@@ -116,14 +124,17 @@ def _formats_by_module(layers_table: ConfigFields) -> Iterator[tuple[str, tuple[
     """Yields (module, (algorithm, format)); the format is None for a module that stays unconverted."""
     known_formats: dict[tuple[object, int | None], tuple[str, LinearFormat | None]] = {}
     for module_name, module_fields in layers_table.get_tables("a table with quant_algo"):
-        algorithm, group_size = module_fields.get("quant_algo"), module_fields.get_group_size("group_size")
+        quantization_algorithm, group_size = module_fields.get("quant_algo"), module_fields.get_group_size("group_size")
         module_fields.ignore(*DETAILS)
         module_fields.check_all_read()
-        if algorithm is None or algorithm in UNCONVERTED:
+        if quantization_algorithm is None or quantization_algorithm in UNCONVERTED:
             yield module_name, ("", None)
             continue
-        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-            raise module_fields.value_error("quant_algo", algorithm, f"one of {', '.join(ALGORITHMS)}")
-        if (algorithm, group_size) not in known_formats:
-            known_formats[algorithm, group_size] = algorithm, ALGORITHMS[algorithm][1](group_size)
-        yield module_name, known_formats[algorithm, group_size]
+        if not isinstance(quantization_algorithm, str) or quantization_algorithm not in ALGORITHMS:
+            raise module_fields.value_error("quant_algo", quantization_algorithm, f"one of {', '.join(ALGORITHMS)}")
+        if (quantization_algorithm, group_size) not in known_formats:
+            known_formats[quantization_algorithm, group_size] = (
+                quantization_algorithm,
+                ALGORITHMS[quantization_algorithm][1](group_size),
+            )
+        yield module_name, known_formats[quantization_algorithm, group_size]

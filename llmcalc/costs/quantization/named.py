@@ -38,19 +38,21 @@ ZERO_BIASES = "AutoGPTQ checkpoints also store a zero bias for every linear laye
 BLOB = "the JSON description of each weight in a checkpoint, about 100 bytes, is not counted"
 
 
-def scheme_of_layers(scheme_label: str, format_source: str, linear_format: LinearFormat, *remarks: str) -> LinearScheme:
+def scheme_of_layers(
+    scheme_label: str, format_source: str, linear_format: LinearFormat, *scheme_remarks: str
+) -> LinearScheme:
     """Returns a scheme for all linear layers inside transformer layers, except the gate of shared experts.
 
     Published checkpoints do not convert that gate.
     """
-    return LinearScheme(scheme_label, format_source, remarks, (LayerGroup(linear_format),))
+    return LinearScheme(scheme_label, format_source, scheme_remarks, (LayerGroup(linear_format),))
 
 
 def scheme_of_linears(
-    scheme_label: str, format_source: str, linear_format: LinearFormat, *remarks: str
+    scheme_label: str, format_source: str, linear_format: LinearFormat, *scheme_remarks: str
 ) -> LinearScheme:
     """Returns a scheme for every `nn.Linear` except output heads and routers, as in `transformers`."""
-    return LinearScheme(scheme_label, format_source, remarks, (LayerGroup(linear_format),), everywhere=True)
+    return LinearScheme(scheme_label, format_source, scheme_remarks, (LayerGroup(linear_format),), everywhere=True)
 
 
 def bnb4_scheme(scheme_label: str, has_double_quantization: bool) -> LinearScheme:
@@ -184,11 +186,15 @@ def scheme_named(scheme_name: str, option: str = "--quantize") -> QuantizationSc
 
 
 def with_published_experts(
-    scheme: QuantizationScheme, quantization_config: Mapping[str, Any] | None
+    quantization_scheme: QuantizationScheme, quantization_config: Mapping[str, Any] | None
 ) -> QuantizationScheme:
     """Returns the scheme; a llama.cpp mix leaves experts in MXFP4 if the checkpoint publishes them in MXFP4.
 
     quantization_config: how the published weights are stored, the table of that name in their config; None for none.
     """
     is_mxfp4 = quantization_config is not None and quantization_config.get("quant_method") == "mxfp4"
-    return replace(scheme, has_mxfp4_experts=True) if is_mxfp4 and isinstance(scheme, GGUFMix) else scheme
+    return (
+        replace(quantization_scheme, has_mxfp4_experts=True)
+        if is_mxfp4 and isinstance(quantization_scheme, GGUFMix)
+        else quantization_scheme
+    )

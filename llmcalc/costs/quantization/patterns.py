@@ -91,13 +91,13 @@ class ModuleList:
         """Returns the match function of a pattern; None for a plain name."""
         if self.rule == "modelopt":
             return (lambda module_name: fnmatchcase(module_name, list_entry)) if set(list_entry) & set("*?[") else None
-        pattern_text, boundary = list_entry, ""
+        pattern_text, name_boundary = list_entry, ""
         if self.rule == "compressed-tensors":
             if not list_entry.startswith("re:"):
                 return None
             pattern_text = list_entry.removeprefix("re:")
         elif set(list_entry) & set("*+?[](){}|\\^$"):
-            boundary = r"(?:(?<=\.)|(?=\.|$))"
+            name_boundary = r"(?:(?<=\.)|(?=\.|$))"
         else:
             return None
         if REPEATED_GROUP.search(pattern_text) or _match_count_log2(pattern_text) > MOST_WAYS:
@@ -106,7 +106,7 @@ class ModuleList:
                 "pattern that is quick to match"
             )
         try:
-            compiled_pattern = re.compile(f"(?:{pattern_text}){boundary}")
+            compiled_pattern = re.compile(f"(?:{pattern_text}){name_boundary}")
         except re.error:
             raise InputError(
                 f"quantization_config.{config_field}: '{list_entry[:60]}' is no regular expression; expected a "
@@ -198,9 +198,9 @@ def _unfused_entries(list_entry: str) -> Iterator[str]:
             yield from (fused_pattern.sub(single_name, list_entry) for single_name in part_names)
 
 
-def _match_count_log2(pattern: str) -> int:
+def _match_count_log2(module_pattern: str) -> int:
     """Returns an upper bound on the number of ways to match a regular expression, as an exponent of two."""
-    remaining_pattern, word_count = WORDS.subn("", pattern)
+    remaining_pattern, word_count = WORDS.subn("", module_pattern)
     optional_parts = len(re.findall(r"(?<![(*+?}])\?", remaining_pattern))
     return (
         word_count

@@ -17,7 +17,7 @@ from typing import Any
 from ...frozen import frozen
 from ...simulator.aten import Aten
 from ...simulator.meter import NoMeter
-from ...simulator.tensor import Dtype, Tensor, counted_as, empty
+from ...simulator.tensor import Dtype, Tensor, count_storages_as, empty
 from ...workload.execution import OptimizerImplementation
 
 
@@ -85,7 +85,7 @@ class OptimizerStep:
 
     def counted_as_states(self) -> AbstractContextManager[None]:
         """Counts new storages as optimizer states, inside a `with`."""
-        return counted_as(self.t.graph.meter, "optimizer")
+        return count_storages_as(self.t.graph.meter, "optimizer")
 
     def states_like(self, tensor: Tensor, state_count: int = 1) -> list[Tensor]:
         """Allocates optimizer states with a tensor's shape, in the states' format. state_count: number of states."""

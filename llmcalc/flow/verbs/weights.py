@@ -270,7 +270,9 @@ class WeightVerbs(Recorder):
             "shared": outputs_per_filter,
         }
         weight = Weight(node_name, out, x.axes)
-        output_value = Value(output_rows, out) if is_zero(overlap) else Value(_rows_padded(output_rows, overlap), out)
+        output_value = (
+            Value(output_rows, out) if is_zero(overlap) else Value(_rows_after_padding(output_rows, overlap), out)
+        )
         return self.step("conv", node_name, (x,), output_value, op=op, weight=weight, about=node_fields, **step_options)
 
     def vector(
@@ -295,7 +297,7 @@ class WeightVerbs(Recorder):
         state_name: the name of the state that keeps them.
         """
         return self.step(
-            "padded", "", (x,), Value(_rows_padded(x.rows, padding), x.axes), more=padding, state=state_name
+            "padded", "", (x,), Value(_rows_after_padding(x.rows, padding), x.axes), more=padding, state=state_name
         )
 
     def zeros(self, x: Value, state_name: str) -> Value:
@@ -322,7 +324,7 @@ class WeightVerbs(Recorder):
         )
 
 
-def _rows_padded(input_rows: Rows, padding: Number) -> Rows:
+def _rows_after_padding(input_rows: Rows, padding: Number) -> Rows:
     """Returns the axis of `input_rows` with `padding` more rows before the first row."""
     from ...workload.derived_rows import RowsWithExtra
 

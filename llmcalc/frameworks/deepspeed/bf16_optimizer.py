@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...simulator.meter import AllocationPlace
-from ...simulator.tensor import FLOAT32, Storage, Tensor, counted_as, empty
+from ...simulator.tensor import FLOAT32, Storage, Tensor, count_storages_as, empty
 from .partitions import padded_flat_size, weight_elements
 from .replicated import ReplicatedRun
 
@@ -31,15 +31,15 @@ class Bf16OptimizerRun(ReplicatedRun):
             self.dtype.bytes,
         )
         self.partition_size = element_count // self.ranks
-        with counted_as(self.meter, "weights"):
+        with count_storages_as(self.meter, "weights"):
             flat_weights = Storage(self.meter, element_count * element_bytes)
         for weight in self.parameters:
             weight.storage = flat_weights
         cloned_partition = Storage(self.meter, self.partition_size * element_bytes)
-        with counted_as(self.meter, "optimizer"):
+        with count_storages_as(self.meter, "optimizer"):
             self.trained = [OptimizedParameter(empty(self.meter, (self.partition_size,), FLOAT32))]
         del cloned_partition
-        with counted_as(self.meter, "gradients"):
+        with count_storages_as(self.meter, "gradients"):
             self.flat_sums = Storage(self.meter, element_count * self.accumulation_dtype.bytes)
 
     def backward(self, loss: Tensor) -> None:
@@ -51,7 +51,7 @@ class Bf16OptimizerRun(ReplicatedRun):
                 cast_gradient = Storage(self.meter, weight_elements(weight) * self.accumulation_dtype.bytes)
                 del cast_gradient
         if self.is_last_microbatch and self.communication_dtype is not self.accumulation_dtype:
-            with counted_as(self.meter, "communication"):  # the sums are one tensor already, which is cast
+            with count_storages_as(self.meter, "communication"):  # the sums are one tensor already, which is cast
                 message_buffer = Storage(self.meter, self.partition_size * self.ranks * self.communication_dtype.bytes)
             del message_buffer
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ...algebra import ceil_div
 from ...simulator.meter import AllocationPlace
-from ...simulator.tensor import FLOAT32, Storage, counted_as, empty
+from ...simulator.tensor import FLOAT32, Storage, count_storages_as, empty
 from .partitions import weight_elements
 from .replicated import ReplicatedRun
 
@@ -23,7 +23,7 @@ class LambRun(ReplicatedRun):
         """Flattens the gradients, computes their norm in float32, and updates the float32 master weights."""
         self.meter.place = AllocationPlace("step")
         element_count = sum(map(weight_elements, self.parameters))
-        with counted_as(self.meter, "gradients"):
+        with count_storages_as(self.meter, "gradients"):
             for weight in self.parameters:
                 if weight.grad is None:
                     weight.grad = empty(self.meter, weight.shape, self.dtype)
@@ -47,7 +47,7 @@ class OneBitLambRun(ReplicatedRun):
         """Creates float32 master weights, Adam's states, a fresh second moment, and the compression errors."""
         super().prepare_training()
         element_count = sum(map(weight_elements, self.parameters))
-        with counted_as(self.meter, "optimizer"):
+        with count_storages_as(self.meter, "optimizer"):
             self.states = [
                 Storage(self.meter, tensor_elements * FLOAT32.bytes)
                 for tensor_elements in (element_count, element_count, ceil_div(element_count, self.ranks))
@@ -56,7 +56,7 @@ class OneBitLambRun(ReplicatedRun):
     def update(self) -> None:
         """Copies the momentum, which compression changes, and runs the optimizer on float32 gradients."""
         self.meter.place = AllocationPlace("step")
-        with counted_as(self.meter, "optimizer"):
+        with count_storages_as(self.meter, "optimizer"):
             last_momentum = [Storage(self.meter, weight_elements(weight) * FLOAT32.bytes) for weight in self.parameters]
         super().update()
         del last_momentum

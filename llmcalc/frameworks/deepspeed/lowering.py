@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...flow.program import Step
-from ...flow.tree import OpUse
+from ...flow.tree import CountedOp
 from ...flow.value import Value, Weight
 from ...ops import Linear
 from ...simulator.lowering import ModuleFrame, Path
@@ -60,7 +60,7 @@ class GatheringProfile(EagerKernels):
             if parameter.full_param.leaf
         ]
 
-    def unread_parameters(self, module_name: str, parameter_use: OpUse) -> list[Tensor]:
+    def unread_parameters(self, module_name: str, parameter_use: CountedOp) -> list[Tensor]:
         """Returns a module's parameters that neither the forward nor the backward pass reads."""
         unread_weights = super().unread_parameters(module_name, parameter_use)
         if self.coordinator is None:

@@ -9,7 +9,7 @@ begins. Source: deepspeed/runtime/fp16/onebit/{adam,zoadam}.py of 0.19.8, `step`
 from __future__ import annotations
 
 from ...algebra import ceil_div
-from ...simulator.tensor import FLOAT32, Storage, counted_as
+from ...simulator.tensor import FLOAT32, Storage, count_storages_as
 from .replicated import FlatCopyRun
 from .settings import ZERO_ONE
 
@@ -29,5 +29,5 @@ class OneBitAdamRun(FlatCopyRun):
         error_sizes = [flat_elements, ceil_div(flat_elements, self.ranks)]
         if self.settings.optimizer.lower() == ZERO_ONE:
             error_sizes.append(flat_elements)
-        with counted_as(self.meter, "optimizer"):
+        with count_storages_as(self.meter, "optimizer"):
             self.states = [Storage(self.meter, element_count * FLOAT32.bytes) for element_count in error_sizes]

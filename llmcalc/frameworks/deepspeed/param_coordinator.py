@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from ...simulator.lowering import Path
 from ...simulator.meter import Block
-from ...simulator.tensor import Meter, Storage, Tensor, counted_as, on_stream
+from ...simulator.tensor import Meter, Storage, Tensor, allocate_on_stream, count_storages_as
 from .partitions import module_of, weight_elements
 from .settings import DeepSpeedSettings
 
@@ -208,7 +208,7 @@ class ParameterCoordinator:
     def gathering_stream(self) -> Iterator[None]:
         """Returns a context that allocates on the all-gather stream, or without overlap on the current stream."""
         cuda_stream = GATHERING if self.settings.overlaps else self.meter.stream
-        with on_stream(self.meter, cuda_stream), counted_as(self.meter, "weights"):
+        with allocate_on_stream(self.meter, cuda_stream), count_storages_as(self.meter, "weights"):
             yield
 
     def _start_all_gather(self, parameters: Sequence[Parameter]) -> None:
@@ -231,7 +231,7 @@ class ParameterCoordinator:
                     parameter.storage.inner = Storage(self.meter, parameter.shard_elements * self.ranks * element_bytes)
                 parameter.gathering = AllGatherHandle([parameter], None)
         else:
-            with self.gathering_stream(), counted_as(self.meter, "communication"):
+            with self.gathering_stream(), count_storages_as(self.meter, "communication"):
                 flat_buffer = Storage(
                     self.meter, sum(parameter.shard_elements for parameter in parameters) * self.ranks * element_bytes
                 )
@@ -301,7 +301,7 @@ class ParameterCoordinator:
     def gather_persistent(self) -> None:
         """Gathers each persistent parameter into a separate buffer at the end of a step."""
         persistent_parameters = [parameter for parameter in self.parameters if parameter.persists]
-        with counted_as(self.meter, "weights"):
+        with count_storages_as(self.meter, "weights"):
             shard_copies = self._copy_shards_from_host(persistent_parameters)
             for parameter in persistent_parameters:
                 parameter.available = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...simulator.meter import AllocationPlace
-from ...simulator.tensor import FLOAT32, Storage, Tensor, counted_as, empty
+from ...simulator.tensor import FLOAT32, Storage, Tensor, count_storages_as, empty
 from .partitions import weight_elements
 from .zero import ZeroRun
 
@@ -57,7 +57,7 @@ class ReplicatedRun(ZeroRun):
 
     def reduce_bucket(self, gradient_sizes: list[int]) -> None:
         """Copies gradients into one tensor, and casts it to the communication format (`allreduce_bucket`)."""
-        with counted_as(self.meter, "communication"):
+        with count_storages_as(self.meter, "communication"):
             bucket_elements = sum(gradient_sizes)
             flat_bucket = Storage(self.meter, bucket_elements * self.dtype.bytes) if len(gradient_sizes) > 1 else None
             needs_cast = self.communication_dtype is not self.dtype and bucket_elements
@@ -93,7 +93,7 @@ class FlatCopyRun(ReplicatedRun):
         """Creates the flat weights, a float32 copy and the optimizer states."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
         element_count, element_bytes = sum(map(weight_elements, self.parameters)), self.dtype.bytes
-        with counted_as(self.meter, "weights"):
+        with count_storages_as(self.meter, "weights"):
             cloned_tensors = [
                 Storage(self.meter, weight_elements(weight) * element_bytes) for weight in self.parameters
             ]
@@ -102,11 +102,11 @@ class FlatCopyRun(ReplicatedRun):
         for weight in self.parameters:
             weight.storage = flat_weights
         cloned_weights = Storage(self.meter, element_count * element_bytes)
-        with counted_as(self.meter, "optimizer"):
+        with count_storages_as(self.meter, "optimizer"):
             float32_copy = empty(self.meter, (element_count,), FLOAT32)
         del cloned_weights
         self.trained = [OptimizedParameter(float32_copy)]
-        with counted_as(self.meter, "gradients"):
+        with count_storages_as(self.meter, "gradients"):
             self.trained[0].gradient = empty(self.meter, (element_count,), FLOAT32)
         self.run_optimizer(self.trained)
 
@@ -114,7 +114,7 @@ class FlatCopyRun(ReplicatedRun):
         """Casts the gradients to float32, copies them into one tensor and runs the optimizer (`step`)."""
         self.meter.place = AllocationPlace("step")
         self.check_overflow()
-        with counted_as(self.meter, "gradients"):
+        with count_storages_as(self.meter, "gradients"):
             fp32_gradients = [empty(self.meter, weight.shape, FLOAT32) for weight in self.parameters]
             self.trained[0].gradient = empty(self.meter, self.trained[0].tensor.shape, FLOAT32)
         del fp32_gradients

@@ -15,7 +15,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ParamTensor
 from ...simulator.meter import Meter
-from ...simulator.tensor import DTYPES, FLOAT32, Dtype, Storage, Tensor, counted_as, on_stream
+from ...simulator.tensor import DTYPES, FLOAT32, Dtype, Storage, Tensor, allocate_on_stream, count_storages_as
 from .partitions import in_module_order
 from .settings import DeepSpeedSettings
 
@@ -125,5 +125,5 @@ class ZeroRun(TrainingRun):
     def reduction_stream(self) -> Iterator[None]:
         """Returns a context that allocates on the reduction stream, or without overlap on the current stream."""
         cuda_stream = REDUCTION if self.settings.overlaps else self.meter.stream
-        with on_stream(self.meter, cuda_stream), counted_as(self.meter, "communication"):
+        with allocate_on_stream(self.meter, cuda_stream), count_storages_as(self.meter, "communication"):
             yield

@@ -16,7 +16,7 @@ from ...device_memory.host import pinned_bytes
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...errors import InputError
 from ...simulator.meter import AllocationPlace, Meter
-from ...simulator.tensor import FLOAT32, Storage, Tensor, counted_as, empty
+from ...simulator.tensor import FLOAT32, Storage, Tensor, count_storages_as, empty
 from .lowering import GatheringProfile
 from .param_coordinator import Parameter, ParameterCoordinator
 from .partitions import in_module_order
@@ -63,7 +63,7 @@ class Stage3Run(ZeroRun):
         self.groups: list[list[Parameter]] = self._sub_groups(trained_parameters)
         self.parameters: list[Tensor] = [parameter.full_param for parameter in trained_parameters]
         element_count = sum(parameter.shard_elements for parameter in trained_parameters)
-        with counted_as(memory_meter, "weights"):
+        with count_storages_as(memory_meter, "weights"):
             self.rank_shards: list[Storage] = []
             if self.settings.offload_param == "none":
                 self.rank_shards = [
@@ -75,11 +75,11 @@ class Stage3Run(ZeroRun):
         if not self.offloads:
             self._create_fp32_partitions()
         if self.settings.contiguous_gradients:
-            with counted_as(memory_meter, "communication"):
+            with count_storages_as(memory_meter, "communication"):
                 self.buffer = Storage(memory_meter, self.bucket_elements * self.communication_dtype.bytes)
         self.grad_partitions_flat_buffer: Storage | None = None
         if not self.offloads:
-            with counted_as(memory_meter, "gradients"):
+            with count_storages_as(memory_meter, "gradients"):
                 self.grad_partitions_flat_buffer = Storage(memory_meter, element_count * self.accumulation_dtype.bytes)
 
     @property
@@ -126,7 +126,7 @@ class Stage3Run(ZeroRun):
         for parameter_group in self.groups:  # _create_fp32_partitions
             element_count = sum(parameter.shard_elements for parameter in parameter_group)
             fp32_copy = Storage(memory_meter, element_count * FLOAT32.bytes)
-            with counted_as(memory_meter, "optimizer"):
+            with count_storages_as(memory_meter, "optimizer"):
                 self.trained.append(OptimizedParameter(empty(memory_meter, (element_count,), FLOAT32)))
             del fp32_copy
         largest_group = max(
@@ -273,7 +273,7 @@ class Stage3Run(ZeroRun):
                 float64_copy = Storage(self.meter, parameter.shard_elements * DOUBLE)
                 del float64_copy
         for sub_group, fp32_partition in zip(self.groups, self.trained, strict=True):
-            with counted_as(self.meter, "gradients"):
+            with count_storages_as(self.meter, "gradients"):
                 fp32_partition.gradient = self._single_grad_partition(sub_group)
             self.run_optimizer([fp32_partition])
         self.coordinator.gather_persistent()

@@ -18,7 +18,7 @@ from ...device_memory.device_memory import MemoryTerm
 from ...device_memory.host import pinned_bytes
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...simulator.meter import AllocationPlace, Meter
-from ...simulator.tensor import FLOAT32, Dtype, Storage, Tensor, counted_as, empty
+from ...simulator.tensor import FLOAT32, Dtype, Storage, Tensor, count_storages_as, empty
 from .partitions import (
     PartitionPiece,
     aligned_offsets,
@@ -114,7 +114,7 @@ class PartitionedRun(ZeroRun):
             if weight_piece.rank == self.rank
         }
         self.rank_parameters: list[Tensor] = [weight for weight in ordered_parameters if id(weight) in self.rank_pieces]
-        with counted_as(self.meter, "weights"):
+        with count_storages_as(self.meter, "weights"):
             flat_parameters = Storage(self.meter, element_count * element_bytes)
             for weight in ordered_parameters:
                 weight.storage = flat_parameters
@@ -122,11 +122,11 @@ class PartitionedRun(ZeroRun):
         cloned_partition = Storage(self.meter, self.partition_size * element_bytes)
         if self.offloads:
             del cloned_partition
-            with counted_as(self.meter, "communication"):  # temp_grad_buffer_for_gpu_offload
+            with count_storages_as(self.meter, "communication"):  # temp_grad_buffer_for_gpu_offload
                 self.host_buffer = Storage(self.meter, self.largest_parameter * element_bytes)
             self.trained = []
             return
-        with counted_as(self.meter, "optimizer"):
+        with count_storages_as(self.meter, "optimizer"):
             fp32_partition = empty(self.meter, (self.partition_size,), FLOAT32)
         del cloned_partition
         self.trained = [OptimizedParameter(fp32_partition)]
@@ -204,7 +204,7 @@ class PartitionedRun(ZeroRun):
             return
         if self.has_contiguous_buffer:
             self.bucket.buffers, self.bucket.index = [], 0
-            with counted_as(self.meter, "communication"):
+            with count_storages_as(self.meter, "communication"):
                 for _ in range(2 if self.settings.overlaps else 1):
                     self.bucket.buffers.append(Storage(self.meter, self.bucket_elements * self.bucket_dtype.bytes))
         self.has_buffers = True
@@ -212,7 +212,7 @@ class PartitionedRun(ZeroRun):
     def _fill_param_grad_accum_attribute(self, weight: Tensor) -> None:
         """Accumulates a gradient in the separate accumulation format."""
         if id(weight) not in self.accumulated:
-            with counted_as(self.meter, "gradients"):
+            with count_storages_as(self.meter, "gradients"):
                 self.accumulated[id(weight)] = empty(self.meter, weight.shape, self.accumulation_dtype)
         else:
             accumulated_gradient = empty(self.meter, weight.shape, self.accumulation_dtype)
@@ -341,7 +341,7 @@ class PartitionedRun(ZeroRun):
 
     def _build_compact_grad_partition_buffer(self) -> None:
         """Allocates the float32 buffer of the rank's gradients."""
-        with counted_as(self.meter, "gradients"):
+        with count_storages_as(self.meter, "gradients"):
             self.compact_partition = Storage(self.meter, self.partition_size * FLOAT32.bytes)
 
     def copy_grads_in_partition(self, weight: Tensor) -> None:
@@ -355,7 +355,7 @@ class PartitionedRun(ZeroRun):
             return
         if self.partition_buffer is None:
             element_count = sum(weight_elements(parameter) for parameter in self.rank_parameters)
-            with counted_as(self.meter, "gradients"):
+            with count_storages_as(self.meter, "gradients"):
                 self.partition_buffer = Storage(self.meter, element_count * self.dtype.bytes)
         self._store_gradient(weight, Tensor(weight.shape, self.dtype, self.partition_buffer))
 
@@ -401,7 +401,7 @@ class PartitionedRun(ZeroRun):
             if self.is_last_microbatch and self.compact_partition is None:
                 self._build_compact_grad_partition_buffer()
         else:
-            with counted_as(self.meter, "gradients"):
+            with count_storages_as(self.meter, "gradients"):
                 gradients = [
                     self.gradient(weight) or empty(self.meter, weight.shape, self.accumulation_dtype)
                     for weight in self.rank_parameters
@@ -422,7 +422,7 @@ class PartitionedRun(ZeroRun):
             self.rank_pieces[id(weight)].elements for weight in self.rank_parameters
         )
         if padding_elements:
-            with counted_as(self.meter, "gradients"):
+            with count_storages_as(self.meter, "gradients"):
                 self.averaged_gradients.append(empty(self.meter, (padding_elements,), self.accumulation_dtype))
 
     # --- the step ---------------------------------------------------------------------------------------------------
@@ -438,7 +438,7 @@ class PartitionedRun(ZeroRun):
             for rank_piece in self.rank_pieces.values():  # scaled_global_norm
                 float64_copy = Storage(self.meter, rank_piece.elements * DOUBLE)
                 del float64_copy
-        with counted_as(self.meter, "gradients"):
+        with count_storages_as(self.meter, "gradients"):
             trained_partition.gradient = self._single_grad_partition()
         self.averaged_gradients = self.compact_partition = None
         self.accumulated = {}

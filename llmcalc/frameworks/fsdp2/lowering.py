@@ -14,7 +14,7 @@ from ...algebra import Number, ceil_div
 from ...components.base import BY_TORCH
 from ...components.norm import Norm
 from ...evidence import compared
-from ...flow.program import Scope, Step
+from ...flow.program import ModuleScope, Step
 from ...flow.record import Flow
 from ...simulator.autograd import record
 from ...simulator.liveness import unused_modules
@@ -103,7 +103,7 @@ class FsdpProfile(RingAttentionKernels):
         self.in_head: list[str] = [
             module_scope.name
             for module_scope in program.root.items
-            if isinstance(module_scope, Scope) and module_scope.name in IN_HEAD
+            if isinstance(module_scope, ModuleScope) and module_scope.name in IN_HEAD
         ]
 
     def create_parameter(self, parameter_key: Path, template: Tensor) -> Tensor:
@@ -356,7 +356,10 @@ def layer_norm_names(program: Flow) -> frozenset[str]:
     """Returns the names of norms that are direct children of layers."""
     layers = (module_scope for module_scope in program.root.scopes() if module_scope.first_input is not None)
     submodules = (
-        scope_item for module_scope in layers for scope_item in module_scope.items if isinstance(scope_item, Scope)
+        scope_item
+        for module_scope in layers
+        for scope_item in module_scope.items
+        if isinstance(scope_item, ModuleScope)
     )
     return frozenset(scope_item.name for scope_item in submodules if scope_item.about.get("kind") == "norm")
 

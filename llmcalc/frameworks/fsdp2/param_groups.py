@@ -22,7 +22,17 @@ from ...simulator.aten import Aten
 from ...simulator.autograd import AutogradGraph, record
 from ...simulator.lowering import Path
 from ...simulator.strides import count
-from ...simulator.tensor import UINT8, Dtype, Meter, Needs, Storage, Tensor, counted_as, empty, on_stream
+from ...simulator.tensor import (
+    UINT8,
+    Dtype,
+    Meter,
+    Needs,
+    Storage,
+    Tensor,
+    allocate_on_stream,
+    count_storages_as,
+    empty,
+)
 from .settings import Float8Settings
 
 COPY_IN, REDUCE, ALL_REDUCE = 1, 2, 3
@@ -83,7 +93,7 @@ class GatheredStorage(Storage):
 
     def fill(self) -> None:
         """Allocates the memory of the gathered parameter."""
-        with counted_as(self.meter, "weights"):
+        with count_storages_as(self.meter, "weights"):
             self.block = self.meter.allocate(self.bytes)
 
     def clear(self) -> None:
@@ -141,7 +151,7 @@ class Parameter:
         gathered_dtype = fsdp_sharding.gathered_dtype
         if template.dtype is UINT8:  # codes of 4 bits, which are gathered as they are
             dtype = gathered_dtype = UINT8
-        with counted_as(memory_meter, "weights"):
+        with count_storages_as(memory_meter, "weights"):
             shard_storage = Storage(memory_meter, 0 if fsdp_sharding.offloads else self.shard_elements * dtype.bytes)
         shard_shape = (row_shape[0], shard_rows, *row_shape[1:]) if divides_matrices else (shard_rows, *row_shape)
         self.shard: Tensor = Tensor(shard_shape, dtype, shard_storage, is_leaf=template.leaf)
@@ -187,7 +197,10 @@ class CommunicationState:
     @contextmanager
     def communication_stream(self, stream_number: int) -> Iterator[None]:
         """Returns a context in which new storages are communication buffers on a CUDA stream."""
-        with on_stream(self.meter, stream_number + self.streams), counted_as(self.meter, "communication"):
+        with (
+            allocate_on_stream(self.meter, stream_number + self.streams),
+            count_storages_as(self.meter, "communication"),
+        ):
             yield
 
     @contextmanager
@@ -288,7 +301,11 @@ class ParamGroup:
         """Runs `foreach_all_gather` on a stream. Shards in another format are cast into one tensor first."""
         traffic, sharding = self.traffic, self.sharding
         shard_bytes = self.gather_bytes
-        with counted_as(traffic.meter, "communication") if stream is None else traffic.communication_stream(stream):
+        with (
+            count_storages_as(traffic.meter, "communication")
+            if stream is None
+            else traffic.communication_stream(stream)
+        ):
             if sharding.shards == 1:
                 return Storage(traffic.meter, 0)
             _kept_inputs = self._all_gather_inputs()
@@ -335,7 +352,7 @@ class ParamGroup:
         """Allocates an unsharded parameter, after a cast of the shard on a single rank."""
         sharding = self.sharding
         if sharding.shards == 1 and sharding.offloads:
-            with counted_as(self.traffic.meter, "communication"):
+            with count_storages_as(self.traffic.meter, "communication"):
                 _host_copy = self._copy_from_host(parameter)
         elif sharding.shards == 1 and parameter.is_cast:
             _kept_input = empty(self.traffic.meter, (parameter.shard_elements,), sharding.gathered_dtype)
@@ -432,7 +449,7 @@ class ParamGroup:
         if unsharded_grad is None or unsharded_grad.dtype is reduce_dtype:
             parameter.unsharded_param.grad = unsharded_grad
             return
-        with counted_as(self.traffic.meter, "gradients"):
+        with count_storages_as(self.traffic.meter, "gradients"):
             parameter.accumulated_grad = empty(self.traffic.meter, unsharded_grad.shape, reduce_dtype)
 
     def _reduce_gradients(self) -> None:
@@ -483,7 +500,7 @@ class ParamGroup:
         if sharding.shards > 1:
             _unsharded_grad = unsharded_grads[-1]
         buffer_bytes = element_count * sharding.reduce_dtype.bytes
-        with counted_as(traffic.meter, "communication"):
+        with count_storages_as(traffic.meter, "communication"):
             reduce_scatter_input = Storage(traffic.meter, buffer_bytes * sharding.shards)
         unsharded_grads.clear()
         all_reduce_input: Storage | None = None
@@ -491,7 +508,9 @@ class ParamGroup:
         casts_gradients = sharding.reduce_dtype is not sharding.dtype
         with (
             traffic.communication_stream(REDUCE),
-            counted_as(traffic.meter, "gradients" if makes_gradients and not casts_gradients else "communication"),
+            count_storages_as(
+                traffic.meter, "gradients" if makes_gradients and not casts_gradients else "communication"
+            ),
         ):
             reduce_output = Storage(traffic.meter, buffer_bytes)
             if sharding.shards > 1:
@@ -508,7 +527,7 @@ class ParamGroup:
             post_reduce_stream = ALL_REDUCE if sharding.replicas > 1 else REDUCE
             with (
                 traffic.communication_stream(post_reduce_stream),
-                counted_as(traffic.meter, "gradients" if makes_gradients else "communication"),
+                count_storages_as(traffic.meter, "gradients" if makes_gradients else "communication"),
             ):
                 reduce_output = Storage(traffic.meter, element_count * sharding.dtype.bytes)
         for parameter in gradient_params:  # views of the sum, or added to the gradients that are there

@@ -27,7 +27,7 @@ from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.lowering import ENTRY
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.context_parallel import context_parallel_ring, sequence_tokens_of_rank
-from ...simulator.repeat_layers import NotRepeating, RepeatAnalysis
+from ...simulator.repeat_layers import NotRepeatingError, RepeatAnalysis
 from ...simulator.replay_result import PHASES
 from ...simulator.tensor import Tensor, empty
 from ..torch.pipeline import ModelChunk, RankRun, RankSetup
@@ -362,7 +362,7 @@ def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, tensors
 
     try:  # with more than one layer of prefetch the first and the last layers gather fewer
         repeat_analysis = record_steps(shortens_loops=sharded_setup.fsdp.prefetch <= 1)
-    except NotRepeating:
+    except NotRepeatingError:
         repeat_analysis = record_steps(shortens_loops=False)
     replay_result = repeat_analysis.count_bytes({})
     block_overhead = repeat_analysis.allocator_overhead(CachingAllocator(cuda_runtime.expandable), {})

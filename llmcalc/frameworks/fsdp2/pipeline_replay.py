@@ -2,7 +2,7 @@
 
 A schedule gathers every stage's parameters once and accumulates whole gradients, so from the third micro-batch on all
 passes with the same neighbours do the same. The first passes also allocate tensors that stay until the end of the
-schedule: whole parameters and accumulated gradients. Any other difference raises `NotRepeating`.
+schedule: whole parameters and accumulated gradients. Any other difference raises `NotRepeatingError`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...simulator.record_microbatches import (
     TraceReader,
     output_without_storage,
 )
-from ...simulator.repeat_layers import NotRepeating
+from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.repeat_microbatches import EventMeter, PassPlayer
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
@@ -226,7 +226,7 @@ def replay_stage(
             replay_result = replay_shorter_on_allocator(
                 (training_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, microbatch_count
             )
-    except NotRepeating:
+    except NotRepeatingError:
         return None
     recorded_rank.replayed[steps_key] = replay_result
     return replay_result
@@ -257,7 +257,7 @@ def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[Shar
         try:
             pass_traces = _recorded_traces(sharded_setup, model_chunks, stacks_to_shorten)
             break
-        except NotRepeating:
+        except NotRepeatingError:
             continue
     return RecordedRank(pass_traces, layers_before, ())
 
@@ -284,7 +284,7 @@ def _recorded_traces(
             recorded_events, recorded_passes = short_passes.extended_passes()
         for pass_case, pass_trace in TraceReader(recorded_events, recorded_passes).traces.items():
             if pass_traces.setdefault(pass_case, pass_trace) != pass_trace:
-                raise NotRepeating
+                raise NotRepeatingError
     return pass_traces
 
 

@@ -32,7 +32,7 @@ from ...simulator.event_log import EventRecorder, RecordedEvents
 from ...simulator.layer_loops import LayerStack, layer_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.profiles.context_parallel import context_parallel_ring, sequence_tokens_of_rank
-from ...simulator.repeat_layers import NotRepeating
+from ...simulator.repeat_layers import NotRepeatingError
 from ..framework import RunOnRanks
 from .evidence import evidence_for
 from .lowering import LayerKey
@@ -99,8 +99,8 @@ def fsdp_memory(
     tensors: status of its tensors; None (default) for the weakest status of the run's parts and optimizer.
     schedule_settings: how a pipeline's schedule runs. shared_results: results of other ranks of the same run, to
     which this adds; None (default) runs all micro-batches of a pipeline.
-    Raises `Unsupported` for a step of the model without kernels, and `InputError` for a layout or training that FSDP2
-    is not modelled with.
+    Raises `UnsupportedKernel` for a step of the model without kernels, and `InputError` for a layout or training that
+    FSDP2 is not modelled with.
     """
     check_context_parallelism(spec, layout)
     if tensors is None:
@@ -187,7 +187,9 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
     def record_few_layers(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
         """Creates a run with the given number of layers."""
         if layers and fsdp_settings.prefetch > 1:
-            raise NotRepeating(f"the first and last {fsdp_settings.prefetch} layers gather others than those between")
+            raise NotRepeatingError(
+                f"the first and last {fsdp_settings.prefetch} layers gather others than those between"
+            )
         return [
             record_fsdp_run(
                 spec,

@@ -11,7 +11,7 @@ from ...simulator.event_log import Event
 from ...simulator.layer_loops import LayerStack, long_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.record_microbatches import PassOutput, RecordedPass
-from ...simulator.repeat_layers import NotRepeating
+from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.shortened_passes import ShortenedPasses
 from .pipeline import ShardedChunk
 
@@ -29,7 +29,7 @@ class ShortenedStagePasses(ShortenedPasses):
     chunks: chunks of the recorded run.
     full_chunks: the same chunks with all layers, after set-up.
     stacks: per chunk, its stack of which `RECORDED_REPEATS` repeats were recorded; none where all layers were.
-    Raises `NotRepeating` if the repeats differ.
+    Raises `NotRepeatingError` if the repeats differ.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ShortenedStagePasses(ShortenedPasses):
                 recorded_layer = layer.layer_index - skipped_repeats * layer_stack.period
                 parameter_path = (*parameter_path[:layer_part], recorded_layer, *parameter_path[layer_part + 1 :])
             if parameter_path not in parameter_numbers:
-                raise NotRepeating
+                raise NotRepeatingError
             source_numbers.append((parameter_numbers[parameter_path], inner_repeat))
         return source_numbers
 
@@ -90,7 +90,7 @@ class ShortenedStagePasses(ShortenedPasses):
                 received_count <= i < recorded_starts[0] and storage_position in allocated_storages
                 for i, (_, storage_position) in outputs_by_number.items()
             ):
-                raise NotRepeating  # the gradient of a shard, which is made between passes
+                raise NotRepeatingError  # the gradient of a shard, which is made between passes
         else:
             received_count, recorded_starts, full_starts = 1, [1], [1]
         unfolded_outputs = [
@@ -115,5 +115,5 @@ class ShortenedStagePasses(ShortenedPasses):
         if inner_repeat is None:
             return self.storage_in_full_pass(storage_number)
         if storage_number not in self.repeated.starts:
-            raise NotRepeating
+            raise NotRepeatingError
         return self.repeated.starts[storage_number] + inner_repeat

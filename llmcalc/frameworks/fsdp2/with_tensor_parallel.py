@@ -41,7 +41,7 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
         super().allocate_parameters(program)
 
     @property
-    def in_products(self) -> bool:
+    def has_overlapped_products(self) -> bool:
         """Whether matrix products overlap with collectives, as in compiled layers (`micro_pipeline_tp_pass`)."""
         overlaps_messages = self.traffic is not None and self.traffic.sharding.overlaps
         return overlaps_messages and self.choices.compiled and self.graph.meter.place.layer_index >= 0

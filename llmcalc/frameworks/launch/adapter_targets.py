@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from ...costs.adapter_targets import class_layers, joined_layers, resolve_targets
+from ...costs.adapter_targets import class_layers, joined_layers, split_targets
 from ...costs.adapters import linear_layer_names
 from ...flow.module_names import Checkpoint
 from ...model import ModelSpec
@@ -54,7 +54,7 @@ def translate_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkp
     target_notes = []
     for target_name in target_names:
         component_names = [target_name] if target_name in layer_names else _last_component_names(target_name)
-        layers, _ = resolve_targets(component_names, layer_names, layers_of_class)
+        layers, _ = split_targets(component_names, layer_names, layers_of_class)
         is_fused_projection = not is_parallel and len(layers) > 1 and {*layers} <= joined_projections
         if is_fused_projection and not {*component_names} & {*layer_names}:
             known_targets |= dict.fromkeys(component_names)

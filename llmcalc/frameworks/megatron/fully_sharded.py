@@ -17,7 +17,7 @@ from ...simulator.autograd import AutogradGraph, record
 from ...simulator.event_log import EventRecorder
 from ...simulator.lowering import Path
 from ...simulator.meter import Meter
-from ...simulator.tensor import Needs, Storage, Tensor, counted_as, on_stream
+from ...simulator.tensor import Needs, Storage, Tensor, allocate_on_stream, count_storages_as
 from .kernels import Parameter
 from .param_and_grad_buffer import BUCKET_OF_RANK, SMALLEST_BUCKET
 from .settings import MegatronSettings
@@ -120,7 +120,7 @@ class ShardedWeights:
 
     def _allocate(self, storage_bytes: int, memory_kind: str) -> Storage:
         """Allocates bytes under a category of memory, such as weights."""
-        with counted_as(self.meter, memory_kind):
+        with count_storages_as(self.meter, memory_kind):
             return Storage(self.meter, storage_bytes)
 
     def set_up(self, weights_by_path: dict[Path, Storage]) -> None:
@@ -167,7 +167,7 @@ class ShardedWeights:
                 if i not in bucket_indices:
                     bucket_indices.append(i)
                     elements_ahead += self.buckets[i].size
-        with on_stream(self.meter, GATHER_STREAM):
+        with allocate_on_stream(self.meter, GATHER_STREAM):
             for i in sorted(bucket_indices):
                 if self.buckets[i].weights is None:
                     self.buckets[i].weights = self._allocate(2 * self.buckets[i].size, "weights")

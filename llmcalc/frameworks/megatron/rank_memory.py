@@ -16,7 +16,7 @@ from ...simulator.event_log import EventRecorder
 from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import AllocationPlace
 from ...simulator.pass_trace import PassCase, PassTrace
-from ...simulator.repeat_layers import NotRepeating
+from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.repeat_microbatches import EventMeter, PassPlayer
 from ...simulator.replay_result import PHASES, ReplayResult
 from .kernel_choices import uses_expandable_segments
@@ -116,7 +116,7 @@ def replay_rank(
                 rank_run, memory_meter, recorded_rank.prefix_cache
             )
         return recorded_rank.replayed[step_events_key]
-    except NotRepeating:
+    except NotRepeatingError:
         rank_run = RankRun(spec, settings, rank, memory_meter := EventMeter())
         rank_run.set_up()
         return replay_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
@@ -167,7 +167,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
         rank_run = RankRun(spec, settings, rank, recorder := EventRecorder())
         rank_run.set_up()
         pass_traces = record_passes(rank_run, recorder, is_last_stage, by_previous_pass).traces()
-    except NotRepeating:
+    except NotRepeatingError:
         return RecordedRank(None, (), (), prefix_cache)
     layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
     return RecordedRank(

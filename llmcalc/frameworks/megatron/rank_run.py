@@ -36,9 +36,9 @@ from ...simulator.tensor import (
     Needs,
     Storage,
     Tensor,
-    counted_as,
+    allocate_on_stream,
+    count_storages_as,
     empty,
-    on_stream,
 )
 from ...workload.run_config import RunConfig
 from ...workload.workload import Workload
@@ -214,7 +214,7 @@ class RankRun:
 
     def storage(self, storage_bytes: Any, memory_kind: str) -> Storage:
         """Allocates bytes under a category of memory, such as gradients."""
-        with counted_as(self.meter, memory_kind):
+        with count_storages_as(self.meter, memory_kind):
             return Storage(self.meter, storage_bytes)
 
     def set_up_rope_tables(self) -> None:
@@ -256,7 +256,7 @@ class RankRun:
             )
             for gradient_buffer in self._gradient_buffers(model_chunk, bucket_elements, is_tied):
                 self.buffers.append(gradient_buffer)
-                with on_stream(self.meter, SIDE):
+                with allocate_on_stream(self.meter, SIDE):
                     if is_distributed:
                         self.persistent_storages.append(
                             self.storage((1 if gradient_buffer.is_fp8 else 2) * gradient_buffer.size, "weights")

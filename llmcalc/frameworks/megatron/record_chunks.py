@@ -21,7 +21,7 @@ from ...simulator.layer_loops import LayerStack, long_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.record_microbatches import RecordedPasses
-from ...simulator.repeat_layers import NotRepeating
+from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.shortened_passes import ShortenedPasses
 from ...simulator.strides import Shape
 from .kernels import GATHER_BUFFER, Parameter
@@ -66,7 +66,7 @@ class RecordedChunk:
         """Returns the memory events of each kind of pass, renumbered for chunk `chunk_number`.
 
         names_before_forward, names_before_backward: tensors that earlier chunks have allocated.
-        Raises `NotRepeating` if passes that should be alike are not.
+        Raises `NotRepeatingError` if passes that should be alike are not.
         """
         names_allocated_before = (names_before_forward & self.in_forward) | (
             (names_before_backward & self.names) - self.in_forward
@@ -75,7 +75,7 @@ class RecordedChunk:
             self._traces[names_allocated_before] = self._read_traces(names_allocated_before)
         pass_traces = self._traces[names_allocated_before]
         if pass_traces is None:
-            raise NotRepeating
+            raise NotRepeatingError
         return {
             (chunk_number, *pass_case): _renumber_trace(pass_trace, chunk_number)  # type: ignore[misc]
             for (_, *pass_case), pass_trace in pass_traces.items()
@@ -86,7 +86,7 @@ class RecordedChunk:
             return self.passes.traces(
                 {storage_number for tensor_name in allocated_before for storage_number in self.storages[tensor_name]}
             )
-        except NotRepeating:
+        except NotRepeatingError:
             return None
 
 
@@ -107,7 +107,7 @@ def record_chunks(
     """Returns the memory events of each kind of pass, and the rank's chunks; None if chunks must be recorded together.
 
     is_last_stage, by_previous_pass: as in `record_passes`.
-    Raises `NotRepeating` if passes that should be alike are not.
+    Raises `NotRepeatingError` if passes that should be alike are not.
     """
     rank_run = RankRun(spec, settings, rank, EventRecorder())
     if rank_run.rank_choices.wgrad_deferral_limit is not None:  # the end of a step has gradients of all chunks
@@ -184,7 +184,7 @@ def _recorded_chunk(
                     recording_run, recorded_chunk, layer_stacks, is_interleaved, by_previous_pass
                 )
                 break
-            except NotRepeating:
+            except NotRepeatingError:
                 if not layer_stacks:
                     raise
     return _chunks[cache_key]
@@ -209,7 +209,7 @@ def _record_chunk(
     """Records the passes of a chunk of a run that has not begun.
 
     layer_stacks: stacks of which `RECORDED_REPEATS` repeats run, and represent all.
-    Raises `NotRepeating` if the repeats of a stack differ.
+    Raises `NotRepeatingError` if the repeats of a stack differ.
     """
     rank_run.chunks, model_chunk.number = [model_chunk], 0
     recorder = rank_run.meter

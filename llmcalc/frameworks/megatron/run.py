@@ -9,7 +9,7 @@ from ...device_memory.cuda_runtime import CudaRuntime
 from ...device_memory.device_memory import DeviceMemory
 from ...device_memory.estimate import Memory
 from ...errors import InputError
-from ...flow.program import every_step
+from ...flow.program import all_steps
 from ...parallel.layout import ONE_DEVICE
 from ..framework import RunOnRanks
 from . import rank_memory as replay
@@ -33,7 +33,7 @@ def check(memory_estimate: Memory, version_text: str) -> None:
     """Raises `InputError` for a run that Megatron-LM does not support in any layout."""
     check_components(memory_estimate.spec)
     megatron_settings_of(memory_estimate, ONE_DEVICE, version_text)
-    for program_step in every_step(memory_estimate.spec.shared_program.root.items):
+    for program_step in all_steps(memory_estimate.spec.shared_program.root.items):
         if (
             program_step.verb == "attention"
             and not program_step.options.get("selected")

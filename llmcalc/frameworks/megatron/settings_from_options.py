@@ -16,7 +16,7 @@ from ...device_memory.estimate import Memory
 from ...device_memory.settings import NARROW_PRODUCTS, Settings
 from ...errors import InputError
 from ...flow.axis import element_count
-from ...flow.program import every_step
+from ...flow.program import all_steps
 from ...model import ModelSpec
 from ...optional import MTP
 from ...parallel.layout import ImpossibleLayout, Layout
@@ -187,7 +187,7 @@ def _adapters_of(memory_estimate: Memory, layout: Layout, weight_format: str) ->
     adapters, options = memory_estimate.states.adapters, memory_estimate.settings
     if adapters is None:
         return None
-    program_steps = list(every_step(memory_estimate.spec.shared_program.root.items))
+    program_steps = list(all_steps(memory_estimate.spec.shared_program.root.items))
     if adapters.library not in PARALLEL_LIBRARIES:
         raise InputError(
             f"--lora-rank: adapters of {adapters.library} are not divided over ranks of Megatron-Core; expected "

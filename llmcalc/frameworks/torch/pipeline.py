@@ -29,7 +29,7 @@ from ...simulator.profiles.dtensor import DTensorKernels
 from ...simulator.profiles.eager import EagerKernels
 from ...simulator.record_microbatches import PassRecorder
 from ...simulator.repeat_microbatches import PassPlayer
-from ...simulator.tensor import DTYPES, INT64, Storage, Tensor, counted_as, empty
+from ...simulator.tensor import DTYPES, INT64, Storage, Tensor, count_storages_as, empty
 from ...workload.rows import TOKENS
 from .messages import bucket_sizes
 
@@ -111,7 +111,7 @@ class ModelChunk(TrainingRun):
         if self.stage.last:
             self._run_backward([], partial(self.backward, output_tensor))
         else:
-            with counted_as(self.meter, "communication"):
+            with count_storages_as(self.meter, "communication"):
                 output_gradient = self.graph.new_tensor(output_tensor.shape, output_tensor.dtype, output_tensor.strides)
             self._backward_from(output_tensor, output_gradient)
         if pass_in_flight.entry is not None:
@@ -155,7 +155,7 @@ class ModelChunk(TrainingRun):
                 self.received.append(receive_buffer)
             if not self.stage.last:
                 assert self.program.result is not None
-                with counted_as(self.meter, "communication"):
+                with count_storages_as(self.meter, "communication"):
                     output_shape = self.lowering.shape(self.program.result)
                     self.gradients.append(empty(self.meter, output_shape, self.lowering.dtype))
 
@@ -268,7 +268,7 @@ class RankRun:
         for model_chunk in self.chunks:
             model_chunk.set_up()
         if self.layout.dp > 1:
-            with counted_as(self.meter, "communication"):
+            with count_storages_as(self.meter, "communication"):
                 self._make_buckets()
 
     def _make_buckets(self) -> None:
@@ -315,7 +315,7 @@ class RankRun:
     def _take_batch(self) -> None:
         """Allocates the tokens of a step, and in the first step the receive buffers."""
         self.meter.place = AllocationPlace("forward")
-        with counted_as(self.meter, "activations"):
+        with count_storages_as(self.meter, "activations"):
             tokens = empty(self.meter, (self.training.microbatches * self.training.batch, self.training.seq), INT64)
         is_first_step = self.chunks[0].step_tokens is None
         for model_chunk in self.chunks:

@@ -20,7 +20,7 @@ from ...simulator.event_log import EventRecorder
 from ...simulator.lowering import ParameterSet
 from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.record_microbatches import PassRecorder
-from ...simulator.repeat_layers import NotRepeating
+from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.repeat_microbatches import EventMeter, PassPlayer
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
@@ -137,7 +137,7 @@ def _replay_rank(
             return replay_shorter_on_allocator(
                 (rank_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, played_microbatches
             )
-        except NotRepeating:
+        except NotRepeatingError:
             rank_run = RankRun(rank_setup, memory_meter := EventMeter())
     rank_run.set_up()
     counted_steps = count_steps(rank_run, memory_meter)
@@ -213,7 +213,7 @@ def _record_steps(
             for pass_case, pass_trace in pass_recorder.traces().items()
         ):
             return None
-    except NotRepeating:
+    except NotRepeatingError:
         return None
     return parameters
 

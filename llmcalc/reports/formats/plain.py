@@ -135,7 +135,7 @@ def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
         full_name, row_cells = WITHIN.join(row_names), row.cells[1:]
         if part_rows:
             row_cells = [
-                _remainder_beside_parts(cell, [part_row.cells[column] for part_row in part_rows])
+                _remainder_after_parts(cell, [part_row.cells[column] for part_row in part_rows])
                 for column, cell in enumerate(row.cells[1:], 1)
             ]
             cell_numbers = [cell for cell in row_cells if isinstance(cell, int | float)]
@@ -148,7 +148,7 @@ def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
     return leaf_rows
 
 
-def _remainder_beside_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
+def _remainder_after_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
     """Returns a cell's number minus the sum of the cell's parts. Other values stay unchanged."""
     cell_numbers = [_raw_value(part_cell) for part_cell in part_cells]
     raw_value = _raw_value(cell)

@@ -289,8 +289,8 @@ class RingKernels:
         dkv_rotater = KeyValueRotater(self.graph, ring_size, uses_all_gather=False)
         for round_number in self.ring.rounds():
             if round_number > 0:
-                buffer = kv_rotater.next_buffer(key)
-                key, value = _split_keys_and_values(buffer, key.shape)
+                kv_buffer = kv_rotater.next_buffer(key)
+                key, value = _split_keys_and_values(kv_buffer, key.shape)
             if round_number != ring_size - 1:
                 _next_kv = self._join_keys_and_values(key, value)
                 kv_rotater.exchange_buffers(_next_kv)
@@ -299,8 +299,8 @@ class RingKernels:
             elif round_number <= rank:
                 q, k, v, _lse = query, first_half_of_rows(aten, key), first_half_of_rows(aten, value), logsumexp
             else:
-                q, k, v, _lse = first_half_of_rows(aten, query), key, value, self._second_half(logsumexp)
-            _grad_query, _grad_key, _grad_value = self._op_backward(q, k, v)
+                q, k, v, _lse = first_half_of_rows(aten, query), key, value, self._copy_second_half(logsumexp)
+            _grad_query, _grad_key, _grad_value = self._flash_backward(q, k, v)
             if round_number > 0:
                 next_grad_kv = dkv_rotater.next_buffer(grad_key)
                 grad_key, grad_value = _split_keys_and_values(next_grad_kv, grad_key.shape)
@@ -316,7 +316,7 @@ class RingKernels:
         grad_key, grad_value = _split_keys_and_values(next_grad_kv, grad_key.shape)
         return [grad_query, grad_key, grad_value]
 
-    def _op_backward(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    def _flash_backward(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         """Runs flash attention's backward kernel, which on a GPU accumulates dQ in float32."""
         gradients = [self.t.like(x) for x in (q, k, v)]
         if self.allocates_workspace:
@@ -327,7 +327,7 @@ class RingKernels:
             del fp32_query_gradient, logsumexp
         return gradients
 
-    def _second_half(self, logsumexp: Tensor) -> Tensor:
+    def _copy_second_half(self, logsumexp: Tensor) -> Tensor:
         """Copies the second half of the logsumexp."""
         return self.t.contiguous(self.t.slice(logsumexp, logsumexp.shape[ROWS] // CHUNKS, ROWS))
 
@@ -336,6 +336,6 @@ class RingKernels:
         return self.t.cat([self.t.flatten(key), self.t.flatten(value)], 0)
 
 
-def _split_keys_and_values(buffer: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+def _split_keys_and_values(kv_buffer: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     """Splits a buffer into two tensors of a shape."""
-    return Tensor(shape, buffer.dtype, buffer.storage), Tensor(shape, buffer.dtype, buffer.storage)
+    return Tensor(shape, kv_buffer.dtype, kv_buffer.storage), Tensor(shape, kv_buffer.dtype, kv_buffer.storage)

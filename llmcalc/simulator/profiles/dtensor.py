@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from ...algebra import Number, ceil_div
 from ...components.norm import Norm
 from ...errors import InputError
-from ...flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
+from ...flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...parallel.placements import Collective, CollectiveKind, Placements, has_tokens
@@ -173,12 +173,12 @@ class DTensorKernels(EagerKernels):
         gathered_x = self.graph.new_tensor((batch * self.tokens, row_count, *row_shape), dtype)
         del sent_part
         self.record_message("all_gather", gathered_x.bytes)
-        is_in_place = is_size_one(batch) and (self.in_products or not self.copies_gathered)
+        is_in_place = is_size_one(batch) and (self.has_overlapped_products or not self.copies_gathered)
         storage = gathered_x.storage if is_in_place else self.graph.new_tensor(shape, dtype).storage
         return Tensor(shape, x.dtype, storage)
 
     @property
-    def in_products(self) -> bool:
+    def has_overlapped_products(self) -> bool:
         """Whether matrix products overlap with communication (`torch.ops.symm_mem`); default false."""
         return False
 
@@ -192,7 +192,9 @@ class DTensorKernels(EagerKernels):
         follows_product: whether x is a product.
         """
         batch, row_count, *row_shape = x.shape
-        sent_chunks = None if follows_product and self.in_products else self.graph.new_tensor(x.shape, x.dtype)
+        sent_chunks = (
+            None if follows_product and self.has_overlapped_products else self.graph.new_tensor(x.shape, x.dtype)
+        )
         rank_results = self.graph.results
 
         def make_local_rows() -> Tensor:
@@ -334,7 +336,9 @@ class DTensorKernels(EagerKernels):
 
     # --- recurrences ------------------------------------------------------------------------------------------------
 
-    def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[ModuleSteps, Tensor], Tensor]) -> None:
+    def run_module_at_once(
+        self, module_scope: ModuleScope, compute_module: Callable[[ModuleSteps, Tensor], Tensor]
+    ) -> None:
         """Runs a module as one published kernel, after gathering the input and before reducing the output."""
         for operation in module_steps(module_scope):
             if (
@@ -495,7 +499,7 @@ class DTensorKernels(EagerKernels):
 def named_steps(scope_items: Iterable[Item], path: str = "") -> Iterator[tuple[str, Step]]:
     """Yields the executed operations with module paths."""
     for scope_item in scope_items:
-        if isinstance(scope_item, Alternatives):
+        if isinstance(scope_item, AlternativeBranches):
             yield from named_steps(next(iter(scope_item.branches.values())).items, path)
         elif scope_item.about.get("optional") or scope_item.about.get("role") in NEVER_RUN:
             continue

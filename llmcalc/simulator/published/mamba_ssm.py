@@ -233,10 +233,10 @@ def mamba_inner_fn(  # noqa: PLR0915
 # --- the chunked scan of Mamba-2 -------------------------------------------------------------------------------------
 
 
-def _chunk_cumsum_fwd(aten: Aten, dt: Tensor, chunk: Number) -> tuple[Tensor, Tensor]:
+def _chunk_cumsum_fwd(aten: Aten, dt: Tensor, chunk_size: Number) -> tuple[Tensor, Tensor]:
     """Computes the sums of log decays, and Δ, of every chunk (ssd_chunk_state.py:718)."""
     batch, tokens, heads = dt.shape
-    shape = batch, heads, ceil_div(tokens, chunk), chunk
+    shape = batch, heads, ceil_div(tokens, chunk_size), chunk_size
     dt_out = aten.new_tensor(shape, FLOAT32)
     return aten.new_tensor(shape, FLOAT32), dt_out
 
@@ -254,14 +254,14 @@ def _state_passing_fwd(aten: Aten, chunk_states: Tensor, dtype: Dtype | None = N
     return output, aten.new_tensor((batch, heads, *state_shape), FLOAT32)
 
 
-def _bmm_chunk_fwd(aten: Aten, c: Tensor, chunk: Number) -> Tensor:
+def _bmm_chunk_fwd(aten: Aten, c: Tensor, chunk_size: Number) -> Tensor:
     """Computes C·Bᵀ of every chunk and group, in float32 (ssd_bmm.py:165)."""
     batch, tokens, group_count, _ = c.shape
-    return aten.new_tensor((batch, ceil_div(tokens, chunk), group_count, chunk, chunk), FLOAT32)
+    return aten.new_tensor((batch, ceil_div(tokens, chunk_size), group_count, chunk_size, chunk_size), FLOAT32)
 
 
 def _combined_fwd(
-    aten: Aten, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, chunk: Number, z: Optional
+    aten: Aten, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, chunk_size: Number, z: Optional
 ) -> tuple[Tensor, Optional, Tensor, Tensor, Tensor, Tensor]:
     """Runs the forward pass of Mamba-2's chunked scan (ssd_combined.py:338, `_mamba_chunk_scan_combined_fwd`).
 
@@ -272,10 +272,10 @@ def _combined_fwd(
     x = x if is_size_one(x.strides[-1]) or is_size_one(x.strides[1]) else aten.contiguous(x)
     if z is not None and not is_size_one(z.strides[-1]) and not is_size_one(z.strides[1]):
         z = aten.contiguous(z)
-    da_cumsum, dt = _chunk_cumsum_fwd(aten, dt, chunk)
+    da_cumsum, dt = _chunk_cumsum_fwd(aten, dt, chunk_size)
     chunk_states = _chunk_state_fwd(aten, b, x, dt)
     chunk_states, final_state = _state_passing_fwd(aten, chunk_states, c.dtype)
-    _cb = _bmm_chunk_fwd(aten, c, chunk)
+    _cb = _bmm_chunk_fwd(aten, c, chunk_size)
     output = aten.new_tensor(x.shape, x.dtype)
     out_x = None if z is None else aten.new_tensor(x.shape, x.dtype)
     return output, out_x, dt, da_cumsum, chunk_states, final_state
@@ -314,7 +314,7 @@ def _combined_bwd(
     b: Tensor,
     c: Tensor,
     output: Tensor,
-    chunk: Number,
+    chunk_size: Number,
     d: Tensor,
     z: Optional,
     dt_bias: Tensor,
@@ -330,13 +330,13 @@ def _combined_bwd(
     dout = _with_contiguous_rows(aten, dout)
     batch, tokens, heads, dim = x.shape
     group_count, state_size = b.shape[2], b.shape[3]
-    chunk_count, chunk_blocks = ceil_div(tokens, chunk), ceil_div(chunk, 32)
+    chunk_count, chunk_blocks = ceil_div(tokens, chunk_size), ceil_div(chunk_size, 32)
     db = aten.like(b) if db is None else db
     dc = aten.like(c) if dc is None else dc
     ddt = aten.like(dt) if ddt is None else ddt
     dt_in = aten.like(dt)
-    _da_cumsum, dt = _chunk_cumsum_fwd(aten, dt_in, chunk)
-    _cb = _bmm_chunk_fwd(aten, c, chunk)
+    _da_cumsum, dt = _chunk_cumsum_fwd(aten, dt_in, chunk_size)
+    _cb = _bmm_chunk_fwd(aten, c, chunk_size)
     chunk_states = _chunk_state_fwd(aten, b, x, dt)
     chunk_states, _final_state = _state_passing_fwd(aten, chunk_states)
     outz: Optional = output
@@ -349,19 +349,19 @@ def _combined_bwd(
         dd = aten.to(aten.new_tensor((heads, 1), FLOAT32), d.dtype)
     dstates = aten.new_tensor((batch, chunk_count, heads, dim, state_size), chunk_states.dtype)
     dstates, _dda_chunk, chunk_states = _state_passing_bwd(aten, chunk_states, dstates, x.dtype)
-    dx, _ddt, dd_from_x = _chunk_scan_gradients(aten, x, d, (batch, heads, chunk_count, chunk), dx)
+    dx, _ddt, dd_from_x = _chunk_scan_gradients(aten, x, d, (batch, heads, chunk_count, chunk_size), dx)
     split_count = _split_count(x, chunk_count, group_count, accelerator)
     dda_next = aten.new_tensor(
-        (batch, heads, chunk_count, chunk), FLOAT32
+        (batch, heads, chunk_count, chunk_size), FLOAT32
     )  # _chunk_state_bwd_db, ssd_chunk_state.py:902
     _db = _sum_workspace(aten, (batch, tokens, split_count, group_count, state_size), 2)
     dda_prev = aten.new_tensor(
-        (batch, heads, chunk_count, chunk), FLOAT32
+        (batch, heads, chunk_count, chunk_size), FLOAT32
     )  # _chunk_scan_bwd_dC, ssd_chunk_scan.py:1451
     _dc = _sum_workspace(aten, (batch, tokens, split_count, group_count, state_size), 2)
-    _dcb = _sum_workspace(aten, (batch, chunk_count, split_count, group_count, chunk, chunk), 2)
+    _dcb = _sum_workspace(aten, (batch, chunk_count, split_count, group_count, chunk_size, chunk_size), 2)
     _dda_before = aten.like(aten.like(aten.like(dda_prev)))  # flip, cumsum, flip
-    _dda = _sum_workspace(aten, (batch, heads, chunk_count, chunk_blocks, chunk), 3)
+    _dda = _sum_workspace(aten, (batch, heads, chunk_count, chunk_blocks, chunk_size), 3)
     aten.like(dda_next)  # ddA_next + ddA_prev
     dbias, da = aten.like(dt_bias, dtype=FLOAT32), aten.like(a, dtype=FLOAT32)
     return dx, ddt, da, db, dc, dd_from_x if dd is None else dd, dz, dbias, outz
@@ -371,8 +371,8 @@ def _chunk_scan_gradients(
     aten: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optional
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the chunked scan's gradients of x, Δ and D (ssd_combined.py:261, `_chunk_scan_chunk_state_bwd_dx`)."""
-    batch, heads, chunk_count, chunk = shape
-    dd = aten.new_tensor((ceil_div(chunk, 32), batch, chunk_count, heads, 1), FLOAT32)
+    batch, heads, chunk_count, chunk_size = shape
+    dd = aten.new_tensor((ceil_div(chunk_size, 32), batch, chunk_count, heads, 1), FLOAT32)
     dx = aten.like(x) if dx is None else dx
     ddt = aten.new_tensor(shape, FLOAT32)
     dd = aten.sum(aten.new_tensor((heads, 1), FLOAT32), -1)
@@ -394,7 +394,7 @@ def mamba_chunk_scan_with_state(
     a: Tensor,
     b: Tensor,
     c: Tensor,
-    chunk: Number,
+    chunk_size: Number,
     d: Tensor,
     z: Optional,
     dt_bias: Tensor,
@@ -412,12 +412,12 @@ def mamba_chunk_scan_with_state(
     def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
         output, x, dt, _, a, b, c, d, z, dt_bias = saved_tensors
         dx, ddt, da, db, dc, dd, dz, dbias, _ = _combined_bwd(
-            aten, dout, x, dt, a, b, c, output, chunk, d, z, dt_bias, accelerator
+            aten, dout, x, dt, a, b, c, output, chunk_size, d, z, dt_bias, accelerator
         )
         return dx, ddt, da, db, dc, dd, dz, dbias
 
     with autograd_graph.no_grad():
-        output, out_x, _dt, da_cumsum, _states, final_state = _combined_fwd(aten, x, dt, b, c, chunk, z)
+        output, out_x, _dt, da_cumsum, _states, final_state = _combined_fwd(aten, x, dt, b, c, chunk_size, z)
     saved_out = output if out_x is None else out_x
     inputs = x, dt, a, b, c, d, z, dt_bias
     saved_tensors = saved_out, x, dt, da_cumsum, a, b, c, d, z, dt_bias
@@ -439,7 +439,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
     dt_bias: Tensor,
     a: Tensor,
     d: Tensor,
-    chunk: Number,
+    chunk_size: Number,
     dim: Number,
     group_count: Number,
     rmsnorm_weight: Optional,
@@ -479,10 +479,10 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
         z, u, dt = split_parts(zxbcdt)
         x, b, c = split_convolved(u)
         if rmsnorm_weight is None:
-            output, out_x, _dt, _da_cumsum, _states, _final = _combined_fwd(aten, x, dt, b, c, chunk, z)
+            output, out_x, _dt, _da_cumsum, _states, _final = _combined_fwd(aten, x, dt, b, c, chunk_size, z)
             assert out_x is not None
             return _linear_or_input(aten, aten.flatten(output, 2), outproj_weight, outproj_bias), out_x, None
-        out_x, _, _dt, _da_cumsum, _states, _final = _combined_fwd(aten, x, dt, b, c, chunk, None)
+        out_x, _, _dt, _da_cumsum, _states, _final = _combined_fwd(aten, x, dt, b, c, chunk_size, None)
         output, rstd = _layer_norm_fwd(aten, aten.flatten(aten.flatten(out_x, 2), 0, 1), group_count)
         output = aten.unflatten(output, 0, zxbcdt.shape[:2])
         return _linear_or_input(aten, output, outproj_weight, outproj_bias), out_x, rstd
@@ -518,7 +518,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
                 b,
                 c,
                 output,
-                chunk,
+                chunk_size,
                 d,
                 z,
                 dt_bias,
@@ -535,7 +535,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
             dout, drmsnorm_weight = _norm_bwd(aten, output, rmsnorm_weight, group_count, accelerator)
             dout = _split_heads_by_size(aten, dim, aten.unflatten(dout, 0, row_shape))
             _, ddt, da, db, dc, dd, _, dbias, _ = _combined_bwd(
-                aten, dout, x, dt, a, b, c, output, chunk, d, None, dt_bias, accelerator, dx, ddt, db, dc
+                aten, dout, x, dt, a, b, c, output, chunk_size, d, None, dt_bias, accelerator, dx, ddt, db, dc
             )
         doutproj_weight = None if outproj_weight is None else aten.new_tensor(outproj_weight.shape, dout_og.dtype)
         doutproj_bias = None if outproj_bias is None else aten.new_tensor(outproj_bias.shape, dout_og.dtype)

@@ -17,25 +17,25 @@ LEAST, WHOLE = 16, 128
 """The fewest tokens of a chunk. Sequences of fewer than `WHOLE` tokens are one chunk."""
 
 
-def pad_to_chunks(tokens: Number, chunk: Number) -> Number:
+def pad_to_chunks(tokens: Number, chunk_size: Number) -> Number:
     """Rounds a number of tokens up to complete chunks (kernel_wrappers.py, `wrap_chunkwise__pad_zeros`)."""
-    return ceil_div(tokens, chunk) * chunk
+    return ceil_div(tokens, chunk_size) * chunk_size
 
 
-def supports(tokens: Number, chunk: Number) -> bool:
+def supports(tokens: Number, chunk_size: Number) -> bool:
     """Whether the kernel supports these sizes, which must be powers of two (kernel_param_heuristics.py:44)."""
-    padded_tokens = pad_to_chunks(tokens, chunk)
+    padded_tokens = pad_to_chunks(tokens, chunk_size)
     return bool(
-        chunk >= LEAST
-        and next_power_of_two(chunk) == chunk
+        chunk_size >= LEAST
+        and next_power_of_two(chunk_size) == chunk_size
         and (padded_tokens >= WHOLE or next_power_of_two(padded_tokens) == padded_tokens)
     )
 
 
-def _chunk_states(aten: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tensor, Tensor, Tensor]:
+def _chunk_states(aten: Aten, k: Tensor, v: Tensor, chunk_size: Number) -> tuple[Tensor, Tensor, Tensor]:
     """Allocates the matrix memory, normalizer and largest exponent at each chunk boundary (fw_recurrent.py)."""
     batch, heads, tokens, head_size = k.shape
-    state_count = exact_div(tokens, chunk) + 1
+    state_count = exact_div(tokens, chunk_size) + 1
     shape = batch, heads, state_count * head_size
     return (
         aten.new_tensor((*shape, v.shape[-1]), FLOAT32),
@@ -45,17 +45,17 @@ def _chunk_states(aten: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tens
 
 
 def mlstm_chunkwise(
-    aten: Aten, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, chunk: Number
+    aten: Aten, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, chunk_size: Number
 ) -> Tensor:
     """Runs the chunkwise mLSTM kernel on any number of tokens, padded to whole chunks (triton_xl_chunk/fwbw.py:18).
 
     input_gate, forget_gate: [batch, heads, tokens], before their exponential and sigmoid.
     """
     tokens = q.shape[2]
-    padded_tokens = pad_to_chunks(tokens, chunk)
-    chunk = chunk if padded_tokens >= WHOLE else padded_tokens
+    padded_tokens = pad_to_chunks(tokens, chunk_size)
+    chunk_size = chunk_size if padded_tokens >= WHOLE else padded_tokens
     if are_equal(padded_tokens, tokens):
-        return _run_chunkwise(aten, (q, k, v, input_gate, forget_gate), chunk)[0]
+        return _run_chunkwise(aten, (q, k, v, input_gate, forget_gate), chunk_size)[0]
     padded = [
         aten.new_tensor((*x.shape[:2], padded_tokens, *x.shape[3:]), x.dtype)
         for x in (q, k, v, input_gate, forget_gate)
@@ -63,7 +63,7 @@ def mlstm_chunkwise(
     q, k, v, input_gate, forget_gate = (
         aten.write_into(zeros, x) for zeros, x in zip(padded, (q, k, v, input_gate, forget_gate), strict=True)
     )
-    return aten.slice(_run_chunkwise(aten, (q, k, v, input_gate, forget_gate), chunk)[0], tokens, 2)
+    return aten.slice(_run_chunkwise(aten, (q, k, v, input_gate, forget_gate), chunk_size)[0], tokens, 2)
 
 
 def mlstm_with_states(
@@ -73,7 +73,7 @@ def mlstm_with_states(
     v: Tensor,
     input_gate: Tensor,
     forget_gate: Tensor,
-    chunk: Number,
+    chunk_size: Number,
     states: Sequence[Tensor] | None,
 ) -> tuple[Tensor, Sequence[Tensor]]:
     """Runs mLSTM with states, without gradients (kernel_wrappers.py, `wrap_chunkwise__arbitrary_sequence_length`).
@@ -84,18 +84,18 @@ def mlstm_with_states(
     output and the states after them.
     """
     remaining_tokens, outputs = q.shape[2], []
-    states = _single_state(aten, k, v) if states is None else states
-    while chunk >= LEAST:
-        whole_chunk_tokens = remaining_tokens // chunk * chunk
+    states = _allocate_state_tensors(aten, k, v) if states is None else states
+    while chunk_size >= LEAST:
+        whole_chunk_tokens = remaining_tokens // chunk_size * chunk_size
         if whole_chunk_tokens:
             h, states = _run_chunkwise(
                 aten,
                 _dense_tensors(aten, whole_chunk_tokens, q, k, v, input_gate, forget_gate),
-                chunk,
+                chunk_size,
                 returns_last_states=True,
             )
             outputs.append(h)
-        remaining_tokens, chunk = remaining_tokens - whole_chunk_tokens, chunk // 2
+        remaining_tokens, chunk_size = remaining_tokens - whole_chunk_tokens, chunk_size // 2
     if remaining_tokens:
         h, states = _run_token_by_token(aten, _dense_tensors(aten, remaining_tokens, q, k, v, input_gate, forget_gate))
         outputs.append(h)
@@ -114,14 +114,14 @@ def _run_token_by_token(aten: Aten, tensors: Sequence[Tensor]) -> tuple[Tensor, 
     _, k, v, *_ = tensors
     batch, heads, tokens, _ = k.shape
     _earlier_outputs = aten.new_tensor((batch, heads, tokens - 1, v.shape[-1]), v.dtype)
-    states = _single_state(aten, k, v)
+    states = _allocate_state_tensors(aten, k, v)
     if tokens > 1:  # every token replaces the states
-        states = _single_state(aten, k, v)
+        states = _allocate_state_tensors(aten, k, v)
     _last_output = aten.new_tensor((batch, heads, v.shape[-1]), v.dtype)
     return aten.like(v), states
 
 
-def _single_state(aten: Aten, k: Tensor, v: Tensor) -> Sequence[Tensor]:
+def _allocate_state_tensors(aten: Aten, k: Tensor, v: Tensor) -> Sequence[Tensor]:
     """Allocates the matrix memory, its normalizer and the largest exponent."""
     shape = *k.shape[:2], k.shape[3]
     return (
@@ -132,25 +132,25 @@ def _single_state(aten: Aten, k: Tensor, v: Tensor) -> Sequence[Tensor]:
 
 
 def _run_chunkwise(
-    aten: Aten, tensors: Sequence[Tensor], chunk: Number, returns_last_states: bool = False
+    aten: Aten, tensors: Sequence[Tensor], chunk_size: Number, returns_last_states: bool = False
 ) -> tuple[Tensor, Sequence[Tensor]]:
     """Runs the chunkwise mLSTM kernel. returns_last_states: whether copies of the last states are returned."""
     autograd_graph = aten.graph
 
     def forward(q: Tensor, k: Tensor, v: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Tensor, Sequence[Tensor]]:
         """Runs the forward kernels of chunkwise mLSTM (triton_xl_chunk/fw.py:20 and fw_parallel.py:16)."""
-        _memory, _norm, _largest_exponent = _chunk_states(aten, k, v, chunk)
+        _memory, _norm, _largest_exponent = _chunk_states(aten, k, v, chunk_size)
         h = aten.new_tensor((*q.shape[:3], v.shape[-1]), q.dtype)
         n, m = aten.new_tensor(i.shape, q.dtype), aten.new_tensor(i.shape, q.dtype)
         _b = aten.new_tensor(i.shape, FLOAT32)
-        return h, n, m, _single_state(aten, k, v) if returns_last_states else ()
+        return h, n, m, _allocate_state_tensors(aten, k, v) if returns_last_states else ()
 
     def backward(
         dh: Tensor, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, n: Tensor, m: Tensor
     ) -> Sequence[Gradient]:
         """Runs the backward kernels of chunkwise mLSTM (triton_xl_chunk/bw.py:26)."""
         dh = aten.contiguous(dh)
-        _memory, _norm, _largest_exponent = _chunk_states(aten, k, v, chunk)
+        _memory, _norm, _largest_exponent = _chunk_states(aten, k, v, chunk_size)
         _dmemory = aten.like(_memory)
         _b, _a = aten.new_tensor(input_gate.shape, FLOAT32), aten.new_tensor(input_gate.shape, FLOAT32)
         dv, dk, dq = aten.like(v), aten.like(k), aten.like(q)

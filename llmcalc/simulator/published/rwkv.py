@@ -13,13 +13,13 @@ from .function import record_function
 
 
 def rwkv_linear_attention(
-    aten: Aten, decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, with_state: bool = False
+    aten: Aten, decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, returns_state: bool = False
 ) -> Tensor:
     """Computes RWKV-4's weighted average of values by the published CUDA kernel.
 
     key, value: [batch, tokens, channels]; decay, time_first: [channels].
 
-    with_state: whether the kernel reads and writes a state, as it does without gradients; false by default.
+    returns_state: whether the kernel reads and writes a state, as it does without gradients; false by default.
     """
     autograd_graph, dtype = aten.graph, key.dtype
 
@@ -29,7 +29,7 @@ def rwkv_linear_attention(
             time_first, key, value = aten.to(time_first, FLOAT32), aten.to(key, FLOAT32), aten.to(value, FLOAT32)
         time_first, key, value = aten.contiguous(time_first), aten.contiguous(key), aten.contiguous(value)
         output = aten.new_tensor(key.shape, key.dtype)
-        _state = aten.new_tensor((key.shape[0], key.shape[2], 3), FLOAT32) if with_state else None
+        _state = aten.new_tensor((key.shape[0], key.shape[2], 3), FLOAT32) if returns_state else None
         return aten.to(output, dtype), decay, time_first, key, value, output
 
     def backward(

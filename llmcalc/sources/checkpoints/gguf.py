@@ -75,13 +75,16 @@ def read_gguf(path: Path) -> Checkpoint:
     """
     file, file_bytes = open_checkpoint(path)
     with file:
-        reader = BoundedReader(file, file_bytes, str(path))
-        if reader.read_bytes(4, "magic") != b"GGUF":
+        bounded_reader = BoundedReader(file, file_bytes, str(path))
+        if bounded_reader.read_bytes(4, "magic") != b"GGUF":
             raise InputError(f"{path}: not a GGUF file (it does not begin with GGUF)")
-        version = reader.read_number("I", "version")
+        version = bounded_reader.read_number("I", "version")
         if version not in (2, 3):
             raise InputError(f"{path}: version: {version} is not supported; expected 2 or 3, little-endian")
-        tensors, metadata_count = reader.read_number("Q", "tensor_count"), reader.read_number("Q", "metadata_kv_count")
+        tensors, metadata_count = (
+            bounded_reader.read_number("Q", "tensor_count"),
+            bounded_reader.read_number("Q", "metadata_kv_count"),
+        )
         if tensors > MOST_TENSORS or metadata_count > MOST_PAIRS:
             raise InputError(
                 f"{path}: {tensors:,} tensors and {metadata_count:,} metadata entries; expected at most "
@@ -91,16 +94,16 @@ def read_gguf(path: Path) -> Checkpoint:
         metadata: dict[str, Any] = {}
         array_counts = _ElementCount()
         for _ in range(metadata_count):
-            metadata_key = _read_text(reader, "metadata key", LONGEST_NAME)
+            metadata_key = _read_text(bounded_reader, "metadata key", LONGEST_NAME)
             if metadata_key in metadata:
                 raise InputError(f"{path}: two metadata entries are called {metadata_key[:80]}; not a GGUF file")
             metadata[metadata_key] = _read_value(
-                reader, reader.read_number("I", metadata_key), metadata_key, array_counts
+                bounded_reader, bounded_reader.read_number("I", metadata_key), metadata_key, array_counts
             )
         tensors_by_name: dict[str, StoredTensor] = {}
         data_starts: list[int] = []
         for _ in range(tensors):
-            tensor, data_offset = _read_tensor(reader)
+            tensor, data_offset = _read_tensor(bounded_reader)
             if not tensor.name:
                 raise InputError(f"{path}: a tensor has no name; not a GGUF file")
             if tensor.name in tensors_by_name:
@@ -117,80 +120,88 @@ class _ElementCount:
     def __init__(self) -> None:
         self.elements = 0
 
-    def add(self, reader: BoundedReader, metadata_key: str, element_count: int) -> None:
+    def add(self, bounded_reader: BoundedReader, metadata_key: str, element_count: int) -> None:
         """Adds the number of elements of a metadata array to the count.
 
         Raises `InputError` for more than the file can hold or the limit allows.
         """
-        if element_count > (reader.size - reader.position) // 8:  # each has its length before it
-            raise reader.error(
+        if element_count > (bounded_reader.size - bounded_reader.position) // 8:  # each has its length before it
+            raise bounded_reader.error(
                 metadata_key,
-                f"{element_count:,} elements in a file of {reader.size:,} bytes; truncated or not a GGUF file",
+                f"{element_count:,} elements in a file of {bounded_reader.size:,} bytes; truncated or not a GGUF file",
             )
         self.elements += element_count
         if self.elements > MOST_ELEMENTS:
-            raise reader.error(
+            raise bounded_reader.error(
                 metadata_key,
                 f"{self.elements:,} texts and lists in arrays; expected at most "
                 f"{MOST_ELEMENTS:,} (not a GGUF file, or a damaged one)",
             )
 
 
-def _read_text(reader: BoundedReader, header_field: str, byte_limit: int | None = None) -> str:
+def _read_text(bounded_reader: BoundedReader, header_field: str, byte_limit: int | None = None) -> str:
     """Reads a string of the header. byte_limit: the largest number of bytes; default the rest of the header's bound."""
-    text_bytes = reader.read_number("Q", header_field)
+    text_bytes = bounded_reader.read_number("Q", header_field)
     if byte_limit is not None and text_bytes > byte_limit:
-        raise reader.error(
+        raise bounded_reader.error(
             header_field,
-            f"{text_bytes:,} bytes at byte {reader.position:,}; expected at most {byte_limit:,} (truncated or not a "
-            "GGUF file)",
+            f"{text_bytes:,} bytes at byte {bounded_reader.position:,}; expected at most {byte_limit:,} (truncated or "
+            "not a GGUF file)",
         )
-    return reader.read_bytes(text_bytes, header_field).decode("utf-8", "replace")
+    return bounded_reader.read_bytes(text_bytes, header_field).decode("utf-8", "replace")
 
 
 def _read_value(
-    reader: BoundedReader, value_type: int, metadata_key: str, array_counts: _ElementCount, depth: int = 0
+    bounded_reader: BoundedReader, value_type: int, metadata_key: str, array_counts: _ElementCount, depth: int = 0
 ) -> Any:
     if value_type in SCALARS:
-        return reader.read_number(SCALARS[value_type], metadata_key)
+        return bounded_reader.read_number(SCALARS[value_type], metadata_key)
     if value_type == STRING:
-        return _read_text(reader, metadata_key)
+        return _read_text(bounded_reader, metadata_key)
     if value_type != ARRAY or depth > 4:
-        raise reader.error(metadata_key, f"metadata type {value_type} is not known")
-    element_type, element_count = reader.read_number("I", metadata_key), reader.read_number("Q", metadata_key)
+        raise bounded_reader.error(metadata_key, f"metadata type {value_type} is not known")
+    element_type, element_count = (
+        bounded_reader.read_number("I", metadata_key),
+        bounded_reader.read_number("Q", metadata_key),
+    )
     if element_type in SCALARS:
         if element_count <= LONGEST_KEPT:
-            return [reader.read_number(SCALARS[element_type], metadata_key) for _ in range(element_count)]
-        reader.skip_bytes(element_count * struct.calcsize("<" + SCALARS[element_type]), metadata_key)
+            return [bounded_reader.read_number(SCALARS[element_type], metadata_key) for _ in range(element_count)]
+        bounded_reader.skip_bytes(element_count * struct.calcsize("<" + SCALARS[element_type]), metadata_key)
         return f"{element_count:,} values"
     if element_type not in (STRING, ARRAY):
-        raise reader.error(metadata_key, f"metadata type {element_type} is not known")
-    array_counts.add(reader, metadata_key, element_count)
+        raise bounded_reader.error(metadata_key, f"metadata type {element_type} is not known")
+    array_counts.add(bounded_reader, metadata_key, element_count)
     if element_count <= LONGEST_KEPT:
-        return [_read_value(reader, element_type, metadata_key, array_counts, depth + 1) for _ in range(element_count)]
+        return [
+            _read_value(bounded_reader, element_type, metadata_key, array_counts, depth + 1)
+            for _ in range(element_count)
+        ]
     if element_type == STRING:
-        reader.skip_texts(element_count, metadata_key)
+        bounded_reader.skip_texts(element_count, metadata_key)
     else:
         for _ in range(element_count):
-            _read_value(reader, element_type, metadata_key, array_counts, depth + 1)
+            _read_value(bounded_reader, element_type, metadata_key, array_counts, depth + 1)
     return f"{element_count:,} values"
 
 
-def _read_tensor(reader: BoundedReader) -> tuple[StoredTensor, int]:
+def _read_tensor(bounded_reader: BoundedReader) -> tuple[StoredTensor, int]:
     """Reads the entry of a tensor, and the offset of the tensor's data."""
-    tensor_name = _read_text(reader, "tensor name", LONGEST_NAME)
-    axis_count = reader.read_number("I", tensor_name)
+    tensor_name = _read_text(bounded_reader, "tensor name", LONGEST_NAME)
+    axis_count = bounded_reader.read_number("I", tensor_name)
     if axis_count > 8:
-        raise reader.error(tensor_name, f"{axis_count} axes; not a GGUF file")
-    shape = tuple(reader.read_number("Q", tensor_name) for _ in range(axis_count))[::-1]  # stored fastest axis first
-    ggml_type = reader.read_number("I", tensor_name)
-    data_offset = reader.read_number("Q", tensor_name)
+        raise bounded_reader.error(tensor_name, f"{axis_count} axes; not a GGUF file")
+    shape = tuple(bounded_reader.read_number("Q", tensor_name) for _ in range(axis_count))[
+        ::-1
+    ]  # stored fastest axis first
+    ggml_type = bounded_reader.read_number("I", tensor_name)
+    data_offset = bounded_reader.read_number("Q", tensor_name)
     if ggml_type not in TYPES or any(axis_length > 2**48 for axis_length in shape):
-        raise reader.error(tensor_name, f"type {ggml_type} of shape {list(shape)} is not known")
+        raise bounded_reader.error(tensor_name, f"type {ggml_type} of shape {list(shape)} is not known")
     dtype, block_elements, block_bytes = TYPES[ggml_type]
     element_count = StoredTensor(tensor_name, dtype, shape, 0).elements
     if shape and shape[-1] % block_elements:
-        raise reader.error(
+        raise bounded_reader.error(
             tensor_name, f"rows of {shape[-1]:,} are not a multiple of the block size {block_elements} ({dtype})"
         )
     return StoredTensor(tensor_name, dtype, shape, element_count // block_elements * block_bytes), data_offset

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...flow.module_names import WRAPPED, Checkpoint
 from .head_kinds import architecture_of
-from .registry import family_of, library_classes, model_types, text_model_of, type_of_class_name, usual_name
+from .registry import family_of, library_classes, model_type_of_class_name, model_types, text_model_of, usual_name
 
 
 def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
@@ -17,20 +17,20 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
     """
     text_type = text_model_of(config)[2]
     class_types = dict.fromkeys(
-        (type_of_class_name(architecture_of(config)), usual_name(config["model_type"]), text_type)
+        (model_type_of_class_name(architecture_of(config)), usual_name(config["model_type"]), text_type)
     )
     base_families = [
         family_of(class_type).class_model_type or class_type
         for class_type in class_types
         if class_type in model_types()
     ]
-    prefixes = (
+    name_prefixes = (
         f"{base_class}." for class_type in base_families for base_class in library_classes().bases.get(class_type, ())
     )
     family = family_of(base_families[-1])
     checkpoint_config = _with_unconverted_modules(config, family.unconverted_modules)
     return Checkpoint(
-        checkpoint_config, family.modules, family.earlier_names, tuple(dict.fromkeys((*WRAPPED, *prefixes)))
+        checkpoint_config, family.modules, family.earlier_names, tuple(dict.fromkeys((*WRAPPED, *name_prefixes)))
     )
 
 

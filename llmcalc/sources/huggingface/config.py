@@ -50,20 +50,20 @@ MOST: dict[str, int] = {
 """
 
 
-def is_whole(value: Any) -> TypeGuard[int]:
+def is_json_integer(field_value: Any) -> TypeGuard[int]:
     """Whether a value is an integer, except JSON's true and false."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(field_value, int) and not isinstance(field_value, bool)
 
 
-def in_json(value: Any) -> str:
+def json_spelling(field_value: Any) -> str:
     """Writes a value for an error message as in a config.json: null, true, false."""
     json_words = {None: "null", True: "true", False: "false"}
-    return json_words[value] if value is None or isinstance(value, bool) else shown(value)
+    return json_words[field_value] if field_value is None or isinstance(field_value, bool) else shown(field_value)
 
 
-def is_number(value: Any) -> TypeGuard[int | float]:
+def is_number(field_value: Any) -> TypeGuard[int | float]:
     """Whether a value is a number, except JSON's true and false."""
-    return is_whole(value) or isinstance(value, float)
+    return is_json_integer(field_value) or isinstance(field_value, float)
 
 
 @dataclass
@@ -146,8 +146,8 @@ class Config:
         alias_names = [self.aliases[field_name] for field_name in field_names if field_name in self.aliases]
         usual_names = [
             field_name
-            for field_name, alias in self.aliases.items()
-            if alias in (*read_names, *alias_names) and field_name not in self.unread_aliases
+            for field_name, field_alias in self.aliases.items()
+            if field_alias in (*read_names, *alias_names) and field_name not in self.unread_aliases
         ]
         return tuple(dict.fromkeys((*read_names, *alias_names, *usual_names)))
 
@@ -191,8 +191,8 @@ class Config:
 
     def _read_integer(self, field_names: tuple[str, ...], minimum: int, expected_text: str) -> int:
         field_value, maximum = self.get(*field_names), MOST.get(field_names[0], LARGEST)
-        if not is_whole(field_value) or not minimum <= field_value <= maximum:
-            limit_text = f", at most {maximum}" if is_whole(field_value) and field_value > maximum else ""
+        if not is_json_integer(field_value) or not minimum <= field_value <= maximum:
+            limit_text = f", at most {maximum}" if is_json_integer(field_value) and field_value > maximum else ""
             raise self.error(self._name_in_config(field_names), field_value, expected_text + limit_text)
         if field_value and self._field_name_that_applies(self._names_with_aliases(field_names)) is None:
             self.from_defaults[f"{self.location}{field_names[0]}"] = field_value
@@ -213,43 +213,45 @@ class Config:
 
     def flag(self, *field_names: str) -> bool:
         """Returns the boolean in a field."""
-        return bool(self._checked(field_names, lambda value: type(value) is bool, "true or false"))
+        return bool(self._checked(field_names, lambda field_value: type(field_value) is bool, "true or false"))
 
     def number(self, *field_names: str, minimum: float = 0) -> float:
         """Returns the number in a field, of at least `minimum`."""
 
-        def is_right(field_value: Any) -> bool:
+        def is_accepted_value(field_value: Any) -> bool:
             return is_number(field_value) and minimum <= field_value <= LARGEST  # false for NaN
 
-        field_value = self._checked(field_names, is_right, f"a number from {minimum} to {LARGEST}")
+        field_value = self._checked(field_names, is_accepted_value, f"a number from {minimum} to {LARGEST}")
         return field_value if isinstance(field_value, float) else float(field_value)
 
     def text(self, *field_names: str) -> str:
         """Returns the text in a field."""
-        return str(self._checked(field_names, lambda value: isinstance(value, str), "a text"))
+        return str(self._checked(field_names, lambda field_value: isinstance(field_value, str), "a text"))
 
     def integers(self, *field_names: str) -> list[int]:
         """Returns the list of integers in a field, with 0 allowed."""
 
-        def is_right(value: Any) -> bool:
-            return isinstance(value, list | tuple) and all(
-                is_whole(list_element) and 0 <= list_element <= LARGEST for list_element in value
+        def is_accepted_value(field_value: Any) -> bool:
+            return isinstance(field_value, list | tuple) and all(
+                is_json_integer(list_element) and 0 <= list_element <= LARGEST for list_element in field_value
             )
 
-        return list(self._checked(field_names, is_right, "a list of whole numbers"))
+        return list(self._checked(field_names, is_accepted_value, "a list of whole numbers"))
 
     def texts(self, *field_names: str) -> list[str]:
         """Returns the list of texts in a field."""
 
-        def is_right(value: Any) -> bool:
-            return isinstance(value, list | tuple) and all(isinstance(list_element, str) for list_element in value)
+        def is_accepted_value(field_value: Any) -> bool:
+            return isinstance(field_value, list | tuple) and all(
+                isinstance(list_element, str) for list_element in field_value
+            )
 
-        return list(self._checked(field_names, is_right, "a list of texts"))
+        return list(self._checked(field_names, is_accepted_value, "a list of texts"))
 
     def table(self, *field_names: str) -> Mapping[str, Any]:
         """Returns the table in a field."""
         table: Mapping[str, Any] = self._checked(
-            field_names, lambda value: isinstance(value, dict), "a table of fields"
+            field_names, lambda field_value: isinstance(field_value, dict), "a table of fields"
         )
         return table
 
@@ -261,16 +263,16 @@ class Config:
     def choice(self, value_by_text: Mapping[str, Any], *field_names: str) -> Any:
         """Returns the entry of `value_by_text` that a field's text names."""
 
-        def is_right(value: Any) -> bool:
-            return isinstance(value, str) and value in value_by_text
+        def is_accepted_value(field_value: Any) -> bool:
+            return isinstance(field_value, str) and field_value in value_by_text
 
-        return value_by_text[self._checked(field_names, is_right, "one of " + ", ".join(value_by_text))]
+        return value_by_text[self._checked(field_names, is_accepted_value, "one of " + ", ".join(value_by_text))]
 
     def require(self, field_name: str, *expected_values: Any) -> None:
         """Raises `InputError` unless a field has an expected value; other values give weights that are not counted."""
         field_value = self.get(field_name)
         if field_value not in expected_values:
-            expected_text = ", ".join(map(in_json, expected_values))
+            expected_text = ", ".join(map(json_spelling, expected_values))
             raise self.error(
                 field_name,
                 field_value,
@@ -285,9 +287,9 @@ class Config:
 
     def error(self, field_name: str, field_value: Any, expected_text: str) -> InputError:
         """Returns an error with the field's name, value and expected value."""
-        alias = self.aliases.get(field_name, field_name)
-        field_name = self._field_name_that_applies((field_name, alias)) or alias
-        problem_text = "missing" if field_value is None and field_name not in self.data else in_json(field_value)
+        field_alias = self.aliases.get(field_name, field_name)
+        field_name = self._field_name_that_applies((field_name, field_alias)) or field_alias
+        problem_text = "missing" if field_value is None and field_name not in self.data else json_spelling(field_value)
         return InputError(f"{self.location}{field_name}: {problem_text}; expected {expected_text}")
 
     def finish(self, ignored_fields: frozenset[str], parent_config: Config | None = None) -> None:
@@ -299,7 +301,7 @@ class Config:
         parent_config = parent_config or self
         known_fields = self.fields_read | IRRELEVANT | ignored_fields
         known_fields |= {
-            usual_name for usual_name, alias in self.aliases.items() if alias in known_fields
+            usual_name for usual_name, field_alias in self.aliases.items() if field_alias in known_fields
         } - self.unread_aliases
         layer_count = self.data.get(self.aliases.get("num_hidden_layers", ""), self.data.get("num_hidden_layers"))
         parent_config.unknown += [
@@ -308,7 +310,7 @@ class Config:
                 field_value,
                 self._corrected_name(field_name),
                 self._restates_another_field(field_name, field_value),
-                layer_count if is_whole(layer_count) else 0,
+                layer_count if is_json_integer(layer_count) else 0,
             )
             for field_name, field_value in sorted(self.data.items())
             if field_name not in known_fields and not field_name.startswith("_")

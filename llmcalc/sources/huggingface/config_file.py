@@ -11,7 +11,7 @@ from ...errors import InputError, one_line, shown
 from ..files import LARGEST_CONFIG, parse_json, read_text
 from .head_kinds import architecture_of
 from .other_config_forms import config_of_other_form
-from .registry import family_of, read_description, type_of_class_name, usual_name, with_model_type
+from .registry import family_of, model_type_of_class_name, read_description, usual_name, with_model_type
 from .text_section import require_read_sizes, with_text_section
 from .unknown_fields import remark_on_defaults, remark_on_ignored_fields, require_known
 
@@ -50,7 +50,7 @@ def require_counted_type(config_text: str, error_location: str) -> None:
     Other fields may be wrong.
     """
     config_data, _ = config_of_other_form(parse_config(config_text, error_location))
-    model_type = config_data.get("model_type") or type_of_class_name(architecture_of(config_data))
+    model_type = config_data.get("model_type") or model_type_of_class_name(architecture_of(config_data))
     if not isinstance(model_type, str) or not model_type:
         raise InputError(f"{error_location}: has no model_type")
     family_of(usual_name(model_type), config=config_data)

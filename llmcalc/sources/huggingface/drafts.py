@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InputError, shown
-from .config import is_whole
+from .config import is_json_integer
 from .head_kinds import architecture_of
 
 CLASSES: dict[str, re.Pattern[str]] = {
@@ -96,17 +96,17 @@ def with_draft_type(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[
 
     Raises `InputError` for a draft that is not supported, recognised by its class or by a field.
     """
-    class_name, stated_type = architecture_of(config), config.get("speculators_model_type")
+    class_name, stated_model_type = architecture_of(config), config.get("speculators_model_type")
     model_type = config.get("model_type")
     is_draft = isinstance(model_type, str) and model_type in CLASSES
     if is_draft and not any(field in config for field in ("architectures", *SECTIONS)):
         return config, []
     draft_type = next((draft_type for draft_type, pattern in CLASSES.items() if pattern.search(class_name)), "")
-    if isinstance(stated_type, str):
-        draft_type = stated_type if stated_type in CLASSES else ""
+    if isinstance(stated_model_type, str):
+        draft_type = stated_model_type if stated_model_type in CLASSES else ""
     elif not draft_type and is_draft and not OTHER_CLASS.search(class_name):
         draft_type = str(model_type)
-    if not draft_type and not OTHER_CLASS.search(class_name) and not isinstance(stated_type, str):
+    if not draft_type and not OTHER_CLASS.search(class_name) and not isinstance(stated_model_type, str):
         draft_type = next((draft_type for field, draft_type in FIELDS.items() if config.get(field) is not None), "")
     if not draft_type and not model_type and not class_name and config.get("medusa_num_heads") is not None:
         draft_type = "medusa"
@@ -212,6 +212,6 @@ def _is_eagle(config: Mapping[str, Any]) -> bool:
     return (
         architecture_of(config) == "LlamaForCausalLM"
         and config.get("num_hidden_layers") == 1
-        and is_whole(hidden_size)
+        and is_json_integer(hidden_size)
         and hidden_size >= LEAST_EAGLE_WIDTH
     )

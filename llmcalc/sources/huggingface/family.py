@@ -76,7 +76,7 @@ class Deviation:
     node_path: str = ""
 
 
-def every_expert(op: Op) -> Op:
+def op_of_all_experts(op: Op) -> Op:
     """Returns the operation of a class that runs every expert on every token."""
     from ...ops import ExpertLinear
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import InputError
 from .config import IRRELEVANT
-from .head_kinds import head_of
+from .head_kinds import head_kind_of_config
 from .registry import family_of, text_model_of, typed_config
 
 
@@ -73,7 +73,9 @@ def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
             field_name: field_value if field_name in IRRELEVANT else _tracked_value(field_value, field_name)
             for field_name, field_value in text_config.items()
         }
-        model_fields = family.read_model(typed_config(tracked_config, model_type, family, head_of(config), path_prefix))
+        model_fields = family.read_model(
+            typed_config(tracked_config, model_type, family, head_kind_of_config(config), path_prefix)
+        )
     except InputError:  # a .toml may have another value under that name
         return ""
     message_paths = re.findall(r"[\w.]+", message.partition("; expected")[0])
@@ -92,7 +94,9 @@ def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
 def _tracked_value(field_value: Any, path: str) -> Any:
     """Returns a config value whose numbers remember their path in the config."""
     if isinstance(field_value, dict):
-        return {field: _tracked_value(element, f"{path}.{field}") for field, element in field_value.items()}
+        return {
+            field: _tracked_value(nested_element, f"{path}.{field}") for field, nested_element in field_value.items()
+        }
     if isinstance(field_value, list):
         return [_tracked_value(list_element, path) for list_element in field_value]
     return _with_origin_fields(field_value, frozenset({path}))

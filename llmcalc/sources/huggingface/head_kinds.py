@@ -56,7 +56,7 @@ def architecture_of(config_data: Mapping[str, Any]) -> str:
     return class_name if isinstance(class_name, str) else ""
 
 
-def head_of(config_data: Mapping[str, Any]) -> HeadKind:
+def head_kind_of_config(config_data: Mapping[str, Any]) -> HeadKind:
     """Returns the output head that `architectures` names; a language-model head if it names none."""
     class_name, auto_map = architecture_of(config_data), config_data.get("auto_map")
     causal_class = auto_map.get("AutoModelForCausalLM") if isinstance(auto_map, dict) else None

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...components.base import LARGEST
 from ...errors import InputError, shown
-from .config import is_number, is_whole
+from .config import is_json_integer, is_number
 from .family import field_names
 
 META = field_names("""
@@ -154,7 +154,7 @@ def _positive_size(model_args: Mapping[str, Any], field_name: str, default_size:
     field_value = model_args.get(field_name, default_size)
     if field_name == "vocab_size" and field_value == -1:
         raise InputError("vocab_size: -1; expected the number of entries of the tokenizer, 32000 for Llama 1 and 2")
-    if not is_whole(field_value) or not 0 < field_value <= LARGEST:
+    if not is_json_integer(field_value) or not 0 < field_value <= LARGEST:
         raise InputError(f"{field_name}: {shown(field_value)}; expected a positive whole number")
     return field_value
 
@@ -327,13 +327,13 @@ def _read_simumax(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     if _positive_size(model_args, "expert_num", 1) > 1:
         expert_width = _positive_size(model_args, "moe_ffn_hidden_size", config["intermediate_size"])
         shared_width = model_args.get("moe_shared_expert_intermediate_size") or 0
-        if not is_whole(shared_width) or not 0 <= shared_width <= LARGEST or shared_width % expert_width:
+        if not is_json_integer(shared_width) or not 0 <= shared_width <= LARGEST or shared_width % expert_width:
             raise InputError(
                 f"moe_shared_expert_intermediate_size: {shown(shared_width)}; expected a multiple of the width of a "
                 f"routed expert ({expert_width})"
             )
         dense_layers = model_args.get("dense_layers") or 0
-        if not is_whole(dense_layers) or not 0 <= dense_layers <= config["num_hidden_layers"]:
+        if not is_json_integer(dense_layers) or not 0 <= dense_layers <= config["num_hidden_layers"]:
             raise InputError(f"dense_layers: {shown(dense_layers)}; expected a number from 0 to layer_num")
         config |= {
             "model_type": "deepseek_v3" if has_latent else "deepseek",

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...components.base import LARGEST
-from ...components.stack import MOST_KINDS, overlaid_table
+from ...components.stack import MOST_KINDS, table_with_changes
 from ...errors import InputError, shown
-from .config import Config, is_number, is_whole
+from .config import Config, is_json_integer, is_number
 from .head_kinds import HEAD_ENDINGS, architecture_of
 
 Table = dict[str, Any]
@@ -211,9 +211,11 @@ def _without_single_variant(layers: Table) -> Table:
     if len(used_kinds) != 1 or not used_kinds <= set(layers.get("variants", ())):
         return layers
     other_fields = {
-        field: value for field, value in layers.items() if field not in ("variants", "first_layers", "pattern")
+        field: field_value
+        for field, field_value in layers.items()
+        if field not in ("variants", "first_layers", "pattern")
     }
-    return {**other_fields, "block": overlaid_table(layers["block"], layers["variants"][used_kinds.pop()])}
+    return {**other_fields, "block": table_with_changes(layers["block"], layers["variants"][used_kinds.pop()])}
 
 
 def encoder(
@@ -387,11 +389,11 @@ def layer_pattern(layer_kinds: list[str]) -> Table:
     shortest_pattern: tuple[list[str], list[str]] = (layer_kinds, layer_kinds[-1:])
     for first_count in range(min(len(layer_kinds), 8)):
         repeated_kinds = layer_kinds[first_count:]
-        period = _shortest_period(repeated_kinds)
-        if period <= len(repeated_kinds) // 2 and first_count + period < len(shortest_pattern[0]) + len(
+        pattern_period = _shortest_period(repeated_kinds)
+        if pattern_period <= len(repeated_kinds) // 2 and first_count + pattern_period < len(shortest_pattern[0]) + len(
             shortest_pattern[1]
         ):
-            shortest_pattern = (layer_kinds[:first_count], repeated_kinds[:period])
+            shortest_pattern = (layer_kinds[:first_count], repeated_kinds[:pattern_period])
     return {"first_layers": shortest_pattern[0], "pattern": shortest_pattern[1]}
 
 
@@ -436,7 +438,7 @@ EARLIER_LAYER_TYPES = {
 """Earlier name of a kind of layer in `layer_types` → its name (`remap_legacy_layer_types` of transformers)."""
 
 
-def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], default_kinds: list[str]) -> list[str]:
+def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], default_layer_kinds: list[str]) -> list[str]:
     """Returns each layer's kind from a list in the config, translated by `name_of_type`, or the default kinds.
 
     The list `layer_types` may have earlier names of the kinds, and go on with the layers of multi-token prediction.
@@ -444,20 +446,25 @@ def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], defau
     """
     field_value = config.get(field)
     if field_value is None:
-        return default_kinds
+        return default_layer_kinds
     kind_of_name = {
         **{earlier_type: name_of_type.get(kind_name, "") for earlier_type, kind_name in EARLIER_LAYER_TYPES.items()},
         **name_of_type,
     }
-    layer_kinds, depth = [kind_of_name.get(kind_name, "") for kind_name in config.texts(field)], len(default_kinds)
+    layer_kinds, depth = (
+        [kind_of_name.get(kind_name, "") for kind_name in config.texts(field)],
+        len(default_layer_kinds),
+    )
     predicting_layers = config.data.get("num_nextn_predict_layers")
     accepted_lengths = {depth}
-    if field == "layer_types" and is_whole(predicting_layers):
+    if field == "layer_types" and is_json_integer(predicting_layers):
         accepted_lengths.add(depth + predicting_layers)
     if "" in layer_kinds or len(layer_kinds) not in accepted_lengths:
         unknown_name = next((kind_name for kind_name in config.texts(field) if not kind_of_name.get(kind_name)), None)
         hint_text = (
-            length_hint(layer_kinds, default_kinds) if unknown_name is None else f" (it has {shown(unknown_name)})"
+            length_hint(layer_kinds, default_layer_kinds)
+            if unknown_name is None
+            else f" (it has {shown(unknown_name)})"
         )
         depth_field = config.aliases.get("num_hidden_layers", "num_hidden_layers")
         if unknown_name is None and config.data.get(depth_field) == depth:
@@ -487,7 +494,10 @@ def check_shared_layers(config: Config, layer_kinds: list[str], shared_layers: i
 
 
 def sliding_stack(
-    config: Config, default_kinds: list[str], sliding_fields: Table | None = None, full_fields: Table | None = None
+    config: Config,
+    default_layer_kinds: list[str],
+    sliding_fields: Table | None = None,
+    full_fields: Table | None = None,
 ) -> Table:
     """Returns the stack fields of `full` and `sliding` layers, read from `layer_types`.
 
@@ -497,7 +507,7 @@ def sliding_stack(
         `{"position": "none"}`.
     """
     window = config.optional_integer("sliding_window")
-    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     if window is None or ("sliding" not in layer_kinds and not full_fields):
         return {}
     layer_changes: Table = {
@@ -536,11 +546,11 @@ DENSE_OR_MOE = {"dense": "dense", "sparse": "moe"}
 
 def dense_or_moe_kinds(config: Config, depth: int, first_dense: int) -> list[str]:
     """Returns `dense` for the first layers, then `moe`, or the kinds in `mlp_layer_types`."""
-    default_kinds = ["dense" if layer < first_dense else "moe" for layer in range(depth)]
+    default_layer_kinds = ["dense" if layer < first_dense else "moe" for layer in range(depth)]
     return (
-        listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds)
+        listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
         if config.has("mlp_layer_types")
-        else default_kinds
+        else default_layer_kinds
     )
 
 
@@ -561,7 +571,7 @@ def uncounted_prediction(config: Config) -> None:
             config.notes.append(f"{field_name}: the multi-token-prediction modules are not counted")
 
 
-def combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
+def stack_of_combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
     """Returns the stack fields of layers that differ in several components, such as attention and network.
 
     kind_axes: each is (the kind of each layer, kind → the fields that it changes). An axis with one kind that
@@ -597,18 +607,20 @@ def learned_positions(config: Config, position_offset: int = 0) -> Table:
     }
 
 
-def stack_of_kinds(layer_tables: dict[str, Table], layer_kinds: list[str]) -> Table:
+def stack_of_kinds(layer_configs: dict[str, Table], layer_kinds: list[str]) -> Table:
     """Returns the stack fields of several kinds of layers, each from a complete layer table.
 
     layer_kinds: each layer's kind, bottom first.
     The `block` is a kind from which every other used kind can be derived by changing fields.
     """
-    used_kinds = {kind: layer_tables[kind] for kind in dict.fromkeys(layer_kinds)}
+    used_kinds = {layer_kind: layer_configs[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)}
     for block in used_kinds.values():
-        if all(overlaid_table(block, layer) == layer for layer in used_kinds.values()):
+        if all(table_with_changes(block, layer) == layer for layer in used_kinds.values()):
             changes_by_kind = {
-                kind: {field: value for field, value in layer.items() if block.get(field) != value}
-                for kind, layer in used_kinds.items()
+                layer_kind: {
+                    field: field_value for field, field_value in layer.items() if block.get(field) != field_value
+                }
+                for layer_kind, layer in used_kinds.items()
             }
             return {"block": block, "variants": changes_by_kind, **layer_pattern(layer_kinds)}
     raise AssertionError(f"none of the layers {', '.join(used_kinds)} has only what the others have")

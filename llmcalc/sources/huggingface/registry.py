@@ -17,7 +17,7 @@ from .config import Config
 from .drafts import CLASSES, with_draft_type
 from .dropout import dropout_of
 from .family import Family
-from .head_kinds import architecture_of, head_of
+from .head_kinds import architecture_of, head_kind_of_config
 from .unknown_fields import UnknownField, remark_on_ignored_fields
 
 FILES: dict[str, tuple[str, ...]] = {
@@ -146,7 +146,9 @@ def library_class_names() -> dict[str, list[str]]:
 def with_router_fields(description_table: Any, router_fields: dict[str, Any], is_linear_only: bool = False) -> Any:
     """Returns a description with these fields set in every router. is_linear_only: only in linear routers."""
     if isinstance(description_table, list):
-        return [with_router_fields(element, router_fields, is_linear_only) for element in description_table]
+        return [
+            with_router_fields(nested_element, router_fields, is_linear_only) for nested_element in description_table
+        ]
     if not isinstance(description_table, dict):
         return description_table
     filled_table = {
@@ -197,7 +199,7 @@ def _loss_fields(config: Config) -> dict[str, Any]:
         (
             class_name
             for class_name in library_class_names().get(config.model_type, ())
-            if head_of({"architectures": [class_name]}) == "lm"
+            if head_kind_of_config({"architectures": [class_name]}) == "lm"
         ),
         "",
     )
@@ -218,7 +220,7 @@ def typed_config(
     return Config(config_data, family.defaults, model_type, head, section_path, aliases, family.unread_aliases)
 
 
-def type_of_class_name(class_name: str) -> str:
+def model_type_of_class_name(class_name: str) -> str:
     """Returns the model type that has a class of this name; empty if no supported type has it."""
     return next(
         (model_type for model_type, class_names in library_class_names().items() if class_name in class_names), ""
@@ -235,12 +237,12 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
     if isinstance(model_type, str) and model_type in CLASSES:
         return config_data, draft_notes
     if class_name in WRAPPER_CLASSES:
-        root_type, cls = WRAPPER_CLASSES[class_name]
-        return {**config_data, "model_type": root_type, "architectures": [cls]}, []
-    code_type = _type_of_repository_code(config_data, class_name)
+        root_model_type, cls = WRAPPER_CLASSES[class_name]
+        return {**config_data, "model_type": root_model_type, "architectures": [cls]}, []
+    code_type = _model_type_of_repository_code(config_data, class_name)
     if code_type:
         return {**config_data, "model_type": code_type}, []
-    class_model_type = type_of_class_name(class_name) if class_name else ""
+    class_model_type = model_type_of_class_name(class_name) if class_name else ""
     if not class_model_type:
         return config_data, []
     if model_type is None or model_type == "":
@@ -258,7 +260,7 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
     if (
         isinstance(model_type, str)
         and usual_name(model_type) in FILE_OF
-        and _reads_differently(config_data, usual_name(model_type), class_model_type)
+        and _are_different_models(config_data, usual_name(model_type), class_model_type)
     ):
         raise InputError(
             f"architectures: {class_name} is a class of '{class_model_type}', but model_type says '{model_type}', and "
@@ -267,7 +269,7 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
     return config_data, []
 
 
-def _type_of_repository_code(config_data: Mapping[str, Any], class_name: str) -> str:
+def _model_type_of_repository_code(config_data: Mapping[str, Any], class_name: str) -> str:
     """Returns the model type of a config whose class is repository code; empty if llmcalc cannot read the config.
 
     class_name: the name of the class.
@@ -283,17 +285,17 @@ def _type_of_repository_code(config_data: Mapping[str, Any], class_name: str) ->
         for class_prefix, model_type in CODE_CLASSES.items()
         if class_name.startswith(class_prefix) or f"/{class_prefix}" in code_paths
     )
-    return next(candidate_types, "") or _type_of_code_fields(config_data)
+    return next(candidate_types, "") or _model_type_of_code_fields(config_data)
 
 
-def _type_of_code_fields(config_data: Mapping[str, Any]) -> str:
+def _model_type_of_code_fields(config_data: Mapping[str, Any]) -> str:
     """Returns the model type that reads a config with a field of `CODE_FIELDS`; empty without one or with 0."""
-    config_type = config_data.get("model_type") or type_of_class_name(architecture_of(config_data))
+    config_type = config_data.get("model_type") or model_type_of_class_name(architecture_of(config_data))
     return next(
         (
             model_type
-            for (stated_type, field), model_type in CODE_FIELDS.items()
-            if config_type == stated_type and _has_value(config_data, field)
+            for (stated_model_type, field), model_type in CODE_FIELDS.items()
+            if config_type == stated_model_type and _has_value(config_data, field)
         ),
         "",
     )
@@ -307,17 +309,17 @@ def _has_value(config_data: Mapping[str, Any], field_path: str) -> bool:
     return bool(field_value) or field_value is False
 
 
-def _reads_differently(config_data: Mapping[str, Any], stated_type: str, model_type: str) -> bool:
+def _are_different_models(config_data: Mapping[str, Any], stated_model_type: str, model_type: str) -> bool:
     """Whether the class's model type and the stated model type read the config as different models.
 
     It is False if both model types are in one file, if the config cannot be read as the other type, if the other type
     is a wrapper of this one, and if this type has no class for the text model and uses another type's.
     """
-    stated_and_usual_family = (family_of(stated_type), family_of(model_type))
-    reads_any_class = stated_type not in library_class_names() or not stated_and_usual_family[0].has_text_class
+    stated_and_usual_family = (family_of(stated_model_type), family_of(model_type))
+    reads_any_class = stated_model_type not in library_class_names() or not stated_and_usual_family[0].has_text_class
     if (
         reads_any_class
-        or FILE_OF[stated_type] == FILE_OF[model_type]
+        or FILE_OF[stated_model_type] == FILE_OF[model_type]
         or any(family.read_model is None for family in stated_and_usual_family)
     ):
         return False
@@ -337,7 +339,7 @@ def _add_unlisted_families() -> None:
     """Adds the families of files that are missing in `FILES`."""
     for family_file in family_files():
         if family_file not in FILES:
-            FILE_OF.update(dict.fromkeys(families_in(family_file), family_file))
+            FILE_OF.update(dict.fromkeys(families_of_file(family_file), family_file))
 
 
 def family_files() -> list[str]:
@@ -354,7 +356,7 @@ def family_files() -> list[str]:
 
 
 @cache
-def families_in(family_file: str) -> Mapping[str, Family]:
+def families_of_file(family_file: str) -> Mapping[str, Family]:
     """Returns the `Family` of each model type that a file in `families` reads."""
     families_by_type: Mapping[str, Family] = import_module(f".families.{family_file}", __package__).FAMILIES
     return {
@@ -391,7 +393,7 @@ def family_of(model_type: str, section_path: str = "", config: Mapping[str, Any]
         suggestion = suggest(model_type, model_types())
         advice_text = _unsupported_type_advice({"model_type": model_type} if config is None else config)
         raise InputError(f"{section_path}model_type: '{model_type}' is not supported.{suggestion} ({advice_text})")
-    return families_in(FILE_OF[model_type])[model_type]
+    return families_of_file(FILE_OF[model_type])[model_type]
 
 
 @cache
@@ -412,17 +414,19 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
 
     It is the class in `architectures`, else a language model of the model type.
     """
-    stated_type, class_name, unsupported_classes = (
+    stated_model_type, class_name, unsupported_classes = (
         usual_name(config["model_type"]),
         architecture_of(config),
         other_classes(),
     )
-    class_names = library_class_names().get(stated_type) or unsupported_classes["classes"].get(stated_type, [])
+    class_names = library_class_names().get(stated_model_type) or unsupported_classes["classes"].get(
+        stated_model_type, []
+    )
     if class_name.lower() in {cls.lower() for cls in class_names}:
         return True
     if class_name.endswith("ForCausalLM"):
-        return stated_type in unsupported_classes["causal"]
-    return not class_name and stated_type in unsupported_classes["language"]
+        return stated_model_type in unsupported_classes["causal"]
+    return not class_name and stated_model_type in unsupported_classes["language"]
 
 
 UNDESCRIBED_PARTS = {
@@ -502,7 +506,7 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     text_type = text_section.get("model_type") or wrapped_type
     if not isinstance(text_type, str):
         raise InputError(f"{section_name}.model_type: {shown(text_type)}; expected the name of a model type")
-    text_type = _type_of_code_fields(text_section) or usual_name(text_type)
+    text_type = _model_type_of_code_fields(text_section) or usual_name(text_type)
     architecture_field = {"architectures": config_data["architectures"]} if "architectures" in config_data else {}
     if family.generates_text:
         architecture_field = {"architectures": []}
@@ -592,14 +596,17 @@ def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any], has_
     class_start = class_name.lower().removesuffix("forcausallm").removesuffix("formaskedlm")
     type_letters = model_type.lower().replace("_", "").replace("-", "")
     if class_name.endswith("Model") and not has_head:
-        counted, uncounted = "its layers and norms are counted", "no head or other weights that it may have"
+        counted_text, uncounted_text = "its layers and norms are counted", "no head or other weights that it may have"
     elif class_start != class_name.lower() and not (
         class_start.startswith(type_letters) or type_letters.startswith(class_start)
     ):
-        counted, uncounted = f"the layers of {model_type} are counted", "no other weights that its code may have"
+        counted_text, uncounted_text = (
+            f"the layers of {model_type} are counted",
+            "no other weights that its code may have",
+        )
     else:
         return []
-    return [f"architectures: {class_name} is no known class of '{model_type}'; {counted}, and {uncounted}"]
+    return [f"architectures: {class_name} is no known class of '{model_type}'; {counted_text}, and {uncounted_text}"]
 
 
 @cache
@@ -615,9 +622,9 @@ def _check_wrapper_vocabulary(model_type: str, root_config: Mapping[str, Any], m
     stated_rows, text_rows = root_config.get("vocab_size"), model_fields["vocab_size"]
     head_rows = family.defaults["vocab_size"] if stated_rows is None else stated_rows
     if head_rows != text_rows:
-        problem = f"missing, where its class takes {head_rows}" if stated_rows is None else shown(stated_rows)
+        problem_text = f"missing, where its class takes {head_rows}" if stated_rows is None else shown(stated_rows)
         raise InputError(
-            f"vocab_size: {problem}; expected {text_rows} as in {family.text_section} (the class sizes an untied "
+            f"vocab_size: {problem_text}; expected {text_rows} as in {family.text_section} (the class sizes an untied "
             "output layer by this field, the embedding by that one; two sizes are not counted)"
         )
 
@@ -658,21 +665,28 @@ def _builds_towers(model_type: str, root_config: Mapping[str, Any]) -> bool:
     return family.text_type is not None and not cls.endswith("ForCausalLM")
 
 
-def _towers_of(root_type: str, root_config: Mapping[str, Any], text_width: int) -> tuple[dict[str, Any], list[str]]:
+def _wrapper_towers(
+    root_model_type: str, root_config: Mapping[str, Any], text_hidden_size: int
+) -> tuple[dict[str, Any], list[str]]:
     """Returns the `towers` table of a wrapper, and of the wrapper inside it if there is one, with remarks."""
     from .towers import read_towers
 
-    family = family_of(root_type)
+    family = family_of(root_model_type)
     class_facts = library_classes()
-    section_aliases = {**class_facts.section_names.get(root_type, {}), "": class_facts.names.get(root_type, {})}
-    towers, notes = read_towers(root_type, family, _with_usual_model_types(root_config), text_width, section_aliases)
+    section_aliases = {
+        **class_facts.section_names.get(root_model_type, {}),
+        "": class_facts.names.get(root_model_type, {}),
+    }
+    towers, notes = read_towers(
+        root_model_type, family, _with_usual_model_types(root_config), text_hidden_size, section_aliases
+    )
     inner_config = root_config.get(family.text_section)
     if (
         isinstance(inner_config, dict)
         and family.text_type is not None
         and family_of(family.text_type).text_type is not None
     ):
-        inner_towers, inner_notes = _towers_of(family.text_type, inner_config, text_width)
+        inner_towers, inner_notes = _wrapper_towers(family.text_type, inner_config, text_hidden_size)
         return {**towers, **inner_towers}, [*notes, *(f"{family.text_section}: {note}" for note in inner_notes)]
     return towers, notes
 
@@ -681,10 +695,10 @@ def _encoders_of_another_class(model_type: str, root_config: Mapping[str, Any]) 
     """Returns a remark for each encoder that is not counted because the config's class is not supported."""
     from .towers import SECTIONS
 
-    remark = f"its encoder is not counted: that of {architecture_of(root_config)} is not supported"
+    encoder_remark = f"its encoder is not counted: that of {architecture_of(root_config)} is not supported"
     encoder_sections = (section_name for section_name in SECTIONS if isinstance(root_config.get(section_name), dict))
     return [
-        f"{section_name}: {remark}"
+        f"{section_name}: {encoder_remark}"
         for section_name in encoder_sections
         if section_name not in family_of(model_type).uncounted_fields
     ]
@@ -693,21 +707,21 @@ def _encoders_of_another_class(model_type: str, root_config: Mapping[str, Any]) 
 def _with_usual_model_types(root_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a wrapper's config whose sections have the model types of `transformers` instead of other names."""
     return {
-        section_name: {**section, "model_type": OTHER_NAMES[section["model_type"]]}
-        if isinstance(section, dict) and str(section.get("model_type")) in OTHER_NAMES
-        else section
-        for section_name, section in root_config.items()
+        section_name: {**section_value, "model_type": OTHER_NAMES[section_value["model_type"]]}
+        if isinstance(section_value, dict) and str(section_value.get("model_type")) in OTHER_NAMES
+        else section_value
+        for section_name, section_value in root_config.items()
     }
 
 
 def _inner_model_config(
-    root_type: str, root_config: Mapping[str, Any], field: str, default_value: int
+    root_model_type: str, root_config: Mapping[str, Any], field: str, default_value: int
 ) -> tuple[str, Mapping[str, Any], int]:
     """Returns the type and config of the model inside a projection class, and the size of the projected vectors."""
-    section = root_config[family_of(root_type).text_section]
-    inner_model_type = usual_name(section.get("model_type") or str(family_of(root_type).text_type))
-    vector_size = Config(root_config, {field: default_value}, root_type).integer(field)
-    return inner_model_type, {**section, "architectures": []}, vector_size
+    section_value = root_config[family_of(root_model_type).text_section]
+    inner_model_type = usual_name(section_value.get("model_type") or str(family_of(root_model_type).text_type))
+    vector_size = Config(root_config, {field: default_value}, root_model_type).integer(field)
+    return inner_model_type, {**section_value, "architectures": []}, vector_size
 
 
 class ConfigDescription(NamedTuple):
@@ -746,18 +760,24 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
     """
     config_data, draft_notes = with_draft_type(config_data)
     root_config, (section_path, config_data, model_type) = config_data, text_model_of(config_data)
-    root_type, family = usual_name(root_config["model_type"]), family_of(model_type, section_path, root_config)
+    root_model_type, family = usual_name(root_config["model_type"]), family_of(model_type, section_path, root_config)
     if family.read_model is None:
         raise InputError(
             f"{section_path}model_type: '{model_type}' wraps a text model, but the config has no {family.text_section}"
         )
-    generates_text = family_of(root_type).generates_text or family_of(root_type).is_decoder
-    stated_head = "lm" if generates_text else "none" if family_of(root_type).projection_size else head_of(root_config)
+    generates_text = family_of(root_model_type).generates_text or family_of(root_model_type).is_decoder
+    stated_head = (
+        "lm"
+        if generates_text
+        else "none"
+        if family_of(root_model_type).projection_size
+        else head_kind_of_config(root_config)
+    )
     config = typed_config(config_data, model_type, family, head or stated_head, section_path)
     model_fields = family.read_model(config)
     model_fields |= dropout_of(config, family)
     if model_fields["head"]["type"] == "lm":
-        _check_wrapper_vocabulary(root_type, root_config, model_fields)
+        _check_wrapper_vocabulary(root_model_type, root_config, model_fields)
         model_fields["head"] = {**model_fields["head"], **_loss_fields(config)}
     if model_type in library_classes().float32_routers:
         model_fields = with_router_fields(model_fields, {"float32_product": True}, is_linear_only=True)
@@ -765,43 +785,45 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         model_fields = with_router_fields(model_fields, {"float32_weights": True})
     if has_grouped_router(model_type, family):
         model_fields = with_router_fields(model_fields, _expert_groups(config), is_linear_only=True)
-    family_records = (family,) if section_path or root_type == model_type else (family, family_of(root_type))
+    family_records = (
+        (family,) if section_path or root_model_type == model_type else (family, family_of(root_model_type))
+    )
     uncounted_towers = {
         ignored_field: tower_notes
         for family_record in family_records
         for ignored_field, tower_notes in family_record.uncounted_fields.items()
     }
-    encoders = (() if section_path else family_record.uncounted_encoders for family_record in family_records)
+    encoder_tables = (() if section_path else family_record.uncounted_encoders for family_record in family_records)
     nested_fields = (
         ignored_field.removeprefix(section_path)
-        for ignored_field in family_of(root_type).ignored_fields
+        for ignored_field in family_of(root_model_type).ignored_fields
         if section_path and section_path in ignored_field
     )
     config.finish(
         frozenset(nested_fields).union(
-            uncounted_towers, *encoders, *(family_record.ignored_fields for family_record in family_records)
+            uncounted_towers, *encoder_tables, *(family_record.ignored_fields for family_record in family_records)
         )
     )
     uncounted_notes = [
         f"{ignored_field}: {tower_notes.format(shown(fields[ignored_field]))}"
         for fields, notes_by_field in (
             (config_data, uncounted_towers),
-            (root_config, family_of(root_type).uncounted_fields if section_path else {}),
+            (root_config, family_of(root_model_type).uncounted_fields if section_path else {}),
         )
         for ignored_field, tower_notes in notes_by_field.items()
         if fields.get(ignored_field)
     ]
-    notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(root_type, root_config, model_fields)]
+    notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(root_model_type, root_config, model_fields)]
     if head is None:
-        notes += _remark_on_other_class(root_type, root_config, model_fields["head"]["type"] != "none")
-    projection_field = family_of(root_type).projection_size
+        notes += _remark_on_other_class(root_model_type, root_config, model_fields["head"]["type"] != "none")
+    projection_field = family_of(root_model_type).projection_size
     if projection_field is not None:
-        root_type, root_config, vector_size = _inner_model_config(root_type, root_config, *projection_field)
+        root_model_type, root_config, vector_size = _inner_model_config(root_model_type, root_config, *projection_field)
         model_fields["head"] = {"type": "projection", "size": vector_size, "bias": True}
-    if _builds_towers(root_type, root_config):
-        towers, tower_notes = _towers_of(root_type, root_config, model_fields["hidden_size"])
+    if _builds_towers(root_model_type, root_config):
+        towers, tower_notes = _wrapper_towers(root_model_type, root_config, model_fields["hidden_size"])
         model_fields |= {"towers": towers} if towers else {}
         notes += tower_notes
-    elif family_of(root_type).tower_class_prefixes:
-        notes += _encoders_of_another_class(root_type, root_config)
+    elif family_of(root_model_type).tower_class_prefixes:
+        notes += _encoders_of_another_class(root_model_type, root_config)
     return ConfigDescription(model_fields, notes, model_type, config.unknown, config.from_defaults)

@@ -25,8 +25,8 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
     from defaults.
     """
     model_type = config.get("model_type")
-    stated_type = usual_name(model_type) if isinstance(model_type, str) else ""
-    family = family_of(stated_type) if stated_type in FILE_OF else None
+    stated_model_type = usual_name(model_type) if isinstance(model_type, str) else ""
+    family = family_of(stated_model_type) if stated_model_type in FILE_OF else None
     if family is None or family.text_type is None or config.get(family.text_section) is not None:
         return config, []
     if any(size_field in config for size_field in SIZES):
@@ -81,8 +81,8 @@ def require_read_sizes(config_description: ConfigDescription) -> None:
         if path.rpartition(".")[2] == "hidden_size"
     }
     for field in config_description.unknown:
-        section = field.value if isinstance(field.value, dict) else {}
-        hidden_size = next((section[width_field] for width_field in WIDTHS if width_field in section), None)
+        section_value = field.value if isinstance(field.value, dict) else {}
+        hidden_size = next((section_value[width_field] for width_field in WIDTHS if width_field in section_value), None)
         if hidden_size is not None and hidden_size not in hidden_sizes:
             raise InputError(
                 f"{field.path}: a section with a width, {shown(hidden_size)}, which the class of "

@@ -63,7 +63,7 @@ class UnknownField(NamedTuple):
             if len(numbers) > 1 and not numbers <= {0, 1} and all(type(value) is int for value in self.value):
                 return True
         if name_words[-2:] == ["layer", "types"] and isinstance(self.value, list):
-            return len({repr(element) for element in self.value}) > 1
+            return len({repr(nested_element) for nested_element in self.value}) > 1
         has_size_name = (
             bool({"num", "n", "size", "dim"} & {name_words[0], name_words[-1]}) or name_words[-1] in SIZED_THINGS
         )

@@ -22,7 +22,7 @@ from ...model import ModelSpec
 from ..huggingface.absent import AbsentValue
 from ..huggingface.config import Config
 from ..huggingface.family import Family
-from ..huggingface.head_kinds import head_of
+from ..huggingface.head_kinds import head_kind_of_config
 from ..huggingface.parts import ACTIVATIONS
 from ..huggingface.registry import FILE_OF, LOGIT_CAPS, family_of, has_grouped_router, read_config
 from .classes import class_names, wrapper_names
@@ -46,7 +46,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
     if config is None:
         raise InputError(
             "no transformers class is known here that computes this architecture"
-            + _nearest_class(canonical_values(spec), other_configs)
+            + _nearest_class_text(canonical_values(spec), other_configs)
         )
     return config
 
@@ -58,7 +58,7 @@ def find_config(
 ) -> dict[str, Any] | None:
     """Converts a spec to a `config.json` as `to_config` does; None if no known class computes the spec.
 
-    other_configs: as of `_nearest_class`, to which the classes that compute another spec are added; None for no list.
+    other_configs: as of `_nearest_class_text`, to which classes that compute another spec are added; None for no list.
     families: the families that are tried, also those whose class is never alone; None for all that `convert` may name.
     """
     config_values, spec_values = ConfigValues(spec, FIELDS), canonical_values(spec)
@@ -90,7 +90,7 @@ def wrapper_class(spec: ModelSpec) -> str:
     return known_names[0] if len(known_names) == 1 else ""
 
 
-def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, dict[str, Any]]]) -> str:
+def _nearest_class_text(spec_values: dict[str, Any], other_configs: list[tuple[str, dict[str, Any]]]) -> str:
     """Returns, for a message, the class with the fewest differences from the spec, and the first difference.
 
     other_configs: (name of a class, what it computes in canonical form).
@@ -104,7 +104,7 @@ def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, d
     class_name, mismatches = min(mismatches_of_class, key=lambda item: _difference_counts(item[1]))
     path, spec_value, class_value = mismatches[0]
     hint_text = " (--set towers={} leaves towers out)" if path.startswith("towers") else ""
-    values_text = f"{_shown_value(class_value)} where {path} is {_shown_value(spec_value)}"
+    values_text = f"{_displayed_value(class_value)} where {path} is {_displayed_value(spec_value)}"
     return f"; nearest is {class_name}, which has {values_text}{hint_text}"
 
 
@@ -207,7 +207,7 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
 def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, field_names: list[str]) -> None:
     """Sets each config field with a value in the model, except nulls that equal the class's default."""
     field_aliases = {} if family.has_older_aliases else family.aliases
-    usual_names = {alias: field_name for field_name, alias in family.aliases.items()}
+    usual_names = {field_alias: field_name for field_name, field_alias in family.aliases.items()}
     for field in (field_aliases.get(field, field) for field in field_names):
         try:
             field_value = _value_of_field(family, field, usual_names.get(field, field), config_values)
@@ -217,10 +217,10 @@ def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigVa
         if field not in config and (
             field_value is not None or default_value is not None or field in family.field_writers
         ):
-            config[field] = default_value if _same_activation(field_value, default_value) else field_value
+            config[field] = default_value if _is_same_activation(field_value, default_value) else field_value
 
 
-def _same_activation(field_value: Any, default_value: Any) -> bool:
+def _is_same_activation(field_value: Any, default_value: Any) -> bool:
     """Whether two names mean the same activation, so that the class's name can stay."""
     return (
         isinstance(field_value, str)
@@ -253,7 +253,7 @@ def _value_of_field(family: Family, field: str, usual_name: str, config_values: 
 
 def _fields_read(family: Family, config: dict[str, Any]) -> set[str]:
     """Returns every config field that a family's reader reads, even if reading fails."""
-    model_type, head = config["model_type"], head_of(config)
+    model_type, head = config["model_type"], head_kind_of_config(config)
     tracked_config = Config(config, family.defaults, model_type, head, "", family.aliases, family.unread_aliases)
     assert family.read_model is not None
     with suppress(InputError):
@@ -274,7 +274,7 @@ def _is_in_tower(difference: Difference) -> bool:
     return difference[0].startswith("towers")
 
 
-def _shown_value(field_value: Any) -> str:
+def _displayed_value(field_value: Any) -> str:
     if isinstance(field_value, dict | list):
         return "others" if isinstance(field_value, list) else f"'{field_value.get('type', 'given')}'"
     return "none" if field_value is None else json.dumps(field_value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...components.classifier import Classifier
 from ...components.head import LMHead
 from ...model import ModelSpec
-from ..huggingface.head_kinds import head_of
+from ..huggingface.head_kinds import head_kind_of_config
 from ..huggingface.registry import library_class_names
 
 CONDITIONAL = ("ForConditionalGeneration", "MTModel")
@@ -44,7 +44,7 @@ def _class_endings(known_classes: list[str], spec: ModelSpec) -> list[str | tupl
     if isinstance(spec.head, Classifier):
         return ["ForSequenceClassification", "ForTokenClassification", "ForPreTraining"]
     if isinstance(spec.head, LMHead):
-        return [_lm_classes(known_classes, spec)]
+        return [_language_model_class_names(known_classes, spec)]
     encoders = tuple(_classes_ending_with(known_classes, "EncoderModel"))
     if spec.kind == "encoder" and encoders:
         return [encoders]
@@ -52,12 +52,12 @@ def _class_endings(known_classes: list[str], spec: ModelSpec) -> list[str | tupl
         tuple(
             class_name
             for class_name in known_classes
-            if head_of({"architectures": [class_name]}) == "none" and class_name not in encoders
+            if head_kind_of_config({"architectures": [class_name]}) == "none" and class_name not in encoders
         )
     ]
 
 
-def _lm_classes(known_classes: list[str], spec: ModelSpec) -> str | tuple[str, ...]:
+def _language_model_class_names(known_classes: list[str], spec: ModelSpec) -> str | tuple[str, ...]:
     """Returns the class-name suffixes of a language model with this kind of stack."""
     if spec.kind == "encoder-decoder":
         return CONDITIONAL
@@ -74,6 +74,6 @@ def _lm_classes(known_classes: list[str], spec: ModelSpec) -> str | tuple[str, .
         *(
             class_name
             for class_name in known_classes
-            if class_name.endswith("TextModel") and head_of({"architectures": [class_name]}) == "lm"
+            if class_name.endswith("TextModel") and head_kind_of_config({"architectures": [class_name]}) == "lm"
         ),
     )

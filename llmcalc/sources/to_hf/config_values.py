@@ -60,23 +60,23 @@ class ConfigValues:
         parts: list[Part] = [self.spec]
         for _, stack in self.spec.stacks():
             layers = {id(layer): layer for layer in map(stack.layer, stack.layer_names())}
-            parts += [stack, *(inner_part for layer in layers.values() for inner_part in _parts_inside(layer))]
+            parts += [stack, *(inner_part for layer in layers.values() for inner_part in _nested_components(layer))]
             parts += [
                 inner_part
                 for field_name in type(stack).model_fields
                 if field_name not in ("block", "variants")
-                for inner_part in _parts_inside(getattr(stack, field_name))
+                for inner_part in _nested_components(getattr(stack, field_name))
             ]
-        return [*parts, *_parts_inside(self.spec.head), *_parts_inside(self.spec.mtp)]
+        return [*parts, *_nested_components(self.spec.head), *_nested_components(self.spec.mtp)]
 
     @cached_property
     def _first_values(self) -> dict[str, Any]:
         """Returns by field name the first value among the components that is not None; None if all are."""
         value_by_field: dict[str, Any] = {}
-        for part in self.parts:
-            for field_name in type(part).model_fields:
+        for spec_part in self.parts:
+            for field_name in type(spec_part).model_fields:
                 if value_by_field.get(field_name) is None:
-                    value_by_field[field_name] = getattr(part, field_name)
+                    value_by_field[field_name] = getattr(spec_part, field_name)
         return value_by_field
 
     def first_value(self, field_name: str) -> Any:
@@ -86,16 +86,20 @@ class ConfigValues:
         return self._first_values[field_name]
 
     def find_part(
-        self, cls: type[FoundPart], *, matches_part: Callable[[FoundPart], bool] = lambda part: True
+        self, cls: type[FoundPart], *, matches_part: Callable[[FoundPart], bool] = lambda spec_part: True
     ) -> FoundPart:
         """Returns the first component of a class that meets the condition."""
         return require_present(
-            next((part for part in self.parts if isinstance(part, cls) and matches_part(part)), None)
+            next(
+                (spec_part for spec_part in self.parts if isinstance(spec_part, cls) and matches_part(spec_part)), None
+            )
         )
 
     def part_of_type(self, *part_types: str) -> Any:
         """Returns the first component whose `type` is among `part_types`."""
-        return require_present(next((part for part in self.parts if getattr(part, "type", None) in part_types), None))
+        return require_present(
+            next((spec_part for spec_part in self.parts if getattr(spec_part, "type", None) in part_types), None)
+        )
 
     @property
     def head(self) -> Any:
@@ -105,7 +109,7 @@ class ConfigValues:
     def full_attention(self) -> Attention:
         """The first attention without a window, else the first attention."""
         with suppress(AbsentValue):
-            return self.find_part(Attention, matches_part=lambda part: part.sliding_window is None)
+            return self.find_part(Attention, matches_part=lambda spec_part: spec_part.sliding_window is None)
         return self.find_part(Attention)
 
     @property
@@ -127,7 +131,7 @@ class ConfigValues:
     @cached_property
     def positions(self) -> list[AttentionPosition | None]:
         """The position encoding of each layer's attention."""
-        return [mixer.score_position() if isinstance(mixer, TokenMixer) else None for mixer in self.mixers]
+        return [mixer.score_position_encoding() if isinstance(mixer, TokenMixer) else None for mixer in self.mixers]
 
     @cached_property
     def networks(self) -> list[Any]:
@@ -211,10 +215,10 @@ class ConfigValues:
 
     @cached_property
     def _layer_kind_names(self) -> list[str]:
-        return [kind_of(mixer) for mixer in self.mixers]
+        return [usual_layer_kind(mixer) for mixer in self.mixers]
 
 
-def kind_of(mixer: Any) -> str:
+def usual_layer_kind(mixer: Any) -> str:
     """Returns the name that most configs use for a layer with this mixer."""
     layer_kind = getattr(mixer, "type", "attention")
     if layer_kind in LINEAR:
@@ -229,9 +233,9 @@ def kind_of(mixer: Any) -> str:
     return "sliding_attention" if has_window else "full_attention"
 
 
-def _parts_inside(part_container: Any) -> Iterator[Part]:
+def _nested_components(part_container: Any) -> Iterator[Part]:
     """Yields a component and all nested components."""
     if isinstance(part_container, Part):
         yield part_container
         for field_name in type(part_container).model_fields:
-            yield from _parts_inside(getattr(part_container, field_name))
+            yield from _nested_components(getattr(part_container, field_name))

@@ -40,63 +40,65 @@ def build_job(
     require_torch("verify --distributed")
     microbatch_count = 2 * layout.pp if microbatches is None else microbatches
     spec = spec if spec.dropout is None else spec.with_dropout(0)  # the reference has no dropout
-    job = TrainingJob(spec, layout, batch, default_seq(spec) if seq is None else seq, microbatch_count)
+    training_job = TrainingJob(spec, layout, batch, default_seq(spec) if seq is None else seq, microbatch_count)
     longest_tokens = longest_pass(spec)
-    if longest_tokens is not None and job.seq > longest_tokens:
-        raise InputError(f"--seq: {job.seq} tokens do not fit the learned positions; expected at most {longest_tokens}")
-    job.require_supported()
+    if longest_tokens is not None and training_job.seq > longest_tokens:
+        raise InputError(
+            f"--seq: {training_job.seq} tokens do not fit the learned positions; expected at most {longest_tokens}"
+        )
+    training_job.require_supported()
     process_count = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
     total_bytes = (
         DTYPE_BITS[DTYPE] // 8 * spec.tree().total(total_params_of) * process_count
     )  # every process starts with all weights
     if total_bytes <= LARGEST_REAL:
-        total_bytes = max(total_bytes, process_count * max(simulate_rank(job, 0).values()))
+        total_bytes = max(total_bytes, process_count * max(simulate_rank(training_job, 0).values()))
     if total_bytes > LARGEST_REAL:
         raise InputError(
             f"--distributed: {process_count} processes take at least {total_bytes:,} bytes, which are too many for a "
             "CPU; expected fewer layers (--set num_hidden_layers=2), or a smaller --batch or --seq"
         )
-    return job
+    return training_job
 
 
-def verify_distributed(job: TrainingJob, model_name: str = "model") -> Verdict:
+def verify_distributed(training_job: TrainingJob, model_name: str = "model") -> Verdict:
     """Runs a job on local processes, or on processes that torchrun has started, and compares the results.
 
     Raises `InputError` if a process fails or does not answer.
     """
-    return verify_all([job], model_name)[0]
+    return verify_all([training_job], model_name)[0]
 
 
-def verify_all(jobs: Sequence[TrainingJob], model_name: str = "model") -> list[Verdict]:
+def verify_all(training_jobs: Sequence[TrainingJob], model_name: str = "model") -> list[Verdict]:
     """Runs jobs with the same number of processes in sequence."""
     start_time = time.perf_counter()
     if is_started_by_torchrun():
         from .work import run_jobs
 
         process_count = int(os.environ["WORLD_SIZE"])
-        if any(job.layout.world != process_count for job in jobs):
+        if any(training_job.layout.world != process_count for training_job in training_jobs):
             raise InputError(
                 f"--distributed: torchrun has started {process_count} processes; expected --devices {process_count}"
             )
-        results_of_jobs = run_jobs(jobs)
+        results_of_jobs = run_jobs(training_jobs)
     else:
-        results_of_jobs = run_processes(jobs)
-    seconds = (time.perf_counter() - start_time) / len(jobs)
+        results_of_jobs = run_processes(training_jobs)
+    seconds = (time.perf_counter() - start_time) / len(training_jobs)
     return [
-        verdict_of(job, job_results, model_name, seconds)
-        for job, job_results in zip(jobs, results_of_jobs, strict=True)
+        verdict_of(training_job, job_results, model_name, seconds)
+        for training_job, job_results in zip(training_jobs, results_of_jobs, strict=True)
     ]
 
 
 def verdict_of(
-    job: TrainingJob, job_results: dict[str, Any], model_name: str = "model", seconds: float = 0.0
+    training_job: TrainingJob, job_results: dict[str, Any], model_name: str = "model", seconds: float = 0.0
 ) -> Verdict:
     """Returns the checks of a job: each rank's memory, and the loss."""
-    witness_name = f"gloo, {job.layout.world} processes"
+    witness_name = f"gloo, {training_job.layout.world} processes"
     checks = [
-        Check(f"rank {rank}", MEMORY + quantity, simulated_bytes[quantity], bytes, witness_name)
+        Check(f"rank {rank}", MEMORY + quantity_name, simulated_bytes[quantity_name], bytes, witness_name)
         for rank, (simulated_bytes, measured_bytes) in enumerate(job_results["ranks"])
-        for quantity, bytes in measured_bytes.items()
+        for quantity_name, bytes in measured_bytes.items()
     ]
     loss_pairs = zip(job_results["losses_of_one"], job_results["losses"], strict=True)
     checks += [
@@ -104,8 +106,9 @@ def verdict_of(
         for step_number, (single_loss, loss) in enumerate(loss_pairs, start=1)
     ]
     verdict_info = {
-        "layout": job.layout.data(), "batch": job.batch, "seq": job.seq, "microbatches": job.microbatches,
-        "dtype": DTYPE, "scratch_bytes": job_results["scratch"], "not_counted": list(NOT_COUNTED),
+        "layout": training_job.layout.data(), "batch": training_job.batch, "seq": training_job.seq,
+        "microbatches": training_job.microbatches, "dtype": DTYPE,
+        "scratch_bytes": job_results["scratch"], "not_counted": list(NOT_COUNTED),
     }  # fmt: skip
     return Verdict(
         model_name,
@@ -113,6 +116,6 @@ def verdict_of(
         checks,
         seconds,
         verdict_info,
-        list_sizes(job.spec),
-        untested=untested_parts(job.spec),
+        list_sizes(training_job.spec),
+        untested=untested_parts(training_job.spec),
     )

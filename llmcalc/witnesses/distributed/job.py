@@ -104,22 +104,25 @@ def peaks_by_phase(memory_meter: Meter) -> dict[str, int]:
     return peaks
 
 
-def simulate_rank(job: TrainingJob, rank: int) -> dict[str, int]:
+def simulate_rank(training_job: TrainingJob, rank: int) -> dict[str, int]:
     """Returns the simulated bytes of one rank by quantity, as a torch dispatch mode counts them."""
     memory_meter = Meter()
     rank_run: RankRun | FsdpRun
-    fsdp_settings = replace(FSDP, prefetch=job.layout.prefetch)
-    if job.layout.zero == 3 and job.layout.pp > 1:
-        rank_run = ShardedRank(ShardedSetup(job.spec, job.training, job.layout, rank, fsdp=fsdp_settings), memory_meter)
-    elif job.layout.zero == 3:
-        layout = job.layout
-        weight_sharding = sharding_of_rank(
-            job.training, replace(layout, tp=1), layout.coordinates(rank).dp, fsdp_settings
+    fsdp_settings = replace(FSDP, prefetch=training_job.layout.prefetch)
+    if training_job.layout.zero == 3 and training_job.layout.pp > 1:
+        rank_run = ShardedRank(
+            ShardedSetup(training_job.spec, training_job.training, training_job.layout, rank, fsdp=fsdp_settings),
+            memory_meter,
         )
-        program = rank_program(job.spec, layout, rank) if layout.tp > 1 else None
+    elif training_job.layout.zero == 3:
+        layout = training_job.layout
+        weight_sharding = sharding_of_rank(
+            training_job.training, replace(layout, tp=1), layout.coordinates(rank).dp, fsdp_settings
+        )
+        program = rank_program(training_job.spec, layout, rank) if layout.tp > 1 else None
         rank_run = FsdpRun(
-            job.spec,
-            job.training,
+            training_job.spec,
+            training_job.training,
             weight_sharding,
             fsdp_settings,
             layout.reshard,
@@ -128,7 +131,7 @@ def simulate_rank(job: TrainingJob, rank: int) -> dict[str, int]:
         )
         rank_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     else:
-        rank_run = RankRun(RankSetup(job.spec, job.training, job.layout, rank), memory_meter)
+        rank_run = RankRun(RankSetup(training_job.spec, training_job.training, training_job.layout, rank), memory_meter)
     if not isinstance(rank_run, FsdpRun):
         for model_chunk in rank_run.chunks:
             model_chunk.graph.adds_in_place = False
@@ -147,7 +150,7 @@ def simulate_rank(job: TrainingJob, rank: int) -> dict[str, int]:
         peaks = peaks_by_phase(memory_meter)
         if step_index == 0:
             quantities["first_step_peak_bytes"] = peaks["step"]
-    if job.layout.pp > 1:  # the order of passes differs between ranks
+    if training_job.layout.pp > 1:  # the order of passes differs between ranks
         quantities["passes_peak_bytes"] = max(peaks["forward"], peaks["backward"])
     else:
         quantities["forward_peak_bytes"], quantities["backward_peak_bytes"] = peaks["forward"], peaks["backward"]

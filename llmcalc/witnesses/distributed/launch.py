@@ -32,7 +32,9 @@ def rank_of_process() -> int:
 
 
 def run_processes(
-    jobs: Sequence[TrainingJob], time_limit: float = LIMIT, worker_module: str = "llmcalc.witnesses.distributed.work"
+    training_jobs: Sequence[TrainingJob],
+    time_limit: float = LIMIT,
+    worker_module: str = "llmcalc.witnesses.distributed.work",
 ) -> Any:
     """Runs jobs with the same number of ranks in new processes, and returns the output of rank 0.
 
@@ -40,19 +42,21 @@ def run_processes(
     worker_module: the module that each process runs.
     Raises `InputError` if a process fails or at the timeout.
     """
-    process_count = jobs[0].layout.world
-    with tempfile.TemporaryDirectory() as folder:
-        jobs_file = Path(folder, "jobs")
-        jobs_file.write_text("\n".join(job.to_json() for job in jobs))
+    process_count = training_jobs[0].layout.world
+    with tempfile.TemporaryDirectory() as job_folder:
+        jobs_file = Path(job_folder, "jobs")
+        jobs_file.write_text("\n".join(training_job.to_json() for training_job in training_jobs))
         processes: list[subprocess.Popen[bytes]] = []
         try:
             port = _free_port()
             for rank in range(process_count):
-                processes.append(_start_processes(rank, process_count, port, [worker_module, str(jobs_file)], folder))
-            _wait_for_processes(processes, time.monotonic() + time_limit, folder, time_limit)
+                processes.append(
+                    _start_processes(rank, process_count, port, [worker_module, str(jobs_file)], job_folder)
+                )
+            _wait_for_processes(processes, time.monotonic() + time_limit, job_folder, time_limit)
         finally:
             _end_processes(processes)
-        return json.loads(Path(folder, "out.0").read_text())
+        return json.loads(Path(job_folder, "out.0").read_text())
 
 
 def _free_port() -> int:
@@ -63,16 +67,19 @@ def _free_port() -> int:
 
 
 def _start_processes(
-    rank: int, process_count: int, port: int, arguments: list[str], folder: str
+    rank: int, process_count: int, port: int, arguments: list[str], job_folder: str
 ) -> subprocess.Popen[bytes]:
-    environment = {
+    process_environment = {
         **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(process_count),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    with Path(folder, f"out.{rank}").open("wb") as output_file, Path(folder, f"err.{rank}").open("wb") as error_file:
+    with (
+        Path(job_folder, f"out.{rank}").open("wb") as output_file,
+        Path(job_folder, f"err.{rank}").open("wb") as error_file,
+    ):
         return subprocess.Popen(
             [sys.executable, "-m", *arguments],
-            env=environment,
+            env=process_environment,
             stdin=subprocess.PIPE,
             stdout=output_file,
             stderr=error_file,
@@ -80,14 +87,14 @@ def _start_processes(
 
 
 def _wait_for_processes(
-    processes: list[subprocess.Popen[bytes]], deadline: float, folder: str, time_limit: float
+    processes: list[subprocess.Popen[bytes]], deadline: float, job_folder: str, time_limit: float
 ) -> None:
     """Waits for the end of all processes. Raises `InputError` for a failed process or a timeout."""
     while True:
         exit_codes = [process.poll() for process in processes]
         for rank, exit_code in enumerate(exit_codes):
             if exit_code:
-                raise InputError(_process_error(rank, exit_code, folder))
+                raise InputError(_process_error(rank, exit_code, job_folder))
         running_ranks = [str(rank) for rank, exit_code in enumerate(exit_codes) if exit_code is None]
         if not running_ranks:
             return
@@ -98,12 +105,12 @@ def _wait_for_processes(
         time.sleep(0.02)
 
 
-def _process_error(rank: int, exit_code: int, folder: str) -> str:
+def _process_error(rank: int, exit_code: int, job_folder: str) -> str:
     """Returns the error of a process: the last line of stderr, or the message of an `InputError`."""
     end_reason = (
         f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
     )
-    error_lines = Path(folder, f"err.{rank}").read_text(errors="replace").strip().splitlines()
+    error_lines = Path(job_folder, f"err.{rank}").read_text(errors="replace").strip().splitlines()
     errors = [error_line for error_line in error_lines if "Error" in error_line] or error_lines
     for error_line in errors:
         if f"{InputError.__name__}: " in error_line:

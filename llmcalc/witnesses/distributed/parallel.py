@@ -39,7 +39,7 @@ BEFORE_LAYERS = ("embed_positions", "embed_norm", "input_proj", "embed_proj")
 """Modules between the embedding and the first layer."""
 
 
-class Replicated(ParallelStyle):
+class ReplicatedModule(ParallelStyle):
     """A module that is replicated on every process and runs on the same input, like torchtitan's `NoParallel`."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -93,7 +93,7 @@ def _parallel_styles(module_name: str, submodule: nn.Module) -> dict[str, Parall
         return {module_name: ColwiseParallel(use_local_output=False)}
     is_in_layer = parent_path.rpartition(".")[0] == "layers"
     if (is_in_layer or not parent_path) and [*submodule.parameters(recurse=False)]:
-        return {module_name: Replicated()}
+        return {module_name: ReplicatedModule()}
     linear_names = {linear_name for linear_name, child in submodule.named_children() if isinstance(child, nn.Linear)}
     if not is_in_layer or not linear_names:
         return {}
@@ -115,13 +115,13 @@ def shard_layers(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtyp
     The last layer and the model around the layers are not resharded after the forward pass, as in torchtitan.
     prefetch: number of following layers whose parameters each layer all-gathers ahead; default 0.
     """
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    precision_policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer_index, layer in enumerate(module.layers):
         is_last_layer = layer_index == len(module.layers) - 1
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard and not is_last_layer)
+        fully_shard(layer, mesh=mesh, mp_policy=precision_policy, reshard_after_forward=reshard and not is_last_layer)
         layer.forward = partial(_unwrap_state, layer.forward)
         layer.register_forward_pre_hook(_wrap_state, prepend=True)
-    fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(module, mesh=mesh, mp_policy=precision_policy, reshard_after_forward=False)
     layers = list(module.layers)
     for layer_index, layer in enumerate(layers):
         if prefetch and layer_index + prefetch < len(layers):

@@ -62,10 +62,10 @@ class RankStorageTracker(CpuStorageTracker):
         if any(issubclass(tensor_type, WRAPPERS) for tensor_type in types):
             return NotImplemented  # a distributed tensor first decomposes the operation
         if function.namespace in ("c10d", "_c10d_functional"):
-            return self._collective(function, args, kwargs or {})
+            return self._run_collective(function, args, kwargs or {})
         return super().__torch_dispatch__(function, types, args, kwargs)
 
-    def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run_collective(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs a collective, and waits until gloo's threads have released its tensors, for reproducible counts."""
         tensors: list[Any] = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         use_counts = [leaf._use_count() for leaf in tensors]
@@ -139,16 +139,16 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def token_ids(job: TrainingJob) -> Tensor:
+def token_ids(training_job: TrainingJob) -> Tensor:
     """Returns the tokens of all micro-batches of all replicas: [replicas, micro-batches, batch, tokens]."""
-    shape = job.layout.dp, job.microbatches, job.batch, job.seq
-    return torch.randint(0, job.spec.vocab_size, shape, generator=torch.Generator().manual_seed(SEED + 1))
+    shape = training_job.layout.dp, training_job.microbatches, training_job.batch, training_job.seq
+    return torch.randint(0, training_job.spec.vocab_size, shape, generator=torch.Generator().manual_seed(SEED + 1))
 
 
-def seeded_reference(job: TrainingJob) -> Any:
+def seeded_reference(training_job: TrainingJob) -> Any:
     """Builds the model with equal values in every process."""
     torch.manual_seed(SEED)
-    return build_reference(job.spec, DTYPE, "cpu")
+    return build_reference(training_job.spec, DTYPE, "cpu")
 
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
@@ -156,38 +156,40 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
-def losses_of_one_process(job: TrainingJob) -> list[float]:
+def losses_of_one_process(training_job: TrainingJob) -> list[float]:
     """Returns the mean loss of every step, computed by a single process for all micro-batches of all replicas."""
-    model, token_batches = seeded_reference(job), token_ids(job)
+    model, token_batches = seeded_reference(training_job), token_ids(training_job)
     losses: list[float] = []
-    optimizers = _build_optimizers(job, model)
+    optimizers = _build_optimizers(training_job, model)
     for _ in range(STEPS):
         summed_loss = 0.0
         for micro_batch in token_batches.flatten(0, 1):
             loss = loss_of(model(micro_batch, None, grouped_experts=True), micro_batch)
-            loss.backward(torch.full_like(loss, 1 / job.layout.dp))
+            loss.backward(torch.full_like(loss, 1 / training_job.layout.dp))
             summed_loss += loss.item()
         for optimizer in optimizers:
             optimizer.step()
         model.zero_grad(set_to_none=True)
-        losses.append(summed_loss / (job.layout.dp * job.microbatches))
+        losses.append(summed_loss / (training_job.layout.dp * training_job.microbatches))
     return losses
 
 
-def _build_optimizers(job: TrainingJob, model: Any) -> list[Any]:
+def _build_optimizers(training_job: TrainingJob, model: Any) -> list[Any]:
     matrices = layer_matrices(model)
     parameters = [(parameter, id(parameter) in matrices) for parameter in model.parameters()]
-    return list(build_optimizers(job.training.optimizer, parameters, "foreach", job.training.momentum))
+    return list(
+        build_optimizers(training_job.training.optimizer, parameters, "foreach", training_job.training.momentum)
+    )
 
 
 class RankProcess:
     """A process of a distributed run."""
 
-    def __init__(self, job: TrainingJob) -> None:
-        self.job: TrainingJob = job
+    def __init__(self, training_job: TrainingJob) -> None:
+        self.job: TrainingJob = training_job
         self.mode: RankStorageTracker = RankStorageTracker()
         self.rank: int = dist.get_rank()
-        layout = job.layout
+        layout = training_job.layout
         self.at: Coordinates = layout.coordinates(self.rank)
         axis_names = "pp", "replicas", "dp", "tp"
         mesh_shape = layout.pp, layout.hsdp_replicas, layout.dp // layout.hsdp_replicas, layout.tp
@@ -196,7 +198,9 @@ class RankProcess:
             axis_name: self.mesh[axis_name] for axis_name in axis_names
         }  # created before storages are tracked
         self.shards = self.mesh["replicas", "dp"] if layout.hsdp_replicas > 1 else self.meshes["dp"]
-        self.ends: Any | None = self._end_stages_group() if layout.pp > 1 and job.spec.tie_word_embeddings else None
+        self.ends: Any | None = (
+            self._end_stages_group() if layout.pp > 1 and training_job.spec.tie_word_embeddings else None
+        )
         self.peaks: dict[str, int] = {}
 
     def measure_training(self) -> tuple[dict[str, int], list[float]]:
@@ -204,25 +208,25 @@ class RankProcess:
 
         Returns bytes by quantity, and each step's sum of losses if this process computes losses.
         """
-        job, tracker = self.job, self.mode
-        model = seeded_reference(job)
-        ids = token_ids(job)[self.at.dp]
-        quantities: dict[str, int] = {}
+        training_job, tracker = self.job, self.mode
+        model = seeded_reference(training_job)
+        ids = token_ids(training_job)[self.at.dp]
+        measured_quantities: dict[str, int] = {}
         losses: list[float] = []
         tracker.tracked.add(ids.untyped_storage()._cdata)
         with tracker.track_resizes(), tracker:
             self.build_model_part(model)
             del model
             tracker.track_tensors(map(local_part, (*self.module.parameters(), *self.module.buffers())))
-            optimizers_of_rank = _build_optimizers(job, self.module)
-            quantities["set_up_bytes"] = tracker.now
+            optimizers_of_rank = _build_optimizers(training_job, self.module)
+            measured_quantities["set_up_bytes"] = tracker.now
             tracker.set_up = True
-            run_passes = self.pipeline_runner() if job.layout.pp > 1 else self.run_micro_batches
+            run_passes = self.pipeline_runner() if training_job.layout.pp > 1 else self.run_micro_batches
             for step_index in range(STEPS):
                 self.peaks.clear()
                 tracker.peak = tracker.now
                 losses.append(run_passes(ids))
-                if job.layout.pp > 1:
+                if training_job.layout.pp > 1:
                     self.record_phase("passes")
                 gc.collect()  # cycles that the dispatcher of distributed tensors leaves
                 bytes_before_step = tracker.now
@@ -232,11 +236,11 @@ class RankProcess:
                 self.record_phase("step")
                 self.module.zero_grad(set_to_none=True)
                 if step_index == 0:
-                    quantities["first_step_peak_bytes"] = self.peaks["step"]
-            quantities |= {f"{phase}_peak_bytes": peak for phase, peak in self.peaks.items()}
-            quantities |= {"before_step_bytes": bytes_before_step, "after_step_bytes": tracker.now}
+                    measured_quantities["first_step_peak_bytes"] = self.peaks["step"]
+            measured_quantities |= {f"{phase}_peak_bytes": peak for phase, peak in self.peaks.items()}
+            measured_quantities |= {"before_step_bytes": bytes_before_step, "after_step_bytes": tracker.now}
         self.scratch: dict[str, int] = scratch_bytes_by_kernel(lambda: run_passes(ids))
-        return quantities, losses
+        return measured_quantities, losses
 
     def record_phase(self, phase: str) -> None:
         """Records the peak of the phase that has just ended."""
@@ -303,34 +307,34 @@ class RankProcess:
 
     def sum_tied_gradients(self) -> None:
         """All-reduces the gradient of a tied embedding between the first and the last pipeline stage."""
-        layout, coordinates = self.job.layout, self.at
-        if self.ends is None or coordinates.pp not in (0, layout.pp - 1):
+        layout, rank_coordinates = self.job.layout, self.at
+        if self.ends is None or rank_coordinates.pp not in (0, layout.pp - 1):
             return
         model = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
-        embedding = model.embed_tokens if coordinates.pp == 0 else model.lm_head
+        embedding = model.embed_tokens if rank_coordinates.pp == 0 else model.lm_head
         gradient: Any = local_part(embedding.weight.grad)
         if gradient.shape != local_part(embedding.weight).shape:  # whole on every rank of the products
-            gradient = gradient.chunk(layout.tp)[coordinates.tp]
+            gradient = gradient.chunk(layout.tp)[rank_coordinates.tp]
         reference_count = gradient._use_count()
         dist.all_reduce(gradient, group=self.ends)
         wait_for_release([gradient], [reference_count])
 
     def pipeline_runner(self) -> Callable[[Tensor], float]:
         """Returns a function that runs the passes of a step in a pipeline."""
-        job, coordinates = self.job, self.at
+        training_job, rank_coordinates = self.job, self.at
         process_group = self.meshes["pp"].get_group()
         pipeline_stage = PipelineStage(
-            self.module, coordinates.pp, job.layout.pp, torch.device("cpu"), group=process_group
+            self.module, rank_coordinates.pp, training_job.layout.pp, torch.device("cpu"), group=process_group
         )
 
         def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
             return loss_of(logits, labels)
 
-        schedule = Schedule1F1B(pipeline_stage, job.microbatches, loss_fn=loss_fn, scale_grads=False)
+        schedule = Schedule1F1B(pipeline_stage, training_job.microbatches, loss_fn=loss_fn, scale_grads=False)
 
         def run_pipeline(ids: Tensor) -> float:
             self.ids = ids.flatten(0, 1).clone()
-            inputs = (self.ids,) if coordinates.pp == 0 else ()
+            inputs = (self.ids,) if rank_coordinates.pp == 0 else ()
             losses: list[Tensor] = []
             with self.loss_context():
                 schedule.step(*inputs, target=self.ids if self.last else None, losses=losses, return_outputs=False)
@@ -352,10 +356,12 @@ class RankResult(NamedTuple):
     scratch: dict[str, int]
 
 
-def run_rank(job: TrainingJob) -> RankResult:
+def run_rank(training_job: TrainingJob) -> RankResult:
     """Runs this process's part of a job in the default process group."""
-    rank = RankProcess(job)
-    quantities, losses = rank.measure_training()
+    rank = RankProcess(training_job)
+    measured_quantities, losses = rank.measure_training()
     loss_sums = torch.tensor([loss if rank.last and rank.at.tp == 0 else 0.0 for loss in losses], dtype=torch.float64)
     dist.all_reduce(loss_sums)
-    return RankResult(quantities, (loss_sums / (job.layout.dp * job.microbatches)).tolist(), rank.scratch)
+    return RankResult(
+        measured_quantities, (loss_sums / (training_job.layout.dp * training_job.microbatches)).tolist(), rank.scratch
+    )

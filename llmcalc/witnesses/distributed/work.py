@@ -28,7 +28,7 @@ TIMEOUT = 300
 """Timeout of communication between processes, in seconds."""
 
 
-def run_jobs(jobs: Sequence[TrainingJob]) -> list[dict[str, Any]]:
+def run_jobs(training_jobs: Sequence[TrainingJob]) -> list[dict[str, Any]]:
     """Runs jobs one after the other in a process group of all processes, and returns the results of each job.
 
     ranks: (simulated, measured) bytes of each rank.
@@ -40,17 +40,17 @@ def run_jobs(jobs: Sequence[TrainingJob]) -> list[dict[str, Any]]:
     gc.freeze()  # imported objects stay: each step collects only its own garbage
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
     try:
-        return [_result_of_job(job) for job in jobs]
+        return [_result_of_job(training_job) for training_job in training_jobs]
     finally:
         dist.destroy_process_group()
 
 
-def _result_of_job(job: TrainingJob) -> dict[str, Any]:
-    job_result = run_rank(job)
-    simulated_bytes = simulate_rank(job, dist.get_rank())
+def _result_of_job(training_job: TrainingJob) -> dict[str, Any]:
+    job_result = run_rank(training_job)
+    simulated_bytes = simulate_rank(training_job, dist.get_rank())
     rank_results: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(rank_results, (simulated_bytes, job_result.bytes, job_result.scratch))
-    single_losses = losses_of_one_process(job) if dist.get_rank() == 0 else job_result.losses
+    single_losses = losses_of_one_process(training_job) if dist.get_rank() == 0 else job_result.losses
     scratch_bytes = {
         kernel_name: max(rank_result[2].get(kernel_name, 0) for rank_result in rank_results)
         for kernel_name in sorted({scratch_kernel for rank_result in rank_results for scratch_kernel in rank_result[2]})

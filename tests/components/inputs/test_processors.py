@@ -542,7 +542,7 @@ def test_a_square_has_the_patches_of_its_side() -> None:
 
 def test_several_images_of_llava_onevision_are_read_whole() -> None:
     rule = RULES.validate_python(CASES["llava_onevision"][0])
-    assert rule.rule_among_several().encode(768, 1024, 14).tokens == 729 + 1
+    assert rule.rule_for_several_images().encode(768, 1024, 14).tokens == 729 + 1
     assert rule.encode(768, 1024, 14).parts == 7
 
 

@@ -87,5 +87,6 @@ def test_experts_of_a_fixed_capacity_take_the_rows_of_the_highest_weights() -> N
     assert capped.token[:2].tolist() == [1, 3]
     x = torch.eye(4)[None]
     assert torch.equal(
-        capped.combine_outputs(capped.copy_rows(x), weights), x * torch.tensor([0, 0.4, 0, 0.3])[None, :, None]
+        capped.combine_outputs(capped.copy_rows_to_experts(x), weights),
+        x * torch.tensor([0, 0.4, 0, 0.3])[None, :, None],
     )

@@ -323,13 +323,13 @@ def test_optional_parts() -> None:
     """An MTP module's layer is converted, its input projection is not; llama.cpp's rules do not cover MTP modules."""
     spec, mtp = llmcalc.load("deepseek-v3").model, frozenset({"mtp"})
     more, less = (
-        quantized_size(spec, scheme_named("fp8"), extra_parts=which).by_part for which in (mtp, frozenset[str]())
+        quantized_size(spec, scheme_named("fp8"), included_parts=which).by_part for which in (mtp, frozenset[str]())
     )
     assert more.unconverted - less.unconverted == 2 * (
         14_336 * 7_168 + 256 * 7_168 + 5 * 7_168 + 1_536 + 512
     )  # eh_proj, router, norms
     with pytest.raises(InputError, match="expected no --with-mtp"):
-        quantized_size(spec, scheme_named("q4_k_m"), extra_parts=mtp)
+        quantized_size(spec, scheme_named("q4_k_m"), included_parts=mtp)
 
 
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3", "llama3-8b", "gpt2"])

@@ -415,7 +415,7 @@ def test_deepseek_v3_checkpoint() -> None:
         module's own copies of embedding and output head.
     """
     spec = llmcalc.load("deepseek-v3").model
-    got = quantized_size(spec, scheme_named("fp8-block128"), extra_parts=frozenset({"mtp"})).by_part
+    got = quantized_size(spec, scheme_named("fp8-block128"), included_parts=frozenset({"mtp"})).by_part
     assert got.weights == 680_571_043_840
     assert got.scales == 4 * (41_555_600 - 59 * 256)
     assert got.unconverted == 2 * (3_918_786_560 - 2 * 129_280 * 7_168)

@@ -251,7 +251,7 @@ def test_modules_of_multi_token_prediction_are_excluded_by_their_names(entry: st
         scheme = scheme_of_config({**PREDICTING, "quantization_config": table})
         assert scheme is not None
         names = checkpoint_of(PREDICTING).names(spec.tree(), spec.kind)
-        return quantized_size(spec, scheme, extra_parts=include, module_names=names)
+        return quantized_size(spec, scheme, included_parts=include, module_names=names)
 
     with_module = size(entry, include=frozenset({"mtp"}))
     module = (
@@ -343,7 +343,7 @@ def test_an_index_of_qwen_36_has_the_counted_bytes(name: str) -> None:
     scheme = scheme_of_config({**config, "quantization_config": table})
     assert scheme is not None
     names = checkpoint_of(config).names(spec.tree(), spec.kind)
-    assert quantized_size(spec, scheme, extra_parts=frozenset({"towers"}), module_names=names).total == total
+    assert quantized_size(spec, scheme, included_parts=frozenset({"towers"}), module_names=names).total == total
 
 
 def test_an_index_of_qwen_25_in_3_bits_has_the_counted_bytes() -> None:
@@ -359,7 +359,7 @@ def test_an_index_of_qwen_35_in_8_bits_has_the_counted_bytes() -> None:
     spec, scheme = load("qwen3.5-9b").model, scheme_of_config({**config, "quantization": EIGHT_BITS})
     assert scheme is not None
     names = checkpoint_of(config).names(spec.tree(), spec.kind)
-    counted = quantized_size(spec, scheme, extra_parts=frozenset({"towers"}), module_names=names).total
+    counted = quantized_size(spec, scheme, included_parts=frozenset({"towers"}), module_names=names).total
     assert counted + 24 * 32 * (4 - 2) == 10_426_433_504
 
 

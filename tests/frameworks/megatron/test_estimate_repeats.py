@@ -12,7 +12,7 @@ from llmcalc.parallel.layout import Layout, stages
 from llmcalc.simulator.effort import EFFORT
 from llmcalc.simulator.layer_loops import LayerStack
 from llmcalc.simulator.meter import AllocationPlace
-from llmcalc.simulator.visits import PassVisits, Visit, backward_without_repeat, forward_without_repeat
+from llmcalc.simulator.visits import ModuleVisit, PassVisits, backward_without_repeat, forward_without_repeat
 
 CASES = {
     "dense": ("llama3.2-1b", None, Layout(), 0),
@@ -43,7 +43,7 @@ def visits(*layers_and_bytes: tuple[int, int]) -> PassVisits:
     """A pass with a visit of each of these layers, with its peak bytes."""
     return PassVisits(
         [
-            Visit(AllocationPlace("forward", layer, "layers"), peak, 7 * i)
+            ModuleVisit(AllocationPlace("forward", layer, "layers"), peak, 7 * i)
             for i, (layer, peak) in enumerate(layers_and_bytes)
         ],
         7 * len(layers_and_bytes),

@@ -155,9 +155,9 @@ def test_graphs_that_are_not_captured_need_no_reserve() -> None:
         fraction = memory(version=version, chunked_prefill_size=4096, hardware="l4", **flags).assumed
         return (1 - float(fraction["--mem-fraction-static"])) * find_hardware("l4").memory_bytes / GIB
 
-    for version, is_whole in (("0.5.13", False), ("0.5.14", True)):
+    for version, is_json_integer in (("0.5.13", False), ("0.5.14", True)):
         prompts = reserve(version, disable_cuda_graph=True) - reserve(version, disable_piecewise_cuda_graph=True)
-        assert (prompts == 0) == is_whole
+        assert (prompts == 0) == is_json_integer
     off = reserve("0.5.16", disable_cuda_graph=True)
     assert reserve("0.5.16", disable_prefill_cuda_graph=True) - off == pytest.approx(24 * 2 / 1024, abs=0.03)
     assert reserve("0.5.20", disable_prefill_cuda_graph=True) - off == pytest.approx(48 * 2 / 1024, abs=0.03)

@@ -515,14 +515,14 @@ OTHERS = [
         "mlstm_chunkwise__xl_chunk",
         MEMORY,
         lambda s: bf16(*[(s.B, s.H, s.T, n) for n in (s.K, s.K, s.V)], (s.B, s.H, s.T), (s.B, s.H, s.T)),
-        lambda t, s, *xs: mlstm_kernels.mlstm_chunkwise(t, *xs, chunk=s.c),
+        lambda t, s, *xs: mlstm_kernels.mlstm_chunkwise(t, *xs, chunk_size=s.c),
         published_memory,
     ),
     KernelCase(
         "mlstm_chunkwise__xl_chunk, tokens first",
         MEMORY,
         lambda s: bf16(*[(s.B, s.T, s.H, n) for n in (s.K, s.K, s.V)], (s.B, s.T, s.H), (s.B, s.T, s.H)),
-        lambda t, s, *xs: mlstm_kernels.mlstm_chunkwise(t, *[t.transpose(x, 1, 2) for x in xs], chunk=s.c),
+        lambda t, s, *xs: mlstm_kernels.mlstm_chunkwise(t, *[t.transpose(x, 1, 2) for x in xs], chunk_size=s.c),
         lambda s, *xs: published_memory(s, *[x.transpose(1, 2) for x in xs]),
     ),
     KernelCase(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ....flow.program import Scope
+from ....flow.program import ModuleScope
 from .adapters import AdapterKernels
 from .choices import RankKernelChoices
 from .fp8 import weight_sizes
@@ -22,7 +22,7 @@ __all__ = ["GATHER_BUFFER", "Parameter", "PersistentTensors", "RankKernelChoices
 class RankLowering(AdapterKernels):
     """Runs the model's program on one rank, with all kernels of this folder."""
 
-    def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
+    def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
         """Returns the kernel that runs a whole module; None for a module whose operations run one by one."""
         if id(module_scope) in self.modules_without_kernel:
             return None

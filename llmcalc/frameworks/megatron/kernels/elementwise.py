@@ -76,7 +76,7 @@ class ElementwiseKernels(AttentionKernels):
         self.bind(operation.outs[0], self.gated_activation(gate, bias, operation.outs[0].width))
 
     def gate_and_up(self, operation: Step) -> Tensor:
-        """Returns the output of the fused gate-and-up projection. Raises `Unsupported` for separate projections."""
+        """Returns the fused gate-and-up projection's output. Raises `UnsupportedKernel` for separate projections."""
         gate, up_output = (self.tensor_read_by(operation, input_value) for input_value in operation.ins)
         if gate is not up_output:
             raise self.unsupported("no kernels for a product of values that are not of one layer", operation.name)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ....algebra import Number
-from ....flow.program import Item, Scope, Step
+from ....flow.program import Item, ModuleScope, Step
 from ....simulator.autograd import record
 from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT32, INT64, Dtype, Gradient, Needs, Tensor, empty
 from .head import HeadKernels
@@ -22,7 +22,7 @@ from .lowering import Gradients, SavedTensors, UncountedMeter
 class ExpertKernels(HeadKernels):
     """Kernels of mixtures of experts. `local_tensors`: the local variables of `MoELayer.forward`."""
 
-    def _index_operations(self, module_scope: Scope, module: Scope) -> None:
+    def _index_operations(self, module_scope: ModuleScope, module: ModuleScope) -> None:
         """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch of tokens."""
         shared_experts = _shared_experts(module_scope)
         if shared_experts:
@@ -405,7 +405,7 @@ class ExpertKernels(HeadKernels):
             return
         raise self.unsupported("no kernels for an expert's layer outside of experts", operation.name)
 
-    def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
+    def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
         """Returns the kernel that runs experts in sequence (SequentialMLP), for products that are not grouped."""
         expert_steps = [
             scope_item
@@ -416,7 +416,7 @@ class ExpertKernels(HeadKernels):
             return super().module_kernel(module_scope)
         return lambda: self._run_sequential_experts(module_scope, expert_steps)
 
-    def _run_sequential_experts(self, module_scope: Scope, layer_operations: list[Step]) -> None:
+    def _run_sequential_experts(self, module_scope: ModuleScope, layer_operations: list[Step]) -> None:
         """Runs the network of each expert in turn, and concatenates the outputs."""
         autograd_graph = self.graph
         input_layers, output_layer = layer_operations[:-1], layer_operations[-1]
@@ -600,13 +600,13 @@ class ExpertKernels(HeadKernels):
         return self.t.to(product, BFLOAT16)
 
 
-def _shared_experts(module_scope: Scope) -> list[Item]:
+def _shared_experts(module_scope: ModuleScope) -> list[Item]:
     """Returns the operations of a module's shared experts, including the output gate."""
     scope_items = module_scope.items
     scope_positions = [
         i
         for i, scope_item in enumerate(scope_items)
-        if isinstance(scope_item, Scope) and scope_item.about.get("kind") == "shared_expert"
+        if isinstance(scope_item, ModuleScope) and scope_item.about.get("kind") == "shared_expert"
     ]
     if not scope_positions:
         return []

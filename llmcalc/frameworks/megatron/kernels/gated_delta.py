@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ....algebra import Number, ceil_div, exact_div
-from ....flow.program import Alternatives, Scope, Step
+from ....flow.program import AlternativeBranches, ModuleScope, Step
 from ....ops import DeltaRule
 from ....simulator.aten import Aten
 from ....simulator.autograd import record
@@ -30,9 +30,11 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")
 class DeltaKernels(MambaKernels):
     """Kernels of gated DeltaNet, which runs all six input projections as one linear layer."""
 
-    def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
+    def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
         """Returns the kernel that runs a gated DeltaNet mixer."""
-        alternatives = [module_item for module_item in module_scope.items if isinstance(module_item, Alternatives)]
+        alternatives = [
+            module_item for module_item in module_scope.items if isinstance(module_item, AlternativeBranches)
+        ]
         branch_steps = [
             operation for module_item in alternatives for operation in next(iter(module_item.branches.values())).steps()
         ]
@@ -50,7 +52,7 @@ class DeltaKernels(MambaKernels):
             raise self.unsupported("no kernels for a delta rule over several ranks of a sequence; expected no --cp")
         return lambda: self._run_delta_mixer(module_scope, delta_step)
 
-    def _run_delta_mixer(self, module_scope: Scope, core_scope: Step) -> None:
+    def _run_delta_mixer(self, module_scope: ModuleScope, core_scope: Step) -> None:
         """Runs the Gated DeltaNet mixer: projection, convolution, delta rule, gated norm (`GatedDeltaNet.forward`)."""
         aten, delta_op, batch = self.t, core_scope.op, self.run_config.batch
         assert isinstance(delta_op, DeltaRule)

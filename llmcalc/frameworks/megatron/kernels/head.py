@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....flow.program import Scope, Step
+from ....flow.program import ModuleScope, Step
 from ....flow.value import Value
 from ....simulator.autograd import record
 from ....simulator.checkpoint import Run
@@ -46,7 +46,7 @@ class HeadKernels(ElementwiseKernels):
             self.weights[table_key] = self.with_role("positions", lambda: self.embedding_table(operation))
         return self.weights[table_key]
 
-    def run_layers(self, layer_scopes: list[Scope]) -> None:
+    def run_layers(self, layer_scopes: list[ModuleScope]) -> None:
         """Runs a stack of layers, and transposes the embedding before the first layer to [tokens, batch]."""
         stack_input = layer_scopes[0].first_input
         assert stack_input is not None
@@ -84,7 +84,7 @@ class HeadKernels(ElementwiseKernels):
             x = self.copy_reordered("scatter", x, (self.local_rows(x.shape[0]), x.shape[1]))
         return self.dropout(x) if self.rank_choices.hidden_dropout > 0 else x
 
-    def run_layers_with_recompute(self, layer_scopes: list[Scope]) -> None:
+    def run_layers_with_recompute(self, layer_scopes: list[ModuleScope]) -> None:
         """Runs layers, and recomputes the selected layers in the backward pass.
 
         The method `uniform` recomputes groups of equal size, `block` the first layers.
@@ -185,18 +185,18 @@ class HeadKernels(ElementwiseKernels):
 
     # --- tokens further ahead ----------------------------------------------------------------------------------------
 
-    def _index_operations(self, module_scope: Scope, module: Scope) -> None:
+    def _index_operations(self, module_scope: ModuleScope, module: ModuleScope) -> None:
         """Moves multi-token-prediction modules and losses before the output layer."""
         mtp_modules = [
             module_item
             for module_item in module_scope.items
-            if isinstance(module_item, Scope) and module_item.about.get("kind") == "mtp"
+            if isinstance(module_item, ModuleScope) and module_item.about.get("kind") == "mtp"
         ]
         if mtp_modules:
             output_modules = [
                 module_item
                 for module_item in module_scope.items
-                if isinstance(module_item, Scope) and module_item.about.get("kind") == "lm_head"
+                if isinstance(module_item, ModuleScope) and module_item.about.get("kind") == "lm_head"
             ]
             moved_modules = [*mtp_modules, *output_modules]
             module_scope.items = [

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from ....algebra import Number
 from ....flow.axis import element_count
-from ....flow.program import Alternatives, Scope, Step
+from ....flow.program import AlternativeBranches, ModuleScope, Step
 from ....flow.record import Flow
 from ....flow.value import Value
 from ....simulator.autograd import AutogradGraph, backward, is_recorded, record, record_all
@@ -26,7 +26,7 @@ from ....simulator.tensor import (
     Needs,
     Storage,
     Tensor,
-    counted_as,
+    count_storages_as,
     empty,
 )
 from ....workload.run_config import RunConfig
@@ -54,7 +54,7 @@ PRODUCTS = ("column", "row", "matrix", "expert")
 """The roles of the weights of linear layers."""
 
 
-def steps_by_name(module_scope: Scope) -> dict[str, Step]:
+def steps_by_name(module_scope: ModuleScope) -> dict[str, Step]:
     """Returns the named steps that are directly in a scope."""
     return {step.name: step for step in module_scope.items if isinstance(step, Step) and step.name}
 
@@ -188,14 +188,14 @@ class PersistentTensors:
     def _keep_workspace(self, workspace_name: str, workspace_bytes: Number) -> None:
         """Allocates the workspace `workspace_name` on first use."""
         if workspace_bytes and workspace_name not in self.workspaces:
-            with counted_as(self.meter, "overhead"):
+            with count_storages_as(self.meter, "overhead"):
                 self.workspaces[workspace_name] = Storage(self.meter, workspace_bytes)
             self.shared[workspace_name] = [self.workspaces[workspace_name].block]
 
     def grow_gather_buffer(self, buffer_bytes: Number) -> None:
         """Enlarges the all-gather buffer, which never shrinks (`GlobalMemoryBuffer`), to at least these bytes."""
         if self.gather_buffer is None or self.gather_buffer.bytes < buffer_bytes:
-            with counted_as(self.meter, "communication"):
+            with count_storages_as(self.meter, "communication"):
                 self.gather_buffer = Storage(self.meter, buffer_bytes)
             self.shared.setdefault(GATHER_BUFFER, []).append(self.gather_buffer.block)
 
@@ -215,7 +215,7 @@ class PersistentTensors:
             layer_input, output_gradient, _ = self.deferred_gradients.pop(0)
             buffer_name, buffer_bytes = f"mpu_{layer_index % 2}", layer_input.bytes * ranks
             if ranks > 1 and buffer_name not in self.drain_buffers:
-                with counted_as(self.meter, "communication"):
+                with count_storages_as(self.meter, "communication"):
                     self.drain_buffers[buffer_name] = Storage(self.meter, buffer_bytes)
             del layer_input, output_gradient
 
@@ -226,7 +226,7 @@ class PersistentTensors:
     def keep_quantized_weight(self, weight: Tensor, buffer_sizes: Sequence[int]) -> None:
         """Allocates a weight's 8-bit copy and scales. buffer_sizes: bytes of each tensor."""
         if id(weight) not in self.quantized_weights:
-            with counted_as(self.meter, "weights"):
+            with count_storages_as(self.meter, "weights"):
                 self.quantized_weights[id(weight)] = [
                     Storage(self.meter, buffer_bytes) for buffer_bytes in buffer_sizes
                 ]
@@ -238,7 +238,7 @@ class PersistentTensors:
         """
         gradient = self.dummies.get(weight.shape)
         if gradient is None:
-            with counted_as(self.meter, "gradients"):
+            with count_storages_as(self.meter, "gradients"):
                 gradient = self.dummies[weight.shape] = empty(self.meter, weight.shape, BFLOAT16)
             self.shared[weight.shape] = [gradient.storage.block]
         return gradient
@@ -275,12 +275,12 @@ class RankKernels(Lowering):
         self.in_expert: bool = False
         self.in_adapter: bool = False
         self.norm_outputs: list[Tensor] | None = None
-        self.readers: dict[int, list[tuple[Step, Scope]]] = {}
-        self.module_of_step: dict[int, Scope] = {}
+        self.readers: dict[int, list[tuple[Step, ModuleScope]]] = {}
+        self.module_of_step: dict[int, ModuleScope] = {}
         self.pending_outputs: dict[int, Tensor] = {}
         self.waiting_norms: dict[int, tuple[Step, Path]] = {}
         self.fused_norms: dict[int, bool] = {}
-        self.modules_without_kernel: dict[int, Scope] = {}
+        self.modules_without_kernel: dict[int, ModuleScope] = {}
         self.dropout_outputs: set[int] = set()
         self.has_entry: bool = False
         self.activation_bias: Tensor | None = None
@@ -335,12 +335,12 @@ class RankKernels(Lowering):
         del entry_tensor
         return self.run(program)
 
-    def _index_operations(self, module_scope: Scope, module: Scope) -> None:
+    def _index_operations(self, module_scope: ModuleScope, module: ModuleScope) -> None:
         """Collects the operations that read each value, and the module of each operation."""
         for module_item in module_scope.items:
-            if isinstance(module_item, Alternatives):
+            if isinstance(module_item, AlternativeBranches):
                 self._index_operations(next(iter(module_item.branches.values())), module)
-            elif isinstance(module_item, Scope):
+            elif isinstance(module_item, ModuleScope):
                 self._index_operations(module_item, module_item)
             else:
                 self.module_of_step[id(module_item)] = module
@@ -573,10 +573,10 @@ class RankKernels(Lowering):
         return element_count(shape)
 
 
-def direct_steps(module_scope: Scope) -> Iterator[Step]:
+def direct_steps(module_scope: ModuleScope) -> Iterator[Step]:
     """Yields a module's operations outside its submodules; of alternative branches, the first branch's operations."""
     for module_item in module_scope.items:
         if isinstance(module_item, Step):
             yield module_item
-        elif isinstance(module_item, Alternatives):
+        elif isinstance(module_item, AlternativeBranches):
             yield from direct_steps(next(iter(module_item.branches.values())))

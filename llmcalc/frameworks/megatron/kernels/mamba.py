@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ....algebra import Number, exact_div
-from ....flow.program import Alternatives, Scope, Step
+from ....flow.program import AlternativeBranches, ModuleScope, Step
 from ....ops import ChunkedScan
 from ....parallel.layout import ImpossibleLayout
 from ....simulator.published import mamba_ssm
@@ -21,9 +21,11 @@ from .mla import LatentKernels
 class MambaKernels(LatentKernels):
     """Kernels of Mamba-2, with one function for convolution, scan and gate, and another for the norm."""
 
-    def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
+    def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
         """Returns the kernel that runs a Mamba-2 mixer."""
-        branch_items = [branch_item for branch_item in module_scope.items if isinstance(branch_item, Alternatives)]
+        branch_items = [
+            branch_item for branch_item in module_scope.items if isinstance(branch_item, AlternativeBranches)
+        ]
         branch_steps = [
             operation for branch_item in branch_items for operation in next(iter(branch_item.branches.values())).steps()
         ]
@@ -32,7 +34,7 @@ class MambaKernels(LatentKernels):
             return super().module_kernel(module_scope)
         return lambda: self._run_mixer(module_scope, scan_step)
 
-    def _run_mixer(self, module_scope: Scope, scan_step: Step) -> None:
+    def _run_mixer(self, module_scope: ModuleScope, scan_step: Step) -> None:
         """Runs Megatron-Core's Mamba-2 mixer (`_ssm_training`)."""
         aten, op = self.t, scan_step.op
         assert isinstance(op, ChunkedScan)

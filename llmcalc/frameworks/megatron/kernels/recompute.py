@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ....flow.program import Alternatives, Item, Scope, Step
+from ....flow.program import AlternativeBranches, Item, ModuleScope, Step
 from ....flow.value import Value
 from ....simulator.autograd import AutogradGraph, backward, is_recorded
 from ....simulator.lowering import ModuleFrame
@@ -118,10 +118,10 @@ class DiscardedKernels(SparseKernels):
 
     # --- shared experts ----------------------------------------------------------------------------------------------
 
-    def _index_operations(self, module_scope: Scope, module: Scope) -> None:
+    def _index_operations(self, module_scope: ModuleScope, module: ModuleScope) -> None:
         """Marks the input and output of shared experts for recomputation."""
         for module_item in module_scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
-            if isinstance(module_item, Scope) and module_item.about.get("kind") == "shared_expert":
+            if isinstance(module_item, ModuleScope) and module_item.about.get("kind") == "shared_expert":
                 module_steps = [operation for operation in module_item.items if isinstance(operation, Step)]
                 module_item.argument, module_item.output = module_steps[0].ins[0], module_steps[-1].outs[0]
         super()._index_operations(module_scope, module)
@@ -224,7 +224,7 @@ class DiscardedKernels(SparseKernels):
         if not (self.rank_choices.recompute_up and self.graph.enabled):
             super().run_items(items)
             return
-        alternative_items = [module_item for module_item in items if isinstance(module_item, Alternatives)]
+        alternative_items = [module_item for module_item in items if isinstance(module_item, AlternativeBranches)]
         if not alternative_items or all(
             module_item.name != "kv_a_proj" for module_item in items if isinstance(module_item, Step)
         ):

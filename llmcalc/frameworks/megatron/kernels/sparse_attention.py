@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from ....algebra import Number, exact_div
 from ....flow.axis import JoinedShapes
-from ....flow.program import Alternatives, Scope, Step
+from ....flow.program import AlternativeBranches, ModuleScope, Step
 from ....simulator.aten import Aten
 from ....simulator.autograd import record
 from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Needs, Tensor
@@ -28,10 +28,10 @@ ROWS = 256
 class SparseKernels(Fp8Kernels):
     """Kernels of latent attention with an indexer, which run as one module."""
 
-    def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
+    def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
         """Returns the kernel that runs attention with an indexer."""
         indexer_scope = next(
-            (scope for scope in module_scope.items if isinstance(scope, Scope) and scope.name == "indexer"),
+            (scope for scope in module_scope.items if isinstance(scope, ModuleScope) and scope.name == "indexer"),
             None,
         )
         if indexer_scope is None:
@@ -40,7 +40,7 @@ class SparseKernels(Fp8Kernels):
             raise self.unsupported("no kernels for an indexer over several ranks of a sequence; expected no --cp")
         return lambda: self._run_absorbed_attention(module_scope, indexer_scope)
 
-    def _run_absorbed_attention(self, module_scope: Scope, indexer_scope: Scope) -> None:
+    def _run_absorbed_attention(self, module_scope: ModuleScope, indexer_scope: ModuleScope) -> None:
         """Runs latent attention with absorbed projections and an indexer (`AbsorbedMLASelfAttention.forward`)."""
         aten, named_operations = self.t, steps_by_name(module_scope)
         if "q_a_proj" not in named_operations:
@@ -48,7 +48,9 @@ class SparseKernels(Fp8Kernels):
         query_down, query_up, kv_down, output_projection = (
             named_operations[norm_name] for norm_name in ("q_a_proj", "q_b_proj", "kv_a_proj", "o_proj")
         )
-        mla_forms = next(module_item for module_item in module_scope.items if isinstance(module_item, Alternatives))
+        mla_forms = next(
+            module_item for module_item in module_scope.items if isinstance(module_item, AlternativeBranches)
+        )
         kv_up = next(operation for operation in mla_forms.branches["expanded"].steps() if operation.name == "kv_b_proj")
         joined_kv_axis = kv_down.outs[0].axes[0]
         assert isinstance(joined_kv_axis, JoinedShapes)
@@ -128,7 +130,7 @@ class SparseKernels(Fp8Kernels):
 
     def _sparse_attention(
         self,
-        indexer_scope: Scope,
+        indexer_scope: ModuleScope,
         x: Tensor,
         query_latent: Tensor,
         query: Tensor,
@@ -178,7 +180,7 @@ class SparseKernels(Fp8Kernels):
         return self.t.permute(self.t.reshape(attention_rows, (tokens * batch, heads, head_width)), (1, 0, 2))
 
     def _run_indexer(
-        self, module_scope: Scope, x: Tensor, query_latent: Tensor, token_shape: tuple[Number, Number]
+        self, module_scope: ModuleScope, x: Tensor, query_latent: Tensor, token_shape: tuple[Number, Number]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Computes the indexer's queries, keys and weight per head (`DSAIndexer.forward_before_topk`)."""
         aten, operations = self.t, steps_by_name(module_scope)

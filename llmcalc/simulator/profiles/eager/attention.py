@@ -12,7 +12,7 @@ from ....flow.axis import element_count
 from ....flow.program import Step
 from ....workload.derived_rows import QueryKeyPairs
 from ...lowering import Lowering
-from ...tensor import BOOL, FLOAT32, INT64, Tensor, counted_as
+from ...tensor import BOOL, FLOAT32, INT64, Tensor, count_storages_as
 
 
 @kernels_compared(BY_TORCH)
@@ -69,7 +69,7 @@ class AttentionKernels(Lowering):
     def _cos_and_sin(self, tokens: Any, rotary_dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of every position, computed by the first layer."""
         table_key = ("rope", tokens, rotary_dim, theta, template.dtype)
-        return self.computed_once(table_key, lambda: self._cos_sin(self.token_positions(tokens), rotary_dim, template))
+        return self.compute_once(table_key, lambda: self._cos_sin(self.token_positions(tokens), rotary_dim, template))
 
     def _cos_sin(self, positions: Tensor, rotary_dim: Any, template: Tensor) -> tuple[Tensor, Tensor]:
         angles = self._angle_table(positions, rotary_dim)
@@ -130,7 +130,7 @@ class AttentionKernels(Lowering):
             return self._write_to_pages(cache_name, new_rows, self.cached_tensors(cache_name), kept_tokens)
         aten, cache_key = self.t, (*self.cache_path, cache_name)
         old_and_new_rows = [[new_tensor] for new_tensor in self.store.pop(cache_key, ())] or [[] for _ in new_rows]
-        with counted_as(self.graph.meter, "cache"):
+        with count_storages_as(self.graph.meter, "cache"):
             if kept_tokens is None:
                 for row_index, new_row in enumerate(new_rows):
                     old_and_new_rows[row_index] = [self._concatenate([*old_and_new_rows[row_index], new_row])]
@@ -208,7 +208,7 @@ class AttentionKernels(Lowering):
         op_name = type(operation.op).__name__
         kernel = getattr(self, f"attention_{op_name}", None)
         if kernel is None:
-            raise self.not_modelled(operation, op_name)
+            raise self.unknown_verb_error(operation, op_name)
         kernel(operation)
 
     def attention_AttentionCore(self, operation: Step) -> None:
@@ -252,7 +252,7 @@ class AttentionKernels(Lowering):
         chunk = operation.options.get("chunk")
         causal = operation.options["causal"]
         mask_key = ("mask", query_count, key_count, causal, window, chunk)
-        return self.computed_once(mask_key, lambda: self._visible_keys(query_count, key_count, causal, window, chunk))
+        return self.compute_once(mask_key, lambda: self._visible_keys(query_count, key_count, causal, window, chunk))
 
     def mask_of_scores(self, operation: Step, query_count: Any, key_count: Any) -> Tensor:
         """Returns the mask for unfused attention scores, computed by the first layer.

@@ -315,7 +315,7 @@ class BasicKernels(Lowering):
         op_name = type(operation.op).__name__
         kernel = getattr(self, f"core_{op_name}", None)
         if kernel is None:
-            raise self.not_modelled(operation, op_name)
+            raise self.unknown_verb_error(operation, op_name)
         kernel(operation)
 
     def do_state(self, operation: Step) -> None:

@@ -90,7 +90,7 @@ class DecodeStepKernels(ScanKernels):
         )
 
     def _project_per_head(self, operation: Step, x: Tensor, heads: Any, output_width: Any) -> Tensor:
-        """Applies one linear layer per head, as HeadMap.forward does."""
+        """Applies one linear layer per head, as HeadwiseLinear.forward does."""
         aten, head_width = self.t, exact_div(x.shape[-1], heads)
         weight = self.weight(f"{operation.name}.weight", (heads, output_width, head_width))
         y = aten.matmul(
@@ -256,9 +256,11 @@ class DecodeStepKernels(ScanKernels):
         beta = aten.transpose(aten.function("sigmoid", self.project(operations["b_proj"], x)), 1, 2)
         q_heads, k_heads, v_heads = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k, v))
         output = self._delta_rule(q_heads, k_heads, v_heads, self._log_decay(operations, x), beta)
-        normed = self._normalize_with(operations["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
-        normed = aten.mul(aten.flatten(normed, 2), aten.function("sigmoid", self._gate_projection("g", operations, x)))
-        return self.project(operations["o_proj"], normed)
+        normed_output = self._normalize_with(operations["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
+        normed_output = aten.mul(
+            aten.flatten(normed_output, 2), aten.function("sigmoid", self._gate_projection("g", operations, x))
+        )
+        return self.project(operations["o_proj"], normed_output)
 
     def _log_decay(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Computes the log decay, as KimiDeltaAttentionReference._log_decay does."""
@@ -412,9 +414,9 @@ class DecodeStepKernels(ScanKernels):
         self.store_in_cache("recurrent_state", *state_copies)
         del state_copies
         flat_output = aten.to(aten.flatten(aten.transpose(h, 1, 2), 2), x.dtype)
-        normed = self.normalize_output(operations, flat_output, op.heads * op.value_dim)
+        normed_output = self.normalize_output(operations, flat_output, op.heads * op.value_dim)
         del flat_output
-        output = aten.mul(aten.function("sigmoid", self.project(operations["ogate"], x)), normed)
+        output = aten.mul(aten.function("sigmoid", self.project(operations["ogate"], x)), normed_output)
         return self.project(operations["out_proj"], output)
 
     def _split_float32_heads(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
@@ -546,7 +548,7 @@ class DecodeStepKernels(ScanKernels):
         return self.t.function("sigmoid", self._block_linear(operation, x))
 
     def _block_linear(self, operation: Step, x: Tensor) -> Tensor:
-        """Applies a block-diagonal linear layer, as BlockMap.forward does."""
+        """Applies a block-diagonal linear layer, as BlockDiagonalLinear.forward does."""
         aten, op = self.t, operation.op
         assert isinstance(op, BlockLinear)
         block_width = exact_div(x.shape[-1], op.blocks)

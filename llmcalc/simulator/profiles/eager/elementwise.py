@@ -126,8 +126,8 @@ class ElementwiseKernels(BasicKernels):
     def scale_by_position(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
         """Multiplies x [batch, heads, tokens, size] by a scale that depends on the position (PositionScale.forward)."""
         aten = self.t
-        logarithms = aten.to(
+        log_positions = aten.to(
             aten.function("log", aten.to(aten.add_number(self.token_positions(x.shape[-2])), FLOAT32)), x.dtype
         )
-        position_scale = aten.add(aten.mul(aten.unsqueeze(scale, 1), logarithms), aten.unsqueeze(bias, 1))
+        position_scale = aten.add(aten.mul(aten.unsqueeze(scale, 1), log_positions), aten.unsqueeze(bias, 1))
         return aten.mul(x, aten.unsqueeze(position_scale, -1))

@@ -20,7 +20,7 @@ class LocalAttentionKernels(PositionKernels):
     def _block_sum_indices(self, tokens: Any, block_size: Any) -> tuple[Tensor, Tensor]:
         """Returns each token's block index and all block indices, computed once per pass."""
         index_key = ("of_token", tokens, block_size)
-        block_of_token = self.computed_once(index_key, lambda: self.t.like(self.t.like(self.token_positions(tokens))))
+        block_of_token = self.compute_once(index_key, lambda: self.t.like(self.t.like(self.token_positions(tokens))))
         return block_of_token, self.token_positions(floor_div(tokens, block_size))
 
     def core_BlockSumMatmul(self, operation: Step) -> None:
@@ -41,7 +41,7 @@ class LocalAttentionKernels(PositionKernels):
             self.bind(output, self._split_local_heads(self._split_into_blocks(x, block_size), heads))
             return
         neighbour_blocks = self._split_local_heads(
-            self._join_neighbour_blocks(self._split_into_blocks(self._keep_first_rows(x, tokens), block_size)), heads
+            self._join_neighbour_blocks(self._split_into_blocks(self._first_rows(x, tokens), block_size)), heads
         )
         self.bind(
             output,
@@ -58,7 +58,7 @@ class LocalAttentionKernels(PositionKernels):
             [neighbour_blocks, aten.expand(block_sums, (*neighbour_blocks.shape[:2], *block_sums.shape[2:]))], -2
         )
 
-    def _keep_first_rows(self, x: Tensor, row_count: Any) -> Tensor:
+    def _first_rows(self, x: Tensor, row_count: Any) -> Tensor:
         """Returns the first rows of x, or x if it has no more rows."""
         return x if x.shape[1] == row_count else self.t.slice(x, row_count, 1)
 
@@ -90,7 +90,7 @@ class LocalAttentionKernels(PositionKernels):
     def do_local_mask(self, operation: Step) -> None:
         mask_options, tokens = operation.options, self.run_config.new_rows(operation.options["of"])
         mask_sizes = tokens, mask_options["radius"], mask_options["block_sums"]
-        self.computed_once(
+        self.compute_once(
             ("blocks", *mask_sizes), lambda: self._local_mask(*mask_sizes, list(map(self.tensor_of, operation.ins)))
         )
 
@@ -139,7 +139,7 @@ class LocalAttentionKernels(PositionKernels):
             lambda q, k, v, *bias: self._local_core(q, k, v, mask, dropout, *bias), q, k, v, bias
         )
         attention_output = self.t.flatten(self.t.transpose(attention_output, -2, -3), 1, 2)
-        self.store_tensor(operation.outs[0], self._keep_first_rows(attention_output, tokens))
+        self.store_tensor(operation.outs[0], self._first_rows(attention_output, tokens))
 
     def _local_core(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, bias: Tensor | None = None

@@ -10,7 +10,7 @@ from ....components.base import BY_TORCH
 from ....evidence import compared
 from ....flow.axis import element_count
 from ....flow.program import Step
-from ....flow.tree import OpUse
+from ....flow.tree import CountedOp
 from ....ops import Linear
 from ....workload.lora import BLOCK, GATE_AND_UP, PROJECTIONS
 from ...autograd import record
@@ -107,7 +107,7 @@ class LoraKernels(FakeQuantizationKernels):
         """Whether a linear layer has an adapter."""
         return self.adapters is not None and self.layer_name(operation) in self.adapters.targets
 
-    def unread_parameters(self, module_name: str, parameter_use: OpUse) -> list[Tensor]:
+    def unread_parameters(self, module_name: str, parameter_use: CountedOp) -> list[Tensor]:
         """Returns unread parameters with adapters, because PEFT adapts layers by name."""
         adapters, tensors = self.adapters, super().unread_parameters(module_name, parameter_use)
         if (

@@ -33,7 +33,7 @@ class PositionKernels(AttentionVariantKernels):
         output = operation.outs[0]
         heads, (query_count, key_count) = output.axes[0].size, self._query_and_key_counts(operation)
         alibi_key = ("alibi", heads, query_count, key_count)
-        self.bind(output, self.computed_once(alibi_key, lambda: self._alibi_bias(heads, query_count, key_count)))
+        self.bind(output, self.compute_once(alibi_key, lambda: self._alibi_bias(heads, query_count, key_count)))
 
     def _alibi_bias(self, heads: Any, query_count: Any, key_count: Any) -> Tensor:
         """Computes the bias [heads, queries, keys] in float32 (`alibi_bias`)."""
@@ -81,7 +81,7 @@ class PositionKernels(AttentionVariantKernels):
         row_count, table_width = self.run_config.new_rows(output.rows), output.width
         if not operation.options["once"]:
             sinusoid_key = ("distances", row_count, table_width)
-            angles = self.computed_once(
+            angles = self.compute_once(
                 sinusoid_key, lambda: self._angle_table(self.token_positions(row_count), 2 * ceil_div(table_width, 2))
             )
             self.store_tensor(output, self._sines_and_cosines(angles, dtype))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ....algebra import Number, ceil_div, minimum
 from ....components.base import BY_TORCH
 from ....evidence import compared
-from ....flow.program import Alternatives, Scope, Step
+from ....flow.program import AlternativeBranches, ModuleScope, Step
 from ....flow.value import Value
 from ....workload.derived_rows import QueryKeyPairs
 from ...tensor import FLOAT32, INT32, Tensor
@@ -42,7 +42,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         """Whether one kernel computes all of attention, including every score term and mask."""
         return self.choices.attention == "flash" and not self.trained
 
-    def choose_branch(self, alternatives: Alternatives) -> Scope:
+    def choose_branch(self, alternatives: AlternativeBranches) -> ModuleScope:
         """Returns the absorbed form of latent attention if keys are selected, even in prefill."""
         absorbed_form = alternatives.branches.get("absorbed")
         if absorbed_form is None or not self.computes_scores_in_kernel or self.run_config.execution.mla != "auto":

@@ -28,35 +28,35 @@ SETTINGS = ("aligner", "compression", "freeze", "generation", "projector", "quan
 SECTIONS = ("vision_config", "audio_config", "vq_config", "discrete_vision_config", "discrete_audio_config")
 
 
-def sections_of(root_type: str, reader_file: str) -> Mapping[str, TowerSection]:
+def sections_of(root_model_type: str, reader_file: str) -> Mapping[str, TowerSection]:
     """Returns the supported sections of a wrapper's config by name. reader_file: the family's `tower_file`."""
     if not reader_file:
         return {}
     sections_by_type: dict[str, dict[str, TowerSection]] = import_module(f".{reader_file}", __package__).WRAPPERS
-    return sections_by_type[root_type]
+    return sections_by_type[root_model_type]
 
 
 def read_towers(
-    root_type: str,
+    root_model_type: str,
     family: Family,
     root_config: Mapping[str, Any],
-    text_width: int,
+    text_hidden_size: int,
     section_aliases: Mapping[str, Mapping[str, str]],
 ) -> tuple[Table, list[str]]:
     """Returns the `towers` table of a wrapper's description, and remarks.
 
-    root_type: the wrapper's model type.
+    root_model_type: the wrapper's model type.
     family: its record.
-    text_width: width of the text model.
+    text_hidden_size: width of the text model.
     section_aliases: section → the `attribute_map` of its configuration class; under the empty name the wrapper's.
     """
-    supported_sections, towers, notes = sections_of(root_type, family.tower_file), Table(), list[str]()
+    supported_sections, towers, notes = sections_of(root_model_type, family.tower_file), Table(), list[str]()
     for section_name in dict.fromkeys((*SECTIONS, *supported_sections, *family.uncounted_encoders)):
         tower_section = root_config.get(section_name)
         if section_name not in supported_sections:
-            stated_type = tower_section.get("model_type") if isinstance(tower_section, dict) else None
+            stated_model_type = tower_section.get("model_type") if isinstance(tower_section, dict) else None
             if isinstance(tower_section, dict) or section_name in family.uncounted_encoders:
-                encoder_type = stated_type or family.uncounted_encoders.get(
+                encoder_type = stated_model_type or family.uncounted_encoders.get(
                     section_name, section_name.removesuffix("_config")
                 )
                 notes.append(f"its encoder is not counted: {section_name}: '{encoder_type}' is not supported")
@@ -67,11 +67,11 @@ def read_towers(
             notes.append(f"{section_name}: not given; its encoder has its class's defaults")
         try:
             tower_tables, remarks = _read_section(
-                root_type,
+                root_model_type,
                 root_config,
                 section_name,
                 supported_sections[section_name],
-                text_width,
+                text_hidden_size,
                 section_aliases.get(section_name, {}),
                 section_aliases.get("", {}),
             )
@@ -111,11 +111,11 @@ def _unread_sections(family: Family, root_config: Mapping[str, Any], read_names:
 
 
 def _read_section(
-    root_type: str,
+    root_model_type: str,
     root_config: Mapping[str, Any],
     section_name: str,
     section: TowerSection,
-    text_width: int,
+    text_hidden_size: int,
     class_aliases: Mapping[str, str],
     root_aliases: Mapping[str, str],
 ) -> tuple[Table, list[str]]:
@@ -126,8 +126,8 @@ def _read_section(
     section_fields = section.default_section if root_config.get(section_name) is None else root_config[section_name]
     if not isinstance(section_fields, dict):
         raise InputError(f"{section_name}: {type(section_fields).__name__}; expected a table of fields")
-    stated_type = section_fields.get("model_type")
-    model_type = next(iter(section.defaults_by_type)) if stated_type in (None, "") else stated_type
+    stated_model_type = section_fields.get("model_type")
+    model_type = next(iter(section.defaults_by_type)) if stated_model_type in (None, "") else stated_model_type
     if not isinstance(model_type, str) or model_type not in section.defaults_by_type:
         raise InputError(
             f"{section_name}.model_type: {model_type!r}; expected one of {', '.join(section.defaults_by_type)}"
@@ -139,8 +139,8 @@ def _read_section(
         location=f"{section_name}.",
         aliases={**class_aliases, **section.aliases},
     )
-    wrapper_config = Config(root_config, section.wrapper_defaults, root_type, aliases=root_aliases)
-    tower_tables = section.read_tower(wrapper_config, config, text_width)
+    wrapper_config = Config(root_config, section.wrapper_defaults, root_model_type, aliases=root_aliases)
+    tower_tables = section.read_tower(wrapper_config, config, text_hidden_size)
     for tower, tower_fields in tower_tables.items():
         try:
             TypeAdapter(Tower).validate_python(tower_fields)

@@ -32,11 +32,11 @@ def _whisper_encoder(config: Config, width: str, depth: str, heads: str, ffn_wid
     return {"type": "audio", "hidden_size": config.integer(width), "stack": stack}
 
 
-def _read_qwen2_audio(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_qwen2_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen2-Audio, which averages pairs of positions before one linear layer."""
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
     tower["audio"] = _audio_clip_rule(config, 2)
-    linear_layers = projector(config.integer("d_model"), (text_width, True, "identity"), frames=2, merged="mean")
+    linear_layers = projector(config.integer("d_model"), (text_hidden_size, True, "identity"), frames=2, merged="mean")
     return {"audio_tower": tower, "multi_modal_projector": linear_layers}
 
 
@@ -45,31 +45,31 @@ def _audio_clip_rule(config: Config, merge_size: int, **rule_fields: int | bool)
     return {"type": "clips", "frames": 2 * config.integer("max_source_positions"), "merge": merge_size, **rule_fields}
 
 
-def _read_voxtral(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_voxtral(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Voxtral: consecutive positions are concatenated to the FFN width of the encoder's layers."""
     tower = _whisper_encoder(config, *WHISPER_NAMES)
     hidden, activation = config.integer("hidden_size"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
     merged_frames = config.quotient("hidden_size", config.integer("intermediate_size"), hidden)
     tower["audio"] = _audio_clip_rule(config, merged_frames, padded=True, several=True)
-    linear_layers = two_linear_layers(text_width, activation, bias=False)
+    linear_layers = two_linear_layers(text_hidden_size, activation, bias=False)
     return {"audio_tower": tower, "multi_modal_projector": projector(hidden, *linear_layers, frames=merged_frames)}
 
 
-def _read_audio_flamingo(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_audio_flamingo(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Audio Flamingo 3, whose processor reads ten minutes: pairs of positions are averaged."""
-    towers = _read_moss(root_config, config, text_width, frames=2, merged="mean")
+    towers = _read_moss(root_config, config, text_hidden_size, frames=2, merged="mean")
     towers["audio_tower"]["audio"] = _audio_clip_rule(config, 2, several=True, max_clips=20)
     return towers
 
 
-def _read_music_flamingo(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_music_flamingo(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Music Flamingo, whose processor reads twenty minutes and writes a mark before and after the tokens."""
-    towers = _read_audio_flamingo(root_config, config, text_width)
+    towers = _read_audio_flamingo(root_config, config, text_hidden_size)
     towers["audio_tower"]["audio"] |= {"max_clips": 40, "marks": 2}
     return towers
 
 
-def _read_moss(root_config: Config, config: Config, text_width: int, **merge_fields: Any) -> Table:
+def _read_moss(root_config: Config, config: Config, text_hidden_size: int, **merge_fields: Any) -> Table:
     """Reads MOSS-Transcribe-Diarize: concatenated positions, linear layers and a final norm.
 
     merge_fields: how another projector of two linear layers merges positions.
@@ -77,12 +77,12 @@ def _read_moss(root_config: Config, config: Config, text_width: int, **merge_fie
     bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
     merge_fields = merge_fields or {"frames": root_config.integer("audio_merge_size"), "out_norm": layernorm()}
     linear_layers = projector(
-        config.integer("hidden_size"), *two_linear_layers(text_width, activation, bias), **merge_fields
+        config.integer("hidden_size"), *two_linear_layers(text_hidden_size, activation, bias), **merge_fields
     )
     return {"audio_tower": _whisper_encoder(config, *WHISPER_NAMES), "multi_modal_projector": linear_layers}
 
 
-def _read_glmasr(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_glmasr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads GLM-ASR: Whisper's encoder with RoPE instead of its positions, and an inner width of twice the text's."""
     hidden, heads, norm = config.integer("hidden_size"), config.integer("num_attention_heads"), layernorm()
     kv_heads = config.optional_integer("num_key_value_heads") or heads
@@ -100,13 +100,13 @@ def _read_glmasr(root_config: Config, config: Config, text_width: int) -> Table:
     }
     merged_frames = config.quotient("hidden_size", config.integer("intermediate_size"), hidden)
     linear_layers = two_linear_layers(
-        text_width, root_config.choice(ACTIVATIONS, "projector_hidden_act"), inner_width=2 * text_width
+        text_hidden_size, root_config.choice(ACTIVATIONS, "projector_hidden_act"), inner_width=2 * text_hidden_size
     )
     tower = {"type": "audio", "hidden_size": hidden, "stack": stack, "audio": {**clip_rule, "merge": GLM_MERGE}}
     return {"audio_tower": tower, "multi_modal_projector": projector(hidden, *linear_layers, frames=merged_frames)}
 
 
-def _read_ultravox(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_ultravox(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Ultravox: concatenated positions, a norm, a gated linear layer, and a linear layer to the text's width.
 
     A norm follows the gated layer (`projector_ln_mid`, from version 0.5 on) or the last one. An encoder that
@@ -134,27 +134,29 @@ def _read_ultravox(root_config: Config, config: Config, text_width: int) -> Tabl
     return {
         "audio_tower": tower,
         "audio_projector": {**projector(config.integer("d_model"), **frame_stacking), "maps": [gated_layer]},
-        "multi_modal_projector": projector(inner_width // 2, (text_width, False, "identity"), out_norm=last_norm),
+        "multi_modal_projector": projector(inner_width // 2, (text_hidden_size, False, "identity"), out_norm=last_norm),
     }
 
 
-def _read_phi4_vision(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_phi4_vision(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Phi-4-multimodal's vision encoder: SigLIP with its head, and average pooling of patch blocks.
 
     Vectors mark ends of lines and separate images; the projector has two linear layers.
     """
-    pooling: Table = {"merge": 2, "merged": "mean", "input_marks": 2}
+    pooling_table: Table = {"merge": 2, "merged": "mean", "input_marks": 2}
     image_resizing = {"type": "dynamic_hd", "size": config.integer("image_size"), "max_tiles": PHI4_TILES, "merge": 2}
     return {
         "image_processor": {
             **siglip_of_rows(config, patches_per_side(config) ** 2, has_pooling=True),
             "image": image_resizing,
         },
-        "image_projector": projector(config.integer("hidden_size"), *two_linear_layers(text_width), **pooling),
+        "image_projector": projector(
+            config.integer("hidden_size"), *two_linear_layers(text_hidden_size), **pooling_table
+        ),
     }
 
 
-def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Phi-4-multimodal's audio encoder: a conformer with a relative position bias.
 
     It has two linear layers for audio alone and two for audio with images.
@@ -181,7 +183,7 @@ def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Ta
         first_conv,
         *({**first_conv, "separable": True} for _ in range(time_reduction.bit_length() - 2)),
     ]
-    subsampling = {
+    subsampling_table = {
         "num_mel_bins": config.integer("input_size"),
         "convolutions": halving_convolutions,
         "bias": True,
@@ -199,7 +201,7 @@ def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Ta
     tower = {
         "type": "conformer",
         "hidden_size": hidden,
-        "subsampling": subsampling,
+        "subsampling": subsampling_table,
         "num_hidden_layers": config.integer("num_blocks"),
         "attention": {"num_attention_heads": heads, "bias": True},
         "convolution": convolution,
@@ -213,7 +215,7 @@ def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Ta
         },
         "relative_buckets": config.integer("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
     }
-    audio_projector = projector(hidden, *two_linear_layers(text_width), frames=config.integer("downsample_rate"))
+    audio_projector = projector(hidden, *two_linear_layers(text_hidden_size), frames=config.integer("downsample_rate"))
     return {
         "audio_encoder": tower,
         "audio_projector": {**audio_projector, "with_images": False},

@@ -33,7 +33,7 @@ The processor also writes the number of lines and columns in digits, which count
 """
 
 
-def _read_emu3(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_emu3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Emu 3's image tokenizer. Its levels with attention must have hidden_size channels."""
     base_channels, channel_multipliers = _read_channels(config)
     attended_levels = _read_numbers(config, "attn_resolutions", minimum=0)
@@ -48,7 +48,7 @@ def _read_emu3(root_config: Config, config: Config, text_width: int) -> Table:
                 hidden,
                 f"{base_channels * channel_multipliers[channel_level]}, the channels of level {channel_level}",
             )
-    tokenizer = _tokenizer(config, base_channels, channel_multipliers) | {
+    tokenizer = _image_tokenizer_fields(config, base_channels, channel_multipliers) | {
         "attn_resolutions": [
             channel_level for channel_level in attended_levels if channel_level < len(channel_multipliers)
         ],
@@ -74,7 +74,7 @@ def _read_channels(config: Config) -> tuple[int, list[int]]:
     return base_channels, channel_multiples
 
 
-def _tokenizer(config: Config, base_channels: int, channel_multipliers: list[int]) -> Table:
+def _image_tokenizer_fields(config: Config, base_channels: int, channel_multipliers: list[int]) -> Table:
     """Returns the fields that the image tokenizers of Emu 3 and Janus share."""
     return {
         "type": "image_tokenizer",
@@ -90,18 +90,18 @@ def _tokenizer(config: Config, base_channels: int, channel_multipliers: list[int
     }
 
 
-def _read_janus_tokenizer(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_janus_tokenizer(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Janus's image tokenizer, and the weights with which the text model generates images."""
     base_channels, channel_multipliers = _read_channels(config)
     projection_width, code_count = config.integer("projection_dim"), config.integer("num_embeddings")
     activation = config.choice(ACTIVATIONS, "hidden_act")
-    tokenizer = _tokenizer(config, base_channels, channel_multipliers) | {
+    tokenizer = _image_tokenizer_fields(config, base_channels, channel_multipliers) | {
         "attn_resolutions": [len(channel_multipliers) - 1],
         "attention": {"num_attention_heads": 1, **biases(True, *QKVO)},
         "codebook_size": code_count,
         "over_frames": False,
         "generation": {
-            "maps": _aligner(config.integer("num_hidden_layers"), projection_width, activation),
+            "maps": _aligner_layers(config.integer("num_hidden_layers"), projection_width, activation),
             "head_input_size": config.integer("image_token_embed_dim"),
             "head": [
                 {"size": projection_width, "bias": True, "hidden_act": activation},
@@ -112,13 +112,13 @@ def _read_janus_tokenizer(root_config: Config, config: Config, text_width: int) 
     return {"image_tokenizer": tokenizer}
 
 
-def _aligner(layer_count: int, text_width: int, activation: str) -> list[Table]:
+def _aligner_layers(layer_count: int, text_hidden_size: int, activation: str) -> list[Table]:
     """Returns linear layers of one width, with an activation between each two of them."""
-    linear_layer = {"size": text_width, "bias": True}
+    linear_layer = {"size": text_hidden_size, "bias": True}
     return [{**linear_layer, "hidden_act": activation}] * (layer_count - 1) + [linear_layer]
 
 
-def _read_janus(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_janus(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Janus's encoder for image understanding: SigLIP, whose attention has a bias or none, and linear layers."""
     config.require("use_qk_norm", False)
     hidden, activation = config.integer("hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
@@ -133,7 +133,7 @@ def _read_janus(root_config: Config, config: Config, text_width: int) -> Table:
     )
     if image_tokens == patches_per_side(config) ** 2:
         tower["image"] = {"type": "fixed", "size": config.integer("image_size"), "tokens": image_tokens, "marks": 2}
-    linear_layers = _aligner(config.integer("depth"), config.integer("projection_dim"), activation)
+    linear_layers = _aligner_layers(config.integer("depth"), config.integer("projection_dim"), activation)
     return {"vision_model": tower, "aligner": {**projector(hidden), "maps": linear_layers}}
 
 

@@ -13,7 +13,7 @@ WINDOW, HOP = 400, 960
 """The samples of a frame in Fun-ASR's processor, and those from one group of six frames to the next."""
 
 
-def _read_fun_asr(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Fun-ASR. The last layer of transcription and the last of timestamps end in a norm."""
     hidden, heads, depth = (
         config.integer(field) for field in ("hidden_size", "num_attention_heads", "num_hidden_layers")
@@ -38,21 +38,25 @@ def _read_fun_asr(root_config: Config, config: Config, text_width: int) -> Table
         "normed_layers": [transcription_layers - 1, depth - 1],
         "audio": {"type": "recording", "window": WINDOW, "hop": HOP},
     }
-    adaptor = root_config.section(
-        "adaptor_config", {**ADAPTOR, "hidden_size": text_width, "intermediate_size": text_width // 4}
+    adaptor_table = root_config.section(
+        "adaptor_config", {**ADAPTOR, "hidden_size": text_hidden_size, "intermediate_size": text_hidden_size // 4}
     )
-    adaptor.require("hidden_size", text_width)
+    adaptor_table.require("hidden_size", text_hidden_size)
     block = layer_table(
-        self_attention(adaptor, **biases(True, *QKVO)),
-        mlp(adaptor.integer("intermediate_size"), adaptor.choice(ACTIVATIONS, "hidden_act")),
-        layernorm(adaptor.number("layer_norm_eps")),
+        self_attention(adaptor_table, **biases(True, *QKVO)),
+        mlp(adaptor_table.integer("intermediate_size"), adaptor_table.choice(ACTIVATIONS, "hidden_act")),
+        layernorm(adaptor_table.number("layer_norm_eps")),
     )
-    inner_layer = adaptor.integer("projector_hidden_size"), True, adaptor.choice(ACTIVATIONS, "projector_hidden_act")
-    stack = {"num_hidden_layers": adaptor.integer("num_hidden_layers"), "block": block}
-    adaptor.finish(frozenset({"attention_dropout", "hidden_dropout", "model_type"}), config)
+    inner_layer = (
+        adaptor_table.integer("projector_hidden_size"),
+        True,
+        adaptor_table.choice(ACTIVATIONS, "projector_hidden_act"),
+    )
+    stack = {"num_hidden_layers": adaptor_table.integer("num_hidden_layers"), "block": block}
+    adaptor_table.finish(frozenset({"attention_dropout", "hidden_dropout", "model_type"}), config)
     return {
         "audio_tower": tower,
-        "multi_modal_projector": projector(hidden, inner_layer, (text_width, True, "identity"), stack=stack),
+        "multi_modal_projector": projector(hidden, inner_layer, (text_hidden_size, True, "identity"), stack=stack),
     }
 
 

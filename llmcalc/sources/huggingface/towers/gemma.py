@@ -33,7 +33,7 @@ GEMMA3N_FRAMES: Table = {"window": 513, "multiple": 128, "tokens": 188, "max_sec
 """How the published processors cut audio into frames, and the tokens that they write for a recording."""
 
 
-def _read_gemma4_vision(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_gemma4_vision(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Gemma 4's vision encoder: two position embeddings, and gated layers with four norms.
 
     The input and output of linear layers may be clamped (four bounds each).
@@ -53,15 +53,17 @@ def _read_gemma4_vision(root_config: Config, config: Config, text_width: int) ->
     tower = vision_transformer(
         config, block, positions=position_table, standardize=standardizes, clamps=clamp_count, image=image_resizing
     )
-    pooling: Table = {"merge": merge_size, "merged": "mean", "norm": unweighted_norm}
+    pooling_table: Table = {"merge": merge_size, "merged": "mean", "norm": unweighted_norm}
     return {
         "vision_tower": tower,
-        "embed_vision": projector(config.integer("hidden_size"), (text_width, False, "identity"), **pooling),
+        "embed_vision": projector(
+            config.integer("hidden_size"), (text_hidden_size, False, "identity"), **pooling_table
+        ),
     }
 
 
 def _conformer_encoder(
-    config: Config, field_prefix: str, activation: str, subsampling: Table, **encoder_fields: Any
+    config: Config, field_prefix: str, activation: str, subsampling_table: Table, **encoder_fields: Any
 ) -> Table:
     """Returns the layers of the Universal Speech Model. field_prefix: common prefix of the config fields."""
     hidden_size, norm = config.integer("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
@@ -78,7 +80,7 @@ def _conformer_encoder(
     return {
         "type": "conformer",
         "hidden_size": hidden_size,
-        "subsampling": subsampling,
+        "subsampling": subsampling_table,
         "num_hidden_layers": config.integer(f"{field_prefix}num_hidden_layers"),
         "attention": mixer,
         "convolution": {"kernel_size": kernel_size, "hidden_act": activation, "norm": norm},
@@ -101,13 +103,13 @@ def _read_pair(config: Config, field_name: str) -> list[int]:
     return list(size_pair)
 
 
-def _read_gemma4_audio(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_gemma4_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Gemma 4's audio encoder. Its class requires as many mel bins as channels in the first convolution."""
     first_channels, second_channels = _read_pair(config, "subsampling_conv_channels")
     if first_channels < 4:
         raise config.error("subsampling_conv_channels", first_channels, "4 channels or more")
     norm = layernorm(config.number("rms_norm_eps"), bias=False)
-    subsampling = {
+    subsampling_table = {
         "num_mel_bins": first_channels // 4 * 4,
         "convolutions": [{"channels": first_channels}, {"channels": second_channels}],
         "norm": norm,
@@ -116,16 +118,16 @@ def _read_gemma4_audio(root_config: Config, config: Config, text_width: int) -> 
     clamp_count = 4 * 10 if config.flag("use_clipped_linears") else 0
     audio_framing = {"type": "recording", **GEMMA4_FRAMES}
     tower = _conformer_encoder(
-        config, "", activation, subsampling, output_size=output_width, clamps=clamp_count, audio=audio_framing
+        config, "", activation, subsampling_table, output_size=output_width, clamps=clamp_count, audio=audio_framing
     )
     unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     return {
         "audio_tower": tower,
-        "embed_audio": projector(output_width, (text_width, False, "identity"), norm=unweighted_norm),
+        "embed_audio": projector(output_width, (text_hidden_size, False, "identity"), norm=unweighted_norm),
     }
 
 
-def _read_unified_vision(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_unified_vision(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads unified Gemma 4's vision: a patch is a block of pooling_kernel_size × pooling_kernel_size patches."""
     embedding_width, unweighted_norm = (
         config.integer("mm_embed_dim"),
@@ -133,7 +135,7 @@ def _read_unified_vision(root_config: Config, config: Config, text_width: int) -
     )
     patches = {"patch_size": config.integer("patch_size") * config.integer("pooling_kernel_size"), "bias": True}
     position_table = {"rows": config.integer("mm_posemb_size"), "axes": 2}
-    embedder = {
+    embedder_table = {
         "type": "patches",
         "hidden_size": embedding_width,
         "patches": patches,
@@ -142,19 +144,19 @@ def _read_unified_vision(root_config: Config, config: Config, text_width: int) -
         "image": {**GEMMA4_BUDGET, "merge": 1, "projects_padding": True},
     }
     return {
-        "vision_embedder": embedder,
+        "vision_embedder": embedder_table,
         "embed_vision": projector(
-            config.integer("output_proj_dims"), (text_width, False, "identity"), norm=unweighted_norm
+            config.integer("output_proj_dims"), (text_hidden_size, False, "identity"), norm=unweighted_norm
         ),
     }
 
 
-def _read_unified_audio(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_unified_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     frame_size = config.integer("audio_embed_dim", "hidden_size", "output_proj_dims", "audio_samples_per_token")
     return {
         "embed_audio": projector(
             frame_size,
-            (text_width, False, "identity"),
+            (text_hidden_size, False, "identity"),
             norm=rmsnorm(config.number("rms_norm_eps"), weight=False),
             raw=True,
             audio={"type": "recording", "window": 1, "hop": frame_size, "marks": 2},
@@ -162,19 +164,19 @@ def _read_unified_audio(root_config: Config, config: Config, text_width: int) ->
     }
 
 
-def _gemma3n_embedder(config: Config, text_width: int) -> Table:
+def _gemma3n_embedder(config: Config, text_hidden_size: int) -> Table:
     """Returns Gemma 3n's embedder of an encoder's outputs, with an embedding table of image or audio tokens."""
     norm, unweighted_norm = rmsnorm(config.number("rms_norm_eps")), rmsnorm(config.number("rms_norm_eps"), weight=False)
     return projector(
         config.integer("hidden_size"),
-        (text_width, False, "identity"),
+        (text_hidden_size, False, "identity"),
         norm=norm,
         out_norm=unweighted_norm,
         vocab_size=config.integer("vocab_size"),
     )
 
 
-def _read_gemma3n_vision(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_gemma3n_vision(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Gemma 3n's vision encoder, whose outputs form a fixed number of embeddings, and its embedder."""
     image_tokens, architecture = root_config.integer("vision_soft_tokens_per_image"), config.text("architecture")
     if image_tokens != GEMMA3N_IMAGE["tokens"]:
@@ -187,23 +189,32 @@ def _read_gemma3n_vision(root_config: Config, config: Config, text_width: int) -
         raise config.error("architecture", architecture, "mobilenetv5_300m_enc")
     if config.get("model_args"):
         raise config.error("model_args", config.get("model_args"), "none, because they change the architecture")
-    return {"vision_tower": mobilenet_v5(), "embed_vision": _gemma3n_embedder(config, text_width)}
+    return {"vision_tower": mobilenet_v5(), "embed_vision": _gemma3n_embedder(config, text_hidden_size)}
 
 
-def _read_gemma3n_audio(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_gemma3n_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     channels = _read_pair(config, "sscp_conv_channel_size")
     kernel_sizes, strides = (_read_pairs(config, field) for field in ("sscp_conv_kernel_size", "sscp_conv_stride_size"))
-    convolutions = [
+    convolution_tables = [
         {"channels": channel_count, "kernel": kernel_size, "stride": stride}
         for channel_count, kernel_size, stride in zip(channels, kernel_sizes, strides, strict=True)
     ]
     norm = layernorm(config.number("sscp_conv_group_norm_eps"), bias=False)
-    subsampling = {"num_mel_bins": config.integer("input_feat_size"), "convolutions": convolutions, "norm": norm}
+    subsampling_table = {
+        "num_mel_bins": config.integer("input_feat_size"),
+        "convolutions": convolution_tables,
+        "norm": norm,
+    }
     audio_framing = {"type": "recording", **GEMMA3N_FRAMES}
     tower = _conformer_encoder(
-        config, "conf_", "silu", subsampling, reduction=config.integer("conf_reduction_factor"), audio=audio_framing
+        config,
+        "conf_",
+        "silu",
+        subsampling_table,
+        reduction=config.integer("conf_reduction_factor"),
+        audio=audio_framing,
     )
-    return {"audio_tower": tower, "embed_audio": _gemma3n_embedder(config, text_width)}
+    return {"audio_tower": tower, "embed_audio": _gemma3n_embedder(config, text_hidden_size)}
 
 
 def _read_pairs(config: Config, field_name: str) -> list[list[int]]:

@@ -24,7 +24,7 @@ LEAST_PIXELS, MOST_PIXELS = 112 * 112, 9_633_792
 """Limits of the pixels of all frames in the published `preprocessor_config.json` of GLM-4.5V and GLM-OCR (`size`)."""
 
 
-def _read_glm4v(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_glm4v(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads GLM-V's vision encoder: gated layers, a merger of square blocks of patches, and a gated FFN.
 
     The layers' FFN width is the text's width. The merger is a linear layer with a norm.
@@ -33,17 +33,17 @@ def _read_glm4v(root_config: Config, config: Config, text_width: int) -> Table:
     attention = self_attention(config, "num_heads", **ROTARY, **biases(config.flag("attention_bias"), *QKV))
     block = layer_table(attention, glu(config, ffn_width=config.integer("out_hidden_size")), norm)
     stack = {"embedding_norm": norm, "final_norm": norm}
-    return _with_merger(
+    return _encoder_with_merger(
         config, block, stack, config.integer("intermediate_size"), positions={"rows": patches_per_side(config) ** 2}
     )
 
 
-def _read_glm_ocr(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_glm_ocr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads GLM-OCR's vision encoder, whose merger is wider than the text model by the number of image channels."""
     return _encoder_with_qk_norm(config, config.integer("out_hidden_size") * config.integer("in_channels"))
 
 
-def _read_glm5_next(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_glm5_next(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads GLM-5.3's vision encoder, with a stated merger width and clamped gates.
 
     The gate of its merger is clamped, too, which a projector does not describe.
@@ -57,10 +57,10 @@ def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool =
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     attention = self_attention(config, "num_heads", **ROTARY, **biases(bias, *QKVO), **qk_norm_fields(norm))
     ffn = clamped_swiglu(glu(config, bias)) if clamps_gate else glu(config, bias)
-    return _with_merger(config, layer_table(attention, ffn, norm), {"final_norm": norm}, merger_width)
+    return _encoder_with_merger(config, layer_table(attention, ffn, norm), {"final_norm": norm}, merger_width)
 
 
-def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, **encoder_fields: Any) -> Table:
+def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_width: int, **encoder_fields: Any) -> Table:
     """Returns the encoder, the linear layer that merges square patch blocks, and a gated FFN."""
     hidden_size, output_width, activation = (
         config.integer("hidden_size"),

@@ -14,7 +14,7 @@ WINDOW, HOP = 160, 320
 """The samples from the start of a recording to its first frame's end, and those of a frame, in the processor."""
 
 
-def _read_granite_speech(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_granite_speech(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Granite Speech, whose Q-Former may read the outputs of further layers beside the last one's."""
     concatenated_layers = 1 + _count_of_concatenated_layers(config)
     hidden_size, heads, window = (
@@ -44,7 +44,7 @@ def _read_granite_speech(root_config: Config, config: Config, text_width: int) -
     feature_width = concatenated_layers * hidden_size
     qformer = _qformer(root_config.section("projector_config", QFORMER), feature_width, query_count, window, config)
     linear_layer = projector(
-        feature_width, (text_width, True, "identity"), resampler=qformer, encoder_layers=concatenated_layers
+        feature_width, (text_hidden_size, True, "identity"), resampler=qformer, encoder_layers=concatenated_layers
     )
     return {"audio_encoder": tower, "projector": linear_layer}
 
@@ -66,7 +66,10 @@ def _qformer(qformer_config: Config, encoder_width: int, query_count: int, windo
     qformer_config.require("use_qformer_text_input", False)
     hidden, heads = qformer_config.integer("hidden_size"), qformer_config.integer("num_attention_heads")
     qformer_config.quotient("num_attention_heads", hidden, heads)
-    depth, frequency = qformer_config.integer("num_hidden_layers"), qformer_config.integer("cross_attention_frequency")
+    depth, cross_attention_period = (
+        qformer_config.integer("num_hidden_layers"),
+        qformer_config.integer("cross_attention_frequency"),
+    )
     qformer = {
         "type": "qformer",
         "queries": query_count,
@@ -74,7 +77,7 @@ def _qformer(qformer_config: Config, encoder_width: int, query_count: int, windo
         "num_hidden_layers": depth,
         "num_attention_heads": heads,
         "input_size": encoder_width,
-        "reading_layers": list(range(0, depth, frequency)),
+        "reading_layers": list(range(0, depth, cross_attention_period)),
         "feed_forward": mlp(
             qformer_config.integer("intermediate_size"), qformer_config.choice(ACTIVATIONS, "hidden_act")
         ),

@@ -39,13 +39,15 @@ ARIA_QUERIES = {1225: 128, 4900: 256}
 ENCODERS = {"clip_vision_model": clip_encoder, "siglip_vision_model": siglip_encoder, "pixtral": pixtral_encoder}
 
 
-def _read_llava(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_llava(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads LLaVA: one of several encoders, and two linear layers."""
     layers = layers_of_features(root_config)
     feature_width = layers * config.integer("hidden_size")
     return {
         "vision_tower": ENCODERS[config.model_type](config) | _image_rule(root_config, config),
-        "multi_modal_projector": two_layer_projector(root_config, feature_width, text_width, encoder_layers=layers),
+        "multi_modal_projector": two_layer_projector(
+            root_config, feature_width, text_hidden_size, encoder_layers=layers
+        ),
     }
 
 
@@ -70,15 +72,15 @@ def _fixed_image_rule(config: Config) -> Table:
 
 def _tiles_of_grid(root_config: Config, config: Config) -> Table:
     """Returns LLaVA-NeXT's rule for cutting an image into tiles; nothing if the config does not state it."""
-    resolutions = root_config.get("image_grid_pinpoints")
-    if config.model_type == "pixtral" or "image" not in _image_rule(root_config, config) or not resolutions:
+    tile_resolutions = root_config.get("image_grid_pinpoints")
+    if config.model_type == "pixtral" or "image" not in _image_rule(root_config, config) or not tile_resolutions:
         return {}
-    return {"image": {"type": "pinpoints", "size": config.integer("image_size"), "resolutions": resolutions}}
+    return {"image": {"type": "pinpoints", "size": config.integer("image_size"), "resolutions": tile_resolutions}}
 
 
-def _read_onevision(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_onevision(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads LLaVA-OneVision: like LLaVA-NeXT, with a limited number of tokens per image."""
-    towers = _read_llava_next(root_config, config, text_width)
+    towers = _read_llava_next(root_config, config, text_hidden_size)
     aspect_ratio = root_config.get("vision_aspect_ratio")
     tile_limit = aspect_ratio.removeprefix("anyres_max_") if isinstance(aspect_ratio, str) else ""
     if "image" in towers["vision_tower"] and tile_limit.isdecimal() and int(tile_limit) > 0:
@@ -88,9 +90,9 @@ def _read_onevision(root_config: Config, config: Config, text_width: int) -> Tab
     return towers
 
 
-def _read_llava_next(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_llava_next(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads LLaVA-NeXT: LLaVA with a learned vector at the end of each row of tokens."""
-    towers = _read_llava(root_config, config, text_width)
+    towers = _read_llava(root_config, config, text_hidden_size)
     towers["vision_tower"].pop("image", None)
     return {
         "vision_tower": towers["vision_tower"] | _tiles_of_grid(root_config, config),
@@ -98,16 +100,16 @@ def _read_llava_next(root_config: Config, config: Config, text_width: int) -> Ta
     }
 
 
-def _read_minimax_vl(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_minimax_vl(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads MiniMax-VL-01: LLaVA-NeXT, whose checkpoint lacks the norm after CLIP's layers."""
-    towers = _read_llava_next(root_config, config, text_width)
+    towers = _read_llava_next(root_config, config, text_hidden_size)
     del towers["vision_tower"]["stack"]["final_norm"]
     return towers
 
 
-def _read_video_llava(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_video_llava(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Video-LLaVA: an image encoder and a video encoder of equal sizes, with one projector."""
-    towers = _read_llava(root_config, config, text_width)
+    towers = _read_llava(root_config, config, text_hidden_size)
     towers["vision_tower"].pop("image", None)
     return {
         "image_tower": towers["vision_tower"],
@@ -116,10 +118,10 @@ def _read_video_llava(root_config: Config, config: Config, text_width: int) -> T
     }
 
 
-def _read_vipllava(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_vipllava(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads ViP-LLaVA: a norm and two linear layers over the outputs of several layers of the encoder."""
     layers = layers_of_features(root_config)
-    linear_layers = two_linear_layers(text_width, root_config.choice(ACTIVATIONS, "projector_hidden_act"))
+    linear_layers = two_linear_layers(text_hidden_size, root_config.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(root_config.number("projector_layernorm_eps"))
     image_resizing = {"image": _fixed_image_rule(config)} if config.model_type == "clip_vision_model" else {}
     return {
@@ -130,18 +132,18 @@ def _read_vipllava(root_config: Config, config: Config, text_width: int) -> Tabl
     }
 
 
-def _read_deepseek_vl(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_deepseek_vl(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads DeepSeek-VL: SigLIP and two linear layers."""
     return {
         "vision_model": {**siglip_encoder(config), "image": _fixed_image_rule(config)},
-        "aligner": projector(config.integer("hidden_size"), *two_linear_layers(text_width)),
+        "aligner": projector(config.integer("hidden_size"), *two_linear_layers(text_hidden_size)),
     }
 
 
-def _read_idefics3(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_idefics3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Idefics 3: SigLIP, and one linear layer over concatenated square patch blocks."""
     merge_size, image_size = root_config.integer("scale_factor"), config.integer("image_size")
-    connector = projector(config.integer("hidden_size"), (text_width, False, "identity"), merge=merge_size)
+    connector_table = projector(config.integer("hidden_size"), (text_hidden_size, False, "identity"), merge=merge_size)
     tokens = patches_per_side(config) ** 2 // merge_size**2
     image_resizing = {
         "type": "split",
@@ -150,10 +152,10 @@ def _read_idefics3(root_config: Config, config: Config, text_width: int) -> Tabl
         "tokens": max(tokens, 1),
     }
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
-    return {"vision_model": {**tower, "image": image_resizing}, "connector": connector}
+    return {"vision_model": {**tower, "image": image_resizing}, "connector": connector_table}
 
 
-def _read_idefics2(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_idefics2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Idefics 2: SigLIP, a gated network to the text's width, and a Perceiver, which reads its output."""
     text_config = root_config.section("text_config", {"intermediate_size": 14336, "hidden_act": "silu"})
     perceiver = root_config.section("perceiver_config", PERCEIVER)
@@ -169,11 +171,11 @@ def _read_idefics2(root_config: Config, config: Config, text_width: int) -> Tabl
     resampler = {
         "type": "perceiver",
         "queries": perceiver.integer("resampler_n_latents"),
-        "hidden_size": text_width,
+        "hidden_size": text_hidden_size,
         "num_hidden_layers": perceiver.integer("resampler_depth"),
         "attention": {**attention, **({} if kv_heads == heads else {"num_key_value_heads": kv_heads})},
         "feed_forward": {
-            "intermediate_size": 4 * text_width,
+            "intermediate_size": 4 * text_hidden_size,
             "hidden_act": perceiver.choice(ACTIVATIONS, "hidden_act"),
             "gated": True,
         },
@@ -184,13 +186,13 @@ def _read_idefics2(root_config: Config, config: Config, text_width: int) -> Tabl
         "vision_model": siglip_of_rows(config, patches_per_side(config) ** 2),
         "connector_projection": {
             **projector(config.integer("hidden_size")),
-            "maps": [gated_layer, {"size": text_width}],
+            "maps": [gated_layer, {"size": text_hidden_size}],
         },
-        "connector": projector(text_width, resampler=resampler),
+        "connector": projector(text_hidden_size, resampler=resampler),
     }
 
 
-def _read_aria(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_aria(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Aria: SigLIP, learned queries that read its patches, a norm and two linear layers."""
     require_one_layer(root_config)
     queries_of_patches = _read_query_counts(root_config)
@@ -208,7 +210,7 @@ def _read_aria(root_config: Config, config: Config, text_width: int) -> Table:
         "projected": False,
         "double_projections": True,
     }
-    linear_layers = two_linear_layers(text_width, "gelu_tanh", bias=False)
+    linear_layers = two_linear_layers(text_hidden_size, "gelu_tanh", bias=False)
     return {
         "vision_tower": tower,
         "multi_modal_projector": projector(hidden, *linear_layers, norm=norm, resampler=resampler),
@@ -230,7 +232,7 @@ def _read_query_counts(root_config: Config) -> dict[int, int]:
     return queries_of_patches
 
 
-def read_internvl(root_config: Config, config: Config, text_width: int) -> Table:
+def read_internvl(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads InternVL: a class vector, layers with scaled sublayer outputs, and a norm on concatenated patches."""
     config.require("use_mask_token", False)
     require_one_layer(root_config)
@@ -257,7 +259,7 @@ def read_internvl(root_config: Config, config: Config, text_width: int) -> Table
         image=image_resizing,
         **position_table,
     )
-    linear_layers = two_linear_layers(text_width, root_config.choice(ACTIVATIONS, "projector_hidden_act"))
+    linear_layers = two_linear_layers(text_hidden_size, root_config.choice(ACTIVATIONS, "projector_hidden_act"))
     merger = projector(
         config.integer("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(), norm_of="merged"
     )

@@ -15,27 +15,29 @@ from .qwen import IGNORED, QWEN2_5, QWEN3, read_qwen2_5, read_qwen3
 from .section import TowerSection, projector, self_attention, two_linear_layers
 
 
-def _chunked_encoder(config: Config, stem: Table, window: int, audio_framing: Table, **attention_fields: Any) -> Table:
+def _chunked_encoder(
+    config: Config, stem_table: Table, window: int, audio_framing: Table, **attention_fields: Any
+) -> Table:
     """Returns an audio encoder whose layers attend within stretches of `window` positions."""
     heads = self_attention(config, "encoder_attention_heads", "d_model", grid_window=window, **attention_fields)
     ffn = mlp(config.integer("encoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
     stack = {
         "num_hidden_layers": config.integer("encoder_layers"),
         "block": layer_table(heads, ffn, layernorm()),
-        "stem": stem,
+        "stem": stem_table,
         "position": {"type": "sinusoidal"},
     }
     return {"type": "audio", "hidden_size": config.integer("d_model"), "stack": stack, "audio": audio_framing}
 
 
-def _read_qwen2_5_audio(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_qwen2_5_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen2.5-Omni's audio encoder: Whisper's convolutions in chunks, and the mean of pairs of positions.
 
     Its table of two vectors marks the ends of a recording.
     """
-    config.require("output_dim", text_width)
+    config.require("output_dim", text_hidden_size)
     chunk_frames = 2 * config.integer("n_window")
-    stem = {
+    stem_table = {
         "num_mel_bins": config.integer("num_mel_bins"),
         "max_source_positions": config.integer("max_source_positions"),
     }
@@ -48,27 +50,27 @@ def _read_qwen2_5_audio(root_config: Config, config: Config, text_width: int) ->
     }
     tower = _chunked_encoder(
         config,
-        {**stem, "chunk": chunk_frames},
+        {**stem_table, "chunk": chunk_frames},
         -(-chunk_frames // 2),
         audio_framing,
         **biases(True, "q_bias", "v_bias", "o_bias"),
     )
-    pooling: Table = {"frames": 2, "merged": "mean", "norm": layernorm(), "output_marks": 2}
+    pooling_table: Table = {"frames": 2, "merged": "mean", "norm": layernorm(), "output_marks": 2}
     return {
         "audio_tower": tower,
-        "audio_projector": projector(config.integer("d_model"), (text_width, True, "identity"), **pooling),
+        "audio_projector": projector(config.integer("d_model"), (text_hidden_size, True, "identity"), **pooling_table),
     }
 
 
-def _read_qwen3_audio(root_config: Config, config: Config, text_width: int) -> Table:
-    config.require("output_dim", text_width)
-    return _qwen3_audio_towers(config, text_width)
+def _read_qwen3_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    config.require("output_dim", text_hidden_size)
+    return _qwen3_audio_towers(config, text_hidden_size)
 
 
-def _qwen3_audio_towers(config: Config, text_width: int, has_whole_chunks: bool = False) -> Table:
+def _qwen3_audio_towers(config: Config, text_hidden_size: int, has_whole_chunks: bool = False) -> Table:
     """Returns Qwen3-Omni's audio encoder: three convolutions over time and frequency in chunks, and two linear layers.
 
-    text_width: that of the output. has_whole_chunks: whether a recording shorter than a chunk is padded to one.
+    text_hidden_size: that of the output. has_whole_chunks: whether a recording shorter than a chunk is padded to one.
     """
     chunk_frames, channels = 2 * config.integer("n_window"), config.integer("downsample_hidden_size")
     window_chunks = config.integer("n_window_infer") // chunk_frames
@@ -76,7 +78,7 @@ def _qwen3_audio_towers(config: Config, text_width: int, has_whole_chunks: bool 
         raise config.error(
             "n_window_infer", config.get("n_window_infer"), f"{chunk_frames} or more, the frames of a chunk"
         )
-    subsampling = {
+    subsampling_table = {
         "num_mel_bins": config.integer("num_mel_bins"),
         "convolutions": [{"channels": channels, "bias": True}] * 3,
         "hidden_act": "gelu",
@@ -84,17 +86,21 @@ def _qwen3_audio_towers(config: Config, text_width: int, has_whole_chunks: bool 
         "whole_chunks": has_whole_chunks,
     }
     audio_framing = {"type": "chunks", "chunk": chunk_frames, "halvings": 3, "drops_rest": True}
-    stem = {"type": "spectrum", "subsampling": subsampling}
-    tower = _chunked_encoder(config, stem, -(-chunk_frames // 8) * window_chunks, audio_framing, **biases(True, *QKVO))
+    stem_table = {"type": "spectrum", "subsampling": subsampling_table}
+    tower = _chunked_encoder(
+        config, stem_table, -(-chunk_frames // 8) * window_chunks, audio_framing, **biases(True, *QKVO)
+    )
     tower["stack"]["final_norm"] = layernorm()
     hidden_size, activation = config.integer("d_model"), config.choice(ACTIVATIONS, "activation_function")
     return {
         "audio_tower": tower,
-        "audio_projector": projector(hidden_size, *two_linear_layers(text_width, activation, inner_width=hidden_size)),
+        "audio_projector": projector(
+            hidden_size, *two_linear_layers(text_hidden_size, activation, inner_width=hidden_size)
+        ),
     }
 
 
-def _read_qwen3_asr(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_qwen3_asr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen3-ASR: Qwen3-Omni's encoder; recordings of less than half a second are padded to one."""
     towers = _qwen3_audio_towers(config, config.integer("output_dim"), has_whole_chunks=True)
     towers["audio_tower"]["audio"]["least_samples"] = QWEN3_ASR_SAMPLES

@@ -23,7 +23,7 @@ from .section import (
 from .siglip import SIGLIP, siglip_encoder, siglip_of_rows
 
 
-def _read_ovis2(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_ovis2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Ovis 2: AIMv2's gated layers, a head over visual words, and the visual embedding table.
 
     The class adds the positions after the norm of the patches, which changes no count.
@@ -65,7 +65,7 @@ def _aimv2_encoder(config: Config) -> Table:
     )
 
 
-def _read_ovis(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_ovis(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Ovis 1.6 and 2 in their own code: an encoder of `backbone_config` below the head over visual words."""
     config.require("drop_cls_token", False)
     config.require("depths", None)
@@ -86,10 +86,13 @@ def _read_ovis(root_config: Config, config: Config, text_width: int) -> Table:
     tower = _with_image_rule(tower, backbone_config, config)
     backbone_config.finish(IGNORED | BACKBONE_FIELDS)
     config.unknown += backbone_config.unknown
-    return {"vision_tower": tower, **_visual_vocabulary(config, tower["hidden_size"], text_width, OVIS_INDICATORS)}
+    return {
+        "vision_tower": tower,
+        **_visual_vocabulary(config, tower["hidden_size"], text_hidden_size, OVIS_INDICATORS),
+    }
 
 
-def _read_ovis2_5(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_ovis2_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Ovis 2.5: SigLIP 2 with RoPE, and position embeddings between which it interpolates."""
     config.require("temporal_patch_size", 1)
     config.require("fullatt_block_indexes", None)
@@ -108,7 +111,7 @@ def _read_ovis2_5(root_config: Config, config: Config, text_width: int) -> Table
     return {
         "vision_tower": {**tower, "image": image_resizing},
         **_visual_vocabulary(
-            config, tower["hidden_size"], text_width, OVIS2_5_INDICATORS, root_config.integer("visual_vocab_size")
+            config, tower["hidden_size"], text_hidden_size, OVIS2_5_INDICATORS, root_config.integer("visual_vocab_size")
         ),
     }
 
@@ -118,7 +121,7 @@ OVIS2_5_SIDES = 448, 1792
 
 
 def _visual_vocabulary(
-    config: Config, encoder_width: int, text_width: int, indicator_count: int, vocab_size: int | None = None
+    config: Config, encoder_width: int, text_hidden_size: int, indicator_count: int, vocab_size: int | None = None
 ) -> Table:
     """Returns the head over visual words and their embedding table, whose last rows mark images.
 
@@ -137,7 +140,7 @@ def _visual_vocabulary(
     return {
         "visual_head": head,
         "visual_embeddings_table": projector(
-            visual_token_count, (text_width, False, "identity"), output_marks=indicator_count
+            visual_token_count, (text_hidden_size, False, "identity"), output_marks=indicator_count
         ),
     }
 

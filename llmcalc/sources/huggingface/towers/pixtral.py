@@ -43,11 +43,11 @@ def pixtral_encoder(config: Config) -> Table:
     )
 
 
-def _read_mistral3(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_mistral3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Mistral 3: square patch blocks merged to one patch's width, then two linear layers."""
     require_one_layer(root_config)
     merge_size, hidden = root_config.integer("spatial_merge_size"), config.integer("hidden_size")
-    merger = two_layer_projector(root_config, hidden, text_width, merge=merge_size, norm=rmsnorm(1e-5))
+    merger = two_layer_projector(root_config, hidden, text_hidden_size, merge=merge_size, norm=rmsnorm(1e-5))
     image_resizing = {"type": "longest_edge", "size": config.integer("image_size"), "merge": merge_size}
     return {
         "vision_tower": {**pixtral_encoder(config), "image": image_resizing},
@@ -55,10 +55,10 @@ def _read_mistral3(root_config: Config, config: Config, text_width: int) -> Tabl
     }
 
 
-def _read_lighton(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_lighton(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads LightOnOCR: Mistral 3 without biases in the projector."""
     merge_size, hidden = root_config.integer("spatial_merge_size"), config.integer("hidden_size")
-    linear_layers = ((hidden, False, "identity"), *two_linear_layers(text_width, bias=False))
+    linear_layers = ((hidden, False, "identity"), *two_linear_layers(text_hidden_size, bias=False))
     image_resizing = {
         "type": "longest_edge",
         "size": config.integer("image_size"),
@@ -81,7 +81,7 @@ def _image_tile_rule(config: Config, merge_size: int) -> Table:
     return {"type": "canvas", "size": config.integer("image_size"), "max_tiles": LLAMA4_TILES, "tokens": image_tokens}
 
 
-def _read_llama4(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_llama4(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Llama 4: a class vector, norms before and after the layers, and a pixel shuffle before the adapter.
 
     The adapter has two linear layers.
@@ -108,11 +108,11 @@ def _read_llama4(root_config: Config, config: Config, text_width: int) -> Table:
         "vision_adapter": projector(
             hidden_size, (adapter_width, False, "gelu"), (output_width, False, "gelu"), merge=merge_size
         ),
-        "multi_modal_projector": projector(output_width, (text_width, False, "identity")),
+        "multi_modal_projector": projector(output_width, (text_hidden_size, False, "identity")),
     }
 
 
-def _read_lfm3(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_lfm3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads LFM3-VL: gated convolutions over the grid of patches, and some attention layers."""
     norm, kv_heads = rmsnorm(config.number("norm_eps")), config.integer("num_key_value_heads")
     config.quotient("num_key_value_heads", config.integer("num_attention_heads"), kv_heads)
@@ -124,10 +124,10 @@ def _read_lfm3(root_config: Config, config: Config, text_width: int) -> Table:
         "conv": {"type": "short_conv", "conv_L_cache": kernel_size, "grid": True},
         "full": {"type": "attention", **attention},
     }
-    default_kinds = [
+    default_layer_kinds = [
         "conv" if layer < 2 or layer % 2 else "full" for layer in range(config.integer("num_hidden_layers"))
     ]
-    layer_kinds = listed_kinds(config, "layer_types", {"conv": "conv", "full_attention": "full"}, default_kinds)
+    layer_kinds = listed_kinds(config, "layer_types", {"conv": "conv", "full_attention": "full"}, default_layer_kinds)
     ffn = {"intermediate_size": config.integer("intermediate_size"), "hidden_act": "silu", "gated": True}
     block = layer_table(mixers[layer_kinds[0]], ffn, norm)
     layer_changes = {layer_kind: {"attention": mixers[layer_kind]} for layer_kind in dict.fromkeys(layer_kinds)}
@@ -139,14 +139,14 @@ def _read_lfm3(root_config: Config, config: Config, text_width: int) -> Table:
     tower = vision_transformer(config, block, stack={"embedding_norm": norm, **layers}, patch_fields=patch_fields)
     bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
     linear_layers, merge_size = (
-        two_linear_layers(text_width, activation, bias, root_config.integer("projector_hidden_size")),
+        two_linear_layers(text_hidden_size, activation, bias, root_config.integer("projector_hidden_size")),
         config.integer("spatial_merge_size"),
     )
     merger = projector(config.integer("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(1e-6))
     return {"vision_tower": tower, "multi_modal_projector": merger}
 
 
-def _read_hunyuan(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_hunyuan(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads HunyuanOCR: a position embedding, and a merger that is four times as wide as the encoder.
 
     Vectors mark the ends of lines and of images.
@@ -169,7 +169,7 @@ def _read_hunyuan(root_config: Config, config: Config, text_width: int) -> Table
     linear_layers = two_linear_layers(4 * hidden, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * hidden)
     merger = projector(hidden, *linear_layers, merge=merge_size, norm=rmsnorm(eps))
     marker_vectors: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}
-    marker_projector = projector(4 * hidden, (text_width, True, "identity"), **marker_vectors)
+    marker_projector = projector(4 * hidden, (text_hidden_size, True, "identity"), **marker_vectors)
     return {"vision_tower": tower, "vision_merger": merger, "vision_projector": marker_projector}
 
 

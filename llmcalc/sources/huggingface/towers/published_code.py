@@ -53,7 +53,7 @@ def _patch_merger(root_config: Config, encoder_width: int, *linear_layers: Linea
     return projector(encoder_width, *linear_layers, merge=merge_size, norm=layernorm(), norm_of="merged")
 
 
-def _read_internvl_chat(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_internvl_chat(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads InternVL's repository code: up to `max_dynamic_patch` tiles, with two marks around an image."""
     root_config.require("select_layer", -1)
     image_tokens = max(patches_per_side(config) ** 2 // merged_square_side(root_config, "downsample_ratio") ** 2, 1)
@@ -62,38 +62,40 @@ def _read_internvl_chat(root_config: Config, config: Config, text_width: int) ->
         "size": config.integer("image_size"),
         "max_tiles": root_config.integer("max_dynamic_patch"),
     }
-    towers = _read_internvit_chat(root_config, config, text_width)
+    towers = _read_internvit_chat(root_config, config, text_hidden_size)
     towers["vision_model"]["image"] = {**image_resizing, "tokens": image_tokens, "marks": 2}
     return towers
 
 
-def _read_internvit_chat(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_internvit_chat(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads a class with InternVL's encoder and projector, without an image rule."""
-    merger = _patch_merger(root_config, config.integer("hidden_size"), *two_linear_layers(text_width))
+    merger = _patch_merger(root_config, config.integer("hidden_size"), *two_linear_layers(text_hidden_size))
     return {"vision_model": _internvit_encoder(config), "vision_projector": merger}
 
 
-def _read_nvlm(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_nvlm(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads NVLM, whose projector is as wide as the text model's FFN and has no biases."""
     text_config = root_config.table("llm_config")
     ffn_width = Config(text_config, {}, "llm_config", location="llm_config.").integer("intermediate_size")
     merger = _patch_merger(
-        root_config, config.integer("hidden_size"), *two_linear_layers(text_width, bias=False, inner_width=ffn_width)
+        root_config,
+        config.integer("hidden_size"),
+        *two_linear_layers(text_hidden_size, bias=False, inner_width=ffn_width),
     )
     return {"vision_model": _internvit_encoder(config, DUMMY_HEADS), "vision_projector": merger}
 
 
-def _read_eagle(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_eagle(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Eagle 2.5: SigLIP with InternVL's projector."""
-    merger = _patch_merger(root_config, config.integer("hidden_size"), *two_linear_layers(text_width))
+    merger = _patch_merger(root_config, config.integer("hidden_size"), *two_linear_layers(text_hidden_size))
     return {"vision_model": siglip_encoder(config), "vision_projector": merger}
 
 
-def _read_kimi_vl(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_kimi_vl(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
     position_rows = config.integer("init_pos_emb_height") * config.integer("init_pos_emb_width")
     tower, merger = moonvit(
-        config, position_rows, text_width, ffn=mlp(config.integer("intermediate_size"), "gelu_tanh")
+        config, position_rows, text_hidden_size, ffn=mlp(config.integer("intermediate_size"), "gelu_tanh")
     )
     tower["image"] = {
         "type": "padded",
@@ -109,24 +111,24 @@ KIMI_VL_PATCHES, KIMI_VL_SIDE = 4096, 511
 """The most patches of an image, and along one side, in the processor of Kimi-VL (image_processing_kimi_vl.py)."""
 
 
-def _read_locateanything(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_locateanything(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads LocateAnything: MoonViT, and a projector with a norm on the merged patches."""
     root_config.require("mlp_connector_layers", 2)
     position_rows = config.integer("init_pos_emb_height") * config.integer("init_pos_emb_width")
     tower, merger = moonvit(
-        config, position_rows, text_width, ffn=mlp(config.integer("intermediate_size"), "gelu_tanh")
+        config, position_rows, text_hidden_size, ffn=mlp(config.integer("intermediate_size"), "gelu_tanh")
     )
     projector_fields = {
-        "maps": projector(1, *two_linear_layers(text_width))["maps"],
+        "maps": projector(1, *two_linear_layers(text_hidden_size))["maps"],
         "norm": layernorm(),
         "norm_of": "merged",
     }
     return {"vision_model": tower, "vision_projector": merger | projector_fields}
 
 
-def _read_rice(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_rice(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads LLaVA-OneVision 1.5: RICE-ViT with RoPE and a class vector with learned angles, and Qwen2's merger."""
-    config.require("text_hidden_size", text_width)
+    config.require("text_hidden_size", text_hidden_size)
     config.require("temporal_patch_size", 1)
     norm, hidden_size, merge_size = (
         layernorm(config.number("layer_norm_eps")),
@@ -148,14 +150,14 @@ def _read_rice(root_config: Config, config: Config, text_width: int) -> Table:
     )
     merger = projector(
         hidden_size,
-        *two_linear_layers(text_width, inner_width=hidden_size * merge_size * merge_size),
+        *two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size * merge_size),
         merge=merge_size,
         norm=norm,
     )
     return {"visual": tower, "visual_merger": merger}
 
 
-def _read_kimi_k3(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_kimi_k3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads MoonViT-V2 of Kimi K3: RMSNorm, heads wider than the encoder, and no biases."""
     expected_fields = {
         "merge_kernel_size": [2, 2],
@@ -168,7 +170,7 @@ def _read_kimi_k3(root_config: Config, config: Config, text_width: int) -> Table
     for field_name, field_value in expected_fields.items():
         if config.get(field_name) is not None:
             config.require(field_name, field_value)
-    config.require("text_hidden_size", text_width)
+    config.require("text_hidden_size", text_hidden_size)
     norm, linear_bias = rmsnorm(2**-7), config.flag("linear_bias")
     biases_of_attention = biases(config.flag("attn_bias"), *QKVO)
     attention = self_attention(config, width="qkv_hidden_size", **ROTARY, **biases_of_attention)
@@ -183,7 +185,7 @@ def _read_kimi_k3(root_config: Config, config: Config, text_width: int) -> Table
     hidden = config.integer("hidden_size")
     merged_width = 4 * (config.optional_integer("mm_hidden_size") or hidden)
     linear_layers = two_linear_layers(
-        text_width, config.choice(ACTIVATIONS, "projector_hidden_act"), False, merged_width
+        text_hidden_size, config.choice(ACTIVATIONS, "projector_hidden_act"), False, merged_width
     )
     out_norm = rmsnorm(config.number("projector_ln_eps"))
     tower["image"] = {"type": "padded", "merge": 2, "max_patches": KIMI_K3_PATCHES, "max_side": KIMI_SIDE}
@@ -203,7 +205,7 @@ def _with_width_fields(config: Config, norm: Table) -> tuple[Config, Table]:
     return usual_config, biased_layer(usual_config, norm, heads="heads", ffn=mlp(int(width * mlp_ratio), "gelu"))
 
 
-def _read_deepseek_vl2(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_deepseek_vl2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads DeepSeek-VL2: SigLIP with timm's names and a pooling head, and vectors for row ends and views."""
     root_config.require("tile_tag", "2D")
     config.require("class_token", False)
@@ -224,11 +226,11 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_width: int) -> 
     )
     projector_config.require("projector_type", "downsample_mlp_gelu")
     projector_config.require("token_pooling", False)
-    projector_config.require("n_embed", text_width)
+    projector_config.require("n_embed", text_hidden_size)
     projector_config.require("input_dim", hidden_size)
-    inner_width = text_width * projector_config.integer("mlp_ratio")
+    inner_width = text_hidden_size * projector_config.integer("mlp_ratio")
     linear_layers = [(inner_width, True, "gelu")] * (projector_config.integer("depth") - 1) + [
-        (text_width, True, "identity")
+        (text_hidden_size, True, "identity")
     ]
     if not 2 <= len(linear_layers) <= 10:
         raise projector_config.error("depth", projector_config.get("depth"), "2 to 10")
@@ -240,28 +242,30 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_width: int) -> 
     }
 
 
-def _read_isaac(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_isaac(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Isaac: SigLIP 2 without a head, merged patches, and two linear layers without biases."""
     config.has("vision_use_head")  # which the class does not read
     hidden, merge_size = config.integer("hidden_size"), config.integer("pixel_shuffle_scale_factor")
-    linear_layers = two_linear_layers(text_width, "silu", bias=False, inner_width=4 * hidden * merge_size**2)
+    linear_layers = two_linear_layers(text_hidden_size, "silu", bias=False, inner_width=4 * hidden * merge_size**2)
     tower = siglip_of_rows(config, config.integer("num_patches"))
     return {"vision_embedding": tower, "vision_projector": projector(hidden, *linear_layers, merge=merge_size)}
 
 
-def _read_deepseek_v41(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_deepseek_v41(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads DeepSeek-V4.1: gated layers with RMSNorm and RoPE, merged patches, and three marker vectors."""
     norm = rmsnorm(1e-6)
     block = biased_layer(config, norm, ffn=glu(config), **ROTARY)
     tower = vision_transformer(config, block, stack={"final_norm": norm}, patch_fields={"bias": True})
     merge_size = config.integer("downsample_ratio")
-    aligner = projector(config.integer("hidden_size"), *two_linear_layers(text_width), merge=merge_size, output_marks=3)
-    return {"vision": tower, "aligner": aligner}
+    aligner_table = projector(
+        config.integer("hidden_size"), *two_linear_layers(text_hidden_size), merge=merge_size, output_marks=3
+    )
+    return {"vision": tower, "aligner": aligner_table}
 
 
-def _read_dots_ocr(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_dots_ocr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads dots.ocr: gated layers with RMSNorm and RoPE, a norm on the patches, and a merger of four patches."""
-    config.require("hidden_size", text_width)
+    config.require("hidden_size", text_hidden_size)
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("use_bias")
     attention = self_attention(config, width="embed_dim", **ROTARY, **biases(bias, *QKVO))
     final_norm: Table = {"final_norm": norm} if config.flag("post_norm") else {}
@@ -275,7 +279,7 @@ def _read_dots_ocr(root_config: Config, config: Config, text_width: int) -> Tabl
     )
     merger = projector(
         hidden_size,
-        *two_linear_layers(text_width, inner_width=hidden_size * merge_size * merge_size),
+        *two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size * merge_size),
         merge=merge_size,
         norm=layernorm(1e-6),
     )
@@ -297,28 +301,28 @@ PACKED_POSITIONS = 32768
 """Rows of Keye-VL's second position embedding, which images of packed sequences use."""
 
 
-def _read_keye(root_config: Config, config: Config, text_width: int) -> Table:
-    return _keye_towers(config, text_width, "patch")
+def _read_keye(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    return _keye_towers(config, text_hidden_size, "patch")
 
 
-def _read_keye_1_5(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_keye_1_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Keye-VL 1.5, whose processor's limits are those of `KeyeVL1_5ImageProcessor`."""
-    towers = _keye_towers(config, text_width, "merged")
+    towers = _keye_towers(config, text_hidden_size, "merged")
     image_resizing = {"type": "smart_resize", "merge": 2, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
     return towers | {"vision_model": {**towers["vision_model"], "image": {**image_resizing, "rounds_sides": True}}}
 
 
-def _keye_towers(config: Config, text_width: int, normed_vectors: str) -> Table:
+def _keye_towers(config: Config, text_hidden_size: int, normed_vectors: str) -> Table:
     """Reads Keye-VL: SigLIP with RoPE and two position embeddings, counted as one."""
     hidden, merge_size = config.integer("hidden_size"), 2
     config.require("spatial_merge_size", merge_size)
     tower = siglip_of_rows(config, patches_per_side(config) ** 2 + PACKED_POSITIONS, **ROTARY)
-    linear_layers = two_linear_layers(text_width, inner_width=hidden * merge_size * merge_size)
+    linear_layers = two_linear_layers(text_hidden_size, inner_width=hidden * merge_size * merge_size)
     merger = projector(hidden, *linear_layers, merge=merge_size, norm=layernorm(), norm_of=normed_vectors)
     return {"vision_model": tower, "vision_projector": merger}
 
 
-def _read_glm4v(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_glm4v(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads GLM-4V: EVA-CLIP with norms on the sublayer outputs, and a convolution that merges patches.
 
     Its adapter has a norm, an activation, a gated network of the text model's width, and two vectors around an image.
@@ -335,44 +339,44 @@ def _read_glm4v(root_config: Config, config: Config, text_width: int) -> Table:
     )
     merging_projector = projector(
         hidden,
-        (text_width, True, "identity"),
-        (text_width, False, "identity"),
+        (text_hidden_size, True, "identity"),
+        (text_hidden_size, False, "identity"),
         merge=2,
         out_norm=layernorm(),
         out_act="gelu",
     )
-    gated_layers = [{"size": 2 * inner_width, "hidden_act": "silu", "gated": True}, {"size": text_width}]
-    adapter = {**projector(text_width), "maps": gated_layers, "output_marks": 2}
-    return {"vision_model": tower, "vision_projector": merging_projector, "vision_adapter_projector": adapter}
+    gated_layers = [{"size": 2 * inner_width, "hidden_act": "silu", "gated": True}, {"size": text_hidden_size}]
+    adapter_table = {**projector(text_hidden_size), "maps": gated_layers, "output_marks": 2}
+    return {"vision_model": tower, "vision_projector": merging_projector, "vision_adapter_projector": adapter_table}
 
 
 def _query_projector(
-    config: Config, input_width: int, text_width: int, query_count: int, has_positions: bool = False
+    config: Config, input_width: int, text_hidden_size: int, query_count: int, has_positions: bool = False
 ) -> Table:
     """Returns the projector of Qwen-VL and MiniCPM-V: learned queries, a norm, and a square linear layer.
 
-    input_width: the encoder's width. text_width: that of the queries, with heads of 128.
+    input_width: the encoder's width. text_hidden_size: that of the queries, with heads of 128.
     """
-    if text_width % HEAD_DIM:
-        raise config.error("hidden_size", text_width, f"a text model whose width is a multiple of {HEAD_DIM}")
+    if text_hidden_size % HEAD_DIM:
+        raise config.error("hidden_size", text_hidden_size, f"a text model whose width is a multiple of {HEAD_DIM}")
     norm = layernorm(1e-6)
-    attention = {"num_attention_heads": text_width // HEAD_DIM, "head_dim": HEAD_DIM, **biases(True, *QKVO)}
-    resampler = {"queries": query_count, "hidden_size": text_width, "attention": attention, "norm": norm}
-    resampler |= {"projected": input_width != text_width, "positions": has_positions}
-    return projector(input_width, (text_width, False, "identity"), norm=norm, resampler=resampler)
+    attention = {"num_attention_heads": text_hidden_size // HEAD_DIM, "head_dim": HEAD_DIM, **biases(True, *QKVO)}
+    resampler = {"queries": query_count, "hidden_size": text_hidden_size, "attention": attention, "norm": norm}
+    resampler |= {"projected": input_width != text_hidden_size, "positions": has_positions}
+    return projector(input_width, (text_hidden_size, False, "identity"), norm=norm, resampler=resampler)
 
 
 HEAD_DIM = 128
 """The size of a head of the resamplers of Qwen-VL and MiniCPM-V."""
 
 
-def _read_minicpmv(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_minicpmv(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads MiniCPM-V: SigLIP without a head (and optionally without the last layer), and a resampler.
 
     Version 2.0 has timm's encoder of images of 384 pixels, and stores the positions of its queries.
     """
     is_first_version = str(root_config.get("version")) == "2.0" or (
-        root_config.get("version") is None and text_width == 2304
+        root_config.get("version") is None and text_hidden_size == 2304
     )
     config.has("vision_use_head")  # which the class does not read
     is_default = is_first_version and not root_config.has("vision_config")
@@ -394,7 +398,9 @@ def _read_minicpmv(root_config: Config, config: Config, text_width: int) -> Tabl
         tower["image"] = {"type": "slices", **slice_rule, "tokens": query_count}
     return {
         "vision": tower,
-        "resampler": _query_projector(config, config.integer("hidden_size"), text_width, query_count, is_first_version),
+        "resampler": _query_projector(
+            config, config.integer("hidden_size"), text_hidden_size, query_count, is_first_version
+        ),
     }
 
 
@@ -405,26 +411,26 @@ MINICPM_SLICES: Table = {"scale_resolution": 448, "max_slice_nums": 9}
 """The side of a square with a slice's pixels, and the most slices of an image, in these processors."""
 
 
-def _read_qwen_vl(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_qwen_vl(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen-VL: OpenCLIP's encoder, whose position embedding has 256 rows, and a resampler."""
-    config.require("output_dim", text_width)
+    config.require("output_dim", text_hidden_size)
     norm, position_table = layernorm(1e-6), {"rows": QWEN_VL_ROWS}
     usual_config, block = _with_width_fields(config, norm)
     tower = vision_transformer(
         usual_config, block, depth="layers", stack={"embedding_norm": norm}, positions=position_table
     )
-    resampler = _query_projector(config, config.integer("width"), text_width, config.integer("n_queries"), True)
+    resampler = _query_projector(config, config.integer("width"), text_hidden_size, config.integer("n_queries"), True)
     return {"visual": tower, "resampler": resampler}
 
 
-def _read_moondream(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_moondream(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Moondream 2 of 2025 and Moondream 3: SigLIP, and a projector of the whole image beside its tiles' patches.
 
     The vectors of the tiles are averaged to as many as the whole image has, so that they are a second image.
     """
     root_config.require("text_config", None)  # the field of the code of 2024, whose projector differs
     vision_config = config.section("vision", MOONDREAM)
-    vision_config.require("proj_out_dim", text_width)
+    vision_config.require("proj_out_dim", text_hidden_size)
     usual_names = {
         "hidden_size": vision_config.integer("enc_dim"),
         "intermediate_size": vision_config.integer("enc_ff_dim"),
@@ -434,7 +440,9 @@ def _read_moondream(root_config: Config, config: Config, text_width: int) -> Tab
         "patch_size": vision_config.integer("enc_patch_size"),
         "image_size": vision_config.integer("crop_size"),
     }
-    linear_layers = two_linear_layers(text_width, "gelu_tanh", inner_width=vision_config.integer("proj_inner_dim"))
+    linear_layers = two_linear_layers(
+        text_hidden_size, "gelu_tanh", inner_width=vision_config.integer("proj_inner_dim")
+    )
     vision_config.finish(frozenset({"max_crops", "overlap_margin"}))
     config.unknown += vision_config.unknown
     tower_config = Config(usual_names, SIGLIP, config.model_type, location=vision_config.location)
@@ -446,7 +454,7 @@ QWEN_VL_ROWS = 256
 """Rows of the position embedding of Qwen-VL's encoder, between which larger images interpolate."""
 
 
-def _read_phi3v(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_phi3v(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Phi-3-vision: CLIP's large encoder, with sizes fixed in the class, and two linear layers.
 
     Two vectors of four patches' width mark the ends of lines and of the whole image. vLLM's phi3v.py reads num_crops of
@@ -459,7 +467,7 @@ def _read_phi3v(root_config: Config, config: Config, text_width: int) -> Table:
     return {
         "vision_model": {**clip_encoder(clip_config), "image": {"type": "hd_transform", **tile_rule}},
         "vision_projector": projector(
-            CLIP_LARGE["hidden_size"], *two_linear_layers(text_width), merge=2, input_marks=2
+            CLIP_LARGE["hidden_size"], *two_linear_layers(text_hidden_size), merge=2, input_marks=2
         ),
     }
 

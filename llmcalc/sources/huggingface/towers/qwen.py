@@ -69,7 +69,7 @@ def _merging_encoder(
     }
 
 
-def _read_qwen2(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_qwen2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen2-VL: patches of several frames; `hidden_size` is the merger's output width."""
     norm, embed_dim = layernorm(1e-6), config.integer("embed_dim")
     encoder = config.with_fields(hidden_size=embed_dim)
@@ -78,7 +78,7 @@ def _read_qwen2(root_config: Config, config: Config, text_width: int) -> Table:
     return _merging_encoder(encoder, block, norm, config.integer("hidden_size"), patch_fields=_patch_fields(config))
 
 
-def read_qwen2_5(root_config: Config, config: Config, text_width: int) -> Table:
+def read_qwen2_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen2.5-VL: RMSNorm, gated layers, and attention within squares of patches in most layers."""
     norm = rmsnorm(1e-6)
     block = biased_layer(config, norm, heads="num_heads", ffn=glu(config, bias=True), **ROTARY)
@@ -105,9 +105,9 @@ def _window_stack(config: Config) -> Table:
     return {"variants": {"windowed": {"attention": {"grid_window": window_side}}}, **layer_pattern(layer_kinds)}
 
 
-def _read_exaone(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_exaone(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads EXAONE 4.5: like Qwen2.5-VL, with fewer heads of keys and values than of queries."""
-    towers = read_qwen2_5(root_config, config, text_width)
+    towers = read_qwen2_5(root_config, config, text_hidden_size)
     heads, kv_heads = config.integer("num_heads"), config.integer("num_key_value_heads")
     config.quotient("num_key_value_heads", heads, kv_heads)
     attention = towers["visual"]["stack"]["block"]["attention"]
@@ -115,17 +115,17 @@ def _read_exaone(root_config: Config, config: Config, text_width: int) -> Table:
     return towers
 
 
-def _read_hyperclovax(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_hyperclovax(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads HyperCLOVA X Vision 2: Qwen2.5-VL's encoder, and one linear layer on the merger's output."""
-    towers = read_qwen2_5(root_config, config, text_width)
+    towers = read_qwen2_5(root_config, config, text_hidden_size)
     return {
         "vision_model": towers["visual"],
         "vision_merger": towers["visual_merger"],
-        "projector": projector(config.integer("out_hidden_size"), (text_width, True, "identity")),
+        "projector": projector(config.integer("out_hidden_size"), (text_hidden_size, True, "identity")),
     }
 
 
-def _read_qwen3_5(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_qwen3_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen3.5: a learned position embedding and RoPE."""
     norm, position_table = layernorm(1e-6), {"rows": config.integer("num_position_embeddings")}
     block = biased_layer(config, norm, heads="num_heads", **ROTARY)
@@ -135,7 +135,7 @@ def _read_qwen3_5(root_config: Config, config: Config, text_width: int) -> Table
     )
 
 
-def read_qwen3(root_config: Config, config: Config, text_width: int) -> Table:
+def read_qwen3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen3-VL: like Qwen3.5, with additional mergers for the outputs of lower layers (DeepStack).
 
     Meng 2024 (arXiv:2406.04334).
@@ -148,7 +148,7 @@ def read_qwen3(root_config: Config, config: Config, text_width: int) -> Table:
         config, config.integer("hidden_size"), config.integer("out_hidden_size"), layernorm(1e-6), norm_of="merged"
     )
     return {
-        **_read_qwen3_5(root_config, config, text_width),
+        **_read_qwen3_5(root_config, config, text_hidden_size),
         **{
             f"visual_deepstack_{merger_index}": deepstack_merger
             | ({"lower_layer": layer_index} if _is_below(layer_index, depth) else {})
@@ -162,7 +162,7 @@ def _is_below(layer_index: Any, depth: int) -> bool:
     return type(layer_index) is int and 0 <= layer_index < depth
 
 
-def _read_kimi(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_kimi(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
     for field, published_name in KIMI_NAMES.items():
         stated_value = config.data.get(field)
@@ -173,7 +173,7 @@ def _read_kimi(root_config: Config, config: Config, text_width: int) -> Table:
         config.require("mm_projector_type", "patchmerger")
     root_config.require("projection_hidden_size", config.integer("hidden_size"))
     position_rows = config.integer("pos_emb_height") * config.integer("pos_emb_width")
-    tower, merger = moonvit(config, position_rows, text_width)
+    tower, merger = moonvit(config, position_rows, text_hidden_size)
     image_resizing = {
         "type": "padded",
         "merge": merger["merge"],
@@ -187,7 +187,7 @@ KIMI_PATCHES, KIMI_SIDE = 16384, 512
 """The most patches of an image, and along one side, in the processor of Kimi K2.5; Kimi K3 has the same side."""
 
 
-def moonvit(config: Config, position_rows: int, text_width: int, **layer_fields: Any) -> tuple[Table, Table]:
+def moonvit(config: Config, position_rows: int, text_hidden_size: int, **layer_fields: Any) -> tuple[Table, Table]:
     """Returns MoonViT, and the projector that merges square patch blocks.
 
     position_rows: those of the position embedding. layer_fields: further arguments of `biased_layer`.
@@ -206,7 +206,7 @@ def moonvit(config: Config, position_rows: int, text_width: int, **layer_fields:
     )
     return tower, projector(
         hidden_size,
-        *two_linear_layers(text_width, inner_width=hidden_size * merge_size * merge_size),
+        *two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size * merge_size),
         merge=merge_size,
         norm=norm,
     )
@@ -223,7 +223,7 @@ KIMI_NAMES = {
 """Field of Kimi K2.5's vision encoder in transformers → its name in the code of the model's repository."""
 
 
-def _read_ernie(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_ernie(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads ERNIE 4.5 VL: merges square blocks of patches, then pairs of frames.
 
     Each merger has two linear layers of four patches' width and a norm.
@@ -246,11 +246,11 @@ def _read_ernie(root_config: Config, config: Config, text_width: int) -> Table:
         "resampler_temporal": projector(
             merged_width, *linear_layers, frames=config.integer("temporal_merge_size"), out_norm=norm
         ),
-        "resampler_out": projector(merged_width, (text_width, True, "identity"), out_norm=rmsnorm(1e-5)),
+        "resampler_out": projector(merged_width, (text_hidden_size, True, "identity"), out_norm=rmsnorm(1e-5)),
     }
 
 
-def _read_minimax(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_minimax(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads MiniMax-M3: two linear layers on each patch, then two linear layers on square blocks of patches."""
     norm, projector_width = layernorm(config.number("layer_norm_eps")), root_config.integer("projector_hidden_size")
     patches = {
@@ -269,11 +269,11 @@ def _read_minimax(root_config: Config, config: Config, text_width: int) -> Table
     tower = vision_transformer(
         config, layer, stack={"embedding_norm": norm}, patch_fields=patches, image=image_resizing
     )
-    linear_layers = two_linear_layers(text_width, inner_width=projector_width)
+    linear_layers = two_linear_layers(text_hidden_size, inner_width=projector_width)
     return {
         "vision_tower": tower,
         "multi_modal_projector": projector(config.integer("hidden_size"), *linear_layers),
-        "multi_modal_merger": projector(text_width, *linear_layers, merge=merge_size),
+        "multi_modal_merger": projector(text_hidden_size, *linear_layers, merge=merge_size),
     }
 
 

@@ -15,7 +15,7 @@ LEAST_PATCHES, MOST_PATCHES = 1024, 13312
 """The least and the most patches of an image in the processor of Nemotron Omni."""
 
 
-def _read_nemotron(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_nemotron(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Nemotron Omni's vision encoder: C-RADIO, and a norm and two linear layers over merged patches.
 
     A norm after the encoder's layers is there if the text model has layers of multi-token prediction.
@@ -28,7 +28,10 @@ def _read_nemotron(root_config: Config, config: Config, text_width: int) -> Tabl
     if root_config.section("text_config", {"num_nextn_predict_layers": 0}).count("num_nextn_predict_layers"):
         tower["stack"]["final_norm"] = layernorm(config.number("layer_norm_eps"))
     merger = {"merge": merge_size, "norm": rmsnorm(1e-5), "norm_of": "merged"}
-    linear_layers = (root_config.integer("projector_hidden_size"), False, "relu2"), (text_width, False, "identity")
+    linear_layers = (
+        (root_config.integer("projector_hidden_size"), False, "relu2"),
+        (text_hidden_size, False, "identity"),
+    )
     image_resizing = {
         "type": "patch_grid",
         "merge": merge_size,
@@ -62,14 +65,14 @@ def _radio_encoder(config: Config) -> Table:
     )
 
 
-def _read_nemotron_audio(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_nemotron_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Nemotron Omni's audio encoder: a FastConformer, and a norm and two linear layers.
 
     Its attention has no biases unless the config states them.
     """
     stack = parakeet_encoder(config if config.has("attention_bias") else config.with_fields(attention_bias=False))
     hidden, bias = stack.pop("hidden_size"), config.flag("projection_bias")
-    linear_layers = (config.integer("projection_hidden_size"), bias, "relu2"), (text_width, bias, "identity")
+    linear_layers = (config.integer("projection_hidden_size"), bias, "relu2"), (text_hidden_size, bias, "identity")
     audio_framing = {"type": "recording", "window": 160, "lead": 160, "marks": 2}
     return {
         "audio_tower": {

@@ -47,15 +47,18 @@ def _sam_encoder(config: Config, halving_channels: list[int], network_width: int
     }
 
 
-def _read_got(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_got(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads GOT-OCR 2: two convolutions that halve the grid, the second to the text's width, and a linear layer."""
-    tower = _sam_encoder(config, [2 * config.integer("output_channels"), text_width], config.integer("mlp_dim"))
+    tower = _sam_encoder(config, [2 * config.integer("output_channels"), text_hidden_size], config.integer("mlp_dim"))
     if tower["grid"] ** 2 == 16 * GOT_TOKENS:
         tower["image"] = {"type": "fixed", "size": config.integer("image_size"), "tokens": GOT_TOKENS, "marks": 2}
-    return {"vision_tower": tower, "multi_modal_projector": projector(text_width, (text_width, True, "identity"))}
+    return {
+        "vision_tower": tower,
+        "multi_modal_projector": projector(text_hidden_size, (text_hidden_size, True, "identity")),
+    }
 
 
-def _read_hybrid(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_hybrid(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads DeepSeek-VL with two encoders: SigLIP, SAM with a second neck, and linear layers that join them."""
     sam_config = root_config.section("high_res_vision_config", SAM)
     sam_config.require("model_type", "sam_vision_model")
@@ -68,13 +71,13 @@ def _read_hybrid(root_config: Config, config: Config, text_width: int) -> Table:
         "second_neck": True,
     }
     sam_config.finish(FIELDS, config)
-    half_width_layer = (text_width // 2, True, "gelu")
+    half_width_layer = (text_hidden_size // 2, True, "gelu")
     return {
         "vision_model": siglip_encoder(config),
         "vision_aligner": projector(config.integer("hidden_size"), half_width_layer),
         "high_res_vision_model": high_resolution_encoder,
         "high_res_vision_aligner": projector(4 * channels, half_width_layer),
-        "aligner": projector(2 * (text_width // 2), (text_width, True, "identity"), encoders=2),
+        "aligner": projector(2 * (text_hidden_size // 2), (text_hidden_size, True, "identity"), encoders=2),
     }
 
 

@@ -56,23 +56,23 @@ def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False
     return vision_transformer(config, block, stack={"final_norm": norm}, patch_fields=patch_fields, **encoder_fields)
 
 
-def _read_video_llama(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_video_llama(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads VideoLLaMA 3: SigLIP with RoPE instead of a position embedding, and two linear layers."""
     image_resizing = {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
     tower = {**siglip_of_rows(config, position_rows=0, **ROTARY), "image": image_resizing}
     return {
         "vision_model": tower,
-        "projector": projector(config.integer("hidden_size"), *two_linear_layers(text_width)),
+        "projector": projector(config.integer("hidden_size"), *two_linear_layers(text_hidden_size)),
     }
 
 
-def _read_minicpm(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_minicpm(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads MiniCPM-V 4.6: SigLIP, with a merger after some of its layers, and networks over squares of four patches.
 
     The merger runs unless `downsample_mode` is `4x`.
     """
-    window_side, hidden = _square_of_two_sides(config, "window_kernel_size"), config.integer("hidden_size")
-    if _square_of_two_sides(root_config, "merge_kernel_size") != 2:
+    window_side, hidden = _side_of_square(config, "window_kernel_size"), config.integer("hidden_size")
+    if _side_of_square(root_config, "merge_kernel_size") != 2:
         raise root_config.error("merge_kernel_size", root_config.get("merge_kernel_size"), "[2, 2]")
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
     depth, lower_layers = config.integer("num_hidden_layers"), root_config.count("insert_layer_id") + 1
@@ -93,14 +93,14 @@ def _read_minicpm(root_config: Config, config: Config, text_width: int) -> Table
     merger_count = root_config.integer("merger_times")
     for merger_index in range(merger_count):
         linear_layers = two_linear_layers(
-            text_width if merger_index == merger_count - 1 else hidden, inner_width=4 * hidden
+            text_hidden_size if merger_index == merger_count - 1 else hidden, inner_width=4 * hidden
         )
         merge_fields: Table = {"merge": 2, "norm": layernorm(1e-6), "norm_of": "merged"}
         mergers[f"vision_merger_{merger_index}"] = projector(hidden, *linear_layers, **merge_fields)
     return {"vision_tower": {**tower, "stack": lower_stack, "merger": merger, "upper_stack": upper_stack}, **mergers}
 
 
-def _square_of_two_sides(config: Config, field: str) -> int:
+def _side_of_square(config: Config, field: str) -> int:
     """Returns the side of a square from a list of two equal sides."""
     side_lengths = config.get(field)
     if (
@@ -126,15 +126,15 @@ def clip_encoder(config: Config) -> Table:
     )
 
 
-def _read_gemma3(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_gemma3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Gemma 3: SigLIP, and the average of each square patch block."""
     tokens, patches = int(root_config.integer("mm_tokens_per_image") ** 0.5), patches_per_side(config)
     if patches < tokens:
         raise root_config.error(
             "mm_tokens_per_image", tokens * tokens, f"at most {patches**2}, the patches of an image"
         )
-    pooling = {"merge": patches // tokens, "merged": "mean", "norm": rmsnorm(config.number("layer_norm_eps"))}
-    linear_layers = projector(config.integer("hidden_size"), (text_width, False, "identity"), **pooling)
+    pooling_table = {"merge": patches // tokens, "merged": "mean", "norm": rmsnorm(config.number("layer_norm_eps"))}
+    linear_layers = projector(config.integer("hidden_size"), (text_hidden_size, False, "identity"), **pooling_table)
     image_resizing = {
         "type": "fixed",
         "size": config.integer("image_size"),
@@ -147,18 +147,18 @@ def _read_gemma3(root_config: Config, config: Config, text_width: int) -> Table:
     }
 
 
-def _read_t5gemma2(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_t5gemma2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads T5Gemma 2: like Gemma 3, with a learned vector at the end of an image.
 
     Encoder and decoder share the vector if their embeddings are tied.
     """
-    towers = _read_gemma3(root_config, config, text_width)
+    towers = _read_gemma3(root_config, config, text_hidden_size)
     towers["vision_tower"].pop("image")
     towers["multi_modal_projector"]["output_marks"] = 1 if root_config.flag("tie_word_embeddings") else 2
     return towers
 
 
-def _read_paligemma(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_paligemma(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads PaliGemma: SigLIP and one linear layer."""
     image_resizing = {"type": "fixed", "size": config.integer("image_size"), "tokens": patches_per_side(config) ** 2}
     linear_layer = (root_config.integer("projection_dim"), True, "identity")
@@ -169,12 +169,12 @@ def _read_paligemma(root_config: Config, config: Config, text_width: int) -> Tab
 
 
 def _gated_projector(
-    root_config: Config, config: Config, text_width: int, gated_width: int, **projector_fields: object
+    root_config: Config, config: Config, text_hidden_size: int, gated_width: int, **projector_fields: object
 ) -> Table:
     """Returns a gated projection of concatenated square blocks of patches."""
     linear_layers = [
         {"size": gated_width, "bias": True, "hidden_act": "silu", "gated": True},
-        {"size": text_width, "bias": True},
+        {"size": text_hidden_size, "bias": True},
     ]
     return {
         **projector(config.integer("hidden_size"), merge=root_config.integer("downsample_factor"), **projector_fields),
@@ -190,29 +190,29 @@ def _image_tile_rule(root_config: Config, config: Config) -> Table:
     return {"type": "tiles", "size": image_size, "max_tiles": AYA_TILES, "tokens": tokens, "tile_marks": 1, "marks": 2}
 
 
-def _read_aya(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_aya(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     gated_width = (
         root_config.integer("alignment_intermediate_size")
         if root_config.has("alignment_intermediate_size")
-        else text_width
+        else text_hidden_size
     )
     norm = layernorm(root_config.number("adapter_layer_norm_eps"))
     return {
         "vision_tower": {**siglip_encoder(config), "image": _image_tile_rule(root_config, config)},
         "multi_modal_projector": _gated_projector(
-            root_config, config, text_width, gated_width, norm=norm, norm_of="merged"
+            root_config, config, text_hidden_size, gated_width, norm=norm, norm_of="merged"
         ),
     }
 
 
-def _read_cohere2(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_cohere2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     return {
         "vision_tower": {
             **siglip_encoder(config),
             "image": {**_image_tile_rule(root_config, config), "least_scaling": True},
         },
         "multi_modal_projector": _gated_projector(
-            root_config, config, text_width, root_config.integer("alignment_intermediate_size")
+            root_config, config, text_hidden_size, root_config.integer("alignment_intermediate_size")
         ),
     }
 
@@ -229,13 +229,13 @@ LFM2_LIMITS: Table = {
 """Limits of LFM2-VL's processor: tiles in pixels, their number, tokens of a whole image, tokens around them."""
 
 
-def _read_lfm2(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_lfm2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads LFM2-VL: concatenated square blocks of patches, a norm, and two linear layers."""
     bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
     norm_fields: Table = (
         {"norm": layernorm(), "norm_of": "merged"} if root_config.flag("projector_use_layernorm") else {}
     )
-    linear_layers = two_linear_layers(text_width, activation, bias, root_config.integer("projector_hidden_size"))
+    linear_layers = two_linear_layers(text_hidden_size, activation, bias, root_config.integer("projector_hidden_size"))
     merge_size = root_config.integer("downsample_factor")
     image_resizing = {"type": "native_tiles", "merge": merge_size, **LFM2_LIMITS}
     return {

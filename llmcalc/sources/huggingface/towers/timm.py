@@ -58,7 +58,7 @@ def _timm_encoder(root_config: Config, model_id: Any, image_size: Any) -> Table:
     return vision_transformer(config, block, stack={"final_norm": norm}, patch_fields={"bias": True}, **encoder_fields)
 
 
-def _read_openvla(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_openvla(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads OpenVLA: one or two encoders, whose outputs a projector of two or three linear layers reads together."""
     encoder_names, image_sizes = root_config.get("timm_model_ids"), root_config.get("image_sizes")
     is_fused = root_config.flag("use_fused_vision_backbone")
@@ -68,15 +68,19 @@ def _read_openvla(root_config: Config, config: Config, text_width: int) -> Table
             raise root_config.error(
                 field, listed_entries, f"a list of {encoder_count}, as use_fused_vision_backbone says"
             )
-    encoders = [
+    encoder_tables = [
         _timm_encoder(root_config, *encoder_and_size)
         for encoder_and_size in zip(encoder_names, image_sizes, strict=True)
     ]
-    encoder_width = sum(encoder["hidden_size"] for encoder in encoders)
-    linear_layers: tuple[LinearLayer, ...] = two_linear_layers(text_width)
+    encoder_width = sum(encoder["hidden_size"] for encoder in encoder_tables)
+    linear_layers: tuple[LinearLayer, ...] = two_linear_layers(text_hidden_size)
     if is_fused:
-        linear_layers = ((4 * encoder_width, True, "gelu"), (text_width, True, "gelu"), (text_width, True, "identity"))
-    towers = dict(zip(("vision_featurizer", "vision_fused_featurizer"), encoders, strict=False))
+        linear_layers = (
+            (4 * encoder_width, True, "gelu"),
+            (text_hidden_size, True, "gelu"),
+            (text_hidden_size, True, "identity"),
+        )
+    towers = dict(zip(("vision_featurizer", "vision_fused_featurizer"), encoder_tables, strict=False))
     return {**towers, "projector": projector(encoder_width, *linear_layers, encoders=encoder_count)}
 
 

@@ -10,7 +10,7 @@ from ..parts import ACTIVATIONS, Table, layer_table, layernorm, mlp, qk_norm_fie
 from .section import TowerSection, projector, self_attention
 
 
-def _read_transcribe(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_transcribe(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads the speech encoder, the diarization encoder and the layers of word timestamps."""
     speech_config, diarization_config = (
         config.section("asr_config", SPEECH),
@@ -61,7 +61,7 @@ def _read_transcribe(root_config: Config, config: Config, text_width: int) -> Ta
     ):
         section_config.finish(FIELDS, parent_config)
     timestamp_config.finish(FIELDS, config)
-    return {"audio_tower": tower, "multi_modal_projector": projector(hidden, (text_width, True, "identity"))}
+    return {"audio_tower": tower, "multi_modal_projector": projector(hidden, (text_hidden_size, True, "identity"))}
 
 
 def _stack(config: Config, has_qk_norm: bool) -> Table:

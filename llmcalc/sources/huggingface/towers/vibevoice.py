@@ -34,22 +34,25 @@ def _encoder(config: Config) -> Table:
 def _tokenizer_reader(encoder_name: str) -> Reader:
     """Returns the reader of one of the encoders, with the linear layers after it."""
 
-    def read(root_config: Config, config: Config, text_width: int) -> Table:
-        return {f"{encoder_name}_audio_encoder": _encoder(config), **_audio_connector(encoder_name, config, text_width)}
+    def read(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+        return {
+            f"{encoder_name}_audio_encoder": _encoder(config),
+            **_audio_connector(encoder_name, config, text_hidden_size),
+        }
 
     return read
 
 
-def _audio_connector(tokenizer: str, config: Config, text_width: int) -> Table:
+def _audio_connector(tokenizer: str, config: Config, text_hidden_size: int) -> Table:
     """Returns the two linear layers after one of the encoders, with a norm between them."""
-    linear_layer = (text_width, True, "identity")
+    linear_layer = (text_hidden_size, True, "identity")
     return {
         f"{tokenizer}_audio_projector": projector(config.integer("hidden_size"), linear_layer, out_norm=rmsnorm(1e-6)),
-        f"{tokenizer}_audio_projection": projector(text_width, linear_layer),
+        f"{tokenizer}_audio_projection": projector(text_hidden_size, linear_layer),
     }
 
 
-def _read_acoustic(root_config: Config, config: Config, text_width: int) -> Table:
+def _read_acoustic(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads the acoustic encoder, its decoder, and the diffusion head that generates its outputs."""
     head = root_config.section("diffusion_head_config", DIFFUSION_HEAD)
     head.require("model_type", "vibevoice_diffusion")
@@ -57,7 +60,7 @@ def _read_acoustic(root_config: Config, config: Config, text_width: int) -> Tabl
     ffn = {**mlp(head.integer("intermediate_size"), activation, has_biases), "gated": True}
     ffn |= biases(has_biases, "gate_bias")
     diffusion_head = {
-        "hidden_size": text_width,
+        "hidden_size": text_hidden_size,
         "num_hidden_layers": head.integer("num_hidden_layers"),
         "frequency_size": head.integer("frequency_embedding_size"),
         "hidden_act": activation,
@@ -66,7 +69,7 @@ def _read_acoustic(root_config: Config, config: Config, text_width: int) -> Tabl
     }
     head.finish(HEAD_FIELDS, config)
     encoder = _encoder(config) | {"rescaled": True, "decoder": True, "diffusion_head": diffusion_head}
-    return {"acoustic_audio_encoder": encoder, **_audio_connector("acoustic", config, text_width)}
+    return {"acoustic_audio_encoder": encoder, **_audio_connector("acoustic", config, text_hidden_size)}
 
 
 ENCODER: Table = {

@@ -61,9 +61,9 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         q, k, v = self._lightning_heads(operations, x, op.key_dim)
         output, next_state = self._decode_from_state(q, k, v)
         self.store_in_cache("recurrent_state", next_state)
-        normed = self._normalize_with(operations["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
+        normed_output = self._normalize_with(operations["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
         gate = aten.function("sigmoid", self.project(operations["g_proj"], x))
-        gate = aten.mul(gate, normed)
+        gate = aten.mul(gate, normed_output)
         return self.project(operations["o_proj"], gate)
 
     def _decode_from_state(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,10 +199,10 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
             self.state_tensors(operations["recurrent_state"], *self.memory_shapes(op))
         h = aten.transpose(h, 1, 2)
         norm_step = operations["norm"]
-        normed = self.norm(
+        normed_output = self.norm(
             aten.flatten(h, 2), norm_step.options["spec"], norm_step.name, (op.heads * op.value_dim,), op.heads
         )
-        output = aten.mul(aten.function("sigmoid", output_gate), normed)
+        output = aten.mul(aten.function("sigmoid", output_gate), normed_output)
         return self.project(operations["out_proj"], output)
 
     def memory_shapes(self, op: MatrixMemory) -> tuple[Any, ...]:

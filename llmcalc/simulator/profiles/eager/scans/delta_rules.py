@@ -50,7 +50,7 @@ class DeltaRuleKernels(ScanModuleKernels):
             qkv = fla.causal_conv1d(aten, qkv, qkv_weight)
             q, k, v = aten.split(qkv, projection_widths)
         else:
-            self._keep_convolved(operations)
+            self._cache_convolution_inputs(operations)
             q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
         q, k, v = self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
         beta = self.project(operations["b_proj"], x)
@@ -93,7 +93,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         return self.project(operations["o_proj"], o)
 
     def refuse_dynamic_filters(self, operations: ModuleSteps) -> None:
-        """Raises `Unsupported` for values with per-token convolution filters (JetBlock) in a pass with a cache."""
+        """Raises `UnsupportedKernel` for values with per-token convolution filters (JetBlock) in a cached pass."""
         if "conv1d" not in operations:
             raise self.unsupported(
                 "the memory of a convolution with filters of each token (jet_block) is modelled in training alone; "
@@ -204,7 +204,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         return fla.chunk_gated_delta_rule(aten, q, k, v, g, beta, accelerator=self.accelerator), g
 
-    def _keep_convolved(self, operations: ModuleSteps) -> None:
+    def _cache_convolution_inputs(self, operations: ModuleSteps) -> None:
         """Caches the last inputs of a layer's three convolutions in one tensor."""
         conv_step = operations["conv1d"]
         self.state_tensors(operations["conv_state"], (conv_step.outs[0].width, conv_step.options["kernel"]))
@@ -218,7 +218,7 @@ class DeltaRuleKernels(ScanModuleKernels):
     def kimi_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Kimi delta attention layer as fla does (fla/layers/kda.py:186, `KimiDeltaAttention.forward`)."""
         aten, op = self.t, operations.op("core", DeltaRule)
-        self._keep_convolved(operations)
+        self._cache_convolution_inputs(operations)
         q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
         g = self._gate_projection("f", operations, x)
         beta = self.project(operations["b_proj"], x)

@@ -68,7 +68,7 @@ class MambaKernels(ScanModuleKernels):
         dt, b, c = aten.split(x_dbl, [operations["x_proj"].outs[0].width - 2 * op.state, op.state, op.state])
         dt = aten.mm(self.unadapted_weight(operations["dt_proj"]), aten.transpose(dt, 0, 1))
         dt = mamba_ssm.split_tokens(aten, dt, batch)
-        b, c = self._dense_parameter(b, batch), self._dense_parameter(c, batch)
+        b, c = self._copy_reordered(b, batch), self._copy_reordered(c, batch)
         d, dt_bias = aten.to(d, FLOAT32), aten.to(dt_bias, FLOAT32)
         y, _last_state = mamba_ssm.selective_scan_with_states(aten, u, dt, a, b, c, d, z, dt_bias)
         del d, dt_bias
@@ -78,7 +78,7 @@ class MambaKernels(ScanModuleKernels):
         y = aten.transpose(y, 1, 2)
         return self.project(out_proj_step, y)
 
-    def _dense_parameter(self, x: Tensor, batch: Any) -> Tensor:
+    def _copy_reordered(self, x: Tensor, batch: Any) -> Tensor:
         """Reorders and copies a tensor: rearrange(x, "(b l) dstate -> b dstate l").contiguous()."""
         return self.t.contiguous(self.t.transpose(self.t.unflatten(x, 0, (batch, exact_div(x.shape[0], batch))), 1, 2))
 

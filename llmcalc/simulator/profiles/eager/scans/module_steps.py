@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar
 
-from .....flow.program import Alternatives, Scope, Step
+from .....flow.program import AlternativeBranches, ModuleScope, Step
 from .....ops import Op
 
 OpClass = TypeVar("OpClass", bound=Op)
@@ -17,7 +17,7 @@ class ModuleSteps:
     named: name → step. acts: the names of its activations, in their order.
     """
 
-    def __init__(self, module_scope: Scope) -> None:
+    def __init__(self, module_scope: ModuleScope) -> None:
         self.all: list[Step] = list(module_steps(module_scope))
         self.named: dict[str, Step] = {operation.name: operation for operation in self.all if operation.name}
         self.acts: list[str] = [operation.options["kind"] for operation in self.all if operation.verb == "act"]
@@ -35,10 +35,10 @@ class ModuleSteps:
         return op
 
 
-def module_steps(module_scope: Scope) -> Iterator[Step]:
+def module_steps(module_scope: ModuleScope) -> Iterator[Step]:
     """Returns a module's operations without submodules; of alternative branches, the first."""
     for scope_item in module_scope.items:
-        if isinstance(scope_item, Alternatives):
+        if isinstance(scope_item, AlternativeBranches):
             yield from module_steps(next(iter(scope_item.branches.values())))
         elif isinstance(scope_item, Step):
             yield scope_item

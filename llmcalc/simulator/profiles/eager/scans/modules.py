@@ -8,7 +8,7 @@ from typing import Any
 from .....algebra import exact_div, is_zero
 from .....components.base import BY_TORCH, PUBLISHED
 from .....evidence import compared, kernels_compared
-from .....flow.program import Scope, Step, every_step
+from .....flow.program import ModuleScope, Step, all_steps
 from .....ops import State
 from .....workload.rows import TOKENS
 from ....published import causal_conv1d
@@ -34,7 +34,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         super().__init__(*lowering_arguments, **lowering_options)
         self.left: dict[Any, Tensor] = {}
 
-    def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
+    def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
         """Returns the kernel that runs the recurrent module as a whole."""
         for operation in module_steps(module_scope):
             if operation.verb not in ("core", "scan"):
@@ -50,14 +50,16 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         """Whether the pass decodes a single token after earlier passes."""
         return self.has_earlier_tokens and is_size_one(self.run_config.new_rows(TOKENS))
 
-    def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[ModuleSteps, Tensor], Tensor]) -> None:
+    def run_module_at_once(
+        self, module_scope: ModuleScope, compute_module: Callable[[ModuleSteps, Tensor], Tensor]
+    ) -> None:
         """Runs all operations of a module by `compute_module`, which returns the last output."""
         assert module_scope.argument is not None
         self._check_number_formats()
         module_operations = ModuleSteps(module_scope)
         for operation in module_operations.all:
             if operation.verb == "keep":
-                raise self.not_modelled(operation, "a recurrence whose output higher layers read")
+                raise self.unknown_verb_error(operation, "a recurrence whose output higher layers read")
         self.store_tensor(
             module_operations.all[-1].outs[0],
             compute_module(module_operations, self.flat_tensor(module_scope.argument)),
@@ -65,13 +67,13 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         for operation in module_operations.all:
             if operation.verb == "state" and self.store is not None and self.cached_tensors(operation.name) is None:
                 raise self.unsupported("no kernels that keep this state", operation.name)
-        for operation in every_step(module_scope.items):
+        for operation in all_steps(module_scope.items):
             for recorded_value in operation.ins:
                 if self.last.get(id(recorded_value.storage)) == id(operation):
                     self.forget(recorded_value.storage)
 
     def _check_number_formats(self) -> None:
-        """Raises `Unsupported` for number formats that the kernels do not support.
+        """Raises `UnsupportedKernel` for number formats that the kernels do not support.
 
         Autocast casts no weight that has its format already, as frozen weights beside adapters in float32 do.
         """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from .....components.added_position import LearnedPositions
 from .....components.base import MOST_LAYERS
 from ...absent import require_present
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, field_names, is_untied, module_names
 from ...parts import (
@@ -259,7 +259,7 @@ def bert_positions(config: Config) -> Table:
 def padded_positions(config: Config) -> Table:
     """Returns a learned position embedding whose position 0 is the row after the padding token's row."""
     position_rows, padding_id = config.integer("max_position_embeddings"), config.get("pad_token_id")
-    first_row = padding_id + 1 if is_whole(padding_id) and 0 <= padding_id < min(64, position_rows - 1) else 0
+    first_row = padding_id + 1 if is_json_integer(padding_id) and 0 <= padding_id < min(64, position_rows - 1) else 0
     return {"type": "learned", "max_position_embeddings": position_rows - first_row, "offset": first_row}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...absent import AbsentValue, require_present
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks, module_names
 from ...parts import ACTIVATIONS, Table, encoder, layernorm, token_types
@@ -45,7 +45,7 @@ def _read_deberta_v2(config: Config) -> Table:
             "attention_head_size", config.get("attention_head_size"), "hidden_size / num_attention_heads"
         )
     bucket_count = config.get("position_buckets")
-    bucket_fields = {"position_buckets": bucket_count} if is_whole(bucket_count) and bucket_count > 0 else {}
+    bucket_fields = {"position_buckets": bucket_count} if is_json_integer(bucket_count) and bucket_count > 0 else {}
     norm = layernorm(config.number("layer_norm_eps")) if "layer_norm" in _listed_names(config, "norm_rel_ebd") else None
     position: Table = {
         "max_relative_positions": longest_distance,
@@ -123,7 +123,11 @@ def _deberta_model(
 def _largest_distance(config: Config) -> int:
     """Returns the largest relative distance with a separate embedding."""
     max_distance = config.get("max_relative_positions")
-    return max_distance if is_whole(max_distance) and max_distance > 0 else config.integer("max_position_embeddings")
+    return (
+        max_distance
+        if is_json_integer(max_distance) and max_distance > 0
+        else config.integer("max_position_embeddings")
+    )
 
 
 def _listed_names(config: Config, field_name: str) -> list[str]:

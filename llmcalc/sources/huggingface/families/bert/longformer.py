@@ -11,7 +11,7 @@ from dataclasses import fields
 
 from .....ops import Op
 from .....ops.attention import AttentionCore, OverlappingChunkAttentionCore
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, module_names
 from ...parts import Table, encoder, layer_pattern, pooler
@@ -44,7 +44,9 @@ def window_stack(config: Config, depth: int) -> Table:
     """
     window_sizes = config.get("attention_window")
     window_sizes = window_sizes if isinstance(window_sizes, list | tuple) else [window_sizes] * depth
-    if len(window_sizes) != depth or any(not is_whole(window) or window <= 0 or window % 2 for window in window_sizes):
+    if len(window_sizes) != depth or any(
+        not is_json_integer(window) or window <= 0 or window % 2 for window in window_sizes
+    ):
         window_in_config = config.get("attention_window")
         raise config.error(
             "attention_window", window_in_config, f"a positive even number, or a list of {depth} of them"

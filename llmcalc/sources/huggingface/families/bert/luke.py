@@ -36,7 +36,7 @@ def _read_luke(config: Config) -> Table:
     if config.flag("use_entity_aware_attention"):
         block["attention"]["idle_projections"] = AWARE
     entity_width, is_tied = config.integer("entity_emb_size"), config.flag("tie_word_embeddings")
-    entities: Table = {
+    entities_table: Table = {
         "entity_vocab_size": config.integer("entity_vocab_size"),
         "max_position_embeddings": config.integer("max_position_embeddings"),
         "type_vocab_size": config.integer("type_vocab_size"),
@@ -44,19 +44,19 @@ def _read_luke(config: Config) -> Table:
         **({} if entity_width == config.integer("hidden_size") else {"entity_emb_size": entity_width}),
     }
     if config.head == "lm":
-        entities["prediction"] = "tied" if is_tied else "own"
+        entities_table["prediction"] = "tied" if is_tied else "own"
     config.notes.append(
         "entities: their parameters are counted; their products are not counted, as plain text has none"
     )
-    stack = {**bert_stack(config, padded_positions(config)), "entities": entities}
+    stack = {**bert_stack(config, padded_positions(config)), "entities": entities_table}
     has_pooler = not class_name.endswith((OF_TOKENS, OF_ANSWERS))
     head = bert_head(config, "gelu")
     return encoder(config, block, stack, head, {}, **pooler(has_pooler), tie_word_embeddings=False)
 
 
 def _has_second_bias(spec: ModelSpec) -> bool:
-    entities = spec.main.entities
-    return entities is not None and entities.prediction == "own"
+    entities_table = spec.main.entities
+    return entities_table is not None and entities_table.prediction == "own"
 
 
 SECOND_BIAS = Deviation(

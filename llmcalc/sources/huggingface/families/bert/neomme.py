@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...family import Family, module_names
 from ...parts import FULL_OR_SLIDING, Table, architecture, encoder, listed_kinds, mlp, rmsnorm, rope, stack_of_layers
 
@@ -22,8 +22,10 @@ def _read_neomme(config: Config) -> Table:
     kv_heads, head_dim = config.integer("num_key_value_heads"), config.integer("head_dim")
     if heads % kv_heads:
         raise config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
-    default_kinds = ["full" if (layer + 1) % 6 == 0 or layer == depth - 1 else "sliding" for layer in range(depth)]
-    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
+    default_layer_kinds = [
+        "full" if (layer + 1) % 6 == 0 or layer == depth - 1 else "sliding" for layer in range(depth)
+    ]
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     if "full" not in layer_kinds:
         raise config.error("layer_types", config.get("layer_types"), "at least one full_attention")
     full_layers = [layer for layer, layer_kind in enumerate(layer_kinds) if layer_kind == "full"]
@@ -112,7 +114,7 @@ def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None
         sliding_count += layer_kind == "sliding"
         window_distance = stated_fields.get(layer, short_distance) if has_layer_table else default_distance
         if (window_distance is None) != (layer_kind == "full") or (
-            window_distance is not None and not (is_whole(window_distance) and window_distance > 0)
+            window_distance is not None and not (is_json_integer(window_distance) and window_distance > 0)
         ):
             layer_key = "per_layer_config" if has_layer_table else "sliding_window"
             raise config.error(

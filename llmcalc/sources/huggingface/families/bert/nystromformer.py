@@ -71,7 +71,7 @@ def _read_mra(config: Config) -> Table:
     )
 
 
-def _without_kernel(op: Op) -> Op:
+def _op_without_kernel(op: Op) -> Op:
     return replace(op, heads=0) if isinstance(op, SampledBlockAttentionCore) else op
 
 
@@ -79,7 +79,7 @@ NO_KERNEL = Deviation(
     "MRA without its kernels",
     "without CUDA kernels of its own, its class returns zeros in the place of attention",
     "forward_flops",
-    class_op=_without_kernel,
+    class_op=_op_without_kernel,
 )
 
 

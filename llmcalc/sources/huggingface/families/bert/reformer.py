@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import lcm
 
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...family import EVERY, Family, Quirks, module_names
 from ...parts import ACTIVATIONS, Table, architecture, decoder, layer_pattern, layernorm, learned_positions, mlp
 
@@ -71,7 +71,7 @@ def _attention(config: Config, attention_kind: str) -> Table:
     bucket_counts = config.get("num_buckets")
     listed_buckets = bucket_counts if isinstance(bucket_counts, list) else [bucket_counts]
     if not listed_buckets or not all(
-        is_whole(bucket_count) and bucket_count > 0 and bucket_count % 2 == 0 for bucket_count in listed_buckets
+        is_json_integer(bucket_count) and bucket_count > 0 and bucket_count % 2 == 0 for bucket_count in listed_buckets
     ):
         expected_text = (
             "an even number, or a list of even numbers; its class chooses one by the length of the first text"

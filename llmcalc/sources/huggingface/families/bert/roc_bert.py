@@ -19,22 +19,22 @@ FEATURES = ("shape", "pronunciation")
 def _read_roc_bert(config: Config) -> Table:
     config.require("concat_input", True)
     model_fields = read_bert(config)
-    for feature in FEATURES:
-        config.require(f"enable_{feature}", True)
+    for feature_name in FEATURES:
+        config.require(f"enable_{feature_name}", True)
     if has_pretraining_head(config):  # the head of masked tokens alone, beside the pooler
         model_fields["pooler"] = {"dense": True}
     stack = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
     stack["input_features"] = {
-        "vocab_sizes": [config.integer(f"{feature}_vocab_size") for feature in FEATURES],
-        "embedding_sizes": [config.integer(f"{feature}_embed_dim") for feature in FEATURES],
+        "vocab_sizes": [config.integer(f"{feature_name}_vocab_size") for feature_name in FEATURES],
+        "embedding_sizes": [config.integer(f"{feature_name}_embed_dim") for feature_name in FEATURES],
     }
     return model_fields
 
 
-def _feature_value_writer(feature_index: int, feature: str) -> Writes:
+def _feature_value_writer(feature_index: int, feature_name: str) -> Writes:
     return {
-        f"{feature}_vocab_size": lambda s: s.first_stack.input_features.vocab_sizes[feature_index],
-        f"{feature}_embed_dim": lambda s: s.first_stack.input_features.embedding_sizes[feature_index],
+        f"{feature_name}_vocab_size": lambda s: s.first_stack.input_features.vocab_sizes[feature_index],
+        f"{feature_name}_embed_dim": lambda s: s.first_stack.input_features.embedding_sizes[feature_index],
     }
 
 

@@ -12,7 +12,6 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
     Table,
-    combined_kinds,
     decoder,
     dense_or_moe_kinds,
     full_rope,
@@ -21,6 +20,7 @@ from ...parts import (
     moe,
     prediction,
     rmsnorm,
+    stack_of_combined_kinds,
 )
 from ...writes import PARTIAL_ROTARY, Writes
 
@@ -79,7 +79,9 @@ def deepseek_decoder(
     layer_changes = {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
     ffn = glu(config, mlp_bias) if "dense" in layer_kinds else experts
     block = layer_table(attention, ffn, norm)
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_changes)), **prediction(config))
+    return decoder(
+        config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_changes)), **prediction(config)
+    )
 
 
 def _read_deepseek_v2(config: Config) -> Table:

@@ -15,13 +15,13 @@ from ...family import Deviation, Family, field_names, module_names
 from ...parts import (
     Table,
     clamped_swiglu,
-    combined_kinds,
     decoder,
     float32_rmsnorm,
     full_rope,
     glu,
     listed_kinds,
     moe,
+    stack_of_combined_kinds,
     uncounted_prediction,
 )
 
@@ -49,21 +49,21 @@ def _read_deepseek_v4(config: Config) -> Table:
         "norm": norm,
         "position": position,
     }
-    indexer = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer_table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     compression_rates = _compression_rates(config)
     layer_variants: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": compression_rates[HEAVY]}}}
     layer_variants["sparse"] = {
-        "attention": {"compress_rate": compression_rates[SPARSE], "overlap": True, "indexer": indexer}
+        "attention": {"compress_rate": compression_rates[SPARSE], "overlap": True, "indexer": indexer_table}
     }
     shared_ffn = clamped_swiglu(glu(config, config.flag("mlp_bias"), expert_width))
-    scoring = _scoring_func(config)
-    token_table_router: Table = {"type": "token_table", "scoring_func": scoring}
+    score_function = _scoring_func(config)
+    token_table_router: Table = {"type": "token_table", "scoring_func": score_function}
     experts = moe(
         config.integer("n_routed_experts", "num_local_experts"),
         config.integer("num_experts_per_tok"),
         clamped_swiglu(glu(config, ffn_width=expert_width)),
         shared_ffn,
-        router={"scoring_func": scoring},
+        router={"scoring_func": score_function},
     )
     ffns_by_kind: Table = {
         "hash": {"feed_forward": {"router": {**token_table_router, "vocab_size": config.integer("vocab_size")}}},
@@ -73,7 +73,7 @@ def _read_deepseek_v4(config: Config) -> Table:
         "type": "hyper", "attention": mixer, "feed_forward": experts, "norm": norm,
         "hc_mult": config.integer("hc_mult"), "hc_sinkhorn_iters": config.integer("hc_sinkhorn_iters"),
     }  # fmt: skip
-    stack = combined_kinds(
+    stack = stack_of_combined_kinds(
         (_attention_kinds(config, depth), layer_variants), (_routing_kinds(config, depth), ffns_by_kind)
     )
     return decoder(
@@ -108,13 +108,13 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
     The ratios may include the MTP module's.
     """
-    default_kinds = ["heavy" if layer < 2 or layer % 2 == 0 else "sparse" for layer in range(depth)]
+    default_layer_kinds = ["heavy" if layer < 2 or layer % 2 == 0 else "sparse" for layer in range(depth)]
     if config.has("compress_ratios") and not config.has("layer_types"):
         compression_ratios = config.integers("compress_ratios")
         if len(compression_ratios) < depth or not {*compression_ratios} <= {*RATIOS}:
             raise config.error("compress_ratios", compression_ratios, f"{depth} times 0, 4 or 128")
-        default_kinds = [RATIOS[compression_ratio] for compression_ratio in compression_ratios[:depth]]
-    return listed_kinds(config, "layer_types", KINDS, default_kinds)
+        default_layer_kinds = [RATIOS[compression_ratio] for compression_ratio in compression_ratios[:depth]]
+    return listed_kinds(config, "layer_types", KINDS, default_layer_kinds)
 
 
 def _routing_kinds(config: Config, depth: int) -> list[str]:
@@ -129,10 +129,10 @@ def _routing_kinds(config: Config, depth: int) -> list[str]:
 
 
 def _scoring_func(config: Config) -> str:
-    scoring: str = config.choice(
+    score_function: str = config.choice(
         {function_name: function_name for function_name in ("softmax", "sigmoid", "sqrtsoftplus")}, "scoring_func"
     )
-    return scoring
+    return score_function
 
 
 def _written_layer_types(config_values: ConfigValues) -> list[str]:

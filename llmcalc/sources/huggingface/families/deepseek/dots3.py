@@ -12,7 +12,7 @@ from dataclasses import replace
 from .....ops import KVCache, Op
 from ...config import Config
 from ...family import Deviation, Family
-from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, glu, layer_table, listed_kinds, moe, rmsnorm
+from ...parts import DENSE_OR_MOE, Table, decoder, glu, layer_table, listed_kinds, moe, rmsnorm, stack_of_combined_kinds
 from .deepseek import ROUTING, SIGMOID, latent_attention
 from .dsa import DSA_MODULES
 
@@ -31,7 +31,7 @@ RANGES = {"indexed_attention": "indexed", "full_attention": "full", "sliding_att
 
 def _read_dots3_note_text(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    indexer = {
+    indexer_table = {
         field_name: config.integer(field_name) for field_name in ("index_n_heads", "index_head_dim", "index_topk")
     }
     config.integer("q_lora_rank")
@@ -44,14 +44,16 @@ def _read_dots3_note_text(config: Config) -> Table:
         glu(config, ffn_width=shared_width * config.integer("n_shared_experts")),
         **SIGMOID,
     )
-    layer_tables: Table = {
+    layer_configs: Table = {
         "full": {},
-        "indexed": {"attention": {"indexer": indexer}},
+        "indexed": {"attention": {"indexer": indexer_table}},
         "sliding": {"attention": {**_window_sizes(config), "sliding_window": _window_size(config)}},
     }
     block = layer_table(mixer, glu(config), norm)
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = combined_kinds((_attention_kinds(config, depth), layer_tables), (_ffn_kinds(config, depth), ffn_kinds))
+    stack = stack_of_combined_kinds(
+        (_attention_kinds(config, depth), layer_configs), (_ffn_kinds(config, depth), ffn_kinds)
+    )
     return decoder(config, block, norm, stack=stack)
 
 
@@ -60,10 +62,10 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     selects_keys = config.get("use_dsa")
     full_kind = "full" if selects_keys is False else "indexed"
     has_windows = config.flag("use_sliding_window")
-    default_kinds = [
+    default_layer_kinds = [
         full_kind if not has_windows or layer < 2 or layer % 4 == 1 else "sliding" for layer in range(depth)
     ]
-    layer_kinds = listed_kinds(config, "layer_types", RANGES, default_kinds)
+    layer_kinds = listed_kinds(config, "layer_types", RANGES, default_layer_kinds)
     if selects_keys is None and config.has("per_layer_config"):
         return layer_kinds
     return [layer_kind if layer_kind == "sliding" else full_kind for layer_kind in layer_kinds]
@@ -79,8 +81,10 @@ def _ffn_kinds(config: Config, depth: int) -> list[str]:
     has_experts = [
         bool(expert_flags[layer]) if expert_flags is not None else layer % expert_period == 0 for layer in range(depth)
     ]
-    default_kinds = ["moe" if layer >= first_expert_layer and has_experts[layer] else "dense" for layer in range(depth)]
-    return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds)
+    default_layer_kinds = [
+        "moe" if layer >= first_expert_layer and has_experts[layer] else "dense" for layer in range(depth)
+    ]
+    return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
 
 
 def _window_size(config: Config) -> int:

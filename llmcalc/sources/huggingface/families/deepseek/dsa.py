@@ -11,7 +11,6 @@ from ...family import Family, Modules, field_names
 from ...parts import (
     DENSE_OR_MOE,
     Table,
-    combined_kinds,
     decoder,
     dense_or_moe_kinds,
     glu,
@@ -19,6 +18,7 @@ from ...parts import (
     listed_kinds,
     prediction,
     rmsnorm,
+    stack_of_combined_kinds,
 )
 from .deepseek import LATENT_WRITES, ROUTING, SIGMOID, latent_attention, routed_experts
 
@@ -60,26 +60,26 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
         if len(pattern_kinds) != depth or not {*pattern_kinds} <= {"full", "shared"}:
             raise config.error("index_topk_pattern", indexer_pattern, f"{depth} times F or S")
         return pattern_kinds
-    default_kinds = ["full"] * depth
+    default_layer_kinds = ["full"] * depth
     if not config.has("indexer_types"):
         indexer_period, indexer_offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
-        default_kinds = [
+        default_layer_kinds = [
             "shared" if max(layer - indexer_offset + 1, 0) % indexer_period else "full" for layer in range(depth)
         ]
-    return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default_kinds)
+    return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default_layer_kinds)
 
 
 def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
     config.require("moe_layer_freq", 1)
     config.require("mlp_bias", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    indexer = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer_table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     ffn_kinds = dense_or_moe_kinds(config, len(layer_indexers), config.count("first_k_dense_replace"))
     experts = routed_experts(config, **SIGMOID)
     ffn = glu(config) if "dense" in ffn_kinds else experts
     layer_kinds = {"dense": {}, "moe": {"feed_forward": experts}}
-    block = layer_table(latent_attention(config, indexer=indexer), ffn, norm)
-    stack = combined_kinds(
+    block = layer_table(latent_attention(config, indexer=indexer_table), ffn, norm)
+    stack = stack_of_combined_kinds(
         (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, layer_kinds)
     )
     mtp_fields = prediction(config)
@@ -98,15 +98,15 @@ def _read_axk2(config: Config) -> Table:
         if not config.has("mlp_layer_types")
         else (0, 1)
     )
-    default_kinds = [
+    default_layer_kinds = [
         "moe" if layer >= first_expert_layer and layer % expert_period == 0 else "dense" for layer in range(depth)
     ]
     ffn_kinds, experts = (
-        listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds),
+        listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds),
         routed_experts(config, **SIGMOID),
     )
-    indexer = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
-    layer_tables: Table = {
+    indexer_table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    layer_configs: Table = {
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False}
         if "dense" in ffn_kinds
         else {},
@@ -114,12 +114,12 @@ def _read_axk2(config: Config) -> Table:
     }
     block = {
         "type": "gated_norm",
-        "attention": latent_attention(config, indexer=indexer, query_gate=True),
+        "attention": latent_attention(config, indexer=indexer_table, query_gate=True),
         "feed_forward": experts,
         "norm": norm,
         "gated_norm_rank": config.integer("gated_norm_rank"),
     }
-    return decoder(config, block, norm, stack=combined_kinds((ffn_kinds, layer_tables)))
+    return decoder(config, block, norm, stack=stack_of_combined_kinds((ffn_kinds, layer_configs)))
 
 
 DSA_MODULES: Modules = {"indexer.k_proj": "wk", "indexer.q_proj": "wq_b"}

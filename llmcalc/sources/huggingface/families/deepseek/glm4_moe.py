@@ -16,7 +16,6 @@ from ...parts import (
     Table,
     attention,
     biases,
-    combined_kinds,
     decoder,
     dense_or_moe_kinds,
     glu,
@@ -26,6 +25,7 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
     rope,
+    stack_of_combined_kinds,
 )
 from ...writes import PARTIAL_ROTARY
 from .deepseek import ROUTING, SIGMOID, deepseek_decoder, routed_experts
@@ -62,7 +62,9 @@ def _read_dots1(config: Config) -> Table:
     }
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
     block = layer_table(mixer, glu(config), norm)
-    return decoder(config, block, norm, stack=combined_kinds((attention_kinds, attention_fields), (ffn_kinds, experts)))
+    return decoder(
+        config, block, norm, stack=stack_of_combined_kinds((attention_kinds, attention_fields), (ffn_kinds, experts))
+    )
 
 
 def _read_minimax_m2(config: Config) -> Table:

@@ -56,7 +56,7 @@ def _read_glm5_next_text(config: Config) -> Table:
     config.require("index_kpool_always_select_tail", True)
     selected_tokens, pool_size = config.integer("index_topk"), config.integer("index_kpool")
     config.quotient("index_kpool", selected_tokens, pool_size)
-    indexer = {
+    indexer_table = {
         "type": "pooled",
         "index_n_heads": config.integer("index_n_heads"),
         "index_head_dim": config.integer("index_head_dim"),
@@ -66,8 +66,8 @@ def _read_glm5_next_text(config: Config) -> Table:
     latent_fields: Table = {"norm": norm, "mla_use_nope": True, "qk_rope_head_dim": 0, "position": {"type": "rope"}}
     mixers: Table = {
         "linear": _linear_attention(config),
-        "full": _latent_attention(config, indexer, latent_fields),
-        "shared": _latent_attention(config, {**indexer, "shared": True}, latent_fields),
+        "full": _latent_attention(config, indexer_table, latent_fields),
+        "shared": _latent_attention(config, {**indexer_table, "shared": True}, latent_fields),
     }
     ffn_kinds = dense_or_moe_kinds(config, depth, 3)
     experts = routed_experts(config, **SIGMOID)
@@ -84,7 +84,7 @@ def _read_glm5_next_text(config: Config) -> Table:
         **residual_streams,
         "hc_sinkhorn_iters": config.integer("hc_sinkhorn_iters"),
     }
-    layer_tables = {
+    layer_configs = {
         f"{mixer}_{ffn_kind}": {**common_fields, "attention": mixers[mixer], "feed_forward": network_kinds[ffn_kind]}
         for mixer in mixers
         for ffn_kind in network_kinds
@@ -92,12 +92,12 @@ def _read_glm5_next_text(config: Config) -> Table:
     layer_kinds = [
         f"{mixer}_{ffn_kind}" for mixer, ffn_kind in zip(_attention_kinds(config, depth), ffn_kinds, strict=True)
     ]
-    stack = stack_of_kinds(layer_tables, layer_kinds)
+    stack = stack_of_kinds(layer_configs, layer_kinds)
     stack["streams"] = {"type": "hyper", "merge": "mean", **residual_streams}
     return decoder(config, stack["block"], norm, stack=stack)
 
 
-def _latent_attention(config: Config, indexer: Table, other_fields: Table) -> Table:
+def _latent_attention(config: Config, indexer_table: Table, other_fields: Table) -> Table:
     config.fields_read.add("rope_parameters")
     return {
         "type": "mla",
@@ -107,7 +107,7 @@ def _latent_attention(config: Config, indexer: Table, other_fields: Table) -> Ta
         },
         "qk_nope_head_dim": config.integer("qk_nope_head_dim"),
         "attention_bias": config.flag("attention_bias"),
-        "indexer": indexer,
+        "indexer": indexer_table,
         **other_fields,
     }
 
@@ -135,12 +135,12 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
     Raises `InputError` for a selection that is not that of the layer directly below, which its class does not find.
     """
-    default_kinds = ["indexed" if layer % 4 == 3 else "linear" for layer in range(depth)]
+    default_layer_kinds = ["indexed" if layer % 4 == 3 else "linear" for layer in range(depth)]
     layer_indexers = indexer_kinds(config, depth)
     mixer_kinds = [
         indexer_kind if mixer == "indexed" else mixer
         for mixer, indexer_kind in zip(
-            listed_kinds(config, "layer_types", MIXERS, default_kinds), layer_indexers, strict=True
+            listed_kinds(config, "layer_types", MIXERS, default_layer_kinds), layer_indexers, strict=True
         )
     ]
     for layer, mixer in enumerate(mixer_kinds):

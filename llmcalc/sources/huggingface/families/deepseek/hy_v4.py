@@ -12,12 +12,12 @@ from ...family import Family, module_names
 from ...parts import (
     Table,
     clamped_swiglu,
-    combined_kinds,
     decoder,
     dense_or_moe_kinds,
     glu,
     listed_kinds,
     rmsnorm,
+    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from ...writes import UNPADDED
@@ -30,7 +30,7 @@ def _read_hy_v4(config: Config) -> Table:
     uncounted_prediction(config)
     config.require("hidden_act", "silu")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    indexer = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer_table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     layer_indexers = listed_kinds(
         config,
         "indexer_types",
@@ -44,7 +44,7 @@ def _read_hy_v4(config: Config) -> Table:
     layer_kinds = {"dense": {}, "moe": {"feed_forward": experts}}
     block = {
         "type": "hyper",
-        "attention": latent_attention(config, indexer=indexer, output_gate={"per": "element"}, sinks=True),
+        "attention": latent_attention(config, indexer=indexer_table, output_gate={"per": "element"}, sinks=True),
         "feed_forward": ffn,
         "norm": norm,
         "hc_mult": config.integer("hc_mult"),
@@ -52,7 +52,7 @@ def _read_hy_v4(config: Config) -> Table:
         "hc_magnitude": config.number("hc_magnitude"),
         "hc_eps": config.number("hc_eps"),
     }
-    stack = combined_kinds(
+    stack = stack_of_combined_kinds(
         (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, layer_kinds)
     )
     return decoder(

@@ -50,7 +50,7 @@ def _read_kolibri1(config: Config) -> Table:
 def _read_flint(config: Config) -> Table:
     norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     if config.get("mlp_only_layers") is None:  # the class replaces null by its default
-        config.data = {field: value for field, value in config.data.items() if field != "mlp_only_layers"}
+        config.data = {field: field_value for field, field_value in config.data.items() if field != "mlp_only_layers"}
     attention_kinds = listed_kinds(
         config,
         "layer_types",

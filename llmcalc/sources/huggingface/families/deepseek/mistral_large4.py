@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.mla import MLA
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import Table, combined_kinds, decoder, dense_or_moe_kinds, glu, layer_table, layernorm, rmsnorm
+from ...parts import Table, decoder, dense_or_moe_kinds, glu, layer_table, layernorm, rmsnorm, stack_of_combined_kinds
 from .deepseek import LATENT_WRITES, ROUTING, latent_attention, routed_experts
 from .dsa import DSA_MODULES, indexer_kinds
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def _read_mistral_large4_text(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     rotary_dim = config.integer("qk_rope_head_dim")
-    indexer = {
+    indexer_table = {
         **{field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")},
         "input_norm": layernorm(1e-6),
         "position_scale": True,
     }
-    mixer = latent_attention(config, q_lora_rank=None, norm=norm, position_scale=True, indexer=indexer)
+    mixer = latent_attention(config, q_lora_rank=None, norm=norm, position_scale=True, indexer=indexer_table)
     positions = _position_kinds(config, depth)
     position_kinds: Table = {
         "rope": {},
@@ -43,9 +43,9 @@ def _read_mistral_large4_text(config: Config) -> Table:
     experts = routed_experts(config, expert_count_names=("num_experts", "num_local_experts"))
     block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
     layers = list(zip(positions, layer_indexers, latent_kinds, strict=True))
-    layer_tables: Table = {}
+    layer_configs: Table = {}
     for position_kind, indexer_kind, latent_kind in layers:
-        layer_tables["_".join((position_kind, indexer_kind, latent_kind))] = {
+        layer_configs["_".join((position_kind, indexer_kind, latent_kind))] = {
             "attention": {
                 **position_kinds[position_kind],
                 **({"indexer": {"shared": True}} if indexer_kind == "shared" else {}),
@@ -54,7 +54,9 @@ def _read_mistral_large4_text(config: Config) -> Table:
         }
     layer_kinds = ["_".join(layer) for layer in layers]
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables), (ffn_kinds, network_kinds)))
+    return decoder(
+        config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs), (ffn_kinds, network_kinds))
+    )
 
 
 def _position_kinds(config: Config, depth: int) -> list[str]:
@@ -99,7 +101,7 @@ def _latent_layer_kinds(config: Config, position_kinds: list[str]) -> list[str]:
 
 def _rotary_attention(config_values: ConfigValues) -> Any:
     """Returns the attention of a layer with RoPE."""
-    return config_values.find_part(MLA, matches_part=lambda part: not part.mla_use_nope)
+    return config_values.find_part(MLA, matches_part=lambda spec_part: not spec_part.mla_use_nope)
 
 
 def _latent_source_layers(config_values: ConfigValues) -> list[int]:

@@ -16,7 +16,6 @@ from ...parts import (
     Table,
     attention,
     biases,
-    combined_kinds,
     decoder,
     dense_or_moe_kinds,
     glu,
@@ -26,6 +25,7 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
     rope,
+    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from .deepseek import ROUTING, SIGMOID, routed_experts
@@ -67,13 +67,13 @@ def _read_mellum(config: Config) -> Table:
         glu(config, ffn_width=config.integer("moe_intermediate_size")),
     )
     block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
-    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in ffn_kinds else {}}
+    layer_configs: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in ffn_kinds else {}}
     return decoder(
         config,
         block,
         norm,
-        stack=combined_kinds(
-            (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (ffn_kinds, layer_tables)
+        stack=stack_of_combined_kinds(
+            (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (ffn_kinds, layer_configs)
         ),
     )
 

@@ -18,7 +18,6 @@ from ...parts import (
     FULL_OR_SLIDING,
     Table,
     clamped_swiglu,
-    combined_kinds,
     decoder,
     glu,
     layer_table,
@@ -26,6 +25,7 @@ from ...parts import (
     moe,
     rmsnorm,
     rope,
+    stack_of_combined_kinds,
 )  # fmt: skip
 from .eagle import COMMON, IGNORED, LATENT_SIZES
 
@@ -38,7 +38,7 @@ def _read_dflash(config: Config) -> Table:
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, [usual_kind] * depth)
     if "sliding" in layer_kinds:
         sliding_layer = {"attention": {"sliding_window": config.integer("sliding_window", "swa_window_size")}}
-        stack = combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer}))
+        stack = stack_of_combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer}))
     else:
         config.fields_read.update(("sliding_window", "swa_window_size"))
         stack = {}

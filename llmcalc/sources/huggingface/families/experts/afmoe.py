@@ -16,7 +16,6 @@ from ...parts import (
     Table,
     attention,
     biases,
-    combined_kinds,
     decoder,
     dense_or_moe_kinds,
     float32_rmsnorm,
@@ -27,6 +26,7 @@ from ...parts import (
     moe,
     qk_norm_fields,
     rmsnorm,
+    stack_of_combined_kinds,
 )
 
 CORRECTED: Table = {"router": {"score_correction": "parameter", "scoring_func": "sigmoid"}}
@@ -44,7 +44,7 @@ def _routed_experts(config: Config, shared_width: int) -> Table:
 
 
 def _dense_and_expert_ffns(config: Config, layer_kinds: list[str], shared_width: int) -> tuple[list[str], Table]:
-    """Returns the kinds of layers and the FFN of each kind, `dense` or `moe`, for `combined_kinds`."""
+    """Returns the kinds of layers and the FFN of each kind, `dense` or `moe`, for `stack_of_combined_kinds`."""
     return layer_kinds, {
         "dense": {},
         "moe": {"feed_forward": _routed_experts(config, shared_width)} if "moe" in layer_kinds else {},
@@ -69,7 +69,7 @@ def _read_afmoe(config: Config) -> Table:
         config.integer("moe_intermediate_size") * config.count("num_shared_experts"),
     )
     block = layer_table(mixer, glu(config), norm, "sandwich")
-    return decoder(config, block, norm, stack=combined_kinds(attention_kinds, ffn_kinds))
+    return decoder(config, block, norm, stack=stack_of_combined_kinds(attention_kinds, ffn_kinds))
 
 
 def _read_laguna(config: Config) -> Table:
@@ -111,7 +111,7 @@ def _read_laguna(config: Config) -> Table:
         config, dense_or_moe_kinds(config, depth, 1), config.count("shared_expert_intermediate_size")
     )
     block = layer_table(mixer, glu(config), norm)
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, attention_fields), ffn_kinds))
+    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, attention_fields), ffn_kinds))
 
 
 def _window_field(config: Config) -> Table:

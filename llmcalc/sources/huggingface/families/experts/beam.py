@@ -15,7 +15,6 @@ from ...parts import (
     Table,
     attention,
     biases,
-    combined_kinds,
     decoder,
     dense_or_moe_kinds,
     float32_rmsnorm,
@@ -25,6 +24,7 @@ from ...parts import (
     moe,
     qk_norm_fields,
     rope,
+    stack_of_combined_kinds,
 )
 from ..deepseek.deepseek import SIGMOID
 
@@ -38,8 +38,8 @@ def _read_beam(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm_fields(norm),
     )
-    default_kinds = ["sliding" if (layer + 1) % 6 and layer < depth - 1 else "full" for layer in range(depth)]
-    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
+    default_layer_kinds = ["sliding" if (layer + 1) % 6 and layer < depth - 1 else "full" for layer in range(depth)]
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     rope_parameters = config.data.get("rope_parameters") or {}
     full_layer_changes = {} if rope_parameters.get("full_attention") else {"attention": {"position": "none"}}
     window = config.optional_integer("sliding_window")
@@ -52,9 +52,9 @@ def _read_beam(config: Config) -> Table:
         **SIGMOID,
     )
     block = layer_table(mixer, glu(config), norm, "sandwich")
-    layer_tables: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
+    layer_configs: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = combined_kinds((attention_kinds, layer_tables), (dense_or_moe_kinds(config, depth, 3), ffn_kinds))
+    stack = stack_of_combined_kinds((attention_kinds, layer_configs), (dense_or_moe_kinds(config, depth, 3), ffn_kinds))
     return decoder(config, block, norm, stack=stack)
 
 

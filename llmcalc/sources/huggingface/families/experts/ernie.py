@@ -19,13 +19,13 @@ from ...parts import (
     Table,
     attention,
     biases,
-    combined_kinds,
     decoder,
     dense_or_moe_kinds,
     glu,
     layer_table,
     moe,
     rmsnorm,
+    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from ..llama.llama import llama_decoder
@@ -63,10 +63,12 @@ def _read_ernie4_5_moe(config: Config) -> Table:
 
 
 def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
-    widths = [1536, 512] if config.get("moe_intermediate_size") is None else config.integers("moe_intermediate_size")
-    if len(widths) != 2 or 0 in widths:
+    expert_widths = (
+        [1536, 512] if config.get("moe_intermediate_size") is None else config.integers("moe_intermediate_size")
+    )
+    if len(expert_widths) != 2 or 0 in expert_widths:
         raise config.error(
-            "moe_intermediate_size", widths, "two positive whole numbers: for a text expert, for an image expert"
+            "moe_intermediate_size", expert_widths, "two positive whole numbers: for a text expert, for an image expert"
         )
     depth = config.integer("num_hidden_layers")
     is_stated = config.has("moe_layer_start_index")
@@ -95,9 +97,9 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
     return _ffn_kinds(
         config,
         layer_kinds,
-        widths[0],
+        expert_widths[0],
         {},
-        vision_experts={"expert": glu(config, ffn_width=widths[1]), "router": CORRECTED},
+        vision_experts={"expert": glu(config, ffn_width=expert_widths[1]), "router": CORRECTED},
     )
 
 
@@ -138,7 +140,7 @@ def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: 
         block,
         norm,
         head=head,
-        stack=combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}})),
+        stack=stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}})),
     )
 
 

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from .....components.base import LARGEST
 from .....errors import shown
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...family import Family, Modules, field_names, module_names
 from ...parts import (
     QKVO,
     Table,
     attention,
     biases,
-    combined_kinds,
     decoder,
     dense_or_moe_kinds,
     glu,
@@ -27,6 +26,7 @@ from ...parts import (
     moe,
     qk_norm_fields,
     rmsnorm,
+    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from ..deepseek.deepseek import SIGMOID
@@ -82,7 +82,7 @@ def _layer_integers(config: Config, field_name: str) -> list[int]:
     depth, field_value = config.integer("num_hidden_layers"), config.get(field_name)
     layer_values = field_value if isinstance(field_value, list) else [config.integer(field_name)] * depth
     if len(layer_values) < depth or any(
-        not is_whole(layer_value) or not 0 < layer_value <= LARGEST for layer_value in layer_values
+        not is_json_integer(layer_value) or not 0 < layer_value <= LARGEST for layer_value in layer_values
     ):
         raise config.error(field_name, field_value, f"a positive whole number, or {depth} of them")
     return layer_values[:depth]
@@ -103,13 +103,13 @@ def _read_hunyuan_v1_moe(config: Config) -> Table:
     if config.has("moe_layer_num_skipped"):
         config.require("moe_layer_num_skipped", 0)
     top_k_by_layer = _layer_integers(config, "num_experts_per_tok")
-    layer_tables: Table = {
+    layer_configs: Table = {
         f"top{top_k}": {"feed_forward": {"num_experts_per_tok": top_k}} if top_k != top_k_by_layer[0] else {}
         for top_k in top_k_by_layer
     }
     block = layer_table(_attention_with_norms(config), moe(experts, top_k_by_layer[0], glu(config), glu(config)), norm)
     return decoder(
-        config, block, norm, stack=combined_kinds(([f"top{top_k}" for top_k in top_k_by_layer], layer_tables))
+        config, block, norm, stack=stack_of_combined_kinds(([f"top{top_k}" for top_k in top_k_by_layer], layer_configs))
     )
 
 
@@ -140,7 +140,9 @@ def _read_hy_v3(config: Config) -> Table:
         config,
         block,
         norm,
-        stack=combined_kinds((dense_or_moe_kinds(config, config.integer("num_hidden_layers"), 1), ffns_by_kind)),
+        stack=stack_of_combined_kinds(
+            (dense_or_moe_kinds(config, config.integer("num_hidden_layers"), 1), ffns_by_kind)
+        ),
     )
 
 

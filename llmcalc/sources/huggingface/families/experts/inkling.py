@@ -12,7 +12,7 @@ from .....ops import Op, State
 from ...absent import require_present
 from ...config import Config
 from ...family import Deviation, Family, module_names
-from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, glu, listed_kinds, moe, rmsnorm
+from ...parts import DENSE_OR_MOE, Table, decoder, glu, listed_kinds, moe, rmsnorm, stack_of_combined_kinds
 from ...writes import Writes
 from ..deepseek.deepseek import SIGMOID
 
@@ -66,9 +66,9 @@ def _read_inkling_text(config: Config) -> Table:
         "norm": norm,
         "conv_kernel_size": kernel_size,
     }
-    layer_tables: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
-    stack = combined_kinds(
-        (_attention_kinds(config, depth), layer_tables), (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}})
+    layer_configs: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
+    stack = stack_of_combined_kinds(
+        (_attention_kinds(config, depth), layer_configs), (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}})
     )
     stack["embedding_norm"] = norm
     _uncounted_prediction(config)
@@ -91,8 +91,8 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     local_layers = {layer for layer in range(depth) if (layer + 1) % 6}
     if config.get("local_layer_ids") is not None:
         local_layers = set(config.integers("local_layer_ids"))
-    default_kinds = ["sliding" if layer in local_layers else "full" for layer in range(depth)]
-    return listed_kinds(config, "layer_types", RANGES, default_kinds)
+    default_layer_kinds = ["sliding" if layer in local_layers else "full" for layer in range(depth)]
+    return listed_kinds(config, "layer_types", RANGES, default_layer_kinds)
 
 
 def _ffn_kinds(config: Config, depth: int) -> list[str]:

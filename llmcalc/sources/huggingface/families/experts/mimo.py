@@ -16,7 +16,6 @@ from ...parts import (
     Table,
     attention,
     biases,
-    combined_kinds,
     decoder,
     glu,
     layer_table,
@@ -24,6 +23,7 @@ from ...parts import (
     moe,
     prediction,
     rmsnorm,
+    stack_of_combined_kinds,
 )
 from ..deepseek.deepseek import ROUTING, SIGMOID
 
@@ -87,7 +87,9 @@ def _read_mimo_v2_flash(config: Config) -> Table:
     block = layer_table(mixer, glu(config), norm)
     attention_fields = {"full": {}, "sliding": {"attention": sliding_attention}}
     ffn = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(config, block, norm, stack=combined_kinds((attention_kinds, attention_fields), (ffn_kinds, ffn)))
+    return decoder(
+        config, block, norm, stack=stack_of_combined_kinds((attention_kinds, attention_fields), (ffn_kinds, ffn))
+    )
 
 
 def _require_marked_layers(config: Config, field: str, layer_kind: str, layers: list[str]) -> None:

@@ -13,9 +13,9 @@ from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed_kinds, 
 
 
 def _read_minimax(config: Config) -> Table:
-    default_kinds = ["linear" if layer % 2 else "full" for layer in range(config.integer("num_hidden_layers"))]
+    default_layer_kinds = ["linear" if layer % 2 else "full" for layer in range(config.integer("num_hidden_layers"))]
     name_of_type = {"linear_attention": "linear", "full_attention": "full"}
-    return minimax_decoder(config, listed_kinds(config, "layer_types", name_of_type, default_kinds), rope(config))
+    return minimax_decoder(config, listed_kinds(config, "layer_types", name_of_type, default_layer_kinds), rope(config))
 
 
 def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> Table:
@@ -39,11 +39,11 @@ def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> 
         "norm": norm,
         "norm_placement": "post",
     }
-    layer_tables = {
+    layer_configs = {
         "linear": {**block, "attention": lightning_fields},
         "full": {**block, "attention": {"type": "attention", **attention(config, position=position)}},
     }
-    stack = stack_of_kinds(layer_tables, layer_kinds)
+    stack = stack_of_kinds(layer_configs, layer_kinds)
     return decoder(config, stack["block"], None, stack={**stack, "embedding_norm": norm})
 
 

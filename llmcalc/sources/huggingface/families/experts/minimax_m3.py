@@ -16,7 +16,6 @@ from ...parts import (
     Table,
     attention,
     clamped_gpt_oss_ffn,
-    combined_kinds,
     decoder,
     full_rope,
     layer_table,
@@ -24,6 +23,7 @@ from ...parts import (
     moe,
     offset_rmsnorm,
     qk_norm_fields,
+    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from ...writes import Value
@@ -61,15 +61,15 @@ def _read_minimax_m3(config: Config) -> Table:
         config.require("moe_intermediate_size", config.integer("intermediate_size"))
     depth, norm = config.integer("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     older_config = config.section("sparse_attention_config")
-    indexer = {
+    indexer_table = {
         field: older_config.integer(field_name) if older_config.has(field_name) else config.integer(field)
         for field, field_name in OLDER.items()
     }
-    default_kinds = ["full"] * depth
+    default_layer_kinds = ["full"] * depth
     if older_config.has("sparse_attention_freq"):
-        default_kinds = _names_of_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
+        default_layer_kinds = _names_of_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
     attention_kinds = listed_kinds(
-        config, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default_kinds
+        config, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default_layer_kinds
     )
     ffn_kinds = (
         _names_of_flags(config, "moe_layer_freq", "dense", "moe", depth)
@@ -88,13 +88,13 @@ def _read_minimax_m3(config: Config) -> Table:
         **SIGMOID,
     )
     block = layer_table(mixer, experts, norm)
-    attention_fields: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer, "norm": norm}}}}
+    attention_fields: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer_table, "norm": norm}}}}
     dense_ffn: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
     return decoder(
         config,
         block,
         norm,
-        stack=combined_kinds(
+        stack=stack_of_combined_kinds(
             (attention_kinds, attention_fields), (ffn_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}})
         ),
     )

@@ -15,7 +15,6 @@ from ...parts import (
     Table,
     attention,
     biases,
-    combined_kinds,
     decoder,
     glu,
     layer_table,
@@ -24,6 +23,7 @@ from ...parts import (
     moe,
     qk_norm_fields,
     rmsnorm,
+    stack_of_combined_kinds,
 )
 
 
@@ -128,8 +128,8 @@ def qwen_moe_decoder(
     )
     ffn = glu(config) if "dense" in layer_kinds else expert_ffn
     block = layer_table(mixer, ffn, norm)
-    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": expert_ffn} if "dense" in layer_kinds else {}}
-    return decoder(config, block, norm, stack=combined_kinds(*kind_axes, (layer_kinds, layer_tables)))
+    layer_configs: Table = {"dense": {}, "moe": {"feed_forward": expert_ffn} if "dense" in layer_kinds else {}}
+    return decoder(config, block, norm, stack=stack_of_combined_kinds(*kind_axes, (layer_kinds, layer_configs)))
 
 
 NO_COUNT = frozenset({"norm_topk_prob", "original_max_position_embeddings", "input_jitter_noise"})

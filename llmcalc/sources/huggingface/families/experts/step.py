@@ -8,7 +8,7 @@ transformers: models/step3p7. Configs of earlier code list more layers than num_
 
 from __future__ import annotations
 
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...family import EVERY, Family, Quirks, field_names
 from ...parts import (
     DENSE_OR_MOE,
@@ -17,7 +17,6 @@ from ...parts import (
     Table,
     attention,
     biases,
-    combined_kinds,
     decoder,
     glu,
     layer_table,
@@ -25,6 +24,7 @@ from ...parts import (
     moe,
     offset_rmsnorm,
     qk_norm_fields,
+    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from ..deepseek.deepseek import SIGMOID
@@ -58,10 +58,10 @@ def _read_step3p5(config: Config) -> Table:
     )
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
     block = layer_table(mixer, glu(config, mlp_bias), norm)
-    layer_tables: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
+    layer_configs: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(
-        config, block, norm, stack=combined_kinds((attention_kinds, layer_tables), (ffn_kinds, network_kinds))
+        config, block, norm, stack=stack_of_combined_kinds((attention_kinds, layer_configs), (ffn_kinds, network_kinds))
     )
 
 
@@ -76,7 +76,7 @@ def _layers_with_experts(config: Config, depth: int) -> list[str]:
         else listed_indices
     )
     if not isinstance(index_texts, list) or not all(
-        is_whole(index_text) or str(index_text).strip().isdecimal() for index_text in index_texts
+        is_json_integer(index_text) or str(index_text).strip().isdecimal() for index_text in index_texts
     ):
         raise config.error("moe_layers_enum", listed_indices, "indices of layers, separated by commas")
     expert_layers = {int(index_text) for index_text in index_texts}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, biases, combined_kinds, decoder, glu, layer_table, listed_kinds, moe, rmsnorm, rope
+from ...parts import Table, biases, decoder, glu, layer_table, listed_kinds, moe, rmsnorm, rope, stack_of_combined_kinds
 from ...writes import PARTIAL_ROTARY
 
 
@@ -61,7 +61,7 @@ def _read_zaya(config: Config) -> Table:
     router_fields: Table = {"first": {}, "further": {"feed_forward": {"router": {"adds_below": True}}}}
     stack = {
         "embedding_norm": {"type": "affine"},
-        **combined_kinds(
+        **stack_of_combined_kinds(
             (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (place_kinds, router_fields)
         ),
     }

@@ -32,8 +32,8 @@ from .gemma4 import full_attention, head_sizes, sliding_attention
 
 def _read_embedding_gemma2(config: Config) -> Table:
     norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    default_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 6)
-    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
+    default_layer_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 6)
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     layer_kinds[-1] = "full"
     mixer = attention(
         config,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .....components.mixers.attention import Attention
 from ...absent import require_present
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...family import Family, Quirks, field_names, module_names
 from ...parts import (
     FULL_OR_SLIDING,
@@ -64,7 +64,7 @@ def head_sizes(config: Config, layer_kinds: list[str], full_fields: Table) -> li
     if not all(
         isinstance(layer, dict)
         and set(layer) <= allowed_fields
-        and all(is_whole(field_value) and field_value > 0 for field_value in layer.values())
+        and all(is_json_integer(field_value) and field_value > 0 for field_value in layer.values())
         for layer in layers
     ):
         raise config.error("per_layer_config", layer_configs, f"{' and '.join(sorted(allowed_fields))} of some layers")
@@ -174,7 +174,7 @@ IGNORED = field_names(
 
 def full_attention(config_values: ConfigValues) -> Any:
     """Returns the attention of a layer without a window."""
-    return config_values.find_part(Attention, matches_part=lambda part: part.sliding_window is None)
+    return config_values.find_part(Attention, matches_part=lambda spec_part: spec_part.sliding_window is None)
 
 
 def sliding_attention(config_values: ConfigValues) -> Any:

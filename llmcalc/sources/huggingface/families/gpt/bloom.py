@@ -14,7 +14,7 @@ from ...config import Config
 from ...dropout import HIDDEN_DROPOUT
 from ...family import Deviation, Family, field_names, module_names
 from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, mlp, rope
-from .gpt import full_width_heads, plain_ffn
+from .gpt import full_width_heads, non_gated_ffn
 
 if TYPE_CHECKING:
     from .....model import ModelSpec
@@ -56,7 +56,7 @@ def _read_falcon(config: Config) -> Table:
     if kv_heads == heads:
         del mixer["num_key_value_heads"]
     block: Table = layer_table(
-        mixer, plain_ffn(config, "ffn_hidden_size", "activation", _nullable_flag(config, "bias")), norm
+        mixer, non_gated_ffn(config, "ffn_hidden_size", "activation", _nullable_flag(config, "bias")), norm
     )
     if is_parallel:
         block["parallel"] = "separate" if new_architecture and norm_count in (None, 2) else "shared"

@@ -104,7 +104,7 @@ def _llama_layers(config: Config, attention_fields: Table | None = None) -> Tabl
 
 def _cross_attention(config: Config) -> Table:
     """Returns cross-attention, whose norms of queries and keys stand before the projections."""
-    mixer = {field: value for field, value in attention(config).items() if field != "position"}
+    mixer = {field: field_value for field, field_value in attention(config).items() if field != "position"}
     return {"attention": mixer, "norm": rmsnorm(config.number("rms_norm_eps"))}
 
 

@@ -44,7 +44,7 @@ def full_width_heads(config: Config, **attention_fields: Any) -> Table:
     return {"num_attention_heads": heads, **attention_fields}
 
 
-def plain_ffn(config: Config, width_field: str, activation: str, bias: bool = True) -> Table:
+def non_gated_ffn(config: Config, width_field: str, activation: str, bias: bool = True) -> Table:
     """Returns a non-gated FFN, by default four times as wide as hidden_size. width_field: config field of the width."""
     return mlp(
         config.optional_integer(width_field) or 4 * config.integer("hidden_size"),
@@ -65,7 +65,7 @@ def _gpt(
     norm = layernorm(config.number("layer_norm_epsilon"))
     layer = {
         "attention": mixer,
-        "feed_forward": plain_ffn(config, width_field, "activation_function"),
+        "feed_forward": non_gated_ffn(config, width_field, "activation_function"),
         "norm": norm,
         "norm_placement": "pre",
         **block,
@@ -116,12 +116,12 @@ def _read_gpt_neo(config: Config) -> Table:
         config.integer("window_size"),
     )
     attention_types = [[["global", "local"], 12]] if attention_types is None else attention_types
-    layer_tables: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
+    layer_configs: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
     layer_kinds: list[str] = []
     for pattern_entry in attention_types if isinstance(attention_types, list) else ():
         match pattern_entry:
             case [[*several], int(times)] if 0 <= times <= depth >= times * len(several) and all(
-                isinstance(layer_kind, str) and layer_kind in layer_tables for layer_kind in several
+                isinstance(layer_kind, str) and layer_kind in layer_configs for layer_kind in several
             ):
                 layer_kinds += several * times
             case _:
@@ -130,7 +130,7 @@ def _read_gpt_neo(config: Config) -> Table:
         raise config.error(
             "attention_types", attention_types, f'what each of {depth} layers is: [[["global", "local"], {depth // 2}]]'
         )
-    stack = {**stack_of_variants(layer_tables, layer_kinds), "position": learned_positions(config)}
+    stack = {**stack_of_variants(layer_configs, layer_kinds), "position": learned_positions(config)}
     return _gpt(config, full_width_heads(config, float32_scores=True, o_bias=True), "intermediate_size", stack)
 
 
@@ -160,7 +160,7 @@ def _read_gpt_neox(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     position = rope(config, 0.25, "rotary_pct", "rotary_emb_base")
     mixer = full_width_heads(config, position=position, fused_qkv=True, **biases(config.flag("attention_bias"), *QKVO))
-    block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm)
+    block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm)
     return decoder(
         config, {**block, **({"parallel": "separate"} if config.flag("use_parallel_residual") else {})}, norm
     )
@@ -175,9 +175,9 @@ def _read_gpt_neox_japanese(config: Config) -> Table:
     block = layer_table(
         full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")), ffn, norm
     )
-    layer_tables = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
+    layer_configs = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
     layer_kinds = ["plain"] * (depth - 1) + ["biased"]
-    return decoder(config, block, norm, stack=stack_of_variants(layer_tables, layer_kinds))
+    return decoder(config, block, norm, stack=stack_of_variants(layer_configs, layer_kinds))
 
 
 ALIASES = {

@@ -11,7 +11,7 @@ from ...config import Config
 from ...dropout import BART_DROPOUT, BERT_DROPOUT
 from ...family import Family, module_names
 from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, learned_positions
-from .gpt import full_width_heads, plain_ffn
+from .gpt import full_width_heads, non_gated_ffn
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -26,7 +26,7 @@ def _read_opt(config: Config) -> Table:
     norm = layernorm(weight=config.flag("layer_norm_elementwise_affine"))
     block = layer_table(
         full_width_heads(config, **biases(bias, *QKVO)),
-        plain_ffn(config, "ffn_dim", "activation_function", bias),
+        non_gated_ffn(config, "ffn_dim", "activation_function", bias),
         norm,
         "pre" if pre_norm else "post",
     )
@@ -51,7 +51,7 @@ def _fairseq_decoder(config: Config, width_field: str, activation: str, position
     """Returns a decoder of fairseq. softmax: additional fields of the attention."""
     norm = layernorm()
     block = layer_table(
-        full_width_heads(config, **softmax, **biases(True, *QKVO)), plain_ffn(config, width_field, activation), norm
+        full_width_heads(config, **softmax, **biases(True, *QKVO)), non_gated_ffn(config, width_field, activation), norm
     )
     return decoder(config, block, norm, stack={"position": position})
 

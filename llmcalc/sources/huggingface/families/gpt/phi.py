@@ -23,7 +23,7 @@ from ...parts import (
 )
 from ...writes import PARTIAL_ROTARY, UNPADDED
 from ..llama.llama import llama_decoder
-from .gpt import full_width_heads, plain_ffn
+from .gpt import full_width_heads, non_gated_ffn
 
 
 def _read_phi3(config: Config) -> Table:
@@ -35,7 +35,7 @@ def _read_phi(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     qk_norms = qk_norm_fields(norm) if config.flag("qk_layernorm") else {}
     mixer = attention(config, position=rope(config, 0.5), **biases(True, *QKVO), **qk_norms)
-    block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm, parallel="shared")
+    block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm, parallel="shared")
     return decoder(config, block, norm, head={"bias": True})
 
 
@@ -43,7 +43,7 @@ def _read_persimmon(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     qk_norms = qk_norm_fields(norm) if config.flag("qk_layernorm") else {}
     mixer = full_width_heads(config, position=rope(config, 0.5), **biases(True, *QKVO), **qk_norms)
-    return decoder(config, layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm), norm)
+    return decoder(config, layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm), norm)
 
 
 def _read_stablelm(config: Config) -> Table:
@@ -63,13 +63,15 @@ def _read_stablelm(config: Config) -> Table:
 def _read_starcoder2(config: Config) -> Table:
     norm, bias = layernorm(config.number("norm_epsilon")), config.flag("use_bias")
     mixer = attention(config, sliding_window=config.optional_integer("sliding_window"), **biases(bias, *QKVO))
-    return decoder(config, layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act", bias), norm), norm)
+    return decoder(
+        config, layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act", bias), norm), norm
+    )
 
 
 def _read_jais2(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    ffn = plain_ffn(config, "intermediate_size", "hidden_act", config.flag("mlp_bias"))
+    ffn = non_gated_ffn(config, "intermediate_size", "hidden_act", config.flag("mlp_bias"))
     return decoder(config, layer_table(mixer, ffn, norm), norm)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, qk_norm_fields, rmsnorm
-from ..gpt.gpt import plain_ffn
+from ..gpt.gpt import non_gated_ffn
 
 
 def _read_bitnet(config: Config) -> Table:
@@ -25,7 +25,7 @@ def _read_nanochat(config: Config) -> Table:
     mixer = attention(
         config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm, norm_order="after_rope")
     )
-    block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act", False), norm)
+    block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act", False), norm)
     return decoder(config, block, norm, stack={"embedding_norm": norm})
 
 

@@ -87,11 +87,11 @@ def _read_cohere2_moe(config: Config) -> Table:
     dense_period = config.integer("prefix_dense_sliding_window_pattern")
     full_attention_period = config.optional_integer("sliding_window_pattern") or 4
     window = config.optional_integer("sliding_window")
-    default_kinds = [
+    default_layer_kinds = [
         *kinds_with_nth_full(dense_layers, dense_period),
         *kinds_with_nth_full(depth - dense_layers, full_attention_period),
     ]
-    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     ffn_kinds = listed_kinds(
         config,
         "mlp_layer_types",
@@ -140,9 +140,9 @@ def _read_cohere_compass(config: Config) -> Table:
     rope_tables = rope_parameters if isinstance(rope_parameters, dict) else {}
     window = config.optional_integer("sliding_window")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * config.integer("num_hidden_layers"))
-    layer_tables: Table = {"full": {}, "sliding": {"sliding_window": window}}
+    layer_configs: Table = {"full": {}, "sliding": {"sliding_window": window}}
     for field, layer_kind in FULL_OR_SLIDING.items():
-        layer_tables[layer_kind]["position"] = (
+        layer_configs[layer_kind]["position"] = (
             "none" if field in rope_tables and rope_tables[field] is None else rope(config, layer_kind=field)
         )
     if "sliding" in layer_kinds and window is None:
@@ -150,7 +150,7 @@ def _read_cohere_compass(config: Config) -> Table:
     stack = stack_of_variants(
         {
             attention_kind: {"attention": attention_changes}
-            for attention_kind, attention_changes in layer_tables.items()
+            for attention_kind, attention_changes in layer_configs.items()
         },
         layer_kinds,
     )

@@ -38,7 +38,7 @@ def _read_evolla(config: Config) -> Table:
         **biases(True, "q_bias", "k_bias", "v_bias"),
         **biases(config.flag("aligner_enable_bias"), "o_bias"),
     }
-    adapter = {
+    adapter_table = {
         "attention": cross_attention,
         "feed_forward": mlp(config.integer("aligner_ffn_mult") * hidden_size, "gelu", bias=False),
         "norm": norm,
@@ -46,7 +46,7 @@ def _read_evolla(config: Config) -> Table:
     }
     config.notes.append(IDLE_CROSS_ATTENTION)
     adapter_interval = max(depth // config.integer("aligner_num_add_layers"), 1)
-    adapted_layer = {"type": "adapted", "adapter": {"type": "gated_cross", **adapter}}
+    adapted_layer = {"type": "adapted", "adapter": {"type": "gated_cross", **adapter_table}}
     stack: Table = {"variants": {"adapted": adapted_layer}, "pattern": [*["block"] * (adapter_interval - 1), "adapted"]}
     return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
 

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from .....components.mixers.attention import Attention
 from ...config import Config
-from ...family import Deviation, Family, every_expert, module_names
+from ...family import Deviation, Family, module_names, op_of_all_experts
 from ...parts import (
     QKVO,
     Table,
     attention,
     biases,
-    combined_kinds,
     decoder,
     glu,
     layer_table,
@@ -25,6 +24,7 @@ from ...parts import (
     moe,
     qk_norm_fields,
     rmsnorm,
+    stack_of_combined_kinds,
 )
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _read_llama4_text(config: Config) -> Table:
         config,
         block,
         norm,
-        stack=combined_kinds(
+        stack=stack_of_combined_kinds(
             (layer_kinds, kinds_of_attention), (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}})
         ),
     )
@@ -111,7 +111,7 @@ EVERY_EXPERT = Deviation(
     "Llama 4's experts",
     "every expert runs on every token, with zeros for tokens that are not routed to it",
     "forward_flops",
-    class_op=every_expert,
+    class_op=op_of_all_experts,
 )
 
 

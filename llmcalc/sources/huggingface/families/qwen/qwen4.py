@@ -184,7 +184,7 @@ QUERY_BY_QUERY = Deviation(
 )
 
 
-def _indexer_of(config_values: ConfigValues) -> Any:
+def _indexer_of_model(config_values: ConfigValues) -> Any:
     return require_present(
         next((mixer.block_indexer for mixer in config_values.mixers if getattr(mixer, "block_indexer", None)), None)
     )
@@ -231,11 +231,11 @@ FAMILIES = {
                 "linear_attention" if mixer.type == "gated_delta_net" else "indexed_attention" for mixer in s.mixers
             ],
             "hc_count": "hc_mult",
-            "indexer_n_heads": lambda s: _indexer_of(s).index_n_heads,
-            "indexer_kv_heads": lambda s: 1 if _indexer_of(s) else None,
-            "indexer_head_dim": lambda s: _indexer_of(s).index_head_dim,
-            "indexer_budget": lambda s: _indexer_of(s).index_topk_blocks * _indexer_of(s).index_block_size,
-            "indexer_compress_ratio": lambda s: _indexer_of(s).index_block_size,
+            "indexer_n_heads": lambda s: _indexer_of_model(s).index_n_heads,
+            "indexer_kv_heads": lambda s: 1 if _indexer_of_model(s) else None,
+            "indexer_head_dim": lambda s: _indexer_of_model(s).index_head_dim,
+            "indexer_budget": lambda s: _indexer_of_model(s).index_topk_blocks * _indexer_of_model(s).index_block_size,
+            "indexer_compress_ratio": lambda s: _indexer_of_model(s).index_block_size,
             "ple_layer_ids": lambda s: list(_ngram_parts(s)),
         },
         modules=MODULES,

@@ -86,18 +86,18 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
             shared_expert,
             shared_expert_gate=True,
         )
-    layer_tables = {
+    layer_configs = {
         mixer + ffn_kind: layer_table(mixers[mixer], ffns_by_kind[ffn_kind], norm)
         for mixer in mixers
         for ffn_kind in ffns_by_kind
     }
     attention_period = config.integer("full_attention_interval")
-    default_kinds = ["linear" if (layer + 1) % attention_period else "full" for layer in range(depth)]
-    mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
+    default_layer_kinds = ["linear" if (layer + 1) % attention_period else "full" for layer in range(depth)]
+    mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
     layer_kinds = [
         layer_kind + ("_moe" if experts else "") for layer_kind, experts in zip(mixer_kinds, expert_flags, strict=True)
     ]
-    stack = stack_of_kinds(layer_tables, layer_kinds)
+    stack = stack_of_kinds(layer_configs, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack, **_prediction_module(config, layer_kinds))
 
 
@@ -198,14 +198,14 @@ def read_ling_3(config: Config) -> Table:
         {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST)} if config.flag("kda_safe_gate") else {}
     )
     linear_attention = kda(config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound)
-    default_kinds = [
+    default_layer_kinds = [
         "linear" if (layer + 1) % attention_period else "full" for layer in range(config.integer("num_hidden_layers"))
     ]
     return latent_decoder(
         config,
         linear_attention,
         latent_attention(config, output_gate={"per": "head"}),
-        listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds),
+        listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds),
     )
 
 
@@ -247,13 +247,13 @@ def latent_decoder(config: Config, linear_attention: Table, full_attention: Tabl
         "moe": experts,
         **({"dense": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}),
     }
-    layer_tables = {
+    layer_configs = {
         f"{mixer_name}_{ffn_kind}": {**mixer, "feed_forward": ffn}
         for mixer_name, mixer in mixers.items()
         for ffn_kind, ffn in ffns_by_kind.items()
     }
     stack = stack_of_kinds(
-        layer_tables,
+        layer_configs,
         [f"{mixer_name}_{ffn_kind}" for mixer_name, ffn_kind in zip(mixer_kinds, layer_kinds, strict=True)],
     )
     return {**decoder(config, stack["block"], norm, stack=stack), "tie_word_embeddings": False}
@@ -264,15 +264,15 @@ def kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
 
     Without either, each fourth layer has full attention.
     """
-    default_kinds = ["full" if layer and layer % 4 == 0 else "linear" for layer in range(depth)]
+    default_layer_kinds = ["full" if layer and layer % 4 == 0 else "linear" for layer in range(depth)]
     if linear_config.has("full_attn_layers") and linear_config.has("kda_layers"):
         full_layers, linear_layers = linear_config.integers("full_attn_layers"), linear_config.integers("kda_layers")
         if sorted({*full_layers, *linear_layers}) != list(range(1, depth + 1)) or set(full_layers) & set(linear_layers):
             raise linear_config.error(
                 "full_attn_layers", full_layers, f"with kda_layers each layer from 1 to {depth} once"
             )
-        default_kinds = ["full" if layer + 1 in full_layers else "linear" for layer in range(depth)]
-    return listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
+        default_layer_kinds = ["full" if layer + 1 in full_layers else "linear" for layer in range(depth)]
+    return listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
 
 
 def _read_olmo_hybrid(config: Config) -> Table:
@@ -297,14 +297,14 @@ def _read_olmo_hybrid(config: Config) -> Table:
     if not _has_rope(config):
         del full_attention["position"]
     common_fields: Table = {"feed_forward": glu(config), "norm": norm}
-    layer_tables: dict[str, Table] = {
+    layer_configs: dict[str, Table] = {
         "linear": {**common_fields, "attention": linear_attention, "norm_placement": "pre"},
         "full": {**common_fields, "attention": {"type": "attention", **full_attention}, "norm_placement": "output"},
     }
-    default_kinds = ["full" if layer % 4 == 3 else "linear" for layer in range(depth)]
-    if "full" not in default_kinds:
-        default_kinds[-1] = "full"
-    stack = stack_of_kinds(layer_tables, listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds))
+    default_layer_kinds = ["full" if layer % 4 == 3 else "linear" for layer in range(depth)]
+    if "full" not in default_layer_kinds:
+        default_layer_kinds[-1] = "full"
+    stack = stack_of_kinds(layer_configs, listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds))
     return decoder(config, stack["block"], norm, stack=stack)
 
 

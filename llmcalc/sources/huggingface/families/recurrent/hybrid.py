@@ -45,13 +45,13 @@ def hybrid_attention(config: Config, **attention_fields: Any) -> Table:
     return {"type": "attention", **attention(config, **attention_fields)}
 
 
-def mixed_decoder(config: Config, layer_tables: dict[str, Table], layer_kinds: list[str]) -> Table:
+def mixed_decoder(config: Config, layer_configs: dict[str, Table], layer_kinds: list[str]) -> Table:
     """Returns a decoder with several kinds of layers. Each kind is a layer table without a norm."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     stack = stack_of_kinds(
         {
             layer_kind: {**layer_table, "norm": norm, "norm_placement": "pre"}
-            for layer_kind, layer_table in layer_tables.items()
+            for layer_kind, layer_table in layer_configs.items()
         },
         layer_kinds,
     )
@@ -97,13 +97,16 @@ def _expanded_width(config: Config) -> int:
     return config.integer("mamba_expand") * config.integer("hidden_size")
 
 
-def _periodic_kinds(config: Config, prefix: str, layer_kind: str, other_kind: str) -> list[str]:
-    """Returns the kind of each layer: `layer_kind` in every `period`-th layer from `offset` on, else `other_kind`."""
-    period, offset = config.integer(f"{prefix}_layer_period"), config.count(f"{prefix}_layer_offset")
-    if offset >= period:
-        raise config.error(f"{prefix}_layer_offset", offset, f"less than {prefix}_layer_period = {period}")
+def _periodic_kinds(config: Config, field_prefix: str, layer_kind: str, other_kind: str) -> list[str]:
+    """Returns each layer's kind: `layer_kind` in every `period`-th layer from `first_layer` on, else `other_kind`."""
+    period, first_layer = config.integer(f"{field_prefix}_layer_period"), config.count(f"{field_prefix}_layer_offset")
+    if first_layer >= period:
+        raise config.error(
+            f"{field_prefix}_layer_offset", first_layer, f"less than {field_prefix}_layer_period = {period}"
+        )
     return [
-        layer_kind if layer % period == offset else other_kind for layer in range(config.integer("num_hidden_layers"))
+        layer_kind if layer % period == first_layer else other_kind
+        for layer in range(config.integer("num_hidden_layers"))
     ]
 
 
@@ -132,7 +135,7 @@ def _read_jamba(config: Config) -> Table:
         "moe": moe(experts, top_k, glu(config)) if experts > 1 else dense_ffn(config),
     }
     mixers = {"attention": hybrid_attention(config, position=None), "mamba": mamba}
-    layer_tables = {
+    layer_configs = {
         f"{mixer_name}_{ffn_kind}": {"attention": mixer, "feed_forward": ffn}
         for mixer_name, mixer in mixers.items()
         for ffn_kind, ffn in ffns_by_kind.items()
@@ -142,7 +145,7 @@ def _read_jamba(config: Config) -> Table:
         _periodic_kinds(config, "expert", "moe" if experts > 1 else "dense", "dense"),
         strict=True,
     )
-    return mixed_decoder(config, layer_tables, [f"{mixer_name}_{ffn_kind}" for mixer_name, ffn_kind in layer_pairs])
+    return mixed_decoder(config, layer_configs, [f"{mixer_name}_{ffn_kind}" for mixer_name, ffn_kind in layer_pairs])
 
 
 def _read_bamba(config: Config) -> Table:
@@ -158,7 +161,9 @@ def _read_bamba(config: Config) -> Table:
         "attention" if layer in attention_layers else "mamba" for layer in range(config.integer("num_hidden_layers"))
     ]
     return mixed_decoder(
-        config, {kind: {"attention": mixer, "feed_forward": ffn} for kind, mixer in mixers.items()}, layer_kinds
+        config,
+        {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()},
+        layer_kinds,
     )
 
 
@@ -174,7 +179,9 @@ def _read_granitemoehybrid(config: Config) -> Table:
     }
     layer_kinds = listed_kinds(config, "layer_types", MIXERS, ["mamba"] * config.integer("num_hidden_layers"))
     return mixed_decoder(
-        config, {kind: {"attention": mixer, "feed_forward": ffn} for kind, mixer in mixers.items()}, layer_kinds
+        config,
+        {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()},
+        layer_kinds,
     )
 
 

@@ -98,7 +98,7 @@ def _read_lfm2_moe(config: Config) -> Table:
         router=router,
     )
     ffns_by_kind = {"dense": _swiglu(config.integer("intermediate_size")), "moe": experts}
-    layer_tables = {
+    layer_configs = {
         f"{mixer}_{ffn_kind}": layer_table(mixer_fields, ffns_by_kind[ffn_kind], norm)
         for mixer, mixer_fields in _mixer_tables(config, norm).items()
         for ffn_kind in ffns_by_kind
@@ -107,7 +107,7 @@ def _read_lfm2_moe(config: Config) -> Table:
     dense_layers = config.count("num_dense_layers")
     mixer_kinds = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
     stack = stack_of_kinds(
-        layer_tables,
+        layer_configs,
         [f"{mixer}_{'dense' if layer < dense_layers else 'moe'}" for layer, mixer in enumerate(mixer_kinds)],
     )
     return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
@@ -125,13 +125,17 @@ def _read_lfm3(config: Config) -> Table:
             else {"sliding_window": config.integer("sliding_window")}
         ),
     }
-    default_kinds = [
+    default_layer_kinds = [
         "full" if layer % 4 == 2 else "sliding" if layer % 4 == 0 and layer > 0 else "conv" for layer in range(depth)
     ]
-    layer_kinds = listed_kinds(config, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default_kinds)
+    layer_kinds = listed_kinds(
+        config, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default_layer_kinds
+    )
     block: Table = {"feed_forward": _swiglu(config.integer("intermediate_size")), "norm": norm}
     block["norm_placement"] = "sandwich" if config.flag("use_sandwich_norm") else "pre"
-    stack = stack_of_kinds({kind: {**block, "attention": mixer} for kind, mixer in mixers.items()}, layer_kinds)
+    stack = stack_of_kinds(
+        {layer_kind: {**block, "attention": mixer} for layer_kind, mixer in mixers.items()}, layer_kinds
+    )
     return decoder(config, stack["block"], norm, stack=stack)
 
 

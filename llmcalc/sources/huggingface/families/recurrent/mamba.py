@@ -114,10 +114,10 @@ def inner_width(config_values: ConfigValues) -> int:
 
 def expansion_factor(config_values: ConfigValues) -> int:
     """Returns the number of channels of the recurrence as a multiple of the model's width."""
-    expansion, remainder = divmod(inner_width(config_values), config_values.spec.hidden_size)
-    if remainder or not expansion:
+    expansion_ratio, remainder = divmod(inner_width(config_values), config_values.spec.hidden_size)
+    if remainder or not expansion_ratio:
         raise AbsentValue
-    return expansion
+    return expansion_ratio
 
 
 def state_space_field(field: str) -> Value:

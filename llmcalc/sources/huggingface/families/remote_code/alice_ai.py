@@ -53,9 +53,9 @@ def _read_alice_ai(config: Config) -> Table:
         **SIGMOID,
     )
     full_period = config.integer("full_attention_interval")
-    default_kinds = ["linear" if (layer + 1) % full_period else "full" for layer in range(depth)]
+    default_layer_kinds = ["linear" if (layer + 1) % full_period else "full" for layer in range(depth)]
     layer_changes: dict[str, Table] = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}
-    layer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
+    layer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
     base_layer: Table = layer_table(linear_attention, experts, norm)
     layers = [(layer_kind, layer_changes[layer_kind]) for layer_kind in layer_kinds]
     return block_residual_decoder(config, base_layer, layers, config.integer("block_attn_res_block_size"))

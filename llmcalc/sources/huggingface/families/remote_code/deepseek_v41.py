@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...family import Family, field_names
 from ...parts import Table, clamped_swiglu, decoder, full_rope, glu, moe, rmsnorm, stack_of_layers, uncounted_prediction
 from .wrappers import READ_HERE
@@ -65,11 +65,12 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
         _layer_indices(config, field_name, depth) for field_name in ("kv_source_layer_ids", "index_source_layer_ids")
     )
     selected_tokens, candidate_block_fields = config.integer("index_topk"), _candidate_blocks(config)
-    indexer: Table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim")}
-    indexer["index_topk"] = selected_tokens
+    indexer_table: Table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim")}
+    indexer_table["index_topk"] = selected_tokens
     candidate_source_layer = config.get("candidate_source_layer_id")
     if candidate_source_layer != -1 and (
-        not is_whole(candidate_source_layer) or candidate_source_layer not in config.integers("index_source_layer_ids")
+        not is_json_integer(candidate_source_layer)
+        or candidate_source_layer not in config.integers("index_source_layer_ids")
     ):
         raise config.error(
             "candidate_source_layer_id", candidate_source_layer, "a layer of index_source_layer_ids, or -1 for none"
@@ -118,7 +119,7 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
         layers.append(
             (
                 "full" if layer in kv_sources else "selecting",
-                {**layer_changes, "indexer": {**indexer, **attention_sizes}},
+                {**layer_changes, "indexer": {**indexer_table, **attention_sizes}},
             )
         )
     return layers

@@ -21,13 +21,13 @@ from ...parts import (
     Table,
     attention,
     biases,
-    combined_kinds,
     encoder,
     glu,
     layer_table,
     moe,
     qk_norm_fields,
     rmsnorm,
+    stack_of_combined_kinds,
 )
 from ..experts import mixtral
 from ..experts.mixtral import read_qwen3_moe
@@ -90,7 +90,9 @@ def _read_llada_moe(config: Config) -> Table:
     )
     config.fields_read.add("dense_intermediate_size")
     block = layer_table(mixer, experts, norm)
-    stack = combined_kinds((layer_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn} if dense_ffn else {}}))
+    stack = stack_of_combined_kinds(
+        (layer_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn} if dense_ffn else {}})
+    )
     return encoder(config, block, {**stack, "final_norm": norm}, {})
 
 

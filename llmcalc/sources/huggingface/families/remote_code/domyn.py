@@ -7,7 +7,7 @@ igeniusai/vllm-domyn-edge.
 from __future__ import annotations
 
 from ...code_addresses import VLLM
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...family import Family, module_names
 from ...parts import Table, attention, decoder, glu, layer_table, qk_norm_fields, rmsnorm, stack_of_layers
 
@@ -40,7 +40,7 @@ def _is_window(config_value: object) -> bool:
     return (
         isinstance(config_value, list | tuple)
         and len(config_value) == 2
-        and is_whole(config_value[0])
+        and is_json_integer(config_value[0])
         and config_value[0] >= -1
         and config_value[1] == 0
     )

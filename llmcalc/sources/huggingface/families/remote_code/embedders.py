@@ -19,7 +19,6 @@ from ...parts import (
     Table,
     attention,
     biases,
-    combined_kinds,
     encoder,
     glu,
     layer_table,
@@ -30,6 +29,7 @@ from ...parts import (
     rmsnorm,
     rope,
     scores_sequences,
+    stack_of_combined_kinds,
     token_types,
 )
 from ..bert.bert import OLD, bert_activation, bert_head, padded_positions
@@ -124,7 +124,7 @@ def _read_nomic_bert_moe(config: Config) -> Table:
     )
     layer_kinds = ["moe" if layer % expert_period == 1 else "dense" for layer in range(depth)]
     block = layer_table(mixer, dense_ffn, norm, "post")
-    layers = combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
+    layers = stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
     stack = {**layers, "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     return encoder(config, block, stack, bert_head(config, "gelu", norm), {})
 

@@ -17,7 +17,6 @@ from ...parts import (
     Table,
     attention,
     biases,
-    combined_kinds,
     decoder,
     full_rope,
     glu,
@@ -26,6 +25,7 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
     rope,
+    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from ..deepseek.deepseek import LATENT, SIGMOID, deepseek_decoder, latent_attention, routed_experts
@@ -117,7 +117,9 @@ def _read_bailing_linear(config: Config) -> Table:
     block = layer_table(linear_attention, experts, norm)
     mixer_kinds: Table = {"linear": {}, "full": {"attention": full_attention}}
     network_kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config)}}}
-    return decoder(config, block, norm, stack=combined_kinds((mixers, mixer_kinds), (ffn_kinds, network_kinds)))
+    return decoder(
+        config, block, norm, stack=stack_of_combined_kinds((mixers, mixer_kinds), (ffn_kinds, network_kinds))
+    )
 
 
 def _read_klear(config: Config) -> Table:
@@ -138,12 +140,12 @@ def _read_klear(config: Config) -> Table:
         **SIGMOID,
     )
     block = layer_table(mixer, experts, norm)
-    layer_tables: Table = {
+    layer_configs: Table = {
         "moe": {},
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {},
     }
     config.fields_read.add("intermediate_size")
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
+    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs)))
 
 
 def _read_hunyuan(config: Config) -> Table:
@@ -170,10 +172,10 @@ def _read_hunyuan(config: Config) -> Table:
             glu(config, ffn_width=expert_width),
             shared_ffn if config.flag("use_mixed_mlp_moe") else None,
         )
-    layer_tables: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
+    layer_configs: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
     layer_kinds = ["shared" if layer % sharing_period else "computed" for layer in range(depth)]
     block = layer_table(mixer, ffn, norm)
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
+    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs)))
 
 
 def _size_in_all_layers(config: Config, field_name: str, depth: int) -> int:
@@ -216,11 +218,11 @@ def _read_arctic(config: Config) -> Table:
         expert_layer |= {"type": "dense_residual", "dense": glu(config, ffn_width=config.integer("hidden_size"))}
     dense_ffn = {"type": "mlp", **glu(config)}
     block = {"attention": attention(config), "norm": norm, "norm_placement": "pre"}
-    layer_tables: Table = {"moe": expert_layer, "dense": {"feed_forward": dense_ffn}}
+    layer_configs: Table = {"moe": expert_layer, "dense": {"feed_forward": dense_ffn}}
     if {*layer_kinds} == {"moe"}:
         return decoder(config, {**block, **expert_layer}, norm)
     return decoder(
-        config, {**block, "feed_forward": dense_ffn}, norm, stack=combined_kinds((layer_kinds, layer_tables))
+        config, {**block, "feed_forward": dense_ffn}, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs))
     )
 
 
@@ -286,14 +288,14 @@ def _read_smallthinker(config: Config) -> Table:
     config.fields_read.add("sliding_window_size")
     ffn = {"intermediate_size": config.integer("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
     experts = moe(config.integer("moe_num_primary_experts"), config.integer("moe_num_active_primary_experts"), ffn)
-    norm, layer_kinds, layer_tables = rmsnorm(config.number("rms_norm_eps")), [], {}
+    norm, layer_kinds, layer_configs = rmsnorm(config.number("rms_norm_eps")), [], {}
     for has_rope, is_windowed in zip(rope_flags, window_flags, strict=True):
         attention_fields: Table = {} if has_rope else {"position": "none"}
         attention_fields |= {"sliding_window": window} if is_windowed and window else {}
         layer_kinds.append(f"{'sliding' if is_windowed else 'full'}{'' if has_rope else '_no_rope'}")
-        layer_tables[layer_kinds[-1]] = {"attention": attention_fields} if attention_fields else {}
+        layer_configs[layer_kinds[-1]] = {"attention": attention_fields} if attention_fields else {}
     block = layer_table(attention(config), experts, norm)
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
+    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs)))
 
 
 LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}

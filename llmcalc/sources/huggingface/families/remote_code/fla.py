@@ -19,13 +19,13 @@ from ...parts import (
     QKV,
     Table,
     biases,
-    combined_kinds,
     decoder,
     glu,
     layer_table,
     qk_norm_fields,
     rmsnorm,
     rope,
+    stack_of_combined_kinds,
 )
 from ..recurrent.delta import gated_delta_net, kda
 from ..recurrent.mamba import mamba_mixer, read_mamba, read_mamba2
@@ -201,7 +201,7 @@ def _decoder(config: Config, mixer: Table, ffn_width: int | None = None, first_m
                 raise section.error("layers", section.get("layers"), expected_text)
             layer_kinds[layer] = kind
         section.finish(frozenset(), config)
-    stack = combined_kinds((layer_kinds, attention_by_kind))
+    stack = stack_of_combined_kinds((layer_kinds, attention_by_kind))
     return decoder(config, layer_table(mixer, ffn, norm), norm, stack=stack)
 
 

@@ -68,9 +68,9 @@ def _read_moondream(config: Config) -> Table:
     """Reads Moondream 2: Phi's layers, with Phi 1.5's sizes where `text_config` or `config.text` state none."""
     config.notes.append(f"vision: {NOT_COUNTED}" if config.has("text_config") else f"region: {REGION}")
     stated_fields = config.table("text_config") if config.has("text_config") else config.data
-    sections = config.table("config") if config.has("config") else {}
+    config_sections = config.table("config") if config.has("config") else {}
     config.fields_read.add("config")
-    text_fields = config_section(config, sections, "text")
+    text_fields = config_section(config, config_sections, "text")
     unknown_names = sorted(text_fields.keys() - TEXT_NAMES.keys() - {"prefix_attn", "group_size"})
     if unknown_names:
         raise config.error(f"config.text.{unknown_names[0]}", text_fields[unknown_names[0]], "no such field")

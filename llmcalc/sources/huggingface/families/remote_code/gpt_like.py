@@ -13,7 +13,7 @@ from typing import Any
 
 from .....components.base import LARGEST
 from ...code_addresses import GITHUB, HUB, MLX, VLLM
-from ...config import Config, is_number, is_whole
+from ...config import Config, is_json_integer, is_number
 from ...dropout import GPT2_DROPOUT
 from ...family import Family, field_names
 from ...parts import (
@@ -35,7 +35,7 @@ from ...parts import (
     rope,
     stack_of_layers,
 )
-from ..gpt.gpt import full_width_heads, plain_ffn
+from ..gpt.gpt import full_width_heads, non_gated_ffn
 
 
 def _gpt_decoder(config: Config, mixer: Table, ffn: Table, head: Table | None = None, **block_fields: Any) -> Table:
@@ -51,7 +51,7 @@ def _read_codeshell(config: Config) -> Table:
     mixer = full_width_heads(config, position=rope(config), **biases(True, *QKVO))
     if config.flag("group_query_attention"):
         mixer["num_key_value_heads"] = config.integer("num_key_value_heads")
-    return _gpt_decoder(config, mixer, plain_ffn(config, "n_inner", "activation_function"))
+    return _gpt_decoder(config, mixer, non_gated_ffn(config, "n_inner", "activation_function"))
 
 
 def _read_jais(config: Config) -> Table:
@@ -67,7 +67,7 @@ def _read_jais(config: Config) -> Table:
             **biases(True, "gate_bias", "up_bias", "down_bias"),
         }
     else:
-        ffn = plain_ffn(config, "n_inner", "activation_function")
+        ffn = non_gated_ffn(config, "n_inner", "activation_function")
     model_fields = _gpt_decoder(config, mixer, ffn)
     if position_type == "learned":
         model_fields["decoder"]["position"] = learned_positions(config)
@@ -95,7 +95,7 @@ def _read_phi(config: Config) -> Table:
             config.require(field_name, None, heads)
     position = {"type": "rope", "rotary_dim": rotary_dim}
     mixer = full_width_heads(config, position=position, **biases(True, *QKVO))
-    ffn = plain_ffn(config, "n_inner", "activation_function")
+    ffn = non_gated_ffn(config, "n_inner", "activation_function")
     experts = config.optional_integer("num_local_experts")
     if experts is not None:
         ffn = moe(experts, config.integer("num_experts_per_tok"), ffn)
@@ -170,7 +170,7 @@ def _is_positive(config_value: Any) -> bool:
 
 
 def _is_size(config_value: Any) -> bool:
-    return is_whole(config_value) and 0 < config_value <= LARGEST
+    return is_json_integer(config_value) and 0 < config_value <= LARGEST
 
 
 def _read_openelm(config: Config) -> Table:
@@ -221,7 +221,7 @@ def _read_nemotron_nas(config: Config) -> Table:
     heads = config.integer("num_attention_heads")
     norm = rmsnorm(config.number("rms_norm_eps"))
     block_tables = _checked_list(
-        config, "block_configs", depth, lambda value: isinstance(value, dict), "tables of fields"
+        config, "block_configs", depth, lambda field_value: isinstance(field_value, dict), "tables of fields"
     )
     attention_bias, mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
     layers: list[tuple[str, Table]] = []
@@ -263,7 +263,7 @@ def _read_deci(config: Config) -> Table:
         config,
         "num_key_value_heads_per_layer",
         depth,
-        lambda value: is_whole(value) and value > 0 and heads % value == 0,
+        lambda field_value: is_json_integer(field_value) and field_value > 0 and heads % field_value == 0,
         f"divisors of {heads}",
     )
     layers: list[tuple[str, Table]] = []

@@ -20,8 +20,8 @@ def _read_grove_moe(config: Config) -> Table:
     stack = model_fields["decoder"]
     if config.integer("num_experts") % EXPERTS_PER_GROUP:
         raise config.error("num_experts", config.integer("num_experts"), f"a multiple of {EXPERTS_PER_GROUP}")
-    layer_tables = [stack["block"], *stack.get("variants", {}).values()]
-    for layer_table in layer_tables:
+    layer_configs = [stack["block"], *stack.get("variants", {}).values()]
+    for layer_table in layer_configs:
         ffn = layer_table.get("feed_forward", {})
         if ffn.get("type") == "moe":
             adjugate = {**ffn["expert"], "intermediate_size": ADJUGATE_WIDTH}

@@ -11,7 +11,18 @@ from typing import Any
 from .....components.base import LARGEST
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, Table, attention, biases, combined_kinds, decoder, glu, layer_table, listed_kinds, rmsnorm
+from ...parts import (
+    QKV,
+    Table,
+    attention,
+    biases,
+    decoder,
+    glu,
+    layer_table,
+    listed_kinds,
+    rmsnorm,
+    stack_of_combined_kinds,
+)
 
 LAYER_KINDS = {"attn": "full", "swa": "sliding", "jet": "linear"}
 JET_DEFAULTS: dict[str, Any] = {
@@ -47,7 +58,7 @@ def _read_jet_nemotron(config: Config) -> Table:
         layer_changes["linear"] = {"attention": _jet_block(config, _mixer_config(config, "jet", JET_DEFAULTS))}
     config.fields_read.add(SECTION)
     block = layer_table(mixer, glu(config), norm)
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_changes)))
+    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_changes)))
 
 
 def _mixer_config(config: Config, section_name: str, field_defaults: dict[str, Any]) -> Config:

@@ -13,7 +13,6 @@ from ...parts import (
     Table,
     attention,
     biases,
-    combined_kinds,
     decoder,
     float32_rmsnorm,
     glu,
@@ -21,6 +20,7 @@ from ...parts import (
     moe,
     qk_norm_fields,
     rope,
+    stack_of_combined_kinds,
 )
 
 GATES = {"silu": "silu", "softplus": "softplus"}
@@ -64,13 +64,15 @@ def _read_k2_horizon(config: Config) -> Table:
         for layer in range(depth)
     ]
     sparse_layer = _sparse_layer(config, experts) if "moe" in layer_kinds else {}
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, {"dense": {}, "moe": sparse_layer})))
+    return decoder(
+        config, block, norm, stack=stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": sparse_layer}))
+    )
 
 
 def _sparse_layer(config: Config, experts: int) -> Table:
     """Returns the special parts of a layer with routed experts: the network, and in MoVA the values."""
-    scoring = config.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "router_score_func")
-    router: Table = {"scoring_func": scoring}
+    score_function = config.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "router_score_func")
+    router: Table = {"scoring_func": score_function}
     if config.flag("moe_gate_bias"):
         router["score_correction"] = "parameter"
     expert_width, shared_count = config.integer("moe_intermediate_size"), config.count("num_shared_experts")

@@ -78,7 +78,7 @@ def block_residual_decoder(
     )
 
 
-class _Mixers(NamedTuple):
+class _LayerMixers(NamedTuple):
     """The token mixers of all layers.
 
     linear: the table of Kimi delta attention.
@@ -91,7 +91,7 @@ class _Mixers(NamedTuple):
     kinds: list[str]
 
 
-def _attention_mixers(config: Config, depth: int) -> _Mixers:
+def _attention_mixers(config: Config, depth: int) -> _LayerMixers:
     """Returns Kimi delta attention, latent attention, and each layer's kind of attention."""
     linear_config = linear_attention_config(config, {"gate_lower_bound": None, "use_full_rank_gate": False})
     stated_bound = linear_config.get("gate_lower_bound")
@@ -107,7 +107,7 @@ def _attention_mixers(config: Config, depth: int) -> _Mixers:
     full_attention = latent_attention(config, mla_use_nope=config.flag("mla_use_nope"), **output_gate)
     layer_kinds = kimi_mixers(config, linear_config, depth)
     linear_config.finish(frozenset(), config)
-    return _Mixers(linear_attention, full_attention, layer_kinds)
+    return _LayerMixers(linear_attention, full_attention, layer_kinds)
 
 
 def _latent_experts(config: Config) -> Table:

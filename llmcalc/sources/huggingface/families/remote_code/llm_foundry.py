@@ -48,10 +48,10 @@ def _attention(config: Config, attention_config: Config, norm: Table, bias: bool
     head_dim = config.optional_integer("head_dim") or config.quotient(
         "num_attention_heads", config.integer("hidden_size"), heads
     )
-    kind = attention_config.choice(
+    attention_kind = attention_config.choice(
         {"multihead_attention": heads, "multiquery_attention": 1, "grouped_query_attention": None}, "attn_type"
     )
-    kv_heads = attention_config.integer("kv_n_heads") if kind is None else kind
+    kv_heads = attention_config.integer("kv_n_heads") if attention_kind is None else attention_kind
     if heads % kv_heads:
         raise attention_config.error("kv_n_heads", kv_heads, f"a divisor of {heads}")
     attention_config.require("kv_n_heads", None, kv_heads)
@@ -80,16 +80,18 @@ def _attention(config: Config, attention_config: Config, norm: Table, bias: bool
 def _ffn(config: Config, bias: bool) -> Table:
     """Returns the FFN of the table `ffn_config`, whose width replaces expansion_ratio."""
     ffn_config = config.section("ffn_config", {"ffn_type": "mptmlp", "ffn_hidden_size": None, "ffn_act_fn": None})
-    gated = ffn_config.choice({"mptmlp": False, "mptglu": True}, "ffn_type")
+    is_gated = ffn_config.choice({"mptmlp": False, "mptglu": True}, "ffn_type")
     activation: str = "gelu"
     if ffn_config.has("ffn_act_fn"):
         activation = ffn_config.section("ffn_act_fn", {"name": "gelu"}).choice(ACTIVATIONS, "name")
-    width, expansion = config.integer("hidden_size"), config.number("expansion_ratio")
-    ffn_width = ffn_config.optional_integer("ffn_hidden_size") or int(width * expansion)
-    if not ffn_config.has("ffn_hidden_size") and (ffn_width != width * expansion or not 1 <= ffn_width <= LARGEST):
-        raise config.error("expansion_ratio", expansion, f"a multiple of 1 / d_model ({width})")
+    width, expansion_ratio = config.integer("hidden_size"), config.number("expansion_ratio")
+    ffn_width = ffn_config.optional_integer("ffn_hidden_size") or int(width * expansion_ratio)
+    if not ffn_config.has("ffn_hidden_size") and (
+        ffn_width != width * expansion_ratio or not 1 <= ffn_width <= LARGEST
+    ):
+        raise config.error("expansion_ratio", expansion_ratio, f"a multiple of 1 / d_model ({width})")
     ffn_config.finish(frozenset({"fc_type"}), config)
-    gate = {"gated": True, **biases(bias, "gate_bias")} if gated else {}
+    gate = {"gated": True, **biases(bias, "gate_bias")} if is_gated else {}
     return {
         "intermediate_size": ffn_width,
         "hidden_act": activation,

@@ -17,13 +17,13 @@ from ...parts import (
     Table,
     attention,
     biases,
-    combined_kinds,
     decoder,
     glu,
     layer_table,
     moe,
     rmsnorm,
     rope,
+    stack_of_combined_kinds,
     uncounted_prediction,
 )
 from ..deepseek.deepseek import ROUTING, SIGMOID
@@ -36,7 +36,7 @@ def _read_mimo_v2(config: Config) -> Table:
     """Reads MiMo-V2.5: only sliding layers have sinks; 1 in `hybrid_layer_pattern` marks a sliding layer."""
     config.require("add_full_attention_sink_bias", None, False)
     uncounted_prediction(config)
-    return _sliding_and_full(config, {})
+    return _sliding_and_full_decoder(config, {})
 
 
 def _read_naive(config: Config) -> Table:
@@ -47,7 +47,7 @@ def _read_naive(config: Config) -> Table:
     for field_name in SIZES:
         config.integer(f"swa_{field_name}")
     rotary_size = Rope(**rope(config)).rotary_size(config.integer("head_dim"))
-    indexer: Table = {
+    indexer_table: Table = {
         "type": "token_indexer",
         "index_n_heads": config.integer("index_n_heads"),
         "index_head_dim": config.integer("index_head_dim"),
@@ -55,10 +55,10 @@ def _read_naive(config: Config) -> Table:
         "rotary_dim": rotary_size,
     }
     sinks = {"sinks": True} if config.flag("add_full_attention_sink_bias") else {}
-    return _sliding_and_full(config, {"block_indexer": indexer, **sinks})
+    return _sliding_and_full_decoder(config, {"block_indexer": indexer_table, **sinks})
 
 
-def _sliding_and_full(config: Config, full_fields: Table) -> Table:
+def _sliding_and_full_decoder(config: Config, full_fields: Table) -> Table:
     """Returns a decoder with sliding and full layers. full_fields: additional attention fields of full layers."""
     config.require("n_shared_experts", None, 0)
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
@@ -90,7 +90,10 @@ def _sliding_and_full(config: Config, full_fields: Table) -> Table:
     }
     network_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(
-        config, block, norm, stack=combined_kinds((attention_kinds, attention_changes), (ffn_kinds, network_changes))
+        config,
+        block,
+        norm,
+        stack=stack_of_combined_kinds((attention_kinds, attention_changes), (ffn_kinds, network_changes)),
     )
 
 

@@ -9,7 +9,7 @@ from .....errors import shown
 from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, combined_kinds, decoder, glu, layer_table, rmsnorm, rope
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, rmsnorm, rope, stack_of_combined_kinds
 
 SPARSE, LIGHTNING = "minicpm4", ("lightning", "lightning_attn", "lightning-attn")
 
@@ -25,9 +25,9 @@ def _read_minicpm_sala(config: Config) -> Table:
         length_text = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
         config.notes.append(f"sparse_config: that a sequence{length_text} attends to some blocks alone is not counted")
     block = layer_table(_sparse_attention(config), glu(config), norm)
-    layer_tables: Table = {"sparse": {}, "lightning": {"attention": _lightning_attention(config, norm)}}
+    layer_configs: Table = {"sparse": {}, "lightning": {"attention": _lightning_attention(config, norm)}}
     layer_kinds = ["sparse" if mixer_type == SPARSE else "lightning" for mixer_type in mixer_types]
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
+    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs)))
 
 
 def _sparse_attention(config: Config) -> Table:

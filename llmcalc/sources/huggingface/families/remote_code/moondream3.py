@@ -11,7 +11,7 @@ from typing import Any
 from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, biases, combined_kinds, decoder, layer_table, layernorm, moe
+from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, moe, stack_of_combined_kinds
 
 REGION = "the heads that choose points and sizes of objects are not counted"
 
@@ -30,9 +30,11 @@ EXPERTS = {"start_layer": 4, "n_experts": 64, "n_experts_per_tok": 8, "expert_in
 
 def _read_moondream3(config: Config) -> Table:
     """Reads Moondream 3. Token-dependent scales of queries and values (`tau`) are not counted."""
-    sections = config.table("config") if config.has("config") else {}
+    config_sections = config.table("config") if config.has("config") else {}
     config.fields_read.add("config")
-    text_config = Config(config_section(config, sections, "text"), TEXT, config.model_type, location="config.text.")
+    text_config = Config(
+        config_section(config, config_sections, "text"), TEXT, config.model_type, location="config.text."
+    )
     stated_experts = text_config.table("moe") if text_config.has("moe") else {}
     experts = Config(stated_experts, EXPERTS, config.model_type, location="config.text.moe.")
     hidden, depth = text_config.integer("dim"), text_config.integer("n_layers")
@@ -63,7 +65,7 @@ def _read_moondream3(config: Config) -> Table:
     }
     block = layer_table(mixer, dense_layer, norm, parallel="shared")
     first_expert_layer = experts.count("start_layer")
-    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": routed_experts}}
+    layer_configs: Table = {"dense": {}, "moe": {"feed_forward": routed_experts}}
     layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
     model_sizes = Config(
         {
@@ -77,12 +79,12 @@ def _read_moondream3(config: Config) -> Table:
         config.model_type,
         "lm",
     )
-    return decoder(model_sizes, block, norm, {"bias": True}, combined_kinds((layer_kinds, layer_tables)))
+    return decoder(model_sizes, block, norm, {"bias": True}, stack_of_combined_kinds((layer_kinds, layer_configs)))
 
 
-def config_section(config: Config, sections: Mapping[str, Any], section_name: str) -> Mapping[str, Any]:
+def config_section(config: Config, config_sections: Mapping[str, Any], section_name: str) -> Mapping[str, Any]:
     """Returns a table of the config; empty if missing. Raises `InputError` for a value that is not a table."""
-    section_fields = sections.get(section_name)
+    section_fields = config_sections.get(section_name)
     if section_fields is not None and not isinstance(section_fields, dict):
         raise config.error(f"config.{section_name}", section_fields, "a table of fields")
     return section_fields or {}

@@ -62,9 +62,9 @@ def _read_hf_olmo(config: Config) -> Table:
 
 def _olmo_norm(config: Config, is_affine: bool, bias: bool) -> Table:
     eps = config.number("layer_norm_eps")
-    layer_tables = {"default": layernorm, "low_precision": layernorm, "rms": rmsnorm}
+    layer_configs = {"default": layernorm, "low_precision": layernorm, "rms": rmsnorm}
     norm_fields = {"bias": bias} if is_affine else {"weight": False}
-    norm: Table = config.choice(layer_tables, "layer_norm_type")(eps, **norm_fields)
+    norm: Table = config.choice(layer_configs, "layer_norm_type")(eps, **norm_fields)
     return norm
 
 

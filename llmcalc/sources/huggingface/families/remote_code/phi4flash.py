@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from .....components.base import LARGEST
 from ...code_addresses import HUB
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...family import Family
-from ...parts import Table, combined_kinds, decoder, glu, layer_table, layernorm
+from ...parts import Table, decoder, glu, layer_table, layernorm, stack_of_combined_kinds
 from ..recurrent.mamba import step_rank
 
 
@@ -63,7 +63,7 @@ def _read_phi4flash(config: Config) -> Table:
     layer_changes = {
         layer_kind: layer_fields for layer_kind, layer_fields in layer_changes.items() if layer_kind in layer_kinds
     }
-    return decoder(config, block, norm, head, combined_kinds((layer_kinds, layer_changes)))
+    return decoder(config, block, norm, head, stack_of_combined_kinds((layer_kinds, layer_changes)))
 
 
 def _window_size(config: Config) -> int | None:
@@ -73,7 +73,7 @@ def _window_size(config: Config) -> int | None:
         return config.optional_integer("sliding_window")
     window_sizes = {window_size for window_size in stated_window if window_size is not None}
     if len(window_sizes) > 1 or not all(
-        is_whole(window_size) and 0 < window_size <= LARGEST for window_size in window_sizes
+        is_json_integer(window_size) and 0 < window_size <= LARGEST for window_size in window_sizes
     ):
         raise config.error(
             "sliding_window", stated_window, "one positive whole number, and null for layers without a window"

@@ -12,7 +12,6 @@ from ...parts import (
     FULL_OR_SLIDING,
     Table,
     attention,
-    combined_kinds,
     decoder,
     glu,
     layer_table,
@@ -21,6 +20,7 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
     rope,
+    stack_of_combined_kinds,
 )
 
 
@@ -57,7 +57,7 @@ def _read_plamo2(config: Config) -> Table:
         "norm": rmsnorm(eps),
     }
     block = layer_table(sliding_attention, glu(config), norm, "sandwich")
-    layer_tables: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
+    layer_configs: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
     layer_kinds = [
         "mamba"
         if _is_mamba(config, layer, depth, mamba_period)
@@ -66,7 +66,7 @@ def _read_plamo2(config: Config) -> Table:
         else "sliding"
         for layer in range(depth)
     ]
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
+    return decoder(config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs)))
 
 
 def _is_mamba(config: Config, layer_index: int, depth: int, mamba_period: int) -> bool:
@@ -87,7 +87,7 @@ def _read_plamo3(config: Config) -> Table:
     )
     window_period = config.integer("sliding_window_pattern")
     config.fields_read.add("interleaved_sliding_window")
-    default_kinds = ["sliding" if (layer + 1) % window_period else "full" for layer in range(depth)]
+    default_layer_kinds = ["sliding" if (layer + 1) % window_period else "full" for layer in range(depth)]
     if isinstance(layer_windows, list):
         window_sizes = [window_size for window_size in layer_windows if window_size is not None]
         if (
@@ -98,13 +98,15 @@ def _read_plamo3(config: Config) -> Table:
             raise config.error(
                 "interleaved_sliding_window", layer_windows, f"{depth} times null or one size of a window"
             )
-        default_kinds = ["full" if window_size is None else "sliding" for window_size in layer_windows]
+        default_layer_kinds = ["full" if window_size is None else "sliding" for window_size in layer_windows]
         window = next(iter(window_sizes), window)
-    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     mixer = attention(config, **qk_norm_fields(norm))
     block = layer_table(mixer, glu(config), norm, "sandwich")
     sliding_layer: Table = {} if window is None else {"attention": {"sliding_window": window}}
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer})))
+    return decoder(
+        config, block, norm, stack=stack_of_combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer}))
+    )
 
 
 FAMILIES = {

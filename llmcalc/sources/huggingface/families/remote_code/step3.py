@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, combined_kinds, decoder, glu, layer_table, moe, rmsnorm
+from ...parts import Table, attention, decoder, glu, layer_table, moe, rmsnorm, stack_of_combined_kinds
 
 
 def _read_step3_text(config: Config) -> Table:
@@ -28,7 +28,10 @@ def _read_step3_text(config: Config) -> Table:
     dense_ffn = {"type": "mlp", **glu(config)}
     block = layer_table(mixer, experts, norm)
     return decoder(
-        config, block, norm, stack=combined_kinds((layer_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}}))
+        config,
+        block,
+        norm,
+        stack=stack_of_combined_kinds((layer_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}})),
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .....components.networks.moe import MoE
 from ...absent import require_present
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...dropout import BART_DROPOUT
 from ...family import EVERY, LOOKS_FOR_THE_END, Family, Quirks, field_names, module_names
 from ...parts import (
@@ -117,7 +117,7 @@ def _read_blenderbot_small(config: Config) -> Table:
 def _read_fsmt(config: Config) -> Table:
     """Reads FSMT: one vocabulary per language, frozen sinusoidal positions, and a head even in the bare class."""
     source_vocab, padding_id = config.integer("src_vocab_size"), config.get("pad_token_id")
-    if not is_whole(padding_id) or not 0 <= padding_id < min(64, source_vocab):
+    if not is_json_integer(padding_id) or not 0 <= padding_id < min(64, source_vocab):
         raise config.error("pad_token_id", padding_id, "the index of the padding token, below src_vocab_size and 64")
     if architecture(config).endswith("ForCausalLM"):
         raise config.error("architectures", architecture(config), "FSMTForConditionalGeneration")
@@ -227,13 +227,13 @@ IGNORED = field_names(
 )
 
 
-def _stack_part(config_values: ConfigValues, stack_name: str, field: str) -> Any:
+def _field_of_stack(config_values: ConfigValues, stack_name: str, field: str) -> Any:
     block = require_present(getattr(config_values.spec, stack_name)).block
     return getattr(block, field)
 
 
 def _ffn_width_of_stack(config_values: ConfigValues, stack_name: str) -> int:
-    ffn = _stack_part(config_values, stack_name, "feed_forward")
+    ffn = _field_of_stack(config_values, stack_name, "feed_forward")
     mlp_width: int = ffn.expert.intermediate_size if isinstance(ffn, MoE) else ffn.intermediate_size
     return mlp_width
 
@@ -242,7 +242,7 @@ SIDES_WRITES: Writes = {
     "decoder_layers": lambda s: require_present(s.spec.decoder).num_hidden_layers,
     "encoder_ffn_dim": lambda s: _ffn_width_of_stack(s, "encoder"),
     "decoder_ffn_dim": lambda s: _ffn_width_of_stack(s, "decoder"),
-    "decoder_attention_heads": lambda s: _stack_part(s, "decoder", "attention").num_attention_heads,
+    "decoder_attention_heads": lambda s: _field_of_stack(s, "decoder", "attention").num_attention_heads,
 }
 
 

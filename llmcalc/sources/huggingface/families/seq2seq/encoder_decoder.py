@@ -22,27 +22,27 @@ from ..bert.bert import SECOND_BIAS
 
 def _read_encoder_decoder(config: Config) -> Table:
     config.fields_read.add("tie_word_embeddings")  # each of the two models ties by its own config
-    sections: dict[str, Mapping[str, Any]] = {
+    config_sections: dict[str, Mapping[str, Any]] = {
         section_name: config.table(section_name) for section_name in ("encoder", "decoder")
     }
-    layer_tables = {
+    layer_configs = {
         section_name: model_type_of(config, section_name, section_fields)
-        for section_name, section_fields in sections.items()
+        for section_name, section_fields in config_sections.items()
     }
-    decoder_class = causal_class(layer_tables["decoder"], "decoder.", config.data)
+    decoder_class = causal_class(layer_configs["decoder"], "decoder.", config.data)
     encoder = read_section_model(
-        config, "encoder", layer_tables["encoder"], {**sections["encoder"], "architectures": ["Model"]}, "none"
+        config, "encoder", layer_configs["encoder"], {**config_sections["encoder"], "architectures": ["Model"]}, "none"
     )
     decoder = read_section_model(
-        config, "decoder", layer_tables["decoder"], {**sections["decoder"], "architectures": [decoder_class]}
+        config, "decoder", layer_configs["decoder"], {**config_sections["decoder"], "architectures": [decoder_class]}
     )
     if "encoder" not in encoder or "decoder" in encoder:
-        raise config.error("encoder", layer_tables["encoder"], "the config of an encoder (is_decoder = false)")
+        raise config.error("encoder", layer_configs["encoder"], "the config of an encoder (is_decoder = false)")
     block = decoder["decoder"]["block"] if "decoder" in decoder and "encoder" not in decoder else {}
     if not block.get("idle_cross_attention"):
         raise config.error(
             "decoder",
-            layer_tables["decoder"],
+            layer_configs["decoder"],
             "the config of a decoder with is_decoder = true and add_cross_attention = true",
         )
     del block["idle_cross_attention"]
@@ -50,7 +50,7 @@ def _read_encoder_decoder(config: Config) -> Table:
     stack = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source_width}
     if "pooler" in encoder:
         stack["pooler"] = encoder["pooler"]
-    if source_width != hidden_size and sections["decoder"].get("cross_attention_hidden_size") is None:
+    if source_width != hidden_size and config_sections["decoder"].get("cross_attention_hidden_size") is None:
         stack["output_size"] = hidden_size
     return {**decoder, "encoder": stack}
 

@@ -119,26 +119,33 @@ def _conformer_encoder(config: Config, section_defaults: Table) -> Table:
     return encoder
 
 
-def parakeet_encoder(section: Config) -> Table:
+def parakeet_encoder(config_section: Config) -> Table:
     """Returns the FastConformer that a section describes."""
-    hidden, heads, norm = section.integer("hidden_size"), section.integer("num_attention_heads"), layernorm()
-    has_bias, head_dim = section.flag("attention_bias"), section.optional_integer("head_dim")
-    kernel_size, activation = section.integer("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")
+    hidden, heads, norm = (
+        config_section.integer("hidden_size"),
+        config_section.integer("num_attention_heads"),
+        layernorm(),
+    )
+    has_bias, head_dim = config_section.flag("attention_bias"), config_section.optional_integer("head_dim")
+    kernel_size, activation = (
+        config_section.integer("conv_kernel_size"),
+        config_section.choice(ACTIVATIONS, "hidden_act"),
+    )
     if kernel_size % 2 == 0:
-        raise section.error("conv_kernel_size", kernel_size, "an odd number")
-    if section.has("num_key_value_heads"):
-        section.require("num_key_value_heads", heads)
+        raise config_section.error("conv_kernel_size", kernel_size, "an odd number")
+    if config_section.has("num_key_value_heads"):
+        config_section.require("num_key_value_heads", heads)
     attention = {
         "type": "relative",
         "num_attention_heads": heads,
-        "head_dim": section.quotient("num_attention_heads", hidden, heads) if head_dim is None else head_dim,
+        "head_dim": config_section.quotient("num_attention_heads", hidden, heads) if head_dim is None else head_dim,
         "bias": has_bias,
         "segments": False,
     }
     convolution = {
         "kernel_size": kernel_size,
         "hidden_act": activation,
-        "bias": section.flag("convolution_bias"),
+        "bias": config_section.flag("convolution_bias"),
         "convolved": True,
         "batch_norm": True,
         "centred": True,
@@ -146,14 +153,14 @@ def parakeet_encoder(section: Config) -> Table:
     block = {
         "type": "conformer",
         "attention": attention,
-        "feed_forward": mlp(section.integer("intermediate_size"), activation, has_bias),
+        "feed_forward": mlp(config_section.integer("intermediate_size"), activation, has_bias),
         "convolution": convolution,
         "norm": norm,
     }
     return {
-        "num_hidden_layers": section.integer("num_hidden_layers"),
+        "num_hidden_layers": config_section.integer("num_hidden_layers"),
         "hidden_size": hidden,
-        "stem": {"type": "spectrum", "subsampling": _subsampling(section)},
+        "stem": {"type": "spectrum", "subsampling": _subsampling(config_section)},
         "block": block,
     }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...family import Family, module_names
 from ...parts import ACTIVATIONS, QKV, QKVO, Table, biases, head_table, layer_table, layernorm, mlp, rope
 
@@ -30,7 +30,7 @@ ENCODER: dict[str, Any] = {
 
 def _read_moonshine_streaming(config: Config) -> Table:
     config.require("is_encoder_decoder", True)
-    if is_whole(config.get("pad_head_dim_to_multiple_of")):
+    if is_json_integer(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
     hidden, heads, norm = (
         config.integer("hidden_size"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...absent import require_present
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...dropout import BART_DROPOUT
 from ...family import EVERY, Family, Quirks, module_names
 from ...parts import (
@@ -88,7 +88,7 @@ def _post_norm_stack(config: Config, stack_name: str) -> Table:
 def _learned_positions(config: Config, extra_rows: int) -> Table:
     """Returns learned positions after the padding row. extra_rows: rows for tokens of predict streams."""
     position_rows, padding_id = config.integer("max_position_embeddings"), config.get("pad_token_id")
-    if not is_whole(padding_id) or not 0 <= padding_id < min(64, position_rows - 2):
+    if not is_json_integer(padding_id) or not 0 <= padding_id < min(64, position_rows - 2):
         raise config.error(
             "pad_token_id", padding_id, "the index of the padding token, below max_position_embeddings − 2"
         )

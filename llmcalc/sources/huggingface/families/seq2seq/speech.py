@@ -7,7 +7,7 @@ transformers: models/speech_to_text, models/moonshine.
 from __future__ import annotations
 
 from ...absent import require_present
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...dropout import BART_DROPOUT
 from ...family import Family, module_names
 from ...parts import ACTIVATIONS, QKV, Table, biases, head_table, layer_table, layernorm, mlp, rope
@@ -21,14 +21,14 @@ def _read_speech_to_text(config: Config) -> Table:
     channels = config.integer("conv_channels")
     if channels % 2:
         raise config.error("conv_channels", channels, "an even number")
-    stem = {
+    stem_table = {
         "type": "subsampling",
         "num_mel_bins": config.integer("input_feat_per_channel") * config.integer("input_channels"),
         "conv_channels": channels,
         "conv_kernel_sizes": kernel_sizes,
     }
     config.fields_read.add("max_source_positions")
-    return bart_model(config, "pre", {"type": "sinusoidal"}, encoder={"stem": stem})
+    return bart_model(config, "pre", {"type": "sinusoidal"}, encoder={"stem": stem_table})
 
 
 def _read_moonshine(config: Config) -> Table:
@@ -36,7 +36,7 @@ def _read_moonshine(config: Config) -> Table:
     norm, hidden = layernorm(1e-5, bias=False), config.integer("hidden_size")
     ffn_width = config.integer("intermediate_size")
     is_tied = config.flag("tie_word_embeddings")
-    if is_whole(config.get("pad_head_dim_to_multiple_of")):
+    if is_json_integer(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
     mixer_by_stack = {
         stack_name: _attention_of_stack(config, stack_name, hidden) for stack_name in ("encoder", "decoder")

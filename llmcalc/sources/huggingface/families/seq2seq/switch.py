@@ -12,7 +12,7 @@ from .....components.networks.router import LinearRouter
 from ...absent import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT, T5_DROPOUT
-from ...family import EVERY, Deviation, Family, Quirks, every_expert, field_names, module_names
+from ...family import EVERY, Deviation, Family, Quirks, field_names, module_names, op_of_all_experts
 from ...parts import ACTIVATIONS, Table, biases, layer_pattern, mlp, moe
 from . import bart, t5
 from .bart import SIDES_WRITES
@@ -136,7 +136,7 @@ EVERY_EXPERT = Deviation(
     "NLLB-MoE's experts",
     "the class uses the router's mask as expert indices: each token runs once per expert",
     "forward_flops",
-    class_op=every_expert,
+    class_op=op_of_all_experts,
 )
 
 

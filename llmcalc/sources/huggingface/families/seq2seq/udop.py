@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .....components.base import LARGEST
 from ...absent import require_present
-from ...config import Config, is_whole
+from ...config import Config, is_json_integer
 from ...dropout import T5_DROPOUT
 from ...family import EVERY, Family, Quirks
 from ...parts import Table, architecture
@@ -63,7 +63,7 @@ def _bias_buckets(config: Config) -> list[int]:
             BIASES if table_index else BIASES[:1]
         )
         bucket_count = bias_table.get("relative_attention_num_buckets", BUCKETS) if is_known_type else None
-        if not is_whole(bucket_count) or not 4 <= bucket_count <= LARGEST:
+        if not is_json_integer(bucket_count) or not 4 <= bucket_count <= LARGEST:
             raise config.error(field, bias_tables, expected_text)
         if bias_table.get("prefix_bucket", False) is not False:
             raise config.error(field, bias_tables, "tables without prefix_bucket")
