@@ -33,7 +33,7 @@ class Retention(LinearAttentionMixer):
     type: Literal["retention"] = "retention"
     position: Rope = Rope()
 
-    def score_position(self) -> Rope:
+    def score_position_encoding(self) -> Rope:
         return self.position
 
     def check_stack_position(self, stack_position: StackPosition) -> None:

@@ -74,7 +74,7 @@ class DeltaRuleKernels(ScanModuleKernels):
     def delta_net(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a DeltaNet layer as fla does (fla/layers/delta_net.py, `DeltaNet.forward`)."""
         aten, op = self.t, operations.op("core", DeltaRule)
-        self._keep_convolved(operations)
+        self._cache_convolution_inputs(operations)
         q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
         q, k, v = self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
         beta = aten.function("sigmoid", self.project(operations["b_proj"], x))
