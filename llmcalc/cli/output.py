@@ -106,7 +106,7 @@ def open_whole_file(output_path: Path, option_name: str) -> Iterator[TextIOWrapp
             raise _write_error(output_path, option_name, error) from None
         return
     target = output_path.resolve()
-    with _finally_on_signals():
+    with _run_finally_on_signals():
         try:
             file_descriptor, temporary_name = tempfile.mkstemp(dir=target.parent, prefix=".llmcalc-")
         except OSError as error:
@@ -125,7 +125,7 @@ ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(sig
 """Signals that end a process without running its `finally` clauses; Ctrl-C (SIGINT) runs them."""
 
 
-class _Signalled(BaseException):
+class _SignalReceived(BaseException):
     """Raised when a signal of `ENDING` arrives. number: the signal's number."""
 
     def __init__(self, signal_number: int) -> None:
@@ -134,24 +134,24 @@ class _Signalled(BaseException):
 
 
 @contextmanager
-def _finally_on_signals() -> Iterator[None]:
+def _run_finally_on_signals() -> Iterator[None]:
     """Returns a context manager in which `finally` clauses run when a signal ends the process.
 
     The signal then ends the process, so that the exit status is that of the signal. It does nothing outside the main
     thread, where Python handles no signals.
     """
 
-    def raise_signalled(signal_number: int, _: FrameType | None) -> None:
-        raise _Signalled(signal_number)
+    def raise_signal_received(signal_number: int, _: FrameType | None) -> None:
+        raise _SignalReceived(signal_number)
 
     previous_handlers = {}
     try:
         for signal_number in ENDING:
             if signal.getsignal(signal_number) == signal.SIG_DFL:  # an ignored signal (nohup) stays ignored
                 with suppress(ValueError):  # not the main thread
-                    previous_handlers[signal_number] = signal.signal(signal_number, raise_signalled)
+                    previous_handlers[signal_number] = signal.signal(signal_number, raise_signal_received)
         yield
-    except _Signalled as stop:
+    except _SignalReceived as stop:
         signal.signal(stop.number, signal.SIG_DFL)
         os.kill(os.getpid(), stop.number)
     finally:

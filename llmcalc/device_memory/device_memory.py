@@ -22,7 +22,7 @@ from ..simulator.meter import AllocationPlace, Peak
 from ..simulator.repeat_layers import AllocatorOverhead, NotRepeating, RepeatAnalysis
 from ..simulator.replay_result import ReplayResult
 from .cuda_runtime import CONTEXT_SOURCE, CudaRuntime
-from .linear_in_layers import extrapolate_layers, highest_pass, list_places, node_path
+from .linear_in_layers import extrapolate_layers, highest_pass, list_module_peaks, node_path
 
 if TYPE_CHECKING:
     from .encoders import EncoderPeak
@@ -330,7 +330,7 @@ class CountedRun:
         replay_result, allocator_overhead = self.result.copy(), self._allocator_overhead
         replay_result.slop, replay_result.slop_after = allocator_overhead.slop, allocator_overhead.slop_after
         replay_result.reserved = replay_result.peak[1].bytes + allocator_overhead.slop + allocator_overhead.free
-        _add_unreplayed(replay_result, unreplayed_bytes)
+        _add_unreplayed_bytes(replay_result, unreplayed_bytes)
         _add_encoders(replay_result, unreplayed_bytes, encoder_peaks)
         return summarize_memory(replay_result, context_bytes, self.stacks, tensors, self.whole)
 
@@ -430,7 +430,7 @@ def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
     return ReplayResult(set_up=replay_results[0].set_up, after=replay_results[-1].after, peaks=joint_peaks)
 
 
-def _add_unreplayed(replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes]) -> None:
+def _add_unreplayed_bytes(replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes]) -> None:
     """Adds the unreplayed bytes to the result of a replay."""
     for tensors in unreplayed_bytes:
         replay_result.set_up += tensors.bytes
@@ -467,7 +467,7 @@ def _add_encoders(
 def module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[ModulePeak]:
     """Returns the peak of every module that allocates a tensor, layer by layer, phase by phase."""
     peaks_by_phase: dict[str, list[ModulePeak]] = {phase: [] for phase in MOMENTS}
-    for phase, node, peak_bytes in list_places(replay_result, stacks):
+    for phase, node, peak_bytes in list_module_peaks(replay_result, stacks):
         if peak_bytes:
             peaks_by_phase[phase].append(ModulePeak(phase, node, peak_bytes))
     return [module_peak for phase_peaks in peaks_by_phase.values() for module_peak in phase_peaks]

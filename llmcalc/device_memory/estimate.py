@@ -35,7 +35,7 @@ from .device_memory import (
 )
 from .evidence import evidence_of_run
 from .host import host_terms, with_paged_states
-from .inference import InferenceConfig, record_inference, shortened_rank
+from .inference import InferenceConfig, rank_recording_key, record_inference
 from .optimizers.registry import optimizer
 from .settings import Settings
 from .simulated_run import (
@@ -141,7 +141,7 @@ class Memory:
 
     def quantized_sizes_of_rank(self, model: RankModel) -> QuantizedSizes:
         """Returns the cache of a rank's quantized weight sizes, which `memory` fills. model: the rank's model."""
-        return self._quantized_sizes_of_ranks.setdefault(shortened_rank(model, {}), {})
+        return self._quantized_sizes_of_ranks.setdefault(rank_recording_key(model, {}), {})
 
     def memory_on(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
         """Returns the device memory on an accelerator with this runtime."""
@@ -186,7 +186,7 @@ class Memory:
         return self.settings.recompute_choice().every if trains_all_layers else self.training().layer_period
 
     @property
-    def _runs_encoders(self) -> bool:
+    def _has_encoder_run(self) -> bool:
         """Whether image or audio encoders run before the prompt's pass."""
         encoded_inputs = self.states.inputs
         return encoded_inputs is not None and bool(encoded_inputs.runs) and self.settings.phase != "decode"
@@ -194,7 +194,7 @@ class Memory:
     def _encoder_peaks(self, attention: AttentionImplementation) -> list[EncoderPeak]:
         """Returns the peaks of the image and audio encoders; none without images or audio."""
         encoded_inputs = self.states.inputs
-        if encoded_inputs is None or not self._runs_encoders:
+        if encoded_inputs is None or not self._has_encoder_run:
             return []
         from .encoders import encoder_peaks
 
@@ -252,7 +252,7 @@ class Memory:
         if not isinstance(self.spec, RankModel):
             return count_passes()
         runtime_key = cuda_runtime.workspace, cuda_runtime.expandable, cuda_runtime.is_tried
-        run_key = shortened_rank(self.spec, {}), tuple(pass_configs), runtime_key
+        run_key = rank_recording_key(self.spec, {}), tuple(pass_configs), runtime_key
         if run_key not in self._counted_runs:
             self._counted_runs[run_key] = count_passes()
         return self._counted_runs[run_key]
@@ -260,10 +260,10 @@ class Memory:
     def _recorded_passes(
         self, inference_config: InferenceConfig, repeats_by_stack: Mapping[int, int], workspace: int
     ) -> RecordedEvents:
-        """Returns the recorded passes with this workspace size; ranks with equal `shortened_rank` share a recording."""
+        """Returns the recorded passes with this workspace size, shared by ranks with equal keys."""
         if not isinstance(self.spec, RankModel):
             return record_inference(self.spec, inference_config, repeats_by_stack, workspace)
-        run_key = shortened_rank(self.spec, repeats_by_stack), inference_config
+        run_key = rank_recording_key(self.spec, repeats_by_stack), inference_config
         if run_key not in self._recordings:
             self._recordings[run_key] = record_inference(self.spec, inference_config, repeats_by_stack, LARGE_WORKSPACE)
         return self._recordings[run_key].with_workspace(workspace)
@@ -361,7 +361,7 @@ class Memory:
                 "experts that the class of transformers runs one after another, counted as one grouped product",
             ),
             (
-                attention == "flash" and run_settings.phase != "training" and changes_scores(self.spec),
+                attention == "flash" and run_settings.phase != "training" and has_modified_scores(self.spec),
                 "scores that an engine's kernel changes inside, with the memory of flash attention",
             ),
         ]
@@ -370,7 +370,7 @@ class Memory:
             *evidence_of_run(
                 self.spec, kernel_choices(run_settings, self.spec, attention), optimizer, memory_use.count.include
             ),
-            *([Evidence("pass", "of the encoders", UNTESTED)] if self._runs_encoders else []),
+            *([Evidence("pass", "of the encoders", UNTESTED)] if self._has_encoder_run else []),
             *(
                 Evidence("setting", evidence_text, Witness("source", evidence_text, ""))
                 for setting_applies, evidence_text in evidence_from_source
@@ -394,7 +394,7 @@ def loops_over_experts(spec: ModelSpec) -> bool:
     return any(isinstance(expert_part, MoE) and expert_part.expert_loop for expert_part in nested_parts(spec))
 
 
-def changes_scores(spec: ModelSpec) -> bool:
+def has_modified_scores(spec: ModelSpec) -> bool:
     """Whether attention has sinks, an additional score term, or a selection of keys."""
     return any(
         operation.verb == "joint_softmax"

@@ -66,7 +66,7 @@ class InferenceConfig:
     weights: bool = True
 
 
-class ServedRank(DTensorKernels):
+class ServingRankKernels(DTensorKernels):
     """Runs a rank's passes as serving engines do: they divide more modules than torch's tensor parallelism does.
 
     A rank has a part of each expert, or some of the experts. Key heads are copied where there are fewer of them than
@@ -127,7 +127,7 @@ class InferenceRun:
         inference_config = self.inference
         run_config = self._run_config("prefill", ReplayedPass(inference_config.seq, 0))
         is_divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
-        profile_class = ServedRank if is_divided else EagerKernels
+        profile_class = ServingRankKernels if is_divided else EagerKernels
         lowering = profile_class(
             autograd_graph,
             run_config,
@@ -328,7 +328,7 @@ def replay_inference(
     return replay_result
 
 
-def shortened_rank(spec: RankModel, repeats_by_stack: Mapping[int, int]) -> Hashable:
+def rank_recording_key(spec: RankModel, repeats_by_stack: Mapping[int, int]) -> Hashable:
     """Returns a cache key for a rank: ranks with equal keys and settings have the same recorded run.
 
     repeats_by_stack: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and

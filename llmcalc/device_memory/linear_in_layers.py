@@ -51,7 +51,7 @@ def extrapolate_layers(
             _extrapolate_peak(
                 peak,
                 short_run.peaks[allocation_place],
-                longer_run.peaks[_place_in_longer_run(allocation_place, stacks[stack_index], 1)],
+                longer_run.peaks[_module_in_longer_run(allocation_place, stacks[stack_index], 1)],
                 added_repeats,
             )
     for stack_index, longer_run in longer_runs.items():
@@ -69,7 +69,8 @@ def extrapolate_layers(
             last_peaks[last_place] = peak = extrapolated_result.peaks[allocation_place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[stack_index].repeats - SHORT_RUN_REPEATS)
     peaks = {
-        _place_in_model(allocation_place, stacks): peak for allocation_place, peak in extrapolated_result.peaks.items()
+        _module_in_full_model(allocation_place, stacks): peak
+        for allocation_place, peak in extrapolated_result.peaks.items()
     }
     return highest_pass(
         ReplayResult(
@@ -92,7 +93,7 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
     if all(phase_name == phase for phase_name, phase in phase_by_name.items()):
         return replay_result
 
-    def under_phase_name(allocation_place: AllocationPlace) -> AllocationPlace | None:
+    def place_under_phase_name(allocation_place: AllocationPlace) -> AllocationPlace | None:
         """Renames the place's pass to the phase; None if the module also has a peak in the phase's highest pass."""
         phase_name = allocation_place.phase.partition(" ")[0]
         highest_place = allocation_place._replace(phase=phase_by_name[phase_name])
@@ -103,7 +104,7 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
     peaks: dict[AllocationPlace, Peak] = {}
     bytes_per_repeat: dict[AllocationPlace, int] = {}
     for allocation_place, peak in replay_result.peaks.items():
-        new_place = under_phase_name(allocation_place)
+        new_place = place_under_phase_name(allocation_place)
         if new_place is not None and new_place not in peaks:
             peaks[new_place] = peak
             if allocation_place in replay_result.slopes:
@@ -118,7 +119,7 @@ def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, layer_fac
         peak.by_kind[memory_kind] += layer_factor * (peak_after.by_kind[memory_kind] - peak_before.by_kind[memory_kind])
 
 
-def _place_in_longer_run(
+def _module_in_longer_run(
     allocation_place: AllocationPlace, layer_stack: LayerStack, added_repeats: int
 ) -> AllocationPlace:
     """Returns the matching module in a run with `added_repeats` more repeats of the layer pattern."""
@@ -130,11 +131,11 @@ def _place_in_longer_run(
     return layer_stack.place_in_later_repeat(allocation_place, added_repeats)
 
 
-def _place_in_model(allocation_place: AllocationPlace, stacks: list[LayerStack]) -> AllocationPlace:
+def _module_in_full_model(allocation_place: AllocationPlace, stacks: list[LayerStack]) -> AllocationPlace:
     """Returns the full model's module that matches a module of a shortened run."""
     for layer_stack in stacks:
         if layer_stack.is_extrapolated:
-            allocation_place = _place_in_longer_run(
+            allocation_place = _module_in_longer_run(
                 allocation_place, layer_stack, layer_stack.repeats - SHORT_RUN_REPEATS
             )
     return allocation_place
@@ -148,7 +149,7 @@ def node_path(allocation_place: AllocationPlace, stacks: list[LayerStack]) -> st
     return allocation_place.path
 
 
-def list_places(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
+def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
     """Returns phase, module and peak of every module of the model, in execution order.
 
     Every layer of a stack is listed; of thousands of layers, about a thousand at equal distances.
@@ -159,7 +160,7 @@ def list_places(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[t
     stack_places: list[tuple[AllocationPlace, int]] = []
     block_stack: LayerStack | None = None
 
-    def list_stack_places() -> None:
+    def add_stack_peaks() -> None:
         """Adds the module peaks of a stack to `module_peaks`, for every listed layer."""
         if block_stack is None:
             return
@@ -208,11 +209,11 @@ def list_places(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[t
             (layer_stack for layer_stack in repeated_stacks if layer_stack.is_in_second_repeat(allocation_place)), None
         )
         if layer_stack is not block_stack or (stack_places and stack_places[0][0].phase != allocation_place.phase):
-            list_stack_places()
+            add_stack_peaks()
             block_stack = layer_stack
         if layer_stack is None:
             module_peaks.append((allocation_place.phase, node_path(allocation_place, stacks), peak.bytes))
         else:
             stack_places.append((allocation_place, peak.bytes))
-    list_stack_places()
+    add_stack_peaks()
     return module_peaks

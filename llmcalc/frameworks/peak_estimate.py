@@ -316,7 +316,7 @@ class PeakEstimate:
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layers):
             stages_by_rank[stage.rank].append(stage)
-        if layout.is_two_way:  # the second half of the micro-batches enters at the last rank
+        if layout.is_bidirectional:  # the second half of the micro-batches enters at the last rank
             stages_by_rank = [
                 [*rank_stages, *stages_by_rank[layout.pp - 1 - rank]] for rank, rank_stages in enumerate(stages_by_rank)
             ]
@@ -380,7 +380,7 @@ class PeakEstimate:
                 if batch_count
             )
         static_bytes = self._static_bytes_by_rank(layout)[rank]
-        if layout.is_two_way:
+        if layout.is_bidirectional:
             static_bytes += self._static_bytes_by_rank(layout)[layout.pp - 1 - rank]
         received_bytes = micro_batches * sum(batch.received for batch in pass_bytes)
         bytes_by_moment = (
@@ -638,13 +638,13 @@ def make_pass_measurement(spec: ModelSpec, training_config: TrainingConfig) -> M
                 set_up_bytes = memory_meter.now
             bytes_before = memory_meter.now
             memory_meter.restart()
-            in_flight = ring_chunk.forward_of()
+            in_flight = ring_chunk.forward_micro_batch()
             saved_bytes, forward_peaks = (
                 memory_meter.now - bytes_before,
                 PeakByPath.peaks_since_restart(memory_meter, bytes_before),
             )
             memory_meter.restart()
-            ring_chunk.backward_of(in_flight)
+            ring_chunk.backward_micro_batch(in_flight)
             backward_peaks = PeakByPath.peaks_since_restart(memory_meter, bytes_before)
             del in_flight
             gradients = [(weight.grad, weight) for weight in ring_chunk.parameters if weight.grad is not None]

@@ -136,7 +136,7 @@ class Cluster:
         the first and the last of all, it needs no more than an earlier one with the same layers in each of its chunks,
         or with further ones. Under DualPipe micro-batches enter at both ends, so every rank may need the most.
         """
-        if self.layout.is_two_way:
+        if self.layout.is_bidirectional:
             return self._rank_of_each_stage
         layer_names = [layer_name for _, layer_stack in self.spec.stacks() for layer_name in layer_stack.layer_names()]
         stage_layers: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
@@ -225,7 +225,7 @@ class Cluster:
     @property
     def device_rank(self) -> RankMemory:
         """The rank with the largest need of device memory."""
-        return largest_need(self.by_rank)
+        return rank_needing_most(self.by_rank)
 
     @property
     def peak_rank(self) -> RankMemory:
@@ -325,6 +325,6 @@ def attention_of(memory_estimate: Memory, framework: Framework) -> AttentionImpl
     )
 
 
-def largest_need(ranks: Sequence[RankMemory]) -> RankMemory:
+def rank_needing_most(ranks: Sequence[RankMemory]) -> RankMemory:
     """Returns the memory of the first rank that needs the most device memory."""
     return max(ranks, key=lambda rank: (rank.device.device_bytes, -rank.rank))

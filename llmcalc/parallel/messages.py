@@ -28,7 +28,7 @@ from ..workload.rows import LOGITS
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .layout import ONE_DEVICE, Layout, Stage, stages
-from .placements import FLOAT32, Collective, CollectiveKind, Group, Placements
+from .placements import FLOAT32, Collective, CollectiveKind, Group, PlacementTracker
 from .rank_program import RankFlow, cached_rank_program, is_divided, similar_stage
 from .weight_shards import WeightShard, weight_shards
 
@@ -169,7 +169,7 @@ def _program_collectives(
     recompute: Recompute,
 ) -> tuple[Collective, ...]:
     """Returns the collectives of a program's passes; layouts that differ only in replicas or stages share a result."""
-    placements = Placements(
+    placements = PlacementTracker(
         program.rank_axes.layout, run_config, element_bytes, extra_parts, always_reentrant, recompute
     )
     return tuple(placements.run_program(program))
@@ -198,10 +198,10 @@ def _chunks_of_rank(
     pp, layers = layout.coordinates(rank).pp, spec.main.num_hidden_layers
     all_stages = list(stages(layout, layers))
     rank_stages = [stage for stage in all_stages if stage.rank == pp]
-    if layout.is_two_way:
+    if layout.is_bidirectional:
         rank_stages = [all_stages[pp], all_stages[-1 - pp]]
     for chunk_index, stage in enumerate(rank_stages):
-        chunk_batches = (micro_batches + 1 - chunk_index) // 2 if layout.is_two_way else micro_batches
+        chunk_batches = (micro_batches + 1 - chunk_index) // 2 if layout.is_bidirectional else micro_batches
         recorded_stage = stage if keeps_indices else similar_stage(spec, stage)
         yield StageChunk(recorded_stage, cached_rank_program(spec, layout, rank, recorded_stage), chunk_batches)
 

@@ -94,7 +94,7 @@ class Collective(NamedTuple):
 
 
 @dataclass
-class Placements:
+class PlacementTracker:
     """Derives the placement of each value of a rank's program.
 
     layout: the layout.

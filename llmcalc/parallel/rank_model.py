@@ -119,13 +119,13 @@ class RankModel(ModelSpec):
             for tensor, undivided_tensor in zip(
                 node_position.use.tensors(), undivided_place.use.tensors(), strict=True
             ):
-                if self._is_copied(node_position, tensor.size, undivided_tensor.size):
+                if self._is_copied_on_tp_ranks(node_position, tensor.size, undivided_tensor.size):
                     parameters_by_component[node_position.kind] = parameters_by_component.get(
                         node_position.kind, 0
                     ) + times(tensor.size, node_position.times)
         return parameters_by_component
 
-    def _is_copied(self, node_position: Place, element_count: Number, undivided_count: Number) -> bool:
+    def _is_copied_on_tp_ranks(self, node_position: Place, element_count: Number, undivided_count: Number) -> bool:
         """Whether tensor-parallel ranks have equal tensors. size, undivided_size: elements on a rank and in total."""
         op, tp = node_position.node.op, self._layout.tp
         if isinstance(op, ExpertLinearOnRank):

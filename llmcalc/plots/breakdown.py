@@ -71,7 +71,7 @@ def _node_bars(timed_run: TimedRun, node_depth: int) -> list[tuple[str, TimedNod
     return [*node_bars[: MOST_NODES - 1], (f"{len(small_parts)} others", total_seconds)]
 
 
-def _time_axis(ax: Axes, bar_names: list[str], time_unit: str) -> None:
+def _format_time_axis(ax: Axes, bar_names: list[str], time_unit: str) -> None:
     escaped_names = [escape_label(bar_name) for bar_name in bar_names]
     if is_narrow():
         escaped_names = [tick_label.replace(" (", "\n(") for tick_label in escaped_names]
@@ -98,7 +98,7 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
         ax.barh(row_index, seconds / seconds_per_unit, left=bar_start / seconds_per_unit, color=FAINT, height=HEIGHT)
         bar_start += seconds
         ax.text(bar_start / seconds_per_unit, row_index, f"  {_share_text(seconds, timed_run)}", va="center", color=INK)
-    _time_axis(ax, ["estimate, with its range", *(bar_name for bar_name, _ in time_parts)], time_unit)
+    _format_time_axis(ax, ["estimate, with its range", *(bar_name for bar_name, _ in time_parts)], time_unit)
     ax.set_xlim(0, (NARROW_ROOM if is_narrow() else ROOM) * high_end)
 
 
@@ -112,7 +112,7 @@ def draw_nodes(ax: Axes, timed_run: TimedRun, node_bars: list[tuple[str, TimedNo
             ax.barh(row_index, seconds / factor, left=bar_start / factor, color=BOUNDS[time_bound], height=HEIGHT)
             bar_start += seconds
         ax.text(bar_start / factor, row_index, f"  {_share_text(node.seconds, timed_run)}", va="center", color=INK)
-    _time_axis(ax, [bar_name for bar_name, _ in node_bars], time_unit)
+    _format_time_axis(ax, [bar_name for bar_name, _ in node_bars], time_unit)
     ax.set_xlim(0, (NARROW_ROOM if is_narrow() else ROOM) * node_bars[0][1].seconds / factor)
     _draw_legend(ax, timed_run)
 

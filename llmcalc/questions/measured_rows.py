@@ -24,7 +24,7 @@ from ..sources.bounded import read_bytes
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..timing.calibration import Calibration, CalibrationFactors, MeasuredRun, calibrate
-from ..workload.inference import USERS, batch_of
+from ..workload.inference import USERS, batch_from_options
 from ..workload.setting import declarations_of, length_of
 from ..workload.validation import validate_whole
 from .durations import parse_duration
@@ -151,7 +151,7 @@ def _question_of_row(
     settings, layout = _checked_settings(Settings, row_cells), _checked_settings(LayoutRequest, row_cells)
     if "users" in row_cells:
         users = validate_whole("--users", length_of("--users", row_cells["users"]))
-        settings["batch"] = batch_of(settings.get("batch"), users, "decode")
+        settings["batch"] = batch_from_options(settings.get("batch"), users, "decode")
     return replace(
         run,
         preset=read_model(row_cells["model"]) if "model" in row_cells else run.preset,

@@ -138,7 +138,7 @@ class UsualEngine:
             return None
         return SettingChange(f"--engine {self.record.name}", MemoryFit(self.hardware, device_bytes))
 
-    def fit_beside_buffers(self, run_memory: Memory) -> FitAnswer | None:
+    def fit_with_engine_buffers(self, run_memory: Memory) -> FitAnswer | None:
         """Returns whether a run fits beside the engine's buffers; None if the buffers' bytes are unknown."""
         users = int(run_memory.states.workload.batch)
         device_bytes = self.device_bytes(users)

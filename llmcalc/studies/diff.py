@@ -83,7 +83,7 @@ def diff(
 ) -> ModelDifference:
     """Compares two models at sequences of `seq` tokens, with caches in number format `dtype`."""
     old_figures, new_figures = (
-        {} if preset is None else _figures_of_model(preset, seq, dtype) for preset in (earlier_preset, later_preset)
+        {} if preset is None else _quantities_of_model(preset, seq, dtype) for preset in (earlier_preset, later_preset)
     )
     quantities: list[QuantityChange] = []
     for quantity_name, (_, unit) in {**new_figures, **old_figures}.items():
@@ -105,7 +105,7 @@ def diff(
     )
 
 
-def _figures_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
+def _quantities_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
     """Returns the counts of a model: quantity → (value, unit)."""
     parameter_count = params(preset.model)
     quantities: dict[str, Figure] = {

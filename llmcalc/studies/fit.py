@@ -20,7 +20,7 @@ from ..frozen import frozen
 from ..parallel.layout import Layout
 from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option
-from .decoding import LLAMA_CPP_STACK, decoded_token, runs_llama_cpp, usual_stack
+from .decoding import LLAMA_CPP_STACK, runs_llama_cpp, time_decoded_token, usual_stack
 from .model_selection import has_experts
 from .timed_run import TimedRun
 
@@ -91,7 +91,7 @@ def fit(model_memory: Memory, hardware: Hardware) -> FitAnswer:
 
 def with_decoding_seconds(fit_answer: FitAnswer, hardware: Hardware, users: Iterable[int]) -> FitAnswer:
     """Adds the seconds per token and user, for several numbers of users."""
-    decoding_runs = (decoded_token(fit_answer.memory, hardware, users=user_count) for user_count in users)
+    decoding_runs = (time_decoded_token(fit_answer.memory, hardware, users=user_count) for user_count in users)
     return replace(fit_answer, decoding=tuple(timed_run for timed_run in decoding_runs if timed_run is not None))
 
 

@@ -14,7 +14,7 @@ from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.framework import Framework
-from ..frameworks.ranks import Cluster, largest_need
+from ..frameworks.ranks import Cluster, rank_needing_most
 from ..frameworks.registry import framework, framework_of, layout_of
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
@@ -143,7 +143,7 @@ def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
     """Returns the run over the ranks of a layout."""
 
     def largest_memory(cuda_runtime: CudaRuntime) -> DeviceMemory:
-        return largest_need(
+        return rank_needing_most(
             [cluster.rank_memory(rank, cuda_runtime) for rank in cluster.ranks_that_may_need_most]
         ).device
 

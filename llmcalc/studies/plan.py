@@ -18,7 +18,7 @@ from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.framework import EstimateErrors, Framework
 from ..frameworks.peak_estimate import PeakEstimate
-from ..frameworks.ranks import Cluster, largest_need
+from ..frameworks.ranks import Cluster, rank_needing_most
 from ..frameworks.registry import WITHOUT_A_NAME, framework
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
@@ -430,7 +430,7 @@ def replayed_bytes(
         if first_rank_bytes > byte_limit:
             return first_rank_bytes
     ranks = [cluster.rank_memory(rank, cuda_runtime) for rank in cluster.ranks_that_may_need_most]
-    return largest_need(ranks).device.device_bytes
+    return rank_needing_most(ranks).device.device_bytes
 
 
 def tensors_fit(memory_estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:

@@ -379,11 +379,11 @@ def _is_clearly_better(log_errors: Sequence[float], left_out_fit_errors: Sequenc
     return (
         median_ratio <= GAIN
         and mean(error_gain > 0 for error_gain in error_gains) >= BETTER
-        and _score(error_gains) >= SURE
+        and _z_score_of_mean(error_gains) >= SURE
     )
 
 
-def _score(gains: Sequence[float]) -> float:
+def _z_score_of_mean(gains: Sequence[float]) -> float:
     """Converts the values' Student's t to the normal z-score with the same probability; 0 for a mean below 0.
 
     Student's t, as a normal value by Wallace's approximation (Annals of Mathematical Statistics 30, 1959).

@@ -22,7 +22,7 @@ from ..flow.value import Value
 from ..model import ModelSpec
 from ..ops import AttentionCore
 from ..parallel.layout import Layout
-from ..parallel.placements import FLOAT32, Collective, CollectiveKind, Group, Placements
+from ..parallel.placements import FLOAT32, Collective, CollectiveKind, Group, PlacementTracker
 from ..parallel.rank_program import RankFlow, cached_rank_program, is_divided
 from ..workload.derived_rows import QueryKeyPairs
 from ..workload.rows import LOGITS, ONCE, RoutedRows
@@ -79,7 +79,7 @@ MEASURED_RANKS = 2
 
 
 @dataclass
-class WorkRecorder(Placements):
+class WorkRecorder(PlacementTracker):
     """Records the kernels and messages of a rank's program. rank_pass: the pass. work: the recorded work."""
 
     rank_pass: RankPass = field(default_factory=RankPass)
@@ -138,7 +138,7 @@ class WorkRecorder(Placements):
 
     # --- the walk ----------------------------------------------------------------------------------------------------
 
-    def _chosen_items(self, scope_items: Iterable[Item]) -> Iterator[Step | Scope]:
+    def _items_of_chosen_branches(self, scope_items: Iterable[Item]) -> Iterator[Step | Scope]:
         """Returns the items, with alternatives replaced by the branch that runs."""
         for scope_item in scope_items:
             if not isinstance(scope_item, Alternatives):
@@ -148,7 +148,7 @@ class WorkRecorder(Placements):
             if (
                 self.rank_pass.sparse_heads
                 and "absorbed" in scope_item.branches
-                and _selects_keys(scope_item.branches["absorbed"])
+                and _has_key_selection(scope_item.branches["absorbed"])
             ):
                 branch_name = "absorbed"
             default_output, chosen_items = (
@@ -161,18 +161,18 @@ class WorkRecorder(Placements):
                 and chosen_items.output is not default_output
             ):
                 self.aliases[id(default_output.storage)] = chosen_items.output
-            yield from self._chosen_items(chosen_items.items)
+            yield from self._items_of_chosen_branches(chosen_items.items)
 
     def _running_scopes(self, module_scope: Scope) -> Iterator[Scope]:
         """Yields a scope and all nested scopes in executed branches."""
         yield module_scope
-        for scope_item in self._chosen_items(module_scope.items):
+        for scope_item in self._items_of_chosen_branches(module_scope.items):
             if isinstance(scope_item, Scope):
                 yield from self._running_scopes(scope_item)
 
     def _running_steps(self, scope_items: Iterable[Item]) -> Iterator[Step]:
         """Yields every executed step in order, and records which values are identities of others."""
-        for scope_item in self._chosen_items(scope_items):
+        for scope_item in self._items_of_chosen_branches(scope_items):
             if scope_item.about.get("role") in NEVER_RUN or scope_item.about.get("optional", "") not in (
                 "",
                 *self.include,
@@ -196,7 +196,7 @@ class WorkRecorder(Placements):
         self.shares_parameters = shares_parameters
 
     def _run_scope(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
-        chosen_items = list(self._chosen_items(scope_items))
+        chosen_items = list(self._items_of_chosen_branches(scope_items))
         super()._run_items(chosen_items, module_path, repeat_count)
         for scope_item in chosen_items:  # parameters that this pass does not use
             if scope_item.about.get("role") in NEVER_RUN and scope_item.about.get("optional", "") in (
@@ -692,7 +692,7 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
     return work_recorder.record(cached_rank_program(spec, program_layout))
 
 
-def _selects_keys(branch: Scope) -> bool:
+def _has_key_selection(branch: Scope) -> bool:
     """Whether attention of a branch reads the keys that an indexer selects."""
     return any(
         isinstance(scope_item, Step) and getattr(scope_item.op, "selected", None) is not None

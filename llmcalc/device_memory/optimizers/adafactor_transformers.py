@@ -39,12 +39,12 @@ def step(optimizer_step: OptimizerStep) -> None:
         grad = None
         grad = aten.to(parameter.grad, FLOAT32)
         if not parameter.states:
-            with optimizer_step.counted_as_states():
+            with optimizer_step.counting_as_states():
                 parameter.states = _new_states(optimizer_step, grad)
         p_data_fp32 = None
         p_data_fp32 = aten.to(parameter.tensor, FLOAT32)
         mean_count = 2 if len(grad.shape) > 1 else 1
-        with optimizer_step.counted_as_states():
+        with optimizer_step.counting_as_states():
             parameter.states[mean_count:] = [_root_mean_square(optimizer_step)]
         squared_gradient = aten.like(grad)
         parameter_update = aten.like(squared_gradient)

@@ -42,7 +42,7 @@ def update(optimizer_step: OptimizerStep, trained_parameters: Sequence[Optimized
     for parameter in optimizer_step.loop_over(trained_parameters):
         if not parameter.states:
             if optimizer_step.implementation == "fused":
-                with optimizer_step.counted_as_states():
+                with optimizer_step.counting_as_states():
                     parameter.states.append(optimizer_step.t.new_tensor((), FLOAT32))  # step
             parameter.states += optimizer_step.states_like(parameter.tensor, 2)  # exp_avg, exp_avg_sq
     if optimizer_step.implementation == "foreach":

@@ -70,7 +70,7 @@ def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
                     norm_limit = aten.new_tensor((), dtype)
                     scaled_grad = aten.like(scaled_grad)
                     optimizer_step.write(scaled_grad, norm_limit)
-                with optimizer_step.counted_as_states():
+                with optimizer_step.counting_as_states():
                     parameter.states[3:] = [aten.new_tensor((), dtype)]  # scaled_grad
                 norm_grad = scaled_grad
             optimizer_step.write(parameter.tensor, grad, denom, norm_grad, scaling_factors)
@@ -89,12 +89,12 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     float_gradient = aten.to(gradient, FLOAT32)
     random_matrix = aten.new_tensor(shape, FLOAT32)
     if dtype is FLOAT32:
-        with optimizer_step.counted_as_states():
+        with optimizer_step.counting_as_states():
             return aten.like(random_matrix)
     scaled_matrix = aten.like(random_matrix)
     del random_matrix
     optimizer_step.write(scaled_matrix, float_gradient)
-    with optimizer_step.counted_as_states():
+    with optimizer_step.counting_as_states():
         return aten.like(scaled_matrix, dtype=dtype)
 
 

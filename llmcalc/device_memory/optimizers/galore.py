@@ -84,7 +84,7 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     float_gradient = aten.to(gradient, FLOAT32)
     is_float32 = dtype is FLOAT32
     left_vectors = aten.new_tensor((row_count, shorter_side), FLOAT32) if is_right_projection else None  # U
-    with optimizer_step.counted_as_states():
+    with optimizer_step.counting_as_states():
         square_matrix = (
             aten.new_tensor((shorter_side, shorter_side), FLOAT32) if is_float32 else None
         )  # Vh of a tall matrix, U of a wide one
@@ -98,7 +98,7 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     optimizer_step.write(projector_product, float_gradient, left_vectors, right_vectors, singular_values)
     if is_float32:
         return square_matrix
-    with optimizer_step.counted_as_states():
+    with optimizer_step.counting_as_states():
         return aten.new_tensor((rank, column_count) if is_right_projection else (row_count, rank), dtype)
 
 

@@ -70,7 +70,7 @@ def partition_pieces(offset: int, element_count: int, partition_size: int) -> li
     return weight_pieces
 
 
-def in_module_order(parameter_paths: Sequence[Path]) -> list[Path]:
+def sort_in_module_order(parameter_paths: Sequence[Path]) -> list[Path]:
     """Returns the paths of parameters in the order of `nn.Module.named_parameters`.
 
     The program has parameters in the order of their use. A layer has its sublayers before its norms (as in transformers

@@ -34,12 +34,12 @@ OWN_ADAM = ("adam", "adamw", "fusedadam")
 """Types of `optimizer` for which DeepSpeed uses its fused Adam, unless `torch_adam` is set."""
 
 
-def zero_run(zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> ZeroRun:
+def new_zero_run(zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> ZeroRun:
     """Returns the training run of a rank. Raises `InputError` for settings that are not modelled."""
     settings = zero_setup.settings.with_resolved_values(zero_setup.spec.hidden_size)
     settings.check()
     _check_training(zero_setup.training, settings)
-    training_config = cast_adapters(zero_setup.training)
+    training_config = with_cast_adapters(zero_setup.training)
     implementation = training_config.implementation
     if settings.torch_adam and settings.optimizer.lower() in OWN_ADAM:
         implementation = "foreach"  # torch's own choice
@@ -81,7 +81,7 @@ def updates_flat_copy(training_config: TrainingConfig, settings: DeepSpeedSettin
     return settings.stage == 0 and training_config.dtype != "float32" and uses_deepspeed_adam
 
 
-def cast_adapters(training_config: TrainingConfig) -> TrainingConfig:
+def with_cast_adapters(training_config: TrainingConfig) -> TrainingConfig:
     """Returns the training settings with adapters in the weights' number format: DeepSpeed casts all parameters."""
     return (
         training_config
@@ -133,7 +133,7 @@ def _replay_on_allocator(
     stored_runs: the steps and results of the run's other ranks, to which this rank's are added. Ranks that are alike
         share their results; both kinds of allocators share the steps of a rank.
     """
-    training_run = zero_run(zero_setup, memory_meter := EventMeter())
+    training_run = new_zero_run(zero_setup, memory_meter := EventMeter())
     rank_key = zero_setup.rank if training_run.differs_by_rank else None
     result_key = rank_key, cuda_runtime.expandable
     if result_key in stored_runs:

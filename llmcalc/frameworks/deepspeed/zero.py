@@ -16,7 +16,7 @@ from ...model import ModelSpec
 from ...ops import ParamTensor
 from ...simulator.meter import Meter
 from ...simulator.tensor import DTYPES, FLOAT32, Dtype, Storage, Tensor, counted_as, on_stream
-from .partitions import in_module_order
+from .partitions import sort_in_module_order
 from .settings import DeepSpeedSettings
 
 REDUCTION = 1
@@ -100,7 +100,9 @@ class ZeroRun(TrainingRun):
         parameters_by_path = dict(self.lowering.parameters)
         weights_by_id = {
             id(weight): weight
-            for weight in (parameters_by_path[weight_path] for weight_path in in_module_order(list(parameters_by_path)))
+            for weight in (
+                parameters_by_path[weight_path] for weight_path in sort_in_module_order(list(parameters_by_path))
+            )
         }
         return [*weights_by_id.values(), *(weight for weight in self.lowering.unused_modules if weight.leaf)]
 

@@ -19,7 +19,7 @@ from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.tensor import FLOAT32, Storage, Tensor, counted_as, empty
 from .lowering import GatheringProfile
 from .param_coordinator import Parameter, ParameterCoordinator
-from .partitions import in_module_order
+from .partitions import sort_in_module_order
 from .zero import DOUBLE, ZeroRun, ZeroSetup
 
 SOURCE = "deepspeed/runtime/zero/stage3.py"
@@ -55,7 +55,7 @@ class Stage3Run(ZeroRun):
         coordinator, memory_meter, element_bytes = self.coordinator, self.meter, self.dtype.bytes
         parameters_by_path = {parameter.path: parameter for parameter in coordinator.parameters}
         coordinator.parameters = [
-            parameters_by_path[weight_path] for weight_path in in_module_order(list(parameters_by_path))
+            parameters_by_path[weight_path] for weight_path in sort_in_module_order(list(parameters_by_path))
         ]
         coordinator.mark_persistent()
         trained_parameters = [parameter for parameter in coordinator.parameters if parameter.full_param.leaf]

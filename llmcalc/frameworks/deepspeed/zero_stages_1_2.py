@@ -169,19 +169,19 @@ class PartitionedRun(ZeroRun):
         return self.settings.contiguous_gradients or self.offloads
 
     @property
-    def accumulates_separately(self) -> bool:
+    def has_separate_accumulation(self) -> bool:
         """Whether every rank accumulates all gradients in a separate number format."""
         return self.accumulation_dtype is not self.dtype and self.settings.stage == 1
 
     @property
-    def accumulates_partition(self) -> bool:
+    def has_accumulated_partition(self) -> bool:
         """Whether each rank accumulates its gradient partition in float32 (`_use_compact_grad_partition_buffer`)."""
         return self.accumulation_dtype is FLOAT32 and self.accumulation_dtype is not self.dtype
 
     @property
     def bucket_dtype(self) -> Dtype:
         """The number format of the bucket's buffer (`_gradient_reduction_buffer_dtype`)."""
-        return self.accumulation_dtype if self.accumulates_separately else self.dtype
+        return self.accumulation_dtype if self.has_separate_accumulation else self.dtype
 
     @property
     def gradient_hook(self) -> Callable[[Tensor], None]:
@@ -193,7 +193,7 @@ class PartitionedRun(ZeroRun):
         if id(weight) not in self.pieces:  # an input of a part that runs again
             return
         self.setup_buckets()
-        if self.accumulates_separately:
+        if self.has_separate_accumulation:
             self._fill_param_grad_accum_attribute(weight)
         if self.settings.stage == 2 or (self.settings.overlaps and self.is_last_microbatch):
             self.reduce_independent(weight)
@@ -221,11 +221,11 @@ class PartitionedRun(ZeroRun):
 
     def gradient(self, weight: Tensor) -> Tensor | None:
         """Returns the gradient that is reduced over ranks (`get_param_gradient_attribute`)."""
-        return self.accumulated.get(id(weight)) if self.accumulates_separately else weight.grad
+        return self.accumulated.get(id(weight)) if self.has_separate_accumulation else weight.grad
 
     def _store_gradient(self, weight: Tensor, gradient: Tensor | None) -> None:
         """Stores or removes the accumulated gradient of a parameter."""
-        if not self.accumulates_separately:
+        if not self.has_separate_accumulation:
             weight.grad = gradient
         elif gradient is None:
             self.accumulated.pop(id(weight), None)
@@ -261,7 +261,7 @@ class PartitionedRun(ZeroRun):
                 rank_pieces = [
                     self.rank_pieces[id(weight)] for weight in grad_bucket.weights if id(weight) in self.rank_pieces
                 ]
-                if rank_pieces and self.accumulates_partition and self.compact_partition is None:
+                if rank_pieces and self.has_accumulated_partition and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
                 self._allreduce(
                     [PartitionPiece(-1, weight_elements(weight)) for weight in grad_bucket.weights], rank_pieces
@@ -289,7 +289,7 @@ class PartitionedRun(ZeroRun):
         pieces: list[PartitionPiece] = []
         for weight in self.bucket.weights:
             for weight_piece in self.pieces[id(weight)]:
-                is_accumulated = self.accumulates_partition and weight_piece.rank == rank_number
+                is_accumulated = self.has_accumulated_partition and weight_piece.rank == rank_number
                 if is_accumulated and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
                 if pieces and not is_accumulated and settings.reduce_scatter and pieces[-1].rank == weight_piece.rank:
@@ -332,7 +332,7 @@ class PartitionedRun(ZeroRun):
             if self.communication_dtype is not self.bucket_dtype
             else None
         )
-        if self.accumulates_partition and self.communication_dtype is not FLOAT32:
+        if self.has_accumulated_partition and self.communication_dtype is not FLOAT32:
             for weight_piece in reduced_pieces if accumulated_pieces is None else accumulated_pieces:
                 if weight_piece.rank == self.rank:
                     fp32_buffer = Storage(self.meter, weight_piece.elements * FLOAT32.bytes)
@@ -349,8 +349,8 @@ class PartitionedRun(ZeroRun):
         if self.offloads:
             self._copy_to_host(weight)
             return
-        if self.accumulates_partition:
-            if self.accumulates_separately:
+        if self.has_accumulated_partition:
+            if self.has_separate_accumulation:
                 self._store_gradient(weight, None)
             return
         if self.partition_buffer is None:
@@ -397,7 +397,7 @@ class PartitionedRun(ZeroRun):
         self._clear_previous_reduced_grads()
         if self.offloads:
             pass
-        elif self.accumulates_partition:
+        elif self.has_accumulated_partition:
             if self.is_last_microbatch and self.compact_partition is None:
                 self._build_compact_grad_partition_buffer()
         else:

@@ -15,7 +15,7 @@ from ..argument_names import argument_names
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
 from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
 from ..launch.trainer import pair_settings
 from . import step3
 
@@ -37,7 +37,7 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a DeepSpeed-Chat command. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
         loss = _loss_of_command(source_file.where, arguments)
         if loss == "rlhf":

@@ -432,7 +432,7 @@ def split_arguments(
                 f"{f'expected {other_ways[option]}' if option in other_ways else f'remove {argument_queue[0]}'}"
             )
         if matched_flag.keys:
-            _set_key(flag_values, (flag.field_name, *matched_flag.keys), flag_value)
+            _set_nested_key(flag_values, (flag.field_name, *matched_flag.keys), flag_value)
         else:
             flag_values[flag.field_name] = (
                 f"{flag_values[flag.field_name]},{flag_value}"
@@ -494,7 +494,7 @@ def _take_values(argument_queue: deque[str]) -> list[str]:
     return option_values
 
 
-def _set_key(nested_table: dict[str, Any], nested_keys: Sequence[str], new_value: Any) -> None:
+def _set_nested_key(nested_table: dict[str, Any], nested_keys: Sequence[str], new_value: Any) -> None:
     """Sets the value of a nested key in a table, and creates missing inner tables."""
     *outer_keys, last_key = nested_keys
     for outer_key in outer_keys:

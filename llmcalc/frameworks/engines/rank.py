@@ -272,9 +272,9 @@ class EngineRank:
             if cache_group.width is not None and cache_group.tokens
         ]
         full_attention_indices = [i for i, cache in enumerate(layer_caches) if cache.window is None]
-        if self.drafting_layers and full_attention_indices:
+        if self.draft_layer_count and full_attention_indices:
             cache = layer_caches[full_attention_indices[-1]]
-            layer_caches[full_attention_indices[-1]] = cache._replace(layers=cache.layers + self.drafting_layers)
+            layer_caches[full_attention_indices[-1]] = cache._replace(layers=cache.layers + self.draft_layer_count)
         return layer_caches
 
     def no_cache_error(self, engine: str) -> InputError:
@@ -287,7 +287,7 @@ class EngineRank:
         return InputError(f"--engine {engine}: the model has no layer with keys and values; it is not modelled")
 
     @property
-    def selects_latents(self) -> bool:
+    def has_latent_selection(self) -> bool:
         """Whether an indexer selects the tokens of latent attention (DeepSeek sparse attention)."""
         return {LATENT, INDEXER} <= {cache.kind for cache in self.token_caches}
 
@@ -300,8 +300,8 @@ class EngineRank:
         An indexer's keys beside latents have 8 bits with scales in any format of the latents, else 16 bits.
         """
         if cache.kind == INDEXER:
-            return Fraction(float8_bytes(cache.width) if self.selects_latents else 2 * cache.width)
-        if cache.kind == LATENT and element_bytes == 1 and has_scaled_latents and self.selects_latents:
+            return Fraction(float8_bytes(cache.width) if self.has_latent_selection else 2 * cache.width)
+        if cache.kind == LATENT and element_bytes == 1 and has_scaled_latents and self.has_latent_selection:
             rotary_dim = next(
                 mixer.qk_rope_head_dim for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
             )
@@ -310,7 +310,7 @@ class EngineRank:
         return cache.width * element_bytes
 
     @property
-    def drafting_layers(self) -> int:
+    def draft_layer_count(self) -> int:
         """The number of loaded layers that draft tokens (multi-token prediction)."""
         mtp_part = self.preset.model.mtp
         if mtp_part is None or not self.with_mtp:
@@ -354,7 +354,7 @@ class EngineRank:
         ]
 
     @cached_property
-    def network_widths(self) -> tuple[int, bool, RankExperts | None]:
+    def widest_networks(self) -> tuple[int, bool, RankExperts | None]:
         """The widest dense feed-forward network's width, whether the network has a gate, and the rank's experts."""
         dense_width, is_gated, experts, expert_layers = 0, False, None, 0
         for tree_node in self.model.tree().walk():
@@ -384,7 +384,7 @@ class EngineRank:
         return sum(rope_table.dim * (rope_table.rows or longest_positions) for rope_table in rope_table_set)
 
     @cached_property
-    def latent_projections(self) -> int:
+    def up_projection_size(self) -> int:
         """The elements of MLA's up-projections, of which vLLM stores a second copy for absorbed matrix products."""
         projection_elements = 0
         for attention, layer_count in mixers(self.preset.model):

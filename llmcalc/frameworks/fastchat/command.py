@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ...sources.huggingface.family import field_names
 from ..launch.auto_values import AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reader_of
 from ..launch.trainer import known_argument_names, launch_as_trainer
 from ..launch.trainer_scripts import SIGNS
 
@@ -92,7 +92,7 @@ def starts_program(command_line: CommandLine) -> bool:
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script's command. Raises `InputError`, which names file and argument."""
     script_name = _script_name(command_line)
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
         config = plain_arguments(arguments, reader, READ | (known_argument_names() - {"model_name_or_path"}))
         model_id = model_name(arguments.get("--model_name_or_path"))

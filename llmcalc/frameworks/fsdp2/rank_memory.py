@@ -242,7 +242,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     """
     memory_estimate, layout = training_run.memory, training_run.layout
     torchtitan_version, settings = version_date(training_run.version), titan_settings(training_run.own_settings)
-    training_config, fsdp_settings = _training_on(training_run, cuda_runtime)
+    training_config, fsdp_settings = _config_and_settings_on(training_run, cuda_runtime)
     tensors_status = memory_estimate.tensors(training_config.choices.attention)
     tensors_term = None if tensors_status.status == "exact" else tensors_status
     schedule_settings = schedule_settings_at(torchtitan_date(torchtitan_version, settings), settings.schedules)
@@ -268,12 +268,12 @@ def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime)
     if layout.pp > 1:
         return 0
     check_context_parallelism(spec, layout)
-    rank_training, fsdp_settings = _training_on(training_run, cuda_runtime)
+    rank_training, fsdp_settings = _config_and_settings_on(training_run, cuda_runtime)
     sharded_setup = ShardedSetup(spec, rank_training, layout, rank, cuda_runtime.workspace, fsdp_settings)
     return counted_rank(sharded_setup, cuda_runtime, training_run.recorded_ranks(cuda_runtime)).tensor_bytes
 
 
-def _training_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> tuple[TrainingConfig, FsdpSettings]:
+def _config_and_settings_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> tuple[TrainingConfig, FsdpSettings]:
     """Returns the training configuration and the sharding of a run under torchtitan at the run's date."""
     memory_estimate = training_run.memory
     training_config = memory_estimate.training(cuda_runtime)

@@ -21,7 +21,7 @@ from ..launch.record import (
     Table,
     flag_value,
     integer_of,
-    reading_of,
+    reader_of,
 )
 from .settings import Float8Recipe, Float8Settings, TitanSettings
 from .torchtitan_models import spec_of_flavor
@@ -129,7 +129,7 @@ SWITCHED = ("validation", "fault_tolerance", "memory_estimation")
 """Sections that have no effect unless they are enabled, which `EMPTY` refuses."""
 
 
-def is_titan(config: Mapping[str, Any]) -> bool:
+def is_torchtitan(config: Mapping[str, Any]) -> bool:
     """Whether a table is a torchtitan job."""
     job_sections = [section_name for section_name in SECTIONS if isinstance(config.get(section_name), Mapping)]
     model = config.get("model")
@@ -171,9 +171,9 @@ class _JobConfig:
         return value_text
 
 
-def read_titan(config: Table, source_file: LaunchSource) -> Launch:
+def read_torchtitan(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a torchtitan job. Raises `InputError` that names file and key."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         return _read_sections(_JobConfig(config, reader), source_file.world_size)
 
 

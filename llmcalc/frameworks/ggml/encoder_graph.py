@@ -208,7 +208,7 @@ class _EncoderGraph:
         rows = (self.hidden, self.patches)
         if self.shape.kind == "qwen":
             frames = [self._convolution(pixels) for _ in range(tower.patches.temporal_patch_size)]
-            merged = self._by_square(self._inplace(frames[0], *frames))
+            merged = self._order_by_square(self._inplace(frames[0], *frames))
         else:
             merged = self._new(rows, self._view(self._convolution(pixels), None))
         if tower.patches.bias:
@@ -219,13 +219,13 @@ class _EncoderGraph:
             return merged
         if self.shape.kind == "qwen":
             resized = self._new((self.patches, self.hidden), self._view(self.weight, None))
-            return self._inplace(merged, merged, self._by_square(self._new(rows, self._view(resized, None))))
+            return self._inplace(merged, merged, self._order_by_square(self._new(rows, self._view(resized, None))))
         table = (
             self._new((self.hidden, self.rows), self.weight, self.positions) if tower.class_embedding else self.weight
         )
         return self._inplace(merged, merged, table)
 
-    def _by_square(self, x: Tensor) -> Tensor:
+    def _order_by_square(self, x: Tensor) -> Tensor:
         """Patches in the order of the squares that become one token: two copies."""
         pairs = self._new((self.hidden, self.patches), self._view(x, None))
         return self._new((self.hidden, self.patches), self._view(pairs, None))

@@ -59,7 +59,7 @@ def engine_memory(
         if cache_bytes or device != HOST:
             memory_terms.append(
                 MemoryTerm(
-                    "kv_buffer", cache_bytes, "source", version_rules.source_place, _cache_origin(server), device
+                    "kv_buffer", cache_bytes, "source", version_rules.source_location, _cache_origin(server), device
                 )
             )
     for device in device_names:
@@ -101,7 +101,7 @@ def _model_origin(server: GgmlServer, device: str) -> str:
     scheme_text = server.model.scheme + (
         f", with {server.draft_server.preset.name} that drafts" if server.draft_server else ""
     )
-    scheme_text += ", with modules that draft" if server.drafts_by_modules else ""
+    scheme_text += ", with modules that draft" if server.is_drafting_with_mtp else ""
     if server.encoder_bytes and device == encoder_device(server.flags, server.devices):
         scheme_text += "; with the encoder of images"
     return f"{scheme_text}; with token embeddings" if device == HOST else scheme_text

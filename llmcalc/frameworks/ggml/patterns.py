@@ -51,7 +51,7 @@ _Step: TypeAlias = CharacterTest | _NameAnchor | None
 """How a state is left: by a character, at an end of the name, or freely."""
 
 
-def _range_test(first_character: str, last_character: str) -> CharacterTest:
+def _character_range_test(first_character: str, last_character: str) -> CharacterTest:
     """Returns a function that tests whether a character lies in a range, both ends included."""
     return lambda character: first_character <= character <= last_character
 
@@ -266,7 +266,7 @@ class NamePattern:
                 self._at += 2
                 if last_character < first_character:
                     raise self._pattern_error("a wrong range")
-                character_tests.append(_range_test(first_character, last_character))
+                character_tests.append(_character_range_test(first_character, last_character))
             else:
                 character_tests.append(first_character.__eq__)
         self._at += 1

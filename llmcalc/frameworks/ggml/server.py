@@ -122,7 +122,7 @@ class GgmlServer(GgmlSettings):
         key_bytes = cell_count * cache_bytes(self.key_type, layer.key_width) if layer.key_width else 0
         value_bytes = cell_count * cache_bytes(self.value_type, layer.value_width) if layer.value_width else 0
         state_bytes = (
-            layer.state_elements * self.sequences * (1 + (self.drafted_tokens if self.drafts_by_modules else 0))
+            layer.state_elements * self.sequences * (1 + (self.drafted_tokens if self.is_drafting_with_mtp else 0))
         )
         return key_bytes + 4 * state_bytes, value_bytes
 
@@ -145,7 +145,7 @@ class GgmlServer(GgmlSettings):
         """Returns device → bytes of the caches, by the layers' devices."""
         bytes_by_device: dict[str, int] = {}
         for i, layer in enumerate(self.model.layers):
-            device = tensor_placement.layers.device(i) if self.keeps_cache else HOST
+            device = tensor_placement.layers.device(i) if self.is_cache_on_layer_device else HOST
             bytes_by_device[device] = bytes_by_device.get(device, 0) + sum(self.layer_cache(layer))
         return bytes_by_device
 
@@ -178,7 +178,7 @@ class GgmlServer(GgmlSettings):
             attention_batch_mib=int(self.flags.get("attention_max_batch", version_rules.attention_max_batch)),
             fused_experts=bool(self.flags.get("fused_moe", version_rules.fused_moe)),
             has_gpus=bool(self.devices),
-            keeps_attention=self.keeps_cache,
+            keeps_attention=self.is_cache_on_layer_device,
             full_offload=self.layers_on_gpus > layer_count,
             moves_weights=not self.flags.get("no_op_offload") and not self.flags.get("run_time_repack"),
         )
@@ -199,7 +199,7 @@ class GgmlServer(GgmlSettings):
             len(self.devices) > 1
             and self.layers_on_gpus > layer_count
             and self.flags.get("split_mode", "layer") == "layer"
-            and self.keeps_cache
+            and self.is_cache_on_layer_device
             and not placements.has_overrides
         )
         return buffer_sizes(model_graph.build_graph(), self.devices, is_pipelined)
@@ -232,10 +232,10 @@ class GgmlServer(GgmlSettings):
                 tensor_bytes, device = size_and_device[tensor.name]
                 if EXPERT_TENSORS.match(tensor.name):
                     copies_experts = len(expert_homes) > 1 or (
-                        device == HOST and version_rules.moves_experts(moved_tokens, layer)
+                        device == HOST and version_rules.are_experts_moved(moved_tokens, layer)
                     )
                 else:
-                    copies_experts = device == HOST and version_rules.moves_product(moved_tokens)
+                    copies_experts = device == HOST and version_rules.is_product_moved(moved_tokens)
                 weight_keys.append(
                     (tensor.name.partition(f"blk.{i}.")[2], device, tensor_bytes if copies_experts else 0)
                 )
@@ -247,7 +247,7 @@ class GgmlServer(GgmlSettings):
         buffers = Buffers(self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement))
         if self.encoder_buffers:
             buffers = buffers.plus(Buffers({}, {}, self.encoder_buffers))
-        if self.drafts_by_modules:
+        if self.is_drafting_with_mtp:
             buffers = buffers.plus(self.module_buffers(placement))
         if self.draft_server is None:
             return buffers
@@ -257,7 +257,7 @@ class GgmlServer(GgmlSettings):
     def file_bytes(self) -> int:
         """The bytes of tensors in all files: of the model, the draft model and the image encoder."""
         total_bytes = self.model.file_bytes + self.encoder_bytes
-        if self.drafts_by_modules and self.model.gguf_file is None:
+        if self.is_drafting_with_mtp and self.model.gguf_file is None:
             total_bytes += sum(tensor.nbytes for tensor in self.model.mtp_tensors)
         return total_bytes + (0 if self.draft_server is None else self.draft_server.model.file_bytes)
 
@@ -276,7 +276,7 @@ class GgmlServer(GgmlSettings):
         for tensor in self.model.mtp_tensors:
             device = tensor_placement.device(tensor)
             tensor_sizes[device] = tensor_sizes.get(device, 0) + tensor.nbytes
-        cache_device = tensor_placement.layers.device(layer_count) if self.keeps_cache else HOST
+        cache_device = tensor_placement.layers.device(layer_count) if self.is_cache_on_layer_device else HOST
         cache = {cache_device: sum(sum(module_server.layer_cache(module_shape)) for module_shape in mtp_modules)}
         layers = {layer_count + i: module_shape for i, module_shape in enumerate(mtp_modules)}
         return Buffers(

@@ -46,14 +46,14 @@ class GraphRules:
     fused_delta_net: bool = False
     rotates_vectors: bool = False
 
-    def moves_product(self, tokens: int) -> bool:
+    def is_product_moved(self, tokens: int) -> bool:
         """Whether a matrix product of `tokens` tokens with a weight on the host moves to a GPU."""
         return tokens >= self.least_moved_tokens
 
-    def moves_experts(self, tokens: int, layer: LayerShape) -> bool:
+    def are_experts_moved(self, tokens: int, layer: LayerShape) -> bool:
         """Whether matrix products of `tokens` tokens with experts on the host move to a GPU."""
         moves_whole_experts = tokens * layer.top_k >= self.least_moved_tokens * layer.experts
-        return self.moves_product(tokens) and (moves_whole_experts or not self.moves_by_expert)
+        return self.is_product_moved(tokens) and (moves_whole_experts or not self.moves_by_expert)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class ModelGraph:
         self, weight_name: str, layer: int | None, output_width: int, input_tensor: Tensor, tokens: int
     ) -> Tensor:
         weight = self._weight(weight_name, layer)
-        may_move = self.rules.moves_product(tokens) and self.settings.moves_weights
+        may_move = self.rules.is_product_moved(tokens) and self.settings.moves_weights
         return self._new_tensor((output_width, tokens), weight, input_tensor, may_move=may_move)
 
     def norm(self, weight_name: str, layer: int | None, input_tensor: Tensor) -> Tensor:
@@ -508,7 +508,7 @@ class ModelGraph:
 
     def experts(self, i: int, layer: LayerShape, input_tensor: Tensor, tokens: int) -> Tensor:
         expert_count, k, expert_width = layer.experts, layer.top_k, layer.expert_width
-        may_move = self.rules.moves_experts(tokens, layer) and self.settings.moves_weights
+        may_move = self.rules.are_experts_moved(tokens, layer) and self.settings.moves_weights
 
         def expert_product(weight_name: str, input_rows: int, *sources: Tensor) -> Tensor:
             return self._new_tensor(

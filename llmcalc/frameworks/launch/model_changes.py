@@ -93,7 +93,7 @@ def changes_of_model(
     _add_adapters(changes, syntax_tree, calls, lora_arguments)
     _add_optimizer(changes, syntax_tree, calls)
     has_adapters = any(_last_name(call) in ("LoraConfig", "get_peft_model") for call in calls)
-    if not has_adapters and any(_frozen_places(syntax_tree)):
+    if not has_adapters and any(_freezing_nodes(syntax_tree)):
         changes.unknown["requires_grad"] = FROZEN
     for call in calls:
         _add_conversion(changes, call, models)
@@ -182,26 +182,30 @@ def _add_optimizer(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequen
             changes.unknown["optimizers"] = f"{class_name or 'an optimizer of the file'} is not modelled"
 
 
-def _frozen_places(syntax_tree: ast.Module) -> Iterator[ast.AST]:
+def _freezing_nodes(syntax_tree: ast.Module) -> Iterator[ast.AST]:
     """Yields the places where the file freezes parameters of the trained model."""
     of_other_models: set[int] = set()
     for loop in ast.walk(syntax_tree):
-        if isinstance(loop, ast.For) and not _is_of_model(loop.iter):
+        if isinstance(loop, ast.For) and not _is_of_trained_model(loop.iter):
             of_other_models |= {id(node) for node in ast.walk(loop)}
     for node in ast.walk(syntax_tree):
         if id(node) in of_other_models:
             continue
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is False:
             target = node.targets[0]
-            if isinstance(target, ast.Attribute) and target.attr == "requires_grad" and _is_of_model(target.value):
+            if (
+                isinstance(target, ast.Attribute)
+                and target.attr == "requires_grad"
+                and _is_of_trained_model(target.value)
+            ):
                 yield node
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "requires_grad_":
             is_off = bool(node.args) and isinstance(node.args[0], ast.Constant) and node.args[0].value is False
-            if is_off and _is_of_model(node.func.value):
+            if is_off and _is_of_trained_model(node.func.value):
                 yield node
 
 
-def _is_of_model(owner: ast.expr) -> bool:
+def _is_of_trained_model(owner: ast.expr) -> bool:
     """Whether no name in an expression is that of a model beside the trained one."""
     names = (getattr(node, "id", "") or getattr(node, "attr", "") for node in ast.walk(owner))
     return not any(map(OTHER_MODELS.search, names))

@@ -86,7 +86,7 @@ def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_dept
     if isinstance(expression, ast.Call) and SUPPORTS_BF16.search(dotted_name_of(expression.func)) is not None:
         return True
     if isinstance(expression, ast.Compare) and len(expression.ops) == 1:
-        return _equality(expression, known_values, nesting_depth + 1)
+        return _equality_result(expression, known_values, nesting_depth + 1)
     if isinstance(expression, ast.Subscript):
         table = known_values.get(dotted_name_of(expression.value))
         item_name = value_of(expression.slice, known_values, nesting_depth + 1)
@@ -106,7 +106,7 @@ def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_dept
     return UnknownValue(source_of(expression))
 
 
-def _equality(comparison: ast.Compare, known_values: Mapping[str, Any], nesting_depth: int) -> Any:
+def _equality_result(comparison: ast.Compare, known_values: Mapping[str, Any], nesting_depth: int) -> Any:
     """Returns whether two known values, such as number formats, are equal, and whether the device computes in bf16."""
     operation, right_node = comparison.ops[0], comparison.comparators[0]
     attribute_names = {getattr(node, "attr", "") for node in ast.walk(comparison.left)}

@@ -17,15 +17,15 @@ from ...sources.files import parse_json, parse_toml, read_text
 from ..argument_names import keyword_of
 from ..registry import NAMES, framework
 from .accelerate_command import config_table, process_count_of
-from .command_config import config_place, with_typed_values
+from .command_config import config_file_and_words, with_typed_values
 from .command_line import (
     CONSOLE_PROGRAMS,
     TYPED_COMMAND,
     WITHOUT_PROGRAMS,
     arguments_of,
     command_line,
+    is_training_command,
     plain_value,
-    trains_by_command,
     typed_launch,
 )
 from .file_kinds import launch_file_kinds, launch_files
@@ -65,7 +65,7 @@ def read_launch(
     options: options typed beside the file → values, which replace the file's.
     Raises `InputError`, which names file, field and fix.
     """
-    if trains_by_command(str(launch_path)):
+    if is_training_command(str(launch_path)):
         shell_script = read_script(posix_paths(str(launch_path)), TYPED_COMMAND, None, ())
         source_file = LaunchSource(
             TYPED_COMMAND,
@@ -197,7 +197,7 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
     )
     raise InputError(
         f"{source_file.where}: a Python file of no program that is read (it is never run); expected "
-        f"{_advice_of_loop(file_text)}, or the script that starts it, or {known_titles}{SERVER_FILES}"
+        f"{_training_loop_advice(file_text)}, or the script that starts it, or {known_titles}{SERVER_FILES}"
     )
 
 
@@ -211,7 +211,7 @@ WRAPPERS = {
 """Pattern of a call that divides a model's training over devices → the options that say the same."""
 
 
-def _advice_of_loop(file_text: str) -> str:
+def _training_loop_advice(file_text: str) -> str:
     """Returns what to type for a Python file with a training loop of its own, with the model that it names."""
     loaded_model = re.search(r"\.from_pretrained\(\s*[\"']([\w.-]{1,60}/[\w.-]{1,60})[\"']", file_text)
     target = "TARGET" if loaded_model is None else loaded_model[1]
@@ -371,7 +371,7 @@ def _read_training_command(
                     launch_file, launch_file.read_command, command, source_of_command(command), options
                 )
     for program_line in command_lines:
-        config_words = config_place(program_line)
+        config_words = config_file_and_words(program_line)
         if config_words is not None:
             return _read_config(config_words[0], program_line, source_of_command(program_line), options)
     for program_line in command_lines:

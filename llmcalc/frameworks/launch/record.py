@@ -340,7 +340,7 @@ class LaunchReader:
         self.ignored += [argument_name for argument_name in config if argument_name in ignored_names]
         unknown_keys(self, config, (*known_names, *ignored_names), "", unknown_reason)
 
-    def refuse_set(self, config: Table, refusal_reasons: Mapping[str, str], name_prefix: str = "") -> None:
+    def refuse_if_set(self, config: Table, refusal_reasons: Mapping[str, str], name_prefix: str = "") -> None:
         """Records as unknown each argument that is set (neither false nor 0). refusal_reasons: argument → reason."""
         for argument_name, refusal_reason in refusal_reasons.items():
             if config.get(argument_name):
@@ -538,7 +538,7 @@ MOST_LISTED = 12
 
 
 @contextmanager
-def reading_of(source_file: LaunchSource) -> Iterator[LaunchReader]:
+def reader_of(source_file: LaunchSource) -> Iterator[LaunchReader]:
     """Provides a launch file's reader in a `with` block, and puts the file's name before each error message."""
     name_in_errors = source_file.where
     try:

@@ -29,7 +29,7 @@ from .record import (
     Table,
     default_attention,
     integer_of,
-    reading_of,
+    reader_of,
 )
 from .trainer_scripts import without_script_arguments
 
@@ -147,13 +147,13 @@ def is_run_by(command_words: Sequence[str]) -> bool:
 
 def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of Trainer arguments. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         return _read_arguments(reader, with_launcher_arguments(config, source_file))
 
 
 def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command with Trainer arguments."""
-    with reading_of(source_file) as reader:  # a TARGET may replace the model
+    with reader_of(source_file) as reader:  # a TARGET may replace the model
         script_name = source_file.script.rpartition("/")[2]
         if SCRIPTS_OF_OTHER_HEADS.fullmatch(script_name) is not None:
             reader.unknown[script_name] = OTHER_HEAD

@@ -31,13 +31,13 @@ def shell_text(file_text: str, file_name: str) -> str:
     """Returns the text of a batch file or a PowerShell script as shell; any other file's text unchanged."""
     name_in_lower_case = file_name.lower()
     if name_in_lower_case.endswith(BATCH_ENDINGS):
-        return "\n".join(map(_line_of_batch, file_text.splitlines()))
+        return "\n".join(map(_convert_batch_line, file_text.splitlines()))
     if name_in_lower_case.endswith(POWERSHELL_ENDING):
-        return "\n".join(map(_line_of_powershell, file_text.splitlines()))
+        return "\n".join(map(_convert_powershell_line, file_text.splitlines()))
     return file_text
 
 
-def _line_of_batch(line: str) -> str:
+def _convert_batch_line(line: str) -> str:
     line = line.strip().replace("\\", "/")
     if _BATCH_WITHOUT_PROGRAMS.match(line):
         return ""
@@ -49,7 +49,7 @@ def _line_of_batch(line: str) -> str:
     return f"{line[:-1]}\\" if line.endswith("^") else line
 
 
-def _line_of_powershell(line: str) -> str:
+def _convert_powershell_line(line: str) -> str:
     line = line.strip().replace("\\", "/")
     variable = _POWERSHELL_SET.match(line)
     if variable is not None:

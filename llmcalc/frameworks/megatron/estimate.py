@@ -52,7 +52,7 @@ def measure_passes(
         return [first_pass, *map(stage_run.run_passes, repeat_counts[1:])]
     shorter_pass = stage_run.passes_without_repeat()
     if shorter_pass is None:
-        if not stage_run.has_one_kind:  # a shorter run has parameters of its own
+        if not stage_run.has_one_layer_kind:  # a shorter run has parameters of its own
             stage_run = StageRun(memory_estimate, layout, pipeline_stage, SHORT_RUN_REPEATS)
         shorter_pass = stage_run.run_passes(SHORT_RUN_REPEATS)
     return [first_pass, shorter_pass]
@@ -84,7 +84,7 @@ class StageRun:
         self._latest: tuple[int, int, PassVisits, PassVisits] | None = None
         self._first_pass = PassVisits([], 0)
         if rank_run.settings.num_experts is not None:  # dispatchers keep tensors of the pass before
-            self._set_repeats(first_repeats)
+            self._set_layer_repeats(first_repeats)
             self.meter.restart()
             with rank_run.graph.no_grad():
                 self._run_forward()
@@ -100,12 +100,12 @@ class StageRun:
         return stacks[0] if len(stacks) == 1 and not stacks[0].rest else None
 
     @property
-    def has_one_kind(self) -> bool:
+    def has_one_layer_kind(self) -> bool:
         """Whether all layers of the stage are of one kind."""
         stack, layers_before = self._stack, self.chunk.lowering.first_layer_index
         return stack is not None and (stack.before, stack.period, stack.after) == (layers_before, 1, 0)
 
-    def _set_repeats(self, repeats: int | None) -> None:
+    def _set_layer_repeats(self, repeats: int | None) -> None:
         self.chunk.lowering.run_only = {} if repeats is None else {0: repeats}
 
     def _run_forward(self) -> tuple[Tensor | None, ForwardOutput]:
@@ -115,7 +115,7 @@ class StageRun:
     def run_passes(self, repeats: int | None) -> MicroBatchBytes:
         """Runs a micro-batch, and returns its bytes. repeats: as `first_repeats`."""
         memory_meter, rank_run, stage_chunk = self.meter, self.rank_run, self.chunk
-        self._set_repeats(repeats)
+        self._set_layer_repeats(repeats)
         start_bytes = memory_meter.now
         memory_meter.restart()
         chunk_input, forward_output = self._run_forward()
@@ -146,7 +146,7 @@ class StageRun:
         if shorter_backward is None:
             return None
         work = forward.work + shorter_backward.work
-        if self._first_pass.visits and not self.has_one_kind:  # a shorter run of its own has fewer dispatchers
+        if self._first_pass.visits and not self.has_one_layer_kind:  # a shorter run of its own has fewer dispatchers
             shorter_first = forward_without_repeat(self._first_pass, self._stack)
             if shorter_first is None:
                 return None

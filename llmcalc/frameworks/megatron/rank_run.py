@@ -45,7 +45,7 @@ from ...workload.workload import Workload
 from .evidence import check_components
 from .fully_sharded import ShardedWeights
 from .kernel_choices import (
-    check_modelled,
+    check_modelled_arguments,
     cublas_workspace,
     engine_workspace_bytes,
     optimizer_sharding,
@@ -146,7 +146,7 @@ class RankRun:
     def __init__(
         self, spec: ModelSpec, settings: MegatronSettings, rank: int, memory_meter: Meter | EventRecorder
     ) -> None:
-        check_modelled(settings)
+        check_modelled_arguments(settings)
         check_components(spec)
         self.settings: MegatronSettings = settings
         self.meter: Meter | EventRecorder = memory_meter

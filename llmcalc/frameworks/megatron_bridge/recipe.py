@@ -16,7 +16,7 @@ from typing import Any
 from ...errors import InputError, shown, suggest
 from ..launch.command_line import overrides_of, plain_value
 from ..launch.python_source import CALLED, Config, Configurations, UnknownValue, parse_python
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, integer_of, reading_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, integer_of, reader_of
 from ..launch.unresolved import is_unresolved, printable, unresolved_reason
 from ..megatron.named_model import (
     STAGE_ENDS,
@@ -124,7 +124,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
     Raises `InputError`, which names file and recipe.
     """
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         syntax_tree = parse_python(file_text, source_file.where)
         recipe_names = [argument_word for argument_word in source_file.arguments if "=" not in argument_word]
         if len(recipe_names) > 1:

@@ -14,7 +14,7 @@ from ...sources.huggingface.family import field_names
 from ..launch.auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.grpo import grpo_length, with_log_probabilities
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of, unknown_keys
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, unknown_keys
 from ..launch.trainer import TRAINER_IGNORED, launch_as_trainer
 from .megatron_command import READ as MEGATRON_READ
 from .megatron_command import run_of_megatron
@@ -110,7 +110,7 @@ def trains(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an ms-swift command. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         model_flag, _, swift_verb = command_line.program.partition(" ")
         if model_flag == "megatron" or "megatron" in command_line.program:
             return _read_megatron_command(reader, command_line, swift_verb)

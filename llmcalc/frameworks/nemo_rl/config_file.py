@@ -17,7 +17,7 @@ from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, share_of
+from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reader_of, share_of
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
 from ..megatron.named_model import (
@@ -129,7 +129,7 @@ def is_nemo_rl(config: Table) -> bool:
 
 def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a config. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         merged_config = _with_base_configs(reader, config)
         for section_name, refusal_reason in REFUSED.items():
             if isinstance(merged_config.get(section_name), Mapping):

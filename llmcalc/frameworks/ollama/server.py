@@ -18,7 +18,7 @@ from ...record import Record
 from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, EngineVersion
-from ..engines.versions import EngineRecord, VersionRules, numbers_of, read_engine_record
+from ..engines.versions import EngineRecord, VersionRules, parse_version, read_engine_record
 from ..ggml import changes
 from ..ggml.encoder import has_encoder
 from ..ggml.engine_memory import NoteTexts, engine_memory
@@ -109,7 +109,7 @@ class OllamaServer:
 
     @cached_property
     def rules(self) -> OllamaRules:
-        return read_record().rules(numbers_of(self.version.version))
+        return read_record().rules(parse_version(self.version.version))
 
     @property
     def number_of_gpus(self) -> int:
@@ -237,7 +237,7 @@ class OllamaServer:
         server = self._unfitted_server(**self._llama_server_flags(sequences, self.micro_batch(sequences)))
         if self.rules.runner == "llama-server" or not server.devices:
             return fit_server(server)
-        if not server.asks_for_layers:
+        if not server.has_stated_gpu_layers:
             server = server.with_flags(n_gpu_layers="all")
             layers = changes.most_layers(server)
             server = server.with_flags(n_gpu_layers=layers or 0)

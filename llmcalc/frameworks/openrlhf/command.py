@@ -15,7 +15,7 @@ from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
 from ..launch.auto_values import AUTO_BUCKETS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of, share_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, share_of
 from ..launch.rollout import AdditionalModel, Place, Rollout
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 
@@ -90,7 +90,7 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an OpenRLHF command. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         module_verb = _module_name(command_line)
         if module_verb == "train_kd":
             raise reader.wrong(

@@ -19,7 +19,7 @@ from ...workload.setting import option
 from ..engines.engine import EngineMemory, MemoryTerm
 from ..engines.rank import EngineRank, ReserveOfAllMemory, architectures, compressed_layers, mixers
 from ..engines.server import EngineServer
-from ..engines.versions import MeasuredContext
+from ..engines.versions import MeasuredCudaContext
 from .adapters import adapter_bytes
 from .attention_rank import AttentionRank
 from .compressed import compressed_tokens
@@ -131,7 +131,7 @@ class SGLangServer(EngineServer):
         if (
             is_blackwell
             and self.flags.get("kv_cache_dtype", "auto") == "auto"
-            and self.rank_of_stage(0).selects_latents
+            and self.rank_of_stage(0).has_latent_selection
         ):
             return 1
         return super().cached_element_bytes
@@ -277,7 +277,7 @@ class SGLangServer(EngineServer):
         uses_aiter = (
             chosen_backend == "aiter"
             if chosen_backend
-            else heads <= {16, 128} and not self.rank_of_stage(0).selects_latents
+            else heads <= {16, 128} and not self.rank_of_stage(0).has_latent_selection
         )
         return self.rules.aiter_share if uses_aiter else 1
 
@@ -396,7 +396,7 @@ class SGLangServer(EngineServer):
         }
 
     @property
-    def cuda_context(self) -> MeasuredContext:
+    def cuda_context(self) -> MeasuredCudaContext:
         """The device memory in use before the weights are loaded, measured in start-up logs."""
         return self.engine_record.cuda_context(self.hardware, self.tp * self.pp)
 
@@ -432,13 +432,13 @@ class SGLangServer(EngineServer):
 
     def repeated_dense_bytes(self, rank: EngineRank) -> int:
         """Returns the additional bytes of dense networks that every rank stores in full, in a model with experts."""
-        if not self.flags.get("moe_dense_tp_size") or rank.network_widths[2] is None:
+        if not self.flags.get("moe_dense_tp_size") or rank.widest_networks[2] is None:
             return 0
         whole_bytes = replace(rank, layout=ONE_DEVICE, rank=0).weights_by_component.get("feed_forward", 0)
         return whole_bytes - whole_bytes // self.tp
 
     @property
-    def pool_ratios(self) -> tuple[float, float]:
+    def token_pool_ratios(self) -> tuple[float, float]:
         """Ratios of pool sizes: recurrent states to KV cache, and window layers' tokens to full layers' tokens."""
         default_ratios = self.engine_record.ratios
         return (
@@ -478,7 +478,7 @@ class SGLangServer(EngineServer):
             return None
         if not self.rules.divided_pools:
             raise InputError("--engine sglang: recurrent states are modelled from SGLang 0.5 on")
-        return state_pool(rank, self.rules, self.flags, available_bytes, self.pool_ratios[0], self.rank_load)
+        return state_pool(rank, self.rules, self.flags, available_bytes, self.token_pool_ratios[0], self.rank_load)
 
     def compressed_tokens_in_bytes(self, rank: EngineRank, available_bytes: int) -> int:
         """Returns the tokens of a rank's cache with compressed attention."""
@@ -502,18 +502,18 @@ class SGLangServer(EngineServer):
             return self.compressed_tokens_in_bytes(rank, available_bytes)
         token_caches = replace(rank, with_mtp=False).token_caches
         has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
-        _, window_ratio = self.pool_ratios
+        _, window_ratio = self.token_pool_ratios
         if not token_caches:
             raise rank.no_cache_error("sglang")
         has_full_attention = any(cache.window is None for cache in token_caches)
         full_layers = max((cache.layers for cache in token_caches if cache.window is None), default=0)
-        drafting_layers = draft_layers(self.speculation, self.preset) if full_layers else 0
+        draft_layer_count = draft_layers(self.speculation, self.preset) if full_layers else 0
         token_bytes = sum(
             rank.token_bytes(cache, Fraction(self.cached_element_bytes), self.scales_latents)
             * (
                 cache.layers * Fraction(window_ratio)
                 if has_separate_pools and has_full_attention and cache.window is not None
-                else cache.layers + (drafting_layers if cache.window is None else 0)
+                else cache.layers + (draft_layer_count if cache.window is None else 0)
             )
             for cache in token_caches
         )
@@ -543,12 +543,12 @@ def memory(server: SGLangServer) -> EngineMemory:
             "budget",
             budget_bytes,
             "estimate",
-            version_rules.source_place,
+            version_rules.source_location,
             f"{round(memory_fraction, 4)} × free before loading (--mem-fraction-static)",
         ),
         MemoryTerm("weights", weight_bytes, "source", "tensors of the rank", rank.scheme or "as published"),
         MemoryTerm(
-            "profile_run", server.multimodal_bytes, "source", version_rules.source_place, server.profile_run_origin
+            "profile_run", server.multimodal_bytes, "source", version_rules.source_location, server.profile_run_origin
         ),
         MemoryTerm(
             "non_torch",
@@ -558,9 +558,11 @@ def memory(server: SGLangServer) -> EngineMemory:
             "outside the budget",
         ),
         MemoryTerm(
-            "cuda_graphs", 0, "source", version_rules.source_place, "outside the budget; in what the fraction leaves"
+            "cuda_graphs", 0, "source", version_rules.source_location, "outside the budget; in what the fraction leaves"
         ),
-        MemoryTerm("kv_cache", max(cache_bytes, 0), "estimate", version_rules.source_place, f"{cache_tokens:,} tokens"),
+        MemoryTerm(
+            "kv_cache", max(cache_bytes, 0), "estimate", version_rules.source_location, f"{cache_tokens:,} tokens"
+        ),
     )
     request_length = server.longest_request
     startup_error = ""

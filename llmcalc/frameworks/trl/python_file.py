@@ -28,7 +28,7 @@ from ..launch.python_source import (
     value_of,
     value_of_item,
 )
-from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, reader_of
 from ..launch.script_arguments import ScriptArguments, arguments_of_file
 from ..launch.trainer import read_trainer
 from ..registry import WITHOUT_A_NAME
@@ -116,7 +116,7 @@ def is_python(file_text: str) -> bool:
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         syntax_tree = parse_python(file_text, source_file.where)
         script_arguments = arguments_of_file(syntax_tree, source_file.arguments)
         _refuse_undeclared(reader, script_arguments)
@@ -144,7 +144,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             if trl_config and config_class != trl_config
             else CONFIGS[config_class]
         )
-        config = {**base_config, **_arguments_of(named_calls, config_class), **_model_arguments(named_calls)}
+        config = {**base_config, **_arguments_of_call(named_calls, config_class), **_model_arguments(named_calls)}
         call_nodes = [call.node for call in named_calls if call.node is not None]
         changes = changes_of_model(syntax_tree, call_nodes, ADAPTER_ARGUMENTS)
         if "dtype" in changes.arguments:
@@ -237,7 +237,7 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
         ("BitsAndBytesConfig", QUANTIZATION_ARGUMENTS),
         ("LoraConfig", ADAPTER_ARGUMENTS),
     ):
-        call_arguments = _arguments_of(named_calls, call_name)
+        call_arguments = _arguments_of_call(named_calls, call_name)
         arguments |= {
             argument_names[argument]: call_arguments[argument]
             for argument in argument_names
@@ -272,7 +272,7 @@ def _arguments_of_model_calls(named_calls: list[NamedCall]) -> dict[str, Any]:
     return {**arguments, "gradient_checkpointing": True} if has_checkpointing else arguments
 
 
-def _arguments_of(named_calls: list[NamedCall], call_name: str) -> Mapping[str, Any]:
+def _arguments_of_call(named_calls: list[NamedCall], call_name: str) -> Mapping[str, Any]:
     return next((call.arguments for call in named_calls if call.name == call_name), {})
 
 

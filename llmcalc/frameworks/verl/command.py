@@ -22,7 +22,7 @@ from ..launch.record import (
     LaunchSource,
     Table,
     integer_of,
-    reading_of,
+    reader_of,
 )
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
@@ -70,7 +70,7 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a verl command. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         sft_models = {SFT_TRAINER: "model.partial_pretrain", ENGINE_SFT_TRAINER: "model.path"}
         if command_line.program not in (*TRAINERS, *sft_models):
             raise reader.wrong(

@@ -95,8 +95,8 @@ class VLLMServer(VLLMSettings):
             sequences=min(self.max_num_seqs, self.max_num_batched_tokens),
             element_bytes=self.element_bytes,
             units=DEFAULT_COMPUTE_UNITS if compute_units is None else compute_units.count,
-            last_stage=stage_number == self.pp - 1 and not self.gives_embeddings,
-            chunked=self.divides_prompts,
+            last_stage=stage_number == self.pp - 1 and not self.has_embedding_output,
+            chunked=self.has_chunked_prefill,
             stages=self.pp,
             encoder=self.encoder_run if stage_number == 0 else None,
             keeps_pixels=self.second_runner is None,
@@ -165,7 +165,7 @@ class VLLMServer(VLLMSettings):
         rank.check_divided_blocks()
         rope_element_bytes = 4 if self.has_model_class(self.engine_record.float32_tables) else self.element_bytes
         rope_table_bytes = rank.rope_table_elements(VIDEO_FACTOR) * rope_element_bytes
-        _, _, experts = rank.network_widths
+        _, _, experts = rank.widest_networks
         padding_bytes = 0
         has_padding = rank.scheme == "mxfp4" and self.has_model_class(self.engine_record.padded_mxfp4)
         if has_padding and experts is not None:
@@ -175,7 +175,7 @@ class VLLMServer(VLLMSettings):
             expert_bytes = 3 * experts.width * experts.input_width * 17 // 32
             padding_bytes = experts.layers * experts.number * (padded_expert_bytes - expert_bytes)
         offloaded_bytes = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
-        copied_bytes = rank.latent_projections * self.element_bytes + self.repeated_encoder_bytes(rank)
+        copied_bytes = rank.up_projection_size * self.element_bytes + self.repeated_encoder_bytes(rank)
         copied_bytes += unused_projection_bytes(rank, self.engine_record.whole_projections)
         copied_bytes += layer_embedding_bytes(rank, self.max_num_batched_tokens, self.element_bytes)
         return max(0, rank.weight_bytes + rope_table_bytes + padding_bytes + copied_bytes - offloaded_bytes)
@@ -195,11 +195,11 @@ class VLLMServer(VLLMSettings):
         cache_format = str(self.flags.get("kv_cache_dtype", ""))
         if cache_format in PACKED_FORMATS:
             return packed_bytes(cache_format, rank, self.version_numbers)
-        if cache_format == SCALED_LATENTS and not rank.selects_latents:
+        if cache_format == SCALED_LATENTS and not rank.has_latent_selection:
             raise InputError(f"--kv-cache-dtype {cache_format}: only sparse attention has such a cache; expected fp8")
         if (
             cache_format in ("", *AUTO_WORDS)
-            and rank.selects_latents
+            and rank.has_latent_selection
             and stores_latents_in_float8(self.hardware, self.version_numbers)
         ):
             return Fraction(1)
@@ -287,7 +287,7 @@ class VLLMServer(VLLMSettings):
                 "budget",
                 budget,
                 "source",
-                version_rules.source_place,
+                version_rules.source_location,
                 f"{self.utilization} × total (--gpu-memory-utilization)",
             ),
             MemoryTerm("weights", weight_bytes, "source", "tensors of the rank", self._weights_origin(rank)),
@@ -295,7 +295,7 @@ class VLLMServer(VLLMSettings):
                 "profile_run",
                 profile_run_bytes,
                 term_status if profile_run.workspace or profile_run.compilation_bytes else "source",
-                version_rules.source_place,
+                version_rules.source_location,
                 profile_run.origin(rank, version_rules),
             ),
             MemoryTerm("non_torch", outside_bytes, term_status, memory_outside_torch.source, self._non_torch_origin),
@@ -304,7 +304,7 @@ class VLLMServer(VLLMSettings):
                 "kv_cache",
                 max(cache_bytes, 0),
                 term_status,
-                version_rules.source_place,
+                version_rules.source_location,
                 f"{block_count:,} blocks of {kv_pool.block_size} tokens",
             ),
         )
@@ -317,7 +317,7 @@ class VLLMServer(VLLMSettings):
 
     def penalty_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of token counts for sampling penalties, if these reduce the KV cache."""
-        if self.second_runner is None or not self.second_runner.counts_penalties or self.gives_embeddings:
+        if self.second_runner is None or not self.second_runner.counts_penalties or self.has_embedding_output:
             return 0
         return penalty_bytes(self.max_num_seqs, rank.vocab_size)
 

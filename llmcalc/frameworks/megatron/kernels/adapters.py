@@ -15,10 +15,10 @@ from ....simulator.strides import Shape
 from ....simulator.tensor import Needs, Tensor
 from ..parallel_adapters import ParallelAdapters
 from .lowering import Gradients, SavedTensors
-from .recompute import DiscardedKernels
+from .recompute import DiscardedOutputKernels
 
 
-class AdapterKernels(DiscardedKernels):
+class AdapterKernels(DiscardedOutputKernels):
     """Linear layers with adapters, sharded by tensor parallelism like the layers. Fused layers share an adapter."""
 
     def adapter_of(self, operation: Step) -> ParallelAdapters | None:

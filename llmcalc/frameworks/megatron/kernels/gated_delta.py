@@ -148,7 +148,7 @@ class DeltaKernels(MambaKernels):
         aten, (batch, tokens) = self.t, rule_output.shape[:2]
         flat_shape = (batch * tokens * delta_rule.heads, delta_rule.value_dim)
         normed_output = self.norm(aten.reshape(rule_output, flat_shape), norm_step, self.module_path(), flat_shape[0])
-        gated_output = self.times_gate(normed_output, aten.reshape(gate, flat_shape))
+        gated_output = self.multiply_by_gate(normed_output, aten.reshape(gate, flat_shape))
         del normed_output
         gated_output = aten.reshape(gated_output, (batch, tokens, delta_rule.heads * delta_rule.value_dim))
         gated_output = aten.contiguous(aten.transpose(gated_output, 0, 1))

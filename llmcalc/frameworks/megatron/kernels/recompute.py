@@ -15,7 +15,7 @@ from ....simulator.autograd import AutogradGraph, backward, is_recorded
 from ....simulator.lowering import ModuleFrame
 from ....simulator.tensor import BFLOAT16, AutogradNode, Gradient, Needs, Storage, Tensor, empty
 from .lowering import Gradients, SavedTensors, UncountedMeter, detached_argument
-from .sparse_attention import SparseKernels
+from .sparse_attention import SparseAttentionKernels
 
 Part: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
 
@@ -80,7 +80,7 @@ class DiscardedOutputs:
         return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
 
-class DiscardedKernels(SparseKernels):
+class DiscardedOutputKernels(SparseAttentionKernels):
     """Recomputation of norms, expert activations, and latent projections."""
 
     def __init__(self, *arguments: object) -> None:

@@ -25,7 +25,7 @@ ROWS = 256
 """Rows of the selection that are scattered at once (dsa_masking.py, `scatter_topk_into_index_mask`)."""
 
 
-class SparseKernels(Fp8Kernels):
+class SparseAttentionKernels(Fp8Kernels):
     """Kernels of latent attention with an indexer, which run as one module."""
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
