@@ -76,7 +76,7 @@ def check_writable(output_path: Path, flag: str) -> None:
             raise InputError(f"{flag}: {output_path} is a folder; expected a file")
         if not output_folder.is_dir():
             raise InputError(f"{flag}: {output_path}: there is no folder {output_folder}; expected one that exists")
-        if not os.access(output_path if is_device(output_path) else output_folder, os.W_OK):
+        if not os.access(output_path if is_device_file(output_path) else output_folder, os.W_OK):
             raise InputError(f"{flag}: {output_path}: is not writable")
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise InputError(
@@ -84,7 +84,7 @@ def check_writable(output_path: Path, flag: str) -> None:
         ) from None
 
 
-def is_device(output_path: Path) -> bool:
+def is_device_file(output_path: Path) -> bool:
     """Whether the path is a device or a pipe, which is never replaced by a file (`-o /dev/null`)."""
     return output_path.exists() and not output_path.is_file()
 
@@ -96,21 +96,21 @@ def open_whole_file(output_path: Path, option_name: str) -> Iterator[TextIOWrapp
     Raises `InputError`, which names the option, if it cannot be written.
     """
     check_writable(output_path, option_name)
-    if is_device(output_path):
+    if is_device_file(output_path):
         try:
             with output_path.open("w", encoding="utf-8") as output_stream:
                 yield output_stream
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise _write_error(output_path, option_name, error) from None
+            raise _unwritable_file_error(output_path, option_name, error) from None
         return
     target = output_path.resolve()
     with _run_finally_on_signals():
         try:
             file_descriptor, temporary_name = tempfile.mkstemp(dir=target.parent, prefix=".llmcalc-")
         except OSError as error:
-            raise _write_error(output_path, option_name, error) from None
+            raise _unwritable_file_error(output_path, option_name, error) from None
         partial_file = Path(temporary_name)
         try:
             with os.fdopen(file_descriptor, "w", encoding="utf-8") as output_stream:
@@ -159,7 +159,7 @@ def _run_finally_on_signals() -> Iterator[None]:
             signal.signal(signal_number, previous_handler)
 
 
-def _write_error(output_path: Path, option_name: str, os_error: OSError) -> InputError:
+def _unwritable_file_error(output_path: Path, option_name: str, os_error: OSError) -> InputError:
     return InputError(f"{option_name}: {output_path}: {os_error.strerror}; expected a file that can be written")
 
 

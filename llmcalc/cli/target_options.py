@@ -52,7 +52,7 @@ class TargetOptions(NamedTuple):
     allow_unknown: bool = False
 
     @property
-    def changes(self) -> bool:
+    def changes_model(self) -> bool:
         """Whether the options change fields of the model."""
         return bool(self.overrides or self.head)
 

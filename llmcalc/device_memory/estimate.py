@@ -40,7 +40,7 @@ from .optimizers.registry import optimizer
 from .settings import Settings
 from .simulated_run import (
     activation_format,
-    cache_block,
+    cache_block_tokens,
     default_attention,
     has_storage_format,
     inference_passes,
@@ -273,7 +273,7 @@ class Memory:
         memory_use, run_settings = self.states, self.settings
         if memory_use.phase == "training":
             return self._tower_bytes()
-        block_tokens = cache_block(run_settings, memory_use)
+        block_tokens = cache_block_tokens(run_settings, memory_use)
         paged_cache_bytes = (
             [
                 UnreplayedBytes(
@@ -344,7 +344,7 @@ class Memory:
             (bool(run_settings.offload_activations), "torchtune/training/_activation_offloading.py"),
             (bool(run_settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
             (memory_use.quantized is not None, "the scheme's storage; products in the activations' format"),
-            (bool(cache_block(run_settings, memory_use)), "a paged cache, written in place"),
+            (bool(cache_block_tokens(run_settings, memory_use)), "a paged cache, written in place"),
             (is_recurrent(self.spec), PUBLISHED.name),
         ]
         estimated_parts = [

@@ -273,7 +273,7 @@ class TrainingRun:
         """Allocates the tokens of the next micro-batch."""
         self.meter.place = AllocationPlace("forward")
         with counted_as(self.meter, "activations"):
-            self._batch()
+            self._allocate_batch()
 
     def forward_and_backward(self) -> None:
         """Runs one micro-batch, whose loss stays referenced until the end of the backward pass."""
@@ -320,7 +320,7 @@ class TrainingRun:
             with counted_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace))
 
-    def _batch(self) -> None:
+    def _allocate_batch(self) -> None:
         """Allocates the token ids (also the labels), and frees the previous batch's ids."""
         training_config, inputs = self.training, self.lowering.inputs
         token_ids = empty(self.meter, (training_config.batch, training_config.seq), INT64)

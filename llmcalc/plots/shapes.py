@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @in_llmcalc_style
-def shape(named_studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None = None) -> Figure:
+def plot_shapes(named_studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None = None) -> Figure:
     """Draws two panels against h/L: KV cache per token, and forward FLOPs per token over the parameters.
 
     named_studies: (name, equal-budget shapes); a diamond marks the model itself.
@@ -106,7 +106,7 @@ ASPECT, WIDTH = "h / L", "d_ff / h (active width)"
 
 
 @in_llmcalc_style
-def aspect(
+def plot_aspect_ratios(
     models: Sequence[tuple[Preset, ModelQuantities]],
     ax: Sequence[Axes] | None = None,
     labelled_names: Sequence[str] = (),

@@ -52,7 +52,7 @@ def ask_compare(
     Raises `InputError` for users without an accelerator.
     """
     from ..reports.compare import DecodingLoad, report
-    from ..studies.compare import quantities, sort_order
+    from ..studies.compare import quantities_of_model, sort_order
 
     tokens = (
         min(usual_sequence(preset.model) for preset, _ in compared_models) if seq is None else seq
@@ -63,7 +63,7 @@ def ask_compare(
     compared_quantities = []
     for preset, parameter_count in compared_models:
         with name_in_errors(preset):
-            model_quantities = quantities(preset.model, tokens, kv_dtype, parameter_count)
+            model_quantities = quantities_of_model(preset.model, tokens, kv_dtype, parameter_count)
             if hardware is not None:
                 model_quantities = replace(
                     model_quantities, decoding=_decoding_time(preset, hardware, users or 1, tokens, kv_dtype)

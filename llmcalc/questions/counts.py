@@ -245,9 +245,9 @@ class FlopsQuestion:
         )
         if not self.conventions:
             return Flops.of_result(flop_count, preset=preset, share=rank_share, draft=draft)
-        from ..studies.rules import conventions
+        from ..studies.rules import flop_rules_for
 
-        return Flops.of_result(flop_count, preset=preset, rules=tuple(conventions(flop_count)), draft=draft)
+        return Flops.of_result(flop_count, preset=preset, rules=tuple(flop_rules_for(flop_count)), draft=draft)
 
 
 @frozen

@@ -12,7 +12,7 @@ from ..accelerator import Hardware
 from ..errors import InputError, shown
 from ..frameworks.engines.engine import Engine, EngineVersion, FlagChange
 from ..frameworks.engines.engine_use import EngineOption, EngineUse
-from ..frameworks.engines.flags import read_values
+from ..frameworks.engines.flags import read_flag_values
 from ..frameworks.engines.rank import MissingKernels
 from ..frameworks.engines.registry import engine_and_version
 from ..frameworks.server_files.server import LaunchedServer
@@ -101,14 +101,16 @@ class EngineQuestion:
     def flags(self, engine: Engine) -> dict[str, Any]:
         """Returns the values of an engine's flags. Raises `InputError` for an unknown flag."""
         with self.naming_file_in_errors():
-            engine_flags = read_values(
+            engine_flags = read_flag_values(
                 engine.title, engine.known_flags(), self.values, engine.flags_by_option, engine.other_ways
             )
             limit_field = engine.field_of("--users")
             is_limit_typed = None not in (self.values.get("users"), self.values.get(limit_field))
             if is_limit_typed and self.launch is None and engine.serving_flags is None:
                 users, typed_limit = (
-                    read_values(engine.title, engine.known_flags(), {name: self.values[name]}, engine.flags_by_option)
+                    read_flag_values(
+                        engine.title, engine.known_flags(), {name: self.values[name]}, engine.flags_by_option
+                    )
                     for name in ("users", limit_field)
                 )
                 engine_flags = engine.flags_with_limit(engine_flags | typed_limit, users[limit_field])

@@ -11,7 +11,7 @@ from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.engines.engine import Engine, EngineMemory
-from ..frameworks.engines.flags import read_values
+from ..frameworks.engines.flags import read_flag_values
 from ..frameworks.engines.rank import MissingKernels
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
 from ..sources.preset import Preset
@@ -79,7 +79,7 @@ class UsualEngine:
         """Returns the engine's server for this number of users. Raises `InputError` for an unsupported run."""
         server_options = dict(self.options)
         scheme_name = server_options.pop("quantize", None)
-        engine_flags = read_values(
+        engine_flags = read_flag_values(
             self.record.title, self.record.known_flags(), server_options, self.record.flags_by_option
         )
         engine_flags |= {} if scheme_name is None else {"quantize": scheme_name}

@@ -14,7 +14,7 @@ from ..accelerator import Hardware, MemoryFit
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
 from ..device_memory.host import paged_bytes
-from ..device_memory.simulated_run import cache_block, default_attention, optimizer_implementation
+from ..device_memory.simulated_run import cache_block_tokens, default_attention, optimizer_implementation
 from ..errors import InputError
 from ..frozen import frozen
 from ..parallel.layout import Layout
@@ -128,7 +128,7 @@ def largest_run(
         )
 
     block_tokens = (
-        cache_block(model_memory.settings, model_memory.states) or 1
+        cache_block_tokens(model_memory.settings, model_memory.states) or 1
     )  # memory grows mostly by whole blocks of the cache
 
     # a paged cache is beside what is replayed, and without scores that grows slowly

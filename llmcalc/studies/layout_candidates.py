@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import InputError, shown
 from ..frozen import frozen
 from ..parallel.layout import Layout
-from ..parallel.schedule_formulas import bubble
+from ..parallel.schedule_formulas import bubble_fraction
 from ..timing.time_ranges import TIE
 
 AS_CONFIGURED = ""
@@ -58,7 +58,7 @@ class Candidate:
     @cached_property
     def bubble(self) -> float | None:
         """The idle fraction of a pipeline rank's step; None if the layout does not fit."""
-        return None if self.count_sent_bytes is None else bubble(self.layout, self.micro_batches)
+        return None if self.count_sent_bytes is None else bubble_fraction(self.layout, self.micro_batches)
 
     @property
     def options(self) -> str:

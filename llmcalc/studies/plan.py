@@ -23,7 +23,7 @@ from ..frameworks.registry import WITHOUT_A_NAME, framework
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
-from ..parallel.search import NO_REPLICAS, LayoutSearch, check_depth, search
+from ..parallel.search import NO_REPLICAS, LayoutSearch, check_depth, search_layouts
 from ..simulator.effort import WorkBudget
 from ..timing.time_ranges import TimeRange
 from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
@@ -202,7 +202,7 @@ class LayoutPlan:
         """Returns the range of a layout's seconds per step; None without a time estimate."""
         if self.times is None or candidate.seconds is None:
             return None
-        training_times = self.times.of_run(self.estimates.with_recompute(candidate.recompute).memory)
+        training_times = self.times.with_memory(self.estimates.with_recompute(candidate.recompute).memory)
         return training_times.range(candidate.seconds, candidate.layout, candidate.micro_batches)
 
     @cached_property
@@ -271,7 +271,7 @@ def plan_of(
     is_batch_assumed = global_batch is None
     if global_batch is None:
         global_batch = default_batch(seq, layout_request.devices, micro_batch)
-    layouts = search(
+    layouts = search_layouts(
         spec,
         layout_request.devices,
         global_batch,
@@ -291,7 +291,7 @@ def plan_of(
     @cache
     def times_of(recompute: str) -> TrainingTimes:
         assert layout_times is not None
-        return layout_times.of_run(layout_estimates.with_recompute(recompute).memory)
+        return layout_times.with_memory(layout_estimates.with_recompute(recompute).memory)
 
     version = layout_request.framework_version or ""
 
@@ -488,7 +488,7 @@ class LayoutOrder:
         beside `--zero` holds for all group sizes.
         """
         layouts = self.layouts
-        plan = RankedLayouts(layouts.tried)
+        plan = RankedLayouts(layouts.tried_count)
         tried_candidates = self._candidates_of(layouts.possible)
         too_large_candidates = [
             layout_and_micro_batches

@@ -15,7 +15,7 @@ from ..device_memory.device_memory import DeviceMemory
 from ..errors import InputError
 from ..evidence import Status
 from ..frameworks.engines.engine import EngineMemory
-from ..frameworks.engines.flags import read_values
+from ..frameworks.engines.flags import read_flag_values
 from ..frameworks.engines.rank import EngineRank
 from ..frameworks.engines.registry import engine_and_version
 from ..frameworks.launch.rollout import AdditionalModel, Rollout
@@ -106,7 +106,7 @@ class _PhaseCalculator:
             )
             hardware = hardware.model_copy(update={"driver_total": max(free_bytes, 1), "usable_memory_bytes": None})
         try:
-            engine_flags = read_values(engine.title, engine.known_flags(), self.rollout.flags)
+            engine_flags = read_flag_values(engine.title, engine.known_flags(), self.rollout.flags)
             return engine.memory_on(self.preset, hardware, version, engine_flags)
         except InputError as error:
             raise InputError(f"the rollout's {engine.title}: {error}") from None

@@ -148,7 +148,7 @@ def megatron_flops(model_sizes: ModelSizes, batch: int, seq: int, recompute: boo
     return pass_count * b * s * layers * (24 * h * h + 4 * s * h) + 6 * b * s * h * v
 
 
-def conventions(flop_count: FlopCount) -> list[FlopRule]:
+def flop_rules_for(flop_count: FlopCount) -> list[FlopRule]:
     """Returns the exact counts with full and causal attention pairs, then every rule that is defined for the model."""
     full_flops, causal_flops = flop_count.full, flop_count.causal
 

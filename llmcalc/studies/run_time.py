@@ -153,14 +153,14 @@ class TrainingTimes:
             None if fast_host_stack is None else StepTimer(spec, self.device, fast_host_stack)
         )
 
-    def of_run(self, memory: Memory) -> TrainingTimes:
+    def with_memory(self, memory: Memory) -> TrainingTimes:
         """Returns the time estimates of the same model with other recomputation."""
         copy_of_times = copy(self)
         copy_of_times.memory = memory
         copy_of_times.recompute = memory.settings.recompute_choice()
         return copy_of_times
 
-    def of_schedule(self, schedule: Schedule) -> TrainingTimes:
+    def with_schedule(self, schedule: Schedule) -> TrainingTimes:
         """Returns the time estimates with the messages that a pipeline's schedule hides; `--overlap` prevails."""
         time_stack = self.stack if self.settings.overlap is not None else with_schedule(self.stack, schedule)
         if time_stack is self.stack:
@@ -436,7 +436,7 @@ def time_training(
     """Returns the timed run of a training step. Raises `InputError` for a run that is not modelled."""
     return (
         TrainingTimes(model_memory, hardware, time_settings)
-        .of_schedule(layout.schedule)
+        .with_schedule(layout.schedule)
         .timed_run(layout, micro_batches)
     )
 

@@ -106,7 +106,7 @@ class LinearizedRuns:
             tuple(_factor_shares(measured_run.pricer, base_factors)) for measured_run in measured_runs
         ]
 
-    def without(self, run_indices: Container[int]) -> LinearizedRuns:
+    def without_runs(self, run_indices: Container[int]) -> LinearizedRuns:
         """Returns the linearized estimates without the runs of these indices."""
         remaining_runs = LinearizedRuns([])
         remaining_runs.measured = [
@@ -427,7 +427,7 @@ def _left_out_errors(linear_fit: LinearizedRuns) -> list[float]:
     log_errors = [0.0] * run_count
     for first_index in range(fit_count):
         left_out = range(first_index, run_count, fit_count)
-        errors_of_all = linear_fit.errors(astuple(fit_factors(linear_fit.without(left_out))))
+        errors_of_all = linear_fit.errors(astuple(fit_factors(linear_fit.without_runs(left_out))))
         for run_index in left_out:
             log_errors[run_index] = errors_of_all[run_index]
     return log_errors

@@ -127,10 +127,10 @@ class WorkRecorder(PlacementTracker):
             self.work.messages.append(LayerMessage(AFTER, message))
 
     def _count_reader(self, recorded_value: Value) -> None:
-        storage_key = id(self._storage(recorded_value))
+        storage_key = id(self._storage_owner(recorded_value))
         self.readers[storage_key] = self.readers.get(storage_key, 0) + 1
 
-    def _storage(self, recorded_value: Value) -> Value:
+    def _storage_owner(self, recorded_value: Value) -> Value:
         """Returns the value that owns a value's memory, through views and identities."""
         while id(recorded_value.storage) in self.aliases:
             recorded_value = self.aliases[id(recorded_value.storage)]
@@ -260,7 +260,7 @@ class WorkRecorder(PlacementTracker):
         The element-wise steps around it are then one kernel, such as SiluAndMul (sglang/srt/layers/activation.py).
         """
         is_product = operation.verb in ("linear", "experts") and self.rank_pass.fuses_gates
-        return is_product and (id(self._storage(operation.ins[0])), self.layer) in self.shared_inputs
+        return is_product and (id(self._storage_owner(operation.ins[0])), self.layer) in self.shared_inputs
 
     def _runs_step(self, operation: Step) -> bool:
         """Whether the pass runs a step; for example, decoding does not run the encoder again."""
@@ -397,7 +397,7 @@ class WorkRecorder(PlacementTracker):
         row_count = (
             rank_share(row_count, self.layout.tp) if self.placement(x) == "rows" and not has_divided_axes else row_count
         )
-        joins_gradient = (id(self._storage(x)), self.layer) in self.shared_inputs and not self.rank_pass.fused
+        joins_gradient = (id(self._storage_owner(x)), self.layer) in self.shared_inputs and not self.rank_pass.fused
         shares_input = self._shares_input(x)
         flops = 2 * row_count * y.width * x.width
         has_bias = (
@@ -457,7 +457,7 @@ class WorkRecorder(PlacementTracker):
 
     def _shares_input(self, x: Value) -> bool:
         """Whether an earlier matrix product of this layer has the same input, so that software may fuse both."""
-        input_key = id(self._storage(x)), self.layer
+        input_key = id(self._storage_owner(x)), self.layer
         shares_input = input_key in self.shared_inputs and self.rank_pass.fused
         self.shared_inputs.add(input_key)
         return shares_input
@@ -640,20 +640,22 @@ class WorkRecorder(PlacementTracker):
             return
         elementwise_group, self.group = self.group, []
         outputs = {
-            id(self._storage(recorded_value)) for operation in elementwise_group for recorded_value in operation.outs
+            id(self._storage_owner(recorded_value))
+            for operation in elementwise_group
+            for recorded_value in operation.outs
         }
         inner_readers: dict[int, int] = {}
         read_values: dict[int, Value] = {}
         written_values: dict[int, Value] = {}
         for operation in elementwise_group:
             for recorded_value in operation.ins:
-                storage_key = id(self._storage(recorded_value))
+                storage_key = id(self._storage_owner(recorded_value))
                 inner_readers[storage_key] = inner_readers.get(storage_key, 0) + 1
                 if storage_key not in outputs:
                     read_values[storage_key] = recorded_value
         for operation in elementwise_group:
             for recorded_value in operation.outs:
-                storage_key = id(self._storage(recorded_value))
+                storage_key = id(self._storage_owner(recorded_value))
                 if self.readers.get(storage_key, 0) > inner_readers.get(storage_key, 0):
                     written_values[storage_key] = recorded_value
         read_elements = sum(map(self._elements, read_values.values()))

@@ -53,7 +53,7 @@ def step(optimizer_step: OptimizerStep) -> None:
             with optimizer_step.counting_as_states():
                 parameter.states = [_new_reduction(optimizer_step, parameter.grad, axis, dtype) for axis in (-1, -2)]
         elif not parameter.states:
-            parameter.states = optimizer_step.states_like(parameter.grad)  # variance
+            parameter.states = optimizer_step.new_states_like(parameter.grad)  # variance
     if optimizer_step.implementation == "foreach":
         _multi_tensor_adafactor(optimizer_step, trained_parameters)
     else:

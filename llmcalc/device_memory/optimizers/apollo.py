@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
+def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
     """Returns the `Optimizer` description of APOLLO with projections of this rank."""
 
     def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
@@ -57,7 +57,7 @@ def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
                     parameter.states.append(_allocate_projector(optimizer_step, grad, rank, dtype))
                 grad = aten.new_tensor(projected_shape(parameter.grad, rank), dtype)
             if len(parameter.states) < 2:
-                parameter.states[1:] = optimizer_step.states_like(grad, 2)  # exp_avg, exp_avg_sq
+                parameter.states[1:] = optimizer_step.new_states_like(grad, 2)  # exp_avg, exp_avg_sq
             denom = aten.like(parameter.states[2 if parameter.matrix else -1])
             norm_grad = aten.like(denom)
             if parameter.matrix:
@@ -106,4 +106,4 @@ def _channel_factors(optimizer_step: OptimizerStep, norm_grad: Tensor, is_right_
     return aten.like(projected_norm, gradient_norm)
 
 
-OPTIMIZER = optimizer_of_rank(RANK, "apollo")
+OPTIMIZER = optimizer_of_projection_rank(RANK, "apollo")

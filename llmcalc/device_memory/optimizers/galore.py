@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
+def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
     """Returns the `Optimizer` description of GaLore with projections of this rank."""
 
     def clipped_rank(tensor: ParamTensor) -> Number:
@@ -56,7 +56,7 @@ def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
                     parameter.states.append(_allocate_projector(optimizer_step, grad, rank, dtype))
                 grad = aten.new_tensor(projected_shape(grad, min(rank, *grad.shape)), dtype)
             if len(parameter.states) < 2:
-                parameter.states += optimizer_step.states_like(grad, 2)  # exp_avg, exp_avg_sq
+                parameter.states += optimizer_step.new_states_like(grad, 2)  # exp_avg, exp_avg_sq
             denom = aten.like(parameter.states[-1])
             norm_grad = aten.like(denom)
             if parameter.matrix:
@@ -102,4 +102,4 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
         return aten.new_tensor((rank, column_count) if is_right_projection else (row_count, rank), dtype)
 
 
-OPTIMIZER = optimizer_of_rank(RANK, "galore")
+OPTIMIZER = optimizer_of_projection_rank(RANK, "galore")

@@ -87,7 +87,7 @@ class OptimizerStep:
         """Counts new storages as optimizer states, inside a `with`."""
         return counted_as(self.t.graph.meter, "optimizer")
 
-    def states_like(self, tensor: Tensor, state_count: int = 1) -> list[Tensor]:
+    def new_states_like(self, tensor: Tensor, state_count: int = 1) -> list[Tensor]:
         """Allocates optimizer states with a tensor's shape, in the states' format. state_count: number of states."""
         with self.counting_as_states():
             return [self.t.like(tensor, dtype=self.dtype) for _ in range(state_count)]

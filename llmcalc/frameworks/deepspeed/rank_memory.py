@@ -216,6 +216,6 @@ def tensor_status(settings: DeepSpeedSettings, training_config: TrainingConfig) 
         return MemoryTerm("tensors", 0, "estimate", citation, VERSIONS)
     if updates_flat_copy(training_config, settings):  # it runs on a GPU alone
         return MemoryTerm("tensors", 0, "source", "deepspeed/runtime/fp16/fused_optimizer.py", VERSIONS)
-    if settings.overlaps:
+    if settings.has_overlapped_reductions:
         return MemoryTerm("tensors", 0, "source", f"{witness}; streams as in deepspeed/runtime/zero", VERSIONS)
     return MemoryTerm("tensors", 0, "exact", witness, VERSIONS)

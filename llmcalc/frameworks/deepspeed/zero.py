@@ -126,6 +126,6 @@ class ZeroRun(TrainingRun):
     @contextmanager
     def reduction_stream(self) -> Iterator[None]:
         """Returns a context that allocates on the reduction stream, or without overlap on the current stream."""
-        cuda_stream = REDUCTION if self.settings.overlaps else self.meter.stream
+        cuda_stream = REDUCTION if self.settings.has_overlapped_reductions else self.meter.stream
         with on_stream(self.meter, cuda_stream), counted_as(self.meter, "communication"):
             yield

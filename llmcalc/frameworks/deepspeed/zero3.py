@@ -72,18 +72,18 @@ class Stage3Run(ZeroRun):
                 ]
                 self.rank_shards.append(Storage(memory_meter, element_count * element_bytes))  # lp_param_buffer
         self.trained = []
-        if not self.offloads:
+        if not self.has_offloaded_states:
             self._create_fp32_partitions()
         if self.settings.contiguous_gradients:
             with counted_as(memory_meter, "communication"):
                 self.buffer = Storage(memory_meter, self.bucket_elements * self.communication_dtype.bytes)
         self.grad_partitions_flat_buffer: Storage | None = None
-        if not self.offloads:
+        if not self.has_offloaded_states:
             with counted_as(memory_meter, "gradients"):
                 self.grad_partitions_flat_buffer = Storage(memory_meter, element_count * self.accumulation_dtype.bytes)
 
     @property
-    def offloads(self) -> bool:
+    def has_offloaded_states(self) -> bool:
         """Whether the optimizer's states and the rank's gradients are on the host."""
         return self.settings.offload_optimizer != "none"
 
@@ -96,7 +96,7 @@ class Stage3Run(ZeroRun):
         group_sizes = [
             sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups
         ]
-        if self.offloads:
+        if self.has_offloaded_states:
             round_host_bytes = pinned_bytes if settings.offload_optimizer_pin_memory else int
             partition_bytes = sum(
                 host_bytes * FLOAT32.bytes + round_host_bytes(host_bytes * FLOAT32.bytes) for host_bytes in group_sizes
@@ -200,7 +200,7 @@ class Stage3Run(ZeroRun):
             else:
                 grad_partitions = self._avg_scatter_grads()
             for parameter in self.bucket:
-                if self.offloads:
+                if self.has_offloaded_states:
                     self._copy_to_host(parameter)
                 parameter.full_param.grad = None
             del grad_partitions
@@ -264,7 +264,7 @@ class Stage3Run(ZeroRun):
         """Runs the optimizer on each sub-group in turn (`step`)."""
         self.meter.place = AllocationPlace("step")
         self.coordinator.release_all()
-        if self.offloads:
+        if self.has_offloaded_states:
             self.host_norms = {}
             self.coordinator.gather_persistent()
             return

@@ -120,7 +120,7 @@ class PartitionedRun(ZeroRun):
                 weight.storage = flat_parameters
         self.largest_parameter: int = max(element_counts)
         cloned_partition = Storage(self.meter, self.partition_size * element_bytes)
-        if self.offloads:
+        if self.has_offloaded_states:
             del cloned_partition
             with counted_as(self.meter, "communication"):  # temp_grad_buffer_for_gpu_offload
                 self.host_buffer = Storage(self.meter, self.largest_parameter * element_bytes)
@@ -136,7 +136,7 @@ class PartitionedRun(ZeroRun):
     # --- gradients --------------------------------------------------------------------------------------------------
 
     @property
-    def offloads(self) -> bool:
+    def has_offloaded_states(self) -> bool:
         """Whether the optimizer's states are on the host, to which gradients are copied."""
         return self.settings.offload_optimizer != "none"
 
@@ -145,7 +145,7 @@ class PartitionedRun(ZeroRun):
 
         Gradients of several micro-batches are accumulated for whole parameters (`buffer_to_accumulate_to_in_cpu`).
         """
-        if not self.offloads:
+        if not self.has_offloaded_states:
             return ()
         partition_elements, element_bytes = self.partition_size, self.dtype.bytes
         round_host_bytes = pinned_bytes if self.settings.offload_optimizer_pin_memory else int
@@ -166,7 +166,7 @@ class PartitionedRun(ZeroRun):
     @property
     def has_contiguous_buffer(self) -> bool:
         """Whether gradients are copied into the bucket's contiguous buffer."""
-        return self.settings.contiguous_gradients or self.offloads
+        return self.settings.contiguous_gradients or self.has_offloaded_states
 
     @property
     def has_separate_accumulation(self) -> bool:
@@ -195,7 +195,7 @@ class PartitionedRun(ZeroRun):
         self.setup_buckets()
         if self.has_separate_accumulation:
             self._fill_param_grad_accum_attribute(weight)
-        if self.settings.stage == 2 or (self.settings.overlaps and self.is_last_microbatch):
+        if self.settings.stage == 2 or (self.settings.has_overlapped_reductions and self.is_last_microbatch):
             self.reduce_independent(weight)
 
     def setup_buckets(self) -> None:
@@ -205,7 +205,7 @@ class PartitionedRun(ZeroRun):
         if self.has_contiguous_buffer:
             self.bucket.buffers, self.bucket.index = [], 0
             with counted_as(self.meter, "communication"):
-                for _ in range(2 if self.settings.overlaps else 1):
+                for _ in range(2 if self.settings.has_overlapped_reductions else 1):
                     self.bucket.buffers.append(Storage(self.meter, self.bucket_elements * self.bucket_dtype.bytes))
         self.has_buffers = True
 
@@ -237,7 +237,7 @@ class PartitionedRun(ZeroRun):
         bucket, settings, element_count = self.bucket, self.settings, weight_elements(weight)
         if bucket.elements + element_count > self.bucket_elements:
             self.reduce_ipg_grads()
-            if self.has_contiguous_buffer and settings.overlaps:
+            if self.has_contiguous_buffer and settings.has_overlapped_reductions:
                 bucket.index = 1 - bucket.index
         if self.has_contiguous_buffer:
             if element_count > self.bucket_elements:
@@ -269,7 +269,7 @@ class PartitionedRun(ZeroRun):
             for weight in grad_bucket.weights:
                 belongs_to_rank = id(weight) in self.rank_pieces
                 if settings.stage == 2 and not belongs_to_rank:
-                    if settings.overlaps and not self.has_contiguous_buffer:
+                    if settings.has_overlapped_reductions and not self.has_contiguous_buffer:
                         self.pending_frees.append(weight)
                     else:
                         self._store_gradient(weight, None)
@@ -346,7 +346,7 @@ class PartitionedRun(ZeroRun):
 
     def copy_grads_in_partition(self, weight: Tensor) -> None:
         """Moves the rank's gradients from the bucket's buffer to the partition's buffer, or to the host."""
-        if self.offloads:
+        if self.has_offloaded_states:
             self._copy_to_host(weight)
             return
         if self.has_accumulated_partition:
@@ -385,7 +385,7 @@ class PartitionedRun(ZeroRun):
 
     def reduce_gradients(self) -> None:
         """Reduces the gradients after the backward pass (stage 1)."""
-        if not self.settings.overlaps:
+        if not self.settings.has_overlapped_reductions:
             for weight in self.parameters:
                 if self.gradient(weight) is not None:
                     self.reduce_independent(weight)
@@ -395,7 +395,7 @@ class PartitionedRun(ZeroRun):
         """Reduces the last bucket and collects the rank's gradients (`independent_gradient_partition_epilogue`)."""
         self.reduce_ipg_grads()
         self._clear_previous_reduced_grads()
-        if self.offloads:
+        if self.has_offloaded_states:
             pass
         elif self.has_accumulated_partition:
             if self.is_last_microbatch and self.compact_partition is None:
@@ -430,7 +430,7 @@ class PartitionedRun(ZeroRun):
     def update(self) -> None:
         """Runs the optimizer on the rank's partition, a single tensor (`step`)."""
         self.meter.place = AllocationPlace("step")
-        if self.offloads:
+        if self.has_offloaded_states:
             self.host_norms, self.compact_partition, self.accumulated = {}, None, {}
             return
         (trained_partition,) = self.trained

@@ -125,7 +125,7 @@ def _deepspeed_config(reader: LaunchReader, config: Table) -> dict[str, Any]:
     }
 
 
-def _adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of adapters in the weights' number format (dschat/utils/module/lora.py).
 
     They are beside all linear layers of the layers. Without `--only_optimize_lora` all other parameters are trained:
@@ -152,7 +152,7 @@ def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if reader.flag(config, "gradient_checkpointing"):
         settings["recompute"] = "full-reentrant"
     if config.get("lora_dim") not in (None, 0):
-        settings |= _adapters(reader, config)
+        settings |= _adapter_settings(reader, config)
     if reader.flag(config, "compute_fp32_loss"):
         reader.unknown["--compute_fp32_loss"] = "it is modelled without"
     return settings

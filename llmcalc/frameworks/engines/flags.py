@@ -260,7 +260,7 @@ LENGTH_FLAGS = ("--max-model-len", "--context-length", "--ctx-size", "--num-ctx"
 """The flags of the engines with the tokens of a request."""
 
 
-def read_values(
+def read_flag_values(
     engine_title: str,
     flags: Sequence[Flag],
     typed_values: Mapping[str, Any],

@@ -170,11 +170,11 @@ class EngineRank:
     def weight_bytes(self) -> int:
         """Bytes of the rank's weights, including its image and audio encoders."""
         try:
-            return self._weights(self.model, self.scheme)
+            return self._bytes_of(self.model, self.scheme)
         except IndivisibleMatrix as error:
             if self.scheme == "mxfp4" and self.layout.tp > 1:
                 return self._bytes_with_divided_blocks()
-            self._weights(self.preset.model, self.scheme)  # raises if the scheme cannot store the whole model either
+            self._bytes_of(self.preset.model, self.scheme)  # raises if the scheme cannot store the whole model either
             scheme_title = self.scheme or "the published format"
             raise ImpossibleLayout(
                 f"--tp {self.layout.tp}: of a rank's weights in {scheme_title}, {error.reason}; expected a smaller "
@@ -222,10 +222,10 @@ class EngineRank:
     def _bytes_with_divided_blocks(self) -> int:
         """Bytes of weights with MXFP4 experts, divided evenly over ranks even inside a quantization block."""
         full_model = self.preset.model
-        quantization_savings = self._weights(full_model, "none") - self._weights(full_model, self.scheme)
-        return self._weights(self.model, "none") - quantization_savings // (self.layout.tp * self.layout.pp)
+        quantization_savings = self._bytes_of(full_model, "none") - self._bytes_of_weights(full_model, self.scheme)
+        return self._bytes_of(self.model, "none") - quantization_savings // (self.layout.tp * self.layout.pp)
 
-    def _weights(self, model: ModelSpec, scheme: str | None) -> int:
+    def _bytes_of(self, model: ModelSpec, scheme: str | None) -> int:
         """Returns the bytes of a model's weights. scheme: the quantization scheme; None for the checkpoint's scheme."""
         return int(self._memory_use(model, scheme).weights)
 

@@ -251,7 +251,7 @@ class EngineServer:
         raise NotImplementedError
 
     @property
-    def assumed(self) -> dict[str, Any]:
+    def assumed_flags(self) -> dict[str, Any]:
         """Flag name → default value, for each flag that the user did not type."""
         serving_engine = engine(self.name)
         return {

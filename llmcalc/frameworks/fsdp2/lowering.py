@@ -375,7 +375,7 @@ def module_order_key(
     """
     module_positions: dict[Path, int] = {}
     for parameter_path in parameter_paths:
-        module_positions.setdefault(_module_of(parameter_path), len(module_positions))
+        module_positions.setdefault(_module_path_of(parameter_path), len(module_positions))
 
     def position_in_module_order(parameter: Parameter) -> tuple[bool, int, bool]:
         layer_index = next(
@@ -384,12 +384,12 @@ def module_order_key(
         is_late = (
             parameter.path[layer_index + 1 : layer_index + 2] != () and parameter.path[layer_index + 1] in layer_norms
         )
-        return is_late, module_positions[_module_of(parameter.path)], str(parameter.path[-1]).endswith("bias")
+        return is_late, module_positions[_module_path_of(parameter.path)], str(parameter.path[-1]).endswith("bias")
 
     return position_in_module_order
 
 
-def _module_of(parameter_path: Path) -> Path:
+def _module_path_of(parameter_path: Path) -> Path:
     """Returns the path of a parameter's module."""
     *parent_path, parameter_name = parameter_path
     return (*parent_path, str(parameter_name).rpartition(".")[0])

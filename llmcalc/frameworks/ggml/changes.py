@@ -10,7 +10,7 @@ from ...sources.preset import Preset
 from ..engines.engine import EngineMemory
 from .engine_memory import engine_memory
 from .layer_fit import fit_server
-from .server import Buffers, GgmlServer
+from .server import BufferSizes, GgmlServer
 
 SMALL_CACHE_TYPE = "q8_0"
 """The type of a cache that is tried."""
@@ -37,12 +37,12 @@ def _fewest_free_bytes(server: GgmlServer) -> int:
     The graphs are laid out only where tensors and caches alone leave room.
     """
     tensor_placement = server.placement
-    device_buffers = Buffers(server.model_buffers(tensor_placement), server.cache_buffers(tensor_placement), {})
+    device_buffers = BufferSizes(server.model_buffers(tensor_placement), server.cache_buffers(tensor_placement), {})
     least_free = _free_bytes_of_fullest_gpu(server, device_buffers)
     return least_free if least_free < 0 else _free_bytes_of_fullest_gpu(server, server.buffers(tensor_placement))
 
 
-def _free_bytes_of_fullest_gpu(server: GgmlServer, device_buffers: Buffers) -> int:
+def _free_bytes_of_fullest_gpu(server: GgmlServer, device_buffers: BufferSizes) -> int:
     return min((server.free_bytes - device_buffers.bytes_on(device) for device in server.devices), default=0)
 
 

@@ -23,7 +23,7 @@ from ...components.towers.projector import Projector
 from ...components.towers.vision import VisionTower
 from ..engines.engine import HOST
 from .compute_graph import ComputeGraph, Tensor, buffer_sizes
-from .layer_runs import graph_layers
+from .layer_runs import layers_with_graphs
 from .transformer_graph import F16, F32, I32
 
 GraphKind: TypeAlias = Literal["siglip", "llava", "pixtral", "qwen"]
@@ -163,7 +163,7 @@ class _EncoderGraph:
     # -- primitives ----------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _new(dimensions: tuple[int, ...], *sources: Tensor, element_bytes: int = F32) -> Tensor:
+    def _new_tensor(dimensions: tuple[int, ...], *sources: Tensor, element_bytes: int = F32) -> Tensor:
         tensor_bytes = element_bytes
         for dimension in dimensions:
             tensor_bytes *= dimension
@@ -179,7 +179,7 @@ class _EncoderGraph:
         return Tensor(tensor.nbytes, (tensor,), "view", layout, has_offset=has_offset)
 
     def _linear(self, width: int, rows: int, x: Tensor, has_bias: bool) -> Tensor:
-        product = self._new((width, rows), self.weight, x)
+        product = self._new_tensor((width, rows), self.weight, x)
         return self._inplace(product, product, self.weight) if has_bias else product
 
     def _norm(self, norm: Norm, x: Tensor) -> Tensor:
@@ -197,9 +197,9 @@ class _EncoderGraph:
         """The projection of patches (`ggml_conv_2d`): pixels by patch in 16 bits, a product, a copy."""
         patches = self.shape.tower.patches
         patch_values = patches.num_channels * patches.patch_size**2
-        columns = self._new((patch_values, self.patches), self.weight, pixels, element_bytes=F16)
-        product = self._new((self.patches, self.hidden), self._view(columns, None), self.weight)
-        return self._new((self.patches, self.hidden), self._view(product, None))
+        columns = self._new_tensor((patch_values, self.patches), self.weight, pixels, element_bytes=F16)
+        product = self._new_tensor((self.patches, self.hidden), self._view(columns, None), self.weight)
+        return self._new_tensor((self.patches, self.hidden), self._view(product, None))
 
     def _patch_vectors(self) -> Tensor:
         tower = self.shape.tower
@@ -210,36 +210,40 @@ class _EncoderGraph:
             frames = [self._convolution(pixels) for _ in range(tower.patches.temporal_patch_size)]
             merged = self._order_by_square(self._inplace(frames[0], *frames))
         else:
-            merged = self._new(rows, self._view(self._convolution(pixels), None))
+            merged = self._new_tensor(rows, self._view(self._convolution(pixels), None))
         if tower.patches.bias:
             merged = self._inplace(merged, merged, self.weight)
         if tower.class_embedding:
-            merged = self._new((self.hidden, self.rows), merged, self.weight)
+            merged = self._new_tensor((self.hidden, self.rows), merged, self.weight)
         if tower.positions is None:
             return merged
         if self.shape.kind == "qwen":
-            resized = self._new((self.patches, self.hidden), self._view(self.weight, None))
-            return self._inplace(merged, merged, self._order_by_square(self._new(rows, self._view(resized, None))))
+            resized = self._new_tensor((self.patches, self.hidden), self._view(self.weight, None))
+            return self._inplace(
+                merged, merged, self._order_by_square(self._new_tensor(rows, self._view(resized, None)))
+            )
         table = (
-            self._new((self.hidden, self.rows), self.weight, self.positions) if tower.class_embedding else self.weight
+            self._new_tensor((self.hidden, self.rows), self.weight, self.positions)
+            if tower.class_embedding
+            else self.weight
         )
         return self._inplace(merged, merged, table)
 
     def _order_by_square(self, x: Tensor) -> Tensor:
         """Patches in the order of the squares that become one token: two copies."""
-        pairs = self._new((self.hidden, self.patches), self._view(x, None))
-        return self._new((self.hidden, self.patches), self._view(pairs, None))
+        pairs = self._new_tensor((self.hidden, self.patches), self._view(x, None))
+        return self._new_tensor((self.hidden, self.patches), self._view(pairs, None))
 
-    def _rotated(self, heads: Tensor, dimensions: tuple[int, ...]) -> Tensor:
+    def _rotated_heads(self, heads: Tensor, dimensions: tuple[int, ...]) -> Tensor:
         """Heads after their rotation; of pixtral's by two axes, each half is rotated by itself."""
         if self.shape.kind != "pixtral":
             return self._inplace(heads, heads, self.positions)
         head_dim, *others = dimensions
         halves = [
-            self._new((head_dim // 2, *others), self._view(heads, None, has_offset=bool(i)), positions)
+            self._new_tensor((head_dim // 2, *others), self._view(heads, None, has_offset=bool(i)), positions)
             for i, positions in enumerate((self.positions, self.columns))
         ]
-        return self._new(dimensions, *halves)
+        return self._new_tensor(dimensions, *halves)
 
     def _attention(self, attention: Attention, x: Tensor, mask: Tensor | None) -> Tensor:
         heads = attention.num_attention_heads
@@ -249,24 +253,24 @@ class _EncoderGraph:
         if self.shape.kind == "qwen" and self.shape.tower.patches.bias:  # one product for queries, keys and values
             product = self._linear(3 * width, self.rows, x, attention.q_bias)
             query, key, value = (self._view(product, None, has_offset=bool(i)) for i in range(3))
-            query, key = (self._new(dimensions, part, self.positions) for part in (query, key))
+            query, key = (self._new_tensor(dimensions, part, self.positions) for part in (query, key))
         else:
             query, key, value = (
                 self._view(self._linear(width, self.rows, x, has_bias), dimensions) for has_bias in has_biases
             )
             if attention.position is not None:
-                query, key = self._rotated(query, dimensions), self._rotated(key, dimensions)
+                query, key = self._rotated_heads(query, dimensions), self._rotated_heads(key, dimensions)
         self.graph.add_operations(query, key, value)
         query, key, value = (self._view(part, None) for part in (query, key, value))
         masks = () if mask is None else (mask,)
         if self.flash:
-            key, value = (self._new(dimensions, part, element_bytes=F16) for part in (key, value))
-            merged = self._view(self._new(dimensions, query, key, value, *masks), (width, self.rows))
+            key, value = (self._new_tensor(dimensions, part, element_bytes=F16) for part in (key, value))
+            merged = self._view(self._new_tensor(dimensions, query, key, value, *masks), (width, self.rows))
         else:
-            value = self._new((self.rows, head_dim, heads), value)
-            scores = self._new((self.rows, self.rows, heads), key, query)
-            weighted = self._new((head_dim, self.rows, heads), value, self._inplace(scores, scores, *masks))
-            merged = self._new((width, self.rows), self._view(weighted, None))
+            value = self._new_tensor((self.rows, head_dim, heads), value)
+            scores = self._new_tensor((self.rows, self.rows, heads), key, query)
+            weighted = self._new_tensor((head_dim, self.rows, heads), value, self._inplace(scores, scores, *masks))
+            merged = self._new_tensor((width, self.rows), self._view(weighted, None))
         return self._linear(self.hidden, self.rows, merged, attention.o_bias)
 
     def _network(self, network: FeedForward, x: Tensor) -> Tensor:
@@ -274,7 +278,7 @@ class _EncoderGraph:
         inner = self._linear(width, self.rows, x, network.up_bias)
         if network.gated:
             gate = self._linear(width, self.rows, x, network.gate_bias)
-            inner = self._new((width, self.rows), gate, inner)
+            inner = self._new_tensor((width, self.rows), gate, inner)
         else:
             inner = self._inplace(inner, inner)
         return self._linear(self.hidden, self.rows, inner, network.down_bias)
@@ -283,11 +287,11 @@ class _EncoderGraph:
         """The tokens that a projector makes of patches."""
         token_count = self.patches // projector.merge**2
         if self.shape.kind == "siglip":
-            transposed = self._new((self.patches, self.hidden), self._view(x, None))
-            pooled = self._new((token_count, self.hidden), transposed)
-            x = self._new((self.hidden, token_count), self._view(pooled, None))
+            transposed = self._new_tensor((self.patches, self.hidden), self._view(x, None))
+            pooled = self._new_tensor((token_count, self.hidden), transposed)
+            x = self._new_tensor((self.hidden, token_count), self._view(pooled, None))
         elif self.shape.tower.class_embedding:
-            x = self._new((self.hidden, self.patches), x, self.positions)
+            x = self._new_tensor((self.hidden, self.patches), x, self.positions)
         if projector.norm is not None:
             x = self._norm(projector.norm, x)
         for projector_map in projector.maps:
@@ -309,10 +313,10 @@ class _EncoderGraph:
         layers = stack.layers_by_kind()
         windowed_mask = self._window_mask() if any(self._is_windowed(layers[kind]) for kind in kinds) else None
         if windowed_mask is not None:
-            x = self._new((self.hidden, self.rows), self._view(x, None), self.positions)
+            x = self._new_tensor((self.hidden, self.rows), self._view(x, None), self.positions)
         features_at = self._deepstack_layers(len(kinds))
         features: Tensor | None = None
-        for i in graph_layers([(kind, i in features_at) for i, kind in enumerate(kinds)]):
+        for i in layers_with_graphs([(kind, i in features_at) for i, kind in enumerate(kinds)]):
             layer = layers[kinds[i]]
             assert isinstance(layer.attention, Attention)
             assert isinstance(layer.feed_forward, FeedForward)
@@ -322,11 +326,11 @@ class _EncoderGraph:
             x = self._inplace(x, x, self._network(layer.feed_forward, self._norm(layer.norm, x)))
             if i in features_at:
                 feature = self._project(features_at[i], x)
-                features = feature if features is None else self._joined(features, feature)
+                features = feature if features is None else self._joined_tensors(features, feature)
         if stack.final_norm is not None and self.shape.kind != "llava":
             x = self._norm(stack.final_norm, x)
         tokens = self._project(self.shape.projector, x)
-        self.graph.add_operations(tokens if features is None else self._joined(tokens, features))
+        self.graph.add_operations(tokens if features is None else self._joined_tensors(tokens, features))
         return self.graph
 
     def _deepstack_layers(self, layer_count: int) -> dict[int, Projector]:
@@ -338,7 +342,7 @@ class _EncoderGraph:
         }
 
     @staticmethod
-    def _joined(left: Tensor, right: Tensor) -> Tensor:
+    def _joined_tensors(left: Tensor, right: Tensor) -> Tensor:
         return Tensor(left.nbytes + right.nbytes, (left, right))
 
     @staticmethod
@@ -348,4 +352,4 @@ class _EncoderGraph:
     def _window_mask(self) -> Tensor:
         """The mask of attention within windows: an input of 32 bits, converted for flash attention."""
         mask_input = Tensor(self.rows**2 * F32, operation_name="input", layout=(self.rows, self.rows, F32))
-        return self._new((self.rows, self.rows), mask_input, element_bytes=F16) if self.flash else mask_input
+        return self._new_tensor((self.rows, self.rows), mask_input, element_bytes=F16) if self.flash else mask_input

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..engines.engine import HOST, EngineMemory, MemoryTerm
 from .encoder import encoder_device
-from .server import Buffers, GgmlServer
+from .server import BufferSizes, GgmlServer
 from .settings import GIB, VULKAN
 
 
@@ -34,7 +34,7 @@ NOTE_TEXTS = NoteTexts(
 
 
 def engine_memory(
-    server: GgmlServer, buffers: Buffers, memory_notes: Iterable[str] = (), note_texts: NoteTexts = NOTE_TEXTS
+    server: GgmlServer, buffers: BufferSizes, memory_notes: Iterable[str] = (), note_texts: NoteTexts = NOTE_TEXTS
 ) -> EngineMemory:
     """Returns the memory of a server's devices and host."""
     version_rules, engine_record, model = server.rules, server.engine_record, server.model
@@ -85,7 +85,7 @@ def engine_memory(
         max_model_len=request_length,
         devices=max(1, len(server.devices)),
         block_size=1,
-        assumed=server.assumed,
+        assumed=server.assumed_flags,
         settings=server.settings,
         notes=tuple(filter(None, (server.version.note, *memory_notes, *_server_notes(server, note_texts)))),
         host={
@@ -112,7 +112,7 @@ def _cache_origin(server: GgmlServer) -> str:
     return f"{server.cache_cells:,} cells of {type_names}"
 
 
-def _startup_error(server: GgmlServer, device_buffers: Buffers) -> str:
+def _startup_error(server: GgmlServer, device_buffers: BufferSizes) -> str:
     """Returns llama.cpp's message for the first GPU that is too small; empty if all buffers fit."""
     for device in server.devices:
         needed_bytes = device_buffers.bytes_on(device)

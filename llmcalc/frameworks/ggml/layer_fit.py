@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ...errors import InputError
 from ..engines.engine import HOST
 from .placement import LayerDevices, TensorDevices
-from .server import Buffers, GgmlServer
+from .server import BufferSizes, GgmlServer
 from .settings import MIB
 
 HOSTED_PARTS = {"attention": ("gate", "up", "gate_up", "down"), "up": ("gate", "gate_up", "down"), "gate": ("down",)}
@@ -26,7 +26,7 @@ class FittedServer(NamedTuple):
 
     server: GgmlServer
     placement: TensorDevices
-    buffers: Buffers
+    buffers: BufferSizes
     notes: tuple[str, ...] = ()
 
 
@@ -164,7 +164,7 @@ class _LayerFit:
             layer += gpu_layers.hosted
         return TensorDevices(layers, (), frozenset(hosted_layers), tuple(partial_layers))
 
-    def buffers_of(self, layers_by_gpu: list[_GpuLayers]) -> Buffers:
+    def buffers_of(self, layers_by_gpu: list[_GpuLayers]) -> BufferSizes:
         tensor_placement = self.placement_of(layers_by_gpu)
         layers_on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
         return self.server.with_flags(n_gpu_layers=layers_on_gpus).buffers(tensor_placement)

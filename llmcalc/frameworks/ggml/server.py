@@ -14,7 +14,7 @@ from .compute_graph import buffer_sizes
 from .encoder import encoder_device
 from .encoder_graph import EncoderShape, encoder_buffers, encoder_shape
 from .gguf_model import GgufTensor, LayerShape
-from .layer_runs import graph_layers
+from .layer_runs import layers_with_graphs
 from .placement import EXPERT_TENSORS, LayerDevices, TensorDevices, TensorOverride, read_overrides
 from .settings import GgmlSettings
 from .speculation import draft_flags
@@ -33,7 +33,7 @@ def cache_bytes(type_name: str, element_count: int) -> int:
     return -(-element_count // block_elements) * block_bytes
 
 
-class Buffers(NamedTuple):
+class BufferSizes(NamedTuple):
     """The buffers of a server (tensors, caches, compute graphs) as device → bytes, including the host."""
 
     model: Mapping[str, int]
@@ -44,7 +44,7 @@ class Buffers(NamedTuple):
         """Returns the bytes of all buffers of a device."""
         return sum(bytes_by_device.get(device, 0) for bytes_by_device in self)
 
-    def plus(self, further_buffers: Buffers) -> Buffers:
+    def plus(self, further_buffers: BufferSizes) -> BufferSizes:
         """Returns the sums of these buffers and further ones, such as those of a draft model, by device."""
 
         def add_sizes(sizes: Mapping[str, int], further_sizes: Mapping[str, int]) -> dict[str, int]:
@@ -52,7 +52,7 @@ class Buffers(NamedTuple):
                 device: sizes.get(device, 0) + further_sizes.get(device, 0) for device in {**sizes, **further_sizes}
             }
 
-        return Buffers(*map(add_sizes, self, further_buffers))
+        return BufferSizes(*map(add_sizes, self, further_buffers))
 
 
 @frozen(eq=False)
@@ -184,7 +184,7 @@ class GgmlServer(GgmlSettings):
         )
         moved_tokens = graph_settings.tokens if graph_settings.moves_weights and self.devices else 0
         layer_keys = self._layer_keys(placements, size_and_device, moved_tokens, layers)
-        graph_indices = [list(layers)[i] for i in graph_layers(layer_keys)]
+        graph_indices = [list(layers)[i] for i in layers_with_graphs(layer_keys)]
         model_graph = ModelGraph(
             version_rules.graph_rules,
             graph_settings,
@@ -242,11 +242,13 @@ class GgmlServer(GgmlSettings):
             layer_keys.append((id(layer), tensor_placement.layers.device(i), tuple(weight_keys)))
         return layer_keys
 
-    def buffers(self, placement: TensorDevices) -> Buffers:
+    def buffers(self, placement: TensorDevices) -> BufferSizes:
         """Returns all buffers by device."""
-        buffers = Buffers(self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement))
+        buffers = BufferSizes(
+            self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement)
+        )
         if self.encoder_buffers:
-            buffers = buffers.plus(Buffers({}, {}, self.encoder_buffers))
+            buffers = buffers.plus(BufferSizes({}, {}, self.encoder_buffers))
         if self.is_drafting_with_mtp:
             buffers = buffers.plus(self.module_buffers(placement))
         if self.draft_server is None:
@@ -261,7 +263,7 @@ class GgmlServer(GgmlSettings):
             total_bytes += sum(tensor.nbytes for tensor in self.model.mtp_tensors)
         return total_bytes + (0 if self.draft_server is None else self.draft_server.model.file_bytes)
 
-    def module_buffers(self, tensor_placement: TensorDevices) -> Buffers:
+    def module_buffers(self, tensor_placement: TensorDevices) -> BufferSizes:
         """Returns the buffers of the multi-token-prediction modules, which are additional last layers.
 
         They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
@@ -279,7 +281,7 @@ class GgmlServer(GgmlSettings):
         cache_device = tensor_placement.layers.device(layer_count) if self.is_cache_on_layer_device else HOST
         cache = {cache_device: sum(sum(module_server.layer_cache(module_shape)) for module_shape in mtp_modules)}
         layers = {layer_count + i: module_shape for i, module_shape in enumerate(mtp_modules)}
-        return Buffers(
+        return BufferSizes(
             tensor_sizes, cache, module_server.graph_buffers(tensor_placement, layers, self.model.mtp_tensors)
         )
 

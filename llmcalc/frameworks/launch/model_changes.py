@@ -92,7 +92,7 @@ def changes_of_model(
     models = _model_names(syntax_tree)
     _add_adapters(changes, syntax_tree, calls, lora_arguments)
     _add_optimizer(changes, syntax_tree, calls)
-    has_adapters = any(_last_name(call) in ("LoraConfig", "get_peft_model") for call in calls)
+    has_adapters = any(_called_name(call) in ("LoraConfig", "get_peft_model") for call in calls)
     if not has_adapters and any(_freezing_nodes(syntax_tree)):
         changes.unknown["requires_grad"] = FROZEN
     for call in calls:
@@ -101,12 +101,12 @@ def changes_of_model(
     _add_sizes(changes, syntax_tree, calls)
     if any(_replaces_layers(statement, models) for statement in ast.walk(syntax_tree)):
         changes.unknown["layers"] = "the file replaces layers of the model; expected TARGET with --set"
-    if any(_last_name(call) == "resize_token_embeddings" for call in calls):
+    if any(_called_name(call) == "resize_token_embeddings" for call in calls):
         changes.notes.append("resize_token_embeddings: the embedding is counted with the rows of the model's config")
     return changes
 
 
-def _last_name(call: ast.Call) -> str:
+def _called_name(call: ast.Call) -> str:
     """Returns the last component of a called function's name, also of a method of what another call returns."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else dotted_name_of(call.func)
 
@@ -139,7 +139,7 @@ def _add_adapters(
     imports = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.ImportFrom)]
     peft_names = {alias.name for node in imports if (node.module or "").startswith("peft") for alias in node.names}
     for call in calls:
-        called_name, class_name = dotted_name_of(call.func), _last_name(call)
+        called_name, class_name = dotted_name_of(call.func), _called_name(call)
         if class_name == "LoraConfig" or called_name.endswith("Model.get_peft_model"):
             for keyword in call.keywords:
                 if keyword.arg and keyword.arg not in {*lora_arguments, *LORA_IDLE} and not _is_unset(keyword.value):
@@ -161,7 +161,7 @@ def _is_unset(value: ast.expr) -> bool:
 def _add_optimizer(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
     """Records an optimizer that the file creates and gives the trainer, which then creates none by `optim`."""
     created_optimizers = {
-        target.id: _last_name(node.value)
+        target.id: _called_name(node.value)
         for node in ast.walk(syntax_tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
         for target in node.targets
@@ -169,12 +169,12 @@ def _add_optimizer(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequen
     }
     for call in calls:
         pair = next((keyword.value for keyword in call.keywords if keyword.arg == "optimizers"), None)
-        if not _last_name(call).endswith("Trainer") or not isinstance(pair, ast.Tuple | ast.List) or not pair.elts:
+        if not _called_name(call).endswith("Trainer") or not isinstance(pair, ast.Tuple | ast.List) or not pair.elts:
             continue
         optimizer = pair.elts[0]
         if isinstance(optimizer, ast.Constant) and optimizer.value is None:
             continue
-        class_name = _last_name(optimizer) if isinstance(optimizer, ast.Call) else ""
+        class_name = _called_name(optimizer) if isinstance(optimizer, ast.Call) else ""
         class_name = class_name or created_optimizers.get(dotted_name_of(optimizer), "")
         if class_name in OPTIMIZER_CLASSES:
             changes.arguments["optim"] = OPTIMIZER_CLASSES[class_name]
@@ -240,7 +240,7 @@ def _add_sizes(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[a
     """Records sizes that the file gives a published configuration, as arguments or as attributes."""
     sizes: dict[str, Any] = {}
     for call in calls:
-        if _last_name(call) in ("from_pretrained", "from_config"):
+        if _called_name(call) in ("from_pretrained", "from_config"):
             sizes |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     for statement in ast.walk(syntax_tree):
         target = statement.targets[0] if isinstance(statement, ast.Assign) else None

@@ -93,7 +93,7 @@ def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_dept
         if isinstance(table, dict) and isinstance(item_name, str) and item_name in table:
             return table[item_name]
     if isinstance(expression, ast.Dict):
-        return _table_of(expression, known_values, nesting_depth + 1)
+        return _table_value(expression, known_values, nesting_depth + 1)
     if isinstance(expression, ast.Call) and dotted_name_of(expression.func) == "dict" and not expression.args:
         return keyword_arguments(expression, known_values, nesting_depth + 1)
     if isinstance(expression, ast.BinOp):
@@ -103,7 +103,7 @@ def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_dept
         )
         if type(left_value) is int and type(right_value) is int:
             return _whole_number_result(expression.op, left_value, right_value)
-    return UnknownValue(source_of(expression))
+    return UnknownValue(expression_description(expression))
 
 
 def _equality_result(comparison: ast.Compare, known_values: Mapping[str, Any], nesting_depth: int) -> Any:
@@ -132,7 +132,7 @@ def has_unknown(value: Any) -> bool:
     return any(map(has_unknown, value.values())) if isinstance(value, dict) else isinstance(value, UnknownValue)
 
 
-def _table_of(expression: ast.Dict, known_values: Mapping[str, Any], nesting_depth: int) -> Any:
+def _table_value(expression: ast.Dict, known_values: Mapping[str, Any], nesting_depth: int) -> Any:
     """Returns the value of a table whose keys are texts; unknown for other keys."""
     table: dict[str, Any] = {}
     for key_node, value_node in list(zip(expression.keys, expression.values, strict=True))[:1000]:
@@ -212,7 +212,7 @@ def dotted_name_of(name_expression: ast.expr) -> str:
     return ".".join([name_expression.id, *reversed(name_parts)]) if isinstance(name_expression, ast.Name) else ""
 
 
-def source_of(syntax_node: ast.AST) -> str:
+def expression_description(syntax_node: ast.AST) -> str:
     """Returns an expression's description for error messages: kind and name."""
     if isinstance(syntax_node, ast.Call):
         return f"{dotted_name_of(syntax_node.func) or 'a call'}(…)"[:60]
@@ -381,9 +381,9 @@ class Configurations:
                 plain_text = self._plain_value(expression.func.value, variables, configs_by_variable)
                 if isinstance(plain_text, str):
                     return plain_text.lower()
-            return UnknownValue(source_of(expression))
+            return UnknownValue(expression_description(expression))
         config = self.evaluate(expression, variables, configs_by_variable, 0)
-        return config[""] if set(config) == {""} else UnknownValue(source_of(expression))
+        return config[""] if set(config) == {""} else UnknownValue(expression_description(expression))
 
     def assign_value(
         self, target_node: ast.expr, config: Config, variables: Config, configs_by_variable: dict[str, Config]

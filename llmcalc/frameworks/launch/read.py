@@ -28,7 +28,7 @@ from .command_line import (
     plain_value,
     typed_launch,
 )
-from .file_kinds import launch_file_kinds, launch_files
+from .file_kinds import launch_file_kinds, launch_file_titles
 from .notebook import read_launch_text
 from .options import NO_OPTIONS, read_with_options
 from .python_source import is_python
@@ -130,7 +130,7 @@ def launch_of(
         read_text=_text_reader(name_in_errors, launch_folder),
     )
     if not file_text.strip():
-        raise InputError(f"{name_in_errors}: is empty; expected {launch_files()}")
+        raise InputError(f"{name_in_errors}: is empty; expected {launch_file_titles()}")
     if is_python(file_text, name_in_errors):
         return _read_python(file_text, launch_source, options)
     if file_text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(file_text):
@@ -151,14 +151,15 @@ def _read_tables(config: Any, source_file: LaunchSource, options: Mapping[str, A
     """Returns the training run of the parsed tables of a launch file."""
     name_in_errors = source_file.where
     if not isinstance(config, Mapping):
-        raise InputError(f"{name_in_errors}: is no launch file; expected {launch_files()}{SERVER_FILES}")
+        raise InputError(f"{name_in_errors}: is no launch file; expected {launch_file_titles()}{SERVER_FILES}")
     refuse_config(config, name_in_errors)
     for launch_file in launch_file_kinds():
         if launch_file.read is not None and launch_file.matches(config):
             return read_with_options(launch_file, launch_file.read, config, source_file, options)
     key_list = ", ".join(str(config_key)[:30] for config_key in list(config)[:4])
     raise InputError(
-        f"{name_in_errors}: is no launch file: it has {key_list or 'nothing'}; expected {launch_files()}{SERVER_FILES}"
+        f"{name_in_errors}: is no launch file: it has {key_list or 'nothing'}; "
+        f"expected {launch_file_titles()}{SERVER_FILES}"
     )
 
 
@@ -443,7 +444,7 @@ def _read_by_arguments(
     known_programs = " or ".join(file_kind.arguments_of for file_kind in argument_readers)
     raise InputError(
         f"{name_in_errors}: no command runs with arguments of {known_programs}{reason_text}{runs_programs}; expected "
-        f"{SETTINGS_ADVICE}, or {launch_files()}{SERVER_FILES}"
+        f"{SETTINGS_ADVICE}, or {launch_file_titles()}{SERVER_FILES}"
     )
 
 

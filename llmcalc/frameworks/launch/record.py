@@ -510,7 +510,7 @@ class LaunchReader:
             **launch_fields,
         )
 
-    def with_records(self, launched_run: Launch) -> Launch:
+    def with_recorded_arguments(self, launched_run: Launch) -> Launch:
         """Returns a run from another reader of this file, with the arguments that this reader has recorded."""
         return replace(
             launched_run,

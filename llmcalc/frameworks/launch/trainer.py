@@ -172,7 +172,7 @@ def launch_as_trainer(reader: LaunchReader, config: Table, model_id: str) -> Lau
     reader.check_unknown()
     launched_run = read_trainer(config, reader.source)
     frozen_model = reader.frozen_model_on(launched_run.layout)
-    return replace(reader.with_records(launched_run), target=model_id, frozen=frozen_model)
+    return replace(reader.with_recorded_arguments(launched_run), target=model_id, frozen=frozen_model)
 
 
 def known_argument_names() -> frozenset[str]:

@@ -228,7 +228,7 @@ def argument_pairs(arguments_text: str) -> dict[str, Any]:
                 is_cut_off = True
                 continue
             position = pair_match.start("value") + len(container_text)
-            printed_value = _literal(container_text)
+            printed_value = _literal_value(container_text)
         values_by_name.setdefault(pair_match["name"], printed_value)
     return values_by_name
 
@@ -245,7 +245,7 @@ def _container_text(arguments_text: str, start: int) -> str:
     return ""
 
 
-def _literal(container_text: str) -> Any:
+def _literal_value(container_text: str) -> Any:
     """Returns the list or table that Python printed as this text; the text where it has other objects."""
     try:
         literal_value = ast.literal_eval(container_text)

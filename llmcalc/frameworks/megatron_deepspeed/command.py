@@ -87,7 +87,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         launched_run = read_megatron(megatron_table, source_file)
         if EMBEDDING_NORM in arguments:
             launched_run = replace(launched_run, spec=_with_embedding_norm(launched_run.spec))
-        return reader.with_records(launched_run)
+        return reader.with_recorded_arguments(launched_run)
 
 
 def _with_embedding_norm(spec: ModelSpec | None) -> ModelSpec | None:

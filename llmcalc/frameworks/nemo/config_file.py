@@ -146,7 +146,7 @@ def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
         launched_run = read_megatron(
             arguments, replace(source_file, world_size=devices, script=f"pretrain_{model_type}.py", arguments=())
         )
-        return replace(reader.with_records(launched_run), ignored=tuple(reader.ignored))
+        return replace(reader.with_recorded_arguments(launched_run), ignored=tuple(reader.ignored))
 
 
 def _model_values(reader: LaunchReader, config: Table, overrides_by_key: Mapping[str, Any]) -> dict[str, Any]:

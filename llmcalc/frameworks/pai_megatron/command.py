@@ -59,7 +59,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         _set_vocabulary(reader, arguments, megatron_table)
         if "--disable-vision-class-token" in arguments:
             reader.notes.append("the vision tower, which is beside the language model, is not counted")
-        return reader.with_records(read_megatron(megatron_table, source_file))
+        return reader.with_recorded_arguments(read_megatron(megatron_table, source_file))
 
 
 def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], megatron_table: dict[str, Any]) -> None:

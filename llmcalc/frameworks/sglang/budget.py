@@ -581,7 +581,7 @@ def memory(server: SGLangServer) -> EngineMemory:
         max_model_len=request_length,
         devices=server.device_count,
         block_size=page_tokens,
-        assumed=server.assumed,
+        assumed=server.assumed_flags,
         settings=server.settings,
         layout=server.whole_layout,
         notes=tuple(

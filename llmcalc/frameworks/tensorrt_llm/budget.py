@@ -114,7 +114,7 @@ class TensorRTLLMServer(EngineServer):
             self.preset, self.layout, self.layout.rank(pp=stage_number), self.flags.get("quantize"), self.dtype
         )
 
-    def stored_weights(self, rank: EngineRank) -> int:
+    def stored_weights_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of the weights, with RoPE tables and copies of MLA's up-projections."""
         return rank.weight_bytes + rank.rope_table_elements(is_scaled=False) * ROPE_BYTES + rank.up_projection_size * 2
 
@@ -154,7 +154,7 @@ class TensorRTLLMServer(EngineServer):
         """Returns the memory of one rank of a pipeline stage."""
         rank = self.rank_of_stage(stage_number)
         memory_outside_torch = self.engine_record.overhead_outside_torch(self.hardware, self.tp * self.pp)
-        weight_bytes = self.logged_or_computed_bytes("weights", self.stored_weights(rank))
+        weight_bytes = self.logged_or_computed_bytes("weights", self.stored_weights_bytes(rank))
         activation_bytes = self.logged_or_computed_bytes("profile_run", self.dummy_run_bytes(rank))
         outside_bytes = self.logged_or_computed_bytes("non_torch", memory_outside_torch.mib * MIB)
         peak_bytes = weight_bytes + activation_bytes + outside_bytes
@@ -214,7 +214,7 @@ def memory(server: TensorRTLLMServer) -> EngineMemory:
         max_model_len=max_seq_len,
         devices=server.device_count,
         block_size=block_tokens,
-        assumed=server.assumed,
+        assumed=server.assumed_flags,
         settings=server.settings,
         layout=server.layout,
         notes=tuple(filter(None, (server.version.note, *_cache_notes(server, tokens, bool(startup_error))))),

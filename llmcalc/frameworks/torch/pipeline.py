@@ -137,10 +137,10 @@ class ModelChunk(TrainingRun):
         """Stores the tokens of all micro-batches of a step."""
         self.step_tokens = tokens
 
-    def _batch(self) -> None:
+    def _allocate_batch(self) -> None:
         """Assigns views of the step's token ids to the chunk's inputs."""
         if self.step_tokens is None:
-            super()._batch()
+            super()._allocate_batch()
             return
         training_config, program_inputs = self.training, self.lowering.inputs
         program_inputs[TOKENS] = Tensor((training_config.batch, training_config.seq), INT64, self.step_tokens.storage)

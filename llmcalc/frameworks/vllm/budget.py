@@ -125,7 +125,7 @@ class VLLMServer(VLLMSettings):
         if videos_as_images is not None and not has_chunked_images(self.preset.model):
             videos_as_images = None
         if videos_as_images is not None:
-            free_bytes = self.free_bytes_at_start - self.stored_weights(self.rank_of_stage(0))
+            free_bytes = self.free_bytes_at_start - self.stored_weights_bytes(self.rank_of_stage(0))
             chunk_bytes = min(free_bytes // 2, self.total_memory // 10) if videos_as_images.reads_chunks else 0
         encoder_request = EncoderRequest(
             tokens=self.max_num_batched_tokens,
@@ -160,7 +160,7 @@ class VLLMServer(VLLMSettings):
         graphs_ratio = self.second_runner.graphs_ratio if self.second_runner is not None else 1
         return self.graphs.estimated_bytes(self.engine_record.cuda_graphs, rank, split_buffer_bytes, graphs_ratio)
 
-    def stored_weights(self, rank: EngineRank) -> int:
+    def stored_weights_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of vLLM's stored weights, with RoPE tables, padded experts and copies for MLA."""
         rank.check_divided_blocks()
         rope_element_bytes = 4 if self.has_model_class(self.engine_record.float32_tables) else self.element_bytes
@@ -265,7 +265,7 @@ class VLLMServer(VLLMSettings):
             "non_torch", memory_outside_torch.mib * MIB + self.penalty_bytes(rank)
         )
         budget = math.ceil(self.utilization * self.total_memory)
-        weight_bytes = self.stored_weights(rank)
+        weight_bytes = self.stored_weights_bytes(rank)
         if self.draft is not None:
             weight_bytes += self.draft.weight_bytes + self.draft.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
         weight_bytes += adapter_bytes(rank, self.flags, self.element_bytes, self.version_numbers)
@@ -372,7 +372,7 @@ def memory(server: VLLMServer) -> EngineMemory:
         max_model_len=longest_tokens,
         devices=server.device_count,
         block_size=kv_pool.block_size,
-        assumed=server.assumed,
+        assumed=server.assumed_flags,
         settings=server.settings,
         layout=server.whole_layout,
         most_sequences=fullest_stage.blocks
