@@ -105,18 +105,18 @@ def open_whole_file(output_path: Path, option_name: str) -> Iterator[TextIOWrapp
         except OSError as error:
             raise _unwritable_file_error(output_path, option_name, error) from None
         return
-    target = output_path.resolve()
+    resolved_path = output_path.resolve()
     with _run_finally_on_signals():
         try:
-            file_descriptor, temporary_name = tempfile.mkstemp(dir=target.parent, prefix=".llmcalc-")
+            file_descriptor, temporary_name = tempfile.mkstemp(dir=resolved_path.parent, prefix=".llmcalc-")
         except OSError as error:
             raise _unwritable_file_error(output_path, option_name, error) from None
         partial_file = Path(temporary_name)
         try:
             with os.fdopen(file_descriptor, "w", encoding="utf-8") as output_stream:
                 yield output_stream
-            partial_file.chmod(target.stat().st_mode if target.exists() else 0o666 & ~_current_umask())
-            partial_file.replace(target)
+            partial_file.chmod(resolved_path.stat().st_mode if resolved_path.exists() else 0o666 & ~_current_umask())
+            partial_file.replace(resolved_path)
         finally:
             partial_file.unlink(missing_ok=True)
 

@@ -94,32 +94,35 @@ class OutputOptions(NamedTuple):
         command_answer: ReportedAnswer,
         table_name: str | None = None,
         preset: Preset | None = None,
-        **display: bool,
+        **display_options: bool,
     ) -> None:
         """Writes the report of an answer. Exit code 1 if a check fails or nothing fits.
 
-        preset: the model that errors of the report name; default none. display: `notes` and `listing`, as of `show`.
+        preset: the model that errors of the report name; default none.
+        display_options: `notes` and `listing`, as of `show`.
         """
         from ..sources.preset import name_in_errors
 
         with nullcontext() if preset is None else name_in_errors(preset):
             report = command_answer.report()
-        self.show(report, table_name, **display)
+        self.show(report, table_name, **display_options)
         if not command_answer.ok:
             raise typer.Exit(1)
 
-    def show(self, report: Report, table_name: str | None = None, notes: bool = False, listing: bool = False) -> None:
+    def show(
+        self, report: Report, table_name: str | None = None, notes: bool = False, is_listing: bool = False
+    ) -> None:
         """Writes the answer to the file or to stdout. Warnings go to stderr if the format has no notes.
 
         table_name: name of the table to write; default all.
         notes: whether all rows and notes are printed without the option too.
-        listing: whether the answer is a list, of which all rows are printed.
+        is_listing: whether the answer is a list, of which all rows are printed.
         """
         format_writer = WRITERS[self.fmt]
         if table_name is not None:
             report = report.with_only_table(table_name)
         is_brief = not (notes or self.notes)
-        if is_brief and self.fmt == "table" and not listing and table_name is None:
+        if is_brief and self.fmt == "table" and not is_listing and table_name is None:
             from ..reports.screen import trim_to_screen
 
             report = trim_to_screen(report)

@@ -136,11 +136,11 @@ TENSORS = MemoryTerm("tensors", 0, "exact", ON_META, TORCH)
 class RecordReplay(Protocol):
     """A function that records replays of a model, each on a separate allocator."""
 
-    def __call__(self, repeats_by_stack: Mapping[int, int], workspace: int, /) -> Sequence[RecordedEvents]:
+    def __call__(self, repeats_by_stack: Mapping[int, int], workspace_bytes: int, /) -> Sequence[RecordedEvents]:
         """Records replays with the given numbers of layer-pattern repeats.
 
         repeats_by_stack: stack → repeats of its pattern; stacks that are not there run whole.
-        workspace: bytes of one cuBLAS workspace.
+        workspace_bytes: bytes of one cuBLAS workspace.
         """
 
 
@@ -217,13 +217,13 @@ def summarize_memory(
     is_complete: whether all layers were replayed on the allocator; default true.
     """
     allocation_place, peak = replay_result.peak
-    workspaces = peak.kinds["overhead"]
-    bytes_by_kind = peak.kinds | {"overhead": workspaces + replay_result.slop}
+    workspace_bytes = peak.kinds["overhead"]
+    bytes_by_kind = peak.kinds | {"overhead": workspace_bytes + replay_result.slop}
     allocated_bytes = peak.bytes + replay_result.slop
     reserved_bytes = max(replay_result.reserved, allocated_bytes)
     allocator_evidence = _allocator_evidence(is_complete, replay_result.micro_batches)
     return DeviceMemory(
-        exact_bytes=peak.bytes - workspaces,
+        exact_bytes=peak.bytes - workspace_bytes,
         peak_bytes=allocated_bytes,
         after_step_bytes=replay_result.after + replay_result.slop_after,
         reserved_bytes=reserved_bytes,
@@ -233,9 +233,9 @@ def summarize_memory(
         timeline=tuple(module_peaks(replay_result, stacks)),
         moments=bytes_by_phase_and_kind(replay_result.peaks),
         terms=(
-            replace(tensors, bytes=peak.bytes - workspaces),
+            replace(tensors, bytes=peak.bytes - workspace_bytes),
             MemoryTerm(
-                "cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True
+                "cuBLAS workspaces", workspace_bytes, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True
             ),
             MemoryTerm("rounding to blocks", replay_result.slop, *allocator_evidence, TORCH, True),
             MemoryTerm("free blocks", reserved_bytes - allocated_bytes, "estimate", allocator_evidence[1], TORCH, True),

@@ -78,13 +78,15 @@ def _bytes_of_lower_outputs(spec: ModelSpec, encoder_name: str, run_config: RunC
     encoder_name: the encoder's name.
     """
     encoder: Any = spec.towers[encoder_name]
-    elements = 0
+    output_elements = 0
     for _, tower, readable_towers in towers_before(spec.towers):
         if tower.type != "projector" or tower.lower_layer is None or encoder_name not in readable_towers:
             continue
         if tower.lower_layer < encoder.stack.num_hidden_layers - 1:
-            elements += run_config.rows(MergedPatchRows(side=tower.merge, frames=tower.frames)) * tower.output_width
-    return elements * DTYPES[dtype].bytes
+            output_elements += (
+                run_config.rows(MergedPatchRows(side=tower.merge, frames=tower.frames)) * tower.output_width
+            )
+    return output_elements * DTYPES[dtype].bytes
 
 
 def unreplayed_encoders(spec: ModelSpec, encoded_inputs: EncodedInputs) -> list[str]:

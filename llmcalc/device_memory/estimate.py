@@ -171,9 +171,9 @@ class Memory:
 
     def _replay(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
         """Replays the run on the caching allocator of an accelerator with this runtime."""
-        attention, training_run, encoders = self._counted_run_on(cuda_runtime)
+        attention, training_run, encoder_peaks = self._counted_run_on(cuda_runtime)
         unreplayed_bytes, tensors = self._unreplayed_bytes(), self.tensors(attention)
-        device = training_run.memory(cuda_runtime.context, unreplayed_bytes, tensors, encoders)
+        device = training_run.memory(cuda_runtime.context, unreplayed_bytes, tensors, encoder_peaks)
         if self.settings.phase != "training":
             return device
         device = with_paged_states(device, self.states)
@@ -219,7 +219,7 @@ class Memory:
 
     def _recorded_training(self, cuda_runtime: CudaRuntime) -> RecordReplay:
         training_config = replace(self.training(cuda_runtime), pages_states=True)
-        return lambda repeats, workspace: [record_training(self.spec, training_config, repeats, workspace)]
+        return lambda repeats, workspace_bytes: [record_training(self.spec, training_config, repeats, workspace_bytes)]
 
     def _inference_passes(self, attention: AttentionImplementation, cuda_runtime: CudaRuntime) -> list[InferenceConfig]:
         """Returns the configurations of the inference passes, with an accelerator's kernels.
@@ -229,9 +229,9 @@ class Memory:
         replayed_passes = inference_passes(self.settings, self.spec, self.states, attention)
         if attention != "sdpa":
             return replayed_passes
-        capability = cuda_runtime.capability
+        compute_capability = cuda_runtime.capability
         return [
-            replace(inference_config, choices=replace(inference_config.choices, capability=capability))
+            replace(inference_config, choices=replace(inference_config.choices, capability=compute_capability))
             for inference_config in replayed_passes
         ]
 
@@ -242,8 +242,8 @@ class Memory:
             """Records the passes separately, and counts their tensors."""
             return CountedRun(
                 self.spec,
-                lambda repeats, workspace: [
-                    self._recorded_passes(pass_config, repeats, workspace) for pass_config in pass_configs
+                lambda repeats, workspace_bytes: [
+                    self._recorded_passes(pass_config, repeats, workspace_bytes) for pass_config in pass_configs
                 ],
                 cuda_runtime,
                 self.settings.recompute_choice().every,
@@ -258,15 +258,15 @@ class Memory:
         return self._counted_runs[run_key]
 
     def _recorded_passes(
-        self, inference_config: InferenceConfig, repeats_by_stack: Mapping[int, int], workspace: int
+        self, inference_config: InferenceConfig, repeats_by_stack: Mapping[int, int], workspace_bytes: int
     ) -> RecordedEvents:
         """Returns the recorded passes with this workspace size, shared by ranks with equal keys."""
         if not isinstance(self.spec, RankModel):
-            return record_inference(self.spec, inference_config, repeats_by_stack, workspace)
+            return record_inference(self.spec, inference_config, repeats_by_stack, workspace_bytes)
         run_key = rank_recording_key(self.spec, repeats_by_stack), inference_config
         if run_key not in self._recordings:
             self._recordings[run_key] = record_inference(self.spec, inference_config, repeats_by_stack, LARGE_WORKSPACE)
-        return self._recordings[run_key].with_workspace(workspace)
+        return self._recordings[run_key].with_workspace(workspace_bytes)
 
     def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
         """Returns bytes that the replay does not allocate: decoded weights, a paged cache, image and audio encoders."""

@@ -109,10 +109,10 @@ class MemoryUse:
     def _adapters_and_copies(self) -> tuple[tuple[list[TrainedTensor], str], tuple[list[TrainedTensor], str]]:
         """Returns the tensors of adapters and of trained module copies, with number formats."""
         assert self.adapters is not None
-        tree, included_parts = self.count.tree, self.count.include
+        model_tree, included_parts = self.count.tree, self.count.include
         adapters, module_copies = (
-            self.adapters.adapters(tree, included_parts),
-            self.adapters.trained_copies(tree, included_parts),
+            self.adapters.adapters(model_tree, included_parts),
+            self.adapters.trained_copies(model_tree, included_parts),
         )
         return (adapters, self.adapter_dtype), (module_copies, self.dtype)
 

@@ -140,13 +140,13 @@ class TrainingRun:
         spec: ModelSpec,
         training_config: TrainingConfig,
         repeats_by_stack: Mapping[int, int] | None = None,
-        workspace: int = 0,
+        workspace_bytes: int = 0,
         memory_meter: Meter | EventRecorder | None = None,
         program: Flow | None = None,
     ) -> None:
         self.spec: ModelSpec = spec
         self.training: TrainingConfig = training_config
-        self.workspace: int = workspace
+        self.workspace: int = workspace_bytes
         self.workspaces: list[Storage] = []
         self.meter: Meter | EventRecorder = Meter() if memory_meter is None else memory_meter
         self.graph: AutogradGraph = AutogradGraph(self.meter)
@@ -374,8 +374,8 @@ def replay(
     spec: ModelSpec,
     training_config: TrainingConfig,
     device: Device | None = None,
-    repeats: Mapping[int, int] | None = None,
-    workspace: int = 0,
+    repeats_by_stack: Mapping[int, int] | None = None,
+    workspace_bytes: int = 0,
 ) -> ReplayResult:
     """Replays the set-up and two training steps. Raises `Unsupported` for an operation without a kernel.
 
@@ -383,7 +383,9 @@ def replay(
     repeats, workspace: as in `TrainingRun`.
     """
     memory_meter = Meter(device)
-    return replay_steps(TrainingRun(spec, training_config, repeats, workspace, memory_meter), memory_meter)
+    return replay_steps(
+        TrainingRun(spec, training_config, repeats_by_stack, workspace_bytes, memory_meter), memory_meter
+    )
 
 
 class TrainingSteps(Protocol):
@@ -479,16 +481,16 @@ def replay_shorter_on_allocator(
 
 
 def record_training(
-    spec: ModelSpec, training_config: TrainingConfig, layers: Mapping[int, int] | None = None, workspace: int = 0
+    spec: ModelSpec, training_config: TrainingConfig, layers: Mapping[int, int] | None = None, workspace_bytes: int = 0
 ) -> RecordedEvents:
     """Records set-up and two steps for `RepeatAnalysis`. repeats, workspace: as in `TrainingRun`."""
     recorded_steps = None
     if not (training_config.keeps_gradients or training_config.optimizer_in_backward):
         recorded_steps = _record_passes_once(
-            TrainingRun(spec, training_config, layers, workspace, memory_meter := EventRecorder()), memory_meter
+            TrainingRun(spec, training_config, layers, workspace_bytes, memory_meter := EventRecorder()), memory_meter
         )
     return recorded_steps or record_two_steps(
-        TrainingRun(spec, training_config, layers, workspace, memory_meter := EventRecorder()), memory_meter
+        TrainingRun(spec, training_config, layers, workspace_bytes, memory_meter := EventRecorder()), memory_meter
     )
 
 

@@ -184,8 +184,10 @@ class Stage3Run(ZeroRun):
         self.elements += parameter.count
         module_parameters = self.coordinator.modules[parameter.module]
         if all(
-            sibling.full_param.grad is not None or sibling in self.bucket or not sibling.full_param.leaf
-            for sibling in module_parameters
+            sibling_parameter.full_param.grad is not None
+            or sibling_parameter in self.bucket
+            or not sibling_parameter.full_param.leaf
+            for sibling_parameter in module_parameters
         ):
             self.coordinator.after_backward(parameter.module)
 

@@ -266,12 +266,12 @@ class Engine:
         """
         limit_field = self.field_of("--users")
         users_of_rank = -(-users // flags.get("data_parallel_size", 1))
-        limit = flags.get(limit_field, users_of_rank)
-        if limit < users_of_rank:
+        request_limit = flags.get(limit_field, users_of_rank)
+        if request_limit < users_of_rank:
             raise InputError(
-                f"--users {users}: {self.spelling(limit_field)} says {limit}; expected at least {users_of_rank}"
+                f"--users {users}: {self.spelling(limit_field)} says {request_limit}; expected at least {users_of_rank}"
             )
-        return flags | {limit_field: limit}
+        return flags | {limit_field: request_limit}
 
     def memory_on(
         self, preset: Preset, hardware: Hardware, engine_version: EngineVersion, flags: Mapping[str, Any]

@@ -104,15 +104,15 @@ class Flag(NamedTuple):
             )
         return value_text.lower() if self.kind == "word" else value_text
 
-    def _read_keys(self, table: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _read_keys(self, flag_table: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns a table with the values of `key_kinds` read. Raises `InputError`, which names flag and key."""
-        unset_keys = {key for key, _ in self.key_kinds if table.get(key) is None}
+        unset_keys = {key for key, _ in self.key_kinds if flag_table.get(key) is None}
         read_values = {
-            key: Flag((f"{self.names[0]}: {key}",), key_kind, least=0).read_value(table[key])
+            key: Flag((f"{self.names[0]}: {key}",), key_kind, least=0).read_value(flag_table[key])
             for key, key_kind in self.key_kinds
-            if key not in unset_keys and not (key_kind == "numbers" and table[key] == [])
+            if key not in unset_keys and not (key_kind == "numbers" and flag_table[key] == [])
         }
-        return {key: read_values.get(key, value) for key, value in table.items() if key not in unset_keys}
+        return {key: read_values.get(key, value) for key, value in flag_table.items() if key not in unset_keys}
 
     def _check_bounds(self, checked_number: int) -> int:
         if not self.least <= checked_number <= self.most:

@@ -363,10 +363,10 @@ class EngineRank:
                 continue
             if isinstance(node_op, ExpertLinear):
                 expert_layers += int(tree_node.times) if tree_node.node.name != "gate_proj" else 0
-                top_k, width, number, input_width = (
-                    int(size) for size in (node_op.top_k, node_op.n_out, node_op.num_experts, node_op.n_in)
+                top_k, width, expert_count, input_width = (
+                    int(op_size) for op_size in (node_op.top_k, node_op.n_out, node_op.num_experts, node_op.n_in)
                 )
-                experts = RankExperts(top_k, width, number, input_width, expert_layers)
+                experts = RankExperts(top_k, width, expert_count, input_width, expert_layers)
             elif isinstance(node_op, Linear) and tree_node.kind == "feed_forward":
                 dense_width, is_gated = max(
                     (dense_width, is_gated), (int(node_op.n_out), tree_node.node.name == "gate_proj" or is_gated)
@@ -523,14 +523,17 @@ def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -
             yield RopeTable(float(position_encoding.rope_theta), int(rotated_dims), table_rows)
 
 
-def _table_rows(scaling: Mapping[str, Any], position_count: int, video_factor: int) -> int:
+def _table_rows(rope_scaling: Mapping[str, Any], position_count: int, video_factor: int) -> int:
     """Returns the rows of a table of cosines and sines (`get_rope` of vLLM and of SGLang).
 
-    scaling: the config's `rope_parameters`. Scaled positions are linear or dynamic multiples of the model's, or YaRN's
+    rope_scaling: the config's `rope_parameters`. Its positions are linear or dynamic multiples of the model, or YaRN's
     multiples of the original ones; LongRoPE has a table for either.
     """
-    rope_type = scaling.get("rope_type", scaling.get("type", "default"))
-    scaling_factor, original_positions = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+    rope_type = rope_scaling.get("rope_type", rope_scaling.get("type", "default"))
+    scaling_factor, original_positions = (
+        rope_scaling.get("factor"),
+        rope_scaling.get("original_max_position_embeddings"),
+    )
     scaled_rows: float = position_count
     if rope_type in ("linear", "dynamic") and isinstance(scaling_factor, int | float):
         scaled_rows = position_count * scaling_factor
@@ -542,4 +545,4 @@ def _table_rows(scaling: Mapping[str, Any], position_count: int, video_factor: i
         scaled_rows = original_positions * scaling_factor
     elif rope_type == "longrope" and isinstance(original_positions, int):
         scaled_rows = position_count + original_positions
-    return int(scaled_rows) * (video_factor if "mrope_section" in scaling else 1)
+    return int(scaled_rows) * (video_factor if "mrope_section" in rope_scaling else 1)

@@ -148,10 +148,10 @@ def counted_rank(
     if rank not in counted_ranks:
         earlier_ranks = counted_ranks.values()
         cp_rank = sharded_setup.layout.coordinates(rank).cp
-        equal_rank = next((counted for counted in earlier_ranks if counted.equal_in_ring == cp_rank), None)
+        equal_rank = next((peer for peer in earlier_ranks if peer.equal_in_ring == cp_rank), None)
         if equal_rank is None:
             new_rank = _count_rank(sharded_setup, cuda_runtime)
-            same_events = (counted for counted in earlier_ranks if counted.recordings == new_rank.recordings)
+            same_events = (peer for peer in earlier_ranks if peer.recordings == new_rank.recordings)
             equal_rank = next(same_events, new_rank)
         else:
             EFFORT.units += equal_rank.recording_units  # a search ends where it would with each rank recorded
@@ -184,7 +184,7 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
     context_ring = context_parallel_ring(layout, rank)
     rank_training = replace(sharded_setup.training, seq=sequence_tokens_of_rank(layout, sharded_setup.training.seq))
 
-    def record_few_layers(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
+    def record_few_layers(layers: Mapping[int, int], workspace_bytes: int) -> Sequence[RecordedEvents]:
         """Creates a run with the given number of layers."""
         if layers and fsdp_settings.prefetch > 1:
             raise NotRepeating(f"the first and last {fsdp_settings.prefetch} layers gather others than those between")
@@ -196,7 +196,7 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
                 fsdp_settings,
                 layout.reshard,
                 layers,
-                workspace,
+                workspace_bytes,
                 program,
                 context_ring,
             )

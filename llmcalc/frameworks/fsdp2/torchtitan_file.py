@@ -298,13 +298,17 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layers: int) -> tuple[Sche
     if split_layers is not None:
         return schedules_by_name[schedule_name], len(split_layers) // pp, split_layers
     if "parallelism" not in job_config.data:
-        base, remaining_layers = divmod(layers, pp * vpp)
-        if base < 1:
+        layers_per_chunk, remaining_layers = divmod(layers, pp * vpp)
+        if layers_per_chunk < 1:
             raise job_config.reading.wrong(
                 "experimental.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers"
             )
-        middle_stages = [base + (i < remaining_layers) for i in range(pp * vpp - 2)]
-        return schedules_by_name[schedule_name], vpp, (base, *middle_stages, layers - base - sum(middle_stages))
+        middle_stages = [layers_per_chunk + (i < remaining_layers) for i in range(pp * vpp - 2)]
+        return (
+            schedules_by_name[schedule_name],
+            vpp,
+            (layers_per_chunk, *middle_stages, layers - layers_per_chunk - sum(middle_stages)),
+        )
     if layers_per_stage is not None:
         stage_layers = integer_of(
             job_config.reading, "parallelism.pipeline_parallel_layers_per_stage", layers_per_stage

@@ -47,9 +47,10 @@ class BufferSizes(NamedTuple):
     def plus(self, further_buffers: BufferSizes) -> BufferSizes:
         """Returns the sums of these buffers and further ones, such as those of a draft model, by device."""
 
-        def add_sizes(sizes: Mapping[str, int], further_sizes: Mapping[str, int]) -> dict[str, int]:
+        def add_sizes(bytes_by_device: Mapping[str, int], further_sizes: Mapping[str, int]) -> dict[str, int]:
             return {
-                device: sizes.get(device, 0) + further_sizes.get(device, 0) for device in {**sizes, **further_sizes}
+                device: bytes_by_device.get(device, 0) + further_sizes.get(device, 0)
+                for device in {**bytes_by_device, **further_sizes}
             }
 
         return BufferSizes(*map(add_sizes, self, further_buffers))
@@ -103,8 +104,8 @@ class GgmlServer(GgmlSettings):
         """The compute buffer of the encoder of images by device, for the image at start."""
         if self.encoder_shape is None:
             return {}
-        flash = self.rules.encoder == "flash" and self.uses_flash_attention
-        return encoder_buffers(self.encoder_shape, encoder_device(self.flags, self.devices), flash)
+        has_flash_attention = self.rules.encoder == "flash" and self.uses_flash_attention
+        return encoder_buffers(self.encoder_shape, encoder_device(self.flags, self.devices), has_flash_attention)
 
     def model_buffers(self, tensor_placement: TensorDevices) -> dict[str, int]:
         """Returns device → bytes of tensors, including an image encoder."""

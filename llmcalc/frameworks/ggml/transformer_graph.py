@@ -130,12 +130,12 @@ class ModelGraph:
         return Tensor(tensor_bytes, operation_name="weight", device=weight_device)
 
     def _new_tensor(
-        self, dimensions: tuple[int, ...], *sources: Tensor, element_bytes: int = F32, may_move: bool = False
+        self, dimensions: tuple[int, ...], *source_tensors: Tensor, element_bytes: int = F32, may_move: bool = False
     ) -> Tensor:
         tensor_bytes = element_bytes
         for dimension in dimensions:
             tensor_bytes *= dimension
-        return Tensor(tensor_bytes, sources, "new", (*dimensions, element_bytes), may_move=may_move)
+        return Tensor(tensor_bytes, source_tensors, "new", (*dimensions, element_bytes), may_move=may_move)
 
     def _new_tensor_in_format(self, dimensions: tuple[int, ...], block_bytes: int, *source_tensors: Tensor) -> Tensor:
         """Returns a new tensor in a number format with `block_bytes` bytes per 256 elements."""
@@ -497,14 +497,14 @@ class ModelGraph:
     def network(
         self, i: int, name_suffix: str, inner_width: int, is_gated: bool, input_tensor: Tensor, tokens: int
     ) -> Tensor:
-        up = self.matmul(f"blk.{i}.ffn_up{name_suffix}.weight", i, inner_width, input_tensor, tokens)
+        up_output = self.matmul(f"blk.{i}.ffn_up{name_suffix}.weight", i, inner_width, input_tensor, tokens)
         if is_gated:
-            up = self.apply_gate(
-                self.matmul(f"blk.{i}.ffn_gate{name_suffix}.weight", i, inner_width, input_tensor, tokens), up
+            up_output = self.apply_gate(
+                self.matmul(f"blk.{i}.ffn_gate{name_suffix}.weight", i, inner_width, input_tensor, tokens), up_output
             )
         else:
-            up = self._inplace(up, up)
-        return self.matmul(f"blk.{i}.ffn_down{name_suffix}.weight", i, self.hidden, up, tokens)
+            up_output = self._inplace(up_output, up_output)
+        return self.matmul(f"blk.{i}.ffn_down{name_suffix}.weight", i, self.hidden, up_output, tokens)
 
     def experts(self, i: int, layer: LayerShape, input_tensor: Tensor, tokens: int) -> Tensor:
         expert_count, k, expert_width = layer.experts, layer.top_k, layer.expert_width
@@ -516,11 +516,11 @@ class ModelGraph:
             )
 
         logits = self.matmul(f"blk.{i}.ffn_gate_inp.weight", i, expert_count, input_tensor, tokens)
-        probabilities = self._inplace(logits, logits)
-        sorted_experts = self._new_tensor((expert_count, tokens), probabilities, element_bytes=I32)
+        router_probs = self._inplace(logits, logits)
+        sorted_experts = self._new_tensor((expert_count, tokens), router_probs, element_bytes=I32)
         chosen_experts = self._view(sorted_experts, None)
         expert_weights = self._new_tensor(
-            (1, k, tokens), self._view(probabilities, (1, expert_count, tokens)), chosen_experts
+            (1, k, tokens), self._view(router_probs, (1, expert_count, tokens)), chosen_experts
         )
         if self.rules.store_rows:
             self.graph.add_operations(expert_weights)

@@ -215,9 +215,9 @@ WRAPPERS = {
 def _training_loop_advice(file_text: str) -> str:
     """Returns what to type for a Python file with a training loop of its own, with the model that it names."""
     loaded_model = re.search(r"\.from_pretrained\(\s*[\"']([\w.-]{1,60}/[\w.-]{1,60})[\"']", file_text)
-    target = "TARGET" if loaded_model is None else loaded_model[1]
+    target_word = "TARGET" if loaded_model is None else loaded_model[1]
     options = next((options for pattern, options in WRAPPERS.items() if re.search(pattern, file_text)), "")
-    return f"{target} in its place, {SETTINGS_ADVICE.removeprefix('TARGET ')}{options and f' {options}'}"
+    return f"{target_word} in its place, {SETTINGS_ADVICE.removeprefix('TARGET ')}{options and f' {options}'}"
 
 
 @cache

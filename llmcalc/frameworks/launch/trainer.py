@@ -362,11 +362,11 @@ def _low_rank_optimizer(
     named_optimizer: the argument that names the optimizer, and the name.
     """
     optimizer_argument, optimizer_name = named_optimizer
-    family = LOW_RANK_OPTIMIZERS[optimizer_name.removesuffix("_layerwise")]
+    optimizer_family = LOW_RANK_OPTIMIZERS[optimizer_name.removesuffix("_layerwise")]
     written_targets = config.get("optim_target_modules") or ()
     target_list = [written_targets] if isinstance(written_targets, str) else list(written_targets)
-    targets = {re.sub(r"[^a-z_]", "", str(target)).removeprefix("self_") for target in target_list}
-    if targets != {"attn", "mlp"}:  # "all-linear" has the output head too
+    target_names = {re.sub(r"[^a-z_]", "", str(module_target)).removeprefix("self_") for module_target in target_list}
+    if target_names != {"attn", "mlp"}:  # "all-linear" has the output head too
         reader.unknown["optim_target_modules"] = "[attn, mlp] alone is modelled"
     written_arguments = config.get("optim_args") or {}
     pairs = re.findall(r"\b(\w++) *+= *+([\w.]+)", written_arguments) if isinstance(written_arguments, str) else ()
@@ -377,7 +377,7 @@ def _low_rank_optimizer(
     rank_text = str(reader.value(arguments, "rank", 128))
     if re.fullmatch(r"[1-9][0-9]{0,4}", rank_text) is None:
         raise reader.wrong("optim_args", f"rank {shown(rank_text)[:60]}; expected a whole number of 1 to 99,999")
-    settings: dict[str, Any] = {"optimizer": f"{family}-r{rank_text}", "optimizer_impl": "loop"}
+    settings: dict[str, Any] = {"optimizer": f"{optimizer_family}-r{rank_text}", "optimizer_impl": "loop"}
     if not optimizer_name.endswith("_layerwise"):
         return settings
     if run_settings["num_microbatches"] > 1:

@@ -47,9 +47,9 @@ def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
     training_script = next((script for script in SCRIPTS if script.signs & config.keys()), None)
     if training_script is None:
         return config
-    for argument_name, reason in training_script.refused.items():
+    for argument_name, refusal_reason in training_script.refused.items():
         if config.get(argument_name) in BOOLEANS:
-            reader.unknown[argument_name] = f"{reason} not modelled"
+            reader.unknown[argument_name] = f"{refusal_reason} not modelled"
     trainer_arguments = training_script.translated(reader, config)
     reader.filled_in |= {
         argument_name: argument_value
@@ -60,8 +60,10 @@ def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
     reader.ignored += sorted(training_script.ignored & config.keys())
     reader.notes += [f"{training_script.title}: its own arguments are read as those of the Trainer"]
     reader.notes += [training_script.note] * bool(training_script.note)
-    others = {name: argument_value for name, argument_value in config.items() if name not in own_names}
-    return {**others, **trainer_arguments}
+    other_arguments = {
+        argument_key: argument_value for argument_key, argument_value in config.items() if argument_key not in own_names
+    }
+    return {**other_arguments, **trainer_arguments}
 
 
 FILLED_IN = ("optim", "per_device_train_batch_size", "gradient_accumulation_steps", "max_length", "lora_r", "dtype")
@@ -113,9 +115,9 @@ def _arguments_of_peft(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _arguments_of_qlora(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    length = reader.integer(config, "source_max_len", 1024) + reader.integer(config, "target_max_len", 256)
+    sequence_length = reader.integer(config, "source_max_len", 1024) + reader.integer(config, "target_max_len", 256)
     arguments: dict[str, Any] = {
-        "max_length": length,
+        "max_length": sequence_length,
         "optim": config.get("optim", "paged_adamw_32bit"),
         "per_device_train_batch_size": reader.integer(config, "per_device_train_batch_size", 1),
         "gradient_accumulation_steps": reader.integer(config, "gradient_accumulation_steps", 16),

@@ -42,17 +42,17 @@ def _convert_batch_line(line: str) -> str:
     if _BATCH_WITHOUT_PROGRAMS.match(line):
         return ""
     line = re.sub(r"%([A-Za-z_]\w*)%", r"${\1}", line.removeprefix("@").replace("%~dp0", "./"))
-    variable = _BATCH_SET.match(line)
-    if variable is not None:
-        return f'export {variable[1]}="{variable[2]}"'
+    set_match = _BATCH_SET.match(line)
+    if set_match is not None:
+        return f'export {set_match[1]}="{set_match[2]}"'
     line = _BATCH_START.sub("", line, count=1) if _BATCH_START.match(line) else line
     return f"{line[:-1]}\\" if line.endswith("^") else line
 
 
 def _convert_powershell_line(line: str) -> str:
     line = line.strip().replace("\\", "/")
-    variable = _POWERSHELL_SET.match(line)
-    if variable is not None:
-        return f"{'export ' if variable[1] else ''}{variable[2]}={variable[3]}"
+    set_match = _POWERSHELL_SET.match(line)
+    if set_match is not None:
+        return f"{'export ' if set_match[1] else ''}{set_match[2]}={set_match[3]}"
     line = re.sub(r"\$env:([A-Za-z_]\w*)", r"${\1}", line.removeprefix("&").lstrip(), flags=re.IGNORECASE)
     return f"{line[:-1]}\\" if line.endswith("`") else line

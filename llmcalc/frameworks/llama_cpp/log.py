@@ -136,7 +136,9 @@ def read_log(log_text: LogText) -> ParsedLog | None:
             (buffer_name for buffer_name, line_hints in FAILURES.items() if log_text.lines_with(*line_hints)), ""
         )
         failed_buffer = failed_buffer or _largest_buffer(memory_terms)
-    formats = {PLAIN_FORMATS.get(log_values.last_text(term_name), "") for term_name in ("key_format", "value_format")}
+    cache_formats = {
+        PLAIN_FORMATS.get(log_values.last_text(term_name), "") for term_name in ("key_format", "value_format")
+    }
     is_ik_fork = not is_ollama and any(term_name in log_values for term_name in IK_FLAGS)
     program_name = "ollama" if is_ollama else "ik_llama.cpp" if is_ik_fork else "llama.cpp"
     build_text = "" if is_ollama else log_values.last_text("build")
@@ -161,7 +163,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         else "",
         oom_flag="num_ctx" if is_ollama else "--ctx-size",
         cache_tokens=max(log_values.whole_numbers("ctx_size"), default=0),
-        cache_dtype=formats.pop() if len(formats) == 1 else "",
+        cache_dtype=cache_formats.pop() if len(cache_formats) == 1 else "",
     )
 
 

@@ -63,7 +63,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
         if fsdp_table.get("activation_cpu_offload"):
             run_settings["offload_activations"] = True
         is_sharded = bool(fsdp_table) and world_size > 1
-        formats, reduction_format = _number_formats(reader, config, fsdp_table, is_sharded)
+        number_formats, reduction_format = _number_formats(reader, config, fsdp_table, is_sharded)
         if is_sharded:
             reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
         spec, model_name = None, ""
@@ -73,7 +73,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
             model_name = str(model.get("pretrained_model_name_or_path") or "")[:200]
         reduction_settings = TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None
         return sharded_launch(
-            reader, world_size, run_settings | formats, reduction_settings, spec=spec, target=model_name
+            reader, world_size, run_settings | number_formats, reduction_settings, spec=spec, target=model_name
         )
 
 

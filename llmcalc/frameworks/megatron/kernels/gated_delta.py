@@ -32,9 +32,9 @@ class DeltaKernels(MambaKernels):
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs a gated DeltaNet mixer."""
-        alternatives = [module_item for module_item in module_scope.items if isinstance(module_item, Alternatives)]
+        branch_items = [module_item for module_item in module_scope.items if isinstance(module_item, Alternatives)]
         branch_steps = [
-            operation for module_item in alternatives for operation in next(iter(module_item.branches.values())).steps()
+            operation for module_item in branch_items for operation in next(iter(module_item.branches.values())).steps()
         ]
         delta_step = next(
             (

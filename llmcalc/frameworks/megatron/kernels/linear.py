@@ -139,9 +139,11 @@ class LinearKernels(RankKernels):
         """Runs fused column-parallel layers, and assigns an output to each layer."""
         fused_steps = self.fused_column_steps(operation)
         output_widths = [fused_step.outs[0].width for fused_step in fused_steps]
-        product = self.column_linear(operation, x, sum(output_widths[1:], output_widths[0]))
-        layer_outputs = self.split_product(fused_steps, product, output_widths) if len(fused_steps) > 1 else [product]
-        del product, x
+        linear_output = self.column_linear(operation, x, sum(output_widths[1:], output_widths[0]))
+        layer_outputs = (
+            self.split_product(fused_steps, linear_output, output_widths) if len(fused_steps) > 1 else [linear_output]
+        )
+        del linear_output, x
         for fused_step, layer_output in zip(fused_steps, layer_outputs, strict=True):
             if fused_step is operation:
                 self.bind(fused_step.outs[0], layer_output)

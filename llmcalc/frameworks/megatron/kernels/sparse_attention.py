@@ -404,9 +404,9 @@ def _masked_log_softmax(aten: Aten, scores: Tensor) -> Tensor:
     masked_scores = aten.new_tensor(scores.shape, FLOAT32)
     del invalid_keys
     zero_tensor = aten.like(masked_scores)
-    _safe = aten.like(masked_scores, zero_tensor)
+    safe_scores = aten.like(masked_scores, zero_tensor)
     del zero_tensor
-    log_probs = aten.like(_safe)
+    log_probs = aten.like(safe_scores)
     _invalid_log_probs = aten.new_tensor(scores.shape, BOOL)
     return aten.like(log_probs)
 
