@@ -182,13 +182,13 @@ def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
     repeated_names = sorted(options.keys() & call_arguments.keys())
     if repeated_names:
         raise InputError(f"options: {repeated_names[0]} is an argument too; expected it once")
-    is_of_engine = "engine" in call_arguments or "launch" in call_arguments
+    is_engine_question = "engine" in call_arguments or "launch" in call_arguments
     _check_arguments(
         tool.arguments,
         {
             option_key: option_value
             for option_key, option_value in options.items()
-            if option_key in tool.arguments or not is_of_engine
+            if option_key in tool.arguments or not is_engine_question
         },
     )
     call_arguments |= options

@@ -63,10 +63,10 @@ def extrapolate_layers(
             second_peak = longer_run.peaks[allocation_place]
             third_peak = longer_run.peaks[stacks[stack_index].place_in_later_repeat(allocation_place, 1)]
             bytes_per_repeat[allocation_place] = third_peak.bytes - second_peak.bytes
-            last_place = stacks[stack_index].place_in_later_repeat(
+            last_layer_place = stacks[stack_index].place_in_later_repeat(
                 allocation_place, stacks[stack_index].repeats - SHORT_RUN_REPEATS
             )
-            last_peaks[last_place] = peak = extrapolated_result.peaks[allocation_place].copy()
+            last_peaks[last_layer_place] = peak = extrapolated_result.peaks[allocation_place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[stack_index].repeats - SHORT_RUN_REPEATS)
     peaks = {
         _module_in_full_model(allocation_place, stacks): peak
@@ -96,8 +96,8 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
     def place_under_phase_name(allocation_place: AllocationPlace) -> AllocationPlace | None:
         """Renames the place's pass to the phase; None if the module also has a peak in the phase's highest pass."""
         phase_name = allocation_place.phase.partition(" ")[0]
-        highest_place = allocation_place._replace(phase=phase_by_name[phase_name])
-        if highest_place == allocation_place or highest_place not in replay_result.peaks:
+        place_of_phase = allocation_place._replace(phase=phase_by_name[phase_name])
+        if place_of_phase == allocation_place or place_of_phase not in replay_result.peaks:
             return allocation_place._replace(phase=phase_name)
         return None
 
@@ -157,14 +157,14 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
     replay_result: from `extrapolate_layers`, or of a run of all layers.
     """
     module_peaks: list[tuple[str, str, int]] = []
-    stack_places: list[tuple[AllocationPlace, int]] = []
+    stack_peaks: list[tuple[AllocationPlace, int]] = []
     block_stack: LayerStack | None = None
 
     def add_stack_peaks() -> None:
         """Adds the module peaks of a stack to `module_peaks`, for every listed layer."""
         if block_stack is None:
             return
-        phase = stack_places[0][0].phase
+        phase = stack_peaks[0][0].phase
         stack_prefix, prefix_length = f"{block_stack.path}.", len(block_stack.path)
         peaks_by_place = [
             (
@@ -173,7 +173,7 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
                 bytes,
                 replay_result.slopes.get(allocation_place, 0),
             )
-            for allocation_place, bytes in stack_places
+            for allocation_place, bytes in stack_peaks
         ]
         last_repeat = block_stack.repeats - SHORT_RUN_REPEATS
         listed_repeats = sorted(
@@ -191,7 +191,7 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
                     for layer_index, path, bytes, bytes_per_repeat in peaks_by_place
                 ]
             )
-        stack_places.clear()
+        stack_peaks.clear()
 
     repeated_stacks = (
         [layer_stack for layer_stack in stacks if layer_stack.is_extrapolated] if replay_result.slopes else []
@@ -208,12 +208,12 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
         layer_stack = next(
             (layer_stack for layer_stack in repeated_stacks if layer_stack.is_in_second_repeat(allocation_place)), None
         )
-        if layer_stack is not block_stack or (stack_places and stack_places[0][0].phase != allocation_place.phase):
+        if layer_stack is not block_stack or (stack_peaks and stack_peaks[0][0].phase != allocation_place.phase):
             add_stack_peaks()
             block_stack = layer_stack
         if layer_stack is None:
             module_peaks.append((allocation_place.phase, node_path(allocation_place, stacks), peak.bytes))
         else:
-            stack_places.append((allocation_place, peak.bytes))
+            stack_peaks.append((allocation_place, peak.bytes))
     add_stack_peaks()
     return module_peaks

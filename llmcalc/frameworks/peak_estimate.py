@@ -411,10 +411,10 @@ class PeakEstimate:
     def static_bytes(self, layout: Layout, stage: Stage, only_gradients: bool = False) -> int:
         """Returns a stage's bytes of weights, gradients and optimizer states, or of the gradients alone."""
         parameters = self.stage_parameters(layout, stage)
-        weight_bytes, gradient_bytes, optimizer_bytes, adamw_extra = self.per_parameter
+        weight_bytes, gradient_bytes, optimizer_bytes, adamw_extra_bytes = self.per_parameter
         if only_gradients:
-            weight_bytes = optimizer_bytes = adamw_extra = 0
-        static_bytes = adamw_extra * (parameters.outside_layers + parameters.experts)
+            weight_bytes = optimizer_bytes = adamw_extra_bytes = 0
+        static_bytes = adamw_extra_bytes * (parameters.outside_layers + parameters.experts)
         for parameter_count, shards in ((parameters.dense, layout.shards), (parameters.experts, layout.expert_shards)):
             static_bytes += parameter_count * weight_bytes / (shards if layout.zero == 3 else 1)
             static_bytes += parameter_count * gradient_bytes / (shards if layout.zero >= 2 else 1)
@@ -688,12 +688,15 @@ def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = Fal
     if memory_use.optimizer is not None and memory_estimate.settings.lora_rank is None:
         states_per_parameter = optimizer(memory_use.optimizer.name).per_element(has_flat_parameters)
         if states_per_parameter is not None:
-            bytes_per_matrix_element, adamw_extra = (
+            bytes_per_matrix_element, adamw_extra_bytes = (
                 states_count * packed_bytes(1, memory_use.optimizer.dtype) for states_count in states_per_parameter
             )
             master_bytes = memory_use.master_weights / n
             return BytesPerParameter(
-                memory_use.weights / n, memory_use.gradients / n, bytes_per_matrix_element + master_bytes, adamw_extra
+                memory_use.weights / n,
+                memory_use.gradients / n,
+                bytes_per_matrix_element + master_bytes,
+                adamw_extra_bytes,
             )
     state_bytes = 0 if memory_use.optimizer is None else memory_use.optimizer.bytes
     return BytesPerParameter(
@@ -703,14 +706,14 @@ def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = Fal
 
 def estimate_with_torch_kernels(
     memory_estimate: Memory,
-    per_parameter: BytesPerParameter,
+    parameter_bytes: BytesPerParameter,
     training_config: TrainingConfig,
     transient_bytes_of: TransientBytesOfRank,
     pads_rows: bool = False,
 ) -> PeakEstimate:
     """Returns the memory estimate of a framework whose modules run torch's kernels.
 
-    per_parameter: bytes per parameter.
+    parameter_bytes: bytes per parameter.
     training_config: the training that its modules compute.
     transient_bytes_of: counts the transient bytes of a rank.
     pads_rows: whether shards are equally many rows of every tensor, rounded up.
@@ -720,7 +723,7 @@ def estimate_with_torch_kernels(
     frees_gradients = not memory_estimate.training().keeps_gradients
     return PeakEstimate(
         memory_estimate.spec,
-        per_parameter,
+        parameter_bytes,
         measure_passes,
         memory_estimate.states.count.include,
         fixed_bytes,

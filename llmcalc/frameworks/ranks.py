@@ -114,8 +114,8 @@ class Cluster:
         """
         layers = sum(layer_stack.num_hidden_layers for _, layer_stack in self.spec.stacks())
         replayed_batches = self.micro_batches if self.framework.replays_every_micro_batch else 1
-        is_long = layers > MOST_LAYERS_OF_ALL_STAGES or layers * replayed_batches > MOST_PASSES_OF_ALL_STAGES
-        return self.ranks_that_may_need_most if self.trains and is_long else self._rank_of_each_stage
+        is_long_replay = layers > MOST_LAYERS_OF_ALL_STAGES or layers * replayed_batches > MOST_PASSES_OF_ALL_STAGES
+        return self.ranks_that_may_need_most if self.trains and is_long_replay else self._rank_of_each_stage
 
     @property
     def _rank_of_each_stage(self) -> tuple[int, ...]:
@@ -304,7 +304,10 @@ def _with_frozen_model(
         device_bytes=device_memory.device_bytes + frozen_bytes,
         peak_at=device_memory.peak_at._replace(bytes=device_memory.peak_at.bytes + frozen_bytes),
         by_kind=with_frozen_bytes(device_memory.by_kind),
-        timeline=tuple(point._replace(bytes=point.bytes + frozen_bytes) for point in device_memory.timeline),
+        timeline=tuple(
+            timeline_point._replace(bytes=timeline_point.bytes + frozen_bytes)
+            for timeline_point in device_memory.timeline
+        ),
         moments={
             phase_name: with_frozen_bytes(bytes_by_kind) for phase_name, bytes_by_kind in device_memory.moments.items()
         },

@@ -59,7 +59,7 @@ def ask_compare(
     )  # the same for all
     if users is not None and hardware is None:
         raise InputError("--users: is of the time of a token; expected --hardware too")
-    device_load = None if hardware is None else DecodingLoad(hardware.title, users or 1)
+    decoding_load = None if hardware is None else DecodingLoad(hardware.title, users or 1)
     compared_quantities = []
     for preset, parameter_count in compared_models:
         with name_in_errors(preset):
@@ -73,7 +73,7 @@ def ask_compare(
         (compared_models[model_index][0], compared_quantities[model_index])
         for model_index in sort_order(compared_quantities, sort_key)
     ]
-    return ReportedAnswer(tuple(sorted_models), lambda: report(sorted_models, layout, decoding_load=device_load))
+    return ReportedAnswer(tuple(sorted_models), lambda: report(sorted_models, layout, decoding_load=decoding_load))
 
 
 def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dtype: str) -> TimedRun | None:

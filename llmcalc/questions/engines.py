@@ -65,8 +65,8 @@ class EngineQuestion:
         except InputError as error:
             if self.launch is None or str(error).startswith((self.launch.where, "--hardware")):
                 raise
-            is_about_sizes = self.has_sizes_of_name and isinstance(error, ImpossibleLayout)
-            size_remark = self.preset.remark_on_sizes(self.launch.target) if is_about_sizes else ""
+            is_size_error = self.has_sizes_of_name and isinstance(error, ImpossibleLayout)
+            size_remark = self.preset.remark_on_sizes(self.launch.target) if is_size_error else ""
             raise InputError(f"{self.launch.location}: {error}{size_remark}") from None
 
     def engine_uses(self, includes_changes: bool = True) -> Iterator[EngineUse]:
@@ -217,8 +217,8 @@ def _target_in_format_of_file(preset: Preset, server: LaunchedServer) -> tuple[P
     quantization_scheme = None if is_other_model or has_stated_scheme else scheme_in_name(server.target, preset)
     if quantization_scheme is None:
         return preset, None
-    origin = f"{shown(server.target)} of {server.location}"
-    note = f"the model is TARGET, in {quantization_scheme}, as {origin} says; --quantize replaces it"
+    target_origin = f"{shown(server.target)} of {server.location}"
+    note = f"the model is TARGET, in {quantization_scheme}, as {target_origin} says; --quantize replaces it"
     return preset.model_copy(update={"notes": (*preset.notes, note)}), quantization_scheme
 
 

@@ -212,11 +212,11 @@ def memory_question(
     from ..frameworks.launch.adapter_targets import translate_targets
     from ..frameworks.launch.read import read_launch
 
-    gpu = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
+    gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
     date = version_date(run_options.layout.framework_version or "")
     options = _options_beside_file(run_options.settings, run_options.layout)
     launched_run = read_launch(
-        launch_file, run_options.layout.devices, allow_unknown, release_date=date, gpu_name=gpu, options=options
+        launch_file, run_options.layout.devices, allow_unknown, release_date=date, gpu_name=gpu_name, options=options
     )
     if is_setting_given("phase") and run_options.settings.phase != "training":
         raise InputError(f"--phase: {launched_run.where} starts training; remove the option")

@@ -55,9 +55,9 @@ def ask_serve(
         )
         server_study = replace(server_study, device=device, stack=software_stack)
     server_search = server_study.find_servers()
-    is_found = server_search.chosen is not None
+    has_chosen_server = server_search.chosen is not None
     return ReportedAnswer(
-        server_search, lambda: with_calibration(report(server_study, server_search), calibration), is_found
+        server_search, lambda: with_calibration(report(server_study, server_search), calibration), has_chosen_server
     )
 
 

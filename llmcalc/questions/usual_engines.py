@@ -144,13 +144,13 @@ class UsualEngine:
         device_bytes = self.device_bytes(users)
         if device_bytes is None:
             return None
-        fit = MemoryFit(self.hardware, device_bytes)
+        memory_fit = MemoryFit(self.hardware, device_bytes)
         batch = self._largest_fitting_users(self.device_bytes, users, MOST_BATCH)
         seq = self._largest_fitting_users(
             lambda tokens: replace(self, seq=tokens).device_bytes(users), self.seq, MOST_SEQ
         )
         memory_changes: list[SettingChange] = []
-        if fit.verdict == "no":
+        if memory_fit.verdict == "no":
             for settings in chain(*single_changes(run_memory, self.hardware, batch, seq)):
                 formats = {format_field: settings[format_field] for format_field in FORMATS if format_field in settings}
                 changed_engine = replace(self, seq=settings.get("seq", self.seq), options={**self.options, **formats})
@@ -158,7 +158,7 @@ class UsualEngine:
                 if needed_bytes is not None and needed_bytes < device_bytes:
                     memory_changes.append(SettingChange(cli_options(settings), MemoryFit(self.hardware, needed_bytes)))
         memory_changes.sort(key=lambda memory_change: memory_change.fit.verdict == "no")
-        return FitAnswer(run_memory, fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
+        return FitAnswer(run_memory, memory_fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
 
     def _largest_fitting_users(self, bytes_of_users: Callable[[int], int | None], user_count: int, maximum: int) -> int:
         """Returns the largest number whose bytes fit; a number with unknown bytes counts as too large."""

@@ -86,11 +86,11 @@ def diff(
         {} if preset is None else _quantities_of_model(preset, seq, dtype) for preset in (earlier_preset, later_preset)
     )
     quantities: list[QuantityChange] = []
-    for quantity_name, (_, unit) in {**new_figures, **old_figures}.items():
+    for quantity_name, (_, quantity_unit) in {**new_figures, **old_figures}.items():
         (old_value, _), (new_value, _) = (
-            model_figures.get(quantity_name, (None, unit)) for model_figures in (old_figures, new_figures)
+            model_figures.get(quantity_name, (None, quantity_unit)) for model_figures in (old_figures, new_figures)
         )
-        quantities.append(QuantityChange(quantity_name, old_value, new_value, unit))
+        quantities.append(QuantityChange(quantity_name, old_value, new_value, quantity_unit))
     return ModelDifference(
         earlier_preset,
         later_preset,
@@ -174,10 +174,10 @@ def _with_default_head_sizes(description_fields: dict[str, Any]) -> dict[str, An
         attention, _, field_name = path.rpartition(".")
         if field_name != "num_attention_heads" or f"{attention}.head_dim" not in description_fields:
             continue
-        ancestors = (attention.rsplit(".", depth)[0] for depth in range(1, attention.count(".") + 1))
+        ancestor_paths = (attention.rsplit(".", depth)[0] for depth in range(1, attention.count(".") + 1))
         head_widths = (
             description_fields[field_path]
-            for field_path in (*(f"{ancestor}.hidden_size" for ancestor in ancestors), "hidden_size")
+            for field_path in (*(f"{ancestor_path}.hidden_size" for ancestor_path in ancestor_paths), "hidden_size")
             if description_fields.get(field_path)
         )
         head_fields = {"num_key_value_heads": head_count, "head_dim": next(head_widths, 0) // head_count or None}

@@ -265,10 +265,10 @@ def _number_at_capacity(excess_by_value: Mapping[int, int], highest_fitting: int
         (candidate_number for candidate_number in excess_by_value if candidate_number < highest_fitting),
         default=highest_fitting,
     )
-    excess_rise = excess_by_value[highest_fitting] - excess_by_value[lower_number]
+    excess_difference = excess_by_value[highest_fitting] - excess_by_value[lower_number]
     return (
-        highest_fitting + (highest_fitting - lower_number) * -excess_by_value[highest_fitting] // excess_rise
-        if excess_rise > 0
+        highest_fitting + (highest_fitting - lower_number) * -excess_by_value[highest_fitting] // excess_difference
+        if excess_difference > 0
         else WIDEN * highest_fitting
     )
 

@@ -259,11 +259,11 @@ def _hardware_option(
 
     for run_index, device_run in enumerate(device_runs):
         byte_lower_bounds = device_run.lower_bounds(hardware, default_runtime)
-        too_many_bytes = next(
+        excessive_run_bytes = next(
             (byte_count for byte_count in byte_lower_bounds if byte_count > hardware.capacity_bytes), None
         )
-        if too_many_bytes is not None:
-            too_large_runs.append((too_many_bytes, run_index, device_run))
+        if excessive_run_bytes is not None:
+            too_large_runs.append((excessive_run_bytes, run_index, device_run))
         elif (hardware_option := try_run(run_index, device_run)) is not None and hardware_option.fit.verdict == "fits":
             return hardware_option
     while too_large_runs:

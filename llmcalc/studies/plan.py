@@ -526,7 +526,7 @@ class LayoutOrder:
         A candidate that does not fit, or has no replay, is tried again with more recomputation, at the place where that
         stands in order.
         """
-        too_large: list[Candidate] = []
+        too_large_candidates: list[Candidate] = []
         while len(plan.feasible) < row_limit and waiting_candidates and plan.replays < row_limit + FURTHER_REPLAYS:
             if plan.replays and self.budget.is_spent():
                 plan.ended_early = True
@@ -539,11 +539,11 @@ class LayoutOrder:
             elif (recomputing_candidate := self._with_more_recomputation(candidate)) is not None:
                 waiting_candidates = self._sort_candidates([*waiting_candidates, recomputing_candidate])
             elif isinstance(replay_result, Candidate):
-                too_large.append(replay_result)
+                too_large_candidates.append(replay_result)
             else:
                 self.layouts.refuse(replay_result)
         plan.unreplayed = waiting_candidates
-        return too_large
+        return too_large_candidates
 
     def _replay_with_messages(self, candidate: Candidate) -> Candidate | InputError:
         """Returns a candidate with replayed and sent bytes, or the error if either cannot be computed."""
@@ -581,11 +581,11 @@ class LayoutOrder:
         Layouts that remain when the budget's share is spent have the error `UNTRIED`, but those that surely do not fit.
         """
         candidates_or_errors: list[Candidate | InputError | None] = [None] * len(layouts)
-        too_large = [self._has_too_large_static_bytes(layout) for layout, _ in layouts]
-        for i in sorted(range(len(layouts)), key=lambda i: (too_large[i], -layouts[i][0].pp)):
+        too_large_flags = [self._has_too_large_static_bytes(layout) for layout, _ in layouts]
+        for i in sorted(range(len(layouts)), key=lambda i: (too_large_flags[i], -layouts[i][0].pp)):
             if self.budget.is_spent(SHARE_OF_ESTIMATES) and self._measured:
-                candidates_or_errors[i] = None if too_large[i] else InputError(UNTRIED)
-            elif not too_large[i] or _kernel_layout_sizes(layouts[i][0]) not in self._measured:
+                candidates_or_errors[i] = None if too_large_flags[i] else InputError(UNTRIED)
+            elif not too_large_flags[i] or _kernel_layout_sizes(layouts[i][0]) not in self._measured:
                 try:
                     candidates_or_errors[i] = self._fitting_candidate(*layouts[i], self.recomputations, needs_fit=True)
                 except InputError as error:
@@ -684,7 +684,7 @@ class LayoutOrder:
         return recomputed_candidate if recomputed_candidate is not None and recomputed_candidate.may_fit else None
 
     def _all_unfit_candidates(
-        self, refused_candidates: list[Candidate], too_large: list[tuple[Layout, int]]
+        self, refused_candidates: list[Candidate], too_large_layouts: list[tuple[Layout, int]]
     ) -> list[Candidate]:
         """Returns all candidates that do not fit, including layouts that were too large to be estimated earlier.
 
@@ -696,7 +696,7 @@ class LayoutOrder:
         def least_need(layout_run: tuple[Layout, int]) -> tuple[bool, int]:
             return self._has_too_large_static_bytes(layout_run[0]), self._least_layout_bytes(*layout_run)
 
-        for layout, micro_batches in sorted(too_large, key=least_need):
+        for layout, micro_batches in sorted(too_large_layouts, key=least_need):
             if refused_layouts and self.budget.is_spent(SHARE_OF_ESTIMATES):
                 break
             try:

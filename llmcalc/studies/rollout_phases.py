@@ -180,8 +180,8 @@ class _PhaseCalculator:
         assert self.engine is not None
         for memory_term in self.engine.terms:
             if memory_term.name != "budget" and (not term_names or memory_term.name in term_names):
-                status: Status = "estimate" if memory_term.status == "measured" else memory_term.status
-                yield PhaseTerm(f"engine_{memory_term.name}", memory_term.bytes, status, memory_term.source)
+                term_status: Status = "estimate" if memory_term.status == "measured" else memory_term.status
+                yield PhaseTerm(f"engine_{memory_term.name}", memory_term.bytes, term_status, memory_term.source)
 
     def _idle_engine(self) -> Iterator[PhaseTerm]:
         """Yields the terms of the idle engine; in the same process, training reuses the engine's activation blocks."""

@@ -264,9 +264,9 @@ def _kaplan_n(parameter_count: ParameterCount) -> int:
 
 def _definitions_of_n(parameter_count: ParameterCount) -> Iterator[tuple[str, str, str, str, int]]:
     """Yields the common definitions of N: (key, name, counted parameters in words, source, N)."""
-    has_inactive = parameter_count.active != parameter_count.total
-    name_suffix = ", N non-embedding" + (" active" if has_inactive else "")
+    has_inactive_parameters = parameter_count.active != parameter_count.total
+    name_suffix = ", N non-embedding" + (" active" if has_inactive_parameters else "")
     yield "kaplan", "Kaplan §2.1", name_suffix, "Kaplan 2020, §2.1", _kaplan_n(parameter_count)
-    if has_inactive:
+    if has_inactive_parameters:
         yield "active", "active parameters", "", "the same with every active parameter", parameter_count.active
     yield "total", "all parameters", "", "the same with every parameter", parameter_count.total

@@ -238,7 +238,7 @@ class TrainingTimes:
             + wait_seconds
             + host_wait_seconds
         )
-        parts_of_run = part_seconds | ({"layer waits": wait_seconds * seconds_scale} if wait_seconds else {})
+        seconds_by_part = part_seconds | ({"layer waits": wait_seconds * seconds_scale} if wait_seconds else {})
         return TimedRun(
             self.memory.spec,
             "training",
@@ -252,7 +252,7 @@ class TrainingTimes:
             NumberFormats(step_plan.dtype),
             step_plan,
             self.range(float(timed_step.seconds), layout, micro_batches),
-            parts_of_run,
+            seconds_by_part,
             tuple((float(run_count * seconds_scale), operation) for run_count, operation in repeated_operations),
             hidden_host=host_wait_seconds * seconds_scale,
             include=step_plan.include,

@@ -426,8 +426,8 @@ def _left_out_errors(linear_fit: LinearizedRuns) -> list[float]:
     fit_count = min(run_count, MOST_ESTIMATES // run_count)
     log_errors = [0.0] * run_count
     for first_index in range(fit_count):
-        left_out = range(first_index, run_count, fit_count)
-        errors_of_all = linear_fit.errors(astuple(fit_factors(linear_fit.without_runs(left_out))))
-        for run_index in left_out:
+        left_out_indices = range(first_index, run_count, fit_count)
+        errors_of_all = linear_fit.errors(astuple(fit_factors(linear_fit.without_runs(left_out_indices))))
+        for run_index in left_out_indices:
             log_errors[run_index] = errors_of_all[run_index]
     return log_errors

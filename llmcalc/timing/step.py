@@ -202,16 +202,16 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
         return kernel_seconds + host_wait(timed_pass, time_stack, layer, backward, kernel_seconds) + layer_wait
 
     forward_passes = [seconds(layer, backward=False) for layer in layers]
-    seconds_of_both = [forward_passes[layer] + seconds(layer, backward=True) for layer in layers]
+    both_pass_seconds = [forward_passes[layer] + seconds(layer, backward=True) for layer in layers]
     recomputed_modules = step_plan.recompute_core, step_plan.recompute_nodes
     if any(recomputed_modules):
         check_node_names(step_plan.recompute_nodes, _modules_of_layers(timed_pass))
-        seconds_of_both = [
-            seconds_of_both[layer] + timed_pass.recomputed_seconds(layer, *recomputed_modules) for layer in layers
+        both_pass_seconds = [
+            both_pass_seconds[layer] + timed_pass.recomputed_seconds(layer, *recomputed_modules) for layer in layers
         ]
     return LayerCosts(
         tuple(pass_work.layer_kinds),
-        seconds_of_both,
+        both_pass_seconds,
         forward_passes,
         timed_pass.layer_seconds(BEFORE),
         timed_pass.layer_seconds(AFTER),
@@ -295,8 +295,8 @@ def pipeline_ranks(
     """Computes the seconds of the slowest and of the average pipeline rank, and the most parameters of a rank."""
     layers = rank_layers(costs.kinds, pp, vpp, stage_sizes)
     seconds = [
-        seconds_of_both + recompute * forward_seconds
-        for seconds_of_both, forward_seconds in zip(costs.both_passes, costs.forward_passes, strict=True)
+        both_pass_seconds + recompute * forward_seconds
+        for both_pass_seconds, forward_seconds in zip(costs.both_passes, costs.forward_passes, strict=True)
     ]
     ranks = [_weighted_sum(layer_counts, seconds) for layer_counts in layers]
     ranks[0] = ranks[0] + costs.start_seconds

@@ -179,10 +179,10 @@ class TimedPass:
             return 0
         divided_parts = ("product", "norm") if rank_pass.sequence_parallel else ("product",)
         return sum(
-            kernel.times * operations[part][backward]
+            kernel.times * operations[divided_part][backward]
             for kernel in self.work.kernels
-            for part in divided_parts
-            if kernel.layer == layer and part in (kernel.kind, kernel.verb)
+            for divided_part in divided_parts
+            if kernel.layer == layer and divided_part in (kernel.kind, kernel.verb)
         )
 
     @property
@@ -415,8 +415,8 @@ class TimeEstimator:
         """
         bits = self.formats.weight_bits
         if kernel.in_16_bits:
-            wide_bits = bits if self.formats.dtype == QUANTIZED else max(16.0, bits)
-            bits = wide_bits if self.formats.head_bits is None else self.formats.head_bits
+            wide_format_bits = bits if self.formats.dtype == QUANTIZED else max(16.0, bits)
+            bits = wide_format_bits if self.formats.head_bits is None else self.formats.head_bits
         return elements * bits / 8 / (self.stack.expert_weights if kernel.kind == "experts" else 1.0)
 
     def experts_read(self, kernel: Kernel) -> Number:

@@ -663,9 +663,9 @@ class WorkRecorder(PlacementTracker):
         reread_elements = read_elements if any(operation.verb in READ_AGAIN for operation in elementwise_group) else 0
         module_path, repeats = self.where, self.repeats
         self.where, self.repeats = self.group_position
-        moved_of_passes = moved_elements, moved_elements + reread_elements
+        moved_by_pass = moved_elements, moved_elements + reread_elements
         kernel = self._add_kernel(
-            "elementwise", eager_verb(elementwise_group[0]), moved_elements=moved_of_passes, launches=(1, 1)
+            "elementwise", eager_verb(elementwise_group[0]), moved_elements=moved_by_pass, launches=(1, 1)
         )
         kernel.times *= 1 if self.rank_pass.fused else eager_repeats(elementwise_group[0])
         self.where, self.repeats = module_path, repeats

@@ -40,7 +40,7 @@ class PaddedSquareRows(Rows):
         if not isinstance(workload, EncoderPass):
             raise TypeError(f"{self.name}: how many there are is not known without an encoder's pass")
         patch_rows, patch_columns = (
-            ceil_div(patches, self.side) * self.side for patches in (workload.rows, workload.columns)
+            ceil_div(patch_count, self.side) * self.side for patch_count in (workload.rows, workload.columns)
         )
         return times(patch_rows, patch_columns)
 

@@ -86,14 +86,14 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
 
     aten, (row_count, column_count) = optimizer_step.t, gradient.shape
     shape = (rank, column_count) if is_projected_from_the_right(gradient) else (row_count, rank)
-    float_gradient = aten.to(gradient, FLOAT32)
+    fp32_gradient = aten.to(gradient, FLOAT32)
     random_matrix = aten.new_tensor(shape, FLOAT32)
     if dtype is FLOAT32:
         with optimizer_step.counting_as_states():
             return aten.like(random_matrix)
     scaled_matrix = aten.like(random_matrix)
     del random_matrix
-    optimizer_step.write(scaled_matrix, float_gradient)
+    optimizer_step.write(scaled_matrix, fp32_gradient)
     with optimizer_step.counting_as_states():
         return aten.like(scaled_matrix, dtype=dtype)
 

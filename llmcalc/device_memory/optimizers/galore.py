@@ -81,7 +81,7 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     aten, (row_count, column_count) = optimizer_step.t, gradient.shape
     shorter_side = min(row_count, column_count)
     rank, is_right_projection = min(rank, shorter_side), is_projected_from_the_right(gradient)
-    float_gradient = aten.to(gradient, FLOAT32)
+    fp32_gradient = aten.to(gradient, FLOAT32)
     is_float32 = dtype is FLOAT32
     left_vectors = aten.new_tensor((row_count, shorter_side), FLOAT32) if is_right_projection else None  # U
     with optimizer_step.counting_as_states():
@@ -95,7 +95,7 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     diagonal_matrix = aten.new_tensor((rank, rank), FLOAT32)
     projector_product = aten.new_tensor((row_count, rank) if is_right_projection else (rank, column_count), FLOAT32)
     del diagonal_matrix
-    optimizer_step.write(projector_product, float_gradient, left_vectors, right_vectors, singular_values)
+    optimizer_step.write(projector_product, fp32_gradient, left_vectors, right_vectors, singular_values)
     if is_float32:
         return square_matrix
     with optimizer_step.counting_as_states():

@@ -169,8 +169,12 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
             "seq": reader.integer(config, "sequence_len", 512),
         }
         run_settings |= optimizer_with_targets(reader, config, "optimizer", "adamw_torch_fused", run_settings)
-        dtype_16b = _sixteen_bit_format(reader, config)
-        run_settings |= {"precision": "fp32"} if dtype_16b is None else {"dtype": dtype_16b, "master_weights": "none"}
+        sixteen_bit_dtype = _sixteen_bit_format(reader, config)
+        run_settings |= (
+            {"precision": "fp32"}
+            if sixteen_bit_dtype is None
+            else {"dtype": sixteen_bit_dtype, "master_weights": "none"}
+        )
         run_settings |= _kernel_settings(reader, config)
         run_settings |= _adapter_settings(reader, config)
         _check_overrides(reader, config)
@@ -181,7 +185,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         if config.get("reward_model"):
             run_settings |= pair_settings(reader, "reward", run_settings)
         world_size, parallelism_config = _devices_and_group_sizes(reader, config)
-        arguments = {**_trainer_arguments(config, dtype_16b), "parallelism_config": parallelism_config}
+        arguments = {**_trainer_arguments(config, sixteen_bit_dtype), "parallelism_config": parallelism_config}
         model_id = str(config["base_model"] or "")
         return trainer_launch(reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS)
 
@@ -429,8 +433,8 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: Mapp
     if loss not in PREFERENCES:
         reader.unknown["rl"] = f"'{loss[:30]}' is not modelled; {', '.join(PREFERENCES)}, kto are"
         return {}
-    caches_reference = reader.flag(config, "precompute_ref_log_probs")
-    return pair_settings(reader, PREFERENCES[loss], run_settings, caches_reference=caches_reference)
+    has_cached_reference = reader.flag(config, "precompute_ref_log_probs")
+    return pair_settings(reader, PREFERENCES[loss], run_settings, has_cached_reference=has_cached_reference)
 
 
 def _trainer_arguments(config: Table, sixteen_bit_dtype: str | None) -> dict[str, Any]:

@@ -363,8 +363,10 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {}
     if str(optimizer_type).lower() in STAGE_0_ALONE:
         zero_stage = reader.table(config, "zero_optimization").get("stage", 0)
-        is_half = any(reader.table(config, format_name).get("enabled") for format_name in ("fp16", "bf16", "bfloat16"))
-        if zero_stage or not is_half:
+        is_half_precision = any(
+            reader.table(config, format_name).get("enabled") for format_name in ("fp16", "bf16", "bfloat16")
+        )
+        if zero_stage or not is_half_precision:
             reader.unknown["optimizer.type"] = (
                 f"{shown(optimizer_type)} is modelled in stage 0 with 16-bit weights alone"
             )

@@ -140,7 +140,7 @@ def _replay_on_allocator(
         replay_result, host_memory, replay_units = stored_runs[result_key]
         EFFORT.units += replay_units  # a search ends where it would with each rank replayed
         return replay_result, host_memory
-    units_before = EFFORT.units
+    effort_before = EFFORT.units
     replayed_rank: ReplayedRank | None = stored_runs.pop(rank_key, None)  # by the other kind of allocator
     if replayed_rank is None:
         replayed_rank = replay_zero(training_run, memory_meter)
@@ -148,7 +148,7 @@ def _replay_on_allocator(
             stored_runs[rank_key] = replayed_rank
     counted_steps, host_memory = replayed_rank
     replay_result = counted_steps.result_on_allocator(PrefixCache(cuda_runtime.expandable))
-    stored_runs[result_key] = replay_result, host_memory, EFFORT.units - units_before
+    stored_runs[result_key] = replay_result, host_memory, EFFORT.units - effort_before
     return replay_result, host_memory
 
 

@@ -85,8 +85,8 @@ def starts_program(command_line: CommandLine) -> bool:
     script_name = _script_name(command_line)
     if not SIGNS.isdisjoint(option_name.removeprefix("--") for option_name in option_names):
         return False  # a script of another program, derived from these
-    is_of_alpaca = script_name == "train" and {"--data_path", "--model_name_or_path"} <= option_names
-    return script_name in SCRIPTS and (is_of_alpaca or not known_arguments.isdisjoint(option_names))
+    is_alpaca_script = script_name == "train" and {"--data_path", "--model_name_or_path"} <= option_names
+    return script_name in SCRIPTS and (is_alpaca_script or not known_arguments.isdisjoint(option_names))
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:

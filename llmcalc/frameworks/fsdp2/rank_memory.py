@@ -150,9 +150,9 @@ def counted_rank(
         cp_rank = sharded_setup.layout.coordinates(rank).cp
         equal_rank = next((peer for peer in earlier_ranks if peer.equal_in_ring == cp_rank), None)
         if equal_rank is None:
-            new_rank = _count_rank(sharded_setup, cuda_runtime)
-            same_events = (peer for peer in earlier_ranks if peer.recordings == new_rank.recordings)
-            equal_rank = next(same_events, new_rank)
+            new_counted_rank = _count_rank(sharded_setup, cuda_runtime)
+            same_event_ranks = (peer for peer in earlier_ranks if peer.recordings == new_counted_rank.recordings)
+            equal_rank = next(same_event_ranks, new_counted_rank)
         else:
             EFFORT.units += equal_rank.recording_units  # a search ends where it would with each rank recorded
         counted_ranks[rank] = equal_rank
@@ -179,7 +179,7 @@ class CountedRank:
 def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> CountedRank:
     """Records a rank without a pipeline, and counts the rank's tensors."""
     spec, layout, rank, fsdp_settings = sharded_setup.spec, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp
-    rank_sharding, units_before = sharding_of_rank(sharded_setup.training, layout, rank, fsdp_settings), EFFORT.units
+    rank_sharding, effort_before = sharding_of_rank(sharded_setup.training, layout, rank, fsdp_settings), EFFORT.units
     program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
     context_ring = context_parallel_ring(layout, rank)
     rank_training = replace(sharded_setup.training, seq=sequence_tokens_of_rank(layout, sharded_setup.training.seq))
@@ -206,7 +206,7 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
     has_equal_parts = program is None or program.divides_evenly
     is_equal = has_equal_parts and not any(recorded_run.depends_on_shard for recorded_run in run.recordings)
     cp_rank = layout.coordinates(rank).cp if is_equal else None
-    return CountedRank(run, run.recordings, cp_rank, EFFORT.units - units_before)
+    return CountedRank(run, run.recordings, cp_rank, EFFORT.units - effort_before)
 
 
 def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:

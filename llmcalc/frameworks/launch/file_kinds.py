@@ -75,7 +75,7 @@ def _program_file(
         "read": f"config_file:read_{folder_name}",
     }
     reader_package = f"{FRAMEWORKS}.{folder_name}"
-    lazy_readers: dict[str, Any] = {
+    lazy_functions: dict[str, Any] = {
         field_name: LazyFunction(reader_package, function_path)
         for field_name, function_path in reader_functions.items()
     }
@@ -87,7 +87,7 @@ def _program_file(
         version=version,
         commands=commands,
         launcher=launcher,
-        **lazy_readers,
+        **lazy_functions,
     )
 
 

@@ -148,8 +148,8 @@ def _add_adapters(
             for keyword in call.keywords:
                 if keyword.arg and keyword.arg not in {*lora_arguments, *LORA_IDLE} and not _is_unset(keyword.value):
                     changes.unknown[keyword.arg] = f"{class_name} is modelled without"
-        is_of_peft = class_name in peft_names or called_name == f"peft.{class_name}"
-        if is_of_peft and class_name.endswith("Config") and class_name not in ADAPTER_PARTS:
+        is_peft_class = class_name in peft_names or called_name == f"peft.{class_name}"
+        if is_peft_class and class_name.endswith("Config") and class_name not in ADAPTER_PARTS:
             changes.unknown[class_name] = "PEFT's adapters other than LoRA are not modelled"
 
 
@@ -188,12 +188,12 @@ def _add_optimizer(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequen
 
 def _freezing_nodes(syntax_tree: ast.Module) -> Iterator[ast.AST]:
     """Yields the places where the file freezes parameters of the trained model."""
-    of_other_models: set[int] = set()
+    other_model_nodes: set[int] = set()
     for loop_node in ast.walk(syntax_tree):
         if isinstance(loop_node, ast.For) and not _is_of_trained_model(loop_node.iter):
-            of_other_models |= {id(node) for node in ast.walk(loop_node)}
+            other_model_nodes |= {id(node) for node in ast.walk(loop_node)}
     for node in ast.walk(syntax_tree):
-        if id(node) in of_other_models:
+        if id(node) in other_model_nodes:
             continue
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is False:
             target = node.targets[0]
@@ -204,8 +204,8 @@ def _freezing_nodes(syntax_tree: ast.Module) -> Iterator[ast.AST]:
             ):
                 yield node
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "requires_grad_":
-            is_off = bool(node.args) and isinstance(node.args[0], ast.Constant) and node.args[0].value is False
-            if is_off and _is_of_trained_model(node.func.value):
+            is_disabled = bool(node.args) and isinstance(node.args[0], ast.Constant) and node.args[0].value is False
+            if is_disabled and _is_of_trained_model(node.func.value):
                 yield node
 
 

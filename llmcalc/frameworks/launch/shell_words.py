@@ -345,9 +345,9 @@ class WordReader:
             listed_devices = self.script.variables.get("SLURM_GPUS_ON_NODE", self.script.machine_devices)
             if isinstance(listed_devices, str | int):
                 return str(listed_devices)
-        without_npu = IMPORT_OF_NPU.match(command_text)
-        if without_npu is not None:
-            return without_npu[2]
+        npu_import_match = IMPORT_OF_NPU.match(command_text)
+        if npu_import_match is not None:
+            return npu_import_match[2]
         return mark_unresolved(f"$({command_name}…)" if arguments else f"$({command_name})")
 
     def script_argument(self, argument_number: int) -> str:

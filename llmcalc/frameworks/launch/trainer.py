@@ -400,7 +400,7 @@ def pair_settings(
     loss: str,
     run_settings: Mapping[str, Any],
     reference_model: FrozenModel | None = None,
-    caches_reference: bool = False,
+    has_cached_reference: bool = False,
     keeps_logits: bool = False,
 ) -> dict[str, Any]:
     """Returns the batch settings of training on preference pairs, with two sequences per pair.
@@ -408,11 +408,11 @@ def pair_settings(
     loss: its name; those of `LOSSES_WITHOUT_REFERENCE` need no reference model.
     run_settings: the settings of the run.
     reference_model: the copy of the model that a loss compares with; None (default): in the weights' format.
-    caches_reference: whether the program computes the reference's log-probabilities with the trained model, before it
-        is trained; false by default.
+    has_cached_reference: whether the program computes the reference's log-probabilities with the trained model, before
+        it is trained; false by default.
     keeps_logits: whether a reward model computes the logits of the language model too; false by default.
     """
-    if loss not in LOSSES_WITHOUT_REFERENCE and not caches_reference:
+    if loss not in LOSSES_WITHOUT_REFERENCE and not has_cached_reference:
         add_reference_model(reader, run_settings, reference_model)
     if loss == "reward" and not keeps_logits:
         reader.notes.append("a pair is two sequences; scores have no logits, and the loss is counted in chunks of them")

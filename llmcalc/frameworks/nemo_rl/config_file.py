@@ -151,8 +151,8 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
         model_id = str(policy_table.get("model_name") or "")
         is_megatron = reader.flag(policy_table, "megatron_cfg.enabled")
         world_size = _training_devices(reader, flat_values, policy_table)
-        read_run = _megatron_run if is_megatron else _fsdp_run
-        launch_settings = read_run(reader, policy_table, world_size)
+        read_framework_run = _megatron_run if is_megatron else _fsdp_run
+        launch_settings = read_framework_run(reader, policy_table, world_size)
         if algorithm == "dpo":
             launch_settings.settings["batch"] *= 2
             reader.notes.append("DPO: two sequences a pair, the loss of SFT; the reference model is on the host")
@@ -302,12 +302,15 @@ def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> Lau
         settings["recompute"] = "full"
         reader.notes.append("activation_checkpointing: whole layers are recomputed, which run again module by module")
     if reader.flag(policy_table, "dtensor_cfg.lora_cfg.enabled"):
-        targets = policy_table.get("dtensor_cfg.lora_cfg.target_modules")
+        target_modules = policy_table.get("dtensor_cfg.lora_cfg.target_modules")
         adapts_all_layers = reader.flag(policy_table, "dtensor_cfg.lora_cfg.match_all_linear", True)
         settings |= lora_settings(
             reader,
             rank=("policy.dtensor_cfg.lora_cfg.dim", reader.value(policy_table, "dtensor_cfg.lora_cfg.dim", 8)),
-            target_pair=("policy.dtensor_cfg.lora_cfg.target_modules", "all-linear" if adapts_all_layers else targets),
+            target_pair=(
+                "policy.dtensor_cfg.lora_cfg.target_modules",
+                "all-linear" if adapts_all_layers else target_modules,
+            ),
             dropout_value=policy_table.get("dtensor_cfg.lora_cfg.dropout"),
         )
         if world_size > 1:

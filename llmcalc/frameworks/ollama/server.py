@@ -208,15 +208,17 @@ class OllamaServer:
         if self.rules.runner == "estimate" or self.flash_attn == "off":
             return DEFAULT_BATCH
         server = self._unfitted_server(**self._llama_server_flags(sequences, DEFAULT_BATCH))
-        placements = server.placement
-        used_bytes = sum(server.model_buffers(placements).values()) + sum(server.cache_buffers(placements).values())
+        tensor_devices = server.placement
+        used_bytes = sum(server.model_buffers(tensor_devices).values()) + sum(
+            server.cache_buffers(tensor_devices).values()
+        )
         free_bytes = server.free_bytes * len(server.devices)
         for context_limit, default_batch, larger_batch, largest_percent in BATCH_RULES:
-            has_room = (
+            has_free_memory = (
                 used_bytes <= free_bytes * largest_percent // 100
                 and used_bytes + larger_batch <= free_bytes * 80 // 100
             )
-            if self.num_ctx * sequences > context_limit and has_room:
+            if self.num_ctx * sequences > context_limit and has_free_memory:
                 return default_batch
         return DEFAULT_BATCH
 

@@ -59,7 +59,7 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= _adapter_settings(reader, config)
         loss = config.get("loss_type", config.get("dpo_loss_type"))
         if loss is not None:
-            run_settings |= pair_settings(reader, str(loss), run_settings, caches_reference=True)
+            run_settings |= pair_settings(reader, str(loss), run_settings, has_cached_reference=True)
             reader.notes.append("the reference model's log-probabilities are computed before the training, and cached")
         config = with_launcher_arguments(config, source_file, sets_precision=False)
         if not any(config.get(key) for key in FRAMEWORK_KEYS):

@@ -298,8 +298,8 @@ def _reference_model(reader: LaunchReader, config: Table, ranks: int) -> Additio
     """Returns the reference model; none if the KL weight is 0."""
     if config.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
         return AdditionalModel()
-    reference_place: Place = "host" if reader.flag(config, "ref.offload") else "device"
-    return AdditionalModel(reference_place, 2, ranks if config.get("ds.zero_stage", 2) == 3 else 1)
+    reference_location: Place = "host" if reader.flag(config, "ref.offload") else "device"
+    return AdditionalModel(reference_location, 2, ranks if config.get("ds.zero_stage", 2) == 3 else 1)
 
 
 def _critic_location(reader: LaunchReader, config: Table) -> Place:

@@ -95,16 +95,16 @@ class _Evaluator:
 
         Raises `InputError` for more than `MOST_COMBINED` in a file.
         """
-        values_left = [evaluated_value]
-        while values_left:
-            value = values_left.pop()
+        pending_values = [evaluated_value]
+        while pending_values:
+            value = pending_values.pop()
             self.combined_count += 1 + (len(value) if isinstance(value, str | list | dict) else 0)
             if self.combined_count > MOST_COMBINED:
                 raise InputError(
                     f"{self.file_name}: its expressions put together more than {MOST_COMBINED:,} letters and values; "
                     "expected shorter texts and lists"
                 )
-            values_left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+            pending_values += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
     def _plain_text(self, evaluated_value: Any) -> str:
         self._count_combined_items(evaluated_value)

@@ -270,10 +270,10 @@ def _read_server(
     engine_name = server_start.program.engine
     if engine_name not in FOLDERS:
         runs_llama_cpp = engine_name in ON_LLAMA_CPP.values()
-        hint = ". It runs llama.cpp: type its flags to --engine llama.cpp" if runs_llama_cpp else ""
+        llama_cpp_hint = ". It runs llama.cpp: type its flags to --engine llama.cpp" if runs_llama_cpp else ""
         raise InputError(
             f"{server_location}: starts a server of {engine_name}, which is not modelled; expected one of "
-            f"{', '.join(FOLDERS)}{hint}"
+            f"{', '.join(FOLDERS)}{llama_cpp_hint}"
         )
     if engine_name in PYTHON_ENGINES and re.search(r"\bcpu\b", container.image):
         image_name = one_line(container.image)[:80]

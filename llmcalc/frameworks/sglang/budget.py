@@ -451,8 +451,8 @@ class SGLangServer(EngineServer):
         """The bytes of the cache for encoder outputs, subtracted from the KV cache's memory."""
         if not self.rules.multimodal_mib or not self.has_encoder:
             return 0
-        has_pool = self.flags.get("mm_feature_transport", "cpu") != "cpu"
-        return int(self.rules.multimodal_mib + TRANSPORT_MIB * has_pool) * MIB
+        has_feature_pool = self.flags.get("mm_feature_transport", "cpu") != "cpu"
+        return int(self.rules.multimodal_mib + TRANSPORT_MIB * has_feature_pool) * MIB
 
     @property
     def profile_run_origin(self) -> str:

@@ -211,7 +211,9 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict
             + (f"one of {loss.upper()}, as in its path" if loss != "sigmoid" else "one of DPO")
         )
     if loss in LOSSES_WITHOUT_REFERENCE or not reader.flag(config, "use_liger_kernel"):
-        return pair_settings(reader, loss, run_settings, caches_reference=bool(config.get("precompute_ref_log_probs")))
+        return pair_settings(
+            reader, loss, run_settings, has_cached_reference=bool(config.get("precompute_ref_log_probs"))
+        )
     settings = pair_settings(reader, loss, {**run_settings, "cross_entropy": "eager"})
     loss_type = SecondLoss(LIGER_PAIRS, 0, "loss of a pair", 2 * integer_of(reader, "seq", run_settings["seq"]), 6)
     reference_model = reader.frozen

@@ -206,8 +206,8 @@ def _refuse_undeclared(reader: LaunchReader, script_arguments: ScriptArguments) 
 
 def _unknown_reason(argument: UnknownValue, script_arguments: ScriptArguments, typed_path: str) -> str:
     """Returns why an argument of a call is unknown: the file computes it, or takes it from the command line."""
-    holder_name, _, name = argument.text.partition(".")
-    if holder_name and script_arguments.defaults.get(name, "") is None:
+    object_name, _, name = argument.text.partition(".")
+    if object_name and script_arguments.defaults.get(name, "") is None:
         return f"is the file's argument {name}, without a default; expected --launch '{typed_path} --{name} …'"
     return "is known only when the file runs"
 
@@ -312,13 +312,13 @@ def _conditions_of_calls(syntax_tree: ast.Module) -> dict[int, tuple[Condition, 
         if isinstance(node, ast.Call):
             conditions[id(node)] = node_conditions
         if not isinstance(node, ast.If | ast.IfExp):
-            open_nodes += [(child, node_conditions) for child in ast.iter_child_nodes(node)]
+            open_nodes += [(child_node, node_conditions) for child_node in ast.iter_child_nodes(node)]
             continue
         open_nodes.append((node.test, node_conditions))
-        for branch, content in ((True, node.body), (False, node.orelse)):
+        for branch, branch_body in ((True, node.body), (False, node.orelse)):
             branch_conditions = (*node_conditions, (node.test, branch))[-DEEPEST:]
-            parts = content if isinstance(content, list) else [content]
-            open_nodes += [(part, branch_conditions) for part in parts]
+            body_nodes = branch_body if isinstance(branch_body, list) else [branch_body]
+            open_nodes += [(body_node, branch_conditions) for body_node in body_nodes]
     return conditions
 
 

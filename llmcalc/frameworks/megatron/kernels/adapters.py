@@ -76,12 +76,12 @@ class AdapterKernels(DiscardedOutputKernels):
         lora_a, lora_b = self._adapter_weights(operation, adapters, "matrix", x.shape[1], layer_output.shape[1])
         x = self._with_dropout(x, adapters)
         if adapters.library == "mcore-bridge":
-            low_rank = self.unsharded_linear(x, lora_a)
-            lora_output = self.unsharded_linear(low_rank, lora_b)
+            low_rank_x = self.unsharded_linear(x, lora_a)
+            lora_output = self.unsharded_linear(low_rank_x, lora_b)
         else:
-            low_rank = self._gather_columns(self._core_product(x, lora_a))
-            lora_output = self._gather_columns(self._core_product(low_rank, lora_b))
-        del x, low_rank
+            low_rank_x = self._gather_columns(self._core_product(x, lora_a))
+            lora_output = self._gather_columns(self._core_product(low_rank_x, lora_b))
+        del x, low_rank_x
         return self._add_scaled(layer_output, lora_output)
 
     def grouped_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
@@ -96,14 +96,14 @@ class AdapterKernels(DiscardedOutputKernels):
                 self._adapter_weights(operation, adapters, "expert", x.shape[1], output_width, str(i))
                 for i in range(self.local_experts)
             ]
-            low_rank = self.grouped_product(x, [lora_a for lora_a, _ in adapter_weights])
-            lora_output = self.grouped_product(low_rank, [lora_b for _, lora_b in adapter_weights])
+            low_rank_x = self.grouped_product(x, [lora_a for lora_a, _ in adapter_weights])
+            lora_output = self.grouped_product(low_rank_x, [lora_b for _, lora_b in adapter_weights])
         else:
             lora_a, lora_b = self._adapter_weights(operation, adapters, "expert", x.shape[1], output_width)
-            low_rank = self._core_product(x, lora_a)
-            lora_output = self._core_product(low_rank, lora_b)
+            low_rank_x = self._core_product(x, lora_a)
+            lora_output = self._core_product(low_rank_x, lora_b)
         self.in_expert = previous_in_expert
-        del x, low_rank
+        del x, low_rank_x
         return self._add_scaled(layer_output, lora_output)
 
     # --- what they consist of -----------------------------------------------------------------------------------------

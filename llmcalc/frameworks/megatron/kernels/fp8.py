@@ -196,9 +196,9 @@ class Fp8Kernels(DeltaKernels):
         quantized_input = self.quantize(local_rows, n_in, by_columns=not gathers_rowwise_only and self.graph.enabled)
         del norm_output
         self.quantize_weight(weight)
-        in_user_buffers = self.rank_choices.user_buffers
+        has_user_buffers = self.rank_choices.user_buffers
         gathered_input = (
-            self.gather_quantized(n_rows, n_in, True, False) if is_sharded and not in_user_buffers else None
+            self.gather_quantized(n_rows, n_in, True, False) if is_sharded and not has_user_buffers else None
         )
         self.use_overlap_workspaces()
         layer_output = self.new_tensor(n_rows, n_out)
@@ -213,17 +213,17 @@ class Fp8Kernels(DeltaKernels):
             quantized_gradient = [self.quantize(n_rows, n_out)]
             gathered_input = (
                 [self.gather_quantized(n_rows, n_in, gathers_rowwise_only, not gathers_rowwise_only)]
-                if is_sharded and not in_user_buffers
+                if is_sharded and not has_user_buffers
                 else []
             )
             self.use_overlap_workspaces()
-            input_gradient: Tensor | None = None if in_user_buffers else new_tensor(n_rows, n_in)
-            scattered_gradient = new_tensor(local_rows, n_in) if is_sharded and not in_user_buffers else None
+            input_gradient: Tensor | None = None if has_user_buffers else new_tensor(n_rows, n_in)
+            scattered_gradient = new_tensor(local_rows, n_in) if is_sharded and not has_user_buffers else None
             transposed_copy = (
                 [new_tensor(n_in, n_rows, UINT8)] if gathers_rowwise_only and self.rank_choices.saves_transposed else []
             )
             weight_gradient = self.weight_gradient(weight)
-            if in_user_buffers:
+            if has_user_buffers:
                 input_gradient = new_tensor(local_rows, n_in)
             for i in input_positions:
                 saved_tensors[i] = None  # clear_tensor_data(ln_out)

@@ -210,10 +210,12 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         """Runs an expert layer and frees its input activation for recomputation."""
         discarded_outputs = self.discarded_activation
         x = self.values.get(id(operation.ins[0]))
-        reads_discarded = discarded_outputs is not None and x is not None and x.storage is discarded_outputs.storages[0]
+        reads_discarded_output = (
+            discarded_outputs is not None and x is not None and x.storage is discarded_outputs.storages[0]
+        )
         del x
         super().do_experts(operation)
-        if reads_discarded and discarded_outputs is not None:
+        if reads_discarded_output and discarded_outputs is not None:
             self.discarded_activation = None
             self.bind(operation.outs[0], self.discard_outputs(self.tensor_of(operation.outs[0]), discarded_outputs))
 
