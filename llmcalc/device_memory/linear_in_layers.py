@@ -170,10 +170,10 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
             (
                 allocation_place.layer_index,
                 allocation_place.path[prefix_length:],
-                bytes,
+                peak_bytes,
                 replay_result.slopes.get(allocation_place, 0),
             )
-            for allocation_place, bytes in stack_peaks
+            for allocation_place, peak_bytes in stack_peaks
         ]
         last_repeat = block_stack.repeats - SHORT_RUN_REPEATS
         listed_repeats = sorted(
@@ -186,9 +186,9 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
                     (
                         phase,
                         f"{stack_prefix}{layer_index + added_layers}{path}",
-                        bytes + repeat_index * bytes_per_repeat,
+                        peak_bytes + repeat_index * bytes_per_repeat,
                     )
-                    for layer_index, path, bytes, bytes_per_repeat in peaks_by_place
+                    for layer_index, path, peak_bytes, bytes_per_repeat in peaks_by_place
                 ]
             )
         stack_peaks.clear()

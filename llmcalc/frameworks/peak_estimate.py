@@ -96,12 +96,12 @@ class MicroBatchBytes:
     @cached_property
     def layer_forward_peak(self) -> int:
         """The peak bytes of the layers' forward pass."""
-        return max((bytes for module, bytes in self.forward.by_path.items() if is_layer_path(module)), default=0)
+        return max((peak for module, peak in self.forward.by_path.items() if is_layer_path(module)), default=0)
 
     @cached_property
     def loss_peak(self) -> int:
         """The peak bytes around the loss: in the forward pass outside the layers, and in the loss's backward pass."""
-        peaks_outside_layers = (bytes for module, bytes in self.forward.by_path.items() if not is_layer_path(module))
+        peaks_outside_layers = (peak for module, peak in self.forward.by_path.items() if not is_layer_path(module))
         return max(self.backward.by_path.get("loss", 0), *peaks_outside_layers, 0)
 
     @cached_property
@@ -114,7 +114,7 @@ class MicroBatchBytes:
         """The peak bytes of the backward pass in modules outside the layers, without the loss."""
         peaks_by_path = self.backward.by_path.items()
         return max(
-            (bytes for module, bytes in peaks_by_path if module not in ("", "loss") and not is_layer_path(module)),
+            (peak for module, peak in peaks_by_path if module not in ("", "loss") and not is_layer_path(module)),
             default=0,
         )
 
@@ -126,7 +126,7 @@ class MicroBatchBytes:
     @cached_property
     def layer_backward_peak(self) -> int:
         """The peak bytes of the layers' backward pass."""
-        return max((bytes for module, bytes in self.backward.by_path.items() if is_layer_path(module)), default=0)
+        return max((peak for module, peak in self.backward.by_path.items() if is_layer_path(module)), default=0)
 
     def with_more_layers(self, longer_peak: MicroBatchBytes, added_layers: int) -> MicroBatchBytes:
         """Returns a micro-batch's bytes with `added_layers` more layers. longer_peak: bytes with one more layer."""

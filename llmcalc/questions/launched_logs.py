@@ -59,7 +59,7 @@ def launched_bytes(parsed_log: ParsedLog, run: RunQuestion) -> tuple[dict[tuple[
     verdict = ""
     if parsed_log.kind == "oom":
         computed_bytes |= {"allocated": device.peak_bytes, "process": device.device_bytes}
-        verdict = _verdict(parsed_log, device.device_bytes, device.peak_bytes)
+        verdict = _memory_verdict(parsed_log, device.device_bytes, device.peak_bytes)
     run_name = "the run" if run.launch is None else run.launch.where
     notes = [f"computed for {run_name}{verdict and f': {verdict}'}", *_rollout_note(memory_answer)]
     return {(term_name, ""): term_bytes for term_name, term_bytes in computed_bytes.items()}, notes
@@ -70,7 +70,7 @@ def exceeds_device(parsed_log: ParsedLog, required_bytes: int) -> bool:
     return parsed_log.total is not None and required_bytes > parsed_log.total
 
 
-def _verdict(parsed_log: ParsedLog, required_bytes: int, peak_bytes: int) -> str:
+def _memory_verdict(parsed_log: ParsedLog, required_bytes: int, peak_bytes: int) -> str:
     """Returns a sentence on whether the computed run explains that the memory of the log's device ran out."""
     need_text = f"it requires {units.GIB.write(required_bytes)} GiB, of it {units.GIB.write(peak_bytes)} for tensors"
     if parsed_log.total is None:

@@ -353,7 +353,7 @@ def _evaluate_changes(
 
     def is_excluded(least_bytes: int) -> bool:
         return least_bytes >= current_fit.needed or (
-            least_bytes > current_fit.capacity and sum(bytes < least_bytes for bytes in insufficient_bytes) >= NEAREST
+            least_bytes > current_fit.capacity and sum(size < least_bytes for size in insufficient_bytes) >= NEAREST
         )
 
     while runs_by_bound:

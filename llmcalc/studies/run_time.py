@@ -283,7 +283,7 @@ class TrainingTimes:
         seconds = 0.0
         for layer in range(len(timed_pass.work.layer_kinds)):
             for is_backward, run_count in ((False, 1 + step_plan.recompute), (True, 1.0)):
-                kernels = timed_pass.layer_seconds(layer, backward=is_backward)
+                kernels = timed_pass.layer_seconds(layer, is_backward=is_backward)
                 wait_seconds = host_wait(timed_pass, self.stack, layer, is_backward, kernels)
                 seconds += float(timed_pass.work.count(layer) * run_count * wait_seconds)
         return seconds

@@ -197,12 +197,12 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
     layers = range(len(pass_work.layer_kinds))
     layer_wait = time_stack.layer_wait if pass_work.rank_pass.tp > 1 else 0.0
 
-    def seconds(layer: int, backward: bool) -> Number:
-        kernel_seconds = timed_pass.layer_seconds(layer, backward=backward)
-        return kernel_seconds + host_wait(timed_pass, time_stack, layer, backward, kernel_seconds) + layer_wait
+    def seconds(layer: int, is_backward: bool) -> Number:
+        kernel_seconds = timed_pass.layer_seconds(layer, is_backward=is_backward)
+        return kernel_seconds + host_wait(timed_pass, time_stack, layer, is_backward, kernel_seconds) + layer_wait
 
-    forward_passes = [seconds(layer, backward=False) for layer in layers]
-    both_pass_seconds = [forward_passes[layer] + seconds(layer, backward=True) for layer in layers]
+    forward_passes = [seconds(layer, is_backward=False) for layer in layers]
+    both_pass_seconds = [forward_passes[layer] + seconds(layer, is_backward=True) for layer in layers]
     recomputed_modules = step_plan.recompute_core, step_plan.recompute_nodes
     if any(recomputed_modules):
         check_node_names(step_plan.recompute_nodes, _modules_of_layers(timed_pass))
@@ -229,15 +229,15 @@ def _modules_of_layers(timed_pass: TimedPass) -> Iterator[str]:
         yield from (".".join(module_names[:depth]) for depth in range(1, len(module_names) + 1))
 
 
-def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, backward: bool, kernels: Number) -> Number:
+def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, is_backward: bool, kernels: Number) -> Number:
     """Returns the seconds in which a device waits for kernel launches in a layer's forward or backward pass.
 
     kernels: seconds of the kernels and messages of that direction.
     """
-    launch_count = timed_pass.layer_launches(layer, backward, time_stack.kernels)
+    launch_count = timed_pass.layer_launches(layer, is_backward, time_stack.kernels)
     host_seconds = launch_count * time_stack.host_kernel
     if time_stack.dtensor_operation:
-        dtensor_count = timed_pass.dtensor_operations(layer, backward, time_stack.dtensor_operations)
+        dtensor_count = timed_pass.dtensor_operations(layer, is_backward, time_stack.dtensor_operations)
         host_seconds = host_seconds + dtensor_count * time_stack.dtensor_operation
     return maximum(0.0, host_seconds - kernels)
 

@@ -307,17 +307,17 @@ class WorkRecorder(PlacementTracker):
         collective_kind: CollectiveKind,
         recorded_value: Value,
         process_group: Group = "tp",
-        backward: bool = False,
-        elements: Number = None,
+        is_backward: bool = False,
+        element_count: Number = None,
         messages: int = 1,
     ) -> None:
         if self._has_no_rows(recorded_value):
             return
         if process_group == "ep" and self._gathers_tokens:
-            self._add_gathering(recorded_value, backward)
+            self._add_gathering(recorded_value, is_backward)
             return
         message_count = len(self.messages)
-        super()._add_message(collective_kind, recorded_value, process_group, backward, elements, messages)
+        super()._add_message(collective_kind, recorded_value, process_group, is_backward, element_count, messages)
         if len(self.messages) == message_count:
             return
         self._record_elementwise_group()
@@ -336,13 +336,13 @@ class WorkRecorder(PlacementTracker):
         """Whether expert ranks gather all ranks' tokens, instead of exchanging the routed rows."""
         return self.rank_pass.gathered_ranks > 0 and self.layout.ep > 1
 
-    def _add_gathering(self, routed_value: Value, backward: bool) -> None:
+    def _add_gathering(self, routed_value: Value, is_backward: bool) -> None:
         """Adds the all-gather of tokens over attention replicas, or the reduce-scatter of the experts' outputs.
 
         routed_value: rows of tokens and experts, before (dispatch) or after the experts (combine).
         """
         replicas = self.rank_pass.gathered_ranks
-        if backward or replicas == 1:
+        if is_backward or replicas == 1:
             return
         assert isinstance(routed_value.rows, RoutedRows)
         self._record_elementwise_group()

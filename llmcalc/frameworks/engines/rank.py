@@ -188,7 +188,7 @@ class EngineRank:
             return ""
         return self.preset.remark_on_sizes(self.preset.named_checkpoint)
 
-    def check_divided_blocks(self, layout: Layout | None = None) -> None:
+    def check_block_division(self, layout: Layout | None = None) -> None:
         """Raises `ImpossibleLayout` if tensor parallelism divides weights inside a block with one scale (fp8).
 
         layout: the layout of all devices, with expert parallelism; default that of the rank.

@@ -214,7 +214,7 @@ def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:
     model_stacks, optimizer_record = layer_stacks(sharded_setup.spec), optimizer(sharded_setup.training.optimizer)
     weight_bytes = gradient_bytes = state_bytes = 0
     for layer, parameter_group in _run_of_few_layers(sharded_setup).lowering.groups.items():
-        represented_layers = _represented_layers(layer, model_stacks)
+        represented_layers = _represented_layer_count(layer, model_stacks)
         for parameter in parameter_group.parameters:
             shard_bytes = pinned_bytes(parameter.shard_elements * parameter.shard.dtype.bytes)
             weight_bytes += represented_layers * shard_bytes
@@ -321,7 +321,7 @@ def step_collectives_of_rank(
     model_stacks = layer_stacks(spec)
     collectives_by_key: dict[tuple[object, ...], Collective] = {}
     for layer, parameter_group in training_run.lowering.groups.items():
-        represented_layers = _represented_layers(layer, model_stacks)
+        represented_layers = _represented_layer_count(layer, model_stacks)
         for collective in parameter_group.step_collectives(training_config.microbatches, reduction_count):
             collective_key = layer.path, *collective[1:6]
             previous_collective = collectives_by_key.get(collective_key)
@@ -342,7 +342,7 @@ def step_collectives_of_rank(
                 ),
                 "",
             )
-            represented_layers = training_config.microbatches * _represented_layers(
+            represented_layers = training_config.microbatches * _represented_layer_count(
                 LayerKey(weight_path, allocation_place.layer_index), model_stacks
             )
             previous_collective = collectives_by_key.get((weight_path, *collective[1:6]))
@@ -397,7 +397,7 @@ def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
     return training_run
 
 
-def _represented_layers(layer: LayerKey, model_stacks: list[LayerStack]) -> int:
+def _represented_layer_count(layer: LayerKey, model_stacks: list[LayerStack]) -> int:
     """Returns the number of layers of the model that one layer of `_run_of_few_layers` represents."""
     for layer_stack in model_stacks:
         is_in_loop = (

@@ -134,7 +134,7 @@ def torchtitan_training(
         )
     if eager_loss:
         training_config = replace(training_config, choices=replace(training_config.choices, compiled_loss=False))
-    splits_head = has_separate_head and head_sharing_reason(spec, training_config) == ""
+    splits_head = has_separate_head and no_head_group_reason(spec, training_config) == ""
     return training_config, FsdpSettings(
         dtype,
         reduction_format,
@@ -274,7 +274,7 @@ class FsdpRun(TrainingRun):
         self.lowering.ring = context_parallel_ring
         self.traffic: CommunicationState = CommunicationState(self.graph, fsdp_sharding)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(spec)]
-        if fsdp_settings.splits and (sharing_reason := head_sharing_reason(spec, training_config)):
+        if fsdp_settings.splits and (sharing_reason := no_head_group_reason(spec, training_config)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {sharing_reason}")
         self.lowering.shard(self.traffic, self.stacks, fsdp_settings.splits)
 
@@ -358,7 +358,7 @@ def _set_prefetch_with_expert_groups(groups: Mapping[LayerKey, ParamGroup], stac
         later_layer[-1].backward_prefetch = earlier_layer[::-1]
 
 
-def head_sharing_reason(spec: ModelSpec, training_config: TrainingConfig) -> str:
+def no_head_group_reason(spec: ModelSpec, training_config: TrainingConfig) -> str:
     """Returns the reason why embedding and head cannot be separate FSDP groups; empty if they can."""
     if spec.kind != "decoder" or spec.tie_word_embeddings or spec.head.type != "lm":
         return "the model is no decoder with an untied language-model head"

@@ -91,7 +91,7 @@ def engine_memory(
         host={
             "ram_bytes": buffers.bytes_on(HOST),
             "disk_bytes": server.file_bytes,
-            "mmap": server.maps_file,
+            "mmap": server.is_memory_mapped,
             "share": round(buffers.bytes_on(HOST) / total_bytes, 4) if total_bytes else 0.0,
         },
     )
@@ -137,6 +137,6 @@ def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
         server_remarks.append(
             "compute buffers are those of CUDA's graph; Vulkan's differ by build and driver (some hold more)"
         )
-    if server.maps_file and not server.locks_memory:
+    if server.is_memory_mapped and not server.is_memory_locked:
         server_remarks.append("the host's model buffer is mapped from the file (mmap): the system may drop its pages")
     return server_remarks

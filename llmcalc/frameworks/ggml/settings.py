@@ -198,13 +198,13 @@ class GgmlSettings(EngineServer):
         return 0 if self.rules.latent_cache == "expanded" else 3
 
     @property
-    def maps_file(self) -> bool:
+    def is_memory_mapped(self) -> bool:
         """Whether host tensors are memory-mapped from the file (--no-mmap, --load-mode)."""
         load_mode = self.flags.get("load_mode", "auto")
         return not self.flags.get("no_mmap") and load_mode in ("auto", "mmap", "mmap+mlock")
 
     @property
-    def locks_memory(self) -> bool:
+    def is_memory_locked(self) -> bool:
         """Whether pages of mapped tensors are locked in memory (--mlock, --load-mode)."""
         return bool(self.flags.get("mlock")) or "mlock" in str(self.flags.get("load_mode", ""))
 

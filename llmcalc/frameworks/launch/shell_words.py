@@ -265,10 +265,10 @@ class WordReader:
 
     def read_marked_name(self) -> tuple[str, bool]:
         """Reads an unresolved name with marks, in a text that was already parsed once."""
-        mark_end = self.text.find(UNRESOLVED, self.at + 1)
-        mark_end = len(self.text) if mark_end < 0 else mark_end + 1
-        mark_start, self.at = self.at, mark_end
-        return self.text[mark_start:mark_end], False
+        name_end = self.text.find(UNRESOLVED, self.at + 1)
+        name_end = len(self.text) if name_end < 0 else name_end + 1
+        name_start, self.at = self.at, name_end
+        return self.text[name_start:name_end], False
 
     def read_plain_text(self, letter_pattern: re.Pattern[str]) -> tuple[str, bool]:
         """Reads and returns characters without a special meaning in the shell.

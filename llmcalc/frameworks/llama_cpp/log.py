@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..logs.log_contents import AMOUNT, LogTerm, LogValues, ParsedLog, bytes_of, pattern
+from ..logs.log_contents import AMOUNT, LogTerm, LogValues, ParsedLog, parse_bytes, pattern
 from ..logs.log_text import LogText
 
 _BUFFER = re.compile(
@@ -241,7 +241,7 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
     for log_line in log_text.lines_with(*(f'msg="{buffer_kind}"' for buffer_kind in _OLLAMA_NAMES)):
         buffer_match = _OLLAMA_BUFFER.search(log_line[:LONGEST_PREFIX])
         if buffer_match is not None:
-            bytes_by_buffer[_OLLAMA_NAMES[buffer_match["kind"]], buffer_match["device"]] = bytes_of(
+            bytes_by_buffer[_OLLAMA_NAMES[buffer_match["kind"]], buffer_match["device"]] = parse_bytes(
                 buffer_match["size"]
             )
     for log_line in log_text.lines_with("n_ctx ", "buffer size"):
@@ -261,7 +261,7 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
             _TERM_NAMES.get(buffer_kind, "compute_buffer" if buffer_kind == "compute" else "output_buffer"),
             buffer_match["device"],
         )
-        buffer_bytes = bytes_of(buffer_match["size"])
+        buffer_bytes = parse_bytes(buffer_match["size"])
         is_added = (
             buffer_key[0] == "kv_buffer" and buffer_key in bytes_by_buffer
         )  # full layers, layers with a window, and recurrent states

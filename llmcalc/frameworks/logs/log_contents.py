@@ -145,7 +145,7 @@ class LogValues:
 
     def byte_sizes(self, group_name: str) -> list[int]:
         """Returns the memory sizes, in bytes, that a named regex group matched."""
-        return [bytes_of(matched_text) for matched_text in self.values.get(group_name, ())]
+        return [parse_bytes(matched_text) for matched_text in self.values.get(group_name, ())]
 
     def whole_numbers(self, group_name: str) -> list[int]:
         """Returns the whole numbers that a named regex group matched."""
@@ -163,7 +163,7 @@ class LogValues:
         return matched_sizes[-1] if matched_sizes else None
 
 
-def bytes_of(size_text: str) -> int:
+def parse_bytes(size_text: str) -> int:
     """Returns the bytes of a size such as `14.99 GiB`; in logs GB means GiB."""
     size_match = _PARTS.match(size_text.strip())
     if size_match is None or size_match[2].count(".") > 1:

@@ -105,7 +105,7 @@ def _orthogonalization_cost(parameter: Parameter) -> int:
     return muon_cost
 
 
-def updates_by_layout(
+def updates_of_rank(
     buffers: Sequence[GradientBuffer], layout: Layout, rank_coordinates: Coordinates
 ) -> list[OptimizerUpdate]:
     """Returns this rank's optimizer updates: ranges of Adam's parameters, and whole matrices of the rank's shards."""

@@ -54,7 +54,7 @@ from .kernel_choices import (
 )
 from .kernels import Parameter, PersistentTensors, RankLowering, weight_sizes
 from .kernels.choices import RankKernelChoices
-from .layer_wise_optimizer import pack_buffer, updates_by_layout, updates_in_rank_order
+from .layer_wise_optimizer import pack_buffer, updates_in_rank_order, updates_of_rank
 from .param_and_grad_buffer import GradientBuffer, bucket_size, is_updated_by_muon, make_buffer, optimizer_updates
 from .settings import MegatronSettings
 
@@ -387,7 +387,7 @@ class RankRun:
         if self.sharding == "turns":
             rank_updates, self.step_gather_sizes = updates_in_rank_order(self.buffers, self.layout, self.coordinates)
         elif self.sharding == "layout":
-            rank_updates = updates_by_layout(self.buffers, self.layout, self.coordinates)
+            rank_updates = updates_of_rank(self.buffers, self.layout, self.coordinates)
         else:
             rank_updates = list(
                 optimizer_updates(

@@ -224,12 +224,12 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     if not isinstance(precision, str) or precision not in ("bf16_mixed",):
         reader.unknown["mixed_precision"] = f"{shown(str(precision))[:60]} is not modelled; bf16_mixed is"
     model_name = next(
-        (model_id for key, model_id in config.items() if key.startswith("model") and _names_model(key, config)),
+        (model_id for key, model_id in config.items() if key.startswith("model") and _is_model_name_key(key, config)),
         None,
     )
     tp, pp, cp = (
-        config_size(f"model.{size_kind}_parallel_size", 1)
-        for size_kind in ("tensor_model", "pipeline_model", "context")
+        config_size(f"model.{parallel_kind}_parallel_size", 1)
+        for parallel_kind in ("tensor_model", "pipeline_model", "context")
     )
     ep = config_size("model.expert_model_parallel_size", 1)
     batch, global_batch = config_size("train.micro_batch_size", 1), config_size("train.global_batch_size", 1)
@@ -282,7 +282,7 @@ def _length_key(reader: LaunchReader, config: Config) -> str:
     )
 
 
-def _names_model(config_key: str, config: Mapping[str, Any]) -> bool:
+def _is_model_name_key(config_key: str, config: Mapping[str, Any]) -> bool:
     """Whether a key is the checkpoint name in `AutoBridge.from_hf_pretrained(NAME)`."""
     return re.fullmatch(r"model\.0", config_key) is not None and isinstance(config[config_key], str)
 

@@ -21,7 +21,7 @@ from .megatron_command import run_of_megatron
 from .rlhf import (
     GRPO_BETA,
     PAIRS,
-    known_names,
+    known_argument_names,
     megatron_rollout_of,
     preference_sequence_count,
     rollout_of,
@@ -250,7 +250,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     handled_names = (*READ, *IGNORED, *TRAINER_IGNORED)
     handled_names = (
         *handled_names,
-        *known_names(reader, swift_config, rlhf_type),
+        *known_argument_names(reader, swift_config, rlhf_type),
         *_task_arguments(reader, swift_config, rlhf_type),
     )
     reader.ignored += [

@@ -17,7 +17,7 @@ from ..launch.grpo import SFT_NOTE, grpo_length
 from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 from ..megatron.named_model import HOST_OPTIMIZER, MegatronRun, megatron_run, optimizer_on_host, stage_ends
-from .rlhf import GRPO_BETA, PAIRS, known_names
+from .rlhf import GRPO_BETA, PAIRS, known_argument_names
 
 SIZES = (
     "tensor_model_parallel_size",
@@ -68,7 +68,9 @@ def run_of_megatron(
     Raises `InputError`, which names file and argument.
     """
     ignored_names = (IGNORED | other_ignored_names) - set(OFF)
-    rlhf_names = (*known_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge") if rlhf_type else ()
+    rlhf_names = (
+        (*known_argument_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge") if rlhf_type else ()
+    )
     reader.check_names(config, (*READ, *OFF, *HOST_OPTIMIZER, *rlhf_names), ignored_names)
     adapter_settings = _adapter_settings(reader, config)
     reader.refuse_other_values(config, OFF, "--", " for a model that is named")

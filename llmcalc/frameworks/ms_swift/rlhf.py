@@ -67,7 +67,7 @@ OTHER_MODELS = ("teacher_model", "ref_model", "reward_model", "async_generate")
 """Arguments of GRPO that add what is not modelled."""
 
 
-def known_names(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:
+def known_argument_names(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:
     """Returns the argument names that `swift sft` does not have. rlhf_type: the method; empty without one."""
     if not rlhf_type:
         return ()

@@ -106,7 +106,7 @@ class SGLangServer(EngineServer):
     def __post_init__(self) -> None:
         """Raises `InputError` for flags that contradict each other or the model."""
         super().__post_init__()
-        if self.divides_attention and self.tp % self.dp:
+        if self.has_divided_attention and self.tp % self.dp:
             raise InputError(
                 f"--dp-size {self.dp}: does not divide --tp-size {self.tp}, which --enable-dp-attention needs"
             )
@@ -116,7 +116,7 @@ class SGLangServer(EngineServer):
             raise InputError("--enable-dp-lm-head: SGLang needs --enable-dp-attention too")
         self.check_kernels(self.rank_of_stage(0))
         for flag_field in ("enable_lora", "kt_weight_path"):
-            if self.divides_attention and self.flags.get(flag_field):
+            if self.has_divided_attention and self.flags.get(flag_field):
                 raise InputError(
                     f"--enable-dp-attention: with {option(flag_field)} is not modelled; remove one of them"
                 )
@@ -155,14 +155,14 @@ class SGLangServer(EngineServer):
         return int(self.flags.get("dp_size", 1))
 
     @property
-    def divides_attention(self) -> bool:
+    def has_divided_attention(self) -> bool:
         """Whether only attention is data-parallel; SGLang ignores the flag for a single replica."""
         return bool(self.flags.get("enable_dp_attention")) and self.dp > 1
 
     @property
     def device_count(self) -> int:
         """The number of devices of all replicas."""
-        return self.tp * self.pp * (1 if self.divides_attention else self.dp)
+        return self.tp * self.pp * (1 if self.has_divided_attention else self.dp)
 
     @cached_property
     def layout(self) -> Layout:
@@ -177,7 +177,7 @@ class SGLangServer(EngineServer):
         """
         expert_ranks = self.tp if self.flags.get("enable_ep_moe") else int(self.flags.get("ep_size", 1))
         expert_tp = self.tp // expert_ranks if expert_ranks > 1 else None
-        tp = self.tp // self.dp if self.divides_attention else self.tp
+        tp = self.tp // self.dp if self.has_divided_attention else self.tp
         return replace(self.layout, tp=tp, dp=self.dp, ep=expert_ranks, etp=expert_tp)
 
     @property
@@ -334,7 +334,7 @@ class SGLangServer(EngineServer):
             + 1024 * ranks / 8
             + decode_graphs_mib(version_rules, self.flags, decode_graph_mib)
         ) / 1024
-        if self.divides_attention:
+        if self.has_divided_attention:
             reserved_gib += decode_graph_mib * self.dp * (4.5 if decode_graph_mib > LARGE_GRAPH else 3) / 1024
         prompt_graph_mib = prompt_graphs_mib(
             version_rules, self.flags, self.rank_of_stage(0), self.hardware, self.architectures, chunk_tokens, self.pp
@@ -366,7 +366,7 @@ class SGLangServer(EngineServer):
         """Returns the model on the first rank of a pipeline stage."""
         loads_towers, layout = self.loads_towers and stage_number == 0, self.layout
         rank_number = layout.rank(pp=stage_number)
-        if not self.divides_attention:
+        if not self.has_divided_attention:
             return EngineRank(
                 self.preset,
                 layout,
@@ -413,7 +413,7 @@ class SGLangServer(EngineServer):
     def loaded_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of memory that loading takes: weights, draft weights, RoPE tables and adapter slots."""
         has_expert_ranks = "ep_size" in self.flags or self.flags.get("enable_ep_moe")
-        rank.check_divided_blocks(self.whole_layout if has_expert_ranks else None)
+        rank.check_block_division(self.whole_layout if has_expert_ranks else None)
         is_scaled = {*self.architectures}.isdisjoint(self.engine_record.unscaled_tables)
         rope_table_bytes = rank.rope_table_elements(is_scaled=is_scaled) * ROPE_BYTES
         adapter_slot_bytes = adapter_bytes(rank, self.flags, self.element_bytes)
@@ -464,7 +464,7 @@ class SGLangServer(EngineServer):
     @property
     def rank_load(self) -> RankLoad:
         """The requests of a rank; with data-parallel attention a fraction of all requests."""
-        replicas, request_limit = self.dp if self.divides_attention else 1, self.max_running_requests
+        replicas, request_limit = self.dp if self.has_divided_attention else 1, self.max_running_requests
         return RankLoad(
             None if request_limit is None else max(1, request_limit // replicas), replicas, self.speculation.tokens
         )
@@ -609,7 +609,7 @@ def _server_notes(server: SGLangServer) -> list[str]:
         server_notes.append(
             "the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"
         )
-    if server.divides_attention:
+    if server.has_divided_attention:
         server_notes.append(f"each of the {server.dp} replicas of attention has that many tokens")
     return server_notes
 

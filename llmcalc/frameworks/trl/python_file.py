@@ -292,7 +292,7 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
             continue
         while later_assignments and later_assignments[-1].lineno < node.lineno:
             variables |= _assigned_value(later_assignments.pop(), variables)
-        if any(_is_skipped(test, branch, variables) for test, branch in conditions.get(id(node), ())):
+        if any(_is_in_skipped_branch(test, branch, variables) for test, branch in conditions.get(id(node), ())):
             continue
         arguments = keyword_arguments(node, variables)
         first_argument = value_of(node.args[0], variables) if node.args else None
@@ -322,7 +322,7 @@ def _conditions_of_calls(syntax_tree: ast.Module) -> dict[int, tuple[Condition, 
     return conditions
 
 
-def _is_skipped(test: ast.expr, branch: bool, variables: Mapping[str, Any]) -> bool:
+def _is_in_skipped_branch(test: ast.expr, branch: bool, variables: Mapping[str, Any]) -> bool:
     """Whether a condition that is a name, or its negation, is known not to have the value of a branch."""
     name_node = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
     if not isinstance(name_node, ast.Name | ast.Attribute):

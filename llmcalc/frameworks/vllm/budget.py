@@ -26,7 +26,7 @@ from .cache_formats import (
     scales_latents,
     stores_latents_in_float8,
 )
-from .compilation import CACHE_VARIABLE, compilation_bytes, times_kernels
+from .compilation import CACHE_VARIABLE, compilation_bytes, has_kernel_autotuning
 from .compressed_blocks import ENTRY_BLOCK, compressed_pool
 from .cuda_graphs import GRAPH_SIZES, LARGEST_SIZE, CUDAGraphs, cuda_graphs, graph_mode_of
 from .encoder_run import (
@@ -89,7 +89,7 @@ class VLLMServer(VLLMSettings):
     def profile_run(self, stage_number: int) -> ProfileRun:
         """Returns the profile run on the ranks of a pipeline stage."""
         compute_units, rank = self.hardware.compute_units, self.rank_of_stage(stage_number)
-        compiles_embedding = self.flags.get(CACHE_VARIABLE) and self.times_kernels and stage_number == 0
+        compiles_embedding = self.flags.get(CACHE_VARIABLE) and self.has_kernel_autotuning and stage_number == 0
         return ProfileRun(
             tokens=self.max_num_batched_tokens,
             sequences=min(self.max_num_seqs, self.max_num_batched_tokens),
@@ -108,9 +108,9 @@ class VLLMServer(VLLMSettings):
         )
 
     @property
-    def times_kernels(self) -> bool:
+    def has_kernel_autotuning(self) -> bool:
         """Whether compilation at the start benchmarks kernels (autotuning), which takes memory."""
-        return times_kernels(self.version_of_rules, self.flags, self.compilation)
+        return has_kernel_autotuning(self.version_of_rules, self.flags, self.compilation)
 
     @cached_property
     def encoder_run(self) -> EncoderRun | None:
@@ -162,7 +162,7 @@ class VLLMServer(VLLMSettings):
 
     def stored_weights_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of vLLM's stored weights, with RoPE tables, padded experts and copies for MLA."""
-        rank.check_divided_blocks()
+        rank.check_block_division()
         rope_element_bytes = 4 if self.has_model_class(self.engine_record.float32_tables) else self.element_bytes
         rope_table_bytes = rank.rope_table_elements(VIDEO_FACTOR) * rope_element_bytes
         _, _, experts = rank.widest_networks
@@ -424,7 +424,7 @@ def _server_notes(server: VLLMServer) -> list[str]:
             "counted with torch's sampler, which vLLM takes where the package FlashInfer is not installed; images of "
             f"vLLM have it: with one of them, add {SAMPLER_VARIABLE}=1"
         )
-    if server.times_kernels:
+    if server.has_kernel_autotuning:
         server_notes += _compilation_notes(server)
     if server.hardware.driver_total is None:
         server_notes.append(f"{server.hardware.title}: what the driver offers is not known; all memory is counted")

@@ -542,7 +542,7 @@ class ExpertKernels(HeadKernels):
 
     def do_act(self, operation: Step) -> None:
         """Runs an activation, which on expert rows also multiplies by the router probabilities."""
-        if not self.is_of_expert_rows(operation) or self._is_gate(operation.outs[0]):
+        if not self.has_expert_rows(operation) or self._is_gate(operation.outs[0]):
             super().do_act(operation)
             return
         x = self.tensor_read_by(operation, operation.ins[0])
@@ -559,7 +559,7 @@ class ExpertKernels(HeadKernels):
             logits, y = (self.tensor_read_by(operation, input_value) for input_value in operation.ins)
             self.bind(operation.outs[0], self.t.mul(y, self.t.function("sigmoid", logits)))
             return
-        if not self.is_of_expert_rows(operation):
+        if not self.has_expert_rows(operation):
             super().do_mul(operation)
             return
         gate = self.gate_and_up(operation)
@@ -585,7 +585,7 @@ class ExpertKernels(HeadKernels):
         self.node("weighted_glu", (x, probs), [product], backward, x, probs)
         return product
 
-    def is_of_expert_rows(self, operation: Step) -> bool:
+    def has_expert_rows(self, operation: Step) -> bool:
         """Whether an operation computes on token rows that were sent to experts."""
         return any(axis.name == "expert_ffn" for axis in operation.ins[0].axes)
 

@@ -167,7 +167,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         return (
             self.rank_choices.recompute_activation
             and self.rank_choices.grouped_gemm
-            and self.is_of_expert_rows(operation)
+            and self.has_expert_rows(operation)
         )
 
     def do_act(self, operation: Step) -> None:
