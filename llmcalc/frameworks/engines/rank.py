@@ -222,7 +222,7 @@ class EngineRank:
     def _bytes_with_divided_blocks(self) -> int:
         """Bytes of weights with MXFP4 experts, divided evenly over ranks even inside a quantization block."""
         full_model = self.preset.model
-        quantization_savings = self._bytes_of(full_model, "none") - self._bytes_of_weights(full_model, self.scheme)
+        quantization_savings = self._bytes_of(full_model, "none") - self._bytes_of(full_model, self.scheme)
         return self._bytes_of(self.model, "none") - quantization_savings // (self.layout.tp * self.layout.pp)
 
     def _bytes_of(self, model: ModelSpec, scheme: str | None) -> int:
