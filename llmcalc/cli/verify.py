@@ -73,7 +73,7 @@ def command(
     if junit_file is not None:
         check_writable(junit_file, "--junit")
     verify_answer = verify_question.answer(
-        _names_with_progress_bar(list(model_names()) if everything else list(targets or ())), target_options.load
+        _iterate_with_progress_bar(list(model_names()) if everything else list(targets or ())), target_options.load
     )
     if junit_file is not None:
         with open_whole_file(junit_file, "--junit") as output_stream:
@@ -84,7 +84,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _names_with_progress_bar(model_names: list[str]) -> Iterator[str]:
+def _iterate_with_progress_bar(model_names: list[str]) -> Iterator[str]:
     """Yields the models' names, with a progress bar on stderr if it is a terminal and there are several names."""
     from rich.console import Console
     from rich.progress import track

@@ -93,7 +93,7 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
     if all(phase_name == phase for phase_name, phase in phase_by_name.items()):
         return replay_result
 
-    def place_under_phase_name(allocation_place: AllocationPlace) -> AllocationPlace | None:
+    def rename_to_phase(allocation_place: AllocationPlace) -> AllocationPlace | None:
         """Renames the place's pass to the phase; None if the module also has a peak in the phase's highest pass."""
         phase_name = allocation_place.phase.partition(" ")[0]
         place_of_phase = allocation_place._replace(phase=phase_by_name[phase_name])
@@ -104,7 +104,7 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
     peaks: dict[AllocationPlace, Peak] = {}
     bytes_per_repeat: dict[AllocationPlace, int] = {}
     for allocation_place, peak in replay_result.peaks.items():
-        new_place = place_under_phase_name(allocation_place)
+        new_place = rename_to_phase(allocation_place)
         if new_place is not None and new_place not in peaks:
             peaks[new_place] = peak
             if allocation_place in replay_result.slopes:

@@ -30,7 +30,7 @@ def decoded_token_time(
 
     engine_memory = layout_option.memory
     layout, settings = engine_memory.layout, engine_memory.settings
-    cache_word = str(settings.get(engine.field_of("--kv-dtype"), "auto"))
+    cache_word = str(settings.get(engine.field_of_option("--kv-dtype"), "auto"))
     is_untimed = settings.get("quantization", "none") != "none" or any(
         "speculative" in format_field for format_field in settings
     )

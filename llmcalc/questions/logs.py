@@ -311,7 +311,7 @@ def _engine_run(
         bytes_in_use_before_run(parsed_log, hardware) | measured_bytes,
         engine_memory.settings,
     )
-    flag_changes = engine.changes_on(preset, hardware, version, {**engine_flags, RECEIPT_FIELD: logged_sizes})
+    flag_changes = engine.flag_changes_on(preset, hardware, version, {**engine_flags, RECEIPT_FIELD: logged_sizes})
     return version, engine_memory, next((flag_change.flag for flag_change in flag_changes if flag_change.starts), "")
 
 

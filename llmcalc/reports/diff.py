@@ -129,9 +129,9 @@ def _length_warnings(model_difference: ModelDifference) -> list[str]:
 def _answer_text(model_difference: ModelDifference) -> str:
     """Writes the change in the number of parameters: `+160.47 M parameters (+2.0 %)`."""
     total_change = next(quantity for quantity in model_difference.quantities if quantity.name == "parameters")
-    if not model_difference.changed:
+    if not model_difference.has_changed:
         return "no count differs"
-    if not total_change.changed:
+    if not total_change.has_changed:
         return "as many parameters"
     relative_change = _relative_change(total_change)
     relative_text = "" if relative_change is None else f" ({units.signed_percent(relative_change)})"
@@ -140,7 +140,7 @@ def _answer_text(model_difference: ModelDifference) -> str:
 
 def _quantity_row(quantity: QuantityChange) -> Row:
     text_before, text_after = _both_values_text(quantity)
-    change_text = DisplayedValue(quantity.change, _change_text(quantity) if quantity.changed else "equal")
+    change_text = DisplayedValue(quantity.change, _change_text(quantity) if quantity.has_changed else "equal")
     return Row(
         [
             quantity.name,
@@ -182,7 +182,7 @@ def _relative_change(quantity: QuantityChange) -> float | None:
     """Returns the relative change; None without a change, or without an old value other than 0."""
     return (
         quantity.after / quantity.before - 1
-        if quantity.changed and quantity.before and quantity.after is not None
+        if quantity.has_changed and quantity.before and quantity.after is not None
         else None
     )
 
@@ -242,7 +242,7 @@ def _difference_data(model_difference: ModelDifference) -> dict[str, Any]:
     return {
         "before": model_difference.before and model_data(model_difference.before),
         "after": model_difference.after and model_data(model_difference.after),
-        "changed": model_difference.changed,
+        "changed": model_difference.has_changed,
         "workload": {"batch": 1, "seq": model_difference.seq, "dtype": model_difference.dtype, "pairs": "full"},
         "spec": [
             {"field": field.name, "before": field.before, "after": field.after} for field in model_difference.fields

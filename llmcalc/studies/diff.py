@@ -36,7 +36,7 @@ class FieldChange:
     after: Any
 
     @property
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         return bool(self.before != self.after)
 
 
@@ -73,9 +73,9 @@ class ModelDifference:
     components: Mapping[str, tuple[QuantityChange, ...]]
 
     @property
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether any count or number of bytes differs."""
-        return any(quantity.changed for quantity in self.quantities) or any(self.components.values())
+        return any(quantity.has_changed for quantity in self.quantities) or any(self.components.values())
 
 
 def diff(
@@ -214,7 +214,7 @@ def _changed_nodes(
         QuantityChange(node_path, old_costs.get(node_path), new_costs.get(node_path), unit)
         for node_path in dict.fromkeys([*new_costs, *old_costs])
     )
-    return sorted((preset for preset in compared_nodes if preset.changed), key=lambda preset: -abs(preset.change))
+    return sorted((preset for preset in compared_nodes if preset.has_changed), key=lambda preset: -abs(preset.change))
 
 
 COMPONENTS: dict[str, tuple[Callable[[str], Cost], Unit]] = {

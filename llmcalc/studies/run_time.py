@@ -131,7 +131,7 @@ class TrainingTimes:
         time_stack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
         updates_on_host = bool(model_memory.settings.optimizer_offload)
         self.assumes_host_update: bool = updates_on_host and not time_stack.host_update
-        self.stack: TimeStack = with_optimizer(time_stack, *_optimizer_costs(model_memory), updates_on_host)
+        self.stack: TimeStack = with_optimizer(time_stack, *_optimizer_bytes_and_flops(model_memory), updates_on_host)
         self._set_timers()
         self.recompute: Recompute = model_memory.settings.recompute_choice()
         _refuse_wide_products(model_memory)
@@ -328,7 +328,7 @@ def _gradient_buffer_bytes(model_memory: Memory) -> float | None:
     return DTYPE_BITS[model_memory.states.grad_dtype] / 8
 
 
-def _optimizer_costs(memory: Memory) -> tuple[float, float]:
+def _optimizer_bytes_and_flops(memory: Memory) -> tuple[float, float]:
     """Returns the bytes of the optimizer's states and the FLOPs of its matrix products, per trained parameter."""
     memory_use = memory.states
     assert memory_use.optimizer is not None

@@ -297,7 +297,7 @@ class ServeStudy:
     ) -> Server:
         """Returns a replica. Raises `ReplicaDoesNotFit`, or `ImpossibleLayout` for indivisible sizes."""
         engine, request_tokens = self.engine, self.requests.total_tokens
-        used_flags = {engine.field_of("--seq"): self.longest_request, **flag_values}
+        used_flags = {engine.field_of_option("--seq"): self.longest_request, **flag_values}
         used_flags |= self.engine_flags
         used_flags |= {} if quantize is None else {"quantize": quantize}
         used_flags |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)

@@ -320,7 +320,7 @@ def _weighted_sum(layer_counts: Sequence[int], layer_values: Sequence[Number]) -
 
 
 @cache
-def idle_passes(schedule: Schedule, pp: int) -> float:
+def idle_micro_batches(schedule: Schedule, pp: int) -> float:
     """Returns a rank's idle time in special schedules, in micro-batches (forward and backward pass)."""
     micro_batch_count = 4 * pp
     step_timetable = timetable(pipeline(Layout(pp=pp, schedule=schedule), micro_batch_count))
@@ -365,10 +365,10 @@ def _step_seconds(
     """Returns the seconds of a step: pipeline work, bubble, data-parallel messages and update."""
     stage_hop_seconds = _hop_seconds(spec, device, time_stack, step_plan)
     if step_plan.schedule in ("zb-h1", "dualpipe") and isinstance(step_plan.pp, int) and step_plan.pp > 1:
-        idle_seconds = idle_passes(step_plan.schedule, step_plan.pp) * ranks.mean_seconds
+        idle_seconds = idle_micro_batches(step_plan.schedule, step_plan.pp) * ranks.mean_seconds
     else:
         idle_seconds = (step_plan.pp - 1) / step_plan.vpp * ranks.mean_seconds
-    bubble = idle_seconds + 2 * stage_hop_seconds * (step_plan.pp - 1 + _exposed_hops(step_plan, time_stack))
+    bubble = idle_seconds + 2 * stage_hop_seconds * (step_plan.pp - 1 + _exposed_hop_count(step_plan, time_stack))
     pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
     message_seconds, updated_params = _data_parallel_seconds(step_plan, device, time_stack, ranks)
     parameters = sum(ranks.trained_params(step_plan.ep))
@@ -396,7 +396,7 @@ def _hop_seconds(spec: ModelSpec, device: Device, time_stack: TimeStack, step_pl
     )
 
 
-def _exposed_hops(step_plan: StepPlan, time_stack: TimeStack) -> Number:
+def _exposed_hop_count(step_plan: StepPlan, time_stack: TimeStack) -> Number:
     """Returns the number of forward (or backward) messages for which a stage waits while the pipeline is full.
 
     A stage of 1F1B sends its output and waits for the gradient, then sends a gradient and waits for the next input

@@ -282,7 +282,7 @@ def read_flag_values(
             if flag_value is not None:
                 for flag in (flags_by_name[engine_name] for engine_name in renamed_flags[llmcalc_option].split()):
                     field_values[flag.field_name] = flag.read_value(
-                        _engine_value(llmcalc_option, flag, str(flag_value))
+                        _value_in_engine_form(llmcalc_option, flag, str(flag_value))
                     )
             continue
         if flag_name not in flags_by_keyword:
@@ -442,7 +442,7 @@ def split_arguments(
     return remaining_arguments, flag_values
 
 
-def _engine_value(option_name: str, flag: Flag, value_text: str) -> str:
+def _value_in_engine_form(option_name: str, flag: Flag, value_text: str) -> str:
     """Converts an llmcalc option's value to the engine flag's form: 8k becomes 8,192 tokens, 2 devices become 1,1."""
     divides_model = option_name == "--devices" and flag.kind == "text"
     if flag.kind not in ("tokens", "number") and not divides_model:

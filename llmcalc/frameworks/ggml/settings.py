@@ -86,7 +86,7 @@ class GgmlSettings(EngineServer):
                 backend_name = VULKAN
             device_count = len(listed_names)
         else:
-            device_count = len(self.split_shares) or 1
+            device_count = len(self.tensor_split_shares) or 1
         if device_count > MOST_DEVICES:
             raise InputError(f"--device: {device_count} devices; expected at most {MOST_DEVICES}")
         if self.flags.get("split_mode") == "none":
@@ -94,7 +94,7 @@ class GgmlSettings(EngineServer):
         return tuple(f"{backend_name}{i}" for i in range(device_count))
 
     @property
-    def split_shares(self) -> tuple[float, ...]:
+    def tensor_split_shares(self) -> tuple[float, ...]:
         """The GPUs' shares of the layers in --tensor-split."""
         share_list = self.flags.get("tensor_split")
         if share_list is None:
@@ -114,7 +114,7 @@ class GgmlSettings(EngineServer):
     @property
     def layer_shares(self) -> tuple[float, ...]:
         """Each device's share of the layers; equal by default, because all devices have the same free memory."""
-        shares_by_device = self.split_shares or (1.0,) * len(self.devices)
+        shares_by_device = self.tensor_split_shares or (1.0,) * len(self.devices)
         if len(shares_by_device) > max(len(self.devices), 1):
             raise InputError(f"--tensor-split: {len(shares_by_device)} shares for {len(self.devices)} devices")
         return (*shares_by_device, *(0.0,) * (len(self.devices) - len(shares_by_device)))

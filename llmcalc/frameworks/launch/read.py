@@ -342,7 +342,7 @@ def _read_training_command(
             launcher_config = config_table(command_line.launcher, name_in_errors, readable_source.read_text)
             world_size = process_count_of(launcher_config)
         if world_size is None and fills_machines:
-            world_size = visible_processes(launcher_words, source_env)
+            world_size = visible_process_count(launcher_words, source_env)
         skipped_variables = {
             printable(command_word)
             for previous_word, command_word in pairwise(command_line.words)
@@ -357,7 +357,7 @@ def _read_training_command(
             unset=unset_variables,
             launcher=command_line.launcher,
             devices_typed=source_file.world_size is not None,
-            unset_counts=unset_counts(command_line.launcher) if world_size is None else (),
+            unset_count_variables=unset_count_variables(command_line.launcher) if world_size is None else (),
         )
 
     for launch_file in launch_file_kinds():
@@ -621,7 +621,7 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
     )
 
 
-def visible_processes(launcher: Sequence[str], environment: Mapping[str, str]) -> int | None:
+def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str]) -> int | None:
     """Returns visible devices · machines; None if neither variable nor option names devices."""
     devices_text = environment.get("CUDA_VISIBLE_DEVICES", "")
     for option, option_value in pairwise([*launcher, ""]):
@@ -639,7 +639,7 @@ def visible_processes(launcher: Sequence[str], environment: Mapping[str, str]) -
     return visible_count * (machines[-1] if machines else 1)
 
 
-def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:
+def unset_count_variables(launcher: Sequence[str]) -> tuple[str, ...]:
     """Returns unset script variables in a launcher's numbers of processes and machines, processes first."""
     launcher_counts = sorted(_launcher_counts(launcher), key=lambda kind_and_count: kind_and_count[0] == "machines")
     count_variables = (

@@ -191,7 +191,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     if world_size is None:
         world_size = smallest_world_size(settings)
         if world_size > 1:
-            devices_advice = f"; {source_file.devices_advice()}" if source_file.unset_counts else ""
+            devices_advice = f"; {source_file.devices_advice()}" if source_file.unset_count_variables else ""
             reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have{devices_advice}")
     fewest_devices = smallest_world_size(settings)
     if world_size % fewest_devices:

@@ -21,9 +21,9 @@ from ..launch.unresolved import is_unresolved, printable, unresolved_reason
 from ..megatron.named_model import (
     STAGE_ENDS,
     MegatronRun,
-    bridge_adapters,
+    bridge_adapter_settings,
+    host_optimizer_settings,
     megatron_run,
-    optimizer_on_host,
     smallest_device_count,
 )
 
@@ -242,7 +242,10 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         ep=ep,
         etp=optional_config_size("model.expert_tensor_parallel_size"),
         vpp=optional_config_size("model.virtual_pipeline_model_parallel_size") or 1,
-        stage_ends=(optional_config_size(f"model.{STAGE_ENDS[0]}"), optional_config_size(f"model.{STAGE_ENDS[1]}")),
+        end_stage_layers=(
+            optional_config_size(f"model.{STAGE_ENDS[0]}"),
+            optional_config_size(f"model.{STAGE_ENDS[1]}"),
+        ),
         sequence_parallel=config_value("model.sequence_parallel") is True,
         distributed_optimizer=any(
             config_value(f"{section_name}.use_distributed_optimizer", True) is not False
@@ -260,7 +263,11 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     if world_size is None and gpu_match is not None and int(gpu_match[1]) % smallest_device_count(parallel_run) == 0:
         world_size = int(gpu_match[1])
         reader.notes.append(f"{world_size} devices, from the recipe's name")
-    settings = {**peft_fields, **_optimizer_settings(reader, config), **optimizer_on_host(reader, config, "optimizer.")}
+    settings = {
+        **peft_fields,
+        **_optimizer_settings(reader, config),
+        **host_optimizer_settings(reader, config, "optimizer."),
+    }
     launched_run = megatron_run(reader, parallel_run, world_size, settings)
     replicas = launched_run.layout.dp
     if global_batch % (batch * replicas):
@@ -303,7 +310,7 @@ def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
             reader.unknown[f"peft.{field_name}"] = f"{shown(str(field_value))[:60]} is not modelled"
         elif field_name not in (*PEFT_OFF, *PEFT_IGNORED, "dim", "dropout", "target_modules"):
             reader.unknown[f"peft.{field_name}"] = "no field of LoRA that is known"
-    return bridge_adapters(
+    return bridge_adapter_settings(
         reader, "peft", peft_fields.get("dim", 32), peft_fields.get("target_modules"), peft_fields.get("dropout")
     )
 

@@ -24,10 +24,10 @@ from ..megatron.named_model import (
     HOST_OPTIMIZER,
     STAGE_ENDS,
     MegatronRun,
-    bridge_adapters,
+    bridge_adapter_settings,
+    end_stage_layers,
+    host_optimizer_settings,
     megatron_run,
-    optimizer_on_host,
-    stage_ends,
 )
 from .base_configs import BASE_CONFIGS
 
@@ -251,7 +251,7 @@ def _check_keys(reader: LaunchReader, policy_table: Table) -> None:
 def _training_devices(reader: LaunchReader, flat_config: Table, policy_table: Table) -> int:
     """Returns the number of devices that train, without devices that only run rollouts."""
     nodes_key, devices_key = "cluster.num_nodes", "cluster.gpus_per_node"
-    world_size = reader.node_devices(flat_config, nodes_key, devices_key)
+    world_size = reader.device_count_of_nodes(flat_config, nodes_key, devices_key)
     if policy_table.get("generation.colocated.enabled") is not False:
         return world_size
     engine_nodes = reader.optional_integer(policy_table, "generation.colocated.resources.num_nodes") or 0
@@ -373,7 +373,7 @@ def _megatron_run(reader: LaunchReader, policy_table: Table, world_size: int) ->
         cp=cp,
         ep=megatron_size("expert_model"),
         etp=megatron_size("expert_tensor"),
-        stage_ends=stage_ends(reader, policy_table, "megatron_cfg."),
+        end_stage_layers=end_stage_layers(reader, policy_table, "megatron_cfg."),
         sequence_parallel=reader.flag(policy_table, "megatron_cfg.sequence_parallel"),
         distributed_optimizer=reader.flag(policy_table, "megatron_cfg.optimizer.use_distributed_optimizer", True),
         **_batch_settings(reader, policy_table, max(1, world_size // (tp * pp * cp))),
@@ -389,10 +389,10 @@ def _megatron_run(reader: LaunchReader, policy_table: Table, world_size: int) ->
             policy_table.get("megatron_cfg.peft.target_modules"),
             policy_table.get("megatron_cfg.peft.dropout"),
         )
-        settings = bridge_adapters(reader, section_name, rank, targets or None, dropout_value)
+        settings = bridge_adapter_settings(reader, section_name, rank, targets or None, dropout_value)
     if reader.flag(policy_table, "megatron_cfg.optimizer.use_precision_aware_optimizer"):
         settings["precision_aware_optimizer"] = True
-    settings |= optimizer_on_host(reader, policy_table, "megatron_cfg.optimizer.")
+    settings |= host_optimizer_settings(reader, policy_table, "megatron_cfg.optimizer.")
     return megatron_run(reader, parallel_run, world_size, settings)
 
 

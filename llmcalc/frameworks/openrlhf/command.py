@@ -143,7 +143,7 @@ def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
 
 def _actor_devices(reader: LaunchReader, config: Table) -> int:
     """Returns the number of devices of the actor's placement group."""
-    return reader.node_devices(config, "actor.num_nodes", "actor.num_gpus_per_node", "--")
+    return reader.device_count_of_nodes(config, "actor.num_nodes", "actor.num_gpus_per_node", "--")
 
 
 def _pair_settings(

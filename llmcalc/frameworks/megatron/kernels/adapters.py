@@ -21,7 +21,7 @@ from .recompute import DiscardedOutputKernels
 class AdapterKernels(DiscardedOutputKernels):
     """Linear layers with adapters, sharded by tensor parallelism like the layers. Fused layers share an adapter."""
 
-    def adapter_of(self, operation: Step) -> ParallelAdapters | None:
+    def adapters_of_step(self, operation: Step) -> ParallelAdapters | None:
         """Returns a linear layer's adapters, if any."""
         adapters = self.rank_choices.adapters
         return adapters if adapters is not None and operation.name in adapters.targets else None
@@ -30,7 +30,7 @@ class AdapterKernels(DiscardedOutputKernels):
 
     def column_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs a column-parallel layer with its adapter, which reads the norm's output if the norm is fused."""
-        adapters = self.adapter_of(operation)
+        adapters = self.adapters_of_step(operation)
         if adapters is None:
             return super().column_linear(operation, x, output_width)
         self.norm_outputs = []
@@ -51,7 +51,7 @@ class AdapterKernels(DiscardedOutputKernels):
 
     def row_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a row-parallel layer with its adapter."""
-        adapters = self.adapter_of(operation)
+        adapters = self.adapters_of_step(operation)
         if adapters is None:
             return super().row_linear(operation, x)
         layer_output, bias = super().row_linear(operation, x), self.row_bias
@@ -70,7 +70,7 @@ class AdapterKernels(DiscardedOutputKernels):
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a layer that every rank computes in full, with its adapter."""
-        adapters, layer_output = self.adapter_of(operation), super().undivided_linear(operation, x)
+        adapters, layer_output = self.adapters_of_step(operation), super().undivided_linear(operation, x)
         if adapters is None:
             return layer_output
         lora_a, lora_b = self._adapter_weights(operation, adapters, "matrix", x.shape[1], layer_output.shape[1])
@@ -86,7 +86,7 @@ class AdapterKernels(DiscardedOutputKernels):
 
     def grouped_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs the experts' linear layer: mcore-bridge has an adapter per expert, Megatron-Bridge one per rank."""
-        adapters, layer_output = self.adapter_of(operation), super().grouped_linear(operation, x, output_width)
+        adapters, layer_output = self.adapters_of_step(operation), super().grouped_linear(operation, x, output_width)
         if adapters is None:
             return layer_output
         x = self._with_dropout(x, adapters)
