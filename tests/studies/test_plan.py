@@ -16,7 +16,7 @@ from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework as framework_of
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
-from llmcalc.parallel.schedule_formulas import bubble
+from llmcalc.parallel.schedule_formulas import bubble_fraction
 from llmcalc.parallel.search import LayoutSearch, search_layouts
 from llmcalc.simulator.effort import EFFORT, WorkBudget
 from llmcalc.studies import fit_devices
@@ -390,7 +390,7 @@ def test_bytes_sent_and_bubbles_are_computed_where_they_are_read(run: Any, monke
 def test_a_bubble_of_many_micro_batches_is_that_of_the_schedule(layout: Layout, batches: int) -> None:
     """(p − 1)/(m·v) of the time without it (Narayanan 2021, §2.2)."""
     over = (layout.pp - 1) / (batches * layout.vpp)
-    assert bubble(layout, batches) == pytest.approx(over / (1 + over))
+    assert bubble_fraction(layout, batches) == pytest.approx(over / (1 + over))
 
 
 def test_a_run_that_fits_is_told_the_fewest_devices(run: Any) -> None:

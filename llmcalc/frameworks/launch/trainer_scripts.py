@@ -70,7 +70,7 @@ FILLED_IN = ("optim", "per_device_train_batch_size", "gradient_accumulation_step
 """The Trainer's arguments whose value from a script's default is listed."""
 
 
-def _low_rank(reader: LaunchReader, config: Table, rank: int, targets: Any, dropout: str) -> dict[str, Any]:
+def _adapter_arguments(reader: LaunchReader, config: Table, rank: int, targets: Any, dropout: str) -> dict[str, Any]:
     """Returns the arguments of LoRA adapters. rank, targets, dropout: the script's defaults."""
     return {
         "use_peft": True,
@@ -109,7 +109,7 @@ def _arguments_of_peft(reader: LaunchReader, config: Table) -> dict[str, Any]:
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": reader.flag(config, "use_reentrant")}
     if reader.flag(config, "use_peft_lora"):
         modules = "q_proj,k_proj,v_proj,o_proj,down_proj,up_proj,gate_proj"
-        arguments |= _low_rank(reader, config, 64, modules, "0.1")
+        arguments |= _adapter_arguments(reader, config, 64, modules, "0.1")
     bits = 4 if is_4_bit else 8 if reader.flag(config, "use_8bit_quantization") else 16
     return arguments | _quantization_arguments(reader, bits, reader.flag(config, "use_nested_quant"))
 
@@ -126,7 +126,7 @@ def _arguments_of_qlora(reader: LaunchReader, config: Table) -> dict[str, Any]:
         **_quantization_arguments(reader, config.get("bits", 4), reader.flag(config, "double_quant", True)),
     }
     if not reader.flag(config, "full_finetune"):
-        arguments |= _low_rank(reader, config, 64, ALL_LINEAR, "0")
+        arguments |= _adapter_arguments(reader, config, 64, ALL_LINEAR, "0")
     return arguments
 
 
@@ -134,7 +134,7 @@ def _arguments_of_lmflow(reader: LaunchReader, config: Table) -> dict[str, Any]:
     arguments = _flash_attention_argument(reader.flag(config, "use_flash_attention"))
     is_quantized = reader.flag(config, "use_qlora")
     if is_quantized or reader.flag(config, "use_lora"):
-        arguments |= _low_rank(reader, config, 8, None, "0.1")
+        arguments |= _adapter_arguments(reader, config, 8, None, "0.1")
     if is_quantized:
         arguments |= _quantization_arguments(
             reader, config.get("quant_bit", 4), reader.flag(config, "double_quant", True), "quant_bit"
@@ -157,7 +157,7 @@ def _arguments_of_llava(reader: LaunchReader, config: Table) -> dict[str, Any]:
         reader.unknown["mm_tunable_parts"] = "training of the encoder is not modelled"
     arguments = _multimodal_defaults(reader, config, reader.source.script.endswith(("train_mem.py", "train_mem")))
     if reader.flag(config, "lora_enable"):
-        arguments |= _low_rank(reader, config, 64, ALL_LINEAR, "0.05")
+        arguments |= _adapter_arguments(reader, config, 64, ALL_LINEAR, "0.05")
     return arguments | _quantization_arguments(
         reader, config.get("bits", 16), reader.flag(config, "double_quant", True)
     )
@@ -166,7 +166,7 @@ def _arguments_of_llava(reader: LaunchReader, config: Table) -> dict[str, Any]:
 def _arguments_of_qwen_vl(reader: LaunchReader, config: Table) -> dict[str, Any]:
     arguments = _multimodal_defaults(reader, config, is_flash=True)
     if reader.flag(config, "lora_enable"):
-        return arguments | _low_rank(reader, config, 64, ["q_proj", "k_proj", "v_proj", "o_proj"], "0.05")
+        return arguments | _adapter_arguments(reader, config, 64, ["q_proj", "k_proj", "v_proj", "o_proj"], "0.05")
     if not reader.flag(config, "tune_mm_llm"):
         reader.unknown["tune_mm_llm"] = "a frozen language model, its default, is not modelled"
     return arguments
@@ -181,7 +181,7 @@ def _arguments_of_firefly(reader: LaunchReader, config: Table) -> dict[str, Any]
     arguments: dict[str, Any] = {"dtype": "float16" if config.get("fp16") in BOOLEANS else "bfloat16"}
     if train_mode == "full":
         return arguments
-    arguments |= _low_rank(reader, {**config, "lora_r": config.get("lora_rank")}, 64, ALL_LINEAR, "0.05")
+    arguments |= _adapter_arguments(reader, {**config, "lora_r": config.get("lora_rank")}, 64, ALL_LINEAR, "0.05")
     return arguments | _quantization_arguments(reader, 4 if train_mode == "qlora" else 16, is_nested=True)
 
 

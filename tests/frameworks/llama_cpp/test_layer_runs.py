@@ -58,10 +58,10 @@ def test_all_layers_have_the_same_buffers(
         counts.append((len(chosen), len(keys)))
         return chosen
 
-    monkeypatch.setattr(ggml_server, "graph_layers", counted)
+    monkeypatch.setattr(ggml_server, "layers_with_graphs", counted)
     buffers = loaded.compute_buffers(loaded.placement)
     assert counts[0][0] < counts[0][1]
-    monkeypatch.setattr(ggml_server, "graph_layers", lambda keys: list(range(len(keys))))
+    monkeypatch.setattr(ggml_server, "layers_with_graphs", lambda keys: list(range(len(keys))))
     assert loaded.compute_buffers(loaded.placement) == buffers
 
 
