@@ -95,7 +95,7 @@ class InferenceRun:
     which is freed after the pass.
 
     repeats: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
-    workspace: bytes of the cuBLAS workspace that is allocated at the first product; default 0.
+    workspace_bytes: bytes of the cuBLAS workspace that is allocated at the first product; default 0.
     memory_meter: counts or records the storages; default a meter without a device.
     names: the names of the passes that have run: the phase, with a number where a prompt has several chunks.
     """
@@ -309,7 +309,7 @@ def replay_inference(
     the cache: logits and token ids are freed. `peaks` lists several chunks of a prompt separately; `highest_pass` joins
     them.
 
-    repeats_by_stack, workspace: as in `InferenceRun`.
+    repeats_by_stack, workspace_bytes: as in `InferenceRun`.
     """
     memory_meter = Meter(device)
     inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace_bytes, memory_meter)
@@ -363,7 +363,7 @@ def record_inference(
     repeats_by_stack: Mapping[int, int] | None = None,
     workspace_bytes: int = 0,
 ) -> RecordedEvents:
-    """Records the set-up and the passes for `RepeatAnalysis`. repeats, workspace: as in `InferenceRun`."""
+    """Records the set-up and the passes for `RepeatAnalysis`. repeats, workspace_bytes: as in `InferenceRun`."""
     memory_meter = EventRecorder()
     inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace_bytes, memory_meter)
     inference_run.set_up()

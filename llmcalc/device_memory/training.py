@@ -125,7 +125,7 @@ class TrainingRun:
     """Replays training steps of a model.
 
     repeats: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
-    workspace: bytes of the cuBLAS workspace that each of the forward and the backward thread allocates at its first
+    workspace_bytes: bytes of the cuBLAS workspace that the forward and the backward thread each allocate at their first
         product; default 0.
     memory_meter: counts or records the storages; default a meter without a device.
     program: the program that runs, default that of the whole model.
@@ -380,7 +380,7 @@ def replay(
     """Replays the set-up and two training steps. Raises `Unsupported` for an operation without a kernel.
 
     device: the allocator; None (default) counts bytes of tensors only.
-    repeats, workspace: as in `TrainingRun`.
+    repeats_by_stack, workspace_bytes: as in `TrainingRun`.
     """
     memory_meter = Meter(device)
     return replay_steps(
@@ -483,7 +483,7 @@ def replay_shorter_on_allocator(
 def record_training(
     spec: ModelSpec, training_config: TrainingConfig, layers: Mapping[int, int] | None = None, workspace_bytes: int = 0
 ) -> RecordedEvents:
-    """Records set-up and two steps for `RepeatAnalysis`. repeats, workspace: as in `TrainingRun`."""
+    """Records set-up and two steps for `RepeatAnalysis`. repeats, workspace_bytes: as in `TrainingRun`."""
     recorded_steps = None
     if not (training_config.keeps_gradients or training_config.optimizer_in_backward):
         recorded_steps = _record_passes_once(
