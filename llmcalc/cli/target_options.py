@@ -109,20 +109,18 @@ class OutputOptions(NamedTuple):
         if not command_answer.ok:
             raise typer.Exit(1)
 
-    def show(
-        self, report: Report, table_name: str | None = None, notes: bool = False, is_listing: bool = False
-    ) -> None:
+    def show(self, report: Report, table_name: str | None = None, notes: bool = False, listing: bool = False) -> None:
         """Writes the answer to the file or to stdout. Warnings go to stderr if the format has no notes.
 
         table_name: name of the table to write; default all.
         notes: whether all rows and notes are printed without the option too.
-        is_listing: whether the answer is a list, of which all rows are printed.
+        listing: whether the answer is a list, of which all rows are printed.
         """
         format_writer = WRITERS[self.fmt]
         if table_name is not None:
             report = report.with_only_table(table_name)
         is_brief = not (notes or self.notes)
-        if is_brief and self.fmt == "table" and not is_listing and table_name is None:
+        if is_brief and self.fmt == "table" and not listing and table_name is None:
             from ..reports.screen import trim_to_screen
 
             report = trim_to_screen(report)
