@@ -12,7 +12,7 @@ from .optional import included_part_names
 from .sources.preset import Preset
 from .sources.target import load as load_target
 from .sources.target import load_config
-from .workload.inference import batch_of
+from .workload.inference import batch_from_options
 from .workload.inputs import Inputs
 from .workload.setting import checked_values, declarations_of, length_of
 from .workload.validation import (
@@ -214,7 +214,7 @@ def optional_count(option_name: str, count_value: Any) -> int | None:
 
 
 def batch_or_users(batch: Any, users: Any, phase: str) -> int:
-    return batch_of(optional_length("--batch", batch), optional_length("--users", users), phase) or 1
+    return batch_from_options(optional_length("--batch", batch), optional_length("--users", users), phase) or 1
 
 
 def optional_tokens(seq: Any) -> int | None:

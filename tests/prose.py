@@ -18,7 +18,7 @@ from llmcalc.accelerator import Hardware
 from llmcalc.flow.tree import Node, Place
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
-from llmcalc.parallel.schedule_formulas import bubble
+from llmcalc.parallel.schedule_formulas import bubble_fraction
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.studies.compare import StackShape, stack_shape
@@ -179,7 +179,7 @@ def time_of(name: str, hardware: str, part: str = "", **options: Any) -> float:
 def idle_share(stages: int, micro_batches: int, chunks: int = 1) -> str:
     """The share of a step in which a rank of a pipeline waits, in percent."""
     layout = Layout(pp=stages, vpp=chunks, schedule="interleaved" if chunks > 1 else "1f1b")
-    return percent(bubble(layout, micro_batches))
+    return percent(bubble_fraction(layout, micro_batches))
 
 
 def milliseconds(seconds: float, digits: int = 1) -> str:

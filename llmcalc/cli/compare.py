@@ -40,7 +40,7 @@ def command(
 
     check_compared(bool(targets), everything, selection)
     models: list[tuple[Any, Any]] = select_presets(selection) if everything else []
-    if not everything or target_options.changes:  # the filters of --all apply to the models without overrides
+    if not everything or target_options.changes_model:  # the filters of --all apply to the models without overrides
         preset_names = [preset.name for preset, _ in models] if everything else targets or []
         models = [(target_options.load(preset_name), None) for preset_name in preset_names]
     accelerator = None if hardware is None else find_hardware(hardware)

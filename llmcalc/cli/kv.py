@@ -7,7 +7,7 @@ import typer
 from ..errors import InputError
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import join_reports
-from ..workload.inference import batch_of
+from ..workload.inference import batch_from_options
 from ..workload.inputs import NO_INPUTS, Inputs
 from ..workload.lengths import MOST_CONTEXT, USUAL
 from .engine_options import EngineCommand, EngineOption, engine_flags
@@ -77,7 +77,7 @@ def command(
     if quantize is not None:
         raise InputError(SCHEME_WITHOUT_ENGINE)
     reports = []
-    sequences = batch_of(batch, users, "decode") or 1
+    sequences = batch_from_options(batch, users, "decode") or 1
     cache_question = CacheQuestion(
         sequences, seq, kv_dtype, source, rank_request, target_options.load_draft(draft), inputs
     )

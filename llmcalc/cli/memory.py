@@ -8,7 +8,7 @@ import typer
 from .. import units
 from ..device_memory.settings import Settings
 from ..errors import InputError
-from ..frameworks.launch.file_kinds import launch_files
+from ..frameworks.launch.file_kinds import launch_file_titles
 from ..optional import included_part_names
 from ..parallel.layout_request import LayoutRequest
 from .engine_options import EngineCommand, EngineOption, ReceiptOption, require_engine, show_servers
@@ -42,8 +42,8 @@ def command(
             "--launch",
             "FILE",
             "The file that starts a run, or 'NAME=VALUE FILE ARGUMENTS'. It defines the model, or the settings "
-            f"with which TARGET is trained. Files that are read: {launch_files()}. Or a file that starts servers of "
-            "engines: a script, a compose file, a manifest of Kubernetes, a Modelfile.",
+            f"with which TARGET is trained. Files that are read: {launch_file_titles()}. Or a file that starts servers "
+            "of engines: a script, a compose file, a manifest of Kubernetes, a Modelfile.",
             panel="What runs",
         ),
     ] = None,

@@ -76,7 +76,7 @@ def check_writable(output_path: Path, flag: str) -> None:
             raise InputError(f"{flag}: {output_path} is a folder; expected a file")
         if not output_folder.is_dir():
             raise InputError(f"{flag}: {output_path}: there is no folder {output_folder}; expected one that exists")
-        if not os.access(output_path if is_device(output_path) else output_folder, os.W_OK):
+        if not os.access(output_path if is_device_file(output_path) else output_folder, os.W_OK):
             raise InputError(f"{flag}: {output_path}: is not writable")
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise InputError(
@@ -84,7 +84,7 @@ def check_writable(output_path: Path, flag: str) -> None:
         ) from None
 
 
-def is_device(output_path: Path) -> bool:
+def is_device_file(output_path: Path) -> bool:
     """Whether the path is a device or a pipe, which is never replaced by a file (`-o /dev/null`)."""
     return output_path.exists() and not output_path.is_file()
 
@@ -96,27 +96,27 @@ def open_whole_file(output_path: Path, option_name: str) -> Iterator[TextIOWrapp
     Raises `InputError`, which names the option, if it cannot be written.
     """
     check_writable(output_path, option_name)
-    if is_device(output_path):
+    if is_device_file(output_path):
         try:
             with output_path.open("w", encoding="utf-8") as output_stream:
                 yield output_stream
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise _write_error(output_path, option_name, error) from None
+            raise _unwritable_file_error(output_path, option_name, error) from None
         return
-    target = output_path.resolve()
-    with _finally_on_signals():
+    resolved_path = output_path.resolve()
+    with _run_finally_on_signals():
         try:
-            file_descriptor, temporary_name = tempfile.mkstemp(dir=target.parent, prefix=".llmcalc-")
+            file_descriptor, temporary_name = tempfile.mkstemp(dir=resolved_path.parent, prefix=".llmcalc-")
         except OSError as error:
-            raise _write_error(output_path, option_name, error) from None
+            raise _unwritable_file_error(output_path, option_name, error) from None
         partial_file = Path(temporary_name)
         try:
             with os.fdopen(file_descriptor, "w", encoding="utf-8") as output_stream:
                 yield output_stream
-            partial_file.chmod(target.stat().st_mode if target.exists() else 0o666 & ~_current_umask())
-            partial_file.replace(target)
+            partial_file.chmod(resolved_path.stat().st_mode if resolved_path.exists() else 0o666 & ~_current_umask())
+            partial_file.replace(resolved_path)
         finally:
             partial_file.unlink(missing_ok=True)
 
@@ -125,7 +125,7 @@ ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(sig
 """Signals that end a process without running its `finally` clauses; Ctrl-C (SIGINT) runs them."""
 
 
-class _Signalled(BaseException):
+class _SignalReceived(BaseException):
     """Raised when a signal of `ENDING` arrives. number: the signal's number."""
 
     def __init__(self, signal_number: int) -> None:
@@ -134,24 +134,24 @@ class _Signalled(BaseException):
 
 
 @contextmanager
-def _finally_on_signals() -> Iterator[None]:
+def _run_finally_on_signals() -> Iterator[None]:
     """Returns a context manager in which `finally` clauses run when a signal ends the process.
 
     The signal then ends the process, so that the exit status is that of the signal. It does nothing outside the main
     thread, where Python handles no signals.
     """
 
-    def raise_signalled(signal_number: int, _: FrameType | None) -> None:
-        raise _Signalled(signal_number)
+    def raise_signal_received(signal_number: int, _: FrameType | None) -> None:
+        raise _SignalReceived(signal_number)
 
     previous_handlers = {}
     try:
         for signal_number in ENDING:
             if signal.getsignal(signal_number) == signal.SIG_DFL:  # an ignored signal (nohup) stays ignored
                 with suppress(ValueError):  # not the main thread
-                    previous_handlers[signal_number] = signal.signal(signal_number, raise_signalled)
+                    previous_handlers[signal_number] = signal.signal(signal_number, raise_signal_received)
         yield
-    except _Signalled as stop:
+    except _SignalReceived as stop:
         signal.signal(stop.number, signal.SIG_DFL)
         os.kill(os.getpid(), stop.number)
     finally:
@@ -159,7 +159,7 @@ def _finally_on_signals() -> Iterator[None]:
             signal.signal(signal_number, previous_handler)
 
 
-def _write_error(output_path: Path, option_name: str, os_error: OSError) -> InputError:
+def _unwritable_file_error(output_path: Path, option_name: str, os_error: OSError) -> InputError:
     return InputError(f"{option_name}: {output_path}: {os_error.strerror}; expected a file that can be written")
 
 

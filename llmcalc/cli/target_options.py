@@ -52,7 +52,7 @@ class TargetOptions(NamedTuple):
     allow_unknown: bool = False
 
     @property
-    def changes(self) -> bool:
+    def changes_model(self) -> bool:
         """Whether the options change fields of the model."""
         return bool(self.overrides or self.head)
 
@@ -94,17 +94,18 @@ class OutputOptions(NamedTuple):
         command_answer: ReportedAnswer,
         table_name: str | None = None,
         preset: Preset | None = None,
-        **display: bool,
+        **display_options: bool,
     ) -> None:
         """Writes the report of an answer. Exit code 1 if a check fails or nothing fits.
 
-        preset: the model that errors of the report name; default none. display: `notes` and `listing`, as of `show`.
+        preset: the model that errors of the report name; default none.
+        display_options: `notes` and `listing`, as of `show`.
         """
         from ..sources.preset import name_in_errors
 
         with nullcontext() if preset is None else name_in_errors(preset):
             report = command_answer.report()
-        self.show(report, table_name, **display)
+        self.show(report, table_name, **display_options)
         if not command_answer.ok:
             raise typer.Exit(1)
 

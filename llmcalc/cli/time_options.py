@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..device_memory.settings import Settings, settings_with_shorthands
-from ..frameworks.launch.file_kinds import launch_files
+from ..frameworks.launch.file_kinds import launch_file_titles
 from ..frozen import frozen
 from ..optional import included_part_names
 from ..parallel.layout_request import LayoutRequest
@@ -52,7 +52,7 @@ RUN_FILES = {
         value_option(
             "--launch",
             "FILE",
-            f"The file that starts a run, as of memory. Files that are read: {launch_files()}.",
+            f"The file that starts a run, as of memory. Files that are read: {launch_file_titles()}.",
             panel="What runs",
         ),
     ),

@@ -91,7 +91,9 @@ def all_tools() -> tuple[Tool, ...]:
 def _tool_of_command(command_name: str) -> Tool:
     command = build_command("", command_name)
     parameters = {
-        _argument_name(command_name, parameter): parameter for parameter in command.params if _is_input(parameter)
+        _argument_name(command_name, parameter): parameter
+        for parameter in command.params
+        if _is_content_parameter(parameter)
     }
     return Tool(
         command_name,
@@ -102,7 +104,7 @@ def _tool_of_command(command_name: str) -> Tool:
     )
 
 
-def _is_input(parameter: Any) -> bool:
+def _is_content_parameter(parameter: Any) -> bool:
     """Whether a command's parameter changes the content of the answer, and not just the format."""
     writes_output = parameter.metavar == "FILE" and not {"--output", "--output-file"}.isdisjoint(parameter.opts)
     return not writes_output and _option_name(parameter) not in LEFT_OUT
@@ -180,13 +182,13 @@ def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
     repeated_names = sorted(options.keys() & call_arguments.keys())
     if repeated_names:
         raise InputError(f"options: {repeated_names[0]} is an argument too; expected it once")
-    is_of_engine = "engine" in call_arguments or "launch" in call_arguments
+    is_engine_question = "engine" in call_arguments or "launch" in call_arguments
     _check_arguments(
         tool.arguments,
         {
             option_key: option_value
             for option_key, option_value in options.items()
-            if option_key in tool.arguments or not is_of_engine
+            if option_key in tool.arguments or not is_engine_question
         },
     )
     call_arguments |= options

@@ -73,18 +73,18 @@ def command(
     if junit_file is not None:
         check_writable(junit_file, "--junit")
     verify_answer = verify_question.answer(
-        _names_with_progress_bar(list(model_names()) if everything else list(targets or ())), target_options.load
+        _iterate_with_progress_bar(list(model_names()) if everything else list(targets or ())), target_options.load
     )
     if junit_file is not None:
         with open_whole_file(junit_file, "--junit") as output_stream:
             output_stream.write(junit(verify_answer.result.verdicts, verify_answer.result.skipped))
     if rank_of_process() == 0:
-        output_options.show(verify_answer.report(), table, listing=everything)
+        output_options.show(verify_answer.report(), table, is_listing=everything)
     if not verify_answer.ok:
         raise typer.Exit(1)
 
 
-def _names_with_progress_bar(model_names: list[str]) -> Iterator[str]:
+def _iterate_with_progress_bar(model_names: list[str]) -> Iterator[str]:
     """Yields the models' names, with a progress bar on stderr if it is a terminal and there are several names."""
     from rich.console import Console
     from rich.progress import track

@@ -16,7 +16,7 @@ from ..algebra import exact_div
 from ..flow.axis import Axis, JoinedShapes, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import MultipleRows
+from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import SOURCE
 from .base import ModelProperties, Size, Width
 from .norm import Norm
@@ -50,7 +50,7 @@ class SubsamplingStem(Stem):
         return self
 
     def input_frames(self) -> Value:
-        frame_rows = MultipleRows("frames", of=SOURCE, by=2 ** len(self.conv_kernel_sizes))
+        frame_rows = MultipliedRows("frames", of=SOURCE, by=2 ** len(self.conv_kernel_sizes))
         return Value(frame_rows, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
@@ -64,7 +64,7 @@ class SubsamplingStem(Stem):
             half_axes: Shape = (
                 (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
             )
-            frame_rows = SOURCE if i == last_layer else MultipleRows(of=SOURCE, by=2 ** (last_layer - i))
+            frame_rows = SOURCE if i == last_layer else MultipliedRows(of=SOURCE, by=2 ** (last_layer - i))
             gated_x = recorder.conv(
                 f"conv{i}", frames, JoinedShapes((half_axes, half_axes)), kernel=kernel_size, bias=True, rows=frame_rows
             )
@@ -93,7 +93,7 @@ class WaveformStem(Stem):
     type: Literal["waveform"] = "waveform"
 
     def input_frames(self) -> Value:
-        return Value(MultipleRows("samples", of=SOURCE, by=384, more=511), (Axis("sample", 1),), fixed=True)
+        return Value(MultipliedRows("samples", of=SOURCE, by=384, more=511), (Axis("sample", 1),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem's convolutions, whose output is the encoder's input.
@@ -101,10 +101,10 @@ class WaveformStem(Stem):
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
         samples = recorder.frames = x if x.fixed else self.input_frames()
-        axes, first_rows = width or x.axes, MultipleRows(of=SOURCE, by=6, more=7)
+        axes, first_rows = width or x.axes, MultipliedRows(of=SOURCE, by=6, more=7)
         frames = recorder.act(recorder.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")
         frames = recorder.part("groupnorm", Norm(type="layernorm"), frames)
-        second_rows = MultipleRows(of=SOURCE, by=2, more=1)
+        second_rows = MultipliedRows(of=SOURCE, by=2, more=1)
         frames = recorder.act(
             recorder.conv(
                 "conv2",

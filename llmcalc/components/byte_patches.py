@@ -15,7 +15,7 @@ from pydantic import Field
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import BytePatchRows, MultipleRows, PatchVectors
+from ..workload.derived_rows import BytePatchRows, MultipliedRows, PatchVectors
 from .base import Flag, LayerParts, Layers, ModelProperties, Part, StackPosition, Vocab, Width
 from .layers.block import Block
 from .norm import Norm
@@ -143,7 +143,7 @@ class PatchStreams(ResidualStreams):
         if self.patcher is not None:
             self._record_patcher(recorder, self.patcher, x)
         hash_axis = Axis("hashes", self.hash_tables * self.hash_vocab_size)
-        byte_groups = MultipleRows("groups of bytes", of=x.rows, by=self.hash_tables)
+        byte_groups = MultipliedRows("groups of bytes", of=x.rows, by=self.hash_tables)
         hash_embeddings, _ = recorder.table(
             "hash_embedding", hash_axis, *x.axes, of=byte_groups, rows_read=1, kind=self.kind
         )

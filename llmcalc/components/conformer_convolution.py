@@ -13,7 +13,7 @@ from pydantic import model_validator
 from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import RowsWithExtra
+from ..workload.derived_rows import ExtendedRows
 from .base import Flag, Kernel, ModelProperties, Part, Width
 from .batch_norm import batch_norm_class, record_batch_norm
 from .networks.feed_forward import Activation, activate
@@ -82,7 +82,7 @@ class ConformerConvolution(Part):
             gated_half, gate = recorder.add(gated_half, value_bias), recorder.add(gate, gate_bias)
         gated_x = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
         conv_axes = (*hidden, Axis("multiplier", self.multiplier))
-        conv_rows = RowsWithExtra(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
+        conv_rows = ExtendedRows(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
         gated_x = recorder.conv(
             "conv",
             gated_x,

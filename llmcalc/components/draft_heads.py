@@ -15,7 +15,7 @@ from pydantic import Field
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
-from ..workload.derived_rows import MultipleRows
+from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import Rows
 from .base import Flag, Inner, ModelProperties, Part
 from .norm import Norm
@@ -40,7 +40,7 @@ class DraftHeads(Part):
         if len(logits) == 1:
             return logits[0]
         recorder.hold(**{f"logits{head_index}": head_logits for head_index, head_logits in enumerate(logits)})
-        return recorder.cat(*logits, axes=(proposed_tokens,), rows=MultipleRows(of=rows, by=self.num_heads))
+        return recorder.cat(*logits, axes=(proposed_tokens,), rows=MultipliedRows(of=rows, by=self.num_heads))
 
     def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
         raise TypeError(f"{type(self).__name__} has no flow")
@@ -70,7 +70,7 @@ class MedusaHeads(DraftHeads):
                 recorder.linear(f"lm_heads_{head_index}", head_state, proposed_tokens)
                 for head_index, head_state in enumerate(head_states)
             ]
-        total_rows = MultipleRows(of=x.rows, by=self.num_heads)
+        total_rows = MultipliedRows(of=x.rows, by=self.num_heads)
         first_logits = recorder.linear("lm_heads_0", head_states[0], proposed_tokens, counted_rows=total_rows)
         return [first_logits, *(recorder.apply_again(head_state, first_logits) for head_state in head_states[1:])]
 
@@ -129,7 +129,7 @@ class SpeculatorHeads(DraftHeads):
             if head_index and self.tied:
                 logits.append(recorder.apply_again(head_state, logits[0]))
                 continue
-            counted_rows = MultipleRows(of=x.rows, by=self.num_heads) if self.tied else None
+            counted_rows = MultipliedRows(of=x.rows, by=self.num_heads) if self.tied else None
             logits.append(recorder.linear(f"head_{head_index}", head_state, proposed_tokens, counted_rows=counted_rows))
         return logits
 
@@ -140,7 +140,7 @@ class SpeculatorHeads(DraftHeads):
         if i > 1 and self.tied:
             projected_state = recorder.apply_again(head_state, shared_weights["proj"])
         else:
-            counted_rows = MultipleRows(of=head_state.rows, by=self.num_heads - 1) if self.tied and i else None
+            counted_rows = MultipliedRows(of=head_state.rows, by=self.num_heads - 1) if self.tied and i else None
             projected_state = recorder.linear(f"proj_{i}", head_state, *token_vector.axes, counted_rows=counted_rows)
             shared_weights["proj"] = projected_state
         recorder.hold(projected=projected_state)

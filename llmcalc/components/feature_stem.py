@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import MultipleRows
+from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import SOURCE
 from .base import ModelProperties, Vocab, Width
 from .stem import Stem
@@ -33,7 +33,7 @@ class FeatureStem(Stem):
     num_styles: Vocab
 
     def input_frames(self) -> Value:
-        return Value(MultipleRows("features", of=SOURCE), (Axis("hidden", self.num_features),), fixed=True)
+        return Value(MultipliedRows("features", of=SOURCE), (Axis("hidden", self.num_features),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the feature vectors as the encoder's input.

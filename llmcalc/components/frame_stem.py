@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import MultipleRows
+from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import SOURCE
 from .base import ModelProperties, Width
 from .norm import Norm
@@ -36,7 +36,7 @@ class FrameStem(Stem):
     frame_size: Width
 
     def input_frames(self) -> Value:
-        return Value(MultipleRows("frames", of=SOURCE, by=4), (Axis("sample", self.frame_size),), fixed=True)
+        return Value(MultipliedRows("frames", of=SOURCE, by=4), (Axis("sample", self.frame_size),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the linear layer over frames and the two convolutions, whose output is the encoder's input.
@@ -51,7 +51,7 @@ class FrameStem(Stem):
             recorder.linear("proj", recorder.act(recorder.mul(standardized_frames, compression_gain), "asinh"), *axes),
             "silu",
         )
-        half_rows = MultipleRows(of=SOURCE, by=2)
+        half_rows = MultipliedRows(of=SOURCE, by=2)
         projected_frames = recorder.act(
             recorder.conv("conv1", projected_frames, wide_axis, kernel=5, bias=True, rows=half_rows), "silu"
         )

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
-from ..workload.derived_rows import MultipleRows
+from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import LOGITS, SEQUENCES, Rows
 from .base import BY_TORCH, ONE_TOKEN, Component, Flag, ModelProperties, PartWitness, Real, Vocab
 from .choice import component_type
@@ -115,7 +115,7 @@ class LMHead(Component):
         tokens_read, vocab = vocab, vocab if self.draft_vocab_size is None else Axis("vocab", self.draft_vocab_size)
         if self.draft_heads is not None:
             return self.draft_heads.flow(recorder, x, tokens_read, vocab, logit_rows)
-        if isinstance(x.rows, MultipleRows):  # output queries, or each predict stream
+        if isinstance(x.rows, MultipliedRows):  # output queries, or each predict stream
             logit_rows = x.rows if x.rows.of is SEQUENCES else replace(x.rows, of=LOGITS)
         if self.clusters is not None:
             return self.clusters.flow(recorder, x, vocab, output_weight, logit_rows)

@@ -15,7 +15,7 @@ from ..algebra import exact_div
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
-from ..workload.derived_rows import MultipleRows
+from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import Rows
 from .base import ModelProperties, Part
 
@@ -66,7 +66,7 @@ class Clusters(Part):
         recorder.buffer("token_ordering", vocab, indices=True)
         weight = recorder.unread_table("decoder", vocab, hidden_axis) if output_weight is None else output_weight
         chosen_tokens = self.centroid_intermediate_top_k * exact_div(vocab.size, self.num_centroids)
-        embeddings = recorder.look_up(weight, MultipleRows(of=rows, by=chosen_tokens), by="chosen")
+        embeddings = recorder.look_up(weight, MultipliedRows(of=rows, by=chosen_tokens), by="chosen")
         scored_tokens = Axis("vocab", chosen_tokens)
         return recorder.core(
             "scores",

@@ -14,7 +14,7 @@ from pydantic import Field
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import MultipleRows
+from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import SEQUENCES
 from .base import LayerParts, ModelProperties, StackPosition, Width
 from .reading import Reading
@@ -82,7 +82,7 @@ class LatentStreams(ResidualStreams):
         learned_vectors = recorder.vector(
             param_name, Axis(param_name, row_count), width, row_count=row_count, kind=self.kind
         )
-        return learned_vectors.view(width, new_rows=MultipleRows(param_name, of=SEQUENCES, by=row_count))
+        return learned_vectors.view(width, new_rows=MultipliedRows(param_name, of=SEQUENCES, by=row_count))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)

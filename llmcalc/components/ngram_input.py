@@ -48,12 +48,12 @@ class NgramInput(Component):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the term for all residual streams. x: the streams, [tokens, streams, hidden]."""
-        from ..workload.derived_rows import MultipleRows
+        from ..workload.derived_rows import MultipliedRows
 
         stream_axis, hidden_axis = x.axes
         assert isinstance(stream_axis, Axis)
         ngram_dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
-        looked_up_rows = MultipleRows(of=x.rows, by=self.ngram_heads)
+        looked_up_rows = MultipliedRows(of=x.rows, by=self.ngram_heads)
         ngram_rows, _ = recorder.table(
             "embedding",
             Axis("ngrams", self.ngram_rows),

@@ -13,7 +13,7 @@ from pydantic import Field
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import RowsWithPrompt
+from ..workload.derived_rows import PromptedRows
 from .base import ModelProperties, StackPosition
 from .residual_streams import ResidualStreams
 from .runtime import ForwardPass
@@ -47,13 +47,13 @@ class PromptTokens(ResidualStreams):
         return recorder.part("embed_prompts", self, x)
 
     def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
-        assert isinstance(x.rows, RowsWithPrompt)
+        assert isinstance(x.rows, PromptedRows)
         return recorder.resized(x, x.rows.of)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the prompt and the text. x: the token embeddings."""
         prompt_table = recorder.unread_table("", Axis("table", self.prompt_types * self.prompt_length), *x.axes)
-        return recorder.prefixed(x, prompt_table, RowsWithPrompt(of=x.rows, more=self.prompt_length))
+        return recorder.prefixed(x, prompt_table, PromptedRows(of=x.rows, more=self.prompt_length))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

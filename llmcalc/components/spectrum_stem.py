@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import PATCHES, MultipleRows
+from ..workload.derived_rows import PATCHES, MultipliedRows
 from ..workload.rows import SOURCE, Rows
 from .base import ModelProperties
 from .stem import Stem
@@ -48,7 +48,7 @@ class SpectrumStem(Stem):
     def input_frames(self) -> Value:
         if self.subsampling.chunk is not None:
             return self.subsampling.input_value()
-        frame_rows = MultipleRows("frames", of=SOURCE, by=self.frames_per_position)
+        frame_rows = MultipliedRows("frames", of=SOURCE, by=self.frames_per_position)
         return Value(frame_rows, (Axis("mel", self.subsampling.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import MultipleRows, RowsInChunks
+from ..workload.derived_rows import MultipliedRows, RowsInChunks
 from ..workload.rows import SOURCE, FixedRows, Rows
 from .base import BY_TORCH, Component, ModelProperties, PartWitness, Positions, Width
 
@@ -82,7 +82,7 @@ class ConvStem(Stem):
 
     def input_frames(self) -> Value:
         """Returns the recorder's value for the stem's input: two frames per position."""
-        frame_rows: Rows = MultipleRows("frames", of=self.positions, by=2)
+        frame_rows: Rows = MultipliedRows("frames", of=self.positions, by=2)
         if self.chunk is not None:
             frame_rows = RowsInChunks(chunk=self.chunk)
         return Value(frame_rows, (Axis("mel", self.num_mel_bins),), fixed=True)

@@ -15,7 +15,7 @@ from ..algebra import floor_div
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import MultipleRows
+from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import SOURCE, Rows
 from .base import Flag, Kernel, ModelProperties, Part, Width
 from .networks.feed_forward import Activation, activate
@@ -68,7 +68,7 @@ class WaveStem(Stem):
         for convolution in reversed(self.convolutions):
             total_padding = total_padding * convolution.stride + convolution.kernel - convolution.stride
             stride *= convolution.stride
-            rows_per_convolution.append(MultipleRows("samples", of=SOURCE, by=stride, more=total_padding))
+            rows_per_convolution.append(MultipliedRows("samples", of=SOURCE, by=stride, more=total_padding))
         return [*reversed(rows_per_convolution), SOURCE]
 
     def input_frames(self) -> Value:
@@ -97,7 +97,7 @@ class WaveStem(Stem):
             kernel = self.position_kernel
             recorder.vector("length", Axis("taps", kernel))
             row_padding = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
-            padded_rows = MultipleRows("padded positions", of=SOURCE, by=1, more=row_padding)
+            padded_rows = MultipliedRows("padded positions", of=SOURCE, by=1, more=row_padding)
             conv_groups = self.position_groups
             positions = recorder.conv(
                 "conv", frames, *axes, kernel=kernel, groups=conv_groups, bias=True, rows=padded_rows

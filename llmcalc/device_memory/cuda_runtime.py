@@ -87,44 +87,46 @@ def cuda_runtime_of(
     gpu_name = CudaRuntime.gpu if hardware is None else hardware.name.upper()
     if hardware is not None and hardware.vendor in UNIFIED:
         return CudaRuntime(0, 0, has_expandable_segments, gpu_name)
-    capability = None if hardware is None else hardware.compute_capability
-    is_large_gpu = capability is None or int(capability.partition(".")[0]) in LARGE
+    compute_capability = None if hardware is None else hardware.compute_capability
+    is_large_gpu = compute_capability is None or int(compute_capability.partition(".")[0]) in LARGE
     workspace = (
         (LARGE_WORKSPACE if is_large_gpu else WORKSPACE)
         if workspace_config is None
         else workspace_bytes(workspace_config)
     )
-    version = CudaRuntime.capability if capability is None else int(capability.replace(".", ""))
+    version = CudaRuntime.capability if compute_capability is None else int(compute_capability.replace(".", ""))
     compute_units = None if hardware is None else hardware.compute_units
-    multiprocessors = compute_units.count if compute_units is not None and compute_units.name in ("SM", "CU") else None
+    multiprocessor_count = (
+        compute_units.count if compute_units is not None and compute_units.name in ("SM", "CU") else None
+    )
     context_size = CudaRuntime.context
     if hardware is not None and hardware.context_bytes is not None:
         context_size = hardware.context_bytes
-    elif capability is not None:
-        context_size = context_bytes(capability, multiprocessors)
+    elif compute_capability is not None:
+        context_size = context_bytes(compute_capability, multiprocessor_count)
     return CudaRuntime(
         workspace,
         context_size,
         has_expandable_segments,
         gpu_name,
         version,
-        multiprocessors or CudaRuntime.multiprocessors,
+        multiprocessor_count or CudaRuntime.multiprocessors,
     )
 
 
-def context_bytes(capability: str, multiprocessors: int | None) -> int:
+def context_bytes(compute_capability: str, multiprocessor_count: int | None) -> int:
     """Returns the bytes of a CUDA context on a GPU of a compute capability such as `9.0`, from the table `CONTEXTS`.
 
-    multiprocessors: their number; None for that of the GPU in the table.
+    multiprocessor_count: their number; None for that of the GPU in the table.
     A capability between those of the table has the context of the one before it, an earlier one that of the first.
     """
     known_capabilities = [
-        capability_name for capability_name in CONTEXTS if float(capability_name) <= float(capability)
+        capability_name for capability_name in CONTEXTS if float(capability_name) <= float(compute_capability)
     ]
     context_mib, measured_multiprocessors = CONTEXTS[
         known_capabilities[-1] if known_capabilities else next(iter(CONTEXTS))
     ]
-    return (context_mib << 20) * (multiprocessors or measured_multiprocessors) // measured_multiprocessors
+    return (context_mib << 20) * (multiprocessor_count or measured_multiprocessors) // measured_multiprocessors
 
 
 def workspace_bytes(workspace_config: str) -> int:

@@ -22,7 +22,7 @@ from ..simulator.meter import AllocationPlace, MemoryPeak
 from ..simulator.repeat_layers import AllocatorOverhead, NotRepeatingError, RepeatAnalysis
 from ..simulator.replay_result import ReplayResult
 from .cuda_runtime import CONTEXT_SOURCE, CudaRuntime
-from .linear_in_layers import extrapolate_layers, highest_pass, list_places, node_path
+from .linear_in_layers import extrapolate_layers, highest_pass, list_module_peaks, node_path
 
 if TYPE_CHECKING:
     from .encoders import EncoderPeak
@@ -136,11 +136,11 @@ TENSORS = MemoryTerm("tensors", 0, "exact", ON_META, TORCH)
 class RecordReplay(Protocol):
     """A function that records replays of a model, each on a separate allocator."""
 
-    def __call__(self, repeats_by_stack: Mapping[int, int], workspace: int, /) -> Sequence[RecordedEvents]:
+    def __call__(self, repeats_by_stack: Mapping[int, int], workspace_bytes: int, /) -> Sequence[RecordedEvents]:
         """Records replays with the given numbers of layer-pattern repeats.
 
         repeats_by_stack: stack → repeats of its pattern; stacks that are not there run whole.
-        workspace: bytes of one cuBLAS workspace.
+        workspace_bytes: bytes of one cuBLAS workspace.
         """
 
 
@@ -217,13 +217,13 @@ def summarize_memory(
     is_complete: whether all layers were replayed on the allocator; default true.
     """
     allocation_place, peak = replay_result.peak
-    workspaces = peak.kinds["overhead"]
-    bytes_by_kind = peak.kinds | {"overhead": workspaces + replay_result.slop}
+    workspace_bytes = peak.kinds["overhead"]
+    bytes_by_kind = peak.kinds | {"overhead": workspace_bytes + replay_result.slop}
     allocated_bytes = peak.bytes + replay_result.slop
     reserved_bytes = max(replay_result.reserved, allocated_bytes)
     allocator_evidence = _allocator_evidence(is_complete, replay_result.micro_batches)
     return DeviceMemory(
-        exact_bytes=peak.bytes - workspaces,
+        exact_bytes=peak.bytes - workspace_bytes,
         peak_bytes=allocated_bytes,
         after_step_bytes=replay_result.after + replay_result.slop_after,
         reserved_bytes=reserved_bytes,
@@ -233,9 +233,9 @@ def summarize_memory(
         timeline=tuple(module_peaks(replay_result, stacks)),
         moments=bytes_by_phase_and_kind(replay_result.peaks),
         terms=(
-            replace(tensors, bytes=peak.bytes - workspaces),
+            replace(tensors, bytes=peak.bytes - workspace_bytes),
             MemoryTerm(
-                "cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True
+                "cuBLAS workspaces", workspace_bytes, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True
             ),
             MemoryTerm("rounding to blocks", replay_result.slop, *allocator_evidence, TORCH, True),
             MemoryTerm("free blocks", reserved_bytes - allocated_bytes, "estimate", allocator_evidence[1], TORCH, True),
@@ -330,7 +330,7 @@ class CountedRun:
         replay_result, allocator_overhead = self.result.copy(), self._allocator_overhead
         replay_result.slop, replay_result.slop_after = allocator_overhead.slop, allocator_overhead.slop_after
         replay_result.reserved = replay_result.peak[1].bytes + allocator_overhead.slop + allocator_overhead.free
-        _add_unreplayed(replay_result, unreplayed_bytes)
+        _add_unreplayed_bytes(replay_result, unreplayed_bytes)
         _add_encoders(replay_result, unreplayed_bytes, encoder_peaks)
         return summarize_memory(replay_result, context_bytes, self.stacks, tensors, self.whole)
 
@@ -430,7 +430,7 @@ def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
     return ReplayResult(set_up=replay_results[0].set_up, after=replay_results[-1].after, peaks=joint_peaks)
 
 
-def _add_unreplayed(replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes]) -> None:
+def _add_unreplayed_bytes(replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes]) -> None:
     """Adds the unreplayed bytes to the result of a replay."""
     for tensors in unreplayed_bytes:
         replay_result.set_up += tensors.bytes
@@ -467,7 +467,7 @@ def _add_encoders(
 def module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[ModulePeak]:
     """Returns the peak of every module that allocates a tensor, layer by layer, phase by phase."""
     peaks_by_phase: dict[str, list[ModulePeak]] = {phase: [] for phase in MOMENTS}
-    for phase, node, peak_bytes in list_places(replay_result, stacks):
+    for phase, node, peak_bytes in list_module_peaks(replay_result, stacks):
         if peak_bytes:
             peaks_by_phase[phase].append(ModulePeak(phase, node, peak_bytes))
     return [module_peak for phase_peaks in peaks_by_phase.values() for module_peak in phase_peaks]

@@ -18,7 +18,7 @@ from ..simulator.choices import KernelChoices
 from ..simulator.meter import AllocationPlace, Meter, NoMeter
 from ..simulator.profiles.eager import EagerKernels
 from ..simulator.tensor import DTYPES
-from ..workload.derived_rows import PATCHES, MergedRows, RowsWithExtra
+from ..workload.derived_rows import PATCHES, ExtendedRows, MergedPatchRows
 from ..workload.run_config import RunConfig
 
 
@@ -44,7 +44,7 @@ def encoder_peaks(
     for encoder_run in encoded_inputs.runs:
         for node in encoder_run.nodes:
             tower: Any = spec.towers[node.name]
-            if not _has_replay(tower):
+            if not _can_replay_layers(tower):
                 continue
             memory_meter, program = Meter(), _layer_program(tower)
             lowerings = [
@@ -78,13 +78,15 @@ def _bytes_of_lower_outputs(spec: ModelSpec, encoder_name: str, run_config: RunC
     encoder_name: the encoder's name.
     """
     encoder: Any = spec.towers[encoder_name]
-    elements = 0
+    output_elements = 0
     for _, tower, readable_towers in towers_before(spec.towers):
         if tower.type != "projector" or tower.lower_layer is None or encoder_name not in readable_towers:
             continue
         if tower.lower_layer < encoder.stack.num_hidden_layers - 1:
-            elements += run_config.rows(MergedRows(side=tower.merge, frames=tower.frames)) * tower.output_width
-    return elements * DTYPES[dtype].bytes
+            output_elements += (
+                run_config.rows(MergedPatchRows(side=tower.merge, frames=tower.frames)) * tower.output_width
+            )
+    return output_elements * DTYPES[dtype].bytes
 
 
 def unreplayed_encoders(spec: ModelSpec, encoded_inputs: EncodedInputs) -> list[str]:
@@ -93,11 +95,11 @@ def unreplayed_encoders(spec: ModelSpec, encoded_inputs: EncodedInputs) -> list[
     return [
         encoder_name
         for encoder_name in encoder_names
-        if spec.towers[encoder_name].type != "projector" and not _has_replay(spec.towers[encoder_name])
+        if spec.towers[encoder_name].type != "projector" and not _can_replay_layers(spec.towers[encoder_name])
     ]
 
 
-def _has_replay(tower: Any) -> bool:
+def _can_replay_layers(tower: Any) -> bool:
     """Whether an encoder's layers can be replayed."""
     return tower.type in ("vision", "audio")
 
@@ -109,7 +111,8 @@ def _layer_program(tower: Any) -> Flow:
         frame_rows = tower.stack.stem.frames_of_recording()
     else:
         frame_rows = Value(
-            RowsWithExtra(of=PATCHES, more=tower.vector_count) if tower.vector_count else PATCHES, (hidden_vectors,)
+            ExtendedRows(of=PATCHES, more=tower.vector_count) if tower.vector_count else PATCHES,
+            (hidden_vectors,),
         )
         program.entry = frame_rows
     with program.apart(causal=False):

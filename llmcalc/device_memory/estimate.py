@@ -35,12 +35,12 @@ from .device_memory import (
 )
 from .evidence import evidence_of_run
 from .host import host_terms, with_paged_states
-from .inference import InferenceConfig, record_inference, shortened_rank
+from .inference import InferenceConfig, rank_recording_key, record_inference
 from .optimizers.registry import optimizer
 from .settings import Settings
 from .simulated_run import (
     activation_format,
-    cache_block,
+    cache_block_tokens,
     default_attention,
     has_storage_format,
     inference_passes,
@@ -141,7 +141,7 @@ class Memory:
 
     def quantized_sizes_of_rank(self, model: RankModel) -> QuantizedSizes:
         """Returns the cache of a rank's quantized weight sizes, which `memory` fills. model: the rank's model."""
-        return self._quantized_sizes_of_ranks.setdefault(shortened_rank(model, {}), {})
+        return self._quantized_sizes_of_ranks.setdefault(rank_recording_key(model, {}), {})
 
     def memory_on(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
         """Returns the device memory on an accelerator with this runtime."""
@@ -171,9 +171,9 @@ class Memory:
 
     def _replay(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
         """Replays the run on the caching allocator of an accelerator with this runtime."""
-        attention, training_run, encoders = self._counted_run_on(cuda_runtime)
+        attention, training_run, encoder_peaks = self._counted_run_on(cuda_runtime)
         unreplayed_bytes, tensors = self._unreplayed_bytes(), self.tensors(attention)
-        device = training_run.memory(cuda_runtime.context, unreplayed_bytes, tensors, encoders)
+        device = training_run.memory(cuda_runtime.context, unreplayed_bytes, tensors, encoder_peaks)
         if self.settings.phase != "training":
             return device
         device = with_paged_states(device, self.states)
@@ -186,7 +186,7 @@ class Memory:
         return self.settings.recompute_choice().every if trains_all_layers else self.training().layer_period
 
     @property
-    def _runs_encoders(self) -> bool:
+    def _has_encoder_run(self) -> bool:
         """Whether image or audio encoders run before the prompt's pass."""
         encoded_inputs = self.states.inputs
         return encoded_inputs is not None and bool(encoded_inputs.runs) and self.settings.phase != "decode"
@@ -194,7 +194,7 @@ class Memory:
     def _encoder_peaks(self, attention: AttentionImplementation) -> list[EncoderPeak]:
         """Returns the peaks of the image and audio encoders; none without images or audio."""
         encoded_inputs = self.states.inputs
-        if encoded_inputs is None or not self._runs_encoders:
+        if encoded_inputs is None or not self._has_encoder_run:
             return []
         from .encoders import encoder_peaks
 
@@ -219,7 +219,7 @@ class Memory:
 
     def _recorded_training(self, cuda_runtime: CudaRuntime) -> RecordReplay:
         training_config = replace(self.training(cuda_runtime), pages_states=True)
-        return lambda repeats, workspace: [record_training(self.spec, training_config, repeats, workspace)]
+        return lambda repeats, workspace_bytes: [record_training(self.spec, training_config, repeats, workspace_bytes)]
 
     def _inference_passes(self, attention: AttentionImplementation, cuda_runtime: CudaRuntime) -> list[InferenceConfig]:
         """Returns the configurations of the inference passes, with an accelerator's kernels.
@@ -229,9 +229,9 @@ class Memory:
         replayed_passes = inference_passes(self.settings, self.spec, self.states, attention)
         if attention != "sdpa":
             return replayed_passes
-        capability = cuda_runtime.capability
+        compute_capability = cuda_runtime.capability
         return [
-            replace(inference_config, choices=replace(inference_config.choices, capability=capability))
+            replace(inference_config, choices=replace(inference_config.choices, capability=compute_capability))
             for inference_config in replayed_passes
         ]
 
@@ -242,8 +242,8 @@ class Memory:
             """Records the passes separately, and counts their tensors."""
             return CountedRun(
                 self.spec,
-                lambda repeats, workspace: [
-                    self._recorded_passes(pass_config, repeats, workspace) for pass_config in pass_configs
+                lambda repeats, workspace_bytes: [
+                    self._recorded_passes(pass_config, repeats, workspace_bytes) for pass_config in pass_configs
                 ],
                 cuda_runtime,
                 self.settings.recompute_choice().every,
@@ -252,28 +252,28 @@ class Memory:
         if not isinstance(self.spec, RankModel):
             return count_passes()
         runtime_key = cuda_runtime.workspace, cuda_runtime.expandable, cuda_runtime.is_tried
-        run_key = shortened_rank(self.spec, {}), tuple(pass_configs), runtime_key
+        run_key = rank_recording_key(self.spec, {}), tuple(pass_configs), runtime_key
         if run_key not in self._counted_runs:
             self._counted_runs[run_key] = count_passes()
         return self._counted_runs[run_key]
 
     def _recorded_passes(
-        self, inference_config: InferenceConfig, repeats_by_stack: Mapping[int, int], workspace: int
+        self, inference_config: InferenceConfig, repeats_by_stack: Mapping[int, int], workspace_bytes: int
     ) -> RecordedEvents:
-        """Returns the recorded passes with this workspace size; ranks with equal `shortened_rank` share a recording."""
+        """Returns the recorded passes with this workspace size, shared by ranks with equal keys."""
         if not isinstance(self.spec, RankModel):
-            return record_inference(self.spec, inference_config, repeats_by_stack, workspace)
-        run_key = shortened_rank(self.spec, repeats_by_stack), inference_config
+            return record_inference(self.spec, inference_config, repeats_by_stack, workspace_bytes)
+        run_key = rank_recording_key(self.spec, repeats_by_stack), inference_config
         if run_key not in self._recordings:
             self._recordings[run_key] = record_inference(self.spec, inference_config, repeats_by_stack, LARGE_WORKSPACE)
-        return self._recordings[run_key].with_workspace(workspace)
+        return self._recordings[run_key].with_workspace(workspace_bytes)
 
     def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
         """Returns bytes that the replay does not allocate: decoded weights, a paged cache, image and audio encoders."""
         memory_use, run_settings = self.states, self.settings
         if memory_use.phase == "training":
             return self._tower_bytes()
-        block_tokens = cache_block(run_settings, memory_use)
+        block_tokens = cache_block_tokens(run_settings, memory_use)
         paged_cache_bytes = (
             [
                 UnreplayedBytes(
@@ -344,7 +344,7 @@ class Memory:
             (bool(run_settings.offload_activations), "torchtune/training/_activation_offloading.py"),
             (bool(run_settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
             (memory_use.quantized is not None, "the scheme's storage; products in the activations' format"),
-            (bool(cache_block(run_settings, memory_use)), "a paged cache, written in place"),
+            (bool(cache_block_tokens(run_settings, memory_use)), "a paged cache, written in place"),
             (is_recurrent(self.spec), PUBLISHED.name),
         ]
         estimated_parts = [
@@ -361,7 +361,7 @@ class Memory:
                 "experts that the class of transformers runs one after another, counted as one grouped product",
             ),
             (
-                attention == "flash" and run_settings.phase != "training" and changes_scores(self.spec),
+                attention == "flash" and run_settings.phase != "training" and has_modified_scores(self.spec),
                 "scores that an engine's kernel changes inside, with the memory of flash attention",
             ),
         ]
@@ -370,7 +370,7 @@ class Memory:
             *evidence_of_run(
                 self.spec, kernel_choices(run_settings, self.spec, attention), optimizer, memory_use.count.include
             ),
-            *([Evidence("pass", "of the encoders", UNTESTED)] if self._runs_encoders else []),
+            *([Evidence("pass", "of the encoders", UNTESTED)] if self._has_encoder_run else []),
             *(
                 Evidence("setting", evidence_text, Witness("source", evidence_text, ""))
                 for setting_applies, evidence_text in evidence_from_source
@@ -394,7 +394,7 @@ def loops_over_experts(spec: ModelSpec) -> bool:
     return any(isinstance(expert_part, MoE) and expert_part.expert_loop for expert_part in nested_parts(spec))
 
 
-def changes_scores(spec: ModelSpec) -> bool:
+def has_modified_scores(spec: ModelSpec) -> bool:
     """Whether attention has sinks, an additional score term, or a selection of keys."""
     return any(
         operation.verb == "joint_softmax"

@@ -70,18 +70,20 @@ def offloaded_bytes(spec: ModelSpec, training_config: TrainingConfig, recompute_
     short_run_repeats = {
         stack_index: SHORT_RUN_REPEATS for stack_index, layer_stack in enumerate(stacks) if layer_stack.is_extrapolated
     }
-    short_run_bytes = _offload_bytes(spec, training_config, short_run_repeats)
+    short_run_bytes = _offloaded_bytes_of_pass(spec, training_config, short_run_repeats)
     return short_run_bytes + sum(
         (stacks[stack_index].repeats - SHORT_RUN_REPEATS)
         * (
-            _offload_bytes(spec, training_config, {**short_run_repeats, stack_index: SHORT_RUN_REPEATS + 1})
+            _offloaded_bytes_of_pass(spec, training_config, {**short_run_repeats, stack_index: SHORT_RUN_REPEATS + 1})
             - short_run_bytes
         )
         for stack_index in short_run_repeats
     )
 
 
-def _offload_bytes(spec: ModelSpec, training_config: TrainingConfig, repeats_by_stack: Mapping[int, int]) -> int:
+def _offloaded_bytes_of_pass(
+    spec: ModelSpec, training_config: TrainingConfig, repeats_by_stack: Mapping[int, int]
+) -> int:
     """Returns the pinned bytes that a forward pass with this number of layers offloads."""
     training_run = TrainingRun(spec, replace(training_config, microbatches=1), repeats_by_stack)
     training_run.set_up()

@@ -66,7 +66,7 @@ class InferenceConfig:
     weights: bool = True
 
 
-class ServedRank(DTensorKernels):
+class ServingRankKernels(DTensorKernels):
     """Runs a rank's passes as serving engines do: they divide more modules than torch's tensor parallelism does.
 
     A rank has a part of each expert, or some of the experts. Key heads are copied where there are fewer of them than
@@ -95,7 +95,7 @@ class InferenceRun:
     which is freed after the pass.
 
     repeats: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
-    workspace: bytes of the cuBLAS workspace that is allocated at the first product; default 0.
+    workspace_bytes: bytes of the cuBLAS workspace that is allocated at the first product; default 0.
     memory_meter: counts or records the storages; default a meter without a device.
     names: the names of the passes that have run: the phase, with a number where a prompt has several chunks.
     """
@@ -105,7 +105,7 @@ class InferenceRun:
         spec: ModelSpec,
         inference_config: InferenceConfig,
         repeats_by_stack: Mapping[int, int] | None = None,
-        workspace: int = 0,
+        workspace_bytes: int = 0,
         memory_meter: Meter | EventRecorder | None = None,
     ) -> None:
         if spec.one_pass_model_name and inference_config.phase == "decode":
@@ -113,7 +113,7 @@ class InferenceRun:
         self.spec: ModelSpec = spec
         self.inference: InferenceConfig = inference_config
         self.layers: dict[int, int] = dict(repeats_by_stack or {})
-        self.workspace: int = workspace
+        self.workspace: int = workspace_bytes
         self.workspaces: list[Storage] = []
         self.names: list[str] = []
         self.meter: Meter | EventRecorder = Meter() if memory_meter is None else memory_meter
@@ -127,7 +127,7 @@ class InferenceRun:
         inference_config = self.inference
         run_config = self._run_config("prefill", ReplayedPass(inference_config.seq, 0))
         is_divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
-        profile_class = ServedRank if is_divided else EagerKernels
+        profile_class = ServingRankKernels if is_divided else EagerKernels
         lowering = profile_class(
             autograd_graph,
             run_config,
@@ -301,7 +301,7 @@ def replay_inference(
     inference_config: InferenceConfig,
     device: Device | None = None,
     repeats_by_stack: Mapping[int, int] | None = None,
-    workspace: int = 0,
+    workspace_bytes: int = 0,
 ) -> ReplayResult:
     """Replays the allocation of weights and the passes. Raises `UnsupportedKernel` for an operation without a kernel.
 
@@ -309,10 +309,10 @@ def replay_inference(
     the cache: logits and token ids are freed. `peaks` lists several chunks of a prompt separately; `highest_pass` joins
     them.
 
-    repeats_by_stack, workspace: as in `InferenceRun`.
+    repeats_by_stack, workspace_bytes: as in `InferenceRun`.
     """
     memory_meter = Meter(device)
-    inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace, memory_meter)
+    inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace_bytes, memory_meter)
     inference_run.set_up()
     replay_result = ReplayResult(set_up=memory_meter.now)
     memory_meter.peaks = {}
@@ -328,16 +328,16 @@ def replay_inference(
     return replay_result
 
 
-def shortened_rank(spec: RankModel, repeats_by_stack: Mapping[int, int]) -> Hashable:
+def rank_recording_key(spec: RankModel, repeats_by_stack: Mapping[int, int]) -> Hashable:
     """Returns a cache key for a rank: ranks with equal keys and settings have the same recorded run.
 
     repeats_by_stack: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and
     so are the ranks of a tensor-parallel group, unless their parts of the vocabulary differ in length.
     """
-    layout, coordinates, program = spec.layout, spec.layout.coordinates(spec.rank), spec.program()
+    layout, rank_coordinates, program = spec.layout, spec.layout.coordinates(spec.rank), spec.program()
     assert isinstance(program, RankFlow)
     if program.divides_evenly:
-        coordinates = coordinates._replace(tp=0, ep=0, etp=0)
+        rank_coordinates = rank_coordinates._replace(tp=0, ep=0, etp=0)
     layer_names = [sys.intern(layer_name) for _, stack in spec.stacks() for layer_name in stack.layer_names()]
     rank_layers = [layer_names[i] for i in spec.chunks.layers]
     if len(spec.stacks()) == 1:
@@ -347,9 +347,9 @@ def shortened_rank(spec: RankModel, repeats_by_stack: Mapping[int, int]) -> Hash
             layout.tp,
             layout.ep,
             layout.expert_tp,
-            coordinates.tp,
-            coordinates.ep,
-            coordinates.etp,
+            rank_coordinates.tp,
+            rank_coordinates.ep,
+            rank_coordinates.etp,
             spec.chunks.first,
             spec.chunks.last,
         ),
@@ -361,11 +361,11 @@ def record_inference(
     spec: ModelSpec,
     inference_config: InferenceConfig,
     repeats_by_stack: Mapping[int, int] | None = None,
-    workspace: int = 0,
+    workspace_bytes: int = 0,
 ) -> RecordedEvents:
-    """Records the set-up and the passes for `RepeatAnalysis`. repeats, workspace: as in `InferenceRun`."""
+    """Records the set-up and the passes for `RepeatAnalysis`. repeats, workspace_bytes: as in `InferenceRun`."""
     memory_meter = EventRecorder()
-    inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace, memory_meter)
+    inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace_bytes, memory_meter)
     inference_run.set_up()
     set_up_events = memory_meter.take_events()
     inference_run.run_passes()

@@ -51,7 +51,7 @@ def extrapolate_layers(
             _extrapolate_peak(
                 peak,
                 short_run.peaks[allocation_place],
-                longer_run.peaks[_place_in_longer_run(allocation_place, stacks[stack_index], 1)],
+                longer_run.peaks[_module_in_longer_run(allocation_place, stacks[stack_index], 1)],
                 added_repeats,
             )
     for stack_index, longer_run in longer_runs.items():
@@ -63,13 +63,14 @@ def extrapolate_layers(
             second_peak = longer_run.peaks[allocation_place]
             third_peak = longer_run.peaks[stacks[stack_index].place_in_later_repeat(allocation_place, 1)]
             bytes_per_repeat[allocation_place] = third_peak.bytes - second_peak.bytes
-            last_place = stacks[stack_index].place_in_later_repeat(
+            last_layer_place = stacks[stack_index].place_in_later_repeat(
                 allocation_place, stacks[stack_index].repeats - SHORT_RUN_REPEATS
             )
-            last_peaks[last_place] = peak = extrapolated_result.peaks[allocation_place].copy()
+            last_peaks[last_layer_place] = peak = extrapolated_result.peaks[allocation_place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[stack_index].repeats - SHORT_RUN_REPEATS)
     peaks = {
-        _place_in_model(allocation_place, stacks): peak for allocation_place, peak in extrapolated_result.peaks.items()
+        _module_in_full_model(allocation_place, stacks): peak
+        for allocation_place, peak in extrapolated_result.peaks.items()
     }
     return highest_pass(
         ReplayResult(
@@ -92,18 +93,18 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
     if all(phase_name == phase for phase_name, phase in phase_by_name.items()):
         return replay_result
 
-    def under_phase_name(allocation_place: AllocationPlace) -> AllocationPlace | None:
+    def rename_to_phase(allocation_place: AllocationPlace) -> AllocationPlace | None:
         """Renames the place's pass to the phase; None if the module also has a peak in the phase's highest pass."""
         phase_name = allocation_place.phase.partition(" ")[0]
-        highest_place = allocation_place._replace(phase=phase_by_name[phase_name])
-        if highest_place == allocation_place or highest_place not in replay_result.peaks:
+        place_of_phase = allocation_place._replace(phase=phase_by_name[phase_name])
+        if place_of_phase == allocation_place or place_of_phase not in replay_result.peaks:
             return allocation_place._replace(phase=phase_name)
         return None
 
     peaks: dict[AllocationPlace, MemoryPeak] = {}
     bytes_per_repeat: dict[AllocationPlace, int] = {}
     for allocation_place, peak in replay_result.peaks.items():
-        new_place = under_phase_name(allocation_place)
+        new_place = rename_to_phase(allocation_place)
         if new_place is not None and new_place not in peaks:
             peaks[new_place] = peak
             if allocation_place in replay_result.slopes:
@@ -118,7 +119,7 @@ def _extrapolate_peak(peak: MemoryPeak, peak_before: MemoryPeak, peak_after: Mem
         peak.by_kind[memory_kind] += layer_factor * (peak_after.by_kind[memory_kind] - peak_before.by_kind[memory_kind])
 
 
-def _place_in_longer_run(
+def _module_in_longer_run(
     allocation_place: AllocationPlace, layer_stack: LayerStack, added_repeats: int
 ) -> AllocationPlace:
     """Returns the matching module in a run with `added_repeats` more repeats of the layer pattern."""
@@ -130,11 +131,11 @@ def _place_in_longer_run(
     return layer_stack.place_in_later_repeat(allocation_place, added_repeats)
 
 
-def _place_in_model(allocation_place: AllocationPlace, stacks: list[LayerStack]) -> AllocationPlace:
+def _module_in_full_model(allocation_place: AllocationPlace, stacks: list[LayerStack]) -> AllocationPlace:
     """Returns the full model's module that matches a module of a shortened run."""
     for layer_stack in stacks:
         if layer_stack.is_extrapolated:
-            allocation_place = _place_in_longer_run(
+            allocation_place = _module_in_longer_run(
                 allocation_place, layer_stack, layer_stack.repeats - SHORT_RUN_REPEATS
             )
     return allocation_place
@@ -148,7 +149,7 @@ def node_path(allocation_place: AllocationPlace, stacks: list[LayerStack]) -> st
     return allocation_place.path
 
 
-def list_places(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
+def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
     """Returns phase, module and peak of every module of the model, in execution order.
 
     Every layer of a stack is listed; of thousands of layers, about a thousand at equal distances.
@@ -156,23 +157,23 @@ def list_places(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[t
     replay_result: from `extrapolate_layers`, or of a run of all layers.
     """
     module_peaks: list[tuple[str, str, int]] = []
-    stack_places: list[tuple[AllocationPlace, int]] = []
+    stack_peaks: list[tuple[AllocationPlace, int]] = []
     block_stack: LayerStack | None = None
 
-    def list_stack_places() -> None:
+    def add_stack_peaks() -> None:
         """Adds the module peaks of a stack to `module_peaks`, for every listed layer."""
         if block_stack is None:
             return
-        phase = stack_places[0][0].phase
+        phase = stack_peaks[0][0].phase
         stack_prefix, prefix_length = f"{block_stack.path}.", len(block_stack.path)
         peaks_by_place = [
             (
                 allocation_place.layer_index,
                 allocation_place.path[prefix_length:],
-                bytes,
+                peak_bytes,
                 replay_result.slopes.get(allocation_place, 0),
             )
-            for allocation_place, bytes in stack_places
+            for allocation_place, peak_bytes in stack_peaks
         ]
         last_repeat = block_stack.repeats - SHORT_RUN_REPEATS
         listed_repeats = sorted(
@@ -185,12 +186,12 @@ def list_places(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[t
                     (
                         phase,
                         f"{stack_prefix}{layer_index + added_layers}{path}",
-                        bytes + repeat_index * bytes_per_repeat,
+                        peak_bytes + repeat_index * bytes_per_repeat,
                     )
-                    for layer_index, path, bytes, bytes_per_repeat in peaks_by_place
+                    for layer_index, path, peak_bytes, bytes_per_repeat in peaks_by_place
                 ]
             )
-        stack_places.clear()
+        stack_peaks.clear()
 
     repeated_stacks = (
         [layer_stack for layer_stack in stacks if layer_stack.is_extrapolated] if replay_result.slopes else []
@@ -207,12 +208,12 @@ def list_places(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[t
         layer_stack = next(
             (layer_stack for layer_stack in repeated_stacks if layer_stack.is_in_second_repeat(allocation_place)), None
         )
-        if layer_stack is not block_stack or (stack_places and stack_places[0][0].phase != allocation_place.phase):
-            list_stack_places()
+        if layer_stack is not block_stack or (stack_peaks and stack_peaks[0][0].phase != allocation_place.phase):
+            add_stack_peaks()
             block_stack = layer_stack
         if layer_stack is None:
             module_peaks.append((allocation_place.phase, node_path(allocation_place, stacks), peak.bytes))
         else:
-            stack_places.append((allocation_place, peak.bytes))
-    list_stack_places()
+            stack_peaks.append((allocation_place, peak.bytes))
+    add_stack_peaks()
     return module_peaks

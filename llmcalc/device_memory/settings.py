@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from ..errors import InputError
 from ..frozen import frozen
 from ..workload.execution import AttentionImplementation, CrossEntropy, LatentForm, NormKernels, OptimizerImplementation
-from ..workload.inference import CACHE_FORMATS, USERS, batch_of
+from ..workload.inference import CACHE_FORMATS, USERS, batch_from_options
 from ..workload.inputs import AUDIO, IMAGE, IMAGES, Inputs
 from ..workload.lora import ALL_LINEAR, Base, Library
 from ..workload.recompute import MODES, Recompute, recompute_of
@@ -697,7 +697,7 @@ SHORTHANDS: Mapping[str, DeclaredSetting] = {declaration.name: declaration for d
 """Names that stand for a setting, beside its own."""
 
 
-def users_in_training(conflicting_option: str) -> InputError:
+def users_in_training_error(conflicting_option: str) -> InputError:
     """Returns the error for `--users` together with an option or a framework of training."""
     return InputError(
         f"--users: training has no users, and {conflicting_option} asks for training; expected one of the two"
@@ -723,9 +723,9 @@ def settings_with_shorthands(setting_values: Mapping[str, Any]) -> Settings:
         run_settings = run_settings.with_(phase="training")
     conflicting_option = training_option(run_settings)
     if setting_values.get(USERS.name) is not None and conflicting_option:
-        raise users_in_training(conflicting_option)
+        raise users_in_training_error(conflicting_option)
     run_settings = run_settings.with_(
-        batch=batch_of(run_settings.batch, setting_values.get(USERS.name), run_settings.phase)
+        batch=batch_from_options(run_settings.batch, setting_values.get(USERS.name), run_settings.phase)
     )
     if not setting_values.get(CHECKPOINTING.name):
         return run_settings

@@ -198,7 +198,7 @@ def training_run(
     )
 
 
-def cache_block(run_settings: Settings, memory_use: MemoryUse) -> int:
+def cache_block_tokens(run_settings: Settings, memory_use: MemoryUse) -> int:
     """Returns the tokens per block of a paged cache; 0 for a cache that grows by concatenation, or without a cache."""
     if not memory_use.kv_dtype:
         return 0
@@ -218,7 +218,7 @@ def inference_passes(
     run_settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation
 ) -> list[InferenceConfig]:
     """Returns the inference passes to replay. memory_use: the persistent memory."""
-    block_tokens = cache_block(run_settings, memory_use)
+    block_tokens = cache_block_tokens(run_settings, memory_use)
     seq = memory_use.workload.seq
     compute_format = activation_format(memory_use)
     if memory_use.kv_dtype and not block_tokens and memory_use.kv_dtype != compute_format:

@@ -109,10 +109,10 @@ class MemoryUse:
     def _adapters_and_copies(self) -> tuple[tuple[list[TrainedTensor], str], tuple[list[TrainedTensor], str]]:
         """Returns the tensors of adapters and of trained module copies, with number formats."""
         assert self.adapters is not None
-        tree, included_parts = self.count.tree, self.count.include
+        model_tree, included_parts = self.count.tree, self.count.include
         adapters, module_copies = (
-            self.adapters.adapters(tree, included_parts),
-            self.adapters.trained_copies(tree, included_parts),
+            self.adapters.adapters(model_tree, included_parts),
+            self.adapters.trained_copies(model_tree, included_parts),
         )
         return (adapters, self.adapter_dtype), (module_copies, self.dtype)
 
@@ -254,7 +254,7 @@ def _inference_memory(
     weight_format, stored_bytes = dtype(run_settings.dtype or published_dtype), None
     scheme = quantization_scheme(run_settings, model_config)
     if scheme is not None:
-        weight_format = _unconverted_format(run_settings, published_dtype)
+        weight_format = _unquantized_format(run_settings, published_dtype)
         size_key = run_settings.quantize, weight_format, params.include
         if size_key not in quantized_sizes:
             module_names = model_config.names(params.tree, spec.kind) if isinstance(model_config, Checkpoint) else None
@@ -298,7 +298,7 @@ def quantization_scheme(
     return scheme_of_config(config_table) if run_settings.dtype is None else None
 
 
-def _unconverted_format(run_settings: Settings, published_dtype: str) -> str:
+def _unquantized_format(run_settings: Settings, published_dtype: str) -> str:
     """Returns the number format of unquantized tensors: the published format, or bf16 for narrower formats."""
     if run_settings.dtype is None:
         return dtype(published_dtype) if DTYPE_BITS[dtype(published_dtype)] >= 16 else "bfloat16"

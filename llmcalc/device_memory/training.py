@@ -125,7 +125,7 @@ class TrainingRun:
     """Replays training steps of a model.
 
     repeats: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
-    workspace: bytes of the cuBLAS workspace that each of the forward and the backward thread allocates at its first
+    workspace_bytes: bytes of the cuBLAS workspace that the forward and the backward thread each allocate at their first
         product; default 0.
     memory_meter: counts or records the storages; default a meter without a device.
     program: the program that runs, default that of the whole model.
@@ -140,13 +140,13 @@ class TrainingRun:
         spec: ModelSpec,
         training_config: TrainingConfig,
         repeats_by_stack: Mapping[int, int] | None = None,
-        workspace: int = 0,
+        workspace_bytes: int = 0,
         memory_meter: Meter | EventRecorder | None = None,
         program: Flow | None = None,
     ) -> None:
         self.spec: ModelSpec = spec
         self.training: TrainingConfig = training_config
-        self.workspace: int = workspace
+        self.workspace: int = workspace_bytes
         self.workspaces: list[Storage] = []
         self.meter: Meter | EventRecorder = Meter() if memory_meter is None else memory_meter
         self.graph: AutogradGraph = AutogradGraph(self.meter)
@@ -273,7 +273,7 @@ class TrainingRun:
         """Allocates the tokens of the next micro-batch."""
         self.meter.place = AllocationPlace("forward")
         with count_storages_as(self.meter, "activations"):
-            self._batch()
+            self._allocate_batch()
 
     def forward_and_backward(self) -> None:
         """Runs one micro-batch, whose loss stays referenced until the end of the backward pass."""
@@ -320,7 +320,7 @@ class TrainingRun:
             with count_storages_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace))
 
-    def _batch(self) -> None:
+    def _allocate_batch(self) -> None:
         """Allocates the token ids (also the labels), and frees the previous batch's ids."""
         training_config, inputs = self.training, self.lowering.inputs
         token_ids = empty(self.meter, (training_config.batch, training_config.seq), INT64)
@@ -374,16 +374,18 @@ def replay(
     spec: ModelSpec,
     training_config: TrainingConfig,
     device: Device | None = None,
-    repeats: Mapping[int, int] | None = None,
-    workspace: int = 0,
+    repeats_by_stack: Mapping[int, int] | None = None,
+    workspace_bytes: int = 0,
 ) -> ReplayResult:
     """Replays the set-up and two training steps. Raises `UnsupportedKernel` for an operation without a kernel.
 
     device: the allocator; None (default) counts bytes of tensors only.
-    repeats, workspace: as in `TrainingRun`.
+    repeats_by_stack, workspace_bytes: as in `TrainingRun`.
     """
     memory_meter = Meter(device)
-    return replay_steps(TrainingRun(spec, training_config, repeats, workspace, memory_meter), memory_meter)
+    return replay_steps(
+        TrainingRun(spec, training_config, repeats_by_stack, workspace_bytes, memory_meter), memory_meter
+    )
 
 
 class TrainingSteps(Protocol):
@@ -479,16 +481,16 @@ def replay_shorter_on_allocator(
 
 
 def record_training(
-    spec: ModelSpec, training_config: TrainingConfig, layers: Mapping[int, int] | None = None, workspace: int = 0
+    spec: ModelSpec, training_config: TrainingConfig, layers: Mapping[int, int] | None = None, workspace_bytes: int = 0
 ) -> RecordedEvents:
-    """Records set-up and two steps for `RepeatAnalysis`. repeats, workspace: as in `TrainingRun`."""
+    """Records set-up and two steps for `RepeatAnalysis`. repeats, workspace_bytes: as in `TrainingRun`."""
     recorded_steps = None
     if not (training_config.keeps_gradients or training_config.optimizer_in_backward):
         recorded_steps = _record_passes_once(
-            TrainingRun(spec, training_config, layers, workspace, memory_meter := EventRecorder()), memory_meter
+            TrainingRun(spec, training_config, layers, workspace_bytes, memory_meter := EventRecorder()), memory_meter
         )
     return recorded_steps or record_two_steps(
-        TrainingRun(spec, training_config, layers, workspace, memory_meter := EventRecorder()), memory_meter
+        TrainingRun(spec, training_config, layers, workspace_bytes, memory_meter := EventRecorder()), memory_meter
     )
 
 

@@ -116,7 +116,7 @@ def _accept_every_layout(memory_estimate: Memory, layout: Layout) -> None:
     """Accepts every layout, as the default `Framework.check_layout`."""
 
 
-def _no_document_values(training_run: RunOnRanks) -> Mapping[str, Any]:
+def _empty_document_values(training_run: RunOnRanks) -> Mapping[str, Any]:
     """Returns an empty table for the JSON document, as the default `Framework.document`."""
     return {}
 
@@ -176,7 +176,7 @@ class Framework:
     attention: AttentionImplementation | None = None
     world_communicators: bool = False
     nccl_is_known: bool = True
-    document: Callable[[RunOnRanks], Mapping[str, Any]] = _no_document_values
+    document: Callable[[RunOnRanks], Mapping[str, Any]] = _empty_document_values
     check: Callable[[Memory, str], None] = _accept_every_run
     check_layout: Callable[[Memory, Layout], None] = _accept_every_layout
     evidence: Callable[[Layout, bool], FrameworkEvidence] | None = None

@@ -96,12 +96,12 @@ class MicroBatchBytes:
     @cached_property
     def layer_forward_peak(self) -> int:
         """The peak bytes of the layers' forward pass."""
-        return max((bytes for module, bytes in self.forward.by_path.items() if is_layer_path(module)), default=0)
+        return max((peak for module, peak in self.forward.by_path.items() if is_layer_path(module)), default=0)
 
     @cached_property
     def loss_peak(self) -> int:
         """The peak bytes around the loss: in the forward pass outside the layers, and in the loss's backward pass."""
-        peaks_outside_layers = (bytes for module, bytes in self.forward.by_path.items() if not is_layer_path(module))
+        peaks_outside_layers = (peak for module, peak in self.forward.by_path.items() if not is_layer_path(module))
         return max(self.backward.by_path.get("loss", 0), *peaks_outside_layers, 0)
 
     @cached_property
@@ -114,7 +114,7 @@ class MicroBatchBytes:
         """The peak bytes of the backward pass in modules outside the layers, without the loss."""
         peaks_by_path = self.backward.by_path.items()
         return max(
-            (bytes for module, bytes in peaks_by_path if module not in ("", "loss") and not is_layer_path(module)),
+            (peak for module, peak in peaks_by_path if module not in ("", "loss") and not is_layer_path(module)),
             default=0,
         )
 
@@ -126,7 +126,7 @@ class MicroBatchBytes:
     @cached_property
     def layer_backward_peak(self) -> int:
         """The peak bytes of the layers' backward pass."""
-        return max((bytes for module, bytes in self.backward.by_path.items() if is_layer_path(module)), default=0)
+        return max((peak for module, peak in self.backward.by_path.items() if is_layer_path(module)), default=0)
 
     def with_more_layers(self, longer_peak: MicroBatchBytes, added_layers: int) -> MicroBatchBytes:
         """Returns a micro-batch's bytes with `added_layers` more layers. longer_peak: bytes with one more layer."""
@@ -321,7 +321,7 @@ class PeakEstimate:
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layers):
             stages_by_rank[stage.rank].append(stage)
-        if layout.is_two_way:  # the second half of the micro-batches enters at the last rank
+        if layout.is_bidirectional:  # the second half of the micro-batches enters at the last rank
             stages_by_rank = [
                 [*rank_stages, *stages_by_rank[layout.pp - 1 - rank]] for rank, rank_stages in enumerate(stages_by_rank)
             ]
@@ -385,7 +385,7 @@ class PeakEstimate:
                 if batch_count
             )
         static_bytes = self._static_bytes_by_rank(layout)[rank]
-        if layout.is_two_way:
+        if layout.is_bidirectional:
             static_bytes += self._static_bytes_by_rank(layout)[layout.pp - 1 - rank]
         received_bytes = micro_batches * sum(batch.received for batch in pass_bytes)
         bytes_by_moment = (
@@ -416,10 +416,10 @@ class PeakEstimate:
     def static_bytes(self, layout: Layout, stage: Stage, only_gradients: bool = False) -> int:
         """Returns a stage's bytes of weights, gradients and optimizer states, or of the gradients alone."""
         parameters = self.stage_parameters(layout, stage)
-        weight_bytes, gradient_bytes, optimizer_bytes, adamw_extra = self.per_parameter
+        weight_bytes, gradient_bytes, optimizer_bytes, adamw_extra_bytes = self.per_parameter
         if only_gradients:
-            weight_bytes = optimizer_bytes = adamw_extra = 0
-        static_bytes = adamw_extra * (parameters.outside_layers + parameters.experts)
+            weight_bytes = optimizer_bytes = adamw_extra_bytes = 0
+        static_bytes = adamw_extra_bytes * (parameters.outside_layers + parameters.experts)
         for parameter_count, shards in ((parameters.dense, layout.shards), (parameters.experts, layout.expert_shards)):
             static_bytes += parameter_count * weight_bytes / (shards if layout.zero == 3 else 1)
             static_bytes += parameter_count * gradient_bytes / (shards if layout.zero >= 2 else 1)
@@ -645,13 +645,13 @@ def make_pass_measurement(spec: ModelSpec, training_config: TrainingConfig) -> M
                 set_up_bytes = memory_meter.now
             bytes_before = memory_meter.now
             memory_meter.restart()
-            in_flight = ring_chunk.forward_of()
+            in_flight = ring_chunk.forward_micro_batch()
             saved_bytes, forward_peaks = (
                 memory_meter.now - bytes_before,
                 PeakByPath.peaks_since_restart(memory_meter, bytes_before),
             )
             memory_meter.restart()
-            ring_chunk.backward_of(in_flight)
+            ring_chunk.backward_micro_batch(in_flight)
             backward_peaks = PeakByPath.peaks_since_restart(memory_meter, bytes_before)
             del in_flight
             gradients = [(weight.grad, weight) for weight in ring_chunk.parameters if weight.grad is not None]
@@ -695,12 +695,15 @@ def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = Fal
     if memory_use.optimizer is not None and memory_estimate.settings.lora_rank is None:
         states_per_parameter = optimizer(memory_use.optimizer.name).per_element(has_flat_parameters)
         if states_per_parameter is not None:
-            bytes_per_matrix_element, adamw_extra = (
+            bytes_per_matrix_element, adamw_extra_bytes = (
                 states_count * packed_bytes(1, memory_use.optimizer.dtype) for states_count in states_per_parameter
             )
             master_bytes = memory_use.master_weights / n
             return BytesPerParameter(
-                memory_use.weights / n, memory_use.gradients / n, bytes_per_matrix_element + master_bytes, adamw_extra
+                memory_use.weights / n,
+                memory_use.gradients / n,
+                bytes_per_matrix_element + master_bytes,
+                adamw_extra_bytes,
             )
     state_bytes = 0 if memory_use.optimizer is None else memory_use.optimizer.bytes
     return BytesPerParameter(
@@ -710,14 +713,14 @@ def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = Fal
 
 def estimate_with_torch_kernels(
     memory_estimate: Memory,
-    per_parameter: BytesPerParameter,
+    parameter_bytes: BytesPerParameter,
     training_config: TrainingConfig,
     transient_bytes_of: TransientBytesOfRank,
     pads_rows: bool = False,
 ) -> PeakEstimate:
     """Returns the memory estimate of a framework whose modules run torch's kernels.
 
-    per_parameter: bytes per parameter.
+    parameter_bytes: bytes per parameter.
     training_config: the training that its modules compute.
     transient_bytes_of: counts the transient bytes of a rank.
     pads_rows: whether shards are equally many rows of every tensor, rounded up.
@@ -727,7 +730,7 @@ def estimate_with_torch_kernels(
     frees_gradients = not memory_estimate.training().keeps_gradients
     return PeakEstimate(
         memory_estimate.spec,
-        per_parameter,
+        parameter_bytes,
         measure_passes,
         memory_estimate.states.count.include,
         fixed_bytes,

@@ -114,8 +114,8 @@ class Cluster:
         """
         layers = sum(layer_stack.num_hidden_layers for _, layer_stack in self.spec.stacks())
         replayed_batches = self.micro_batches if self.framework.replays_every_micro_batch else 1
-        is_long = layers > MOST_LAYERS_OF_ALL_STAGES or layers * replayed_batches > MOST_PASSES_OF_ALL_STAGES
-        return self.ranks_that_may_need_most if self.trains and is_long else self._rank_of_each_stage
+        is_long_replay = layers > MOST_LAYERS_OF_ALL_STAGES or layers * replayed_batches > MOST_PASSES_OF_ALL_STAGES
+        return self.ranks_that_may_need_most if self.trains and is_long_replay else self._rank_of_each_stage
 
     @property
     def _rank_of_each_stage(self) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ class Cluster:
         the first and the last of all, it needs no more than an earlier one with the same layers in each of its chunks,
         or with further ones. Under DualPipe micro-batches enter at both ends, so every rank may need the most.
         """
-        if self.layout.is_two_way:
+        if self.layout.is_bidirectional:
             return self._rank_of_each_stage
         layer_names = [layer_name for _, layer_stack in self.spec.stacks() for layer_name in layer_stack.layer_names()]
         stage_layers: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
@@ -225,7 +225,7 @@ class Cluster:
     @property
     def device_rank(self) -> RankMemory:
         """The rank with the largest need of device memory."""
-        return largest_need(self.by_rank)
+        return rank_needing_most(self.by_rank)
 
     @property
     def peak_rank(self) -> RankMemory:
@@ -304,7 +304,10 @@ def _with_frozen_model(
         device_bytes=device_memory.device_bytes + frozen_bytes,
         peak_at=device_memory.peak_at._replace(bytes=device_memory.peak_at.bytes + frozen_bytes),
         by_kind=with_frozen_bytes(device_memory.by_kind),
-        timeline=tuple(point._replace(bytes=point.bytes + frozen_bytes) for point in device_memory.timeline),
+        timeline=tuple(
+            timeline_point._replace(bytes=timeline_point.bytes + frozen_bytes)
+            for timeline_point in device_memory.timeline
+        ),
         moments={
             phase_name: with_frozen_bytes(bytes_by_kind) for phase_name, bytes_by_kind in device_memory.moments.items()
         },
@@ -325,6 +328,6 @@ def attention_of(memory_estimate: Memory, framework: Framework) -> AttentionImpl
     )
 
 
-def largest_need(ranks: Sequence[RankMemory]) -> RankMemory:
+def rank_needing_most(ranks: Sequence[RankMemory]) -> RankMemory:
     """Returns the memory of the first rank that needs the most device memory."""
     return max(ranks, key=lambda rank: (rank.device.device_bytes, -rank.rank))

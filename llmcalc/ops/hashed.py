@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..algebra import Number, floor_div, maximum, minimum, triangular_number
 from ..frozen import frozen
-from ..workload.derived_rows import is_beyond
+from ..workload.derived_rows import is_above
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
 from .attention import AttentionCore
@@ -32,7 +32,7 @@ class NeighbourChunkAttentionCore(AttentionCore):
 
     def pairs(self, run_config: RunConfig) -> Number:
         row_count, is_masked = run_config.new_rows(self.rows), self.causal and run_config.pairs == "causal"
-        has_chunks = is_beyond(row_count, self.block)
+        has_chunks = is_above(row_count, self.block)
         if is_masked and self.hashes is None:
             pairs_of_chunks = self._causal_pairs_of_chunks(row_count)
         else:
@@ -77,4 +77,4 @@ class HashRotations(Op):
 
     def forward_flops(self, run_config: RunConfig) -> Number:
         products_per_row = self.heads * self.size * self.hashes * self.columns
-        return 2 * run_config.rows(self.rows) * products_per_row * is_beyond(run_config.new_rows(self.rows), self.block)
+        return 2 * run_config.rows(self.rows) * products_per_row * is_above(run_config.new_rows(self.rows), self.block)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..algebra import Number, add, ceil_div, exact_div, floor_div, is_zero, minimum, triangular_number
 from ..frozen import frozen
-from ..workload.derived_rows import JoinedRows, PaddedRows
+from ..workload.derived_rows import ConcatenatedRows, PaddedRows
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
 from .attention import AttentionCore
@@ -161,7 +161,7 @@ class GlobalLocalAttentionCore(AttentionCore):
 
     def pairs(self, run_config: RunConfig) -> Number:
         rows = self.rows
-        assert isinstance(rows, JoinedRows)
+        assert isinstance(rows, ConcatenatedRows)
         assert isinstance(rows.second, PaddedRows)
         text_rows = run_config.new_rows(rows.second)
         if is_zero(text_rows):

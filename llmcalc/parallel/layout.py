@@ -110,7 +110,7 @@ class Layout:
             raise ImpossibleLayout("--schedule interleaved: needs several chunks a rank; expected --vpp of at least 2")
         if self.schedule in ("zb-h1", "dualpipe") and self.vpp > 1:
             raise InputError(f"--schedule {self.schedule}: has chunks of its own; expected no --vpp")
-        if self.is_two_way and self.pp % 2:
+        if self.is_bidirectional and self.pp % 2:
             raise ImpossibleLayout(
                 f"--schedule dualpipe: takes an even number of stages; expected an even --pp, not {self.pp}"
             )
@@ -129,7 +129,7 @@ class Layout:
         return self.tp * self.cp * self.pp * self.dp
 
     @property
-    def is_two_way(self) -> bool:
+    def is_bidirectional(self) -> bool:
         """Whether micro-batches enter the pipeline at both ends (DualPipe)."""
         return self.schedule == "dualpipe"
 
@@ -246,7 +246,7 @@ def rank_chunks(layout: Layout, layers: int, rank: int) -> RankChunks:
     layers: number of layers of the model.
     Raises `InputError` for a number of layers that the stages do not add up to.
     """
-    ranks = {rank, layout.pp - 1 - rank} if layout.is_two_way else {rank}
+    ranks = {rank, layout.pp - 1 - rank} if layout.is_bidirectional else {rank}
     rank_stages = [stage for stage in stages(layout, layers) if stage.rank in ranks]
     layer_indices = tuple(layer_index for stage in rank_stages for layer_index in stage.layers)
     return RankChunks(

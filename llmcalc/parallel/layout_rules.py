@@ -49,7 +49,7 @@ class LayoutRules:
         has_replicas = layout.dp * layout.cp > 1
         return replace(layout, zero=self.zero) if self.divides_weights and has_replicas and not layout.zero else layout
 
-    def check_stage(self, zero_stage: int | None) -> None:
+    def check_zero_stage(self, zero_stage: int | None) -> None:
         """Raises `InputError` for ZeRO stage 1 if the framework always divides weights. zero_stage: None if not set."""
         if self.divides_weights and zero_stage == 1:
             raise InputError(

@@ -28,7 +28,7 @@ from ..workload.rows import LOGITS
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .layout import ONE_DEVICE, Layout, Stage, stages
-from .placements import FLOAT32, Collective, CollectiveKind, Group, Placements
+from .placements import FLOAT32, Collective, CollectiveKind, Group, PlacementTracker
 from .rank_program import RankFlow, cached_rank_program, is_divided, similar_stage
 from .weight_shards import WeightShard, weight_shards
 
@@ -135,7 +135,7 @@ def rank_messages(
     run_config = RunConfig(workload.with_(seq=workload.seq // layout.cp, phase="training"))
     is_reentrant = gradients.always_reentrant and recompute.layers
     recompute_rule = replace(recompute, reentrant=True) if is_reentrant else recompute
-    stage_chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, keeps_indices=recompute.every > 1))
+    stage_chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, keeps_layer_indices=recompute.every > 1))
     messages: list[Message] = []
     for stage_chunk in stage_chunks:
         placement_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
@@ -165,14 +165,14 @@ def _program_collectives(
     run_config: RunConfig,
     element_bytes: int,
     extra_parts: frozenset[str],
-    always_reentrant: bool,
+    is_always_reentrant: bool,
     recompute: Recompute,
 ) -> tuple[Collective, ...]:
     """Returns the collectives of a program's passes; layouts that differ only in replicas or stages share a result."""
-    placements = Placements(
-        program.rank_axes.layout, run_config, element_bytes, extra_parts, always_reentrant, recompute
+    placement_tracker = PlacementTracker(
+        program.rank_axes.layout, run_config, element_bytes, extra_parts, is_always_reentrant, recompute
     )
-    return tuple(placements.run_program(program))
+    return tuple(placement_tracker.run_program(program))
 
 
 def _merge_equal(messages: Iterable[Message]) -> list[Message]:
@@ -186,11 +186,11 @@ def _merge_equal(messages: Iterable[Message]) -> list[Message]:
 
 
 def _chunks_of_rank(
-    spec: ModelSpec, layout: Layout, micro_batches: int, rank: int, keeps_indices: bool
+    spec: ModelSpec, layout: Layout, micro_batches: int, rank: int, keeps_layer_indices: bool
 ) -> Iterator[StageChunk]:
     """Yields a rank's stages. A DualPipe rank has two stages, each for half of the micro-batches.
 
-    keeps_indices: whether messages depend on the indices of layers.
+    keeps_layer_indices: whether messages depend on the indices of layers.
     """
     if layout.pp == 1:
         yield StageChunk(None, cached_rank_program(spec, layout, rank), micro_batches)
@@ -198,11 +198,11 @@ def _chunks_of_rank(
     pp, layers = layout.coordinates(rank).pp, spec.main.num_hidden_layers
     all_stages = list(stages(layout, layers))
     rank_stages = [stage for stage in all_stages if stage.rank == pp]
-    if layout.is_two_way:
+    if layout.is_bidirectional:
         rank_stages = [all_stages[pp], all_stages[-1 - pp]]
     for chunk_index, stage in enumerate(rank_stages):
-        chunk_batches = (micro_batches + 1 - chunk_index) // 2 if layout.is_two_way else micro_batches
-        recorded_stage = stage if keeps_indices else similar_stage(spec, stage)
+        chunk_batches = (micro_batches + 1 - chunk_index) // 2 if layout.is_bidirectional else micro_batches
+        recorded_stage = stage if keeps_layer_indices else similar_stage(spec, stage)
         yield StageChunk(recorded_stage, cached_rank_program(spec, layout, rank, recorded_stage), chunk_batches)
 
 
@@ -255,19 +255,19 @@ def _tensor_group_gradients(
             weight_shards(stage_chunk.program, extra_parts), weight_shards(undivided_program, extra_parts), strict=True
         )
         partial_sum_shards = [
-            shard
-            for shard, undivided_shard in shard_pairs
-            if shard.tensor.shape == undivided_shard.tensor.shape
-            and not shard.expert
-            and (layout.sequence_parallel or shard.of_heads)
+            weight_shard
+            for weight_shard, undivided_shard in shard_pairs
+            if weight_shard.tensor.shape == undivided_shard.tensor.shape
+            and not weight_shard.expert
+            and (layout.sequence_parallel or weight_shard.of_heads)
         ]
         if gradients.reduces_one_buffer:
-            message_bytes = sum(shard.elements for shard in partial_sum_shards) * FLOAT32
+            message_bytes = sum(weight_shard.elements for weight_shard in partial_sum_shards) * FLOAT32
             yield Message("tp", layout.tp, "all_reduce", message_bytes, 1)
             continue
-        for shard in partial_sum_shards:
-            message_count = shard.count * (stage_chunk.batches if layout.pp == 1 else 1)
-            yield Message("tp", layout.tp, "all_reduce", shard.tensor.size * element_bytes, message_count)
+        for weight_shard in partial_sum_shards:
+            message_count = weight_shard.count * (stage_chunk.batches if layout.pp == 1 else 1)
+            yield Message("tp", layout.tp, "all_reduce", weight_shard.tensor.size * element_bytes, message_count)
 
 
 def _data_messages(
@@ -281,7 +281,7 @@ def _data_messages(
     for stage_chunk in stage_chunks:
         all_shards = weight_shards(stage_chunk.program, extra_parts)
         for is_expert in (False, True):
-            weights = [shard for shard in all_shards if shard.expert == is_expert]
+            weights = [weight_shard for weight_shard in all_shards if weight_shard.expert == is_expert]
             if weights:
                 ranks, sharding_ranks = (
                     (layout.expert_dp, layout.expert_shards) if is_expert else (layout.dp * layout.cp, layout.shards)
@@ -361,5 +361,7 @@ def _embedding_messages(
             and stage_chunk.program.tables
         ):
             embedding_table = next(iter(stage_chunk.program.tables.values()))
-            elements = embedding_table.ins[0].size * stage_chunk.program.element_count(embedding_table.out)
-            yield Message("embedding", 2, "all_reduce", elements * gradients.gradient_element_bytes(element_bytes), 1)
+            table_elements = embedding_table.ins[0].size * stage_chunk.program.element_count(embedding_table.out)
+            yield Message(
+                "embedding", 2, "all_reduce", table_elements * gradients.gradient_element_bytes(element_bytes), 1
+            )

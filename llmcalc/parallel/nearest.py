@@ -116,7 +116,7 @@ def _nearby_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int)
     if layout_request.fsdp is not None:
         requested_sizes["dp"] = layout_request.fsdp * (layout_request.hsdp_replicas or 1)
 
-    def divides_axes(tp: int) -> bool:
+    def can_divide_axes(tp: int) -> bool:
         rank_axes = RankAxes(layout := Layout(tp=tp), layout.coordinates(0))
         try:
             for axis in axes:
@@ -129,8 +129,8 @@ def _nearby_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int)
     expert_sizes = divisors(experts) if experts else [1]
     ep = [1] if layout_request.ep is None or not experts else _nearest_sizes(requested_sizes["ep"], expert_sizes)
     tp_sizes_for_ep = [requested_sizes["ep"], 1] if layout_request.ep is not None and layout_request.tp is None else []
-    tensor_sizes = filter(divides_axes, _tensor_sizes(axes, requested_sizes["tp"]))
-    tp = _nearest_sizes(requested_sizes["tp"], tensor_sizes, *filter(divides_axes, tp_sizes_for_ep))
+    tensor_sizes = filter(can_divide_axes, _tensor_parallel_sizes(axes, requested_sizes["tp"]))
+    tp = _nearest_sizes(requested_sizes["tp"], tensor_sizes, *filter(can_divide_axes, tp_sizes_for_ep))
     stage_counts = range(1, min(layers, FAR * requested_sizes["pp"]) + 1)
     pp = _nearest_sizes(requested_sizes["pp"], stage_counts, *_nearest_sizes(requested_sizes["pp"], divisors(layers)))
     chunk_counts = range(1, min(layers, FAR * requested_sizes["vpp"]) + 1)
@@ -158,7 +158,7 @@ def _nearest_sizes(requested_size: int, possible_sizes: Iterable[int], *extra_si
     )
 
 
-def _tensor_sizes(axes: Sequence[Axis], requested_size: int) -> Iterable[int]:
+def _tensor_parallel_sizes(axes: Sequence[Axis], requested_size: int) -> Iterable[int]:
     """Returns tensor-parallel sizes near `requested_size` that may divide the axes."""
     axis_lengths = [axis.size for axis in axes if axis.name in TENSOR - NEAR_ROWS - COPIED and axis.size != 1]
     common_divisor = gcd(*(axis_length for axis_length in axis_lengths if isinstance(axis_length, int)))

@@ -94,7 +94,7 @@ class Collective(NamedTuple):
 
 
 @dataclass
-class Placements:
+class PlacementTracker:
     """Derives the placement of each value of a rank's program.
 
     layout: the layout.
@@ -209,27 +209,27 @@ class Placements:
         collective_kind: CollectiveKind,
         recorded_value: Value,
         process_group: Group = "tp",
-        backward: bool = False,
-        elements: Number = None,
+        is_backward: bool = False,
+        element_count: Number = None,
         messages: int = 1,
     ) -> None:
         """Adds the collective message for a tensor.
 
-        elements: elements per row, by default those of the value.
+        element_count: elements per row, by default those of the value.
         messages: number of equal messages, 1 by default.
         """
-        if backward and not self.has_gradient:
+        if is_backward and not self.has_gradient:
             return
         ranks = {"ep": self.layout.ep, "etp": self.layout.expert_tp, "cp": self.layout.cp}.get(
             process_group, self.layout.tp
         )
-        elements = recorded_value.width if elements is None else elements
-        message_bytes = self.run_config.rows(recorded_value.rows) * elements * self.width
+        element_count = recorded_value.width if element_count is None else element_count
+        message_bytes = self.run_config.rows(recorded_value.rows) * element_count * self.width
         if process_group == "etp" and self.default_placement == "rows":  # the tokens of all ranks that divide an expert
             message_bytes = exact_div(message_bytes * ranks, self.layout.tp)
         message_count = times(self.repeats, messages)
         self.messages.append(
-            Collective(self.where, collective_kind, process_group, ranks, backward, message_bytes, message_count)
+            Collective(self.where, collective_kind, process_group, ranks, is_backward, message_bytes, message_count)
         )
 
     def _gather_whole_value(self, recorded_value: Value, process_group: Group = "tp") -> None:
@@ -248,10 +248,10 @@ class Placements:
         if self.placement(recorded_value) == "rows":
             self._add_message("all_gather", recorded_value, process_group)
             if self.regathers:
-                self._add_message("all_gather", recorded_value, process_group, backward=True)
-            self._add_message("reduce_scatter", recorded_value, process_group, backward=True)
+                self._add_message("all_gather", recorded_value, process_group, is_backward=True)
+            self._add_message("reduce_scatter", recorded_value, process_group, is_backward=True)
         else:
-            self._add_message("all_reduce", recorded_value, process_group, backward=True)
+            self._add_message("all_reduce", recorded_value, process_group, is_backward=True)
 
     def _reduce_partial_sum(self, recorded_value: Value) -> None:
         """Reduces a partial sum over the group, to the placement between tensor-parallel linear layers."""
@@ -263,7 +263,7 @@ class Placements:
         )
         if self.placement(recorded_value) == "rows":
             self._add_message("reduce_scatter", recorded_value, process_group)
-            self._add_message("all_gather", recorded_value, process_group, backward=True)
+            self._add_message("all_gather", recorded_value, process_group, is_backward=True)
         else:
             self._add_message("all_reduce", recorded_value, process_group)
 
@@ -289,16 +289,16 @@ class Placements:
             self._place_undivided(operation)
         if operation.verb == "norm" and is_divided(operation.options["over"]) and not _has_whole_groups(operation):
             float32_ratio = exact_div(FLOAT32, self.width) if self.width < FLOAT32 else 1
-            for backward in (False, True):  # all-reduces of the mean squares, and of the means
+            for is_backward in (False, True):  # all-reduces of the mean squares, and of the means
                 elements = float32_ratio if operation.options["spec"].type == "rmsnorm" else 2 * float32_ratio
-                self._add_message("all_reduce", output, backward=backward, elements=elements)
+                self._add_message("all_reduce", output, is_backward=is_backward, element_count=elements)
         if self.layout.cp > 1:
             self._exchange_tokens(operation)
         if operation.verb in ("dispatch", "combine") and self.layout.ep > 1:
             tokens = operation.outs[0] if operation.verb == "dispatch" else operation.ins[0]
             token_ranks = self.layout.tp if self.default_placement == "rows" else 1  # each rank sends its own tokens
-            for backward in (False, True):
-                self._add_message("all_to_all", tokens, "ep", backward, exact_div(tokens.width, token_ranks))
+            for is_backward in (False, True):
+                self._add_message("all_to_all", tokens, "ep", is_backward, exact_div(tokens.width, token_ranks))
 
     def _exchange_tokens(self, operation: Step) -> None:
         """Adds the messages of context parallelism for an operation that reads all tokens of a sequence.
@@ -310,9 +310,9 @@ class Placements:
             return
         vector_widths = self._mamba_exchange_widths(operation) if self.regathers else None
         if vector_widths is not None:
-            for backward in (False, True):
+            for is_backward in (False, True):
                 for vector_width in vector_widths:
-                    self._add_message("all_to_all", Value(operation.ins[0].rows, ()), "cp", backward, vector_width)
+                    self._add_message("all_to_all", Value(operation.ins[0].rows, ()), "cp", is_backward, vector_width)
             return
         q, k, v = operation.ins[:3] if operation.verb == "attention" else (None, None, None)
         if (
@@ -335,17 +335,17 @@ class Placements:
         first_message_index = len(self.messages)
         if exchange_kind == "a2a":
             output_width = operation.outs[0].width
-            for backward in (False, True):
+            for is_backward in (False, True):
                 for vector_width in (q.width, key_width, value_width, output_width):
-                    self._add_message("all_to_all", row_value, "cp", backward, vector_width)
+                    self._add_message("all_to_all", row_value, "cp", is_backward, vector_width)
         elif exchange_kind == "allgather":
             for vector_width in (key_width, value_width):
                 self._add_message("all_gather", row_value, "cp", False, vector_width * ranks)
                 self._add_message("all_gather", row_value, "cp", True, vector_width * ranks)
                 self._add_message("reduce_scatter", row_value, "cp", True, vector_width * ranks)
         else:
-            for backward, tensors in ((False, 1), (True, 2)):  # keys and values; then their gradients too
-                self._add_message("send", row_value, "cp", backward, key_width + value_width, (ranks - 1) * tensors)
+            for is_backward, tensors in ((False, 1), (True, 2)):  # keys and values; then their gradients too
+                self._add_message("send", row_value, "cp", is_backward, key_width + value_width, (ranks - 1) * tensors)
         if self.recompute.core and self.has_gradient:
             self.messages += [
                 message._replace(backward=True)

@@ -99,9 +99,9 @@ class RankModel(ModelSpec):
         """Whether the rank runs a matrix product that tensor parallelism does not divide."""
         return self._layout.tp > 1 and any(
             node_position.node.op is not None
-            and undivided_place.node.op is not None
-            and _is_undivided(node_position.node.op, undivided_place.node.op)
-            for node_position, undivided_place in zip(
+            and undivided_position.node.op is not None
+            and _is_undivided(node_position.node.op, undivided_position.node.op)
+            for node_position, undivided_position in zip(
                 self.program().node().walk(), self.undivided_tree.walk(), strict=True
             )
         )
@@ -109,23 +109,23 @@ class RankModel(ModelSpec):
     def copied_parameters(self, extra_part_names: frozenset[str] = frozenset()) -> dict[str, Number]:
         """Counts the rank's parameters that tensor parallelism replicates, by component."""
         parameters_by_component: dict[str, Number] = {}
-        for node_position, undivided_place in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):
+        for node_position, undivided_position in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):
             if (
                 node_position.use is None
-                or undivided_place.use is None
+                or undivided_position.use is None
                 or (node_position.optional and node_position.optional not in extra_part_names)
             ):
                 continue
             for tensor, undivided_tensor in zip(
-                node_position.use.tensors(), undivided_place.use.tensors(), strict=True
+                node_position.use.tensors(), undivided_position.use.tensors(), strict=True
             ):
-                if self._is_copied(node_position, tensor.size, undivided_tensor.size):
+                if self._is_copied_on_tp_ranks(node_position, tensor.size, undivided_tensor.size):
                     parameters_by_component[node_position.kind] = parameters_by_component.get(
                         node_position.kind, 0
                     ) + times(tensor.size, node_position.times)
         return parameters_by_component
 
-    def _is_copied(self, node_position: Place, element_count: Number, undivided_count: Number) -> bool:
+    def _is_copied_on_tp_ranks(self, node_position: Place, element_count: Number, undivided_count: Number) -> bool:
         """Whether tensor-parallel ranks have equal tensors. size, undivided_size: elements on a rank and in total."""
         op, tp = node_position.node.op, self._layout.tp
         if isinstance(op, ExpertLinearOnRank):

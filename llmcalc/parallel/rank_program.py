@@ -310,11 +310,9 @@ class RankFlow(Flow):
 
     def _record_copy(self, table_weight: Weight) -> None:
         """Records the pipeline stage's copy of the embedding, before the module that reads the embedding."""
-        reading_scope = self.root.items[-1]
+        table_scope = self.root.items[-1]
         scope_attributes = (
-            {}
-            if isinstance(reading_scope, AlternativeBranches)
-            else {"optional": reading_scope.about.get("optional", "")}
+            {} if isinstance(table_scope, AlternativeBranches) else {"optional": table_scope.about.get("optional", "")}
         )
         op = ops.Embedding(table_weight.ins[0].size, self.element_count(table_weight.out))
         self.root.items.insert(
@@ -604,9 +602,7 @@ def no_pipeline_reason(spec: ModelSpec) -> str:
         return "a pipeline of an encoder-decoder is not modelled"
     if spec.main.shared_layers:
         return "a pipeline of layers that share parameters is not modelled"
-    borrowed_field = next(filter(None, (layer.dependency_field() for layer in spec.main.layers_by_kind().values())), "")
-    if borrowed_field:
-        return (
-            f"a pipeline of layers with {borrowed_field}, which need what is computed outside of them, is not modelled"
-        )
+    shared_field = next(filter(None, (layer.dependency_field() for layer in spec.main.layers_by_kind().values())), "")
+    if shared_field:
+        return f"a pipeline of layers with {shared_field}, which need what is computed outside of them, is not modelled"
     return ""

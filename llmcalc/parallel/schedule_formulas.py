@@ -35,7 +35,7 @@ def peak_in_flight(
     return pipeline(layout, micro_batches).peak_in_flight(rank, bytes_of_chunks)
 
 
-def bubble(layout: Layout, micro_batches: int) -> float:
+def bubble_fraction(layout: Layout, micro_batches: int) -> float:
     """Returns the idle fraction of a rank's step, if backward passes take twice as long as forward passes.
 
     Ranks of 1F1B and of interleaved schedules wait only for the first micro-batch to reach the last of them, and for

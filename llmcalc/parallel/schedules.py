@@ -474,11 +474,11 @@ class _StepSimulation:
             overlapped_actions = rank_actions[next_index : next_index + 1 + rank_actions[next_index].overlapped]
             start_time = self.free[rank]
             for action in overlapped_actions:
-                required_pass, ready_at = self.awaited_pass(action, rank)
-                if ready_at is None:
+                required_pass, ready_time = self.awaited_pass(action, rank)
+                if ready_time is None:
                     self.waiting[required_pass] = rank
                     return
-                start_time = max(start_time, ready_at)
+                start_time = max(start_time, ready_time)
             end_time = start_time + (
                 self.costs.overlapped_duration()
                 if len(overlapped_actions) > 1

@@ -61,12 +61,12 @@ class LayoutSearch:
         self.errors[refusal_reason] = refusal_error
 
     @property
-    def tried(self) -> int:
+    def tried_count(self) -> int:
         """Number of layouts that the search tried."""
         return len(self.possible) + self.refused.total()
 
 
-def search(
+def search_layouts(
     spec: ModelSpec,
     devices: int,
     global_batch: int,
@@ -178,7 +178,7 @@ def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> 
     """
     if layout_request.pp_layout is not None:
         raise InputError("--pp-layout: layers are shared out evenly over the stages; expected no --pp-layout")
-    layout_rules.check_stage(layout_request.zero)
+    layout_rules.check_zero_stage(layout_request.zero)
     for option_name in layout_rules.untried:
         if (parallel_size := getattr(layout_request, option_name)) not in (None, 1):
             raise InputError(

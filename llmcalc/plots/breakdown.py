@@ -63,15 +63,15 @@ def _node_bars(timed_run: TimedRun, node_depth: int) -> list[tuple[str, TimedNod
     ]
     if len(node_bars) <= MOST_NODES:
         return node_bars
-    small_parts = [node for _, node in node_bars[MOST_NODES - 1 :]]
+    small_nodes = [node for _, node in node_bars[MOST_NODES - 1 :]]
     seconds_by_bound = {
-        time_bound: sum(node.by_bound[time_bound] for node in small_parts) for time_bound in small_parts[0].by_bound
+        time_bound: sum(node.by_bound[time_bound] for node in small_nodes) for time_bound in small_nodes[0].by_bound
     }
-    total_seconds = small_parts[0]._replace(seconds=sum(seconds_by_bound.values()), by_bound=seconds_by_bound)
-    return [*node_bars[: MOST_NODES - 1], (f"{len(small_parts)} others", total_seconds)]
+    total_seconds = small_nodes[0]._replace(seconds=sum(seconds_by_bound.values()), by_bound=seconds_by_bound)
+    return [*node_bars[: MOST_NODES - 1], (f"{len(small_nodes)} others", total_seconds)]
 
 
-def _time_axis(ax: Axes, bar_names: list[str], time_unit: str) -> None:
+def _format_time_axis(ax: Axes, bar_names: list[str], time_unit: str) -> None:
     escaped_names = [escape_label(bar_name) for bar_name in bar_names]
     if is_narrow():
         escaped_names = [tick_label.replace(" (", "\n(") for tick_label in escaped_names]
@@ -98,22 +98,24 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
         ax.barh(row_index, seconds / seconds_per_unit, left=bar_start / seconds_per_unit, color=FAINT, height=HEIGHT)
         bar_start += seconds
         ax.text(bar_start / seconds_per_unit, row_index, f"  {_share_text(seconds, timed_run)}", va="center", color=INK)
-    _time_axis(ax, ["estimate, with its range", *(bar_name for bar_name, _ in time_parts)], time_unit)
+    _format_time_axis(ax, ["estimate, with its range", *(bar_name for bar_name, _ in time_parts)], time_unit)
     ax.set_xlim(0, (NARROW_ROOM if is_narrow() else ROOM) * high_end)
 
 
 def draw_nodes(ax: Axes, timed_run: TimedRun, node_bars: list[tuple[str, TimedNode]]) -> None:
     """Draws a bar for each node of the model and each part of the run, in the colours of the bounds."""
     time_unit = duration_unit(node_bars[0][1].seconds)
-    factor = FACTORS[time_unit]
+    unit_factor = FACTORS[time_unit]
     for row_index, (_, node) in enumerate(node_bars):
         bar_start = 0.0
         for time_bound, seconds in node.by_bound.items():
-            ax.barh(row_index, seconds / factor, left=bar_start / factor, color=BOUNDS[time_bound], height=HEIGHT)
+            ax.barh(
+                row_index, seconds / unit_factor, left=bar_start / unit_factor, color=BOUNDS[time_bound], height=HEIGHT
+            )
             bar_start += seconds
-        ax.text(bar_start / factor, row_index, f"  {_share_text(node.seconds, timed_run)}", va="center", color=INK)
-    _time_axis(ax, [bar_name for bar_name, _ in node_bars], time_unit)
-    ax.set_xlim(0, (NARROW_ROOM if is_narrow() else ROOM) * node_bars[0][1].seconds / factor)
+        ax.text(bar_start / unit_factor, row_index, f"  {_share_text(node.seconds, timed_run)}", va="center", color=INK)
+    _format_time_axis(ax, [bar_name for bar_name, _ in node_bars], time_unit)
+    ax.set_xlim(0, (NARROW_ROOM if is_narrow() else ROOM) * node_bars[0][1].seconds / unit_factor)
     _draw_legend(ax, timed_run)
 
 

@@ -71,14 +71,14 @@ def wrapped_text(text: str, width_inches: float, font_points: float = 10, font_w
     font_properties, lines = FontProperties(weight=font_weight), [""]
     for word in text.split(" "):
         longer_line = f"{lines[-1]} {word}".lstrip()
-        if _is_at_most(TextPath((0, 0), longer_line, font_points, prop=font_properties), width_inches * 72):
+        if _is_within_width(TextPath((0, 0), longer_line, font_points, prop=font_properties), width_inches * 72):
             lines[-1] = longer_line
         else:
             lines.append(word)
     return "\n".join(filter(None, lines))
 
 
-def _is_at_most(path: TextPath, width_points: float) -> bool:
+def _is_within_width(path: TextPath, width_points: float) -> bool:
     """Whether a path is at most so wide. Its curves lie between their control points, which are quick to compare."""
     control_points = path.vertices[path.codes != path.CLOSEPOLY][:, 0]
     if not len(control_points) or control_points.max() - control_points.min() <= width_points:

@@ -85,13 +85,13 @@ LINE_SAMPLES = [index / 20 for index in range(21)]
 """Shares of a line from a point to its name at which no other name may lie."""
 
 
-class Box(NamedTuple):
+class LabelBox(NamedTuple):
     left: float
     bottom: float
     right: float
     top: float
 
-    def overlaps(self, other_box: Box) -> bool:
+    def overlaps(self, other_box: LabelBox) -> bool:
         """Whether two boxes overlap."""
         has_horizontal_gap = self.right <= other_box.left or other_box.right <= self.left
         return not has_horizontal_gap and self.bottom < other_box.top and other_box.bottom < self.top
@@ -124,7 +124,7 @@ def label_points(
         radius of each point, and names keep their distance from its edge.
     The figure's layout must not change afterwards.
     """
-    placed_boxes: list[Box] = []
+    placed_boxes: list[LabelBox] = []
     axes_box = ax.get_window_extent()
     point_radii = [0.0] * len(data_points) if isinstance(radius_or_radii, (int, float)) else list(radius_or_radii)
     pixels_per_point = ax.figure.dpi / 72
@@ -155,7 +155,7 @@ def label_points(
             annotation.set_horizontalalignment(alignment)
             text_extent = annotation.get_window_extent()
             side_margin = 1 + WIDER * text_extent.width
-            name_box = Box(
+            name_box = LabelBox(
                 text_extent.x0 - side_margin, text_extent.y0 - 1, text_extent.x1 + side_margin, text_extent.y1 + 1
             )
             is_inside_axes = (

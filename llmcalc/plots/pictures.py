@@ -67,7 +67,7 @@ def shape_picture(
     """Draws shapes with the same number of parameters, deep to wide. shape_count: shapes per model."""
     require_matplotlib()
     from ..studies.shape import budget_for, build_family, find_shapes
-    from .shapes import shape as plot_shapes
+    from .shapes import plot_shapes
 
     named_studies = []
     for preset in models:
@@ -87,8 +87,8 @@ def aspect_ratio_picture(selection: Selection = EVERY_MODEL, labelled_names: Seq
     """
     require_matplotlib()
     from ..questions.listings import select_presets
-    from ..studies.compare import quantities
-    from .shapes import aspect as plot_aspect
+    from ..studies.compare import quantities_of_model
+    from .shapes import plot_aspect_ratios as plot_aspect
 
     preset_names = [_preset_of_label(preset_name) for preset_name in labelled_names]
     selected_presets = select_presets(selection)
@@ -98,7 +98,7 @@ def aspect_ratio_picture(selection: Selection = EVERY_MODEL, labelled_names: Seq
                 f"--label {preset_name}: is not among the models drawn; expected one that the filters take"
             )
     models = [
-        (preset, quantities(preset.model, usual_sequence(preset.model), "bfloat16", parameter_count))
+        (preset, quantities_of_model(preset.model, usual_sequence(preset.model), "bfloat16", parameter_count))
         for preset, parameter_count in selected_presets
     ]
     return plot_aspect(models, labelled_names=preset_names)

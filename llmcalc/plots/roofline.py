@@ -66,7 +66,9 @@ def plot_roofline(title: str, titled_runs: Sequence[tuple[TimedRun, str]]) -> Fi
             legend_line.set_sizes([40.0])
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    _name_points(ax, list(zip((timed_run for timed_run, _ in titled_runs), kernels_by_run, strict=True)), roof_points)
+    _label_node_points(
+        ax, list(zip((timed_run for timed_run, _ in titled_runs), kernels_by_run, strict=True)), roof_points
+    )
     return figure
 
 
@@ -127,7 +129,7 @@ def _roof_text(timed_run: TimedRun, ridge: float) -> str:
     )
 
 
-def _name_points(
+def _label_node_points(
     ax: Axes,
     runs_with_kernels: Sequence[tuple[TimedRun, dict[str, MemoryTraffic]]],
     roof_points: Sequence[tuple[float, float]],

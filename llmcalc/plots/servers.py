@@ -76,7 +76,7 @@ def draw_pareto_front(ax: Axes, studied_servers: StudiedServers, latency_limits:
         ax.axvline(1e3 * latency_limits.tpot, color=INK, linestyle="--", linewidth=1)
     ax.set_xscale("log")
     ax.set_yscale("log")
-    _plain_numbers(ax)
+    _use_plain_tick_numbers(ax)
     ax.set_xlabel("TPOT, ms" + ("; dashed: the limit" if latency_limits.tpot is not None else ""))
     ax.set_ylabel("output tokens/s of a device")
     ax.set_title("Which layout", color=INK)
@@ -135,7 +135,7 @@ def draw_load_curve(ax: Axes, studied_servers: StudiedServers, latency_limits: L
         ax.axhline(1e3 * latency_limits.tpot, color=INK, linestyle="--", linewidth=1, label="limit of TPOT")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    _plain_numbers(ax)
+    _use_plain_tick_numbers(ax)
     ax.set_xlabel(f"users at once; the cache holds {curve[-1].concurrency:,}")
     ax.set_ylabel("TPOT, ms")
     server = studied_servers.servers[server_index]
@@ -143,7 +143,7 @@ def draw_load_curve(ax: Axes, studied_servers: StudiedServers, latency_limits: L
     ax.legend(frameon=False, fontsize=8.5, loc="upper left")
 
 
-def _plain_numbers(ax: Axes) -> None:
+def _use_plain_tick_numbers(ax: Axes) -> None:
     """Labels the ticks of logarithmic axes with plain numbers, at 1, 2 and 5 of each decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @in_llmcalc_style
-def shape(named_studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None = None) -> Figure:
+def plot_shapes(named_studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None = None) -> Figure:
     """Draws two panels against h/L: KV cache per token, and forward FLOPs per token over the parameters.
 
     named_studies: (name, equal-budget shapes); a diamond marks the model itself.
@@ -43,7 +43,7 @@ def shape(named_studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | 
         (cache_axes, "KV cache per token"),
         (flops_axes, "forward FLOPs per token / parameters"),
     ):
-        _ratio_axis(panel_ax, is_vertical=True)
+        _format_ratio_axis(panel_ax, is_vertical=True)
         panel_ax.set_title(title, color=INK)
     cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: axis_tick_text(round(value), units.memory)))
     cache_axes.legend(frameon=False, fontsize=9)
@@ -82,7 +82,7 @@ def _draw_curves(
             ax.plot(x, y, marker="D", markersize=9, color=line_style.colour)
 
 
-def _ratio_axis(ax: Axes, is_vertical: bool) -> None:
+def _format_ratio_axis(ax: Axes, is_vertical: bool) -> None:
     """Formats a logarithmic axis of h/L, with the band of large dense decoders."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -106,7 +106,7 @@ ASPECT, WIDTH = "h / L", "d_ff / h (active width)"
 
 
 @in_llmcalc_style
-def aspect(
+def plot_aspect_ratios(
     models: Sequence[tuple[Preset, ModelQuantities]],
     ax: Sequence[Axes] | None = None,
     labelled_names: Sequence[str] = (),
@@ -201,7 +201,7 @@ def _draw_scatter(
         if points_of_kind:
             ax.scatter(x, y, s=DOT, color=colour, alpha=0.75, linewidths=0, label=opacity)
     if title == ASPECT:
-        _ratio_axis(ax, is_vertical=False)
+        _format_ratio_axis(ax, is_vertical=False)
     else:
         ax.set_yscale("log", base=2)
         ax.yaxis.set_major_formatter("{x:g}")

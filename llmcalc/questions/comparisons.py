@@ -52,18 +52,18 @@ def ask_compare(
     Raises `InputError` for users without an accelerator.
     """
     from ..reports.compare import DecodingLoad, report
-    from ..studies.compare import quantities, sort_order
+    from ..studies.compare import quantities_of_model, sort_order
 
     tokens = (
         min(usual_sequence(preset.model) for preset, _ in compared_models) if seq is None else seq
     )  # the same for all
     if users is not None and hardware is None:
         raise InputError("--users: is of the time of a token; expected --hardware too")
-    device_load = None if hardware is None else DecodingLoad(hardware.title, users or 1)
+    decoding_load = None if hardware is None else DecodingLoad(hardware.title, users or 1)
     compared_quantities = []
     for preset, parameter_count in compared_models:
         with name_in_errors(preset):
-            model_quantities = quantities(preset.model, tokens, kv_dtype, parameter_count)
+            model_quantities = quantities_of_model(preset.model, tokens, kv_dtype, parameter_count)
             if hardware is not None:
                 model_quantities = replace(
                     model_quantities, decoding=_decoding_time(preset, hardware, users or 1, tokens, kv_dtype)
@@ -73,7 +73,7 @@ def ask_compare(
         (compared_models[model_index][0], compared_quantities[model_index])
         for model_index in sort_order(compared_quantities, sort_key)
     ]
-    return ReportedAnswer(tuple(sorted_models), lambda: report(sorted_models, layout, decoding_load=device_load))
+    return ReportedAnswer(tuple(sorted_models), lambda: report(sorted_models, layout, decoding_load=decoding_load))
 
 
 def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dtype: str) -> TimedRun | None:

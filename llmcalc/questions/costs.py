@@ -164,8 +164,10 @@ def _serving_cost(run: RunQuestion, options: CostOptions, watts: float | None, h
     )
     server_search = server_study.find_servers()
     if server_search.chosen is None:
-        reasons = ", ".join(server_search.why_not)
-        raise InputError(f"--devices: no server of {server_study.hardware.title} serves these requests: {reasons}")
+        refusal_reasons = ", ".join(server_search.why_not)
+        raise InputError(
+            f"--devices: no server of {server_study.hardware.title} serves these requests: {refusal_reasons}"
+        )
     load_point = server_search.chosen.point
     cost = Cost(
         load_point.end_to_end_seconds.scaled_by(options.requests / load_point.concurrency),

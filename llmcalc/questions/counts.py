@@ -121,14 +121,14 @@ def params_of_file(
     """
     if measures_class:
         if has_changed_model:
-            raise _refused_options("--measure: builds the class as the config says")
+            raise _refused_options_error("--measure: builds the class as the config says")
         if rank is not None and rank.has_options:
             raise InputError("--measure: counts a whole class; expected no layout")
         return _measure_params(target)
     if not is_checkpoint(Path(target)):
         return None
     if has_changed_model:
-        raise _refused_options(f"{target}: a checkpoint's header is counted as it is")
+        raise _refused_options_error(f"{target}: a checkpoint's header is counted as it is")
     if rank is not None and rank.has_options:
         raise InputError(f"{target}: a checkpoint's header is counted as it is; expected no layout")
     from ..reports.checkpoint import StoredParams
@@ -137,7 +137,7 @@ def params_of_file(
     return StoredParams(Path(target).name, read_checkpoint(Path(target)))
 
 
-def _refused_options(refusal_reason: str) -> InputError:
+def _refused_options_error(refusal_reason: str) -> InputError:
     option_names = ["--set", "--head", *(optional_part.option for optional_part in OPTIONAL_PARTS.values())]
     return InputError(f"{refusal_reason}; expected no {', '.join(option_names[:-1])} or {option_names[-1]}")
 
@@ -245,9 +245,9 @@ class FlopsQuestion:
         )
         if not self.conventions:
             return Flops.of_result(flop_count, preset=preset, share=rank_share, draft=draft)
-        from ..studies.rules import conventions
+        from ..studies.rules import flop_rules_for
 
-        return Flops.of_result(flop_count, preset=preset, rules=tuple(conventions(flop_count)), draft=draft)
+        return Flops.of_result(flop_count, preset=preset, rules=tuple(flop_rules_for(flop_count)), draft=draft)
 
 
 @frozen

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..device_memory.settings import settings_of
 from ..frameworks.engines.engine import Engine, EngineVersion
 from ..frameworks.engines.engine_use import EngineOption
-from ..frameworks.engines.versions import numbers_of
+from ..frameworks.engines.versions import parse_version
 from ..sources.preset import Preset
 from .runs import RunQuestion
 
@@ -26,11 +26,11 @@ def decoded_token_time(
     None for a layout that does not hold the users, and where no stack times what the engine does: layers on the host,
     drafted tokens, weights in a format that a flag of the engine says, and experts divided over copies of attention.
     """
-    from ..studies.decoding import decoded_token
+    from ..studies.decoding import time_decoded_token
 
     engine_memory = layout_option.memory
     layout, settings = engine_memory.layout, engine_memory.settings
-    cache_word = str(settings.get(engine.field_of("--kv-dtype"), "auto"))
+    cache_word = str(settings.get(engine.field_of_option("--kv-dtype"), "auto"))
     is_untimed = settings.get("quantization", "none") != "none" or any(
         "speculative" in format_field for format_field in settings
     )
@@ -47,6 +47,8 @@ def decoded_token_time(
         settings=settings_of(phase="decode", batch=1, seq=engine_memory.max_model_len, **chosen_formats),
         accelerators=(layout_option.hardware,),
     )
-    software_stack = engine.software_stack(numbers_of(version.version))
+    software_stack = engine.software_stack(parse_version(version.version))
     users_of_replica = -(-users // layout.dp)
-    return decoded_token(run.memory_on_one_device(), layout_option.hardware, layout, users_of_replica, software_stack)
+    return time_decoded_token(
+        run.memory_on_one_device(), layout_option.hardware, layout, users_of_replica, software_stack
+    )

@@ -12,7 +12,7 @@ from ..accelerator import Hardware
 from ..errors import InputError, shown
 from ..frameworks.engines.engine import Engine, EngineVersion, FlagChange
 from ..frameworks.engines.engine_use import EngineOption, EngineUse
-from ..frameworks.engines.flags import read_values
+from ..frameworks.engines.flags import read_flag_values
 from ..frameworks.engines.rank import MissingKernels
 from ..frameworks.engines.registry import engine_and_version
 from ..frameworks.server_files.server import LaunchedServer
@@ -65,8 +65,8 @@ class EngineQuestion:
         except InputError as error:
             if self.launch is None or str(error).startswith((self.launch.where, "--hardware")):
                 raise
-            is_about_sizes = self.has_sizes_of_name and isinstance(error, ImpossibleLayout)
-            size_remark = self.preset.remark_on_sizes(self.launch.target) if is_about_sizes else ""
+            is_size_error = self.has_sizes_of_name and isinstance(error, ImpossibleLayout)
+            size_remark = self.preset.remark_on_sizes(self.launch.target) if is_size_error else ""
             raise InputError(f"{self.launch.location}: {error}{size_remark}") from None
 
     def engine_uses(self, includes_changes: bool = True) -> Iterator[EngineUse]:
@@ -87,7 +87,9 @@ class EngineQuestion:
                 engine_flags = receipt.with_receipt(engine_flags, hardware)
             with self.naming_file_in_errors():
                 engine_memory = engine.memory_on(self.preset, hardware, version, engine_flags)
-                changes = engine.changes_on(self.preset, hardware, version, engine_flags) if includes_changes else ()
+                changes = (
+                    engine.flag_changes_on(self.preset, hardware, version, engine_flags) if includes_changes else ()
+                )
             if receipt is not None:
                 engine_memory = replace(engine_memory, notes=(*engine_memory.notes, *receipt.notes(engine_memory)))
             yield EngineUse(
@@ -101,20 +103,22 @@ class EngineQuestion:
     def flags(self, engine: Engine) -> dict[str, Any]:
         """Returns the values of an engine's flags. Raises `InputError` for an unknown flag."""
         with self.naming_file_in_errors():
-            engine_flags = read_values(
+            engine_flags = read_flag_values(
                 engine.title, engine.known_flags(), self.values, engine.flags_by_option, engine.other_ways
             )
-            limit_field = engine.field_of("--users")
+            limit_field = engine.field_of_option("--users")
             is_limit_typed = None not in (self.values.get("users"), self.values.get(limit_field))
             if is_limit_typed and self.launch is None and engine.serving_flags is None:
                 users, typed_limit = (
-                    read_values(engine.title, engine.known_flags(), {name: self.values[name]}, engine.flags_by_option)
+                    read_flag_values(
+                        engine.title, engine.known_flags(), {name: self.values[name]}, engine.flags_by_option
+                    )
                     for name in ("users", limit_field)
                 )
                 engine_flags = engine.flags_with_limit(engine_flags | typed_limit, users[limit_field])
             if engine.serving_flags is not None and None not in (self.values.get("users"), self.values.get("seq")):
-                users, seq = (engine_flags[engine.field_of(option_name)] for option_name in ("--users", "--seq"))
-                del engine_flags[engine.field_of("--seq")]  # of each user; the engine's flag may be that of all
+                users, seq = (engine_flags[engine.field_of_option(option_name)] for option_name in ("--users", "--seq"))
+                del engine_flags[engine.field_of_option("--seq")]  # of each user; the engine's flag may be that of all
                 engine_flags = engine.flags_for_users(self.preset, engine_flags, users, seq)
         return engine_flags | ({} if self.quantize is None else {"quantize": self.quantize})
 
@@ -215,8 +219,8 @@ def _target_in_format_of_file(preset: Preset, server: LaunchedServer) -> tuple[P
     quantization_scheme = None if is_other_model or has_stated_scheme else scheme_in_name(server.target, preset)
     if quantization_scheme is None:
         return preset, None
-    origin = f"{shown(server.target)} of {server.location}"
-    note = f"the model is TARGET, in {quantization_scheme}, as {origin} says; --quantize replaces it"
+    target_origin = f"{shown(server.target)} of {server.location}"
+    note = f"the model is TARGET, in {quantization_scheme}, as {target_origin} says; --quantize replaces it"
     return preset.model_copy(update={"notes": (*preset.notes, note)}), quantization_scheme
 
 
@@ -278,7 +282,10 @@ def ask_engine_fit(
     engine_flags = engine.flags_for_users(engine_question.preset, engine_flags, user_count, seq)
     user_limit = None
     if users is not None and engine_question.launch is None and engine.serving_flags is None:
-        limit_field, has_typed_limit = engine.field_of("--users"), engine.field_of("--users") in engine_flags
+        limit_field, has_typed_limit = (
+            engine.field_of_option("--users"),
+            engine.field_of_option("--users") in engine_flags,
+        )
         engine_flags = engine.flags_with_limit(engine_flags, users)
         user_limit = None if has_typed_limit else engine_flags[limit_field]
     accelerators: Iterable[Hardware] = (
@@ -322,7 +329,7 @@ def ask_engine_fit(
         engine_memory = engine.memory_on(engine_question.preset, hardware, version, engine_flags)
         flag_changes = tuple(
             change_for_users(flag_change, -(-user_count // engine_memory.data_parallel_ranks))
-            for flag_change in engine.changes_on(engine_question.preset, hardware, version, engine_flags)
+            for flag_change in engine.flag_changes_on(engine_question.preset, hardware, version, engine_flags)
         )
     engine_use = EngineUse(
         engine_question.preset,
@@ -367,7 +374,7 @@ def change_for_users(flag_change: FlagChange, users: int) -> FlagChange:
 
 def _drop_context_length(engine: Engine, server: LaunchedServer, engine_flags: dict[str, Any]) -> None:
     """Removes the launch file's context length from the flags: the length of the users' requests replaces it."""
-    length_field = engine.field_of("--seq")
+    length_field = engine.field_of_option("--seq")
     if length_field not in server.overridden:
         engine_flags.pop(length_field, None)
 

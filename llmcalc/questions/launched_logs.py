@@ -44,44 +44,44 @@ def launched_run(
     return memory_question(target, read_model, run_options, launch_file=launch_file, **model_options)
 
 
-def launched_bytes(log_reading: ParsedLog, run: RunQuestion) -> tuple[dict[tuple[str, str], int], list[str]]:
+def launched_bytes(parsed_log: ParsedLog, run: RunQuestion) -> tuple[dict[tuple[str, str], int], list[str]]:
     """Returns the computed size by (term, device) of the largest rank of a launched run, and notes on the comparison.
 
     Of an out-of-memory message the bytes that were allocated stand beside the peak of the run, which it did not reach.
     """
     memory_answer = ask_memory(run)
     device = memory_answer.device
-    computed = {
+    computed_bytes = {
         "peak_allocated": device.peak_bytes,
         "peak_reserved": device.reserved_bytes,
         "trainable": int(memory_answer.memory.states.trained_parameters),
     }
     verdict = ""
-    if log_reading.kind == "oom":
-        computed |= {"allocated": device.peak_bytes, "process": device.device_bytes}
-        verdict = _verdict(log_reading, device.device_bytes, device.peak_bytes)
+    if parsed_log.kind == "oom":
+        computed_bytes |= {"allocated": device.peak_bytes, "process": device.device_bytes}
+        verdict = _memory_verdict(parsed_log, device.device_bytes, device.peak_bytes)
     run_name = "the run" if run.launch is None else run.launch.where
     notes = [f"computed for {run_name}{verdict and f': {verdict}'}", *_rollout_note(memory_answer)]
-    return {(term_name, ""): term_bytes for term_name, term_bytes in computed.items()}, notes
+    return {(term_name, ""): term_bytes for term_name, term_bytes in computed_bytes.items()}, notes
 
 
-def exceeds_device(log_reading: ParsedLog, required_bytes: int) -> bool:
+def exceeds_device(parsed_log: ParsedLog, required_bytes: int) -> bool:
     """Whether a run requires more than the log's device has; False if the log does not state the device's memory."""
-    return log_reading.total is not None and required_bytes > log_reading.total
+    return parsed_log.total is not None and required_bytes > parsed_log.total
 
 
-def _verdict(log_reading: ParsedLog, required_bytes: int, peak_bytes: int) -> str:
+def _memory_verdict(parsed_log: ParsedLog, required_bytes: int, peak_bytes: int) -> str:
     """Returns a sentence on whether the computed run explains that the memory of the log's device ran out."""
-    required = f"it requires {units.GIB.write(required_bytes)} GiB, of it {units.GIB.write(peak_bytes)} for tensors"
-    if log_reading.total is None:
-        return f"{required}; the log does not state the device's memory"
-    required += f", and the device has {units.GIB.write(log_reading.total)}"
-    if exceeds_device(log_reading, required_bytes):
-        return f"{required}: too few"
-    allocated_bytes = next((term.value for term in log_reading.terms if term.name == "allocated"), 0)
+    need_text = f"it requires {units.GIB.write(required_bytes)} GiB, of it {units.GIB.write(peak_bytes)} for tensors"
+    if parsed_log.total is None:
+        return f"{need_text}; the log does not state the device's memory"
+    need_text += f", and the device has {units.GIB.write(parsed_log.total)}"
+    if exceeds_device(parsed_log, required_bytes):
+        return f"{need_text}: too few"
+    allocated_bytes = next((term.value for term in parsed_log.terms if term.name == "allocated"), 0)
     if allocated_bytes > peak_bytes:
-        return f"{required}: {units.GIB.write(allocated_bytes - peak_bytes)} GiB of the log's tensors are not computed"
-    return f"{required}, which is enough but for other processes and fragmentation"
+        return f"{need_text}: {units.GIB.write(allocated_bytes - peak_bytes)} GiB of the log's tensors are not computed"
+    return f"{need_text}, which is enough but for other processes and fragmentation"
 
 
 def _rollout_note(memory_answer: DeviceUse | RanksUse) -> list[str]:

@@ -114,14 +114,14 @@ class _LoggedRun:
         return hardware
 
 
-def read_flags(log_reading: ParsedLog, engine: Engine) -> tuple[dict[str, Any], list[str]]:
+def read_flags(parsed_log: ParsedLog, engine: Engine) -> tuple[dict[str, Any], list[str]]:
     """Returns the modelled flags in the log, and a note for each refused flag."""
     flag_by_field = {
         engine_flag.field_name: engine_flag for engine_flag in engine.known_flags() if not engine_flag.is_idle
     }
     engine_flags: dict[str, Any] = {}
     notes: list[str] = []
-    for flag_name, flag_value in log_reading.flags.items():
+    for flag_name, flag_value in parsed_log.flags.items():
         if flag_name not in flag_by_field or flag_value in ("auto", ""):
             continue
         try:
@@ -154,29 +154,29 @@ def ask_log(log_question: LogQuestion) -> ReportedAnswer:
 
 def explain_log(log_question: LogQuestion) -> ExplainedLog:
     """Returns the logged bytes together with the computed bytes of the same run."""
-    log_reading = read_log(log_question.file, read_log_text(log_question.file))
-    logged_run = _LoggedRun(log_reading, log_question)
+    parsed_log = read_log(log_question.file, read_log_text(log_question.file))
+    logged_run = _LoggedRun(parsed_log, log_question)
     preset = logged_run.preset()
     computed_bytes: dict[tuple[str, str], int] = {}
     engine_memory: EngineMemory | None = None
     hardware: Hardware | None = None
     version: EngineVersion | None = None
-    helpful_flag = ""
+    suggested_flag = ""
     is_too_large = False
     if log_question.run is not None:
-        if log_reading.program in FOLDERS:
-            raise InputError(f"--launch: the log of {log_reading.title} states its flags itself; remove the option")
+        if parsed_log.program in FOLDERS:
+            raise InputError(f"--launch: the log of {parsed_log.title} states its flags itself; remove the option")
         from .launched_logs import exceeds_device, launched_bytes
 
-        computed_bytes, launch_notes = launched_bytes(log_reading, log_question.run)
+        computed_bytes, launch_notes = launched_bytes(parsed_log, log_question.run)
         logged_run.notes.extend(launch_notes)
-        is_too_large = exceeds_device(log_reading, computed_bytes.get(("process", ""), 0))
-    if log_reading.program in FOLDERS:
+        is_too_large = exceeds_device(parsed_log, computed_bytes.get(("process", ""), 0))
+    if parsed_log.program in FOLDERS:
         hardware = logged_run.hardware()
         if preset is not None and hardware is not None:
-            version, engine_memory, helpful_flag = _engine_run(logged_run, preset, hardware)
+            version, engine_memory, suggested_flag = _engine_run(logged_run, preset, hardware)
         elif preset is not None:
-            schemeless_run = _LoggedRun(log_reading, log_question, scheme_in_name=logged_run.scheme_in_name)
+            schemeless_run = _LoggedRun(parsed_log, log_question, scheme_in_name=logged_run.scheme_in_name)
             _, engine_memory, _ = _engine_run(schemeless_run, preset, ANY_DEVICE, uses_logged_cache=True)
     if engine_memory is not None:
         computed_bytes = {
@@ -185,7 +185,7 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
             if memory_term.bytes
         }
         computed_bytes |= {("kv_tokens", ""): engine_memory.kv_tokens, ("blocks", ""): engine_memory.blocks}
-        if has_logged_cache(log_reading) and not engine_memory.kv_tokens:
+        if has_logged_cache(parsed_log) and not engine_memory.kv_tokens:
             computed_bytes[("kv_cache", "")] = 0
             logged_run.notes.insert(0, NO_ROOM)
         whole_cache = sum(
@@ -196,7 +196,7 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
         if whole_cache:  # an excerpt prints the cache of all devices
             computed_bytes["kv_buffer", ""] = whole_cache
     has_logged_layer_split = (
-        engine_memory is not None and engine_memory.layout is None and "n_gpu_layers" in log_reading.flags
+        engine_memory is not None and engine_memory.layout is None and "n_gpu_layers" in parsed_log.flags
     )
     if (
         has_logged_layer_split and NO_MEMORY in logged_run.missing
@@ -208,28 +208,28 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
             term_key: term_bytes for term_key, term_bytes in computed_bytes.items() if term_key in known_terms
         }
     compared_terms = tuple(
-        _term_beside_logged_value(memory_term, log_reading, preset, computed_bytes) for memory_term in log_reading.terms
+        _term_beside_logged_value(memory_term, parsed_log, preset, computed_bytes) for memory_term in parsed_log.terms
     )
     if (
-        log_reading.program not in FOLDERS
+        parsed_log.program not in FOLDERS
         and log_question.run is None
         and any(memory_term.computed is None for memory_term in compared_terms)
     ):
         logged_run.missing.append(
-            f"the settings of the run: a log of {log_reading.title} does not have them; expected --launch FILE, the "
+            f"the settings of the run: a log of {parsed_log.title} does not have them; expected --launch FILE, the "
             "file that starts it"
         )
-    wrong_term, helpful_flag = _wrong_term_and_flag(log_reading, compared_terms, helpful_flag)
+    wrong_term, suggested_flag = _wrong_term_and_flag(parsed_log, compared_terms, suggested_flag)
     if is_too_large:
-        wrong_term, helpful_flag = "process", ""
+        wrong_term, suggested_flag = "process", ""
     return ExplainedLog(
-        log_reading,
+        parsed_log,
         compared_terms,
         preset,
         hardware,
         version,
         wrong_term,
-        helpful_flag,
+        suggested_flag,
         tuple(logged_run.missing),
         tuple(dict.fromkeys(logged_run.notes)),
     )
@@ -246,21 +246,21 @@ def _engine_run(
 
     uses_logged_cache: whether the cache has the bytes that the log prints, where the engine has a flag for them.
     """
-    log_reading = logged_run.reading
-    engine_name = logged_run.question.engine or log_reading.program + (
-        f"=={log_reading.version}" if log_reading.version else ""
+    parsed_log = logged_run.reading
+    engine_name = logged_run.question.engine or parsed_log.program + (
+        f"=={parsed_log.version}" if parsed_log.version else ""
     )
     engine, version = engine_and_version(engine_name)
-    if engine.name != log_reading.program:
+    if engine.name != parsed_log.program:
         raise InputError(
-            f"--engine {logged_run.question.engine}: the log is of {log_reading.title}; expected {log_reading.program}"
+            f"--engine {logged_run.question.engine}: the log is of {parsed_log.title}; expected {parsed_log.program}"
         )
-    engine_flags, notes = read_flags(log_reading, engine)
-    logged_run.notes.extend([*notes, *filter(None, [log_reading.layout_note, log_reading.note])])
+    engine_flags, notes = read_flags(parsed_log, engine)
+    logged_run.notes.extend([*notes, *filter(None, [parsed_log.layout_note, parsed_log.note])])
     cache = next(
         (
             memory_term.value
-            for memory_term in log_reading.terms
+            for memory_term in parsed_log.terms
             if memory_term.name == "kv_cache" and memory_term.value > 0
         ),
         0,
@@ -271,7 +271,7 @@ def _engine_run(
         and any(engine_flag.field_name == CACHE_SIZE for engine_flag in engine.known_flags())
     ):
         engine_flags[CACHE_SIZE] = cache
-    scheme_name = logged_run.question.quantize or log_reading.scheme or logged_run.scheme_in_name
+    scheme_name = logged_run.question.quantize or parsed_log.scheme or logged_run.scheme_in_name
     if scheme_name:
         engine_flags["quantize"] = scheme_name
     try:
@@ -286,13 +286,13 @@ def _engine_run(
         except InputError as second:
             logged_run.missing.append(str(second))
             return version, None, ""
-    if engine.budgets_free_memory and log_reading.free is not None:
+    if engine.budgets_free_memory and parsed_log.free is not None:
         engine_flags[RECEIPT_FIELD] = LoggedSizes(
-            logged_run.question.file, bytes_in_use_before_run(log_reading, hardware), engine_memory.settings
+            logged_run.question.file, bytes_in_use_before_run(parsed_log, hardware), engine_memory.settings
         )
         engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
     fp8_word = _fp8_flag_value(engine, engine_flags)
-    if fp8_word and _has_half_cache_bytes(log_reading, engine_memory):
+    if fp8_word and _has_half_cache_bytes(parsed_log, engine_memory):
         engine_flags["kv_cache_dtype"] = fp8_word
         engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
         logged_run.notes.append(
@@ -301,17 +301,17 @@ def _engine_run(
             "the log does not show; the checkpoint may say so"
         )
     logged_run.notes.extend(engine_memory.notes)
-    if not log_reading.refused:
+    if not parsed_log.refused:
         return version, engine_memory, ""
     measured_bytes = {
-        memory_term.name: memory_term.value for memory_term in log_reading.terms if memory_term.unit == "bytes"
+        memory_term.name: memory_term.value for memory_term in parsed_log.terms if memory_term.unit == "bytes"
     }
     logged_sizes = LoggedSizes(
         logged_run.question.file,
-        bytes_in_use_before_run(log_reading, hardware) | measured_bytes,
+        bytes_in_use_before_run(parsed_log, hardware) | measured_bytes,
         engine_memory.settings,
     )
-    flag_changes = engine.changes_on(preset, hardware, version, {**engine_flags, RECEIPT_FIELD: logged_sizes})
+    flag_changes = engine.flag_changes_on(preset, hardware, version, {**engine_flags, RECEIPT_FIELD: logged_sizes})
     return version, engine_memory, next((flag_change.flag for flag_change in flag_changes if flag_change.starts), "")
 
 
@@ -319,16 +319,16 @@ NO_ROOM = "computed, nothing is left for the cache: the log does not show all of
 """The remark on a log of a server that started, where the computed one has no room for its cache."""
 
 
-def has_logged_cache(log_reading: ParsedLog) -> bool:
+def has_logged_cache(parsed_log: ParsedLog) -> bool:
     """Whether the log is of an engine that started, and prints the size of its cache as one term."""
-    return not log_reading.refused and any(
-        log_term.name == "kv_cache" and log_term.value > 0 for log_term in log_reading.terms
+    return not parsed_log.refused and any(
+        log_term.name == "kv_cache" and log_term.value > 0 for log_term in parsed_log.terms
     )
 
 
-def bytes_in_use_before_run(log_reading: ParsedLog, hardware: Hardware) -> dict[str, int]:
+def bytes_in_use_before_run(parsed_log: ParsedLog, hardware: Hardware) -> dict[str, int]:
     """Returns the memory in use before loading, as a term; empty if the log does not state the free memory."""
-    return {} if log_reading.free is None else {"non_torch": hardware.capacity_bytes - log_reading.free}
+    return {} if parsed_log.free is None else {"non_torch": hardware.capacity_bytes - parsed_log.free}
 
 
 def _fp8_flag_value(engine: Engine, engine_flags: Mapping[str, Any]) -> str:
@@ -339,9 +339,9 @@ def _fp8_flag_value(engine: Engine, engine_flags: Mapping[str, Any]) -> str:
     return next((flag_word for flag_word in flag_by_field["kv_cache_dtype"].words if flag_word.startswith("fp8")), "")
 
 
-def _has_half_cache_bytes(log_reading: ParsedLog, engine_memory: EngineMemory) -> bool:
+def _has_half_cache_bytes(parsed_log: ParsedLog, engine_memory: EngineMemory) -> bool:
     """Whether the logged cache bytes per token are half of the computed bytes, as for a cache in fp8."""
-    logged_bytes = {log_term.name: log_term.value for log_term in log_reading.terms}
+    logged_bytes = {log_term.name: log_term.value for log_term in parsed_log.terms}
     cache_bytes, cache_tokens = logged_bytes.get("kv_cache", 0), logged_bytes.get("kv_tokens", 0)
     computed_bytes = engine_memory.bytes_of("kv_cache")
     if not (cache_bytes and cache_tokens and computed_bytes and engine_memory.kv_tokens):
@@ -354,7 +354,7 @@ FP8_TOLERANCE = 0.08
 
 
 def _term_beside_logged_value(
-    log_term: LogTerm, log_reading: ParsedLog, preset: Preset | None, computed_bytes: Mapping[tuple[str, str], int]
+    log_term: LogTerm, parsed_log: ParsedLog, preset: Preset | None, computed_bytes: Mapping[tuple[str, str], int]
 ) -> ComparedTerm:
     """Pairs a logged memory term with the computed term of the same device, or of the host."""
     term_key = log_term.name, _device_name(log_term, computed_bytes)
@@ -362,16 +362,16 @@ def _term_beside_logged_value(
         is_only_device = (
             sum(
                 (other_term.name, _device_name(other_term, computed_bytes)) == term_key
-                for other_term in log_reading.terms
+                for other_term in parsed_log.terms
             )
             == 1
         )
         return ComparedTerm(log_term, computed_bytes[term_key] if is_only_device else None)
     if preset is not None and log_term.per_parameter:
         return ComparedTerm(log_term, round(log_term.per_parameter * params(preset.model).total) + log_term.constant)
-    devices = [other_term.device for other_term in log_reading.terms if other_term.name == log_term.name]
+    devices = [other_term.device for other_term in parsed_log.terms if other_term.name == log_term.name]
     if log_term.name == "kv_buffer" and len(devices) == 1:
-        return ComparedTerm(log_term, _cache_bytes(log_reading, preset))
+        return ComparedTerm(log_term, _cache_bytes(parsed_log, preset))
     return ComparedTerm(log_term)
 
 
@@ -391,34 +391,34 @@ def _device_name(log_term: LogTerm, computed_bytes: Mapping[tuple[str, str], int
     )
 
 
-def _cache_bytes(log_reading: ParsedLog, preset: Preset | None) -> int | None:
+def _cache_bytes(parsed_log: ParsedLog, preset: Preset | None) -> int | None:
     """Returns the cache bytes at the logged length and number format, if all layers cache every token; else None."""
-    if preset is None or not (log_reading.cache_tokens and log_reading.cache_dtype):
+    if preset is None or not (parsed_log.cache_tokens and parsed_log.cache_dtype):
         return None
     try:
-        cache = kv(preset.model, 1, log_reading.cache_tokens, log_reading.cache_dtype)
+        cache = kv(preset.model, 1, parsed_log.cache_tokens, parsed_log.cache_dtype)
     except InputError:
         return None
     is_uniform = all(
-        cache_group.width is not None and cache_group.tokens == log_reading.cache_tokens for cache_group in cache.groups
+        cache_group.width is not None and cache_group.tokens == parsed_log.cache_tokens for cache_group in cache.groups
     )
     return cache.bytes if is_uniform else None
 
 
 def _wrong_term_and_flag(
-    log_reading: ParsedLog, compared_terms: tuple[ComparedTerm, ...], helpful_flag: str
+    parsed_log: ParsedLog, compared_terms: tuple[ComparedTerm, ...], suggested_flag: str
 ) -> tuple[str, str]:
     """Returns the memory term that differs most or prevents the start, and the flag that changes this term.
 
-    helpful_flag: the change with which the engine starts, where it refused to.
+    suggested_flag: the change with which the engine starts, where it refused to.
     """
-    if log_reading.off:
-        return log_reading.off, log_reading.flag
+    if parsed_log.off:
+        return parsed_log.off, parsed_log.flag
     wrong_terms = [compared_term for compared_term in compared_terms if compared_term.is_outside_tolerance]
     failing_terms = [
         compared_term for compared_term in wrong_terms if compared_term.term.name not in CONSEQUENCES
     ] or wrong_terms
-    if not failing_terms and not log_reading.refused:
+    if not failing_terms and not parsed_log.refused:
         return "", ""
     most_different_term = max(
         failing_terms,
@@ -426,10 +426,10 @@ def _wrong_term_and_flag(
         default=None,
     )
     wrong_term = "kv_cache" if most_different_term is None else most_different_term.term.name
-    if log_reading.note and not helpful_flag and wrong_term in ("profile_run", "kv_cache"):
+    if parsed_log.note and not suggested_flag and wrong_term in ("profile_run", "kv_cache"):
         return wrong_term, ""  # what compiled is off, which no flag changes
     if wrong_term == "kv_cache" and most_different_term is not None and not most_different_term.computed:
-        return wrong_term, helpful_flag  # the layout is another one, which no flag for the cache changes
-    engine_flags = engine(log_reading.program).flag_of if log_reading.program in FOLDERS else {}
-    flag_of_log = log_reading.flag if wrong_term == "kv_cache" else ""
-    return wrong_term, helpful_flag or flag_of_log or engine_flags.get(wrong_term, "")
+        return wrong_term, suggested_flag  # the layout is another one, which no flag for the cache changes
+    engine_flags = engine(parsed_log.program).flag_of if parsed_log.program in FOLDERS else {}
+    logged_flag = parsed_log.flag if wrong_term == "kv_cache" else ""
+    return wrong_term, suggested_flag or logged_flag or engine_flags.get(wrong_term, "")

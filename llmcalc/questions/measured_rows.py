@@ -24,7 +24,7 @@ from ..sources.bounded import read_bytes
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..timing.calibration import Calibration, CalibrationFactors, MeasuredRun, calibrate
-from ..workload.inference import USERS, batch_of
+from ..workload.inference import USERS, batch_from_options
 from ..workload.setting import declarations_of, length_of
 from ..workload.validation import validate_whole
 from .durations import parse_duration
@@ -124,12 +124,12 @@ def _measured_run(
             f"{row_name}: phase: {estimated_run.phase}; expected {expected_phases}: each of training and inference has "
             "a stack of its own to fit"
         )
-    seconds_on = estimated_run.seconds_on
-    assert seconds_on is not None
+    seconds_on_device = estimated_run.seconds_on
+    assert seconds_on_device is not None
     device, software_stack = estimated_run.device, estimated_run.stack
 
     def seconds_under_factors(factors: CalibrationFactors) -> float:
-        return seconds_on(factors.device(device), factors.stack(software_stack))
+        return seconds_on_device(factors.device(device), factors.stack(software_stack))
 
     kernel_group = (
         estimated_run.phase,
@@ -151,7 +151,7 @@ def _question_of_row(
     settings, layout = _checked_settings(Settings, row_cells), _checked_settings(LayoutRequest, row_cells)
     if "users" in row_cells:
         users = validate_whole("--users", length_of("--users", row_cells["users"]))
-        settings["batch"] = batch_of(settings.get("batch"), users, "decode")
+        settings["batch"] = batch_from_options(settings.get("batch"), users, "decode")
     return replace(
         run,
         preset=read_model(row_cells["model"]) if "model" in row_cells else run.preset,

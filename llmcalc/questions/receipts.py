@@ -40,12 +40,12 @@ class ReceiptFile:
     @cached_property
     def parsed_log(self) -> ParsedLog:
         """The parsed log. Raises `InputError` for a log of another engine or without measured memory terms."""
-        log_reading = read_log(self.file, read_log_text(self.file))
-        if log_reading.program != self.engine.name:
+        receipt_log = read_log(self.file, read_log_text(self.file))
+        if receipt_log.program != self.engine.name:
             raise InputError(
-                f"--receipt {self.file}: is a log of {log_reading.title}; expected one of {self.engine.title}"
+                f"--receipt {self.file}: is a log of {receipt_log.title}; expected one of {self.engine.title}"
             )
-        return log_reading
+        return receipt_log
 
     @cached_property
     def other_model(self) -> str:

@@ -13,7 +13,7 @@ from ..accelerator import Hardware
 from ..costs.context_length import usual_sequence
 from ..device_memory.cuda_runtime import CudaRuntime, cuda_runtime_of
 from ..device_memory.estimate import Memory, memory
-from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training
+from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training_error
 from ..errors import InputError, shown
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
 from ..reports.answer import ReportedAnswer
@@ -110,12 +110,12 @@ class RunQuestion(RunOptions):
         if settings.phase == "training" and settings.lora_rank is not None and settings.base is None:
             settings = settings.with_(base=base_of_checkpoint(preset.stored_as))
             settings = settings if self.launch is not None else settings.with_usual_recomputation()
-        if self._trains_in_float16:
+        if self._is_float16_training:
             settings = settings.with_(precision="fp16-master")
         return memory(preset.model, settings, preset.dtype, self.include, preset.checkpoint, cuda_runtime, other_models)
 
     @property
-    def _trains_in_float16(self) -> bool:
+    def _is_float16_training(self) -> bool:
         """Whether the run trains in float16: in 16 bits without a stated format, on an accelerator without bfloat16."""
         settings = self.settings
         has_format = settings.precision is not None or settings.dtype is not None or self.launch is not None
@@ -157,7 +157,7 @@ def with_implied_phase(
     if is_setting_given("phase") or not typed_training_option:
         return settings.with_usual_recomputation()
     if is_setting_given("users"):
-        raise users_in_training(typed_training_option)
+        raise users_in_training_error(typed_training_option)
     return settings.with_(phase="training").with_usual_recomputation()
 
 
@@ -212,11 +212,11 @@ def memory_question(
     from ..frameworks.launch.adapter_targets import translate_targets
     from ..frameworks.launch.read import read_launch
 
-    gpu = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
+    gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
     date = version_date(run_options.layout.framework_version or "")
     options = _options_beside_file(run_options.settings, run_options.layout)
     launched_run = read_launch(
-        launch_file, run_options.layout.devices, allow_unknown, release_date=date, gpu_name=gpu, options=options
+        launch_file, run_options.layout.devices, allow_unknown, release_date=date, gpu_name=gpu_name, options=options
     )
     if is_setting_given("phase") and run_options.settings.phase != "training":
         raise InputError(f"--phase: {launched_run.where} starts training; remove the option")
@@ -491,7 +491,7 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
     with suggest_nearest_layouts(preset.model, layout, run.tokens):
         if layout.devices is not None and settings.phase == "training":
             hardware = run.hardware
-            layout_answer = answer_that_fits(
+            layout_answer = answer_of_fitting_run(
                 run,
                 lambda memory, layout: fit_devices(memory, hardware, layout, global_batch),
                 lambda fit_result: fit_result.fit.verdict != "no",
@@ -505,7 +505,7 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
             usual_engine = UsualEngine.of_run(preset, run_memory, run.hardware)
             has_gguf_file = usual_engine is not None and has_gguf_weights(run_memory)
             fit_answer = (
-                usual_engine.fit_beside_buffers(run_memory) if usual_engine and has_gguf_file else None
+                usual_engine.fit_with_engine_buffers(run_memory) if usual_engine and has_gguf_file else None
             ) or fit(run_memory, run.hardware)
             served_users = ServedUsers.of_answer(fit_answer, usual_engine)
             fit_answer = with_decoding_seconds(fit_answer, run.hardware, served_users.users)
@@ -641,7 +641,7 @@ def answers_of_planned_runs(
         raise refusal_error
 
 
-def answer_that_fits(
+def answer_of_fitting_run(
     run: RunQuestion, answer_run: Callable[[Memory, LayoutRequest], Answer], is_fitting: Callable[[Answer], bool]
 ) -> Answer:
     """Returns the answer about the first fitting run of a plan, or about the last run with an answer if none fits."""

@@ -55,9 +55,9 @@ def ask_serve(
         )
         server_study = replace(server_study, device=device, stack=software_stack)
     server_search = server_study.find_servers()
-    is_found = server_search.chosen is not None
+    has_chosen_server = server_search.chosen is not None
     return ReportedAnswer(
-        server_search, lambda: with_calibration(report(server_study, server_search), calibration), is_found
+        server_search, lambda: with_calibration(report(server_study, server_search), calibration), has_chosen_server
     )
 
 
@@ -145,7 +145,7 @@ def serve_study(
         options.price,
         request_trace,
         options.disaggregate is not None,
-        _ratio_of_options(options, request_shape),
+        _prefill_decode_ratio(options, request_shape),
         speculation,
         draft_flags | _memory_flags(engine_record, options),
     )
@@ -167,7 +167,7 @@ MOST_REPLICAS_OF_A_SIDE = 64
 """Largest number in a ratio of `--disaggregate`."""
 
 
-def _ratio_of_options(options: ServeOptions, request_shape: RequestSizes) -> tuple[int, int] | None:
+def _prefill_decode_ratio(options: ServeOptions, request_shape: RequestSizes) -> tuple[int, int] | None:
     """Returns the ratio of `--disaggregate`; None for `auto`, and without the option.
 
     Raises `InputError` for other values, and for requests of which no replica decodes anything.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training
+from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training_error
 from ..errors import InputError, shown
 from ..parallel.layout import ONE_DEVICE, Layout
 from ..reports.answer import ReportedAnswer
@@ -46,7 +46,7 @@ def settings_with_phase(run: RunQuestion, options: TimeOptions, is_setting_given
     can_train = options.stack in stack_names("training")
     framework = run.layout.framework
     if framework is not None and is_setting_given("users"):
-        raise users_in_training(f"--framework {framework}")
+        raise users_in_training_error(f"--framework {framework}")
     if options.global_batch is not None or can_train or framework is not None:
         return settings.with_(phase="training")
     reads_prompt = bool(run.preset.model.model_without_tokens) or options.server or options.context is not None
@@ -159,11 +159,11 @@ def _fastest_fitting_layout(run: RunQuestion, options: TimeOptions) -> LayoutPla
 def fastest_plan(run: RunQuestion, options: TimeOptions, global_batch: int | None) -> LayoutPlan:
     """Returns the plan of layouts over devices, sorted by time. Raises `InputError` if no layout fits."""
     from ..studies.plan import ended_search_error, plan_of
-    from .runs import answer_that_fits
+    from .runs import answer_of_fitting_run
 
     hardware = run.hardware
     assert hardware is not None
-    layout_plan = answer_that_fits(
+    layout_plan = answer_of_fitting_run(
         run,
         lambda run_memory, layout: plan_of(
             run_memory,
@@ -414,7 +414,7 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
     """
     from ..frameworks.engines.registry import FOLDERS, USUAL_ENGINE, engine_and_version
     from ..frameworks.engines.registry import engine as registered_engine
-    from ..frameworks.engines.versions import numbers_of
+    from ..frameworks.engines.versions import parse_version
     from ..timing.stack import stack_names
 
     engine_name = (engine_text or USUAL_ENGINE).partition("==")[0].strip().lower()
@@ -443,4 +443,4 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
             "expected "
             f"{''.join(other_engines)}{engine_record.supported_accelerators}"
         )
-    return engine_record.software_stack(numbers_of(version.version))
+    return engine_record.software_stack(parse_version(version.version))

@@ -11,7 +11,7 @@ from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.engines.engine import Engine, EngineMemory
-from ..frameworks.engines.flags import read_values
+from ..frameworks.engines.flags import read_flag_values
 from ..frameworks.engines.rank import MissingKernels
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
 from ..sources.preset import Preset
@@ -79,7 +79,7 @@ class UsualEngine:
         """Returns the engine's server for this number of users. Raises `InputError` for an unsupported run."""
         server_options = dict(self.options)
         scheme_name = server_options.pop("quantize", None)
-        engine_flags = read_values(
+        engine_flags = read_flag_values(
             self.record.title, self.record.known_flags(), server_options, self.record.flags_by_option
         )
         engine_flags |= {} if scheme_name is None else {"quantize": scheme_name}
@@ -138,19 +138,19 @@ class UsualEngine:
             return None
         return SettingChange(f"--engine {self.record.name}", MemoryFit(self.hardware, device_bytes))
 
-    def fit_beside_buffers(self, run_memory: Memory) -> FitAnswer | None:
+    def fit_with_engine_buffers(self, run_memory: Memory) -> FitAnswer | None:
         """Returns whether a run fits beside the engine's buffers; None if the buffers' bytes are unknown."""
         users = int(run_memory.states.workload.batch)
         device_bytes = self.device_bytes(users)
         if device_bytes is None:
             return None
-        fit = MemoryFit(self.hardware, device_bytes)
+        memory_fit = MemoryFit(self.hardware, device_bytes)
         batch = self._largest_fitting_users(self.device_bytes, users, MOST_BATCH)
         seq = self._largest_fitting_users(
             lambda tokens: replace(self, seq=tokens).device_bytes(users), self.seq, MOST_SEQ
         )
         memory_changes: list[SettingChange] = []
-        if fit.verdict == "no":
+        if memory_fit.verdict == "no":
             for settings in chain(*single_changes(run_memory, self.hardware, batch, seq)):
                 formats = {format_field: settings[format_field] for format_field in FORMATS if format_field in settings}
                 changed_engine = replace(self, seq=settings.get("seq", self.seq), options={**self.options, **formats})
@@ -158,7 +158,7 @@ class UsualEngine:
                 if needed_bytes is not None and needed_bytes < device_bytes:
                     memory_changes.append(SettingChange(cli_options(settings), MemoryFit(self.hardware, needed_bytes)))
         memory_changes.sort(key=lambda memory_change: memory_change.fit.verdict == "no")
-        return FitAnswer(run_memory, fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
+        return FitAnswer(run_memory, memory_fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
 
     def _largest_fitting_users(self, bytes_of_users: Callable[[int], int | None], user_count: int, maximum: int) -> int:
         """Returns the largest number whose bytes fit; a number with unknown bytes counts as too large."""

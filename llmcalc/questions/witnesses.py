@@ -125,8 +125,10 @@ class VerifyQuestion:
             if self.distributed:
                 from ..witnesses.distributed.compare import build_job, verify_distributed
 
-                job = build_job(preset.model, self._layout_of_processes(), self.batch, self.seq, self.num_microbatches)
-                return verify_distributed(job, preset.name)
+                distributed_job = build_job(
+                    preset.model, self._layout_of_processes(), self.batch, self.seq, self.num_microbatches
+                )
+                return verify_distributed(distributed_job, preset.name)
             from ..witnesses.verification import verify
 
             with _size_errors_as_input_errors(self.against):

@@ -131,9 +131,9 @@ def _answer_text(model_difference: ModelDifference) -> str:
     total_change = next(
         quantity_change for quantity_change in model_difference.quantities if quantity_change.name == "parameters"
     )
-    if not model_difference.changed:
+    if not model_difference.has_changed:
         return "no count differs"
-    if not total_change.changed:
+    if not total_change.has_changed:
         return "as many parameters"
     relative_change = _relative_change(total_change)
     relative_text = "" if relative_change is None else f" ({units.signed_percent(relative_change)})"
@@ -143,7 +143,7 @@ def _answer_text(model_difference: ModelDifference) -> str:
 def _quantity_row(quantity_change: QuantityChange) -> Row:
     text_before, text_after = _both_values_text(quantity_change)
     change_text = DisplayedValue(
-        quantity_change.change, _change_text(quantity_change) if quantity_change.changed else "equal"
+        quantity_change.change, _change_text(quantity_change) if quantity_change.has_changed else "equal"
     )
     return Row(
         [
@@ -186,7 +186,7 @@ def _relative_change(quantity_change: QuantityChange) -> float | None:
     """Returns the relative change; None without a change, or without an old value other than 0."""
     return (
         quantity_change.after / quantity_change.before - 1
-        if quantity_change.changed and quantity_change.before and quantity_change.after is not None
+        if quantity_change.has_changed and quantity_change.before and quantity_change.after is not None
         else None
     )
 
@@ -246,7 +246,7 @@ def _difference_data(model_difference: ModelDifference) -> dict[str, Any]:
     return {
         "before": model_difference.before and model_data(model_difference.before),
         "after": model_difference.after and model_data(model_difference.after),
-        "changed": model_difference.changed,
+        "changed": model_difference.has_changed,
         "workload": {"batch": 1, "seq": model_difference.seq, "dtype": model_difference.dtype, "pairs": "full"},
         "spec": [
             {"field": field.name, "before": field.before, "after": field.after} for field in model_difference.fields

@@ -161,7 +161,7 @@ def fit_report(
     ]
     title = f"{engine_use.preset.display} on {_engine_name(engine_use)}"
     table_columns = (*OPTION_COLUMNS, *(DECODING_COLUMNS if has_decoding_times else ()))
-    limit_flag = "" if user_limit is None else engine_use.engine.spelling(engine_use.engine.field_of("--users"))
+    limit_flag = "" if user_limit is None else engine_use.engine.spelling(engine_use.engine.field_of_option("--users"))
     limit_text = limit_flag and f"with {limit_flag} {user_limit}, by --users"
     subtitle = "; ".join(
         filter(None, (best_option.memory.heading, limit_text, _launch_subtitle(engine_use).removeprefix("; ")))

@@ -10,7 +10,7 @@ from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.encoders import unreplayed_encoders
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.record import OptimizerState
-from ..device_memory.simulated_run import cache_block, kernel_choices, optimizer_implementation, prompt_chunk
+from ..device_memory.simulated_run import cache_block_tokens, kernel_choices, optimizer_implementation, prompt_chunk
 from ..device_memory.static import MemoryUse
 from ..optional import TOWERS
 from ..sources.preset import Preset
@@ -132,7 +132,7 @@ def execution_data(run_memory: Memory, attention_kernel: AttentionImplementation
     else:
         choices_data |= {
             "chunk": prompt_chunk(run_settings, memory_use),
-            "kv_block": cache_block(run_settings, memory_use) or None,
+            "kv_block": cache_block_tokens(run_settings, memory_use) or None,
             "mla": run_settings.mla or "auto",
         }
     return {**choices_data, "allocator": "expandable" if run_memory.runtime.expandable else "segments"}

@@ -7,7 +7,7 @@ from ..components.base import TokenMixer
 from ..components.evidence import nested_parts
 from ..device_memory.device_memory import DeviceMemory, MemoryTerm
 from ..device_memory.estimate import Memory
-from ..device_memory.simulated_run import cache_block, optimizer_implementation, prompt_chunk
+from ..device_memory.simulated_run import cache_block_tokens, optimizer_implementation, prompt_chunk
 from ..device_memory.static import MemoryUse
 from ..errors import InputError
 from ..sources.preset import Preset
@@ -189,13 +189,15 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -
             f"published in {units.short_dtype(preset.dtype)}, counted in {units.short_dtype(memory_use.dtype)}"
         )
     if memory_use.kv_dtype:
-        notes += [_cache_note(memory_use, cache_block(run_settings, memory_use)), _chunk_note(run_memory)]
+        notes += [_cache_note(memory_use, cache_block_tokens(run_settings, memory_use)), _chunk_note(run_memory)]
     return notes + (_training_notes(memory_use) if memory_use.phase == "training" else [])
 
 
 def concatenation_note(run_memory: Memory) -> str:
     """Writes a note on blocks that a cache growing by concatenation leaves free; empty for other runs."""
-    is_cache_concatenated = bool(run_memory.states.kv_dtype) and not cache_block(run_memory.settings, run_memory.states)
+    is_cache_concatenated = bool(run_memory.states.kv_dtype) and not cache_block_tokens(
+        run_memory.settings, run_memory.states
+    )
     if run_memory.settings.phase != "decode" or not is_cache_concatenated or not keeps_small_segments(run_memory):
         return ""
     free_bytes = run_memory.device.reserved_bytes - run_memory.device.peak_bytes

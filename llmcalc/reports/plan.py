@@ -10,7 +10,7 @@ from ..errors import InputError
 from ..frameworks.ranks import attention_of
 from ..frameworks.registry import FOR_PLANS, WITHOUT_A_NAME, framework
 from ..sources.preset import Preset
-from ..studies.layout_candidates import ENOUGH_HEADROOM, Candidate, position_of_layout, tie_flags
+from ..studies.layout_candidates import ENOUGH_HEADROOM, Candidate, position_of_layout, ties_with_previous
 from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, RankedLayouts
 from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
 from ..timing.time_ranges import TIE, TimeRange
@@ -126,7 +126,7 @@ def report(
 def _rows_with_ties(layout_plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]]:
     """Returns each fitting layout with its framework's plan, and whether its time ties with another layout's."""
     framework_rows = layout_plan.rows_of_frameworks
-    row_tie_flags = tie_flags([layout_candidate for _, layout_candidate in framework_rows])
+    row_tie_flags = ties_with_previous([layout_candidate for _, layout_candidate in framework_rows])
     return [
         (framework_plan, layout_candidate, is_tie)
         for (framework_plan, layout_candidate), is_tie in zip(framework_rows, row_tie_flags, strict=True)

@@ -74,13 +74,13 @@ def _read_model_spec(model: ModelBudget, folder: Path) -> Preset:
 
 
 @contextmanager
-def _errors_naming_model(location: str) -> Iterator[None]:
+def _errors_naming_model(budget_location: str) -> Iterator[None]:
     """Returns a context manager that adds the model and the key to the message of an `InputError`."""
     try:
         yield
     except InputError as error:
-        is_named = str(error).startswith(f"{location}: ")
-        raise InputError(str(error) if is_named else f"{location}: {error}") from None
+        is_named = str(error).startswith(f"{budget_location}: ")
+        raise InputError(str(error) if is_named else f"{budget_location}: {error}") from None
 
 
 def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[], BudgetCheck]]:

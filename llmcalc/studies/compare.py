@@ -154,7 +154,7 @@ SORT_KEYS: dict[str, Callable[[ModelQuantities], float | None]] = {
 """Value of `--sort` → the quantity to sort by."""
 
 
-def quantities(
+def quantities_of_model(
     spec: ModelSpec, seq: int = 2048, dtype: str = "bfloat16", parameter_count: ParameterCount | None = None
 ) -> ModelQuantities:
     """Computes all compared quantities of one model.

@@ -48,7 +48,7 @@ def has_gguf_weights(model_memory: Memory) -> bool:
     return model_memory.states.quantized is not None and isinstance(model_memory.states.quantized.scheme, GGUFMix)
 
 
-def decoded_token(
+def time_decoded_token(
     model_memory: Memory,
     hardware: Hardware,
     layout: Layout = ONE_DEVICE,

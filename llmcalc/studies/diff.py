@@ -36,7 +36,7 @@ class FieldChange:
     after: Any
 
     @property
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         return bool(self.before != self.after)
 
 
@@ -73,9 +73,9 @@ class ModelDifference:
     components: Mapping[str, tuple[QuantityChange, ...]]
 
     @property
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether any count or number of bytes differs."""
-        return any(quantity.changed for quantity in self.quantities) or any(self.components.values())
+        return any(quantity.has_changed for quantity in self.quantities) or any(self.components.values())
 
 
 def diff(
@@ -83,14 +83,14 @@ def diff(
 ) -> ModelDifference:
     """Compares two models at sequences of `seq` tokens, with caches in number format `dtype`."""
     old_figures, new_figures = (
-        {} if preset is None else _figures_of_model(preset, seq, dtype) for preset in (earlier_preset, later_preset)
+        {} if preset is None else _quantities_of_model(preset, seq, dtype) for preset in (earlier_preset, later_preset)
     )
     quantities: list[QuantityChange] = []
-    for quantity_name, (_, unit) in {**new_figures, **old_figures}.items():
+    for quantity_name, (_, quantity_unit) in {**new_figures, **old_figures}.items():
         (old_value, _), (new_value, _) = (
-            model_figures.get(quantity_name, (None, unit)) for model_figures in (old_figures, new_figures)
+            model_figures.get(quantity_name, (None, quantity_unit)) for model_figures in (old_figures, new_figures)
         )
-        quantities.append(QuantityChange(quantity_name, old_value, new_value, unit))
+        quantities.append(QuantityChange(quantity_name, old_value, new_value, quantity_unit))
     return ModelDifference(
         earlier_preset,
         later_preset,
@@ -105,7 +105,7 @@ def diff(
     )
 
 
-def _figures_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
+def _quantities_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
     """Returns the counts of a model: quantity → (value, unit)."""
     parameter_count = params(preset.model)
     quantities: dict[str, Figure] = {
@@ -174,10 +174,10 @@ def _with_default_head_sizes(description_fields: dict[str, Any]) -> dict[str, An
         attention, _, field_name = path.rpartition(".")
         if field_name != "num_attention_heads" or f"{attention}.head_dim" not in description_fields:
             continue
-        ancestors = (attention.rsplit(".", depth)[0] for depth in range(1, attention.count(".") + 1))
+        ancestor_paths = (attention.rsplit(".", depth)[0] for depth in range(1, attention.count(".") + 1))
         head_widths = (
             description_fields[field_path]
-            for field_path in (*(f"{ancestor}.hidden_size" for ancestor in ancestors), "hidden_size")
+            for field_path in (*(f"{ancestor_path}.hidden_size" for ancestor_path in ancestor_paths), "hidden_size")
             if description_fields.get(field_path)
         )
         head_fields = {"num_key_value_heads": head_count, "head_dim": next(head_widths, 0) // head_count or None}
@@ -214,7 +214,7 @@ def _changed_nodes(
         QuantityChange(node_path, old_costs.get(node_path), new_costs.get(node_path), unit)
         for node_path in dict.fromkeys([*new_costs, *old_costs])
     )
-    return sorted((preset for preset in compared_nodes if preset.changed), key=lambda preset: -abs(preset.change))
+    return sorted((preset for preset in compared_nodes if preset.has_changed), key=lambda preset: -abs(preset.change))
 
 
 COMPONENTS: dict[str, tuple[Callable[[str], Cost], Unit]] = {

@@ -14,13 +14,13 @@ from ..accelerator import Hardware, MemoryFit
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
 from ..device_memory.host import paged_bytes
-from ..device_memory.simulated_run import cache_block, default_attention, optimizer_implementation
+from ..device_memory.simulated_run import cache_block_tokens, default_attention, optimizer_implementation
 from ..errors import InputError
 from ..frozen import frozen
 from ..parallel.layout import Layout
 from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option
-from .decoding import LLAMA_CPP_STACK, decoded_token, runs_llama_cpp, usual_stack
+from .decoding import LLAMA_CPP_STACK, runs_llama_cpp, time_decoded_token, usual_stack
 from .model_selection import has_experts
 from .timed_run import TimedRun
 
@@ -91,7 +91,7 @@ def fit(model_memory: Memory, hardware: Hardware) -> FitAnswer:
 
 def with_decoding_seconds(fit_answer: FitAnswer, hardware: Hardware, users: Iterable[int]) -> FitAnswer:
     """Adds the seconds per token and user, for several numbers of users."""
-    decoding_runs = (decoded_token(fit_answer.memory, hardware, users=user_count) for user_count in users)
+    decoding_runs = (time_decoded_token(fit_answer.memory, hardware, users=user_count) for user_count in users)
     return replace(fit_answer, decoding=tuple(timed_run for timed_run in decoding_runs if timed_run is not None))
 
 
@@ -128,7 +128,7 @@ def largest_run(
         )
 
     block_tokens = (
-        cache_block(model_memory.settings, model_memory.states) or 1
+        cache_block_tokens(model_memory.settings, model_memory.states) or 1
     )  # memory grows mostly by whole blocks of the cache
 
     # a paged cache is beside what is replayed, and without scores that grows slowly
@@ -265,10 +265,10 @@ def _number_at_capacity(excess_by_value: Mapping[int, int], highest_fitting: int
         (candidate_number for candidate_number in excess_by_value if candidate_number < highest_fitting),
         default=highest_fitting,
     )
-    excess_rise = excess_by_value[highest_fitting] - excess_by_value[lower_number]
+    excess_difference = excess_by_value[highest_fitting] - excess_by_value[lower_number]
     return (
-        highest_fitting + (highest_fitting - lower_number) * -excess_by_value[highest_fitting] // excess_rise
-        if excess_rise > 0
+        highest_fitting + (highest_fitting - lower_number) * -excess_by_value[highest_fitting] // excess_difference
+        if excess_difference > 0
         else WIDEN * highest_fitting
     )
 
@@ -353,7 +353,7 @@ def _evaluate_changes(
 
     def is_excluded(least_bytes: int) -> bool:
         return least_bytes >= current_fit.needed or (
-            least_bytes > current_fit.capacity and sum(bytes < least_bytes for bytes in insufficient_bytes) >= NEAREST
+            least_bytes > current_fit.capacity and sum(size < least_bytes for size in insufficient_bytes) >= NEAREST
         )
 
     while runs_by_bound:

@@ -204,11 +204,11 @@ def _fewest_devices_by_halving(
             if devices_question.global_batch is not None
             else (halving_count + excessive_halving_count) // 2
         )
-        half_candidate = devices_question.best_fitting_layout(devices >> next_halving_count)
-        if half_candidate is None:
+        halved_candidate = devices_question.best_fitting_layout(devices >> next_halving_count)
+        if halved_candidate is None:
             excessive_halving_count = next_halving_count
         else:
-            halving_count, best_candidate = next_halving_count, half_candidate
+            halving_count, best_candidate = next_halving_count, halved_candidate
     return devices >> halving_count, best_candidate
 
 

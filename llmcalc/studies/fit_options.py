@@ -14,7 +14,7 @@ from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.framework import Framework
-from ..frameworks.ranks import Cluster, largest_need
+from ..frameworks.ranks import Cluster, rank_needing_most
 from ..frameworks.registry import framework, framework_of, layout_of
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
@@ -143,7 +143,7 @@ def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
     """Returns the run over the ranks of a layout."""
 
     def largest_memory(cuda_runtime: CudaRuntime) -> DeviceMemory:
-        return largest_need(
+        return rank_needing_most(
             [cluster.rank_memory(rank, cuda_runtime) for rank in cluster.ranks_that_may_need_most]
         ).device
 
@@ -259,11 +259,11 @@ def _hardware_option(
 
     for run_index, device_run in enumerate(device_runs):
         byte_lower_bounds = device_run.lower_bounds(hardware, default_runtime)
-        too_many_bytes = next(
+        excessive_run_bytes = next(
             (byte_count for byte_count in byte_lower_bounds if byte_count > hardware.capacity_bytes), None
         )
-        if too_many_bytes is not None:
-            too_large_runs.append((too_many_bytes, run_index, device_run))
+        if excessive_run_bytes is not None:
+            too_large_runs.append((excessive_run_bytes, run_index, device_run))
         elif (hardware_option := try_run(run_index, device_run)) is not None and hardware_option.fit.verdict == "fits":
             return hardware_option
     while too_large_runs:

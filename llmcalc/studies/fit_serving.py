@@ -17,7 +17,7 @@ from ..parallel.layout_request import LayoutRequest
 from ..parallel.rank_program import model_axes
 from ..parallel.search import HEADS, WIDTHS, check_depth, even_stage_sizes, layout_refusal
 from ..simulator.effort import WorkBudget
-from .decoding import decoded_token
+from .decoding import time_decoded_token
 from .fit import FitAnswer, SettingChange, devices_option, fit, largest_run
 from .timed_run import TimedRun
 
@@ -96,7 +96,7 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
             *setting_changes,
         )
     timed_replicas = [
-        replace(replica, decoding=decoded_token(model_memory, hardware, replica.layout))
+        replace(replica, decoding=time_decoded_token(model_memory, hardware, replica.layout))
         if replica.fit.verdict != "no"
         else replica
         for replica in replicas
@@ -166,11 +166,11 @@ def serving_layouts(model_memory: Memory, layout_request: LayoutRequest, devices
             check_serving(layout, framework_of(layout_request))
         except ImpossibleLayout:
             continue
-        if layout_refusal(axes, layout, layers, 1) not in (HEADS, WIDTHS) and _has_program(model_memory, layout):
+        if layout_refusal(axes, layout, layers, 1) not in (HEADS, WIDTHS) and _can_build_program(model_memory, layout):
             yield layout
 
 
-def _has_program(model_memory: Memory, layout: Layout) -> bool:
+def _can_build_program(model_memory: Memory, layout: Layout) -> bool:
     try:
         for rank in _end_ranks(layout):
             inference_rank(model_memory, layout, rank, model_memory.runtime)

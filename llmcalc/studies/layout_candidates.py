@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import InputError, shown
 from ..frozen import frozen
 from ..parallel.layout import Layout
-from ..parallel.schedule_formulas import bubble
+from ..parallel.schedule_formulas import bubble_fraction
 from ..timing.time_ranges import TIE
 
 AS_CONFIGURED = ""
@@ -58,7 +58,7 @@ class Candidate:
     @cached_property
     def bubble(self) -> float | None:
         """The idle fraction of a pipeline rank's step; None if the layout does not fit."""
-        return None if self.count_sent_bytes is None else bubble(self.layout, self.micro_batches)
+        return None if self.count_sent_bytes is None else bubble_fraction(self.layout, self.micro_batches)
 
     @property
     def options(self) -> str:
@@ -75,7 +75,7 @@ def sorted_by_time(candidates: list[Candidate]) -> list[Candidate]:
     """
     candidates_by_seconds = sorted(candidates, key=lambda candidate: (candidate.seconds or 0.0, candidate.device_bytes))
     tied_groups: list[list[Candidate]] = []
-    for candidate, is_tie in zip(candidates_by_seconds, tie_flags(candidates_by_seconds), strict=True):
+    for candidate, is_tie in zip(candidates_by_seconds, ties_with_previous(candidates_by_seconds), strict=True):
         tied_groups[-1:] = [[*tied_groups[-1], candidate]] if is_tie else [*tied_groups[-1:], [candidate]]
     return [
         candidate for tied_candidates in tied_groups for candidate in sorted(tied_candidates, key=_kinds_of_parallelism)
@@ -89,7 +89,7 @@ def _kinds_of_parallelism(candidate: Candidate) -> tuple[int, int]:
     return layout.cp, sum(group_size > 1 for group_size in group_sizes)
 
 
-def tie_flags(candidates: list[Candidate]) -> list[bool]:
+def ties_with_previous(candidates: list[Candidate]) -> list[bool]:
     """Returns for each candidate, sorted by time, whether its time ties with the candidate before it (see `TIE`)."""
     is_in_tie: list[bool] = []
     least_seconds = 0.0

@@ -140,12 +140,12 @@ def _weight_bytes(preset: Preset) -> dict[str, int | None]:
 
 def lock_changes(locked_entry: Mapping[str, Any], current_entry: Mapping[str, Any]) -> list[LockChange]:
     """Returns the values that differ between two entries, in the order of the newer entry."""
-    values_before, values_now = dict(_nested_values(locked_entry)), dict(_nested_values(current_entry))
+    locked_values, current_values = dict(_nested_values(locked_entry)), dict(_nested_values(current_entry))
     model_target = str(current_entry["target"])
     return [
-        LockChange(model_target, value_path, values_before.get(value_path), values_now.get(value_path))
-        for value_path in dict.fromkeys((*values_now, *values_before))
-        if values_before.get(value_path) != values_now.get(value_path)
+        LockChange(model_target, value_path, locked_values.get(value_path), current_values.get(value_path))
+        for value_path in dict.fromkeys((*current_values, *locked_values))
+        if locked_values.get(value_path) != current_values.get(value_path)
     ]
 
 

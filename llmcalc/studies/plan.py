@@ -18,12 +18,12 @@ from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.framework import EstimateErrors, Framework
 from ..frameworks.peak_estimate import PeakEstimate
-from ..frameworks.ranks import Cluster, largest_need
+from ..frameworks.ranks import Cluster, rank_needing_most
 from ..frameworks.registry import WITHOUT_A_NAME, framework
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
-from ..parallel.search import NO_REPLICAS, LayoutSearch, check_depth, search
+from ..parallel.search import NO_REPLICAS, LayoutSearch, check_depth, search_layouts
 from ..simulator.effort import WorkBudget
 from ..timing.time_ranges import TimeRange
 from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
@@ -202,7 +202,7 @@ class LayoutPlan:
         """Returns the range of a layout's seconds per step; None without a time estimate."""
         if self.times is None or candidate.seconds is None:
             return None
-        training_times = self.times.of_run(self.estimates.with_recompute(candidate.recompute).memory)
+        training_times = self.times.with_memory(self.estimates.with_recompute(candidate.recompute).memory)
         return training_times.range(candidate.seconds, candidate.layout, candidate.micro_batches)
 
     @cached_property
@@ -271,7 +271,7 @@ def plan_of(
     is_batch_assumed = global_batch is None
     if global_batch is None:
         global_batch = default_batch(seq, layout_request.devices, micro_batch)
-    layouts = search(
+    layouts = search_layouts(
         spec,
         layout_request.devices,
         global_batch,
@@ -291,7 +291,7 @@ def plan_of(
     @cache
     def times_of(recompute: str) -> TrainingTimes:
         assert layout_times is not None
-        return layout_times.of_run(layout_estimates.with_recompute(recompute).memory)
+        return layout_times.with_memory(layout_estimates.with_recompute(recompute).memory)
 
     version = layout_request.framework_version or ""
 
@@ -430,7 +430,7 @@ def replayed_bytes(
         if first_rank_bytes > byte_limit:
             return first_rank_bytes
     ranks = [cluster.rank_memory(rank, cuda_runtime) for rank in cluster.ranks_that_may_need_most]
-    return largest_need(ranks).device.device_bytes
+    return rank_needing_most(ranks).device.device_bytes
 
 
 def tensors_fit(memory_estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
@@ -488,7 +488,7 @@ class LayoutOrder:
         beside `--zero` holds for all group sizes.
         """
         layouts = self.layouts
-        plan = RankedLayouts(layouts.tried)
+        plan = RankedLayouts(layouts.tried_count)
         tried_candidates = self._candidates_of(layouts.possible)
         too_large_candidates = [
             layout_and_micro_batches
@@ -526,7 +526,7 @@ class LayoutOrder:
         A candidate that does not fit, or has no replay, is tried again with more recomputation, at the place where that
         stands in order.
         """
-        too_large: list[Candidate] = []
+        too_large_candidates: list[Candidate] = []
         while len(plan.feasible) < row_limit and waiting_candidates and plan.replays < row_limit + FURTHER_REPLAYS:
             if plan.replays and self.budget.is_spent():
                 plan.ended_early = True
@@ -539,11 +539,11 @@ class LayoutOrder:
             elif (recomputing_candidate := self._with_more_recomputation(candidate)) is not None:
                 waiting_candidates = self._sort_candidates([*waiting_candidates, recomputing_candidate])
             elif isinstance(replay_result, Candidate):
-                too_large.append(replay_result)
+                too_large_candidates.append(replay_result)
             else:
                 self.layouts.refuse(replay_result)
         plan.unreplayed = waiting_candidates
-        return too_large
+        return too_large_candidates
 
     def _replay_with_messages(self, candidate: Candidate) -> Candidate | InputError:
         """Returns a candidate with replayed and sent bytes, or the error if either cannot be computed."""
@@ -581,11 +581,11 @@ class LayoutOrder:
         Layouts that remain when the budget's share is spent have the error `UNTRIED`, but those that surely do not fit.
         """
         candidates_or_errors: list[Candidate | InputError | None] = [None] * len(layouts)
-        too_large = [self._has_too_large_static_bytes(layout) for layout, _ in layouts]
-        for i in sorted(range(len(layouts)), key=lambda i: (too_large[i], -layouts[i][0].pp)):
+        too_large_flags = [self._has_too_large_static_bytes(layout) for layout, _ in layouts]
+        for i in sorted(range(len(layouts)), key=lambda i: (too_large_flags[i], -layouts[i][0].pp)):
             if self.budget.is_spent(SHARE_OF_ESTIMATES) and self._measured:
-                candidates_or_errors[i] = None if too_large[i] else InputError(UNTRIED)
-            elif not too_large[i] or _kernel_layout_sizes(layouts[i][0]) not in self._measured:
+                candidates_or_errors[i] = None if too_large_flags[i] else InputError(UNTRIED)
+            elif not too_large_flags[i] or _kernel_layout_sizes(layouts[i][0]) not in self._measured:
                 try:
                     candidates_or_errors[i] = self._fitting_candidate(*layouts[i], self.recomputations, needs_fit=True)
                 except InputError as error:
@@ -684,7 +684,7 @@ class LayoutOrder:
         return recomputed_candidate if recomputed_candidate is not None and recomputed_candidate.may_fit else None
 
     def _all_unfit_candidates(
-        self, refused_candidates: list[Candidate], too_large: list[tuple[Layout, int]]
+        self, refused_candidates: list[Candidate], too_large_layouts: list[tuple[Layout, int]]
     ) -> list[Candidate]:
         """Returns all candidates that do not fit, including layouts that were too large to be estimated earlier.
 
@@ -696,7 +696,7 @@ class LayoutOrder:
         def least_need(layout_run: tuple[Layout, int]) -> tuple[bool, int]:
             return self._has_too_large_static_bytes(layout_run[0]), self._least_layout_bytes(*layout_run)
 
-        for layout, micro_batches in sorted(too_large, key=least_need):
+        for layout, micro_batches in sorted(too_large_layouts, key=least_need):
             if refused_layouts and self.budget.is_spent(SHARE_OF_ESTIMATES):
                 break
             try:

@@ -15,11 +15,11 @@ from ..device_memory.device_memory import DeviceMemory
 from ..errors import InputError
 from ..evidence import Status
 from ..frameworks.engines.engine import EngineMemory
-from ..frameworks.engines.flags import read_values
+from ..frameworks.engines.flags import read_flag_values
 from ..frameworks.engines.rank import EngineRank
 from ..frameworks.engines.registry import engine_and_version
 from ..frameworks.launch.rollout import AdditionalModel, Rollout
-from ..frameworks.ranks import Cluster, largest_need
+from ..frameworks.ranks import Cluster, rank_needing_most
 from ..sources.preset import Preset
 from ..units import DTYPE_BITS
 
@@ -59,11 +59,11 @@ def rollout_phases(
     cluster: the update of the trained model. cuda_runtime: the CUDA runtime of the accelerator.
     Raises `InputError` for flags of the engine that contradict the model.
     """
-    device = largest_need(cluster.memory_of_ranks(cuda_runtime)).device
-    return _Phases(cluster, rollout, preset, hardware, device).phases()
+    device = rank_needing_most(cluster.memory_of_ranks(cuda_runtime)).device
+    return _PhaseCalculator(cluster, rollout, preset, hardware, device).phases()
 
 
-class _Phases:
+class _PhaseCalculator:
     """Computes the phases of one device. device: the device's memory in the update phase."""
 
     def __init__(
@@ -106,7 +106,7 @@ class _Phases:
             )
             hardware = hardware.model_copy(update={"driver_total": max(free_bytes, 1), "usable_memory_bytes": None})
         try:
-            engine_flags = read_values(engine.title, engine.known_flags(), self.rollout.flags)
+            engine_flags = read_flag_values(engine.title, engine.known_flags(), self.rollout.flags)
             return engine.memory_on(self.preset, hardware, version, engine_flags)
         except InputError as error:
             raise InputError(f"the rollout's {engine.title}: {error}") from None
@@ -180,8 +180,8 @@ class _Phases:
         assert self.engine is not None
         for memory_term in self.engine.terms:
             if memory_term.name != "budget" and (not term_names or memory_term.name in term_names):
-                status: Status = "estimate" if memory_term.status == "measured" else memory_term.status
-                yield PhaseTerm(f"engine_{memory_term.name}", memory_term.bytes, status, memory_term.source)
+                term_status: Status = "estimate" if memory_term.status == "measured" else memory_term.status
+                yield PhaseTerm(f"engine_{memory_term.name}", memory_term.bytes, term_status, memory_term.source)
 
     def _idle_engine(self) -> Iterator[PhaseTerm]:
         """Yields the terms of the idle engine; in the same process, training reuses the engine's activation blocks."""
@@ -207,7 +207,7 @@ class _Phases:
 
     def _largest_matrix(self) -> int:
         """Bytes of the largest matrix of the whole model, in two bytes per element."""
-        dense_width, _, experts = EngineRank(self.preset, with_towers=False).network_widths
+        dense_width, _, experts = EngineRank(self.preset, with_towers=False).widest_networks
         hidden_size = self.model.hidden_size
         matrix_width = max(dense_width, self.model.vocab_size, 0 if experts is None else experts.number * experts.width)
         return 2 * matrix_width * hidden_size
@@ -236,7 +236,7 @@ class _Phases:
 
     def _layer_bytes(self) -> int:
         """Returns the bytes of one layer's activations in a pass without gradients."""
-        dense_width, is_gated, experts = self.model.network_widths
+        dense_width, is_gated, experts = self.model.widest_networks
         widest_width = dense_width * (3 if is_gated else 2)
         if experts is not None:
             widest_width = max(widest_width, experts.top_k * 3 * experts.width)

@@ -148,7 +148,7 @@ def megatron_flops(model_sizes: ModelSizes, batch: int, seq: int, recompute: boo
     return pass_count * b * s * layers * (24 * h * h + 4 * s * h) + 6 * b * s * h * v
 
 
-def conventions(flop_count: FlopCount) -> list[FlopRule]:
+def flop_rules_for(flop_count: FlopCount) -> list[FlopRule]:
     """Returns the exact counts with full and causal attention pairs, then every rule that is defined for the model."""
     full_flops, causal_flops = flop_count.full, flop_count.causal
 
@@ -264,9 +264,9 @@ def _kaplan_n(parameter_count: ParameterCount) -> int:
 
 def _definitions_of_n(parameter_count: ParameterCount) -> Iterator[tuple[str, str, str, str, int]]:
     """Yields the common definitions of N: (key, name, counted parameters in words, source, N)."""
-    has_inactive = parameter_count.active != parameter_count.total
-    name_suffix = ", N non-embedding" + (" active" if has_inactive else "")
+    has_inactive_parameters = parameter_count.active != parameter_count.total
+    name_suffix = ", N non-embedding" + (" active" if has_inactive_parameters else "")
     yield "kaplan", "Kaplan §2.1", name_suffix, "Kaplan 2020, §2.1", _kaplan_n(parameter_count)
-    if has_inactive:
+    if has_inactive_parameters:
         yield "active", "active parameters", "", "the same with every active parameter", parameter_count.active
     yield "total", "all parameters", "", "the same with every parameter", parameter_count.total

@@ -131,7 +131,7 @@ class TrainingTimes:
         time_stack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
         updates_on_host = bool(model_memory.settings.optimizer_offload)
         self.assumes_host_update: bool = updates_on_host and not time_stack.host_update
-        self.stack: TimeStack = with_optimizer(time_stack, *_optimizer_costs(model_memory), updates_on_host)
+        self.stack: TimeStack = with_optimizer(time_stack, *_optimizer_bytes_and_flops(model_memory), updates_on_host)
         self._set_timers()
         self.recompute: Recompute = model_memory.settings.recompute_choice()
         _refuse_wide_products(model_memory)
@@ -153,14 +153,14 @@ class TrainingTimes:
             None if fast_host_stack is None else StepTimer(spec, self.device, fast_host_stack)
         )
 
-    def of_run(self, memory: Memory) -> TrainingTimes:
+    def with_memory(self, memory: Memory) -> TrainingTimes:
         """Returns the time estimates of the same model with other recomputation."""
         copy_of_times = copy(self)
         copy_of_times.memory = memory
         copy_of_times.recompute = memory.settings.recompute_choice()
         return copy_of_times
 
-    def of_schedule(self, schedule: Schedule) -> TrainingTimes:
+    def with_schedule(self, schedule: Schedule) -> TrainingTimes:
         """Returns the time estimates with the messages that a pipeline's schedule hides; `--overlap` prevails."""
         time_stack = self.stack if self.settings.overlap is not None else with_schedule(self.stack, schedule)
         if time_stack is self.stack:
@@ -238,7 +238,7 @@ class TrainingTimes:
             + wait_seconds
             + host_wait_seconds
         )
-        parts_of_run = part_seconds | ({"layer waits": wait_seconds * seconds_scale} if wait_seconds else {})
+        seconds_by_part = part_seconds | ({"layer waits": wait_seconds * seconds_scale} if wait_seconds else {})
         return TimedRun(
             self.memory.spec,
             "training",
@@ -252,7 +252,7 @@ class TrainingTimes:
             NumberFormats(step_plan.dtype),
             step_plan,
             self.range(float(timed_step.seconds), layout, micro_batches),
-            parts_of_run,
+            seconds_by_part,
             tuple((float(run_count * seconds_scale), operation) for run_count, operation in repeated_operations),
             hidden_host=host_wait_seconds * seconds_scale,
             include=step_plan.include,
@@ -283,7 +283,7 @@ class TrainingTimes:
         seconds = 0.0
         for layer in range(len(timed_pass.work.layer_kinds)):
             for is_backward, run_count in ((False, 1 + step_plan.recompute), (True, 1.0)):
-                kernels = timed_pass.layer_seconds(layer, backward=is_backward)
+                kernels = timed_pass.layer_seconds(layer, is_backward=is_backward)
                 wait_seconds = host_wait(timed_pass, self.stack, layer, is_backward, kernels)
                 seconds += float(timed_pass.work.count(layer) * run_count * wait_seconds)
         return seconds
@@ -328,7 +328,7 @@ def _gradient_buffer_bytes(model_memory: Memory) -> float | None:
     return DTYPE_BITS[model_memory.states.grad_dtype] / 8
 
 
-def _optimizer_costs(memory: Memory) -> tuple[float, float]:
+def _optimizer_bytes_and_flops(memory: Memory) -> tuple[float, float]:
     """Returns the bytes of the optimizer's states and the FLOPs of its matrix products, per trained parameter."""
     memory_use = memory.states
     assert memory_use.optimizer is not None
@@ -436,7 +436,7 @@ def time_training(
     """Returns the timed run of a training step. Raises `InputError` for a run that is not modelled."""
     return (
         TrainingTimes(model_memory, hardware, time_settings)
-        .of_schedule(layout.schedule)
+        .with_schedule(layout.schedule)
         .timed_run(layout, micro_batches)
     )
 

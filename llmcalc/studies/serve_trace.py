@@ -141,7 +141,7 @@ def size_server_for_trace(
 
     longest_step_ratio = float(server.range(1.0, "decode").high)
 
-    def reason_against(replica_count: int) -> str:
+    def undersize_reason(replica_count: int) -> str:
         sized_server = server.with_replicas(replica_count)
         if latency_limits.tpot is not None:
             tpots = _tpots_of_requests(_serve_scaled(sized_server, trace, step_seconds, 1.0, budget))
@@ -154,14 +154,14 @@ def size_server_for_trace(
         return ""
 
     insufficient_count, sufficient_count = 0, replicas or 1  # the former is too few
-    broken_limit = reason_against(sufficient_count)
+    broken_limit = undersize_reason(sufficient_count)
     while broken_limit and replicas is None and sufficient_count < MOST_REPLICAS:
         insufficient_count, sufficient_count = sufficient_count, 2 * sufficient_count
-        broken_limit = reason_against(sufficient_count)
+        broken_limit = undersize_reason(sufficient_count)
     while not broken_limit and replicas is None and sufficient_count - insufficient_count > 1:
         middle_count = (insufficient_count + sufficient_count) // 2
         insufficient_count, sufficient_count = (
-            (middle_count, sufficient_count) if reason_against(middle_count) else (insufficient_count, middle_count)
+            (middle_count, sufficient_count) if undersize_reason(middle_count) else (insufficient_count, middle_count)
         )
     sized_server = server.with_replicas(sufficient_count)
     return sized_server, trace_times(sized_server, trace, step_seconds, budget), broken_limit

@@ -284,7 +284,7 @@ class ServeStudy:
                     if len(self.runs) == 1:
                         raise
                     rejection_counts[str(reason)] += 1
-                except DoesNotFit as reason:
+                except ReplicaDoesNotFit as reason:
                     rejection_counts[str(reason)] += 1
 
     def _replica_server(
@@ -295,9 +295,9 @@ class ServeStudy:
         quantize: str | None,
         kv_dtype: str | None,
     ) -> Server:
-        """Returns one replica. Raises `DoesNotFit`, or `ImpossibleLayout` if the sizes do not divide the model."""
+        """Returns a replica. Raises `ReplicaDoesNotFit`, or `ImpossibleLayout` for indivisible sizes."""
         engine, request_tokens = self.engine, self.requests.total_tokens
-        used_flags = {engine.field_of("--seq"): self.longest_request, **flag_values}
+        used_flags = {engine.field_of_option("--seq"): self.longest_request, **flag_values}
         used_flags |= self.engine_flags
         used_flags |= {} if quantize is None else {"quantize": quantize}
         used_flags |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
@@ -308,9 +308,9 @@ class ServeStudy:
                 model_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
             request_capacity = int(model_memory.kv_tokens // request_tokens)
             if not model_memory.starts or model_memory.kv_tokens < self.longest_request:
-                raise DoesNotFit("weights and the cache of one request do not fit")
+                raise ReplicaDoesNotFit("weights and the cache of one request do not fit")
             run_with_formats = self.runs[quantize, kv_dtype]
-            formats = inference_formats(run_with_formats, self.requests.mean_context)
+            number_formats = inference_formats(run_with_formats, self.requests.mean_context)
             most_step_tokens = model_memory.settings.get(engine.step_tokens)
             replica = Replica(
                 self.preset.model,
@@ -318,17 +318,17 @@ class ServeStudy:
                 self.stack,
                 self.requests,
                 layout,
-                formats,
+                number_formats,
                 most_step_tokens,
                 self.speculation,
             )
             replica.decoding_pass(1)  # sizes that the layout does not divide raise here
-        except DoesNotFit:
+        except ReplicaDoesNotFit:
             raise
         except ReserveOfAllMemory as error:
             if self.sizes.states_layout:
                 raise
-            raise DoesNotFit(f"the default {error.option_name} leaves no memory") from None
+            raise ReplicaDoesNotFit(f"the default {error.option_name} leaves no memory") from None
         except InputError as error:
             if "divide" not in str(error) and not isinstance(error, ImpossibleLayout):
                 raise
@@ -345,15 +345,15 @@ class ServeStudy:
     def _divided_server(self, server: Server) -> Server:
         """Returns a group of replicas, some for prompts and others for decoding.
 
-        Raises `DoesNotFit` if the requested devices are too few for both, or no whole number of groups.
+        Raises `ReplicaDoesNotFit` if the requested devices are too few for both, or no whole number of groups.
         """
         replica, replica_count = server.replica, self.sizes.replicas(server.sizes)
         if self.ratio is not None:
             replica_group = DisaggregatedServer(replica, *self.ratio)
             if replica_count is not None and replica_count % replica_group.replicas:
-                raise DoesNotFit("the devices are no whole number of groups of --disaggregate")
+                raise ReplicaDoesNotFit("the devices are no whole number of groups of --disaggregate")
         elif replica_count == 1:
-            raise DoesNotFit("one replica alone cannot leave its prompts to others")
+            raise ReplicaDoesNotFit("one replica alone cannot leave its prompts to others")
         else:
             single_pair, most_sequences, tpot = (
                 DisaggregatedServer(replica, 1, 1),
@@ -434,7 +434,7 @@ def _cheapest_server_index(
     return ChosenServer(*min(tied_servers, key=lambda indexed_point: (indexed_point[1].devices, indexed_point[0])))
 
 
-class DoesNotFit(Exception):
+class ReplicaDoesNotFit(Exception):
     """Raised for a replica whose weights and cache do not fit, with a short reason."""
 
 

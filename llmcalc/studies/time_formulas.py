@@ -250,6 +250,6 @@ def _source_of_figure(generation: AcceleratorGeneration, figure_name: str) -> Fi
     return _source_of_figure(accelerator_generations()[generation.like], figure_name) if generation.like else None
 
 
-def _number_text(number: float) -> str:
+def _number_text(formula_number: float) -> str:
     """Writes a number with all digits that are needed for the formula's value."""
-    return f"{number:.12g}"
+    return f"{formula_number:.12g}"

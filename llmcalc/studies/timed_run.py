@@ -188,7 +188,7 @@ class TimedRun:
     @property
     def bounds(self) -> dict[Bound, float]:
         """Seconds by bound (compute, memory, …) of the nodes with that bound; the sum is the estimate."""
-        return {bound: sum(node.by_bound[bound] for node in self.nodes(0)) for bound in BOUNDS}
+        return {time_bound: sum(node.by_bound[time_bound] for node in self.nodes(0)) for time_bound in BOUNDS}
 
     def nodes(self, depth: int = 2) -> list[TimedNode]:
         """Returns the parts of the model and of the run, longest first. depth: levels of the model's tree (0: none)."""
@@ -201,14 +201,16 @@ class TimedRun:
             )
             seconds_by_bound["network"] += run_count * operation.network
             seconds_by_bound["wait"] += run_count * operation.wait
-        for part_name, bound, seconds in self._parts_of_the_run():
-            seconds_by_node.setdefault((part_name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
+        for part_name, time_bound, seconds in self._parts_of_the_run():
+            seconds_by_node.setdefault((part_name, "run"), dict.fromkeys(BOUNDS, 0.0))[time_bound] += seconds
         timed_nodes = []
         for (path, component_name), bound_seconds in seconds_by_node.items():
-            seconds, bound = sum(bound_seconds.values()), max(BOUNDS, key=bound_seconds.__getitem__)
+            seconds, time_bound = sum(bound_seconds.values()), max(BOUNDS, key=bound_seconds.__getitem__)
             if seconds:
                 timed_nodes.append(
-                    TimedNode(path, component_name, seconds, bound, bound_seconds[bound] / seconds, bound_seconds)
+                    TimedNode(
+                        path, component_name, seconds, time_bound, bound_seconds[time_bound] / seconds, bound_seconds
+                    )
                 )
         return sorted(timed_nodes, key=lambda node: -node.seconds)
 

@@ -31,7 +31,7 @@ def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
     if settings.optimizer_impl in ("foreach", "loop"):
         setting_names.append("optimizer_impl")
     uncounted_work = "" if memory.states.optimizer is None else optimizer(memory.states.optimizer.name).uncounted_work
-    work_of_optimizer = [f"{uncounted_work} (--optimizer {settings.optimizer})"] if uncounted_work else []
+    optimizer_work = [f"{uncounted_work} (--optimizer {settings.optimizer})"] if uncounted_work else []
     changed_settings = [
         (setting_name, getattr(settings, setting_name))
         for setting_name in setting_names
@@ -41,4 +41,4 @@ def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
         option(setting_name) if setting_value is True else f"{option(setting_name)} {setting_value}"
         for setting_name, setting_value in changed_settings
         if setting_value and setting_value != "eager"
-    ] + work_of_optimizer
+    ] + optimizer_work

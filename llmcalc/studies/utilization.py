@@ -12,7 +12,7 @@ from ..accelerator import Hardware
 from ..costs.flops import FlopCount
 from ..errors import InputError
 from ..frozen import frozen
-from .rules import RECOMPUTES, FlopRule, conventions
+from .rules import RECOMPUTES, FlopRule, flop_rules_for
 
 
 @frozen(slots=True)
@@ -90,7 +90,7 @@ def utilization(
         )
 
     flop_rules: Sequence[FlopRule] = [
-        flop_rule for flop_rule in conventions(model_flop_count) if flop_rule.key != RECOMPUTES
+        flop_rule for flop_rule in flop_rules_for(model_flop_count) if flop_rule.key != RECOMPUTES
     ]
     recomputed_flops = (kernel_flop_count.causal - model_flop_count.causal) / tokens
     return Utilization(

@@ -181,13 +181,13 @@ class Replica:
 
         has_server_delay: whether a server's time before the first token counts.
         """
-        whole_count, request_sizes = _int_if_whole(prompt_count), self.requests
-        if whole_count not in self._timed_prompts:
+        whole_prompts, request_sizes = _int_if_whole(prompt_count), self.requests
+        if whole_prompts not in self._timed_prompts:
             cached_tokens = min(request_sizes.cached, request_sizes.input - 1)
-            self._timed_prompts[whole_count] = self.prompt_pass(
-                whole_count, request_sizes.computed_tokens, cached_tokens, self.chunk_tokens
+            self._timed_prompts[whole_prompts] = self.prompt_pass(
+                whole_prompts, request_sizes.computed_tokens, cached_tokens, self.chunk_tokens
             )
-        timed_prompts = self._timed_prompts[whole_count]
+        timed_prompts = self._timed_prompts[whole_prompts]
         if not has_server_delay:
             return timed_prompts
         first_token, pass_parts = self.stack.first_token, timed_prompts.parts
@@ -207,9 +207,9 @@ class Replica:
 
         chunk: tokens of each prompt in one pass; None for all.
         """
-        layout, formats = self.layout, self.formats
+        layout, number_formats = self.layout, self.formats
         timed_pass = prefill(
-            self.spec, self.device, self.stack, prompt_count, tokens, cached_tokens, chunk, layout, formats
+            self.spec, self.device, self.stack, prompt_count, tokens, cached_tokens, chunk, layout, number_formats
         )
         if self.speculation is None:
             return timed_pass

@@ -106,7 +106,7 @@ class LinearizedRuns:
             tuple(_factor_shares(measured_run.pricer, base_factors)) for measured_run in measured_runs
         ]
 
-    def without(self, run_indices: Container[int]) -> LinearizedRuns:
+    def without_runs(self, run_indices: Container[int]) -> LinearizedRuns:
         """Returns the linearized estimates without the runs of these indices."""
         remaining_runs = LinearizedRuns([])
         remaining_runs.measured = [
@@ -379,11 +379,11 @@ def _is_clearly_better(log_errors: Sequence[float], left_out_fit_errors: Sequenc
     return (
         median_ratio <= GAIN
         and mean(error_gain > 0 for error_gain in error_gains) >= BETTER
-        and _score(error_gains) >= SURE
+        and _z_score_of_mean(error_gains) >= SURE
     )
 
 
-def _score(gains: Sequence[float]) -> float:
+def _z_score_of_mean(gains: Sequence[float]) -> float:
     """Converts the values' Student's t to the normal z-score with the same probability; 0 for a mean below 0.
 
     Student's t, as a normal value by Wallace's approximation (Annals of Mathematical Statistics 30, 1959).
@@ -426,8 +426,8 @@ def _left_out_errors(linear_fit: LinearizedRuns) -> list[float]:
     fit_count = min(run_count, MOST_ESTIMATES // run_count)
     log_errors = [0.0] * run_count
     for first_index in range(fit_count):
-        left_out = range(first_index, run_count, fit_count)
-        errors_of_all = linear_fit.errors(astuple(fit_factors(linear_fit.without(left_out))))
-        for run_index in left_out:
+        left_out_indices = range(first_index, run_count, fit_count)
+        errors_of_all = linear_fit.errors(astuple(fit_factors(linear_fit.without_runs(left_out_indices))))
+        for run_index in left_out_indices:
             log_errors[run_index] = errors_of_all[run_index]
     return log_errors

@@ -292,10 +292,10 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     link_rate = float(link.bandwidth_per_direction if link is not None else UNKNOWN_NIC)
     domain_size = (link.domain_size or UNKNOWN_DOMAIN) if link is not None else 1
     is_pcie = link is not None and link_rate <= SLOW_LINK and domain_size > 1 and "NVLink" not in link.name
-    has_peers = link is None or link.peer_access
-    pcie_share = PCIE_SHARE if has_peers else UNPEERED_SHARE
-    low_latency, simple = PCIE_PROTOCOLS
-    pcie_protocols = PCIE_PROTOCOLS if has_peers else ((*low_latency[:2], UNPEERED_LL_STEP), simple)
+    has_peer_access = link is None or link.peer_access
+    pcie_share = PCIE_SHARE if has_peer_access else UNPEERED_SHARE
+    low_latency, simple_protocol = PCIE_PROTOCOLS
+    pcie_protocols = PCIE_PROTOCOLS if has_peer_access else ((*low_latency[:2], UNPEERED_LL_STEP), simple_protocol)
     unknown_nic = min(UNKNOWN_NIC, link_rate * pcie_share) if is_pcie else UNKNOWN_NIC
     return Device(
         name=hardware.name,
@@ -307,7 +307,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         domain=domain_size,
         nic=float(nic or (hardware.nic.bandwidth_per_direction if hardware.nic is not None else unknown_nic)),
         link_share=pcie_share if is_pcie else generation.link,
-        latency=sum(simple[1:]) if is_pcie else generation.latency,
+        latency=sum(simple_protocol[1:]) if is_pcie else generation.latency,
         gain_of_16_bit_sums=hardware.float16_accumulation_flops.get("float16", peak_rates["bf16"]) / peak_rates["bf16"],
         units=hardware.compute_units.count if hardware.compute_units is not None else 0,
         link_protocols=pcie_protocols if is_pcie else (),
@@ -317,16 +317,17 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
 def accelerator_generation(hardware: Hardware) -> AcceleratorGeneration:
     """Returns the generation of an accelerator: by its name, else by its compute capability or its vendor."""
     known_generations = accelerator_generations().values()
-    capability = f"{hardware.compute_capability or ''}."
-    with_this_name = (generation for generation in known_generations if hardware.name in generation.accelerators)
-    with_this_capability = (
+    capability_prefix = f"{hardware.compute_capability or ''}."
+    generations_of_name = (generation for generation in known_generations if hardware.name in generation.accelerators)
+    generations_of_capability = (
         generation
         for generation in known_generations
-        if any(capability.startswith(f"{known_capability}.") for known_capability in generation.capabilities)
+        if any(capability_prefix.startswith(f"{known_capability}.") for known_capability in generation.capabilities)
     )
     generations_of_vendor = (generation for generation in known_generations if hardware.vendor in generation.vendors)
     return next(
-        chain(with_this_name, with_this_capability, generations_of_vendor), accelerator_generations()["default"]
+        chain(generations_of_name, generations_of_capability, generations_of_vendor),
+        accelerator_generations()["default"],
     )
 
 

@@ -197,21 +197,21 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
     layers = range(len(pass_work.layer_kinds))
     layer_wait = time_stack.layer_wait if pass_work.rank_pass.tp > 1 else 0.0
 
-    def seconds(layer: int, backward: bool) -> Number:
-        kernel_seconds = timed_pass.layer_seconds(layer, backward=backward)
-        return kernel_seconds + host_wait(timed_pass, time_stack, layer, backward, kernel_seconds) + layer_wait
+    def seconds(layer: int, is_backward: bool) -> Number:
+        kernel_seconds = timed_pass.layer_seconds(layer, is_backward=is_backward)
+        return kernel_seconds + host_wait(timed_pass, time_stack, layer, is_backward, kernel_seconds) + layer_wait
 
-    forward_passes = [seconds(layer, backward=False) for layer in layers]
-    seconds_of_both = [forward_passes[layer] + seconds(layer, backward=True) for layer in layers]
+    forward_passes = [seconds(layer, is_backward=False) for layer in layers]
+    both_pass_seconds = [forward_passes[layer] + seconds(layer, is_backward=True) for layer in layers]
     recomputed_modules = step_plan.recompute_core, step_plan.recompute_nodes
     if any(recomputed_modules):
         check_node_names(step_plan.recompute_nodes, _modules_of_layers(timed_pass))
-        seconds_of_both = [
-            seconds_of_both[layer] + timed_pass.recomputed_seconds(layer, *recomputed_modules) for layer in layers
+        both_pass_seconds = [
+            both_pass_seconds[layer] + timed_pass.recomputed_seconds(layer, *recomputed_modules) for layer in layers
         ]
     return LayerCosts(
         tuple(pass_work.layer_kinds),
-        seconds_of_both,
+        both_pass_seconds,
         forward_passes,
         timed_pass.layer_seconds(BEFORE),
         timed_pass.layer_seconds(AFTER),
@@ -229,15 +229,15 @@ def _modules_of_layers(timed_pass: TimedPass) -> Iterator[str]:
         yield from (".".join(module_names[:depth]) for depth in range(1, len(module_names) + 1))
 
 
-def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, backward: bool, kernels: Number) -> Number:
+def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, is_backward: bool, kernels: Number) -> Number:
     """Returns the seconds in which a device waits for kernel launches in a layer's forward or backward pass.
 
     kernels: seconds of the kernels and messages of that direction.
     """
-    launch_count = timed_pass.layer_launches(layer, backward, time_stack.kernels)
+    launch_count = timed_pass.layer_launches(layer, is_backward, time_stack.kernels)
     host_seconds = launch_count * time_stack.host_kernel
     if time_stack.dtensor_operation:
-        dtensor_count = timed_pass.dtensor_operations(layer, backward, time_stack.dtensor_operations)
+        dtensor_count = timed_pass.dtensor_operations(layer, is_backward, time_stack.dtensor_operations)
         host_seconds = host_seconds + dtensor_count * time_stack.dtensor_operation
     return maximum(0.0, host_seconds - kernels)
 
@@ -295,8 +295,8 @@ def pipeline_ranks(
     """Computes the seconds of the slowest and of the average pipeline rank, and the most parameters of a rank."""
     layers = rank_layers(costs.kinds, pp, vpp, stage_sizes)
     seconds = [
-        seconds_of_both + recompute * forward_seconds
-        for seconds_of_both, forward_seconds in zip(costs.both_passes, costs.forward_passes, strict=True)
+        both_pass_seconds + recompute * forward_seconds
+        for both_pass_seconds, forward_seconds in zip(costs.both_passes, costs.forward_passes, strict=True)
     ]
     ranks = [_weighted_sum(layer_counts, seconds) for layer_counts in layers]
     ranks[0] = ranks[0] + costs.start_seconds
@@ -320,7 +320,7 @@ def _weighted_sum(layer_counts: Sequence[int], layer_values: Sequence[Number]) -
 
 
 @cache
-def idle_passes(schedule: Schedule, pp: int) -> float:
+def idle_micro_batches(schedule: Schedule, pp: int) -> float:
     """Returns a rank's idle time in special schedules, in micro-batches (forward and backward pass)."""
     micro_batch_count = 4 * pp
     step_timetable = timetable(pipeline(Layout(pp=pp, schedule=schedule), micro_batch_count))
@@ -365,10 +365,10 @@ def _step_seconds(
     """Returns the seconds of a step: pipeline work, bubble, data-parallel messages and update."""
     stage_hop_seconds = _hop_seconds(spec, device, time_stack, step_plan)
     if step_plan.schedule in ("zb-h1", "dualpipe") and isinstance(step_plan.pp, int) and step_plan.pp > 1:
-        idle_seconds = idle_passes(step_plan.schedule, step_plan.pp) * ranks.mean_seconds
+        idle_seconds = idle_micro_batches(step_plan.schedule, step_plan.pp) * ranks.mean_seconds
     else:
         idle_seconds = (step_plan.pp - 1) / step_plan.vpp * ranks.mean_seconds
-    bubble = idle_seconds + 2 * stage_hop_seconds * (step_plan.pp - 1 + _exposed_hops(step_plan, time_stack))
+    bubble = idle_seconds + 2 * stage_hop_seconds * (step_plan.pp - 1 + _exposed_hop_count(step_plan, time_stack))
     pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
     message_seconds, updated_params = _data_parallel_seconds(step_plan, device, time_stack, ranks)
     parameters = sum(ranks.trained_params(step_plan.ep))
@@ -396,7 +396,7 @@ def _hop_seconds(spec: ModelSpec, device: Device, time_stack: TimeStack, step_pl
     )
 
 
-def _exposed_hops(step_plan: StepPlan, time_stack: TimeStack) -> Number:
+def _exposed_hop_count(step_plan: StepPlan, time_stack: TimeStack) -> Number:
     """Returns the number of forward (or backward) messages for which a stage waits while the pipeline is full.
 
     A stage of 1F1B sends its output and waits for the gradient, then sends a gradient and waits for the next input

@@ -140,12 +140,12 @@ class TimedPass:
     work: RankWork
     operations: list[TimedOperation]
 
-    def layer_seconds(self, layer: int, backward: bool | None = None) -> Number:
-        """Returns the seconds of one layer of a kind. backward: direction; None (default) for both directions."""
+    def layer_seconds(self, layer: int, is_backward: bool | None = None) -> Number:
+        """Returns the seconds of one layer of a kind. is_backward: direction; None (default) for both directions."""
         return sum(
             operation.times * operation.seconds
             for operation in self.operations
-            if operation.layer == layer and backward in (None, operation.backward)
+            if operation.layer == layer and is_backward in (None, operation.backward)
         )
 
     def recomputed_seconds(self, layer: int, recomputes_core: bool, recomputed_nodes: Iterable[str]) -> Number:
@@ -161,15 +161,15 @@ class TimedPass:
             and operation.is_recomputed(recomputes_core, recomputed_nodes)
         )
 
-    def layer_launches(self, layer: int, backward: bool, kernels: KernelCounts) -> Number:
+    def layer_launches(self, layer: int, is_backward: bool, kernels: KernelCounts) -> Number:
         """Returns the number of kernel launches in the forward (or backward) pass of one layer."""
         return sum(
-            kernel.times * kernels.get(kernel.verb, kernel.launches)[backward]
+            kernel.times * kernels.get(kernel.verb, kernel.launches)[is_backward]
             for kernel in self.work.kernels
             if kernel.layer == layer
         )
 
-    def dtensor_operations(self, layer: int, backward: bool, operations: KernelCounts) -> Number:
+    def dtensor_operations(self, layer: int, is_backward: bool, operations: KernelCounts) -> Number:
         """Returns the number of operations on DTensors in one direction of a layer that tensor-parallel ranks divide.
 
         operations: of a product and, with sequence parallelism, of a norm.
@@ -179,10 +179,10 @@ class TimedPass:
             return 0
         divided_parts = ("product", "norm") if rank_pass.sequence_parallel else ("product",)
         return sum(
-            kernel.times * operations[part][backward]
+            kernel.times * operations[divided_part][is_backward]
             for kernel in self.work.kernels
-            for part in divided_parts
-            if kernel.layer == layer and part in (kernel.kind, kernel.verb)
+            for divided_part in divided_parts
+            if kernel.layer == layer and divided_part in (kernel.kind, kernel.verb)
         )
 
     @property
@@ -274,13 +274,13 @@ class TimeEstimator:
         launched_directions: set[bool] = set()
         is_in_graph = not (self.is_training or self.stack.host_kernel)
         launch_counts = self.stack.kernels.get(kernel.verb, kernel.launches) if is_in_graph else kernel.launches
-        for backward, compute_seconds, memory_seconds in pass_parts:
-            if backward and not self.is_training:
+        for is_backward, compute_seconds, memory_seconds in pass_parts:
+            if is_backward and not self.is_training:
                 continue
             launch_seconds = (
-                0.0 if backward in launched_directions else launch_counts[backward] * self.seconds_before_kernel
+                0.0 if is_backward in launched_directions else launch_counts[is_backward] * self.seconds_before_kernel
             )
-            launched_directions.add(backward)
+            launched_directions.add(is_backward)
             if is_in_graph and launch_seconds:
                 launch_seconds += self.product_wait(kernel)
             yield TimedOperation(
@@ -288,7 +288,7 @@ class TimeEstimator:
                 kernel.kind,
                 kernel.layer,
                 kernel.times,
-                backward,
+                is_backward,
                 False,
                 compute_seconds,
                 memory_seconds,
@@ -332,7 +332,7 @@ class TimeEstimator:
             product_rate *= device.unaligned_rate_share(kernel.n, kernel.k)
         cast_bytes = CAST_BYTES.get(dtype, 0.0)
         output_bytes = max(2.0, bytes_per_element)
-        backward = kernel.flops[1] / product_rate / (1 if kernel.frozen else 2)
+        backward_seconds = kernel.flops[1] / product_rate / (1 if kernel.frozen else 2)
         forward_seconds = (
             kernel.flops[0] / product_rate * self._depth_factor(dtype, k) * self._wave_factor(kernel, m, n)
         )
@@ -344,16 +344,18 @@ class TimeEstimator:
             yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
             moved_bytes = bytes_per_element * m * n + output_bytes * m * k
-            input_gradient = backward * self._depth_factor(dtype, n) * self._wave_factor(kernel, m, k)
+            input_gradient = backward_seconds * self._depth_factor(dtype, n) * self._wave_factor(kernel, m, k)
             yield from self._time_with_weights(kernel, True, input_gradient, bytes_per_element * weight, moved_bytes)
             if cast_bytes and casts_gradient:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
             if kernel.frozen:
                 return
-            backward = backward * self._depth_factor(dtype, m / kernel.experts) * self._wave_factor(kernel, n, k)
+            backward_seconds = (
+                backward_seconds * self._depth_factor(dtype, m / kernel.experts) * self._wave_factor(kernel, n, k)
+            )
             moved_bytes = bytes_per_element * m * k + output_bytes * m * n
             yield from self._time_with_weights(
-                kernel, True, backward, self._gradient_bytes(bytes_per_element) * weight, moved_bytes
+                kernel, True, backward_seconds, self._gradient_bytes(bytes_per_element) * weight, moved_bytes
             )
 
     def _wave_factor(self, kernel: Kernel, row_count: Number, column_count: Number) -> Number:
@@ -361,14 +363,14 @@ class TimeEstimator:
         return self.device.wave_factor(row_count, column_count) if kernel.kind == "product" else 1.0
 
     def _time_with_weights(
-        self, kernel: Kernel, backward: bool, compute_seconds: Number, weight_bytes: Number, value_bytes: Number
+        self, kernel: Kernel, is_backward: bool, compute_seconds: Number, weight_bytes: Number, value_bytes: Number
     ) -> Iterator[tuple[bool, Number, Number]]:
         """Yields a training product's kernel times; with a kernel per expert, weights move in a separate kernel."""
         if kernel.kind == "experts" and self.stack.separate_experts:
-            yield backward, 0.0, self.device.memory_seconds(weight_bytes)
-            yield backward, compute_seconds, self.device.memory_seconds(value_bytes)
+            yield is_backward, 0.0, self.device.memory_seconds(weight_bytes)
+            yield is_backward, compute_seconds, self.device.memory_seconds(value_bytes)
         else:
-            yield backward, compute_seconds, self.device.memory_seconds(weight_bytes + value_bytes)
+            yield is_backward, compute_seconds, self.device.memory_seconds(weight_bytes + value_bytes)
 
     def _gradient_bytes(self, bytes_per_element: float) -> float:
         """Returns the bytes that a product moves per weight to add to its gradient: buffers are read and written."""
@@ -415,8 +417,8 @@ class TimeEstimator:
         """
         bits = self.formats.weight_bits
         if kernel.in_16_bits:
-            wide_bits = bits if self.formats.dtype == QUANTIZED else max(16.0, bits)
-            bits = wide_bits if self.formats.head_bits is None else self.formats.head_bits
+            wide_format_bits = bits if self.formats.dtype == QUANTIZED else max(16.0, bits)
+            bits = wide_format_bits if self.formats.head_bits is None else self.formats.head_bits
         return elements * bits / 8 / (self.stack.expert_weights if kernel.kind == "experts" else 1.0)
 
     def experts_read(self, kernel: Kernel) -> Number:
@@ -452,9 +454,9 @@ class TimeEstimator:
                 score_flops / self.product_rate("bf16"),
                 device.memory_seconds(score_bytes * scores),
             )
-            for backward in (False, True):
-                yield backward, (1 + backward) * compute_seconds, 0.0
-                yield backward, 0.0, (1 + backward) * memory_seconds
+            for is_backward in (False, True):
+                yield is_backward, (1 + is_backward) * compute_seconds, 0.0
+                yield is_backward, 0.0, (1 + is_backward) * memory_seconds
             return
         older_kernels = device.generation.older_attention
         efficiency = older_kernels.get(self.stack.attention, 1.0)
@@ -468,28 +470,32 @@ class TimeEstimator:
             key_count = kernel.n
             forward_flops = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
             flops_of_passes = forward_flops, ATTENTION_BACKWARD * forward_flops
-        for backward in (False, True):
-            flops = kernel.padding * flops_of_passes[backward]
-            seconds = device.attention_seconds(flops, key_count, kernel.dim, backward, efficiency)
-            yield backward, seconds, 0.0 if backward else device.cache_seconds(cache_bytes)
+        for is_backward in (False, True):
+            flops = kernel.padding * flops_of_passes[is_backward]
+            seconds = device.attention_seconds(flops, key_count, kernel.dim, is_backward, efficiency)
+            yield is_backward, seconds, 0.0 if is_backward else device.cache_seconds(cache_bytes)
 
     def _scores_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of a product of queries and keys, which sums over the width of a key."""
         dtype = "bf16" if self.is_training else self._inference_format(kernel)
         product_rate = self.product_rate(dtype) / self._depth_factor(dtype, kernel.k)
         cache_bytes = kernel.cache_elements * self.formats.cache_bits / 8
-        for backward in (False, True):
+        for is_backward in (False, True):
             memory_seconds = self.device.memory_seconds(
-                2.0 * kernel.moved_elements[backward] + (0.0 if backward else cache_bytes)
+                2.0 * kernel.moved_elements[is_backward] + (0.0 if is_backward else cache_bytes)
             )
-            yield backward, kernel.flops[backward] / product_rate, memory_seconds
+            yield is_backward, kernel.flops[is_backward] / product_rate, memory_seconds
 
     def _scan_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of a scan or recurrence as element-wise memory traffic."""
         weight = kernel.weight_elements * (2.0 if self.is_training else self.formats.weight_bits / 8)
-        for backward in (False, True):
-            compute_seconds = self.device.scan_seconds(kernel.flops[backward])
-            yield backward, compute_seconds, self.device.memory_seconds(2.0 * kernel.moved_elements[backward] + weight)
+        for is_backward in (False, True):
+            compute_seconds = self.device.scan_seconds(kernel.flops[is_backward])
+            yield (
+                is_backward,
+                compute_seconds,
+                self.device.memory_seconds(2.0 * kernel.moved_elements[is_backward] + weight),
+            )
 
     def _state_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds in which a decoded token reads and writes a recurrent state."""
@@ -499,25 +505,29 @@ class TimeEstimator:
         traffic_factor = 1.0 if self.stack.fused else self.stack.passes.get(kernel.verb, 1.0)
         if self.stack.fused_experts and kernel.path.endswith(".experts"):
             traffic_factor = 0.0
-        for backward in (False, True):
-            yield backward, 0.0, self.device.memory_seconds(2.0 * traffic_factor * kernel.moved_elements[backward])
+        for is_backward in (False, True):
+            yield (
+                is_backward,
+                0.0,
+                self.device.memory_seconds(2.0 * traffic_factor * kernel.moved_elements[is_backward]),
+            )
 
     _look_up_seconds = _permutation_seconds = _elementwise_seconds
 
     def _expert_bias_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds in which the experts' biases, times the routing weights, are added to their outputs."""
-        for backward in (False, True):
-            moved_bytes = self.stack.expert_bias_bytes[backward] * kernel.m * kernel.n
-            yield backward, 0.0, self.device.memory_seconds(moved_bytes)
+        for is_backward in (False, True):
+            moved_bytes = self.stack.expert_bias_bytes[is_backward] * kernel.m * kernel.n
+            yield is_backward, 0.0, self.device.memory_seconds(moved_bytes)
 
     def _adapter_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of the element-wise kernels around an adapter's matrix products."""
         input_bytes, output_bytes = (
             self.stack.adapter_bytes.get(direction_name, (0.0, 0.0)) for direction_name in ("input", "output")
         )
-        for backward in (False, True):
-            moved_bytes = kernel.m * (kernel.k * input_bytes[backward] + kernel.n * output_bytes[backward])
-            yield backward, 0.0, self.device.memory_seconds(moved_bytes)
+        for is_backward in (False, True):
+            moved_bytes = kernel.m * (kernel.k * input_bytes[is_backward] + kernel.n * output_bytes[is_backward])
+            yield is_backward, 0.0, self.device.memory_seconds(moved_bytes)
 
     def _dequantization_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of 16-bit copies of a weight in 4 bits, with casts of a float32 input and output.
@@ -529,16 +539,16 @@ class TimeEstimator:
         if kernel.in_16_bits:
             yield False, 0.0, self.device.memory_seconds(6.0 * kernel.weight_elements)
             return
-        for backward in (False, True):
-            if not kernel.launches[backward]:
+        for is_backward in (False, True):
+            if not kernel.launches[is_backward]:
                 continue
             weights = kernel.weight_elements
             yield (
-                backward,
+                is_backward,
                 DEQUANTIZATION_FLOPS * weights / self.device.peaks.get("fp32", self.device.peaks["bf16"]),
                 (self.device.memory_seconds((base_bytes + 2.0) * weights)),
             )
-            yield backward, 0.0, self.device.memory_seconds(6.0 * kernel.m * (kernel.k + kernel.n))
+            yield is_backward, 0.0, self.device.memory_seconds(6.0 * kernel.m * (kernel.k + kernel.n))
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         memory_seconds = self.device.memory_seconds(

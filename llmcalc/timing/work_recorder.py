@@ -22,7 +22,7 @@ from ..flow.value import Value
 from ..model import ModelSpec
 from ..ops import AttentionCore
 from ..parallel.layout import Layout
-from ..parallel.placements import FLOAT32, Collective, CollectiveKind, Group, Placements
+from ..parallel.placements import FLOAT32, Collective, CollectiveKind, Group, PlacementTracker
 from ..parallel.rank_program import RankFlow, cached_rank_program, is_divided
 from ..workload.derived_rows import QueryKeyPairs
 from ..workload.rows import LOGITS, ONCE, RoutedRows
@@ -79,7 +79,7 @@ MEASURED_RANKS = 2
 
 
 @dataclass
-class WorkRecorder(Placements):
+class WorkRecorder(PlacementTracker):
     """Records the kernels and messages of a rank's program. rank_pass: the pass. work: the recorded work."""
 
     rank_pass: RankPass = field(default_factory=RankPass)
@@ -127,10 +127,10 @@ class WorkRecorder(Placements):
             self.work.messages.append(LayerMessage(AFTER, message))
 
     def _count_reader(self, recorded_value: Value) -> None:
-        storage_key = id(self._storage(recorded_value))
+        storage_key = id(self._storage_owner(recorded_value))
         self.readers[storage_key] = self.readers.get(storage_key, 0) + 1
 
-    def _storage(self, recorded_value: Value) -> Value:
+    def _storage_owner(self, recorded_value: Value) -> Value:
         """Returns the value that owns a value's memory, through views and identities."""
         while id(recorded_value.storage) in self.aliases:
             recorded_value = self.aliases[id(recorded_value.storage)]
@@ -138,7 +138,7 @@ class WorkRecorder(Placements):
 
     # --- the walk ----------------------------------------------------------------------------------------------------
 
-    def _chosen_items(self, scope_items: Iterable[Item]) -> Iterator[Step | ModuleScope]:
+    def _items_of_chosen_branches(self, scope_items: Iterable[Item]) -> Iterator[Step | ModuleScope]:
         """Returns the items, with alternatives replaced by the branch that runs."""
         for scope_item in scope_items:
             if not isinstance(scope_item, AlternativeBranches):
@@ -148,7 +148,7 @@ class WorkRecorder(Placements):
             if (
                 self.rank_pass.sparse_heads
                 and "absorbed" in scope_item.branches
-                and _selects_keys(scope_item.branches["absorbed"])
+                and _has_key_selection(scope_item.branches["absorbed"])
             ):
                 branch_name = "absorbed"
             default_output, chosen_items = (
@@ -161,18 +161,18 @@ class WorkRecorder(Placements):
                 and chosen_items.output is not default_output
             ):
                 self.aliases[id(default_output.storage)] = chosen_items.output
-            yield from self._chosen_items(chosen_items.items)
+            yield from self._items_of_chosen_branches(chosen_items.items)
 
     def _running_scopes(self, module_scope: ModuleScope) -> Iterator[ModuleScope]:
         """Yields a scope and all nested scopes in executed branches."""
         yield module_scope
-        for scope_item in self._chosen_items(module_scope.items):
+        for scope_item in self._items_of_chosen_branches(module_scope.items):
             if isinstance(scope_item, ModuleScope):
                 yield from self._running_scopes(scope_item)
 
     def _running_steps(self, scope_items: Iterable[Item]) -> Iterator[Step]:
         """Yields every executed step in order, and records which values are identities of others."""
-        for scope_item in self._chosen_items(scope_items):
+        for scope_item in self._items_of_chosen_branches(scope_items):
             if scope_item.about.get("role") in NEVER_RUN or scope_item.about.get("optional", "") not in (
                 "",
                 *self.include,
@@ -196,7 +196,7 @@ class WorkRecorder(Placements):
         self.shares_parameters = shares_parameters
 
     def _run_scope(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
-        chosen_items = list(self._chosen_items(scope_items))
+        chosen_items = list(self._items_of_chosen_branches(scope_items))
         super()._run_items(chosen_items, module_path, repeat_count)
         for scope_item in chosen_items:  # parameters that this pass does not use
             if scope_item.about.get("role") in NEVER_RUN and scope_item.about.get("optional", "") in (
@@ -260,7 +260,7 @@ class WorkRecorder(Placements):
         The element-wise steps around it are then one kernel, such as SiluAndMul (sglang/srt/layers/activation.py).
         """
         is_product = operation.verb in ("linear", "experts") and self.rank_pass.fuses_gates
-        return is_product and (id(self._storage(operation.ins[0])), self.layer) in self.shared_inputs
+        return is_product and (id(self._storage_owner(operation.ins[0])), self.layer) in self.shared_inputs
 
     def _runs_step(self, operation: Step) -> bool:
         """Whether the pass runs a step; for example, decoding does not run the encoder again."""
@@ -307,17 +307,17 @@ class WorkRecorder(Placements):
         collective_kind: CollectiveKind,
         recorded_value: Value,
         process_group: Group = "tp",
-        backward: bool = False,
-        elements: Number = None,
+        is_backward: bool = False,
+        element_count: Number = None,
         messages: int = 1,
     ) -> None:
         if self._has_no_rows(recorded_value):
             return
         if process_group == "ep" and self._gathers_tokens:
-            self._add_gathering(recorded_value, backward)
+            self._add_gathering(recorded_value, is_backward)
             return
         message_count = len(self.messages)
-        super()._add_message(collective_kind, recorded_value, process_group, backward, elements, messages)
+        super()._add_message(collective_kind, recorded_value, process_group, is_backward, element_count, messages)
         if len(self.messages) == message_count:
             return
         self._record_elementwise_group()
@@ -336,13 +336,13 @@ class WorkRecorder(Placements):
         """Whether expert ranks gather all ranks' tokens, instead of exchanging the routed rows."""
         return self.rank_pass.gathered_ranks > 0 and self.layout.ep > 1
 
-    def _add_gathering(self, routed_value: Value, backward: bool) -> None:
+    def _add_gathering(self, routed_value: Value, is_backward: bool) -> None:
         """Adds the all-gather of tokens over attention replicas, or the reduce-scatter of the experts' outputs.
 
         routed_value: rows of tokens and experts, before (dispatch) or after the experts (combine).
         """
         replicas = self.rank_pass.gathered_ranks
-        if backward or replicas == 1:
+        if is_backward or replicas == 1:
             return
         assert isinstance(routed_value.rows, RoutedRows)
         self._record_elementwise_group()
@@ -397,7 +397,7 @@ class WorkRecorder(Placements):
         row_count = (
             rank_share(row_count, self.layout.tp) if self.placement(x) == "rows" and not has_divided_axes else row_count
         )
-        joins_gradient = (id(self._storage(x)), self.layer) in self.shared_inputs and not self.rank_pass.fused
+        joins_gradient = (id(self._storage_owner(x)), self.layer) in self.shared_inputs and not self.rank_pass.fused
         shares_input = self._shares_input(x)
         flops = 2 * row_count * y.width * x.width
         has_bias = (
@@ -457,7 +457,7 @@ class WorkRecorder(Placements):
 
     def _shares_input(self, x: Value) -> bool:
         """Whether an earlier matrix product of this layer has the same input, so that software may fuse both."""
-        input_key = id(self._storage(x)), self.layer
+        input_key = id(self._storage_owner(x)), self.layer
         shares_input = input_key in self.shared_inputs and self.rank_pass.fused
         self.shared_inputs.add(input_key)
         return shares_input
@@ -640,20 +640,22 @@ class WorkRecorder(Placements):
             return
         elementwise_group, self.group = self.group, []
         outputs = {
-            id(self._storage(recorded_value)) for operation in elementwise_group for recorded_value in operation.outs
+            id(self._storage_owner(recorded_value))
+            for operation in elementwise_group
+            for recorded_value in operation.outs
         }
         inner_readers: dict[int, int] = {}
         read_values: dict[int, Value] = {}
         written_values: dict[int, Value] = {}
         for operation in elementwise_group:
             for recorded_value in operation.ins:
-                storage_key = id(self._storage(recorded_value))
+                storage_key = id(self._storage_owner(recorded_value))
                 inner_readers[storage_key] = inner_readers.get(storage_key, 0) + 1
                 if storage_key not in outputs:
                     read_values[storage_key] = recorded_value
         for operation in elementwise_group:
             for recorded_value in operation.outs:
-                storage_key = id(self._storage(recorded_value))
+                storage_key = id(self._storage_owner(recorded_value))
                 if self.readers.get(storage_key, 0) > inner_readers.get(storage_key, 0):
                     written_values[storage_key] = recorded_value
         read_elements = sum(map(self._elements, read_values.values()))
@@ -661,9 +663,9 @@ class WorkRecorder(Placements):
         reread_elements = read_elements if any(operation.verb in READ_AGAIN for operation in elementwise_group) else 0
         module_path, repeats = self.where, self.repeats
         self.where, self.repeats = self.group_position
-        moved_of_passes = moved_elements, moved_elements + reread_elements
+        moved_by_pass = moved_elements, moved_elements + reread_elements
         kernel = self._add_kernel(
-            "elementwise", eager_verb(elementwise_group[0]), moved_elements=moved_of_passes, launches=(1, 1)
+            "elementwise", eager_verb(elementwise_group[0]), moved_elements=moved_by_pass, launches=(1, 1)
         )
         kernel.times *= 1 if self.rank_pass.fused else eager_repeats(elementwise_group[0])
         self.where, self.repeats = module_path, repeats
@@ -692,7 +694,7 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
     return work_recorder.record(cached_rank_program(spec, program_layout))
 
 
-def _selects_keys(branch: ModuleScope) -> bool:
+def _has_key_selection(branch: ModuleScope) -> bool:
     """Whether attention of a branch reads the keys that an indexer selects."""
     return any(
         isinstance(scope_item, Step) and getattr(scope_item.op, "selected", None) is not None

@@ -40,7 +40,7 @@ class PaddedSquareRows(Rows):
         if not isinstance(workload, EncoderPass):
             raise TypeError(f"{self.name}: how many there are is not known without an encoder's pass")
         patch_rows, patch_columns = (
-            ceil_div(patches, self.side) * self.side for patches in (workload.rows, workload.columns)
+            ceil_div(patch_count, self.side) * self.side for patch_count in (workload.rows, workload.columns)
         )
         return times(patch_rows, patch_columns)
 
@@ -77,7 +77,7 @@ class TableRows(Rows):
 
 
 @frozen(slots=True)
-class MultipleRows(Rows):
+class MultipliedRows(Rows):
     """`by` rows for each source row (`of`), plus `more` rows, such as the samples before a strided convolution.
 
     There are none if `of` has none.
@@ -94,7 +94,7 @@ class MultipleRows(Rows):
 
 
 @frozen(slots=True)
-class JoinedRows(Rows):
+class ConcatenatedRows(Rows):
     """The concatenation of two kinds of rows."""
 
     name: str = "joined"
@@ -135,7 +135,7 @@ class WindowRows(Rows):
 
 
 @frozen(slots=True)
-class RowsFromZeros(Rows):
+class StatesBeforeRows(Rows):
     """The recurrent states before each source row (token). The first state is zeros."""
 
     name: str = "from_zeros"
@@ -175,7 +175,7 @@ class BlockRows(Rows):
 
 
 @frozen(slots=True)
-class RowsWithSums(Rows):
+class RowsWithBlockSummaries(Rows):
     """The source rows (`of`), plus one summary row for each complete block of `block_rows` rows."""
 
     name: str = "with_sums"
@@ -187,7 +187,7 @@ class RowsWithSums(Rows):
 
 
 @frozen(slots=True)
-class RowsWithStart(Rows):
+class RowsWithZeroStart(Rows):
     """The new source rows (`of`), after a row of zeros in a pass that starts at the first token."""
 
     name: str = "with_start"
@@ -201,7 +201,7 @@ class RowsWithStart(Rows):
 
 
 @frozen(slots=True)
-class RowsWithPrompt(Rows):
+class PromptedRows(Rows):
     """The source rows (`of`) after `more` prompt rows, which the first pass computes and caches."""
 
     name: str = "with_prompt"
@@ -219,7 +219,7 @@ class RowsWithPrompt(Rows):
 
 
 @frozen(slots=True)
-class StridedRows(Rows):
+class StridedConvolutionRows(Rows):
     """The output rows of a strided convolution over the source rows, padded with kernel // 2 zeros on each side."""
 
     name: str = "strided"
@@ -265,7 +265,7 @@ class RowsInChunks(Rows):
 
 
 @frozen(slots=True)
-class MergedRows(Rows):
+class MergedPatchRows(Rows):
     """One row per square of side × side neighbours over `frames` consecutive frames."""
 
     name: str = "merged"
@@ -278,7 +278,7 @@ class MergedRows(Rows):
 
 
 @frozen(slots=True)
-class RowsWithExtra(Rows):
+class ExtendedRows(Rows):
     """The source rows (`of`), plus `more` rows per sequence."""
 
     name: str = "with_more"
@@ -302,7 +302,7 @@ class QueryKeyPairs(Rows):
 
 
 @frozen(slots=True)
-class HalvedRows(Rows):
+class PairAverageRows(Rows):
     """The averages of pairs of source rows (Funnel Transformer). A single pair is not averaged.
 
     separate_cls: whether the first row is paired with a copy of itself.
@@ -370,7 +370,7 @@ class PatchVectors(Rows):
 
 
 @frozen(slots=True)
-class RowsPaddedBeyond(Rows):
+class RowsPaddedAboveLeast(Rows):
     """The source rows (`of`), padded to whole blocks of `block_rows` rows if there are more than `least` rows."""
 
     name: str = "padded"
@@ -384,9 +384,9 @@ class RowsPaddedBeyond(Rows):
 
 
 def _padded_rows_beyond(row_count: Number, block_rows: Number, least_rows: Number) -> Number:
-    return row_count + is_beyond(row_count, least_rows) * (ceil_div(row_count, block_rows) * block_rows - row_count)
+    return row_count + is_above(row_count, least_rows) * (ceil_div(row_count, block_rows) * block_rows - row_count)
 
 
-def is_beyond(row_count: Number, threshold: Number) -> Number:
+def is_above(row_count: Number, threshold: Number) -> Number:
     """Returns 1 for more rows than `threshold`, else 0."""
     return minimum(1, floor_div(row_count - 1, threshold))

@@ -19,7 +19,7 @@ USERS = DeclaredSetting(
 )
 
 
-def batch_of(batch: int | None, users: int | None, phase: str) -> int | None:
+def batch_from_options(batch: int | None, users: int | None, phase: str) -> int | None:
     """Returns the number of sequences from `batch` or `users`; None if neither is set.
 
     Raises `InputError` if both are set, and for users in training.

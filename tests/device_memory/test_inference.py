@@ -216,7 +216,7 @@ def test_blocks_of_the_allocator_are_no_less() -> None:
     spec, inference = llmcalc.load("smollm2-135m").model, InferenceConfig(batch=2, seq=100)
     exact, blocks = (
         replay_inference(spec, inference),
-        replay_inference(spec, inference, WitnessAllocator(), workspace=1 << 20),
+        replay_inference(spec, inference, WitnessAllocator(), workspace_bytes=1 << 20),
     )
     assert exact.peak[1].bytes + (1 << 20) <= blocks.peak[1].bytes <= blocks.reserved
     assert blocks.peak[1].kinds["overhead"] == 1 << 20

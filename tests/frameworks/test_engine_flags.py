@@ -9,7 +9,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.frameworks.engines.flags import Flag, find_flag, flags_by_spelling, read_values, split_arguments
+from llmcalc.frameworks.engines.flags import Flag, find_flag, flags_by_spelling, read_flag_values, split_arguments
 from tests.in_process import Result
 
 FLAGS = [
@@ -31,7 +31,7 @@ OPTIONS = {"--devices": "--split", "--seq": "--max-len"}
 
 
 def read(**values: Any) -> dict[str, Any]:
-    return read_values("server", FLAGS, values, OPTIONS)
+    return read_flag_values("server", FLAGS, values, OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_arguments_are_split() -> None:
         "seq": "8", "max_len": "9", "eager": False, "prefix": "sha", "lora": "a,b", "compile": {"x": {"y": "1"}},
         "sizes": "1 2", "port": "3",
     }  # fmt: skip
-    assert "port" not in read_values("server", FLAGS, {"port": "3"})
+    assert "port" not in read_flag_values("server", FLAGS, {"port": "3"})
 
 
 @pytest.mark.parametrize("arguments", [["--max-seqs"], ["--seq"]])

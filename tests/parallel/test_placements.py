@@ -40,7 +40,7 @@ from llmcalc.components.position import Rope
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
-from llmcalc.parallel.placements import Collective, Placements
+from llmcalc.parallel.placements import Collective, PlacementTracker
 from llmcalc.parallel.rank_program import rank_program
 from llmcalc.workload.recompute import PRODUCTS, Recompute
 from llmcalc.workload.run_config import RunConfig
@@ -116,7 +116,7 @@ def counted(told: list[Collective]) -> Counter[tuple[str, str, int]]:
 
 
 def placed(spec: ModelSpec, layout: Layout, **how: Any) -> Counter[tuple[str, str, int]]:
-    return counted(Placements(layout, SIGHT, 4, **how).run_program(rank_program(spec, layout)))
+    return counted(PlacementTracker(layout, SIGHT, 4, **how).run_program(rank_program(spec, layout)))
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -207,7 +207,7 @@ def test_experts_send_what_torch_sends() -> None:
 def per_layer(spec: ModelSpec, layout: Layout, **how: Any) -> Counter[tuple[str, str]]:
     """(kind, phase) → how often in one layer."""
     found: Counter[tuple[str, str]] = Counter()
-    for one in Placements(layout, SIGHT, 4, **how).run_program(rank_program(spec, layout)):
+    for one in PlacementTracker(layout, SIGHT, 4, **how).run_program(rank_program(spec, layout)):
         if one.node.startswith("layers"):
             found[one.kind, "backward" if one.backward else "forward"] += one.times
     return Counter({key: n // LAYERS for key, n in found.items()})
@@ -221,7 +221,7 @@ def test_megatron_sums_four_times_per_layer() -> None:
 def test_sequence_parallelism_sends_as_many_bytes() -> None:
     """Korthikanti 2022, §4.2.2: an all-reduce in a ring is a reduce-scatter and an all-gather."""
     whole, rows = (
-        Placements(layout, SIGHT).run_program(rank_program(LLAMA, layout))
+        PlacementTracker(layout, SIGHT).run_program(rank_program(LLAMA, layout))
         for layout in (Layout(tp=4), Layout(tp=4, sequence_parallel=True))
     )
     assert sum(one.wire_bytes * one.times for one in whole) == sum(one.wire_bytes * one.times for one in rows)
@@ -246,7 +246,7 @@ def test_latent_attention_gathers_its_latents() -> None:
     """
     spec = decoder(attention=MLA.examples()[1])
     layout = Layout(tp=4, sequence_parallel=True)
-    told = Placements(layout, SIGHT, 1).run_program(rank_program(spec, layout))
+    told = PlacementTracker(layout, SIGHT, 1).run_program(rank_program(spec, layout))
     gathered = [one.bytes for one in told if one.kind == "all_gather" and not one.backward and "attn" in one.node]
     assert sorted(gathered) == [BATCH * SEQ * width for width in (4, 12, 20)]
 
@@ -279,7 +279,7 @@ def test_a_pooler_gathers_the_tokens_of_all_ranks() -> None:
     `tensor_parallel_output_grad=False`).
     """
     spec, layout = around_a_model(Classifier(num_labels=4)), Layout(tp=4, sequence_parallel=True)
-    told = Placements(layout, SIGHT).run_program(rank_program(spec, layout))
+    told = PlacementTracker(layout, SIGHT).run_program(rank_program(spec, layout))
     of_pooler = [one for one in told if one.node.startswith("pooler")]
     assert [(one.kind, one.backward, one.bytes) for one in of_pooler] == [("all_gather", False, STREAM // 2)]
 
@@ -300,13 +300,13 @@ def test_a_rank_of_a_divided_sequence_sends_its_own_tokens_to_experts() -> None:
     """
     spec = decoder(feed_forward=MIXTURE)
     layout = Layout(tp=4, dp=4, ep=4, etp=1, sequence_parallel=True)
-    told = Placements(layout, SIGHT, 4).run_program(rank_program(spec, layout))
+    told = PlacementTracker(layout, SIGHT, 4).run_program(rank_program(spec, layout))
     assert {one.bytes for one in told if one.group == "ep"} == {2 * STREAM // 4}
     assert not [one for one in told if one.group == "etp"]
     divided = replace(layout, etp=4)
     gathered = [
         one
-        for one in Placements(divided, SIGHT, 4).run_program(rank_program(spec, divided))
+        for one in PlacementTracker(divided, SIGHT, 4).run_program(rank_program(spec, divided))
         if one.group == "etp" and one.kind == "all_gather"
     ]
     assert {(one.ranks, one.bytes) for one in gathered} == {(4, 2 * STREAM)}
@@ -331,7 +331,8 @@ def test_ranks_of_a_sequence_exchange_keys_and_values(
     assert repeated.total() == LAYERS * sum(forward.values())  # an attention core that runs again exchanges again
     widths = {"p2p": {2 * 24}, "a2a": {24, 48}, "allgather": {4 * 24}}  # 4 key heads of 6; 8 query heads of 6
     assert {
-        one.bytes // (BATCH * SEQ * 4) for one in Placements(layout, SIGHT, 4).run_program(rank_program(LLAMA, layout))
+        one.bytes // (BATCH * SEQ * 4)
+        for one in PlacementTracker(layout, SIGHT, 4).run_program(rank_program(LLAMA, layout))
     } == (widths[how])
 
 
@@ -340,4 +341,4 @@ def test_a_part_that_needs_the_tokens_of_other_ranks_is_refused(layout: Layout) 
     """A convolution whose channels no rank divides."""
     spec = decoder(attention=RGLRU.examples()[0])
     with pytest.raises(InputError, match=r"conv_1d reads the tokens of .* not\s*modelled; expected (no --sequ|--cp 1)"):
-        Placements(layout, SIGHT).run_program(rank_program(spec, layout))
+        PlacementTracker(layout, SIGHT).run_program(rank_program(spec, layout))

@@ -24,7 +24,7 @@ from llmcalc.flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleSco
 from llmcalc.model import ModelSpec
 from llmcalc.optional import EVERY_PART
 from llmcalc.parallel.layout import ONE_DEVICE, Layout, stages
-from llmcalc.parallel.placements import Placements
+from llmcalc.parallel.placements import PlacementTracker
 from llmcalc.parallel.rank_model import rank_model
 from llmcalc.parallel.rank_program import AxisShard, RankFlow, flat_axes, is_divided, rank_program
 from llmcalc.parallel.weight_shards import weight_shards
@@ -80,7 +80,7 @@ def check(spec: ModelSpec, layout: Layout) -> None:
         assert {part.path for part in parts_of} == {whole.path}
         _check_step(whole, [part.step for part in parts_of], copies)
     for sequence_parallel in (False, True):
-        Placements(replace(layout, sequence_parallel=sequence_parallel), SIGHT).run_program(first)
+        PlacementTracker(replace(layout, sequence_parallel=sequence_parallel), SIGHT).run_program(first)
 
 
 def _check_step(whole: Placed, ranks: list[Step], copied: bool) -> None:

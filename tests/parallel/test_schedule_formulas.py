@@ -6,7 +6,7 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.parallel.layout import Layout, Schedule
-from llmcalc.parallel.schedule_formulas import bubble, peak_in_flight
+from llmcalc.parallel.schedule_formulas import bubble_fraction, peak_in_flight
 from llmcalc.parallel.schedules import pipeline, timetable
 
 
@@ -24,7 +24,7 @@ def test_they_equal_the_orders(schedule: Schedule) -> None:
                 sizes = [7, 5, 11, 3][: orders.chunk_count]
                 for rank in range(pp):
                     assert peak_in_flight(layout, micro_batches, rank, sizes) == orders.peak_in_flight(rank, sizes)
-                assert bubble(layout, micro_batches) == (0 if pp == 1 else timetable(orders).bubble)
+                assert bubble_fraction(layout, micro_batches) == (0 if pp == 1 else timetable(orders).bubble)
                 compared += 1
     assert compared > 8
 

@@ -26,7 +26,7 @@ from llmcalc.parallel.search import (
     check_planned,
     divisible_batch,
     even_stage_sizes,
-    search,
+    search_layouts,
 )
 from tests.samples import in_one_test
 
@@ -42,9 +42,9 @@ def test_layers_are_shared_out_with_the_fewest_at_the_ends(layers: int, count: i
 @pytest.mark.parametrize("framework", ["megatron", "fsdp2", "torch", "deepspeed"])
 def test_what_is_found_can_be(framework: str) -> None:
     spec = llmcalc.load("mixtral-8x7b").model
-    found = search(spec, 16, 64, 1, 4096, framework_named(framework).layouts)
+    found = search_layouts(spec, 16, 64, 1, 4096, framework_named(framework).layouts)
     assert found.possible
-    assert found.tried == len(found.possible) + sum(found.refused.values())
+    assert found.tried_count == len(found.possible) + sum(found.refused.values())
     for layout, batches in found.possible:
         assert layout.world == 16
         assert layout.dp * batches == 64
@@ -54,7 +54,7 @@ def test_what_is_found_can_be(framework: str) -> None:
 
 def test_refusals_say_why() -> None:
     spec = llmcalc.load("gpt2-xl").model  # 25 heads
-    found = search(spec, 16, 8, 1, 1024, framework_named("megatron").layouts)
+    found = search_layouts(spec, 16, 8, 1, 1024, framework_named("megatron").layouts)
     assert found.refused[HEADS]
     assert found.refused[BATCH]  # 16 replicas for 8 sequences
     assert all(layout.tp == 1 for layout, _ in found.possible)
@@ -62,7 +62,7 @@ def test_refusals_say_why() -> None:
 
 def test_sizes_that_are_asked_hold() -> None:
     spec = llmcalc.load("llama3-70b").model
-    found = search(
+    found = search_layouts(
         spec, 64, 64, 1, 4096, framework_named("megatron").layouts, layout_request=LayoutRequest(tp=8, vpp=1)
     )
     assert {(layout.tp, layout.vpp) for layout, _ in found.possible} == {(8, 1)}
@@ -70,13 +70,13 @@ def test_sizes_that_are_asked_hold() -> None:
 
 
 def test_fsdp2_divides_products_and_tokens() -> None:
-    found = search(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, framework_named("fsdp2").layouts)
+    found = search_layouts(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, framework_named("fsdp2").layouts)
     assert {layout.tp: layout.zero for layout, _ in found.possible} == {1: 3, 2: 3, 4: 3, 8: 3}
     assert all(layout.sequence_parallel == (layout.tp > 1) for layout, _ in found.possible)
 
 
 def test_fsdp2_divides_long_sequences() -> None:
-    found = search(llmcalc.load("llama3-8b").model, 16, 64, 1, 32768, framework_named("fsdp2").layouts)
+    found = search_layouts(llmcalc.load("llama3-8b").model, 16, 64, 1, 32768, framework_named("fsdp2").layouts)
     assert {layout.cp for layout, _ in found.possible} == {1, 2, 4, 8, 16}
 
 
@@ -84,16 +84,20 @@ def test_sizes_that_are_given_are_tried() -> None:
     """Also where they would not be tried by themselves, such as parts of a short sequence; or they are refused."""
     spec = llmcalc.load("llama3-8b").model
     fsdp2, megatron = framework_named("fsdp2").layouts, framework_named("megatron").layouts
-    assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 4096, fsdp2).possible} == {1}
-    assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 8192, fsdp2).possible} == {1, 2, 4, 8}
-    assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 8192, fsdp2, LayoutRequest(cp=2)).possible} == {2}
+    assert {layout.cp for layout, _ in search_layouts(spec, 16, 64, 1, 4096, fsdp2).possible} == {1}
+    assert {layout.cp for layout, _ in search_layouts(spec, 16, 64, 1, 8192, fsdp2).possible} == {1, 2, 4, 8}
+    assert {layout.cp for layout, _ in search_layouts(spec, 16, 64, 1, 8192, fsdp2, LayoutRequest(cp=2)).possible} == {
+        2
+    }
     assert {
         layout.tp
-        for layout, _ in search(spec, 16, 64, 1, 8192, megatron, LayoutRequest(tp=16), devices_per_node=8).possible
+        for layout, _ in search_layouts(
+            spec, 16, 64, 1, 8192, megatron, LayoutRequest(tp=16), devices_per_node=8
+        ).possible
     } == {16}
-    odd = search(spec, 16, 64, 1, 8190, fsdp2, LayoutRequest(cp=2))
+    odd = search_layouts(spec, 16, 64, 1, 8190, fsdp2, LayoutRequest(cp=2))
     assert (odd.possible, set(odd.refused)) == ([], {SEQUENCE})
-    deep = search(spec, 64, 64, 1, 8192, megatron, LayoutRequest(pp=64))
+    deep = search_layouts(spec, 64, 64, 1, 8192, megatron, LayoutRequest(pp=64))
     assert (deep.possible, set(deep.refused)) == ([], {LAYERS})
 
 
@@ -111,7 +115,7 @@ def test_divisors(number: int, most: int | None) -> None:
 
 
 def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> None:
-    found = search(
+    found = search_layouts(
         llmcalc.load("llama3-8b").model, 8, 4, 1, 4096, framework_named("torch").layouts, LayoutRequest(schedule="1f1b")
     )
     assert found.possible
@@ -134,7 +138,7 @@ def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> N
     ],
 )
 def test_whatever_is_asked_holds(asked: LayoutRequest, holds: Callable[[Layout], bool]) -> None:
-    found = search(
+    found = search_layouts(
         llmcalc.load("llama3-70b").model, 64, 64, 1, 32768, framework_named("megatron").layouts, layout_request=asked
     )
     assert found.possible
@@ -143,7 +147,7 @@ def test_whatever_is_asked_holds(asked: LayoutRequest, holds: Callable[[Layout],
 
 def test_layers_of_stages_are_not_asked_for() -> None:
     with pytest.raises(InputError, match="--pp-layout: layers are shared out evenly"):
-        search(
+        search_layouts(
             llmcalc.load("llama3-70b").model,
             64,
             64,
@@ -156,7 +160,7 @@ def test_layers_of_stages_are_not_asked_for() -> None:
 
 def test_groups_that_are_not_tried_are_refused() -> None:
     with pytest.raises(InputError, match="--ep 2: the memory of such ranks is not modelled for --framework fsdp2"):
-        search(
+        search_layouts(
             llmcalc.load("mixtral-8x7b").model, 64, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(ep=2)
         )
 
@@ -192,25 +196,27 @@ def test_groups_that_are_not_tried_are_refused() -> None:
 def test_chunks_that_contradict_the_rest_are_refused(framework: Any, asked: LayoutRequest, error: str) -> None:
     """Nothing would be tried, and the nearest layout would not tell why."""
     with pytest.raises(InputError, match=error):
-        search(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, framework_named(framework).layouts, asked)
+        search_layouts(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, framework_named(framework).layouts, asked)
 
 
 def test_pipelines_of_fsdp2_are_tried_where_they_are_asked_for() -> None:
     """They keep whole weights from one micro-batch to the next, as torchtitan has it, unless they are asked not to."""
     spec = llmcalc.load("llama3-8b").model
-    assert all(layout.pp == 1 for layout, _ in search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts).possible)
-    found = search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=4))
+    assert all(
+        layout.pp == 1 for layout, _ in search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts).possible
+    )
+    found = search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=4))
     assert {(layout.pp, layout.vpp) for layout, _ in found.possible} == {(4, 1), (4, 2), (4, 4)}
     assert not any(layout.reshard for layout, _ in found.possible if layout.zero == 3)
-    again = search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=4, reshard=True))
+    again = search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=4, reshard=True))
     assert all(layout.reshard for layout, _ in again.possible)
     for asked in (LayoutRequest(vpp=2), LayoutRequest(schedule="interleaved")):  # what only a pipeline has asks for one
         assert all(
             layout.pp > 1 < layout.vpp
-            for layout, _ in search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked).possible
+            for layout, _ in search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked).possible
         )
-        assert search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked).possible
-    few = search(
+        assert search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked).possible
+    few = search_layouts(
         spec, 16, 8, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=8, tp=1, vpp=1)
     )  # four micro-batches for eight stages
     assert not few.possible
@@ -218,7 +224,7 @@ def test_pipelines_of_fsdp2_are_tried_where_they_are_asked_for() -> None:
 
 
 def test_options_that_exclude_each_other_are_a_reason() -> None:
-    found = search(
+    found = search_layouts(
         llmcalc.load("llama3-70b").model,
         64,
         64,
@@ -286,21 +292,21 @@ def test_other_errors_are_left_as_they_are() -> None:
 
 def test_zero_that_divides_nothing_is_refused() -> None:
     spec, rules = llmcalc.load("llama3-8b").model, framework_named("fsdp2").layouts
-    found = search(spec, 8, 8, 1, 2048, rules, LayoutRequest(zero=3))
+    found = search_layouts(spec, 8, 8, 1, 2048, rules, LayoutRequest(zero=3))
     assert {layout.dp for layout, _ in found.possible} == {2, 4, 8}
     assert found.refused[NO_REPLICAS]
-    assert search(spec, 1, 1, 1, 2048, rules, LayoutRequest(zero=3)).possible
+    assert search_layouts(spec, 1, 1, 1, 2048, rules, LayoutRequest(zero=3)).possible
 
 
 def test_pipelines_are_tried_where_nothing_else_is_possible() -> None:
     """384 devices as tp · dp leave a factor of 3 to replicas, which 2,048 sequences do not have; 12 stages take it."""
     spec, fsdp2 = llmcalc.load("bloom-176b").model, framework_named("fsdp2").layouts
     possible_degrees = {
-        (layout.tp, layout.pp, layout.dp) for layout, _ in search(spec, 384, 2048, 1, 2048, fsdp2).possible
+        (layout.tp, layout.pp, layout.dp) for layout, _ in search_layouts(spec, 384, 2048, 1, 2048, fsdp2).possible
     }
     assert (4, 12, 8) in possible_degrees
-    assert {layout.pp for layout, _ in search(spec, 256, 2048, 1, 2048, fsdp2).possible} == {1}
-    assert search(spec, 384, 2048, 1, 2048, framework_named("deepspeed").layouts).possible == []
+    assert {layout.pp for layout, _ in search_layouts(spec, 256, 2048, 1, 2048, fsdp2).possible} == {1}
+    assert search_layouts(spec, 384, 2048, 1, 2048, framework_named("deepspeed").layouts).possible == []
 
 
 def test_nearest_layouts_of_a_search_are_those_that_it_tries() -> None:
@@ -317,7 +323,7 @@ def test_deepspeed_has_three_stages_unless_an_option_is_of_a_stage() -> None:
     spec, deepspeed = llmcalc.load("llama3-8b").model, framework_named("deepspeed").layouts
 
     def stages(request: LayoutRequest, devices: int = 8) -> list[int]:
-        return [layout.zero for layout, _ in search(spec, devices, 8, 1, 2048, deepspeed, request).possible]
+        return [layout.zero for layout, _ in search_layouts(spec, devices, 8, 1, 2048, deepspeed, request).possible]
 
     assert stages(LayoutRequest()) == [3, 1, 2]
     assert stages(LayoutRequest(), 1) == [0]

@@ -19,7 +19,7 @@ from llmcalc.plots.params import params as plot_params
 from llmcalc.plots.pictures import aspect_ratio_picture
 from llmcalc.plots.series import curve_style
 from llmcalc.reports import palette
-from llmcalc.studies.compare import quantities
+from llmcalc.studies.compare import quantities_of_model
 from llmcalc.studies.shape import budget_for, build_family, find_shapes
 from llmcalc.units import count
 from tests.samples import spread, with_rest
@@ -86,24 +86,26 @@ def test_pictures_can_be_drawn_on_axes_that_are_given() -> None:
 def test_shapes_can_be_drawn_on_axes_that_are_given() -> None:
     preset = llmcalc.load("llama3.2-1b")
     shape_study = find_shapes(build_family(preset.model), budget_for(preset.model), preset.model, 4)
-    whole = shapes.shape([("Llama", shape_study)])
+    whole = shapes.plot_shapes([("Llama", shape_study)])
     figure = new_figure(9, 4)
     axes = figure.subplots(2, 1)
-    assert shapes.shape([("Llama", shape_study)], ax=axes) is figure
+    assert shapes.plot_shapes([("Llama", shape_study)], ax=axes) is figure
     assert figure.get_suptitle() == ""
     for own, given in zip(whole.axes, axes, strict=True):
         assert own.get_title("left") == given.get_title("left")
         assert [line.get_ydata().tolist() for line in own.lines] == [line.get_ydata().tolist() for line in given.lines]
     with pytest.raises(InputError, match="ax: 1 are given; expected 2, one for each panel"):
-        shapes.shape([("Llama", shape_study)], ax=[axes[0]])
+        shapes.plot_shapes([("Llama", shape_study)], ax=[axes[0]])
 
 
 def test_proportions_can_be_drawn_on_axes_that_are_given() -> None:
-    models = [(one, quantities(one.model, 1024)) for one in map(llmcalc.load, ("gpt2", "llama3-8b", "mixtral-8x7b"))]
-    whole = shapes.aspect(models)
+    models = [
+        (one, quantities_of_model(one.model, 1024)) for one in map(llmcalc.load, ("gpt2", "llama3-8b", "mixtral-8x7b"))
+    ]
+    whole = shapes.plot_aspect_ratios(models)
     figure = new_figure(12, 8)
     axes = figure.subplots(2, 2)
-    assert shapes.aspect(models, ax=axes) is figure
+    assert shapes.plot_aspect_ratios(models, ax=axes) is figure
     assert not figure.legends
     assert axes[0][0].get_legend() is not None
     for own, given in zip(whole.axes, axes.flat, strict=True):
@@ -113,7 +115,7 @@ def test_proportions_can_be_drawn_on_axes_that_are_given() -> None:
         ]
         assert {"GPT-2 small", "Mixtral 8x7B"} <= {text.get_text() for text in given.texts}
     with pytest.raises(InputError, match="expected 4"):
-        shapes.aspect(models, ax=axes[0])
+        shapes.plot_aspect_ratios(models, ax=axes[0])
 
 
 def test_labels_at_the_ends_of_curves_stand_apart() -> None:

@@ -30,7 +30,7 @@ from llmcalc.sources.huggingface.registry import FILES
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import load_preset
 from llmcalc.studies import compare
-from llmcalc.studies.rules import conventions
+from llmcalc.studies.rules import flop_rules_for
 from llmcalc.symbolic.explain import explain
 from llmcalc.symbolic.formulas import FormulaSetting
 from tests.builders import kinds_of_parts, run_config, spec_of, verbs_of
@@ -48,7 +48,7 @@ def reports(preset: Preset) -> list[Report]:
     count, use = flops.flops(spec, flops.run_config_of(spec, seq=64)), memory(spec, Settings(seq=64))
     found = [
         params_view.report(preset, params.params(spec)),
-        flops_view.report(preset, count, conventions(count)),
+        flops_view.report(preset, count, flop_rules_for(count)),
         *_memory(preset, use),
         compare_view.report([(preset, compare.quantities(spec))], width=WIDTH),
     ]

@@ -119,7 +119,7 @@ def test_the_score_of_gains_is_student_s() -> None:
     for runs, t in ((4, 3.182), (31, 2.042)):
         deviations = [1.0, -1.0] * (runs // 2) + [0.0] * (runs % 2)
         average = t * stdev(deviations) / math.sqrt(runs)
-        score = calibration._score([average + deviation for deviation in deviations])
+        score = calibration._z_score_of_mean([average + deviation for deviation in deviations])
         assert score == pytest.approx(calibration.SURE, rel=0.02)
 
 

@@ -13,7 +13,7 @@ from llmcalc.cli.main import app
 from llmcalc.errors import InputError
 from llmcalc.reports.compare import DecodingLoad, report
 from llmcalc.reports.document import cell_text
-from llmcalc.studies.compare import SORT_KEYS, is_in_dense_band, quantities, sort_order
+from llmcalc.studies.compare import SORT_KEYS, is_in_dense_band, quantities_of_model, sort_order
 
 MODELS = ["gpt3-175b", "llama3-8b", "mixtral-8x7b", "deepseek-v3", "gpt2", "bart-large"]
 
@@ -31,7 +31,7 @@ def documents(*args: str) -> list[dict[str, Any]]:
 
 
 def test_llama3_8b_by_hand() -> None:
-    q = quantities(llmcalc.load("llama3-8b").model, seq=2048)
+    q = quantities_of_model(llmcalc.load("llama3-8b").model, seq=2048)
     s = q.shape
     assert (q.parameters, q.active) == (8_030_261_248, 8_030_261_248)
     assert s.aspect_ratio == 4096 / 32 == 128
@@ -46,7 +46,7 @@ def test_llama3_8b_by_hand() -> None:
 
 
 def test_a_tied_vocabulary_counts_once() -> None:
-    q = quantities(llmcalc.load("gpt2").model)
+    q = quantities_of_model(llmcalc.load("gpt2").model)
     assert q.vocabulary_parameters == 50257 * 768
     assert q.context_length == 1024
 
@@ -54,12 +54,12 @@ def test_a_tied_vocabulary_counts_once() -> None:
 def test_an_output_map_behind_a_transform_is_of_the_vocabulary() -> None:
     """BERT's head: `lm_head.decoder`, with one bias per vocabulary token, tied or not."""
     for tied, tables in ((True, 1), (False, 2)):
-        q = quantities(llmcalc.load("bert-base", tie_word_embeddings=tied).model)
+        q = quantities_of_model(llmcalc.load("bert-base", tie_word_embeddings=tied).model)
         assert q.vocabulary_parameters == tables * 30522 * 768 + 30522
 
 
 def test_a_mixture_of_experts_shows_its_active_width() -> None:
-    deepseek = quantities(llmcalc.load("deepseek-v3").model)
+    deepseek = quantities_of_model(llmcalc.load("deepseek-v3").model)
     assert deepseek.shape.mixture_of_experts
     assert deepseek.shape.feed_forward_width == 8 * 2048 + 2048  # eight routed experts and the shared one
     assert deepseek.shape.layer_kinds == {"dense": 3, "moe": 58}
@@ -72,7 +72,7 @@ def test_a_mixture_of_experts_shows_its_active_width() -> None:
 
 def test_both_stacks_of_an_encoder_decoder() -> None:
     spec = llmcalc.load("bart-large", **{"encoder.num_hidden_layers": 6}).model
-    q = quantities(spec)
+    q = quantities_of_model(spec)
     assert q.encoder is not None
     assert (q.encoder.num_hidden_layers, q.shape.num_hidden_layers) == (6, 12)
     # decoder layers × (keys, values) × (its own token, one of the encoder) × 16 heads of 64 × bf16
@@ -87,7 +87,7 @@ def test_both_stacks_of_an_encoder_decoder() -> None:
 
 
 def test_an_encoder_keeps_no_cache() -> None:
-    assert quantities(llmcalc.load("bert-base").model).kv_bytes_per_token is None
+    assert quantities_of_model(llmcalc.load("bert-base").model).kv_bytes_per_token is None
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_one_target_is_one_document() -> None:
 
 @pytest.mark.parametrize("key", SORT_KEYS)
 def test_every_sort_key_sorts(key: str) -> None:
-    models = [quantities(llmcalc.load(name).model) for name in [*MODELS, "bert-base"]]
+    models = [quantities_of_model(llmcalc.load(name).model) for name in [*MODELS, "bert-base"]]
     values = [SORT_KEYS[key](models[i]) for i in sort_order(models, key)]
     known = [v for v in values if v is not None]
     assert known == sorted(known)
@@ -138,7 +138,7 @@ def test_the_order_given_is_kept_and_sort_changes_it() -> None:
 
 
 def test_an_unknown_sort_key_lists_the_known() -> None:
-    models = [quantities(llmcalc.load("gpt2").model)]
+    models = [quantities_of_model(llmcalc.load("gpt2").model)]
     with pytest.raises(
         InputError, match=r"--sort: there is no 'h/l'; expected one of params, active, .*kv\. Did you mean h/L"
     ) as caught:
@@ -174,7 +174,7 @@ def test_it_fits_80_columns(number: int) -> None:
 
 
 def test_a_wide_terminal_takes_all_models_in_one_block() -> None:
-    compared = [(preset := llmcalc.load(name), quantities(preset.model)) for name in MODELS]
+    compared = [(preset := llmcalc.load(name), quantities_of_model(preset.model)) for name in MODELS]
     assert len(report(compared, width=160).tables) == 1
     narrow = report(compared, width=80).tables
     assert [len(t.columns) - 1 for t in narrow] == [3, 3]
@@ -198,7 +198,7 @@ def test_markdown_is_one_table() -> None:
 
 def test_text_cells_need_no_writer() -> None:
     preset = llmcalc.load("llama3-8b")
-    (table,) = report([(preset, quantities(preset.model))], width=80).tables
+    (table,) = report([(preset, quantities_of_model(preset.model))], width=80).tables
     columns = [column._replace(write=float) for column in table.columns]  # float fails for text
     texts = [[cell_text(c, v) for c, v in zip(columns, row.cells, strict=True)] for row in table.rows]
     assert ["hidden size h", "4,096"] in texts

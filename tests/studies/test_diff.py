@@ -43,7 +43,7 @@ def test_changes_of_nodes_add_up_to_those_of_the_model(before: str, after: str) 
 
 def test_a_model_equals_itself() -> None:
     found = between("gemma3-27b", "gemma3-27b")
-    assert not found.changed
+    assert not found.has_changed
     assert not found.fields
     assert all(one.change == 0 for one in found.quantities)
 

@@ -16,8 +16,8 @@ from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework as framework_of
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
-from llmcalc.parallel.schedule_formulas import bubble
-from llmcalc.parallel.search import LayoutSearch, search
+from llmcalc.parallel.schedule_formulas import bubble_fraction
+from llmcalc.parallel.search import LayoutSearch, search_layouts
 from llmcalc.simulator.effort import EFFORT, WorkBudget
 from llmcalc.studies import fit_devices
 from llmcalc.studies.layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory
@@ -73,7 +73,7 @@ def test_stages_that_may_need_most(model: str, framework: str, layout: Layout, m
 def test_a_layout_needs_at_least_its_weights_gradients_and_optimizer(model: str, framework: str) -> None:
     spec = load(model).model
     estimates = LayoutEstimates(memory(spec, Settings(phase="training", seq=128)), framework_of(framework))
-    layouts = search(spec, 4, 8, 1, 128, framework_of(framework).layouts).possible
+    layouts = search_layouts(spec, 4, 8, 1, 128, framework_of(framework).layouts).possible
     assert layouts
     for recompute in ("", "full"):
         estimate = estimates.with_recompute(recompute).estimates_as_configured
@@ -89,7 +89,7 @@ def test_a_run_needs_at_least_what_its_micro_batches_in_flight_save(model: str) 
     estimate = LayoutEstimates(
         memory(spec, Settings(phase="training", seq=128)), framework_of("megatron")
     ).estimates_as_configured
-    layouts = search(spec, 16, 64, 1, 128, framework_of("megatron").layouts).possible
+    layouts = search_layouts(spec, 16, 64, 1, 128, framework_of("megatron").layouts).possible
     larger = 0
     for layout, number in sorted(layouts, key=lambda run: -run[0].pp):
         least = estimate.least_bytes(layout, number)
@@ -390,7 +390,7 @@ def test_bytes_sent_and_bubbles_are_computed_where_they_are_read(run: Any, monke
 def test_a_bubble_of_many_micro_batches_is_that_of_the_schedule(layout: Layout, batches: int) -> None:
     """(p − 1)/(m·v) of the time without it (Narayanan 2021, §2.2)."""
     over = (layout.pp - 1) / (batches * layout.vpp)
-    assert bubble(layout, batches) == pytest.approx(over / (1 + over))
+    assert bubble_fraction(layout, batches) == pytest.approx(over / (1 + over))
 
 
 def test_a_run_that_fits_is_told_the_fewest_devices(run: Any) -> None:

@@ -25,7 +25,7 @@ from llmcalc.studies.rules import (
     FlopRule,
     ModelSizes,
     chinchilla_appendix_f,
-    conventions,
+    flop_rules_for,
     kaplan_table_1,
     megatron_flops,
     palm_appendix_b,
@@ -36,7 +36,7 @@ from tests.contracts.test_parts import decoder, encoder_decoder
 
 
 def rules(count: FlopCount) -> dict[str, FlopRule]:
-    found = conventions(count)
+    found = flop_rules_for(count)
     assert len({rule.key for rule in found}) == len(found)
     return {rule.key: rule for rule in found}
 
@@ -138,7 +138,7 @@ def test_recomputation_belongs_to_narayanan() -> None:
 
 def test_errors_are_against_the_exact_count() -> None:
     count = llmcalc.flops(llmcalc.load("llama3-8b"), seq=2048)
-    for rule in conventions(count):
+    for rule in flop_rules_for(count):
         assert rule.total == pytest.approx(count.full * (1 + rule.error_full), rel=1e-12)
         assert rule.total == pytest.approx(count.causal * (1 + rule.error_causal), rel=1e-12)
     found = rules(count)

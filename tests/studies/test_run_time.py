@@ -14,7 +14,7 @@ from llmcalc.errors import InputError
 from llmcalc.parallel.layout import Layout
 from llmcalc.reports.memory_answer import DeviceUse
 from llmcalc.sources.hardware import load_hardware
-from llmcalc.studies.layout_candidates import Candidate, sorted_by_memory, sorted_by_time, tie_flags
+from llmcalc.studies.layout_candidates import Candidate, sorted_by_memory, sorted_by_time, ties_with_previous
 from llmcalc.studies.run_time import inference_formats
 from llmcalc.timing.device import device_of
 from llmcalc.timing.time_ranges import expected_range
@@ -400,7 +400,7 @@ def test_replicas_of_attention_have_a_batch_each_and_divide_the_experts(run: Any
 def test_ties_are_of_the_first_layout_of_a_tie() -> None:
     """1.00, 1.02 and 1.03 are tied; 1.04 begins the next tie, of which 1.07 is, and 1.08 is not."""
     layouts = [candidate(seconds) for seconds in (1.07, 1.0, 1.02, 1.03, 1.04, 1.08)]
-    assert tie_flags(sorted_by_time(layouts)) == [False, True, True, False, True, False]
+    assert ties_with_previous(sorted_by_time(layouts)) == [False, True, True, False, True, False]
 
 
 def test_of_a_tie_the_smallest_context_parallelism_and_the_fewest_kinds_come_first() -> None:
@@ -415,7 +415,7 @@ def test_of_a_tie_the_smallest_context_parallelism_and_the_fewest_kinds_come_fir
     ]
     ordered_candidates = sorted_by_time(layouts)
     assert [candidate.seconds for candidate in ordered_candidates] == [1.02, 1.01, 1.0, 1.04]
-    assert tie_flags(ordered_candidates) == [False, True, True, False]
+    assert ties_with_previous(ordered_candidates) == [False, True, True, False]
 
 
 def test_headroom_beyond_a_tenth_is_no_merit() -> None:

@@ -18,7 +18,7 @@ from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import NAMES
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.parallel.layout_request import LayoutRequest
-from llmcalc.parallel.search import search
+from llmcalc.parallel.search import search_layouts
 
 MODELS = ("qwen3-0.6b", "llama3-8b", "gpt2-xl", "mixtral-8x7b", "olmoe-1b-7b", "deepseek-v2-lite", "llama3.1-405b")
 
@@ -47,7 +47,7 @@ def errors(framework: str, model: str, seq: int, most: int, devices: int = DEVIC
     """The errors of up to `most` layouts of a model, drawn at random with a fixed seed."""
     spec = load(model).model
     one = memory(spec, Settings("training", seq=seq))
-    layouts = search(
+    layouts = search_layouts(
         spec, devices, 4 * devices, 1, seq, framework_named(framework).layouts, LayoutRequest(devices=devices)
     ).possible
     walk = framework_named(framework).estimate(one)

@@ -18,7 +18,7 @@ from llmcalc.ops import AttentionCore
 from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.witnesses.transformers import add_channel_axis, required_inputs
 from llmcalc.witnesses.witness import class_config_fields, class_name_of, witness_of
-from llmcalc.workload.derived_rows import MultipleRows, PatchVectors, TableRows
+from llmcalc.workload.derived_rows import MultipliedRows, PatchVectors, TableRows
 from llmcalc.workload.rows import FixedRows, SourceTokenRows
 from llmcalc.workload.run_config import RunConfig
 from tests.builders import WITH_CLASSES, run_config, spec_of
@@ -77,7 +77,7 @@ def shapes(file: str, every: bool) -> Iterator[tuple[str, dict[str, Any], ModelS
 CROSSED = (SourceTokenRows, FixedRows)
 """Rows of keys that belong to another sequence."""
 
-VECTORS = (MultipleRows, PatchVectors)
+VECTORS = (MultipliedRows, PatchVectors)
 """Rows of learned vectors and of patches, which are another sequence than the tokens."""
 
 IN_ORDER = {"reformer": {"attn_layers": ["local", "local"]}}

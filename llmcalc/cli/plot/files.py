@@ -35,7 +35,7 @@ PictureFile: TypeAlias = Annotated[Path, _file_option("--output-file")]
 """The file of a picture whose `--output` is the tokens of an answer."""
 
 
-def _draw_for_columns(context: typer.Context, columns: int | None) -> int | None:
+def _set_paper_columns(context: typer.Context, columns: int | None) -> int | None:
     """Lays the command's picture out for the columns of a paper, until the command ends."""
     context.with_resource(paper_columns(columns))
     return columns
@@ -48,7 +48,7 @@ PaperColumns: TypeAlias = Annotated[
         metavar="1|2",
         min=1,
         max=2,
-        callback=_draw_for_columns,
+        callback=_set_paper_columns,
         help="Lay out for one or two columns of a paper: text of 7.5 points at 3.4 or 7 inches. Default for a screen.",
         show_default=False,
     ),

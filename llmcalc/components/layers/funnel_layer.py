@@ -17,7 +17,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import HalvedRows, RelativeDistances
+from ...workload.derived_rows import PairAverageRows, RelativeDistances
 from ...workload.rows import FixedRows
 from ..base import Flag, HeadDim, Heads, ModelProperties
 from ..mixers.grouped_query import MultiHeadMixer
@@ -148,7 +148,7 @@ class FunnelLayer(WholeLayer):
             x = recorder.add(recorder.resampled(x, first_block.rows), first_block)
         queries, memory = x, None
         if self.halves and (layer_sharing is None or layer_sharing.is_first):
-            halved_rows = HalvedRows(of=x.rows, separate_cls=self.separate_cls, truncate_seq=self.truncate_seq)
+            halved_rows = PairAverageRows(of=x.rows, separate_cls=self.separate_cls, truncate_seq=self.truncate_seq)
             queries = recorder.resampled(x, halved_rows)
             memory = None if self.halves_keys else x
         recorder.hold(x=x, queries=queries)

@@ -16,7 +16,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import JoinedRows, PaddedRows
+from ...workload.derived_rows import ConcatenatedRows, PaddedRows
 from ...workload.rows import FixedRows
 from ..base import ChunkSize, Flag, Heads, HeadSizes, LayerParts, ModelProperties, StackPosition, UnscalableError
 from ..mixers.grouped_query import EqualHeadsMixer
@@ -68,7 +68,7 @@ class GlobalTokens(ResidualStreams):
         return recorder.part("global_tokens", self, x)
 
     def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
-        assert isinstance(x.rows, JoinedRows)
+        assert isinstance(x.rows, ConcatenatedRows)
         assert isinstance(x.rows.second, PaddedRows)
         return recorder.resized(x, x.rows.second.of)
 
@@ -77,7 +77,7 @@ class GlobalTokens(ResidualStreams):
         global_rows = FixedRows("global tokens", length=self.num_global_tokens)
         token_table = recorder.unread_table("", Axis("table", self.num_global_tokens), *x.axes)
         text_rows = PaddedRows(of=x.rows, block_rows=self.block_size)
-        return recorder.prefixed(x, token_table, JoinedRows(first=global_rows, second=text_rows))
+        return recorder.prefixed(x, token_table, ConcatenatedRows(first=global_rows, second=text_rows))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["tokens"](self, model_properties.hidden_size)
@@ -131,12 +131,12 @@ class GlobalLocalAttention(EqualHeadsMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
         heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
-        assert isinstance(x.rows, JoinedRows)
+        assert isinstance(x.rows, ConcatenatedRows)
         assert isinstance(x.rows.second, PaddedRows)
         token_rows, text_rows = x.rows, x.rows.second
         if self.staggered:
             wider_rows = PaddedRows(of=text_rows.of, block_rows=text_rows.block_rows, more=self.block_size)
-            x = recorder.resized(x, JoinedRows(first=token_rows.first, second=wider_rows))
+            x = recorder.resized(x, ConcatenatedRows(first=token_rows.first, second=wider_rows))
             recorder.hold(x=x)
         q, k, v = (recorder.linear(projection, x, heads, head_dim) for projection in ("q_proj", "k_proj", "v_proj"))
         recorder.hold(q=q, k=k, v=v)
@@ -174,7 +174,7 @@ class GlobalLocalLayer(PreNormLayer):
     feed_forward: FeedForward
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        assert isinstance(x.rows, JoinedRows)
+        assert isinstance(x.rows, ConcatenatedRows)
         text_states = recorder.part("self_attn_pre_norm", self.norm, recorder.resized(x, x.rows.second))
         global_tokens = recorder.part("global_pre_norm", self.norm, recorder.resized(x, x.rows.first))
         attention_input = recorder.cat(global_tokens, text_states, axes=x.axes, rows=x.rows)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import RowsPaddedBeyond
+from ...workload.derived_rows import RowsPaddedAboveLeast
 from ..base import ChunkSize, LayerParts, ModelProperties
 from ..mixers.chunked_attention import ChunkedAttention
 from ..networks.feed_forward import FeedForward
@@ -52,7 +52,7 @@ class ReversibleStreams(ResidualStreams):
             raise ValueError("streams: those of type 'reversible' stand where every layer is of type 'reversible'")
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:
-        padded_x = recorder.resized(x, RowsPaddedBeyond(of=x.rows, block_rows=self.block, least=self.least))
+        padded_x = recorder.resized(x, RowsPaddedAboveLeast(of=x.rows, block_rows=self.block, least=self.least))
         recorder.memo["tokens"] = x.rows
         return recorder.cat(padded_x, padded_x, axes=(JoinedShapes((x.axes, x.axes)),))
 

@@ -16,7 +16,7 @@ from ...algebra import are_equal, exact_div, floor_div
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import RowsWithStart
+from ...workload.derived_rows import RowsWithZeroStart
 from ..base import (
     BY_TORCH,
     Flag,
@@ -171,7 +171,7 @@ class CompressedConvAttention(WindowedMixer):
         has_bias = self.attention_bias
         with recorder.function():
             projected_v = recorder.linear(
-                "v_proj_before", x, half_width, bias=has_bias, counted_rows=RowsWithStart(of=x.rows)
+                "v_proj_before", x, half_width, bias=has_bias, counted_rows=RowsWithZeroStart(of=x.rows)
             )
             first_row = recorder.resumed(
                 recorder.apply_again(recorder.zeros(x, state_name="value_state"), projected_v, has_bias),

@@ -15,7 +15,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import JoinedRows, RowsOfThisPass
+from ...workload.derived_rows import ConcatenatedRows, RowsOfThisPass
 from ..base import Flag, HeadDim, Heads, KVHeads, ModelProperties, Window
 from ..norm import Norm
 from ..position import Rope
@@ -67,7 +67,7 @@ class ContextAttention(TwoKeySetsMixer):
             self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=bias), head_dim),
             self.position,
         )
-        joint_rows = JoinedRows(first=x.rows, second=target_states.rows)
+        joint_rows = ConcatenatedRows(first=x.rows, second=target_states.rows)
         keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=bias, counted_rows=joint_rows)
         normed_keys = self._normalize(recorder, "k_norm", keys, head_dim)
         values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=bias, counted_rows=joint_rows)

@@ -18,7 +18,7 @@ from ... import ops
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
-from ...workload.derived_rows import JoinedRows, RowsOfThisPass
+from ...workload.derived_rows import ConcatenatedRows, RowsOfThisPass
 from ..base import (
     Flag,
     Heads,
@@ -103,7 +103,7 @@ class LatentContextAttention(OptionalWindowMixer):
         weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope_axis,), (value_axis,)))), (latent,))
         q_latent = recorder.absorb("kv_b_proj", q_nope, weight, latent)
         q = recorder.cat(q_latent, recorder.rope(q_rope, self.position), axes=(heads, key_axis))
-        joint_rows = JoinedRows(first=x.rows, second=target_states.rows)
+        joint_rows = ConcatenatedRows(first=x.rows, second=target_states.rows)
         projected_x = recorder.linear("kv_a_proj", x, key_axis, bias=bias, counted_rows=joint_rows)
         latents, k_rope = recorder.split(projected_x, (latent,), (rope_axis,))
         normed_latents = recorder.norm("kv_a_norm", latents, self.norm)

@@ -17,7 +17,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import BlockRows, RowsWithSums
+from ...workload.derived_rows import BlockRows, RowsWithBlockSummaries
 from ..base import (
     BY_TORCH,
     ChunkSize,
@@ -95,7 +95,9 @@ class LocalAttention(MultiHeadMixer):
             block_sums = (
                 block_sums if self.global_norm is None else recorder.part("global_norm", self.global_norm, block_sums)
             )
-            kv_input = recorder.cat(x, block_sums, axes=x.axes, rows=RowsWithSums(of=x.rows, block_rows=global_block))
+            kv_input = recorder.cat(
+                x, block_sums, axes=x.axes, rows=RowsWithBlockSummaries(of=x.rows, block_rows=global_block)
+            )
             recorder.hold(read=kv_input)
         block_size = self.local_radius + 1
         q = recorder.in_blocks(recorder.linear("q_proj", x, heads, head_dim), block_size, x.rows)

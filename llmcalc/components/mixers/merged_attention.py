@@ -14,7 +14,7 @@ from pydantic import Field
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import JoinedRows
+from ...workload.derived_rows import ConcatenatedRows
 from ...workload.rows import SOURCE
 from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Real, StackPosition, Window
 from ..norm import Norm
@@ -74,7 +74,7 @@ class MergedAttention(TwoKeySetsMixer):
         head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
         q = self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=has_bias), head_dim)
         q = recorder.rope(q, self.position)
-        joint_rows = JoinedRows(first=x.rows, second=memory.rows)
+        joint_rows = ConcatenatedRows(first=x.rows, second=memory.rows)
         keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=has_bias, counted_rows=joint_rows)
         normed_keys = self._normalize(recorder, "k_norm", keys, head_dim)
         own_keys = recorder.rope(normed_keys, self.position)

@@ -18,7 +18,7 @@ from ... import ops
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import MultipleRows
+from ...workload.derived_rows import MultipliedRows
 from ..base import Heads, HeadSizes, LayerParts, ModelProperties, Positions, StackPosition, UnscalableError
 from ..residual_streams import ResidualStreams
 from ..runtime import ForwardPass, cache_class, softmax_core_class
@@ -67,14 +67,14 @@ class PredictStreams(ResidualStreams):
         return recorder.part("predict_streams", self, x)
 
     def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
-        assert isinstance(x.rows, MultipleRows)
-        return recorder.resized(x, MultipleRows(of=x.rows.of, by=self.ngram))
+        assert isinstance(x.rows, MultipliedRows)
+        return recorder.resized(x, MultipliedRows(of=x.rows.of, by=self.ngram))
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the rows of the main stream and the predict streams. x: the token embeddings."""
-        stream_rows = MultipleRows(of=x.rows, by=self.ngram)
+        stream_rows = MultipliedRows(of=x.rows, by=self.ngram)
         stream_axis, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=stream_rows, by="types")
-        return recorder.cat(x, stream_axis, axes=x.axes, rows=MultipleRows(of=x.rows, by=self.ngram + 1))
+        return recorder.cat(x, stream_axis, axes=x.axes, rows=MultipliedRows(of=x.rows, by=self.ngram + 1))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["streams"](self, model_properties.hidden_size)
@@ -108,8 +108,8 @@ class NgramAttention(EqualHeadsMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
         heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
-        assert isinstance(x.rows, MultipleRows)
-        tokens, streams = x.rows.of, MultipleRows(of=x.rows.of, by=self.ngram)
+        assert isinstance(x.rows, MultipliedRows)
+        tokens, streams = x.rows.of, MultipliedRows(of=x.rows.of, by=self.ngram)
         q, k, v = (
             recorder.linear(projection, x, heads, head_dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
         )

@@ -18,7 +18,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import MultipleRows
+from ...workload.derived_rows import MultipliedRows
 from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, PartWitness
 from ..rotation import rotary_angles
 from ..runtime import ForwardPass, softmax_core_class, vector_module
@@ -59,7 +59,7 @@ class RelativeAttention(MultiHeadMixer):
             for projection in ("q_proj", "k_proj", "v_proj")
         )
         distance_rows = (
-            MultipleRows(of=x.rows, by=2) if self.segments else MultipleRows("distances", of=x.rows, by=2, more=-1)
+            MultipliedRows(of=x.rows, by=2) if self.segments else MultipliedRows("distances", of=x.rows, by=2, more=-1)
         )
         distance_keys = recorder.linear(
             "r_proj", recorder.sinusoids(x, distance_rows, *x.axes, is_stored=True), heads, head_dim

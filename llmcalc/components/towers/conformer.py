@@ -21,7 +21,7 @@ from ...algebra import Number, exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import RowsPaddedBeyond, StridedRows, TableRows
+from ...workload.derived_rows import RowsPaddedAboveLeast, StridedConvolutionRows, TableRows
 from ...workload.rows import ONCE
 from ..base import Flag, Heads, Layers, ModelProperties, Part, Positions, Width
 from ..conformer_convolution import ConformerConvolution
@@ -154,14 +154,14 @@ class Conformer(TowerPart):
             x.rows,
         )
         if self.segment is not None:
-            x = x.view(*x.axes, new_rows=RowsPaddedBeyond(of=frames, block_rows=self.segment, least=self.segment))
+            x = x.view(*x.axes, new_rows=RowsPaddedAboveLeast(of=frames, block_rows=self.segment, least=self.segment))
         if self.relative_buckets is not None:
             bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
         layer_indices = range(layer_kind) if isinstance(layer_kind, int) else None
         x = recorder.layers(x, lambda v: self._record_layer(recorder, v, bias), layer_kind, layer_indices, kind="layer")
         if self.segment is not None:
             x = x.view(*x.axes, new_rows=frames)
-        x = x.view(*x.axes, new_rows=StridedRows(of=frames, stride=self.reduction))
+        x = x.view(*x.axes, new_rows=StridedConvolutionRows(of=frames, stride=self.reduction))
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", layer_kind), Axis("bounds", self.clamps))
         if self.output_size is not None:

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import PATCHES, MergedRows, MultipleRows
+from ...workload.derived_rows import PATCHES, MergedPatchRows, MultipliedRows
 from ..base import Flag, Kernel, ModelProperties, Width
 from ..inputs import AudioInput
 from ..networks.feed_forward import Activation, FeedForward, activate
@@ -97,7 +97,7 @@ class ConvNextEncoder(TowerPart):
             kernel_size = 2 * stride if stage_index else self.kernel_size
             channels = Axis("channels", self.channels_of(stage_index))
             with recorder.scope(f"stage_{stage_index}"):
-                position_rows = MergedRows(of=x.rows, frames=stride) if stage_index else x.rows
+                position_rows = MergedPatchRows(of=x.rows, frames=stride) if stage_index else x.rows
                 x = recorder.conv("conv", x, channels, kernel=kernel_size, bias=True, rows=position_rows)
                 x = self._record_blocks(recorder, x, stage_index)
         x = recorder.conv("conv_out", x, Axis("hidden", self.output_size), kernel=self.kernel_size, bias=True)
@@ -119,7 +119,7 @@ class ConvNextEncoder(TowerPart):
             kernel_size = 2 * stride if stage_number else self.kernel_size
             channels = Axis("channels", self.channels_of(stage_index))
             with recorder.scope(f"stage_{stage_number}"):
-                position_rows = MultipleRows("positions", of=x.rows, by=stride) if stage_number else x.rows
+                position_rows = MultipliedRows("positions", of=x.rows, by=stride) if stage_number else x.rows
                 x = recorder.conv("conv", x, channels, kernel=kernel_size, bias=True, rows=position_rows)
                 x = self._record_blocks(recorder, x, stage_index)
         recorder.conv("conv_out", x, Axis("samples", self.channels), kernel=self.kernel_size, bias=True)

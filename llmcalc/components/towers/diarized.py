@@ -15,7 +15,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import PATCHES, MergedRows, MultipleRows
+from ...workload.derived_rows import PATCHES, MergedPatchRows, MultipliedRows
 from ..base import ModelProperties, Part, StackPosition, Vocab, Width
 from ..inputs import AudioInput
 from ..layers.block import Block
@@ -58,7 +58,9 @@ class SpeakerEncoder(Part):
         speaker_features = recorder.conv(
             "upsampler", speaker_features, frame_axis, head_axis, kernel=KERNEL_SIZE, bias=True
         )
-        speaker_features = speaker_features.view(head_axis, new_rows=MultipleRows("frames", of=x.rows, by=frame_count))
+        speaker_features = speaker_features.view(
+            head_axis, new_rows=MultipliedRows("frames", of=x.rows, by=frame_count)
+        )
         speaker_features = recorder.act(
             recorder.linear("dense", recorder.act(speaker_features, "relu"), head_axis, bias=True), "relu"
         )
@@ -87,7 +89,7 @@ class WordTimestamps(Part):
 
     def flow(self, recorder: Flow, x: Value) -> None:
         """Records the head. x: the hidden states of speech recognition."""
-        timestamp_rows = MultipleRows("timestamps", of=x.rows, by=self.upsampling_factor)
+        timestamp_rows = MultipliedRows("timestamps", of=x.rows, by=self.upsampling_factor)
         upsampled_frames = recorder.conv(
             "upsampler", x, *x.axes, kernel=self.upsampling_factor, bias=True, rows=timestamp_rows
         )
@@ -145,7 +147,7 @@ class DiarizedEncoder(TowerPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records both encoders and returns the sum of their outputs for the projector."""
-        frames = recorder.merge(x, MergedRows(of=x.rows, frames=self.frames), Axis("frames", self.frames))
+        frames = recorder.merge(x, MergedPatchRows(of=x.rows, frames=self.frames), Axis("frames", self.frames))
         frames.fixed = True
         stack_output = _record_stack(recorder, self.stack, frames, self.hidden_size)
         if self.timestamps is not None:

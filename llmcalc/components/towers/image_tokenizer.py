@@ -15,7 +15,7 @@ from ...algebra import Number, are_equal
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import PATCHES, MergedRows, MultipleRows
+from ...workload.derived_rows import PATCHES, MergedPatchRows, MultipliedRows
 from ...workload.rows import Rows
 from ..base import Flag, ModelProperties, Part, Vocab, Width
 from ..batch_norm import batch_norm_class, record_batch_norm
@@ -171,7 +171,7 @@ class ImageTokenizer(TowerPart):
         x = recorder.act(self._normalize(recorder, "norm_out", x), "silu")
         x = self._convolve(recorder, "conv_out", x, self.latent_channels)
         for i in range(1, self.temporal_levels + 1):
-            position_rows = MergedRows(of=positions, frames=2**i)
+            position_rows = MergedPatchRows(of=positions, frames=2**i)
             x = self._convolve(
                 recorder, f"time_conv_{i}", x, self.latent_channels, kernel=4 * 9, conv_rows=position_rows
             )
@@ -320,7 +320,7 @@ class ImageTokenizer(TowerPart):
 
 def _upsampled_positions(grid_rows: Rows, doubling_count: int) -> Rows:
     """Returns the positions of a grid after its sides were doubled `doubling_count` times."""
-    return MultipleRows("positions", of=grid_rows, by=4**doubling_count)
+    return MultipliedRows("positions", of=grid_rows, by=4**doubling_count)
 
 
 @cache

@@ -16,7 +16,7 @@ from ...algebra import Number, are_equal
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import MergedRows, MultipleRows
+from ...workload.derived_rows import MergedPatchRows, MultipliedRows
 from ...workload.rows import FixedRows, Rows
 from ..base import HeadDim, Heads, Layers, ModelProperties, OddKernel, Part, Width
 from ..choice import PartChoice
@@ -200,7 +200,7 @@ class MobileNet(TowerPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns output_side × output_side positions of an image."""
-        pixels = MultipleRows("positions", of=x.rows, by=self.patches.patch_size**2)
+        pixels = MultipliedRows("positions", of=x.rows, by=self.patches.patch_size**2)
         x = x.view(Axis("channels", self.num_channels), new_rows=pixels)
         x = self._record_conv(recorder, "stem", x, self.stem_channels, kernel=3, stride=2, bias=True, is_activated=True)
         stage_outputs: list[Value] = []
@@ -381,9 +381,9 @@ def _strided_rows(input_rows: Rows, stride: Stride) -> Rows:
     """Returns the axis of grid positions after a convolution with a stride."""
     if stride == 1:
         return input_rows
-    if isinstance(input_rows, MultipleRows) and isinstance(input_rows.by, int) and input_rows.by % 4 == 0:
-        return MultipleRows(input_rows.name, of=input_rows.of, by=input_rows.by // 4)
-    return MergedRows(of=input_rows, side=2)
+    if isinstance(input_rows, MultipliedRows) and isinstance(input_rows.by, int) and input_rows.by % 4 == 0:
+        return MultipliedRows(input_rows.name, of=input_rows.of, by=input_rows.by // 4)
+    return MergedPatchRows(of=input_rows, side=2)
 
 
 @cache

@@ -14,7 +14,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import IMAGES, JoinedRows, MultipleRows
+from ...workload.derived_rows import IMAGES, ConcatenatedRows, MultipliedRows
 from ..base import Layers, ModelProperties, StackPosition
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
@@ -50,7 +50,7 @@ class Perceiver(LearnedQueries):
         """Records the resampler and returns its latents for each image. x: the patches."""
         hidden_axis = Axis("hidden", self.hidden_size)
         latents = recorder.vector("query", Axis("queries", self.queries), hidden_axis, row_count=self.queries)
-        latents = latents.view(hidden_axis, new_rows=MultipleRows(name="queries", of=IMAGES, by=self.queries))
+        latents = latents.view(hidden_axis, new_rows=MultipliedRows(name="queries", of=IMAGES, by=self.queries))
         depth = self.num_hidden_layers
         layer_indices = range(depth) if isinstance(depth, int) else None
         latents = recorder.layers(
@@ -62,7 +62,7 @@ class Perceiver(LearnedQueries):
         """Records a layer and returns its latents."""
         queries = recorder.part("latents_norm", self.norm, latents)
         patches = recorder.part("patches_norm", self.norm, patches)
-        memory_rows = JoinedRows(name="patches and latents", first=patches.rows, second=queries.rows)
+        memory_rows = ConcatenatedRows(name="patches and latents", first=patches.rows, second=queries.rows)
         memory = recorder.cat(patches, queries, axes=patches.axes, rows=memory_rows)
         with recorder.apart(causal=False):
             attn_output = recorder.part("self_attn", self.attention, queries, memory=memory)

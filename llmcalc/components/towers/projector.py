@@ -19,7 +19,7 @@ from ...algebra import are_equal, exact_div
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import IMAGES, PATCHES, MergedRows, MultipleRows, RowsWithExtra
+from ...workload.derived_rows import IMAGES, PATCHES, ExtendedRows, MergedPatchRows, MultipliedRows
 from ..base import MOST_LAYERS, Flag, ModelProperties, Part, StackPosition, Vocab, Width
 from ..choice import PartChoice
 from ..inputs import AudioInput
@@ -102,7 +102,7 @@ class Resampler(LearnedQueries):
         query_count, hidden = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
         keys = recorder.linear("kv_proj", x, hidden) if self.projected else x
         keys = recorder.part("kv_norm", self.norm, keys)
-        query_rows = MultipleRows(name="queries", of=IMAGES, by=self.queries)
+        query_rows = MultipliedRows(name="queries", of=IMAGES, by=self.queries)
         query = recorder.vector("query", query_count, hidden, row_count=self.queries).view(hidden, new_rows=query_rows)
         query = recorder.part("query_norm", self.norm, query)
         if self.positions:
@@ -263,7 +263,7 @@ class Projector(TowerPart):
         if are_equal(self.merge, 1) and are_equal(self.frames, 1):
             return x
         merged_axes = (Axis("rows", self.merge), Axis("columns", self.merge))
-        merged_rows = MergedRows(of=x.rows, side=self.merge, frames=self.frames)
+        merged_rows = MergedPatchRows(of=x.rows, side=self.merge, frames=self.frames)
         return recorder.merge(x, merged_rows, Axis("frames", self.frames), *merged_axes, is_mean=self.merged == "mean")
 
     def _append_marker_vectors(
@@ -271,7 +271,7 @@ class Projector(TowerPart):
     ) -> Value:
         """Appends learned marker vectors to x."""
         mark_vectors = recorder.vector(marker_name, Axis("marks", marker_count), *axes, row_count=marker_count)
-        return recorder.cat(x, mark_vectors, axes=x.axes, rows=RowsWithExtra(of=x.rows, more=marker_count))
+        return recorder.cat(x, mark_vectors, axes=x.axes, rows=ExtendedRows(of=x.rows, more=marker_count))
 
     def describe(self, hidden_size: int) -> str:
         return " → ".join(

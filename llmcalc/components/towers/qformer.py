@@ -15,7 +15,7 @@ from ...algebra import exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import IMAGES, MultipleRows, PaddedRows, TableRows, WindowRows
+from ...workload.derived_rows import IMAGES, MultipliedRows, PaddedRows, TableRows, WindowRows
 from ...workload.rows import Rows
 from ..base import Heads, Layers, ModelProperties, Positions, Width
 from ..networks.feed_forward import FeedForward
@@ -71,7 +71,7 @@ class QFormer(LearnedQueries):
         window_axis = IMAGES if window is None else WindowRows(of=x.rows, window=window)
         patches = x if window is None else x.view(*x.axes, new_rows=PaddedRows(of=x.rows, block_rows=window))
         queries = recorder.vector("query", Axis("queries", self.queries), hidden_axis, row_count=self.queries)
-        query_rows = MultipleRows(name="queries", of=window_axis, by=self.queries)
+        query_rows = MultipliedRows(name="queries", of=window_axis, by=self.queries)
         single_rows = query_rows if window is None else TableRows(name="queries", length=self.queries)
         queries = recorder.part("query_norm", self.norm, queries.view(hidden_axis, new_rows=single_rows))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):

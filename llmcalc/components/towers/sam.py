@@ -17,7 +17,7 @@ from ...algebra import Number, exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import MergedRows, PaddedSquareRows, TableRows
+from ...workload.derived_rows import MergedPatchRows, PaddedSquareRows, TableRows
 from ..base import Flag, Heads, Layers, ModelProperties, Width
 from ..inputs import ImageInput
 from ..networks.feed_forward import FeedForward
@@ -112,7 +112,7 @@ class SamEncoder(TowerPart):
         with recorder.scope("neck"):
             x = self._record_neck(recorder, x)
         for halving_index, channels in enumerate(self.halvings, 1):
-            merged_rows = MergedRows(of=patches, side=2**halving_index)
+            merged_rows = MergedPatchRows(of=patches, side=2**halving_index)
             x = recorder.conv(f"halving_{halving_index}", x, Axis("channels", channels), kernel=9, rows=merged_rows)
         return x
 

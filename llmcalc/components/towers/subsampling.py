@@ -15,7 +15,7 @@ from ...algebra import floor_div
 from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import PATCHES, MultipleRows, RowsInChunks, StridedRows
+from ...workload.derived_rows import PATCHES, MultipliedRows, RowsInChunks, StridedConvolutionRows
 from ...workload.rows import Rows
 from ..base import Component, Flag, Kernel, ModelProperties, Part, Positions, Width
 from ..networks.feed_forward import Activation, activate
@@ -98,7 +98,7 @@ class Subsampling(Component):
         return (
             frames
             if conv_count == 0
-            else StridedRows(of=frames, kernel=convolution.kernel[0], stride=convolution.stride[0])
+            else StridedConvolutionRows(of=frames, kernel=convolution.kernel[0], stride=convolution.stride[0])
         )
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
@@ -112,12 +112,12 @@ class Subsampling(Component):
             )
             x = recorder.mul(recorder.add(x, channel_mean), channel_scale)
         output_axes, frames, frequency_bins = width or x.axes, x.rows, self.num_mel_bins
-        conv_output = x.view(Axis("channels", 1), new_rows=MultipleRows("spectrum", of=frames, by=frequency_bins))
+        conv_output = x.view(Axis("channels", 1), new_rows=MultipliedRows("spectrum", of=frames, by=frequency_bins))
         for conv_index, conv in enumerate(self.convolutions, 1):
             (time_kernel, frequency_kernel), channels = conv.kernel, Axis("channels", conv.channels)
             frames = self._convolved_rows(frames, conv_index)
             frequency_bins = floor_div(frequency_bins + 2 - frequency_kernel, conv.stride[1]) + 1
-            spectrum_rows = MultipleRows("spectrum", of=frames, by=frequency_bins)
+            spectrum_rows = MultipliedRows("spectrum", of=frames, by=frequency_bins)
             if conv.separable:
                 conv_output = recorder.conv(
                     f"depthwise_{conv_index}",

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import IMAGES, PATCHES, RowsWithExtra
+from ...workload.derived_rows import IMAGES, PATCHES, ExtendedRows
 from ..base import Flag, ModelProperties, Part, Positions, StackPosition, Width
 from ..inputs import ImageInput
 from ..layers.block import Block
@@ -181,12 +181,12 @@ class VisionTower(TowerPart):
         if self.registers:
             x = self._add_positions(recorder, x)
         if self.class_embedding:
-            x = recorder.cat(x, recorder.vector("class_embedding", hidden), axes=x.axes, rows=RowsWithExtra(of=patches))
+            x = recorder.cat(x, recorder.vector("class_embedding", hidden), axes=x.axes, rows=ExtendedRows(of=patches))
         if self.registers:
             registers = recorder.vector(
                 "registers", Axis("registers", self.registers), hidden, row_count=self.registers
             )
-            x = recorder.cat(x, registers, axes=x.axes, rows=RowsWithExtra(of=patches, more=self.vector_count))
+            x = recorder.cat(x, registers, axes=x.axes, rows=ExtendedRows(of=patches, more=self.vector_count))
         else:
             x = self._add_positions(recorder, x)
         with recorder.apart(causal=False):

@@ -13,7 +13,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import MergedRows
+from ...workload.derived_rows import MergedPatchRows
 from ..base import ModelProperties, Part, Width
 from ..mixers.attention import Attention
 from ..norm import Norm
@@ -47,7 +47,7 @@ class WindowMerger(Part):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the merger and returns one patch of each square."""
-        hidden_axes, merged_rows = x.axes, MergedRows(of=x.rows, side=self.side)
+        hidden_axes, merged_rows = x.axes, MergedPatchRows(of=x.rows, side=self.side)
         with recorder.apart(causal=False):
             attn_output = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
         x = recorder.add(x, attn_output)

@@ -50,10 +50,10 @@ def step(optimizer_step: OptimizerStep) -> None:
     trained_parameters, dtype = optimizer_step.updated_parameters, optimizer_step.dtype
     for parameter in optimizer_step.loop_over(trained_parameters):
         if not parameter.states and _is_factored(parameter):
-            with optimizer_step.counted_as_states():
+            with optimizer_step.counting_as_states():
                 parameter.states = [_new_reduction(optimizer_step, parameter.grad, axis, dtype) for axis in (-1, -2)]
         elif not parameter.states:
-            parameter.states = optimizer_step.states_like(parameter.grad)  # variance
+            parameter.states = optimizer_step.new_states_like(parameter.grad)  # variance
     if optimizer_step.implementation == "foreach":
         _multi_tensor_adafactor(optimizer_step, trained_parameters)
     else:
@@ -77,7 +77,7 @@ def _new_norm(optimizer_step: OptimizerStep, tensor: Tensor) -> None:
     optimizer_step.t.new_tensor((), tensor.dtype)
 
 
-def _new_estimate(optimizer_step: OptimizerStep, row_var: Tensor, col_var: Tensor) -> Tensor:
+def _new_mean_product(optimizer_step: OptimizerStep, row_var: Tensor, col_var: Tensor) -> Tensor:
     """Allocates the product of row and column means."""
     return optimizer_step.t.new_tensor((*row_var.shape[:-1], col_var.shape[-1]), row_var.dtype)
 
@@ -93,7 +93,7 @@ def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: 
             optimizer_step.write(row_var, row_mean)
             col_mean = _new_reduction(optimizer_step, grad, -2)
             optimizer_step.write(col_var, col_mean)
-            var_estimate = _new_estimate(optimizer_step, row_var, col_var)
+            var_estimate = _new_mean_product(optimizer_step, row_var, col_var)
             optimizer_step.write(var_estimate, _new_reduction(optimizer_step, row_var, -2))
         else:
             variance = parameter.states[0]
@@ -116,7 +116,9 @@ def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: S
             del row_means
             col_means = [_new_reduction(optimizer_step, parameter.grad, -2) for parameter in loop_over(tensor_group)]
             del col_means
-            var_estimates = [_new_estimate(optimizer_step, *parameter.states) for parameter in loop_over(tensor_group)]
+            var_estimates = [
+                _new_mean_product(optimizer_step, *parameter.states) for parameter in loop_over(tensor_group)
+            ]
             row_var_means = [
                 _new_reduction(optimizer_step, parameter.states[0], -2) for parameter in loop_over(tensor_group)
             ]

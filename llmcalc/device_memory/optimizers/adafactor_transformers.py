@@ -39,12 +39,12 @@ def step(optimizer_step: OptimizerStep) -> None:
         grad = None
         grad = aten.to(parameter.grad, FLOAT32)
         if not parameter.states:
-            with optimizer_step.counted_as_states():
+            with optimizer_step.counting_as_states():
                 parameter.states = _new_states(optimizer_step, grad)
         p_data_fp32 = None
         p_data_fp32 = aten.to(parameter.tensor, FLOAT32)
         mean_count = 2 if len(grad.shape) > 1 else 1
-        with optimizer_step.counted_as_states():
+        with optimizer_step.counting_as_states():
             parameter.states[mean_count:] = [_root_mean_square(optimizer_step)]
         squared_gradient = aten.like(grad)
         parameter_update = aten.like(squared_gradient)
@@ -57,7 +57,7 @@ def step(optimizer_step: OptimizerStep) -> None:
             column_mean = aten.like(column_state)
             optimizer_step.write(column_state, column_mean)
             del column_mean
-            parameter_update = _estimate(optimizer_step, grad, row_state, column_state)
+            parameter_update = _second_moment_estimate(optimizer_step, grad, row_state, column_state)
         else:
             parameter_update = aten.like(parameter.states[0])
         optimizer_step.write(parameter_update, grad)
@@ -81,7 +81,9 @@ def _root_mean_square(optimizer_step: OptimizerStep) -> Tensor:
     return optimizer_step.t.like(norm)
 
 
-def _estimate(optimizer_step: OptimizerStep, grad: Tensor, row_state: Tensor, column_state: Tensor) -> Tensor:
+def _second_moment_estimate(
+    optimizer_step: OptimizerStep, grad: Tensor, row_state: Tensor, column_state: Tensor
+) -> Tensor:
     """Computes the estimated second moment: a factor per row times a factor per column (`_approx_sq_grad`)."""
     aten = optimizer_step.t
     row_mean = aten.new_tensor((*row_state.shape[:-1], 1), row_state.dtype)

@@ -42,7 +42,7 @@ def step(optimizer_step: OptimizerStep) -> None:
         is_vector = len(grad.shape) < 2
         if not parameter.states:
             mean_shape = grad.shape if is_vector else (grad.shape[0], 1, *grad.shape[2:])
-            with optimizer_step.counted_as_states():
+            with optimizer_step.counting_as_states():
                 parameter.states += [aten.like(grad, dtype=dtype), aten.new_tensor(mean_shape, dtype)]  # m, vmean
         if is_vector:
             momentum_over_denominator = aten.like(aten.like(parameter.states[1]))

@@ -32,19 +32,19 @@ def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
 
 def step(optimizer_step: OptimizerStep) -> None:
     """Runs torch's `Adam.step` on tensors without values."""
-    update(optimizer_step, optimizer_step.updated_parameters)
+    update_parameters(optimizer_step, optimizer_step.updated_parameters)
 
 
-def update(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
+def update_parameters(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Runs `Adam.step` on some parameters. Step counts are on the host unless the optimizer is fused."""
     from ...simulator.tensor import FLOAT32
 
     for parameter in optimizer_step.loop_over(trained_parameters):
         if not parameter.states:
             if optimizer_step.implementation == "fused":
-                with optimizer_step.counted_as_states():
+                with optimizer_step.counting_as_states():
                     parameter.states.append(optimizer_step.t.new_tensor((), FLOAT32))  # step
-            parameter.states += optimizer_step.states_like(parameter.tensor, 2)  # exp_avg, exp_avg_sq
+            parameter.states += optimizer_step.new_states_like(parameter.tensor, 2)  # exp_avg, exp_avg_sq
     if optimizer_step.implementation == "foreach":
         _multi_tensor_adam(optimizer_step, trained_parameters)
     elif optimizer_step.implementation == "loop":

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
+def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
     """Returns the `Optimizer` description of APOLLO with projections of this rank."""
 
     def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
@@ -57,7 +57,7 @@ def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
                     parameter.states.append(_allocate_projector(optimizer_step, grad, rank, dtype))
                 grad = aten.new_tensor(projected_shape(parameter.grad, rank), dtype)
             if len(parameter.states) < 2:
-                parameter.states[1:] = optimizer_step.states_like(grad, 2)  # exp_avg, exp_avg_sq
+                parameter.states[1:] = optimizer_step.new_states_like(grad, 2)  # exp_avg, exp_avg_sq
             denom = aten.like(parameter.states[2 if parameter.matrix else -1])
             norm_grad = aten.like(denom)
             if parameter.matrix:
@@ -70,7 +70,7 @@ def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
                     norm_limit = aten.new_tensor((), dtype)
                     scaled_grad = aten.like(scaled_grad)
                     optimizer_step.write(scaled_grad, norm_limit)
-                with optimizer_step.counted_as_states():
+                with optimizer_step.counting_as_states():
                     parameter.states[3:] = [aten.new_tensor((), dtype)]  # scaled_grad
                 norm_grad = scaled_grad
             optimizer_step.write(parameter.tensor, grad, denom, norm_grad, scaling_factors)
@@ -86,15 +86,15 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
 
     aten, (row_count, column_count) = optimizer_step.t, gradient.shape
     shape = (rank, column_count) if is_projected_from_the_right(gradient) else (row_count, rank)
-    float_gradient = aten.to(gradient, FLOAT32)
+    fp32_gradient = aten.to(gradient, FLOAT32)
     random_matrix = aten.new_tensor(shape, FLOAT32)
     if dtype is FLOAT32:
-        with optimizer_step.counted_as_states():
+        with optimizer_step.counting_as_states():
             return aten.like(random_matrix)
     scaled_matrix = aten.like(random_matrix)
     del random_matrix
-    optimizer_step.write(scaled_matrix, float_gradient)
-    with optimizer_step.counted_as_states():
+    optimizer_step.write(scaled_matrix, fp32_gradient)
+    with optimizer_step.counting_as_states():
         return aten.like(scaled_matrix, dtype=dtype)
 
 
@@ -106,4 +106,4 @@ def _channel_factors(optimizer_step: OptimizerStep, norm_grad: Tensor, is_right_
     return aten.like(projected_norm, gradient_norm)
 
 
-OPTIMIZER = optimizer_of_rank(RANK, "apollo")
+OPTIMIZER = optimizer_of_projection_rank(RANK, "apollo")

@@ -149,8 +149,8 @@ class _StateLayout:
             is_quantized = tensor.count >= LEAST_8BIT and not self.has_float32_states(parameter.table)
             state_format = UINT8 if is_quantized else FLOAT32
             if self.is_paged and tensor.count >= LEAST_PAGED:
-                parameter.states = optimizer_step.paged_states_like(tensor, state_format, self.moments)
-            with optimizer_step.counted_as_states():
+                parameter.states = optimizer_step.new_paged_states_like(tensor, state_format, self.moments)
+            with optimizer_step.counting_as_states():
                 map_count = self.moments if is_quantized and not has_code_maps else 0
                 quantization_maps = [aten.new_tensor((MAP_ENTRIES,), FLOAT32) for _ in range(map_count)]
                 has_code_maps = has_code_maps or is_quantized

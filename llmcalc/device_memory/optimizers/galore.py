@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
+def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
     """Returns the `Optimizer` description of GaLore with projections of this rank."""
 
     def clipped_rank(tensor: ParamTensor) -> Number:
@@ -56,7 +56,7 @@ def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
                     parameter.states.append(_allocate_projector(optimizer_step, grad, rank, dtype))
                 grad = aten.new_tensor(projected_shape(grad, min(rank, *grad.shape)), dtype)
             if len(parameter.states) < 2:
-                parameter.states += optimizer_step.states_like(grad, 2)  # exp_avg, exp_avg_sq
+                parameter.states += optimizer_step.new_states_like(grad, 2)  # exp_avg, exp_avg_sq
             denom = aten.like(parameter.states[-1])
             norm_grad = aten.like(denom)
             if parameter.matrix:
@@ -81,10 +81,10 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     aten, (row_count, column_count) = optimizer_step.t, gradient.shape
     shorter_side = min(row_count, column_count)
     rank, is_right_projection = min(rank, shorter_side), is_projected_from_the_right(gradient)
-    float_gradient = aten.to(gradient, FLOAT32)
+    fp32_gradient = aten.to(gradient, FLOAT32)
     is_float32 = dtype is FLOAT32
     left_vectors = aten.new_tensor((row_count, shorter_side), FLOAT32) if is_right_projection else None  # U
-    with optimizer_step.counted_as_states():
+    with optimizer_step.counting_as_states():
         square_matrix = (
             aten.new_tensor((shorter_side, shorter_side), FLOAT32) if is_float32 else None
         )  # Vh of a tall matrix, U of a wide one
@@ -95,11 +95,11 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     diagonal_matrix = aten.new_tensor((rank, rank), FLOAT32)
     projector_product = aten.new_tensor((row_count, rank) if is_right_projection else (rank, column_count), FLOAT32)
     del diagonal_matrix
-    optimizer_step.write(projector_product, float_gradient, left_vectors, right_vectors, singular_values)
+    optimizer_step.write(projector_product, fp32_gradient, left_vectors, right_vectors, singular_values)
     if is_float32:
         return square_matrix
-    with optimizer_step.counted_as_states():
+    with optimizer_step.counting_as_states():
         return aten.new_tensor((rank, column_count) if is_right_projection else (row_count, rank), dtype)
 
 
-OPTIMIZER = optimizer_of_rank(RANK, "galore")
+OPTIMIZER = optimizer_of_projection_rank(RANK, "galore")

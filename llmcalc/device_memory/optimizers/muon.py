@@ -51,12 +51,14 @@ def product_flops(tensors: Sequence[TrainedTensor]) -> Number:
 def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Muon.step` with Nesterov momentum, then the step of AdamW."""
     _update_matrices(optimizer_step, [parameter for parameter in optimizer_step.updated_parameters if parameter.matrix])
-    adamw.update(optimizer_step, [parameter for parameter in optimizer_step.updated_parameters if not parameter.matrix])
+    adamw.update_parameters(
+        optimizer_step, [parameter for parameter in optimizer_step.updated_parameters if not parameter.matrix]
+    )
 
 
 def _update_matrices(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     for parameter in optimizer_step.loop_over(trained_parameters):
-        parameter.states = parameter.states or optimizer_step.states_like(parameter.grad)  # momentum_buffer
+        parameter.states = parameter.states or optimizer_step.new_states_like(parameter.grad)  # momentum_buffer
     for parameter in optimizer_step.loop_over(trained_parameters):
         momentum_update = optimizer_step.t.like(parameter.grad, parameter.states[0])
         momentum_update = _zeropower_via_newtonschulz(optimizer_step, momentum_update)

@@ -38,7 +38,7 @@ States: TypeAlias = dict[str, Number]
 """The library's name of a state → its bytes."""
 
 
-def _mean_over_tensors(is_flat: bool) -> tuple[int, int] | None:
+def _no_exact_state_bytes(is_flat: bool) -> tuple[int, int] | None:
     """Returns None: every tensor has the same state bytes per element on average."""
     return None
 
@@ -94,7 +94,7 @@ class Optimizer:
     by_element: bool = False
     by_rows: bool = False
     by_matrix: bool = False
-    per_element: Callable[[bool], tuple[int, int] | None] = _mean_over_tensors
+    per_element: Callable[[bool], tuple[int, int] | None] = _no_exact_state_bytes
     product_flops: Callable[[Sequence[TrainedTensor]], Number] | None = None
     uncounted_work: str = ""
     paged: Callable[[Sequence[TrainedTensor]], Number] | None = None

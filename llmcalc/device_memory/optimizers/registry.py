@@ -90,14 +90,14 @@ def optimizer(optimizer_name: str, option_name: str = "--optimizer") -> Optimize
     hyphenated_name = optimizer_name.lower().replace("_", "-")
     if hyphenated_name in NAMES or WITH_RANK.fullmatch(hyphenated_name):
         return _load_record(hyphenated_name)
-    record = next(
+    matching_record = next(
         (optimizer_record for optimizer_record in optimizers() if hyphenated_name in optimizer_record.aliases), None
     )
-    if record is None:
-        aliases = (alias for optimizer_record in optimizers() for alias in optimizer_record.aliases)
-        suggestion_text = suggest(hyphenated_name, [*NAMES, *aliases])
+    if matching_record is None:
+        known_aliases = (alias for optimizer_record in optimizers() for alias in optimizer_record.aliases)
+        suggestion_text = suggest(hyphenated_name, [*NAMES, *known_aliases])
         suggestion_text = suggestion_text and f".{suggestion_text}"
         raise InputError(
             f"{option_name}: {shown(optimizer_name)} is not known; expected one of {', '.join(NAMES)}{suggestion_text}"
         )
-    return record
+    return matching_record

@@ -26,7 +26,7 @@ def state_bytes(names: tuple[str, ...], tensors: Sequence[TrainedTensor], dtype:
 def allocate_states(names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
     """Allocates missing optimizer states, the only allocations of `SGDScheduleFree.step`."""
     for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
-        parameter.states = parameter.states or optimizer_step.states_like(parameter.tensor, len(names))
+        parameter.states = parameter.states or optimizer_step.new_states_like(parameter.tensor, len(names))
 
 
 def adamw_step(names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:

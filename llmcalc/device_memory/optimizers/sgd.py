@@ -27,7 +27,7 @@ def step(optimizer_step: OptimizerStep) -> None:
         is_foreach, updated_parameters = optimizer_step.implementation == "foreach", optimizer_step.updated_parameters
         for tensor_group in optimizer_step.group_by_dtype(updated_parameters) if is_foreach else [updated_parameters]:
             for parameter in optimizer_step.loop_over(tensor_group):
-                parameter.states = parameter.states or optimizer_step.states_like(parameter.grad)  # momentum_buffer
+                parameter.states = parameter.states or optimizer_step.new_states_like(parameter.grad)  # momentum_buffer
 
 
 def build_torch_optimizers(

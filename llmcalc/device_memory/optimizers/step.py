@@ -83,20 +83,20 @@ class OptimizerStep:
             yield parameter
         memory_meter.parameter_path = None
 
-    def counted_as_states(self) -> AbstractContextManager[None]:
+    def counting_as_states(self) -> AbstractContextManager[None]:
         """Counts new storages as optimizer states, inside a `with`."""
         return count_storages_as(self.t.graph.meter, "optimizer")
 
-    def states_like(self, tensor: Tensor, state_count: int = 1) -> list[Tensor]:
+    def new_states_like(self, tensor: Tensor, state_count: int = 1) -> list[Tensor]:
         """Allocates optimizer states with a tensor's shape, in the states' format. state_count: number of states."""
-        with self.counted_as_states():
+        with self.counting_as_states():
             return [self.t.like(tensor, dtype=self.dtype) for _ in range(state_count)]
 
-    def paged_states_like(self, tensor: Tensor, dtype: Dtype, state_count: int) -> list[Tensor]:
+    def new_paged_states_like(self, tensor: Tensor, dtype: Dtype, state_count: int) -> list[Tensor]:
         """Allocates optimizer states in managed memory. state_count: number of states."""
         if self.pages_states:
             return [empty(NoMeter(), tensor.shape, dtype) for _ in range(state_count)]
-        with self.counted_as_states():
+        with self.counting_as_states():
             return [self.t.like(tensor, dtype=dtype) for _ in range(state_count)]
 
     def write(self, written_object: object, *read_tensors: object) -> None:

@@ -48,7 +48,7 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
         for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
             element_count, stored_tensor = parameter.tensor.count, parameter.tensor
             is_quantized = element_count >= LEAST_8BIT and element_count % BLOCK == 0
-            with optimizer_step.counted_as_states():
+            with optimizer_step.counting_as_states():
                 for _ in range(0 if parameter.states else 2):
                     if not is_quantized:
                         parameter.states.append(aten.like(stored_tensor, dtype=optimizer_step.dtype))

@@ -326,6 +326,6 @@ class WeightVerbs(Recorder):
 
 def _rows_after_padding(input_rows: Rows, padding: Number) -> Rows:
     """Returns the axis of `input_rows` with `padding` more rows before the first row."""
-    from ...workload.derived_rows import RowsWithExtra
+    from ...workload.derived_rows import ExtendedRows
 
-    return RowsWithExtra(of=input_rows, more=padding)
+    return ExtendedRows(of=input_rows, more=padding)

@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import shown
 from ...sources.huggingface.family import field_names
 from ..launch.accelerate_command import with_launcher_arguments
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, default_attention, integer_of, reading_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, default_attention, integer_of, reader_of
 from ..launch.trainer import (
     QUANTIZATION_AWARE,
     add_noise_note,
@@ -152,10 +152,10 @@ def is_axolotl(config: Table) -> bool:
 
 def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an axolotl config. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         reader.check_names(config, READ, IGNORED, "no key that is known")
         config = with_launcher_arguments(config, source_file, sets_precision=False)
-        reader.refuse_set(config, REFUSED)
+        reader.refuse_if_set(config, REFUSED)
         _check_trained_patterns(reader, config)
         add_noise_note(reader, config)
         reader.expandable = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
@@ -169,8 +169,12 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
             "seq": reader.integer(config, "sequence_len", 512),
         }
         run_settings |= optimizer_with_targets(reader, config, "optimizer", "adamw_torch_fused", run_settings)
-        dtype_16b = _half_format(reader, config)
-        run_settings |= {"precision": "fp32"} if dtype_16b is None else {"dtype": dtype_16b, "master_weights": "none"}
+        sixteen_bit_dtype = _sixteen_bit_format(reader, config)
+        run_settings |= (
+            {"precision": "fp32"}
+            if sixteen_bit_dtype is None
+            else {"dtype": sixteen_bit_dtype, "master_weights": "none"}
+        )
         run_settings |= _kernel_settings(reader, config)
         run_settings |= _adapter_settings(reader, config)
         _check_overrides(reader, config)
@@ -180,13 +184,13 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("the reward head is counted as the model's own output head, an upper bound")
         if config.get("reward_model"):
             run_settings |= pair_settings(reader, "reward", run_settings)
-        world_size, parallelism_config = _groups_of_ranks(reader, config)
-        arguments = {**_trainer_arguments(config, dtype_16b), "parallelism_config": parallelism_config}
+        world_size, parallelism_config = _devices_and_group_sizes(reader, config)
+        arguments = {**_trainer_arguments(config, sixteen_bit_dtype), "parallelism_config": parallelism_config}
         model_id = str(config["base_model"] or "")
         return trainer_launch(reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS)
 
 
-def _groups_of_ranks(reader: LaunchReader, config: Table) -> tuple[int | None, dict[str, Any]]:
+def _devices_and_group_sizes(reader: LaunchReader, config: Table) -> tuple[int | None, dict[str, Any]]:
     """Returns the number of devices (None if unknown) and the group sizes as accelerate's `parallelism_config`.
 
     Source: utils/distributed.py, `_get_parallel_config_kwargs`: devices that no size names replicate the model.
@@ -258,7 +262,7 @@ def _accumulation_steps(reader: LaunchReader, config: Table) -> int:
     return reader.integer(config, "gradient_accumulation_steps", 1)
 
 
-def _half_format(reader: LaunchReader, config: Table) -> str | None:
+def _sixteen_bit_format(reader: LaunchReader, config: Table) -> str | None:
     """Returns the 16-bit number format of loading and training; None for fp32.
 
     `bf16_value: auto`, the default, is bf16 where the accelerator has it (`resolve_dtype`).
@@ -429,8 +433,8 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: Mapp
     if loss not in PREFERENCES:
         reader.unknown["rl"] = f"'{loss[:30]}' is not modelled; {', '.join(PREFERENCES)}, kto are"
         return {}
-    caches_reference = reader.flag(config, "precompute_ref_log_probs")
-    return pair_settings(reader, PREFERENCES[loss], run_settings, caches_reference=caches_reference)
+    has_cached_reference = reader.flag(config, "precompute_ref_log_probs")
+    return pair_settings(reader, PREFERENCES[loss], run_settings, has_cached_reference=has_cached_reference)
 
 
 def _trainer_arguments(config: Table, sixteen_bit_dtype: str | None) -> dict[str, Any]:

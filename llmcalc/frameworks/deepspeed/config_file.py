@@ -25,7 +25,7 @@ from ..launch.record import (
     default_attention,
     flag_value,
     integer_of,
-    reading_of,
+    reader_of,
     unknown_keys,
 )
 from ..launch.trainer import is_trainer
@@ -81,13 +81,15 @@ def read_deepspeed(config: Table, source_file: LaunchSource, trainer_arguments: 
     trainer_arguments: the Trainer's values of "auto": batch, num_microbatches, bf16, fp16; its defaults by default.
     Raises `InputError`, which names file and key.
     """
-    with reading_of(source_file) as reader:
-        launch_settings = read_into(reader, config, source_file.world_size, trainer_arguments or {})
+    with reader_of(source_file) as reader:
+        launch_settings = read_deepspeed_section(reader, config, source_file.world_size, trainer_arguments or {})
         settings = default_attention(reader) | launch_settings.settings
         return reader.launch("deepspeed", launch_settings._replace(settings=settings))
 
 
-def read_into(reader: LaunchReader, config: Table, world_size: int | None, trainer_args: Table) -> LaunchSettings:
+def read_deepspeed_section(
+    reader: LaunchReader, config: Table, world_size: int | None, trainer_args: Table
+) -> LaunchSettings:
     """Returns the training run of a DeepSpeed config that is part of another launch file."""
     for config_key in config:
         if config_key in IGNORED or str(config_key).startswith("_"):
@@ -121,7 +123,7 @@ def run_of_program(
 
     settings: the settings outside of the config.
     """
-    launch_settings = read_into(reader, config, world_size, {})
+    launch_settings = read_deepspeed_section(reader, config, world_size, {})
     return without_chunked_loss(reader, launch_settings._replace(settings={**launch_settings.settings, **settings}))
 
 
@@ -361,8 +363,10 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {}
     if str(optimizer_type).lower() in STAGE_0_ALONE:
         zero_stage = reader.table(config, "zero_optimization").get("stage", 0)
-        is_half = any(reader.table(config, format_name).get("enabled") for format_name in ("fp16", "bf16", "bfloat16"))
-        if zero_stage or not is_half:
+        is_half_precision = any(
+            reader.table(config, format_name).get("enabled") for format_name in ("fp16", "bf16", "bfloat16")
+        )
+        if zero_stage or not is_half_precision:
             reader.unknown["optimizer.type"] = (
                 f"{shown(optimizer_type)} is modelled in stage 0 with 16-bit weights alone"
             )

@@ -10,7 +10,7 @@ from ...parallel.layout import Layout
 from ...simulator.tensor import DTYPES
 from ..peak_estimate import PeakEstimate, bytes_per_parameter, estimate_with_torch_kernels
 from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientBytes, measure_optimizer_step
-from .rank_memory import cast_adapters
+from .rank_memory import with_cast_adapters
 from .replicated import REDUCED_AT_ONCE
 from .settings import DeepSpeedSettings
 
@@ -26,7 +26,7 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
     return estimate_with_torch_kernels(
         memory_estimate,
         bytes_per_parameter(memory_estimate, has_flat_parameters=True),
-        cast_adapters(training_config),
+        with_cast_adapters(training_config),
         transient_function,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from ..logs.log_contents import AMOUNT, LogTerm, LogValues, ParsedLog, bytes_of, pattern
+from ..logs.log_contents import AMOUNT, LogTerm, LogValues, ParsedLog, parse_bytes, pattern
 from ..logs.log_text import LogText
 
 PATTERNS = (
@@ -59,6 +59,6 @@ def _model_state_estimates(log_text: LogText, log_values: LogValues) -> list[Log
             states_term = LogTerm("states", 0, per_parameter=Fraction(18, devices), constant=layer)
         else:
             states_term = LogTerm("states", 0, per_parameter=4 + Fraction(16, devices))
-        memory_terms.append(states_term._replace(value=bytes_of(option_match["device"])))
+        memory_terms.append(states_term._replace(value=parse_bytes(option_match["device"])))
         break
     return memory_terms

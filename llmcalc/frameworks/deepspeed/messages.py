@@ -28,9 +28,9 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
             yield ranks.message("all_reduce", bucket_elements * element_bytes, 1)
         return
     reduction_count = replicated_weights.chunk.batches if stage >= 2 else 1
-    reduction: CollectiveKind = "reduce_scatter" if stage == 3 else "all_reduce"
+    reduction_kind: CollectiveKind = "reduce_scatter" if stage == 3 else "all_reduce"
     for bucket_elements in _bucket_sizes(replicated_weights.elements):
-        yield ranks.message(reduction, bucket_elements * element_bytes, reduction_count)
+        yield ranks.message(reduction_kind, bucket_elements * element_bytes, reduction_count)
         yield ranks.replica_all_reduce(bucket_elements * element_bytes // ranks.shards, reduction_count)
     if stage < 3:
         yield ranks.message("all_gather", replicated_weights.elements * element_bytes, 1)

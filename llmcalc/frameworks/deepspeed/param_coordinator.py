@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from ...simulator.lowering import Path
 from ...simulator.meter import Block
 from ...simulator.tensor import Meter, Storage, Tensor, allocate_on_stream, count_storages_as
-from .partitions import module_of, weight_elements
+from .partitions import module_path_of, weight_elements
 from .settings import DeepSpeedSettings
 
 GATHERING = 2
@@ -78,7 +78,7 @@ class Parameter:
 
     def __init__(self, memory_meter: Meter, parameter_path: Path, template: Tensor, ranks: int) -> None:
         self.path: Path = parameter_path
-        self.module: Path = module_of(parameter_path)
+        self.module: Path = module_path_of(parameter_path)
         element_count = weight_elements(template)
         self.count: int = element_count
         self.shard_elements: int = -(-element_count // ranks)
@@ -207,7 +207,7 @@ class ParameterCoordinator:
     @contextmanager
     def gathering_stream(self) -> Iterator[None]:
         """Returns a context that allocates on the all-gather stream, or without overlap on the current stream."""
-        cuda_stream = GATHERING if self.settings.overlaps else self.meter.stream
+        cuda_stream = GATHERING if self.settings.has_overlapped_reductions else self.meter.stream
         with allocate_on_stream(self.meter, cuda_stream), count_storages_as(self.meter, "weights"):
             yield
 

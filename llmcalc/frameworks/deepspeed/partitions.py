@@ -70,7 +70,7 @@ def partition_pieces(offset: int, element_count: int, partition_size: int) -> li
     return weight_pieces
 
 
-def in_module_order(parameter_paths: Sequence[Path]) -> list[Path]:
+def sort_in_module_order(parameter_paths: Sequence[Path]) -> list[Path]:
     """Returns the paths of parameters in the order of `nn.Module.named_parameters`.
 
     The program has parameters in the order of their use. A layer has its sublayers before its norms (as in transformers
@@ -79,11 +79,11 @@ def in_module_order(parameter_paths: Sequence[Path]) -> list[Path]:
     layer_positions: dict[Path, int] = {}
     module_positions: dict[Path, int] = {}
     for path in parameter_paths:
-        layer_positions.setdefault(_layer_of(path), len(layer_positions))
-        module_positions.setdefault(module_of(path), len(module_positions))
+        layer_positions.setdefault(_layer_path_of(path), len(layer_positions))
+        module_positions.setdefault(module_path_of(path), len(module_positions))
 
     def position_in_module(tensor_path: Path) -> tuple[int, bool, int, bool]:
-        layer_path, module_path = _layer_of(tensor_path), module_of(tensor_path)
+        layer_path, module_path = _layer_path_of(tensor_path), module_path_of(tensor_path)
         is_norm = type(layer_path[-1]) is int and len(module_path) <= len(layer_path) + 1
         return (
             layer_positions[layer_path],
@@ -95,14 +95,14 @@ def in_module_order(parameter_paths: Sequence[Path]) -> list[Path]:
     return sorted(parameter_paths, key=position_in_module)
 
 
-def module_of(parameter_path: Path) -> Path:
+def module_path_of(parameter_path: Path) -> Path:
     """Returns the path of a parameter's module."""
     *parent_path, parameter_name = parameter_path
     module_name = str(parameter_name).rpartition(".")[0]
     return (*parent_path, module_name) if module_name else tuple(parent_path)
 
 
-def _layer_of(parameter_path: Path) -> Path:
+def _layer_path_of(parameter_path: Path) -> Path:
     """Returns the path of a parameter's layer, or of its module outside of the layers."""
     index_positions = [i for i, path_part in enumerate(parameter_path) if type(path_part) is int]
-    return parameter_path[: index_positions[0] + 1] if index_positions else module_of(parameter_path)
+    return parameter_path[: index_positions[0] + 1] if index_positions else module_path_of(parameter_path)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...sources.huggingface.family import field_names
 from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of, unknown_keys
-from .config_file import read_into, without_chunked_loss
+from .config_file import read_deepspeed_section, without_chunked_loss
 
 FILE = "a DeepSpeed JSON"
 
@@ -49,7 +49,7 @@ def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int)
         config = reader.fetch_tables(
             f"{section_name}.deepspeed_config_file", plugin_table["deepspeed_config_file"], FILE
         )
-        return _without_batch_size(read_into(reader, config, world_size, precision), config)
+        return _without_batch_size(read_deepspeed_section(reader, config, world_size, precision), config)
     zero_stage = integer_of(reader, f"{section_name}.zero_stage", plugin_table.get("zero_stage", 2), minimum=0)
     zero_table: dict[str, Any] = {"stage": zero_stage}
     for device_key in ("offload_optimizer_device", "offload_param_device"):
@@ -59,7 +59,9 @@ def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int)
     deepspeed_config |= {device_key: {"enabled": precision[device_key]} for device_key in ("bf16", "fp16")}
     if plugin_table.get("gradient_accumulation_steps") is not None:
         deepspeed_config["gradient_accumulation_steps"] = plugin_table["gradient_accumulation_steps"]
-    return _without_batch_size(read_into(reader, deepspeed_config, world_size, precision), deepspeed_config)
+    return _without_batch_size(
+        read_deepspeed_section(reader, deepspeed_config, world_size, precision), deepspeed_config
+    )
 
 
 def _without_batch_size(launch_settings: LaunchSettings, config: Table) -> LaunchSettings:
@@ -81,7 +83,7 @@ def read_trainer(
     argument = config["deepspeed"]
     deepspeed_table = argument if isinstance(argument, Mapping) else reader.fetch_tables("deepspeed", argument, FILE)
     precision = {format_name: bool(config.get(format_name)) for format_name in ("bf16", "fp16")}
-    launch_settings = read_into(reader, deepspeed_table, world_size, {**command_settings, **precision})
+    launch_settings = read_deepspeed_section(reader, deepspeed_table, world_size, {**command_settings, **precision})
     settings = {
         option_name: option_value
         for option_name, option_value in command_settings.items()

@@ -34,12 +34,12 @@ OWN_ADAM = ("adam", "adamw", "fusedadam")
 """Types of `optimizer` for which DeepSpeed uses its fused Adam, unless `torch_adam` is set."""
 
 
-def zero_run(zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> ZeroRun:
+def new_zero_run(zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> ZeroRun:
     """Returns the training run of a rank. Raises `InputError` for settings that are not modelled."""
     settings = zero_setup.settings.with_resolved_values(zero_setup.spec.hidden_size)
     settings.check()
     _check_training(zero_setup.training, settings)
-    training_config = cast_adapters(zero_setup.training)
+    training_config = with_cast_adapters(zero_setup.training)
     implementation = training_config.implementation
     if settings.torch_adam and settings.optimizer.lower() in OWN_ADAM:
         implementation = "foreach"  # torch's own choice
@@ -81,7 +81,7 @@ def updates_flat_copy(training_config: TrainingConfig, settings: DeepSpeedSettin
     return settings.stage == 0 and training_config.dtype != "float32" and uses_deepspeed_adam
 
 
-def cast_adapters(training_config: TrainingConfig) -> TrainingConfig:
+def with_cast_adapters(training_config: TrainingConfig) -> TrainingConfig:
     """Returns the training settings with adapters in the weights' number format: DeepSpeed casts all parameters."""
     return (
         training_config
@@ -133,14 +133,14 @@ def _replay_on_allocator(
     stored_runs: the steps and results of the run's other ranks, to which this rank's are added. Ranks that are alike
         share their results; both kinds of allocators share the steps of a rank.
     """
-    training_run = zero_run(zero_setup, memory_meter := EventMeter())
+    training_run = new_zero_run(zero_setup, memory_meter := EventMeter())
     rank_key = zero_setup.rank if training_run.differs_by_rank else None
     result_key = rank_key, cuda_runtime.expandable
     if result_key in stored_runs:
         replay_result, host_memory, replay_units = stored_runs[result_key]
         EFFORT.units += replay_units  # a search ends where it would with each rank replayed
         return replay_result, host_memory
-    units_before = EFFORT.units
+    effort_before = EFFORT.units
     replayed_rank: ReplayedRank | None = stored_runs.pop(rank_key, None)  # by the other kind of allocator
     if replayed_rank is None:
         replayed_rank = replay_zero(training_run, memory_meter)
@@ -148,7 +148,7 @@ def _replay_on_allocator(
             stored_runs[rank_key] = replayed_rank
     counted_steps, host_memory = replayed_rank
     replay_result = counted_steps.result_on_allocator(PrefixCache(cuda_runtime.expandable))
-    stored_runs[result_key] = replay_result, host_memory, EFFORT.units - units_before
+    stored_runs[result_key] = replay_result, host_memory, EFFORT.units - effort_before
     return replay_result, host_memory
 
 
@@ -216,6 +216,6 @@ def tensor_status(settings: DeepSpeedSettings, training_config: TrainingConfig) 
         return MemoryTerm("tensors", 0, "estimate", citation, VERSIONS)
     if updates_flat_copy(training_config, settings):  # it runs on a GPU alone
         return MemoryTerm("tensors", 0, "source", "deepspeed/runtime/fp16/fused_optimizer.py", VERSIONS)
-    if settings.overlaps:
+    if settings.has_overlapped_reductions:
         return MemoryTerm("tensors", 0, "source", f"{witness}; streams as in deepspeed/runtime/zero", VERSIONS)
     return MemoryTerm("tensors", 0, "exact", witness, VERSIONS)

@@ -110,7 +110,7 @@ class DeepSpeedSettings:
         )
 
     @property
-    def overlaps(self) -> bool:
+    def has_overlapped_reductions(self) -> bool:
         """Whether gradient reductions overlap the backward pass (`overlap_comm_valid`)."""
         return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
 

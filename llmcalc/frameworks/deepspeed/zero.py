@@ -16,7 +16,7 @@ from ...model import ModelSpec
 from ...ops import ParamTensor
 from ...simulator.meter import Meter
 from ...simulator.tensor import DTYPES, FLOAT32, Dtype, Storage, Tensor, allocate_on_stream, count_storages_as
-from .partitions import in_module_order
+from .partitions import sort_in_module_order
 from .settings import DeepSpeedSettings
 
 REDUCTION = 1
@@ -100,7 +100,9 @@ class ZeroRun(TrainingRun):
         parameters_by_path = dict(self.lowering.parameters)
         weights_by_id = {
             id(weight): weight
-            for weight in (parameters_by_path[weight_path] for weight_path in in_module_order(list(parameters_by_path)))
+            for weight in (
+                parameters_by_path[weight_path] for weight_path in sort_in_module_order(list(parameters_by_path))
+            )
         }
         return [*weights_by_id.values(), *(weight for weight in self.lowering.unused_modules if weight.leaf)]
 
@@ -124,6 +126,6 @@ class ZeroRun(TrainingRun):
     @contextmanager
     def reduction_stream(self) -> Iterator[None]:
         """Returns a context that allocates on the reduction stream, or without overlap on the current stream."""
-        cuda_stream = REDUCTION if self.settings.overlaps else self.meter.stream
+        cuda_stream = REDUCTION if self.settings.has_overlapped_reductions else self.meter.stream
         with allocate_on_stream(self.meter, cuda_stream), count_storages_as(self.meter, "communication"):
             yield

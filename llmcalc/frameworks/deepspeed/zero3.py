@@ -19,7 +19,7 @@ from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.tensor import FLOAT32, Storage, Tensor, count_storages_as, empty
 from .lowering import GatheringProfile
 from .param_coordinator import Parameter, ParameterCoordinator
-from .partitions import in_module_order
+from .partitions import sort_in_module_order
 from .zero import DOUBLE, ZeroRun, ZeroSetup
 
 SOURCE = "deepspeed/runtime/zero/stage3.py"
@@ -55,7 +55,7 @@ class Stage3Run(ZeroRun):
         coordinator, memory_meter, element_bytes = self.coordinator, self.meter, self.dtype.bytes
         parameters_by_path = {parameter.path: parameter for parameter in coordinator.parameters}
         coordinator.parameters = [
-            parameters_by_path[weight_path] for weight_path in in_module_order(list(parameters_by_path))
+            parameters_by_path[weight_path] for weight_path in sort_in_module_order(list(parameters_by_path))
         ]
         coordinator.mark_persistent()
         trained_parameters = [parameter for parameter in coordinator.parameters if parameter.full_param.leaf]
@@ -72,18 +72,18 @@ class Stage3Run(ZeroRun):
                 ]
                 self.rank_shards.append(Storage(memory_meter, element_count * element_bytes))  # lp_param_buffer
         self.trained = []
-        if not self.offloads:
+        if not self.has_offloaded_states:
             self._create_fp32_partitions()
         if self.settings.contiguous_gradients:
             with count_storages_as(memory_meter, "communication"):
                 self.buffer = Storage(memory_meter, self.bucket_elements * self.communication_dtype.bytes)
         self.grad_partitions_flat_buffer: Storage | None = None
-        if not self.offloads:
+        if not self.has_offloaded_states:
             with count_storages_as(memory_meter, "gradients"):
                 self.grad_partitions_flat_buffer = Storage(memory_meter, element_count * self.accumulation_dtype.bytes)
 
     @property
-    def offloads(self) -> bool:
+    def has_offloaded_states(self) -> bool:
         """Whether the optimizer's states and the rank's gradients are on the host."""
         return self.settings.offload_optimizer != "none"
 
@@ -96,7 +96,7 @@ class Stage3Run(ZeroRun):
         group_sizes = [
             sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups
         ]
-        if self.offloads:
+        if self.has_offloaded_states:
             round_host_bytes = pinned_bytes if settings.offload_optimizer_pin_memory else int
             partition_bytes = sum(
                 host_bytes * FLOAT32.bytes + round_host_bytes(host_bytes * FLOAT32.bytes) for host_bytes in group_sizes
@@ -184,8 +184,10 @@ class Stage3Run(ZeroRun):
         self.elements += parameter.count
         module_parameters = self.coordinator.modules[parameter.module]
         if all(
-            sibling.full_param.grad is not None or sibling in self.bucket or not sibling.full_param.leaf
-            for sibling in module_parameters
+            sibling_parameter.full_param.grad is not None
+            or sibling_parameter in self.bucket
+            or not sibling_parameter.full_param.leaf
+            for sibling_parameter in module_parameters
         ):
             self.coordinator.after_backward(parameter.module)
 
@@ -200,7 +202,7 @@ class Stage3Run(ZeroRun):
             else:
                 grad_partitions = self._avg_scatter_grads()
             for parameter in self.bucket:
-                if self.offloads:
+                if self.has_offloaded_states:
                     self._copy_to_host(parameter)
                 parameter.full_param.grad = None
             del grad_partitions
@@ -264,7 +266,7 @@ class Stage3Run(ZeroRun):
         """Runs the optimizer on each sub-group in turn (`step`)."""
         self.meter.place = AllocationPlace("step")
         self.coordinator.release_all()
-        if self.offloads:
+        if self.has_offloaded_states:
             self.host_norms = {}
             self.coordinator.gather_persistent()
             return

@@ -120,7 +120,7 @@ class PartitionedRun(ZeroRun):
                 weight.storage = flat_parameters
         self.largest_parameter: int = max(element_counts)
         cloned_partition = Storage(self.meter, self.partition_size * element_bytes)
-        if self.offloads:
+        if self.has_offloaded_states:
             del cloned_partition
             with count_storages_as(self.meter, "communication"):  # temp_grad_buffer_for_gpu_offload
                 self.host_buffer = Storage(self.meter, self.largest_parameter * element_bytes)
@@ -136,7 +136,7 @@ class PartitionedRun(ZeroRun):
     # --- gradients --------------------------------------------------------------------------------------------------
 
     @property
-    def offloads(self) -> bool:
+    def has_offloaded_states(self) -> bool:
         """Whether the optimizer's states are on the host, to which gradients are copied."""
         return self.settings.offload_optimizer != "none"
 
@@ -145,7 +145,7 @@ class PartitionedRun(ZeroRun):
 
         Gradients of several micro-batches are accumulated for whole parameters (`buffer_to_accumulate_to_in_cpu`).
         """
-        if not self.offloads:
+        if not self.has_offloaded_states:
             return ()
         partition_elements, element_bytes = self.partition_size, self.dtype.bytes
         round_host_bytes = pinned_bytes if self.settings.offload_optimizer_pin_memory else int
@@ -166,22 +166,22 @@ class PartitionedRun(ZeroRun):
     @property
     def has_contiguous_buffer(self) -> bool:
         """Whether gradients are copied into the bucket's contiguous buffer."""
-        return self.settings.contiguous_gradients or self.offloads
+        return self.settings.contiguous_gradients or self.has_offloaded_states
 
     @property
-    def accumulates_separately(self) -> bool:
+    def has_separate_accumulation(self) -> bool:
         """Whether every rank accumulates all gradients in a separate number format."""
         return self.accumulation_dtype is not self.dtype and self.settings.stage == 1
 
     @property
-    def accumulates_partition(self) -> bool:
+    def has_accumulated_partition(self) -> bool:
         """Whether each rank accumulates its gradient partition in float32 (`_use_compact_grad_partition_buffer`)."""
         return self.accumulation_dtype is FLOAT32 and self.accumulation_dtype is not self.dtype
 
     @property
     def bucket_dtype(self) -> Dtype:
         """The number format of the bucket's buffer (`_gradient_reduction_buffer_dtype`)."""
-        return self.accumulation_dtype if self.accumulates_separately else self.dtype
+        return self.accumulation_dtype if self.has_separate_accumulation else self.dtype
 
     @property
     def gradient_hook(self) -> Callable[[Tensor], None]:
@@ -193,9 +193,9 @@ class PartitionedRun(ZeroRun):
         if id(weight) not in self.pieces:  # an input of a part that runs again
             return
         self.setup_buckets()
-        if self.accumulates_separately:
+        if self.has_separate_accumulation:
             self._fill_param_grad_accum_attribute(weight)
-        if self.settings.stage == 2 or (self.settings.overlaps and self.is_last_microbatch):
+        if self.settings.stage == 2 or (self.settings.has_overlapped_reductions and self.is_last_microbatch):
             self.reduce_independent(weight)
 
     def setup_buckets(self) -> None:
@@ -205,7 +205,7 @@ class PartitionedRun(ZeroRun):
         if self.has_contiguous_buffer:
             self.bucket.buffers, self.bucket.index = [], 0
             with count_storages_as(self.meter, "communication"):
-                for _ in range(2 if self.settings.overlaps else 1):
+                for _ in range(2 if self.settings.has_overlapped_reductions else 1):
                     self.bucket.buffers.append(Storage(self.meter, self.bucket_elements * self.bucket_dtype.bytes))
         self.has_buffers = True
 
@@ -221,11 +221,11 @@ class PartitionedRun(ZeroRun):
 
     def gradient(self, weight: Tensor) -> Tensor | None:
         """Returns the gradient that is reduced over ranks (`get_param_gradient_attribute`)."""
-        return self.accumulated.get(id(weight)) if self.accumulates_separately else weight.grad
+        return self.accumulated.get(id(weight)) if self.has_separate_accumulation else weight.grad
 
     def _store_gradient(self, weight: Tensor, gradient: Tensor | None) -> None:
         """Stores or removes the accumulated gradient of a parameter."""
-        if not self.accumulates_separately:
+        if not self.has_separate_accumulation:
             weight.grad = gradient
         elif gradient is None:
             self.accumulated.pop(id(weight), None)
@@ -237,7 +237,7 @@ class PartitionedRun(ZeroRun):
         bucket, settings, element_count = self.bucket, self.settings, weight_elements(weight)
         if bucket.elements + element_count > self.bucket_elements:
             self.reduce_ipg_grads()
-            if self.has_contiguous_buffer and settings.overlaps:
+            if self.has_contiguous_buffer and settings.has_overlapped_reductions:
                 bucket.index = 1 - bucket.index
         if self.has_contiguous_buffer:
             if element_count > self.bucket_elements:
@@ -261,7 +261,7 @@ class PartitionedRun(ZeroRun):
                 rank_pieces = [
                     self.rank_pieces[id(weight)] for weight in grad_bucket.weights if id(weight) in self.rank_pieces
                 ]
-                if rank_pieces and self.accumulates_partition and self.compact_partition is None:
+                if rank_pieces and self.has_accumulated_partition and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
                 self._allreduce(
                     [PartitionPiece(-1, weight_elements(weight)) for weight in grad_bucket.weights], rank_pieces
@@ -269,7 +269,7 @@ class PartitionedRun(ZeroRun):
             for weight in grad_bucket.weights:
                 belongs_to_rank = id(weight) in self.rank_pieces
                 if settings.stage == 2 and not belongs_to_rank:
-                    if settings.overlaps and not self.has_contiguous_buffer:
+                    if settings.has_overlapped_reductions and not self.has_contiguous_buffer:
                         self.pending_frees.append(weight)
                     else:
                         self._store_gradient(weight, None)
@@ -289,7 +289,7 @@ class PartitionedRun(ZeroRun):
         pieces: list[PartitionPiece] = []
         for weight in self.bucket.weights:
             for weight_piece in self.pieces[id(weight)]:
-                is_accumulated = self.accumulates_partition and weight_piece.rank == rank_number
+                is_accumulated = self.has_accumulated_partition and weight_piece.rank == rank_number
                 if is_accumulated and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
                 if pieces and not is_accumulated and settings.reduce_scatter and pieces[-1].rank == weight_piece.rank:
@@ -332,7 +332,7 @@ class PartitionedRun(ZeroRun):
             if self.communication_dtype is not self.bucket_dtype
             else None
         )
-        if self.accumulates_partition and self.communication_dtype is not FLOAT32:
+        if self.has_accumulated_partition and self.communication_dtype is not FLOAT32:
             for weight_piece in reduced_pieces if accumulated_pieces is None else accumulated_pieces:
                 if weight_piece.rank == self.rank:
                     fp32_buffer = Storage(self.meter, weight_piece.elements * FLOAT32.bytes)
@@ -346,11 +346,11 @@ class PartitionedRun(ZeroRun):
 
     def copy_grads_in_partition(self, weight: Tensor) -> None:
         """Moves the rank's gradients from the bucket's buffer to the partition's buffer, or to the host."""
-        if self.offloads:
+        if self.has_offloaded_states:
             self._copy_to_host(weight)
             return
-        if self.accumulates_partition:
-            if self.accumulates_separately:
+        if self.has_accumulated_partition:
+            if self.has_separate_accumulation:
                 self._store_gradient(weight, None)
             return
         if self.partition_buffer is None:
@@ -385,7 +385,7 @@ class PartitionedRun(ZeroRun):
 
     def reduce_gradients(self) -> None:
         """Reduces the gradients after the backward pass (stage 1)."""
-        if not self.settings.overlaps:
+        if not self.settings.has_overlapped_reductions:
             for weight in self.parameters:
                 if self.gradient(weight) is not None:
                     self.reduce_independent(weight)
@@ -395,9 +395,9 @@ class PartitionedRun(ZeroRun):
         """Reduces the last bucket and collects the rank's gradients (`independent_gradient_partition_epilogue`)."""
         self.reduce_ipg_grads()
         self._clear_previous_reduced_grads()
-        if self.offloads:
+        if self.has_offloaded_states:
             pass
-        elif self.accumulates_partition:
+        elif self.has_accumulated_partition:
             if self.is_last_microbatch and self.compact_partition is None:
                 self._build_compact_grad_partition_buffer()
         else:
@@ -430,7 +430,7 @@ class PartitionedRun(ZeroRun):
     def update(self) -> None:
         """Runs the optimizer on the rank's partition, a single tensor (`step`)."""
         self.meter.place = AllocationPlace("step")
-        if self.offloads:
+        if self.has_offloaded_states:
             self.host_norms, self.compact_partition, self.accumulated = {}, None, {}
             return
         (trained_partition,) = self.trained

@@ -15,7 +15,7 @@ from ..argument_names import argument_names
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
 from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
 from ..launch.trainer import pair_settings
 from . import step3
 
@@ -37,7 +37,7 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a DeepSpeed-Chat command. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
         loss = _loss_of_command(source_file.where, arguments)
         if loss == "rlhf":
@@ -125,7 +125,7 @@ def _deepspeed_config(reader: LaunchReader, config: Table) -> dict[str, Any]:
     }
 
 
-def _adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of adapters in the weights' number format (dschat/utils/module/lora.py).
 
     They are beside all linear layers of the layers. Without `--only_optimize_lora` all other parameters are trained:
@@ -152,7 +152,7 @@ def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if reader.flag(config, "gradient_checkpointing"):
         settings["recompute"] = "full-reentrant"
     if config.get("lora_dim") not in (None, 0):
-        settings |= _adapters(reader, config)
+        settings |= _adapter_settings(reader, config)
     if reader.flag(config, "compute_fp32_loss"):
         reader.unknown["--compute_fp32_loss"] = "it is modelled without"
     return settings

@@ -48,7 +48,7 @@ OFF = {
 
 def step1_arguments(reader: LaunchReader, step3_data: Table) -> dict[str, Any]:
     """Returns the step-1 arguments that describe the training of step 3's actor."""
-    reader.refuse_set(step3_data, OFF, "--")
+    reader.refuse_if_set(step3_data, OFF, "--")
     accumulation_steps = reader.integer(step3_data, "gradient_accumulation_steps", 1)
     step1_table = {
         argument_name: argument_value

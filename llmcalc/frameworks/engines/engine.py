@@ -240,7 +240,7 @@ class Engine:
         spellings = names_by_field.get(field_name, (option(field_name),))
         return min(spellings, key=len) if is_shortest else spellings[0]
 
-    def field_of(self, option_name: str) -> str:
+    def field_of_option(self, option_name: str) -> str:
         """Returns the field name of the engine flag that corresponds to an option of llmcalc."""
         from ..argument_names import keyword_of
 
@@ -254,7 +254,7 @@ class Engine:
         if self.serving_flags is not None:
             serving_flags: dict[str, Any] = self.serving_flags(preset, flags, users, seq)
             return serving_flags
-        length_flag, length_field = self.flags_by_option["--seq"], self.field_of("--seq")
+        length_flag, length_field = self.flags_by_option["--seq"], self.field_of_option("--seq")
         if seq is not None and flags.get(length_field, seq) != seq:
             raise InputError(f"--seq {seq}: {length_flag} says {flags[length_field]}; expected one of the two")
         return flags | ({} if seq is None else {length_field: seq})
@@ -264,14 +264,14 @@ class Engine:
 
         Raises `InputError` for a limit that fewer users reach. Of replicas each has the limit (`data_parallel_size`).
         """
-        limit_field = self.field_of("--users")
+        limit_field = self.field_of_option("--users")
         users_of_rank = -(-users // flags.get("data_parallel_size", 1))
-        limit = flags.get(limit_field, users_of_rank)
-        if limit < users_of_rank:
+        request_limit = flags.get(limit_field, users_of_rank)
+        if request_limit < users_of_rank:
             raise InputError(
-                f"--users {users}: {self.spelling(limit_field)} says {limit}; expected at least {users_of_rank}"
+                f"--users {users}: {self.spelling(limit_field)} says {request_limit}; expected at least {users_of_rank}"
             )
-        return flags | {limit_field: limit}
+        return flags | {limit_field: request_limit}
 
     def memory_on(
         self, preset: Preset, hardware: Hardware, engine_version: EngineVersion, flags: Mapping[str, Any]
@@ -283,7 +283,7 @@ class Engine:
         engine_memory: EngineMemory = self.memory(self.server(preset, hardware, engine_version, flags))
         return engine_memory
 
-    def changes_on(
+    def flag_changes_on(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
     ) -> list[FlagChange]:
         """Returns changes that may enlarge the KV cache, cheapest first, with the resulting memory.

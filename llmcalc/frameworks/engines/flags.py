@@ -104,15 +104,15 @@ class Flag(NamedTuple):
             )
         return value_text.lower() if self.kind == "word" else value_text
 
-    def _read_keys(self, table: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _read_keys(self, flag_table: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns a table with the values of `key_kinds` read. Raises `InputError`, which names flag and key."""
-        unset_keys = {key for key, _ in self.key_kinds if table.get(key) is None}
+        unset_keys = {key for key, _ in self.key_kinds if flag_table.get(key) is None}
         read_values = {
-            key: Flag((f"{self.names[0]}: {key}",), key_kind, least=0).read_value(table[key])
+            key: Flag((f"{self.names[0]}: {key}",), key_kind, least=0).read_value(flag_table[key])
             for key, key_kind in self.key_kinds
-            if key not in unset_keys and not (key_kind == "numbers" and table[key] == [])
+            if key not in unset_keys and not (key_kind == "numbers" and flag_table[key] == [])
         }
-        return {key: read_values.get(key, value) for key, value in table.items() if key not in unset_keys}
+        return {key: read_values.get(key, value) for key, value in flag_table.items() if key not in unset_keys}
 
     def _check_bounds(self, checked_number: int) -> int:
         if not self.least <= checked_number <= self.most:
@@ -260,7 +260,7 @@ LENGTH_FLAGS = ("--max-model-len", "--context-length", "--ctx-size", "--num-ctx"
 """The flags of the engines with the tokens of a request."""
 
 
-def read_values(
+def read_flag_values(
     engine_title: str,
     flags: Sequence[Flag],
     typed_values: Mapping[str, Any],
@@ -282,7 +282,7 @@ def read_values(
             if flag_value is not None:
                 for flag in (flags_by_name[engine_name] for engine_name in renamed_flags[llmcalc_option].split()):
                     field_values[flag.field_name] = flag.read_value(
-                        _engine_value(llmcalc_option, flag, str(flag_value))
+                        _value_in_engine_form(llmcalc_option, flag, str(flag_value))
                     )
             continue
         if flag_name not in flags_by_keyword:
@@ -432,7 +432,7 @@ def split_arguments(
                 f"{f'expected {other_ways[option]}' if option in other_ways else f'remove {argument_queue[0]}'}"
             )
         if matched_flag.keys:
-            _set_key(flag_values, (flag.field_name, *matched_flag.keys), flag_value)
+            _set_nested_key(flag_values, (flag.field_name, *matched_flag.keys), flag_value)
         else:
             flag_values[flag.field_name] = (
                 f"{flag_values[flag.field_name]},{flag_value}"
@@ -442,7 +442,7 @@ def split_arguments(
     return remaining_arguments, flag_values
 
 
-def _engine_value(option_name: str, flag: Flag, value_text: str) -> str:
+def _value_in_engine_form(option_name: str, flag: Flag, value_text: str) -> str:
     """Converts an llmcalc option's value to the engine flag's form: 8k becomes 8,192 tokens, 2 devices become 1,1."""
     divides_model = option_name == "--devices" and flag.kind == "text"
     if flag.kind not in ("tokens", "number") and not divides_model:
@@ -494,7 +494,7 @@ def _take_values(argument_queue: deque[str]) -> list[str]:
     return option_values
 
 
-def _set_key(nested_table: dict[str, Any], nested_keys: Sequence[str], new_value: Any) -> None:
+def _set_nested_key(nested_table: dict[str, Any], nested_keys: Sequence[str], new_value: Any) -> None:
     """Sets the value of a nested key in a table, and creates missing inner tables."""
     *outer_keys, last_key = nested_keys
     for outer_key in outer_keys:

@@ -170,11 +170,11 @@ class EngineRank:
     def weight_bytes(self) -> int:
         """Bytes of the rank's weights, including its image and audio encoders."""
         try:
-            return self._weights(self.model, self.scheme)
+            return self._bytes_of(self.model, self.scheme)
         except IndivisibleMatrix as error:
             if self.scheme == "mxfp4" and self.layout.tp > 1:
                 return self._bytes_with_divided_blocks()
-            self._weights(self.preset.model, self.scheme)  # raises if the scheme cannot store the whole model either
+            self._bytes_of(self.preset.model, self.scheme)  # raises if the scheme cannot store the whole model either
             scheme_title = self.scheme or "the published format"
             raise ImpossibleLayout(
                 f"--tp {self.layout.tp}: of a rank's weights in {scheme_title}, {error.reason}; expected a smaller "
@@ -188,7 +188,7 @@ class EngineRank:
             return ""
         return self.preset.remark_on_sizes(self.preset.named_checkpoint)
 
-    def check_divided_blocks(self, layout: Layout | None = None) -> None:
+    def check_block_division(self, layout: Layout | None = None) -> None:
         """Raises `ImpossibleLayout` if tensor parallelism divides weights inside a block with one scale (fp8).
 
         layout: the layout of all devices, with expert parallelism; default that of the rank.
@@ -222,10 +222,10 @@ class EngineRank:
     def _bytes_with_divided_blocks(self) -> int:
         """Bytes of weights with MXFP4 experts, divided evenly over ranks even inside a quantization block."""
         full_model = self.preset.model
-        quantization_savings = self._weights(full_model, "none") - self._weights(full_model, self.scheme)
-        return self._weights(self.model, "none") - quantization_savings // (self.layout.tp * self.layout.pp)
+        quantization_savings = self._bytes_of(full_model, "none") - self._bytes_of(full_model, self.scheme)
+        return self._bytes_of(self.model, "none") - quantization_savings // (self.layout.tp * self.layout.pp)
 
-    def _weights(self, model: ModelSpec, scheme: str | None) -> int:
+    def _bytes_of(self, model: ModelSpec, scheme: str | None) -> int:
         """Returns the bytes of a model's weights. scheme: the quantization scheme; None for the checkpoint's scheme."""
         return int(self._memory_use(model, scheme).weights)
 
@@ -272,9 +272,9 @@ class EngineRank:
             if cache_group.width is not None and cache_group.tokens
         ]
         full_attention_indices = [i for i, cache in enumerate(layer_caches) if cache.window is None]
-        if self.drafting_layers and full_attention_indices:
+        if self.draft_layer_count and full_attention_indices:
             cache = layer_caches[full_attention_indices[-1]]
-            layer_caches[full_attention_indices[-1]] = cache._replace(layers=cache.layers + self.drafting_layers)
+            layer_caches[full_attention_indices[-1]] = cache._replace(layers=cache.layers + self.draft_layer_count)
         return layer_caches
 
     def no_cache_error(self, engine: str) -> InputError:
@@ -287,7 +287,7 @@ class EngineRank:
         return InputError(f"--engine {engine}: the model has no layer with keys and values; it is not modelled")
 
     @property
-    def selects_latents(self) -> bool:
+    def has_latent_selection(self) -> bool:
         """Whether an indexer selects the tokens of latent attention (DeepSeek sparse attention)."""
         return {LATENT, INDEXER} <= {cache.kind for cache in self.token_caches}
 
@@ -300,8 +300,8 @@ class EngineRank:
         An indexer's keys beside latents have 8 bits with scales in any format of the latents, else 16 bits.
         """
         if cache.kind == INDEXER:
-            return Fraction(float8_bytes(cache.width) if self.selects_latents else 2 * cache.width)
-        if cache.kind == LATENT and element_bytes == 1 and has_scaled_latents and self.selects_latents:
+            return Fraction(float8_bytes(cache.width) if self.has_latent_selection else 2 * cache.width)
+        if cache.kind == LATENT and element_bytes == 1 and has_scaled_latents and self.has_latent_selection:
             rotary_dim = next(
                 mixer.qk_rope_head_dim for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
             )
@@ -310,7 +310,7 @@ class EngineRank:
         return cache.width * element_bytes
 
     @property
-    def drafting_layers(self) -> int:
+    def draft_layer_count(self) -> int:
         """The number of loaded layers that draft tokens (multi-token prediction)."""
         mtp_part = self.preset.model.mtp
         if mtp_part is None or not self.with_mtp:
@@ -354,7 +354,7 @@ class EngineRank:
         ]
 
     @cached_property
-    def network_widths(self) -> tuple[int, bool, RankExperts | None]:
+    def widest_networks(self) -> tuple[int, bool, RankExperts | None]:
         """The widest dense feed-forward network's width, whether the network has a gate, and the rank's experts."""
         dense_width, is_gated, experts, expert_layers = 0, False, None, 0
         for tree_node in self.model.tree().walk():
@@ -363,10 +363,10 @@ class EngineRank:
                 continue
             if isinstance(node_op, ExpertLinear):
                 expert_layers += int(tree_node.times) if tree_node.node.name != "gate_proj" else 0
-                top_k, width, number, input_width = (
-                    int(size) for size in (node_op.top_k, node_op.n_out, node_op.num_experts, node_op.n_in)
+                top_k, width, expert_count, input_width = (
+                    int(op_size) for op_size in (node_op.top_k, node_op.n_out, node_op.num_experts, node_op.n_in)
                 )
-                experts = RankExperts(top_k, width, number, input_width, expert_layers)
+                experts = RankExperts(top_k, width, expert_count, input_width, expert_layers)
             elif isinstance(node_op, Linear) and tree_node.kind == "feed_forward":
                 dense_width, is_gated = max(
                     (dense_width, is_gated), (int(node_op.n_out), tree_node.node.name == "gate_proj" or is_gated)
@@ -384,7 +384,7 @@ class EngineRank:
         return sum(rope_table.dim * (rope_table.rows or longest_positions) for rope_table in rope_table_set)
 
     @cached_property
-    def latent_projections(self) -> int:
+    def up_projection_size(self) -> int:
         """The elements of MLA's up-projections, of which vLLM stores a second copy for absorbed matrix products."""
         projection_elements = 0
         for attention, layer_count in mixers(self.preset.model):
@@ -523,14 +523,17 @@ def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -
             yield RopeTable(float(position_encoding.rope_theta), int(rotated_dims), table_rows)
 
 
-def _table_rows(scaling: Mapping[str, Any], position_count: int, video_factor: int) -> int:
+def _table_rows(rope_scaling: Mapping[str, Any], position_count: int, video_factor: int) -> int:
     """Returns the rows of a table of cosines and sines (`get_rope` of vLLM and of SGLang).
 
-    scaling: the config's `rope_parameters`. Scaled positions are linear or dynamic multiples of the model's, or YaRN's
+    rope_scaling: the config's `rope_parameters`. Its positions are linear or dynamic multiples of the model, or YaRN's
     multiples of the original ones; LongRoPE has a table for either.
     """
-    rope_type = scaling.get("rope_type", scaling.get("type", "default"))
-    scaling_factor, original_positions = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+    rope_type = rope_scaling.get("rope_type", rope_scaling.get("type", "default"))
+    scaling_factor, original_positions = (
+        rope_scaling.get("factor"),
+        rope_scaling.get("original_max_position_embeddings"),
+    )
     scaled_rows: float = position_count
     if rope_type in ("linear", "dynamic") and isinstance(scaling_factor, int | float):
         scaled_rows = position_count * scaling_factor
@@ -542,4 +545,4 @@ def _table_rows(scaling: Mapping[str, Any], position_count: int, video_factor: i
         scaled_rows = original_positions * scaling_factor
     elif rope_type == "longrope" and isinstance(original_positions, int):
         scaled_rows = position_count + original_positions
-    return int(scaled_rows) * (video_factor if "mrope_section" in scaling else 1)
+    return int(scaled_rows) * (video_factor if "mrope_section" in rope_scaling else 1)

@@ -22,7 +22,7 @@ from .logged_sizes import RECEIPT_FIELD, LoggedSizes
 from .rank import EngineRank, MissingKernels
 from .registry import engine
 from .rope_override import preset_with_rope
-from .versions import Numbers, numbers_of
+from .versions import Numbers, parse_version
 
 DTYPE_WORDS = {"half": "float16", "float": "float32"}
 """Other words of `--dtype` → the number format."""
@@ -98,8 +98,8 @@ class EngineServer:
         """Returns the kernels for the server's weights, cache and attention, as in `MinimumCapability.kernels`."""
         used_kernels = set(rank.weight_kernels)
         if self.cached_element_bytes == 1:
-            used_kernels.add("fp8 latents" if rank.latent_projections else "fp8 cache")
-        if rank.selects_latents:
+            used_kernels.add("fp8 latents" if rank.up_projection_size else "fp8 cache")
+        if rank.has_latent_selection:
             used_kernels.add("sparse attention")
         return frozenset(used_kernels)
 
@@ -110,7 +110,7 @@ class EngineServer:
     @property
     def version_numbers(self) -> Numbers:
         """The engine's version as a tuple of numbers, such as (0, 9, 2)."""
-        return numbers_of(self.version.version)
+        return parse_version(self.version.version)
 
     @property
     def published_dtype(self) -> str:
@@ -251,7 +251,7 @@ class EngineServer:
         raise NotImplementedError
 
     @property
-    def assumed(self) -> dict[str, Any]:
+    def assumed_flags(self) -> dict[str, Any]:
         """Flag name → default value, for each flag that the user did not type."""
         serving_engine = engine(self.name)
         return {

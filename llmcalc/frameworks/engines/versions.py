@@ -18,7 +18,7 @@ from .engine import EngineVersion
 Numbers = tuple[int, ...]
 
 
-def numbers_of(version_text: str) -> Numbers:
+def parse_version(version_text: str) -> Numbers:
     """Returns a version as numbers: `0.9.2` → (0, 9, 2). Raises `InputError` for other text."""
     version_match = re.fullmatch(
         r"[vb]?([0-9]{1,6}(?:\.[0-9]{1,6}){0,4})(?:[.+-]?(?:post|rc|dev|a|b)[0-9]{0,6})?", version_text.strip()
@@ -37,12 +37,12 @@ class VersionRange(Record):
     @property
     def first_version(self) -> Numbers:
         """The first version in the range, as numbers."""
-        return numbers_of(self.start)
+        return parse_version(self.start)
 
     @property
     def end_version(self) -> Numbers | None:
         """The first version after the range, as numbers; None for an open range."""
-        return None if self.to is None else numbers_of(self.to)
+        return None if self.to is None else parse_version(self.to)
 
 
 class MeasuredOverhead(Record):
@@ -64,7 +64,7 @@ class MeasuredOverhead(Record):
         return f"{self.logs} log{'s' * (self.logs > 1)}{accelerator_text}"
 
 
-class MeasuredContext(MeasuredOverhead):
+class MeasuredCudaContext(MeasuredOverhead):
     """Device memory in use before an engine measures free memory: the CUDA context, and NCCL's buffers.
 
     devices: ranks, at least. link: beginning of the name of the accelerators' link; empty for any link.
@@ -79,7 +79,9 @@ def has_link(hardware: Hardware, link_name: str) -> bool:
     return not link_name or (hardware.interconnect is not None and hardware.interconnect.name.startswith(link_name))
 
 
-def measured_context(measured_rows: Iterable[MeasuredContext], hardware: Hardware, devices: int) -> MeasuredContext:
+def measured_context(
+    measured_rows: Iterable[MeasuredCudaContext], hardware: Hardware, devices: int
+) -> MeasuredCudaContext:
     """Returns the CUDA context measured with `devices` ranks, preferably on the accelerator's type of link."""
     matching_rows = [
         measured_row
@@ -96,7 +98,7 @@ class VersionRules(VersionRange):
     function: str
 
     @property
-    def source_place(self) -> str:
+    def source_location(self) -> str:
         """The engine's source file and function that state the memory rules."""
         return f"{self.source}, {self.function}"
 
@@ -202,7 +204,7 @@ class EngineRecord(Record, Generic[RuleType]):
         """
         for added_classes in self.added_classes:
             missing_names = [class_name for class_name in class_names if class_name in added_classes.classes]
-            if missing_names and numbers_of(engine_version.version) <= numbers_of(added_classes.absent):
+            if missing_names and parse_version(engine_version.version) <= parse_version(added_classes.absent):
                 later_version = (
                     f"; expected --engine {self.name}=={added_classes.present} or later"
                     if added_classes.present
@@ -220,7 +222,7 @@ class EngineRecord(Record, Generic[RuleType]):
         Raises `InputError` for a version that is older than all ranges.
         """
         version = version_text.removeprefix("v") or self.newest
-        version_numbers = numbers_of(version)
+        version_numbers = parse_version(version)
         earlier_rules = [
             version_rules for version_rules in self.versions if version_rules.first_version <= version_numbers
         ]
@@ -232,7 +234,7 @@ class EngineRecord(Record, Generic[RuleType]):
         version_remark = ""
         if not version_text:
             version_remark = f"no version is named: {self.title} {self.newest}, the newest that was read"
-        elif version_numbers > numbers_of(self.newest):
+        elif version_numbers > parse_version(self.newest):
             version_remark = (
                 f"{self.title} {version} was not read; these are the rules of {self.newest}, the newest that was"
             )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ...sources.huggingface.family import field_names
 from ..launch.auto_values import AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reader_of
 from ..launch.trainer import known_argument_names, launch_as_trainer
 from ..launch.trainer_scripts import SIGNS
 
@@ -85,14 +85,14 @@ def starts_program(command_line: CommandLine) -> bool:
     script_name = _script_name(command_line)
     if not SIGNS.isdisjoint(option_name.removeprefix("--") for option_name in option_names):
         return False  # a script of another program, derived from these
-    is_of_alpaca = script_name == "train" and {"--data_path", "--model_name_or_path"} <= option_names
-    return script_name in SCRIPTS and (is_of_alpaca or not known_arguments.isdisjoint(option_names))
+    is_alpaca_script = script_name == "train" and {"--data_path", "--model_name_or_path"} <= option_names
+    return script_name in SCRIPTS and (is_alpaca_script or not known_arguments.isdisjoint(option_names))
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script's command. Raises `InputError`, which names file and argument."""
     script_name = _script_name(command_line)
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
         config = plain_arguments(arguments, reader, READ | (known_argument_names() - {"model_name_or_path"}))
         model_id = model_name(arguments.get("--model_name_or_path"))

@@ -309,7 +309,7 @@ class FsdpProfile(RingAttentionKernels):
         """
         super().do_dispatch(operation)
         dispatched_rows = operation.outs[0]
-        if self.sends_rows and operation.ins[0].rows != dispatched_rows.rows:
+        if self.has_row_exchange and operation.ins[0].rows != dispatched_rows.rows:
             received_rows = self._exchange_rows(
                 self.flat_rows(self.tensor_of(dispatched_rows), len(dispatched_rows.axes))
             )
@@ -318,14 +318,14 @@ class FsdpProfile(RingAttentionKernels):
     @compared(BY_TORCH)
     def do_combine(self, operation: Step) -> None:
         """Sends the experts' output rows back to the ranks of their tokens, in the original order."""
-        if self.sends_rows:
+        if self.has_row_exchange:
             expert_rows = operation.ins[0]
             combined_rows = self.flat_rows(self.tensor_read_by(operation, expert_rows), len(expert_rows.axes))
             self.values[id(expert_rows)] = self._exchange_rows(self._reorder_rows(combined_rows))
         super().do_combine(operation)
 
     @property
-    def sends_rows(self) -> bool:
+    def has_row_exchange(self) -> bool:
         """Whether expert parallelism divides the experts over ranks, so that ranks exchange token rows."""
         return self.traffic is not None and self.traffic.sharding.experts is not None
 
@@ -378,7 +378,7 @@ def module_order_key(
     """
     module_positions: dict[Path, int] = {}
     for parameter_path in parameter_paths:
-        module_positions.setdefault(_module_of(parameter_path), len(module_positions))
+        module_positions.setdefault(_module_path_of(parameter_path), len(module_positions))
 
     def position_in_module_order(parameter: Parameter) -> tuple[bool, int, bool]:
         layer_index = next(
@@ -387,12 +387,12 @@ def module_order_key(
         is_late = (
             parameter.path[layer_index + 1 : layer_index + 2] != () and parameter.path[layer_index + 1] in layer_norms
         )
-        return is_late, module_positions[_module_of(parameter.path)], str(parameter.path[-1]).endswith("bias")
+        return is_late, module_positions[_module_path_of(parameter.path)], str(parameter.path[-1]).endswith("bias")
 
     return position_in_module_order
 
 
-def _module_of(parameter_path: Path) -> Path:
+def _module_path_of(parameter_path: Path) -> Path:
     """Returns the path of a parameter's module."""
     *parent_path, parameter_name = parameter_path
     return (*parent_path, str(parameter_name).rpartition(".")[0])

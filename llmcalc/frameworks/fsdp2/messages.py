@@ -39,7 +39,10 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
             continue
         layers = tuple(layer_indices or ())
         previous_elements, _ = sizes_by_group.get((stack_name, *layers), (0, 0))
-        sizes_by_group[stack_name, *layers] = previous_elements + elements * (weight.count // len(layers)), len(layers)
+        sizes_by_group[stack_name, *layers] = (
+            previous_elements + elements * (weight.count // len(layers)),
+            len(layers),
+        )
     pass_count = replicated_weights.chunk.batches if layout.pp == 1 else 1
     gathers_per_step = 2 if layout.reshard and layout.zero == 3 and layout.pp == 1 else 1
     for elements, layer_count, layer_repeats in [

@@ -299,22 +299,18 @@ class ParamGroup:
 
     def _all_gather(self, is_forward: bool, stream: int | None) -> Storage:
         """Runs `foreach_all_gather` on a stream. Shards in another format are cast into one tensor first."""
-        traffic, sharding = self.traffic, self.sharding
+        comm, sharding = self.traffic, self.sharding
         shard_bytes = self.gather_bytes
-        with (
-            count_storages_as(traffic.meter, "communication")
-            if stream is None
-            else traffic.communication_stream(stream)
-        ):
+        with count_storages_as(comm.meter, "communication") if stream is None else comm.communication_stream(stream):
             if sharding.shards == 1:
-                return Storage(traffic.meter, 0)
+                return Storage(comm.meter, 0)
             _kept_inputs = self._all_gather_inputs()
-            traffic.collectives.append(
+            comm.collectives.append(
                 Collective(
                     self.name, "all_gather", "dp", sharding.shards, not is_forward, shard_bytes * sharding.shards
                 )
             )
-            return Storage(traffic.meter, shard_bytes * sharding.shards)
+            return Storage(comm.meter, shard_bytes * sharding.shards)
 
     def _all_gather_inputs(self) -> list[Storage]:
         """Allocates the inputs of an all-gather: one cast of all shards, or one copy from the host per shard."""
@@ -495,44 +491,42 @@ class ParamGroup:
 
         Its loop over the gradients keeps a reference to the last one.
         """
-        traffic, sharding = self.traffic, self.sharding
+        comm, sharding = self.traffic, self.sharding
         element_count = sum(parameter.shard_elements for parameter in gradient_params)
         if sharding.shards > 1:
             _unsharded_grad = unsharded_grads[-1]
         buffer_bytes = element_count * sharding.reduce_dtype.bytes
-        with count_storages_as(traffic.meter, "communication"):
-            reduce_scatter_input = Storage(traffic.meter, buffer_bytes * sharding.shards)
+        with count_storages_as(comm.meter, "communication"):
+            reduce_scatter_input = Storage(comm.meter, buffer_bytes * sharding.shards)
         unsharded_grads.clear()
         all_reduce_input: Storage | None = None
         makes_gradients = not sharding.offloads and any(parameter.shard.grad is None for parameter in gradient_params)
         casts_gradients = sharding.reduce_dtype is not sharding.dtype
         with (
-            traffic.communication_stream(REDUCE),
-            count_storages_as(
-                traffic.meter, "gradients" if makes_gradients and not casts_gradients else "communication"
-            ),
+            comm.communication_stream(REDUCE),
+            count_storages_as(comm.meter, "gradients" if makes_gradients and not casts_gradients else "communication"),
         ):
-            reduce_output = Storage(traffic.meter, buffer_bytes)
+            reduce_output = Storage(comm.meter, buffer_bytes)
             if sharding.shards > 1:
                 whole_bytes = buffer_bytes * sharding.shards
-                traffic.collectives.append(
+                comm.collectives.append(
                     Collective(self.name, "reduce_scatter", "dp", sharding.shards, True, whole_bytes)
                 )
             if sharding.replicas > 1:
-                traffic.collectives.append(
+                comm.collectives.append(
                     Collective(self.name, "all_reduce", "replicas", sharding.replicas, True, buffer_bytes)
                 )
                 all_reduce_input = reduce_output
         if casts_gradients:
             post_reduce_stream = ALL_REDUCE if sharding.replicas > 1 else REDUCE
             with (
-                traffic.communication_stream(post_reduce_stream),
-                count_storages_as(traffic.meter, "gradients" if makes_gradients else "communication"),
+                comm.communication_stream(post_reduce_stream),
+                count_storages_as(comm.meter, "gradients" if makes_gradients else "communication"),
             ):
-                reduce_output = Storage(traffic.meter, element_count * sharding.dtype.bytes)
+                reduce_output = Storage(comm.meter, element_count * sharding.dtype.bytes)
         for parameter in gradient_params:  # views of the sum, or added to the gradients that are there
             if parameter.shard.grad is None:
-                gradient_storage = Storage(traffic.meter, 0) if sharding.offloads else reduce_output
+                gradient_storage = Storage(comm.meter, 0) if sharding.offloads else reduce_output
                 parameter.shard.grad = Tensor(parameter.shard.shape, parameter.shard.dtype, gradient_storage)
         return reduce_scatter_input, all_reduce_input
 

@@ -33,7 +33,7 @@ from ...simulator.tensor import Tensor, empty
 from ..torch.pipeline import ModelChunk, RankRun, RankSetup
 from .lowering import FsdpProfile
 from .param_groups import ALL_REDUCE, CommunicationState, Parameter, ParamGroup
-from .training import TITAN, FsdpSettings, head_sharing_reason, set_resharding_and_prefetch, sharding_of_rank
+from .training import TITAN, FsdpSettings, no_head_group_reason, set_resharding_and_prefetch, sharding_of_rank
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
 ACTIVE = 3
@@ -97,7 +97,7 @@ class ShardedChunk(ModelChunk):
         self.traffic: CommunicationState = CommunicationState(self.graph, rank_sharding, other_streams)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(sharded_setup.spec)]
         if sharded_setup.fsdp.splits and (
-            sharing_reason := head_sharing_reason(sharded_setup.spec, sharded_setup.training)
+            sharing_reason := no_head_group_reason(sharded_setup.spec, sharded_setup.training)
         ):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {sharing_reason}")
         self.lowering.shard(self.traffic, self.stacks, sharded_setup.fsdp.splits)

@@ -192,8 +192,8 @@ def replay_stage(
     expandable_segments: whether the allocator has expandable segments.
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
     """
-    layout, schedules = fsdp_setup.layout, fsdp_setup.schedule_settings.schedules
-    microbatches_per_schedule = fsdp_setup.training.microbatches // schedules
+    layout, schedule_count = fsdp_setup.layout, fsdp_setup.schedule_settings.schedules
+    microbatches_per_schedule = fsdp_setup.training.microbatches // schedule_count
     if layout.reshard or microbatches_per_schedule <= FEW * (2 if layout.vpp > 1 else 1):
         return None
     training_run = ReplayedRank(fsdp_setup, memory_meter := EventMeter())
@@ -213,7 +213,9 @@ def replay_stage(
     if steps_key in recorded_rank.replayed:
         return recorded_rank.replayed[steps_key]
     prefix_cache = recorded_rank.prefix_cache(expandable_segments)
-    microbatch_count = schedules * micro_batches_on_allocator(layout, training_run.chunks, microbatches_per_schedule)
+    microbatch_count = schedule_count * micro_batches_on_allocator(
+        layout, training_run.chunks, microbatches_per_schedule
+    )
     try:
         _replay_recorded(training_run, memory_meter, recorded_rank, recorded_rank.traces)
         if microbatch_count == fsdp_setup.training.microbatches:

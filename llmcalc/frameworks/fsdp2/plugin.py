@@ -53,14 +53,14 @@ def fsdp_layout(
     reader: LaunchReader,
     fsdp_table: Table,
     world_size: int,
-    machines: int,
+    machine_count: int,
     parallelism_table: Mapping[str, Any] | None = None,
 ) -> tuple[Layout, dict[str, Any]]:
     """Returns the layout of an FSDP configuration, and the settings that the configuration implies.
 
     fsdp_table: FSDP's keys without the prefix `fsdp_`.
     world_size: devices.
-    machines: machines.
+    machine_count: machines.
     parallelism_table: accelerate's `parallelism_config`.
     """
     section_name = "fsdp_config"
@@ -69,7 +69,7 @@ def fsdp_layout(
     fsdp_version = integer_of(reader, f"{section_name}.fsdp_version", fsdp_table.get("version", 1))
     if fsdp_version == 1:
         reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-    zero_stage, reshards, is_hybrid_sharding = _sharding_strategy(reader, fsdp_table)
+    zero_stage, has_resharding, is_hybrid_sharding = _sharding_strategy(reader, fsdp_table)
     if fsdp_table.get("xla") not in (None, False):
         reader.unknown[f"{section_name}.xla"] = "XLA is not modelled"
     command_settings: dict[str, Any] = {}
@@ -89,7 +89,7 @@ def fsdp_layout(
     if layout_sizes.get("sp_size", 1) > 1:
         reader.unknown["parallelism_config.sp_size"] = "Ulysses is not modelled"
     if is_hybrid_sharding:
-        replicas = machines if machines > 1 else max(1, world_size // PER_MACHINE)
+        replicas = machine_count if machine_count > 1 else max(1, world_size // PER_MACHINE)
     if world_size % (tp * cp * replicas):
         raise InputError(f"--devices: {world_size}; expected a multiple of {tp * cp * replicas}")
     dp = world_size // (tp * cp)
@@ -108,7 +108,7 @@ def fsdp_layout(
         dp=dp,
         zero=zero_stage if dp * cp > 1 else 0,
         hsdp_replicas=replicas,
-        reshard=reshards,
+        reshard=has_resharding,
         cp_comm="allgather" if groups.get("cp_comm_strategy", "allgather") == "allgather" else "p2p",
     )
     return layout, command_settings
@@ -132,10 +132,10 @@ def _sharding_strategy(reader: LaunchReader, fsdp_table: Table) -> tuple[Zero, b
     if strategy not in STRATEGIES:
         strategy_names = ", ".join(known_strategy for known_strategy in STRATEGIES if not known_strategy.isdigit())
         raise reader.wrong("fsdp_config.fsdp_sharding_strategy", f"{shown(strategy)}; expected one of {strategy_names}")
-    zero_stage, reshards = STRATEGIES[strategy]
+    zero_stage, has_resharding = STRATEGIES[strategy]
     if reshard_value is not None:
-        reshards = flag_value(reader, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
-    return zero_stage, reshards, strategy in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
+        has_resharding = flag_value(reader, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
+    return zero_stage, has_resharding, strategy in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
 
 
 def reduction_settings(
@@ -180,13 +180,13 @@ def read_accelerate(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
     """Returns the FSDP run of an accelerate config. command_settings: the settings outside of FSDP."""
-    machines = integer_of(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
+    machine_count = integer_of(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
     fsdp_table = {
         str(fsdp_key).removeprefix("fsdp_"): fsdp_value
         for fsdp_key, fsdp_value in reader.table(config, "fsdp_config").items()
     }
     return _fsdp_run(
-        reader, fsdp_table, world_size, machines, reader.table(config, "parallelism_config"), command_settings
+        reader, fsdp_table, world_size, machine_count, reader.table(config, "parallelism_config"), command_settings
     )
 
 
@@ -209,12 +209,12 @@ def _fsdp_run(
     reader: LaunchReader,
     fsdp_table: Table,
     world_size: int,
-    machines: int,
+    machine_count: int,
     parallelism_table: Table,
     command_settings: dict[str, Any],
 ) -> LaunchSettings:
     """Returns the training run of an FSDP configuration."""
-    layout, implied_settings = fsdp_layout(reader, fsdp_table, world_size, machines, parallelism_table)
+    layout, implied_settings = fsdp_layout(reader, fsdp_table, world_size, machine_count, parallelism_table)
     has_logits = command_settings.get("cross_entropy") not in ("chunked", "split", "selective-chunked")
     gathers_logits = layout.tp > 1 and layout.zero > 0 and has_logits  # transformers' `colwise_gather_output`
     settings = reduction_settings(reader, fsdp_table, command_settings, not gathers_logits)
@@ -251,14 +251,14 @@ def sharded_launch(
     world_size: int,
     run_settings: dict[str, Any],
     titan_settings_of_run: TitanSettings | None,
-    reshards: bool = True,
+    has_resharding: bool = True,
     replicas: int = 1,
     **layout_fields: Any,
 ) -> Launch:
     """Returns the FSDP2 run of a program on several devices, or on one device a run in plain PyTorch.
 
     titan_settings_of_run: the settings of FSDP; None for replicas.
-    reshards: whether a layer's weights are freed after its forward pass; true by default.
+    has_resharding: whether a layer's weights are freed after its forward pass; true by default.
     replicas: replicas of all shards among the devices; 1 by default.
     layout_fields: further fields of `Launch`.
     """
@@ -266,7 +266,7 @@ def sharded_launch(
     layout = Layout(
         dp=world_size,
         zero=3 if is_sharded else 0,
-        reshard=reshards or not is_sharded,
+        reshard=has_resharding or not is_sharded,
         hsdp_replicas=replicas if is_sharded else 1,
     )
     launch_settings = LaunchSettings(layout, run_settings, titan_settings_of_run if is_sharded else None)

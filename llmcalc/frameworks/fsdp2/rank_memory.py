@@ -148,11 +148,11 @@ def counted_rank(
     if rank not in counted_ranks:
         earlier_ranks = counted_ranks.values()
         cp_rank = sharded_setup.layout.coordinates(rank).cp
-        equal_rank = next((counted for counted in earlier_ranks if counted.equal_in_ring == cp_rank), None)
+        equal_rank = next((peer for peer in earlier_ranks if peer.equal_in_ring == cp_rank), None)
         if equal_rank is None:
-            new_rank = _count_rank(sharded_setup, cuda_runtime)
-            same_events = (counted for counted in earlier_ranks if counted.recordings == new_rank.recordings)
-            equal_rank = next(same_events, new_rank)
+            new_counted_rank = _count_rank(sharded_setup, cuda_runtime)
+            same_event_ranks = (peer for peer in earlier_ranks if peer.recordings == new_counted_rank.recordings)
+            equal_rank = next(same_event_ranks, new_counted_rank)
         else:
             EFFORT.units += equal_rank.recording_units  # a search ends where it would with each rank recorded
         counted_ranks[rank] = equal_rank
@@ -179,12 +179,12 @@ class CountedRank:
 def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> CountedRank:
     """Records a rank without a pipeline, and counts the rank's tensors."""
     spec, layout, rank, fsdp_settings = sharded_setup.spec, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp
-    rank_sharding, units_before = sharding_of_rank(sharded_setup.training, layout, rank, fsdp_settings), EFFORT.units
+    rank_sharding, effort_before = sharding_of_rank(sharded_setup.training, layout, rank, fsdp_settings), EFFORT.units
     program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
     context_ring = context_parallel_ring(layout, rank)
     rank_training = replace(sharded_setup.training, seq=sequence_tokens_of_rank(layout, sharded_setup.training.seq))
 
-    def record_few_layers(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
+    def record_few_layers(layers: Mapping[int, int], workspace_bytes: int) -> Sequence[RecordedEvents]:
         """Creates a run with the given number of layers."""
         if layers and fsdp_settings.prefetch > 1:
             raise NotRepeatingError(
@@ -198,7 +198,7 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
                 fsdp_settings,
                 layout.reshard,
                 layers,
-                workspace,
+                workspace_bytes,
                 program,
                 context_ring,
             )
@@ -208,7 +208,7 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
     has_equal_parts = program is None or program.divides_evenly
     is_equal = has_equal_parts and not any(recorded_run.depends_on_shard for recorded_run in run.recordings)
     cp_rank = layout.coordinates(rank).cp if is_equal else None
-    return CountedRank(run, run.recordings, cp_rank, EFFORT.units - units_before)
+    return CountedRank(run, run.recordings, cp_rank, EFFORT.units - effort_before)
 
 
 def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:
@@ -216,7 +216,7 @@ def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:
     model_stacks, optimizer_record = layer_stacks(sharded_setup.spec), optimizer(sharded_setup.training.optimizer)
     weight_bytes = gradient_bytes = state_bytes = 0
     for layer, parameter_group in _run_of_few_layers(sharded_setup).lowering.groups.items():
-        represented_layers = _represented_layers(layer, model_stacks)
+        represented_layers = _represented_layer_count(layer, model_stacks)
         for parameter in parameter_group.parameters:
             shard_bytes = pinned_bytes(parameter.shard_elements * parameter.shard.dtype.bytes)
             weight_bytes += represented_layers * shard_bytes
@@ -244,7 +244,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     """
     memory_estimate, layout = training_run.memory, training_run.layout
     torchtitan_version, settings = version_date(training_run.version), titan_settings(training_run.own_settings)
-    training_config, fsdp_settings = _training_on(training_run, cuda_runtime)
+    training_config, fsdp_settings = _config_and_settings_on(training_run, cuda_runtime)
     tensors_status = memory_estimate.tensors(training_config.choices.attention)
     tensors_term = None if tensors_status.status == "exact" else tensors_status
     schedule_settings = schedule_settings_at(torchtitan_date(torchtitan_version, settings), settings.schedules)
@@ -270,12 +270,12 @@ def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime)
     if layout.pp > 1:
         return 0
     check_context_parallelism(spec, layout)
-    rank_training, fsdp_settings = _training_on(training_run, cuda_runtime)
+    rank_training, fsdp_settings = _config_and_settings_on(training_run, cuda_runtime)
     sharded_setup = ShardedSetup(spec, rank_training, layout, rank, cuda_runtime.workspace, fsdp_settings)
     return counted_rank(sharded_setup, cuda_runtime, training_run.recorded_ranks(cuda_runtime)).tensor_bytes
 
 
-def _training_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> tuple[TrainingConfig, FsdpSettings]:
+def _config_and_settings_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> tuple[TrainingConfig, FsdpSettings]:
     """Returns the training configuration and the sharding of a run under torchtitan at the run's date."""
     memory_estimate = training_run.memory
     training_config = memory_estimate.training(cuda_runtime)
@@ -323,7 +323,7 @@ def step_collectives_of_rank(
     model_stacks = layer_stacks(spec)
     collectives_by_key: dict[tuple[object, ...], Collective] = {}
     for layer, parameter_group in training_run.lowering.groups.items():
-        represented_layers = _represented_layers(layer, model_stacks)
+        represented_layers = _represented_layer_count(layer, model_stacks)
         for collective in parameter_group.step_collectives(training_config.microbatches, reduction_count):
             collective_key = layer.path, *collective[1:6]
             previous_collective = collectives_by_key.get(collective_key)
@@ -344,7 +344,7 @@ def step_collectives_of_rank(
                 ),
                 "",
             )
-            represented_layers = training_config.microbatches * _represented_layers(
+            represented_layers = training_config.microbatches * _represented_layer_count(
                 LayerKey(weight_path, allocation_place.layer_index), model_stacks
             )
             previous_collective = collectives_by_key.get((weight_path, *collective[1:6]))
@@ -399,7 +399,7 @@ def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
     return training_run
 
 
-def _represented_layers(layer: LayerKey, model_stacks: list[LayerStack]) -> int:
+def _represented_layer_count(layer: LayerKey, model_stacks: list[LayerStack]) -> int:
     """Returns the number of layers of the model that one layer of `_run_of_few_layers` represents."""
     for layer_stack in model_stacks:
         is_in_loop = (

@@ -30,8 +30,8 @@ FRAMEWORK = Framework(
     launch_file=LaunchFile(
         "torchtitan",
         "a torchtitan job",
-        LazyFunction(__package__, "torchtitan_file:is_titan"),
-        LazyFunction(__package__, "torchtitan_file:read_titan"),
+        LazyFunction(__package__, "torchtitan_file:is_torchtitan"),
+        LazyFunction(__package__, "torchtitan_file:read_torchtitan"),
         is_python=LazyFunction(__package__, "torchtitan_python:is_python"),
         read_python=LazyFunction(__package__, "torchtitan_python:read_python"),
         program="torchtitan",

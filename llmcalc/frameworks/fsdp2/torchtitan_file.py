@@ -21,7 +21,7 @@ from ..launch.record import (
     Table,
     flag_value,
     integer_of,
-    reading_of,
+    reader_of,
 )
 from .settings import Float8Recipe, Float8Settings, TitanSettings
 from .torchtitan_models import spec_of_flavor
@@ -129,7 +129,7 @@ SWITCHED = ("validation", "fault_tolerance", "memory_estimation")
 """Sections that have no effect unless they are enabled, which `EMPTY` refuses."""
 
 
-def is_titan(config: Mapping[str, Any]) -> bool:
+def is_torchtitan(config: Mapping[str, Any]) -> bool:
     """Whether a table is a torchtitan job."""
     job_sections = [section_name for section_name in SECTIONS if isinstance(config.get(section_name), Mapping)]
     model = config.get("model")
@@ -171,9 +171,9 @@ class _JobConfig:
         return value_text
 
 
-def read_titan(config: Table, source_file: LaunchSource) -> Launch:
+def read_torchtitan(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a torchtitan job. Raises `InputError` that names file and key."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         return _read_sections(_JobConfig(config, reader), source_file.world_size)
 
 
@@ -298,13 +298,17 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layers: int) -> tuple[Sche
     if split_layers is not None:
         return schedules_by_name[schedule_name], len(split_layers) // pp, split_layers
     if "parallelism" not in job_config.data:
-        base, remaining_layers = divmod(layers, pp * vpp)
-        if base < 1:
+        layers_per_chunk, remaining_layers = divmod(layers, pp * vpp)
+        if layers_per_chunk < 1:
             raise job_config.reading.wrong(
                 "experimental.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers"
             )
-        middle_stages = [base + (i < remaining_layers) for i in range(pp * vpp - 2)]
-        return schedules_by_name[schedule_name], vpp, (base, *middle_stages, layers - base - sum(middle_stages))
+        middle_stages = [layers_per_chunk + (i < remaining_layers) for i in range(pp * vpp - 2)]
+        return (
+            schedules_by_name[schedule_name],
+            vpp,
+            (layers_per_chunk, *middle_stages, layers - layers_per_chunk - sum(middle_stages)),
+        )
     if layers_per_stage is not None:
         stage_layers = integer_of(
             job_config.reading, "parallelism.pipeline_parallel_layers_per_stage", layers_per_stage

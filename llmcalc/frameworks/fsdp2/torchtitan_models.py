@@ -166,14 +166,16 @@ MASKED = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
 """Suffixes of flavours that differ only in the attention kernel."""
 
 
-def spec_of_flavor(model_name: str, model_size: str, origin: str, is_2024_form: bool = False) -> ModelSpec:
+def spec_of_flavor(model_name: str, model_size: str, model_origin: str, is_2024_form: bool = False) -> ModelSpec:
     """Returns the model of torchtitan's `name` and `flavor`. is_2024_form: whether the job has the form of 2024.
 
     Raises `InputError`, which names the field, for an unknown model.
     """
-    family = next((family_name for family_name in FAMILIES if family_name in model_name), None)
-    if family is None:
-        raise InputError(f"{origin}: model.name: '{model_name[:60]}' is not known; expected {', '.join(FAMILIES)}")
+    model_family = next((family_name for family_name in FAMILIES if family_name in model_name), None)
+    if model_family is None:
+        raise InputError(
+            f"{model_origin}: model.name: '{model_name[:60]}' is not known; expected {', '.join(FAMILIES)}"
+        )
     base_size = next((model_size.removesuffix(suffix) for suffix in MASKED if model_size.endswith(suffix)), model_size)
     flavors_by_family: dict[str, dict[str, Any]] = {
         "llama2": LLAMA2,
@@ -183,18 +185,18 @@ def spec_of_flavor(model_name: str, model_size: str, origin: str, is_2024_form: 
         "deepseek_v3": DEEPSEEK_V3,
         "gpt_oss": GPT_OSS,
     }
-    flavors = flavors_by_family[family]
+    flavors = flavors_by_family[model_family]
     if base_size not in flavors:
         raise InputError(
-            f"{origin}: model.flavor: '{model_size[:60]}' is not known; expected one of {', '.join(flavors)}."
+            f"{model_origin}: model.flavor: '{model_size[:60]}' is not known; expected one of {', '.join(flavors)}."
             f"{suggest(model_size, list(flavors))}"
         )
-    if family == "gpt_oss":
+    if model_family == "gpt_oss":
         from ...sources.presets import load_preset
 
         return load_preset(GPT_OSS[base_size]).model
     model_flavor = (
-        OLD_DEBUG if is_2024_form and family == "llama3" and base_size == "debugmodel" else flavors[base_size]
+        OLD_DEBUG if is_2024_form and model_family == "llama3" and base_size == "debugmodel" else flavors[base_size]
     )
     table_builders: dict[str, Callable[[Any], Table]] = {
         "llama2": _llama_table,
@@ -203,8 +205,8 @@ def spec_of_flavor(model_name: str, model_size: str, origin: str, is_2024_form: 
         "qwen3": _qwen_table,
         "deepseek_v3": _deepseek_table,
     }
-    spec_table = table_builders[family](model_flavor)
-    return validate(ModelSpec, spec_table, origin)
+    spec_table = table_builders[model_family](model_flavor)
+    return validate(ModelSpec, spec_table, model_origin)
 
 
 def _swiglu_table(inner_width: int) -> Table:

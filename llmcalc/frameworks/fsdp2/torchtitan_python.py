@@ -16,7 +16,7 @@ from ...errors import suggest
 from ...sources.huggingface.family import field_names
 from ..launch.command_line import plain_value
 from ..launch.python_source import CALLED, Config, Configurations, UnknownValue, parse_python
-from ..launch.record import Launch, LaunchReader, LaunchSource, integer_of, reading_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, integer_of, reader_of
 from .torchtitan_file import read_job
 from .torchtitan_models import spec_of_flavor
 
@@ -58,7 +58,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
     Raises `InputError`, which names file, function and field.
     """
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         configurations = Configurations(parse_python(file_text, source_file.where))
         function_names = [function_name for function_name in configurations.functions if _family_of(function_name)] or [
             function_name for function_name in configurations.functions if not function_name.startswith("_")

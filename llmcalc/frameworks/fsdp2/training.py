@@ -134,7 +134,7 @@ def torchtitan_training(
         )
     if eager_loss:
         training_config = replace(training_config, choices=replace(training_config.choices, compiled_loss=False))
-    splits_head = has_separate_head and head_sharing_reason(spec, training_config) == ""
+    splits_head = has_separate_head and no_head_group_reason(spec, training_config) == ""
     return training_config, FsdpSettings(
         dtype,
         reduction_format,
@@ -197,7 +197,7 @@ def sharding_of_rank(
         if format_name not in DTYPES:
             raise InputError(f"FSDP2 in {format_name} is not modelled; expected one of {', '.join(DTYPES)}")
     adapters, is_float8 = training_config.adapters, fsdp_settings.float8 is not None
-    for is_unmodelled, problem, expected_value in (
+    for is_unmodelled, problem_text, expected_value in (
         (adapters is not None and adapters.base == "int8", "adapters over weights in 8 bits", "--base nf4 or none"),
         (adapters is not None and bool(adapters.copies), "--modules-to-save", "none"),
         (adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more", "--fsdp N alone"),
@@ -217,7 +217,7 @@ def sharding_of_rank(
         (fsdp_settings.offloads and is_float8, "shards on the host beside products in 8 bits", "one of the two"),
     ):
         if is_unmodelled:
-            raise InputError(f"FSDP2 with {problem} is not modelled; expected {expected_value}")
+            raise InputError(f"FSDP2 with {problem_text} is not modelled; expected {expected_value}")
     number_formats = DTYPES[fsdp_settings.dtype], DTYPES[training_config.dtype], DTYPES[fsdp_settings.reduced]
     coordinates, shard_groups = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
     shard_index = coordinates.dp % shard_groups * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`
@@ -274,7 +274,7 @@ class FsdpRun(TrainingRun):
         self.lowering.ring = context_parallel_ring
         self.traffic: CommunicationState = CommunicationState(self.graph, fsdp_sharding)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(spec)]
-        if fsdp_settings.splits and (sharing_reason := head_sharing_reason(spec, training_config)):
+        if fsdp_settings.splits and (sharing_reason := no_head_group_reason(spec, training_config)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {sharing_reason}")
         self.lowering.shard(self.traffic, self.stacks, fsdp_settings.splits)
 
@@ -314,21 +314,23 @@ class FsdpRun(TrainingRun):
 
 
 def set_resharding_and_prefetch(
-    groups: Mapping[LayerKey, ParamGroup], stacks: Sequence[str], fsdp_settings: FsdpSettings, reshards: bool
+    groups: Mapping[LayerKey, ParamGroup], stack_paths: Sequence[str], fsdp_settings: FsdpSettings, reshards: bool
 ) -> None:
     """Configures each FSDP group: resharding after the forward pass, and prefetched groups.
 
-    stacks: per stack, the path of its layers.
+    stack_paths: per stack, the path of its layers.
     """
-    last_layer = max((layer for layer in groups if layer.path == stacks[-1] and not layer.has_experts), default=MODEL)
+    last_layer = max(
+        (layer for layer in groups if layer.path == stack_paths[-1] and not layer.has_experts), default=MODEL
+    )
     for layer, parameter_group in groups.items():
         is_last_layer = layer[:2] == last_layer[:2]
         stays_gathered = layer in (MODEL, HEAD) or (fsdp_settings.keeps_last and is_last_layer)
         parameter_group.reshards = reshards and not stays_gathered
     if any(layer.has_experts for layer in groups):
-        _set_prefetch_with_expert_groups(groups, stacks)
+        _set_prefetch_with_expert_groups(groups, stack_paths)
     elif fsdp_settings.prefetch:
-        for path in stacks:
+        for path in stack_paths:
             _set_prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp_settings.prefetch)
 
 
@@ -356,7 +358,7 @@ def _set_prefetch_with_expert_groups(groups: Mapping[LayerKey, ParamGroup], stac
         later_layer[-1].backward_prefetch = earlier_layer[::-1]
 
 
-def head_sharing_reason(spec: ModelSpec, training_config: TrainingConfig) -> str:
+def no_head_group_reason(spec: ModelSpec, training_config: TrainingConfig) -> str:
     """Returns the reason why embedding and head cannot be separate FSDP groups; empty if they can."""
     if spec.kind != "decoder" or spec.tie_word_embeddings or spec.head.type != "lm":
         return "the model is no decoder with an untied language-model head"
@@ -372,7 +374,7 @@ def record_fsdp_run(
     fsdp_settings: FsdpSettings = TITAN,
     reshards: bool = True,
     layers: Mapping[int, int] | None = None,
-    workspace: int = 0,
+    workspace_bytes: int = 0,
     program: RankFlow | None = None,
     context_ring: ContextParallelRing | None = None,
 ) -> RecordedEvents:
@@ -386,7 +388,7 @@ def record_fsdp_run(
             fsdp_settings,
             reshards,
             layers,
-            workspace,
+            workspace_bytes,
             memory_meter,
             program,
             context_ring,

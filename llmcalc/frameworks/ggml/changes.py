@@ -10,7 +10,7 @@ from ...sources.preset import Preset
 from ..engines.engine import EngineMemory
 from .engine_memory import engine_memory
 from .layer_fit import fit_server
-from .server import Buffers, GgmlServer
+from .server import BufferSizes, GgmlServer
 
 SMALL_CACHE_TYPE = "q8_0"
 """The type of a cache that is tried."""
@@ -37,12 +37,12 @@ def _fewest_free_bytes(server: GgmlServer) -> int:
     The graphs are laid out only where tensors and caches alone leave room.
     """
     tensor_placement = server.placement
-    device_buffers = Buffers(server.model_buffers(tensor_placement), server.cache_buffers(tensor_placement), {})
+    device_buffers = BufferSizes(server.model_buffers(tensor_placement), server.cache_buffers(tensor_placement), {})
     least_free = _free_bytes_of_fullest_gpu(server, device_buffers)
     return least_free if least_free < 0 else _free_bytes_of_fullest_gpu(server, server.buffers(tensor_placement))
 
 
-def _free_bytes_of_fullest_gpu(server: GgmlServer, device_buffers: Buffers) -> int:
+def _free_bytes_of_fullest_gpu(server: GgmlServer, device_buffers: BufferSizes) -> int:
     return min((server.free_bytes - device_buffers.bytes_on(device) for device in server.devices), default=0)
 
 
@@ -51,12 +51,12 @@ def _server_with_fit_off(server: GgmlServer, **flags: Any) -> GgmlServer:
 
     The context stays the server's: a default one is a slot's times the slots with --fit, and that of all without.
     """
-    layer_flags = {} if server.asks_for_layers else {"n_gpu_layers": "all"}
+    layer_flags = {} if server.has_stated_gpu_layers else {"n_gpu_layers": "all"}
     context_flags = {"ctx_size": server.context_tokens} if server.has_automatic_context else {}
     return server.with_flags(fit="off", **(context_flags | layer_flags | flags))
 
 
-def _largest_fitting(least_value: int, largest_value: int, free_bytes_of: Callable[[int], int]) -> int | None:
+def _largest_fitting_value(least_value: int, largest_value: int, free_bytes_of: Callable[[int], int]) -> int | None:
     """Returns the largest value at which the decreasing function `free_bytes_of` is at least 0; None if none is.
 
     Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
@@ -89,7 +89,7 @@ def fewest_host_experts(server: GgmlServer) -> int | None:
     layer_count = len(server.model.layers)
     if not any(layer.experts for layer in server.model.layers):
         return None
-    layers_on_gpus = _largest_fitting(
+    layers_on_gpus = _largest_fitting_value(
         0, layer_count, lambda layers: _fewest_free_bytes(_server_with_fit_off(server, n_cpu_moe=layer_count - layers))
     )
     return None if layers_on_gpus is None else layer_count - layers_on_gpus
@@ -97,7 +97,7 @@ def fewest_host_experts(server: GgmlServer) -> int | None:
 
 def most_layers(server: GgmlServer) -> int | None:
     """Returns the largest -ngl (GPU layers, with the output layer) that fits on the GPUs."""
-    return _largest_fitting(
+    return _largest_fitting_value(
         0,
         len(server.model.layers) + 1,
         lambda layers: _fewest_free_bytes(_server_with_fit_off(server, n_gpu_layers=layers)),
@@ -107,7 +107,7 @@ def most_layers(server: GgmlServer) -> int | None:
 def longest_context(server: GgmlServer) -> int | None:
     """Returns the longest context (-c) in tokens for which everything fits on the GPUs, a multiple of 256."""
     step_count = max(1, server.context_tokens // 256)
-    fitting_step_count = _largest_fitting(
+    fitting_step_count = _largest_fitting_value(
         1,
         step_count,
         lambda context_step: _fewest_free_bytes(_server_with_fit_off(server, ctx_size=256 * context_step)),
@@ -121,13 +121,13 @@ def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
     They are tried with all layers on the GPUs, where the user does not say how many.
     """
     small_cache = {"cache_type_k": SMALL_CACHE_TYPE, "cache_type_v": SMALL_CACHE_TYPE, "flash_attn": "on"}
-    layer_flags, typed_layer_flag = ({}, "") if server.asks_for_layers else ({"n_gpu_layers": "all"}, "-ngl all ")
-    has_room = _fewest_free_bytes(_server_with_fit_off(server)) >= 0
-    if server.micro_batch > SMALL_BATCH and not has_room:
+    layer_flags, typed_layer_flag = ({}, "") if server.has_stated_gpu_layers else ({"n_gpu_layers": "all"}, "-ngl all ")
+    has_free_memory = _fewest_free_bytes(_server_with_fit_off(server)) >= 0
+    if server.micro_batch > SMALL_BATCH and not has_free_memory:
         yield f"{typed_layer_flag}-ub {SMALL_BATCH}", layer_flags | {"ubatch_size": SMALL_BATCH}
     if server.key_type in ("f16", "bf16", "f32"):
         yield f"{typed_layer_flag}-ctk {SMALL_CACHE_TYPE} -ctv {SMALL_CACHE_TYPE} -fa on", layer_flags | small_cache
-    if has_room or not server.devices:
+    if has_free_memory or not server.devices:
         return
     fitting_context = longest_context(server)
     if fitting_context is not None and fitting_context < server.context_tokens:
@@ -149,7 +149,7 @@ def layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, A
     the user's flags fix is the only one.
     """
     fixed_flags = [flag_name for flag_name in ("tensor_split", "device") if flag_name in server.flags]
-    has_chosen_placement = server.asks_for_layers or any(
+    has_chosen_placement = server.has_stated_gpu_layers or any(
         flag_name in server.flags for flag_name in ("n_cpu_moe", "cpu_moe", "n_cpu_ffn", "override_tensor", "fit")
     )
     device_count = len(server.devices) if fixed_flags else 1
@@ -180,7 +180,7 @@ def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[
         try:
             if server.has_automatic_context and (
                 server.with_flags(fit="off").context_tokens != server.context_tokens
-                or _is_shortened(server.with_flags(**trial_flags))
+                or _has_shortened_context(server.with_flags(**trial_flags))
             ):
                 trial_flags = trial_flags | {"ctx_size": server.context_tokens}
             yield {**split_flags, **trial_flags}, memory(server.with_flags(fit="off", **trial_flags))
@@ -188,7 +188,7 @@ def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[
             continue
 
 
-def _is_shortened(server: GgmlServer) -> bool:
+def _has_shortened_context(server: GgmlServer) -> bool:
     """Whether --fit shortens the context of a server whose flags state none."""
     return fit_server(server).server.context_tokens < server.context_tokens
 

@@ -23,7 +23,7 @@ from ...components.towers.projector import Projector
 from ...components.towers.vision import VisionTower
 from ..engines.engine import HOST
 from .compute_graph import ComputeGraph, Tensor, buffer_sizes
-from .layer_runs import graph_layers
+from .layer_runs import layers_with_graphs
 from .transformer_graph import F16, F32, I32
 
 GraphKind: TypeAlias = Literal["siglip", "llava", "pixtral", "qwen"]
@@ -67,17 +67,17 @@ def encoder_shape(towers: Mapping[str, TowerPart]) -> EncoderShape | None:
         return None
     if not all(isinstance(part, Projector) and _is_plain_projector(part) for part in (projector, *deepstack)):
         return None
-    kind = _graph_kind(tower, projector)
-    if kind is None or (deepstack and (kind != "qwen" or not tower.patches.bias)):
+    graph_kind = _graph_kind(tower, projector)
+    if graph_kind is None or (deepstack and (graph_kind != "qwen" or not tower.patches.bias)):
         return None
     patch_size = tower.patches.patch_size
     grid_side = (
         tower.image.size // patch_size
         if isinstance(tower.image, FixedSize)
-        else TOKENS_PER_SIDE[kind] * projector.merge
+        else TOKENS_PER_SIDE[graph_kind] * projector.merge
     )
     return EncoderShape(
-        kind, tower, projector, tuple(part for part in deepstack if isinstance(part, Projector)), grid_side
+        graph_kind, tower, projector, tuple(part for part in deepstack if isinstance(part, Projector)), grid_side
     )
 
 
@@ -96,16 +96,16 @@ def _graph_kind(tower: VisionTower, projector: Projector) -> GraphKind | None:
         return None
     has_rope = isinstance(stack.block.attention, Attention) and stack.block.attention.position is not None
     has_table = tower.positions is not None and tower.positions.axes == 1
-    image, merges_mean = tower.image, projector.merged == "mean" and projector.merge > 1
-    if isinstance(image, FixedSize) and has_table and not has_rope:
+    image_input, merges_mean = tower.image, projector.merged == "mean" and projector.merge > 1
+    if isinstance(image_input, FixedSize) and has_table and not has_rope:
         if tower.class_embedding and projector.merge == 1:
             return "llava"
         return "siglip" if merges_mean and not tower.class_embedding else None
     if tower.class_embedding or not has_rope or merges_mean:
         return None
-    if isinstance(image, LongestEdge) and tower.positions is None:
+    if isinstance(image_input, LongestEdge) and tower.positions is None:
         return "pixtral"
-    is_qwen = isinstance(image, SmartResize) and tower.patches.temporal_patch_size == 2 and projector.merge == 2
+    is_qwen = isinstance(image_input, SmartResize) and tower.patches.temporal_patch_size == 2 and projector.merge == 2
     return "qwen" if is_qwen and has_table == tower.patches.bias else None
 
 
@@ -134,12 +134,12 @@ def _is_plain_layer(layer: object) -> bool:
     )
 
 
-def encoder_buffers(shape: EncoderShape, device: str, flash: bool) -> dict[str, int]:
+def encoder_buffers(shape: EncoderShape, device: str, uses_flash: bool) -> dict[str, int]:
     """Returns device → bytes of the compute buffer of an encoder on `device`.
 
-    flash: whether attention is one operation, else its scores are stored.
+    uses_flash: whether attention is one operation, else its scores are stored.
     """
-    return buffer_sizes(_EncoderGraph(shape, device, flash).build_graph(), [] if device == HOST else [device])
+    return buffer_sizes(_EncoderGraph(shape, device, uses_flash).build_graph(), [] if device == HOST else [device])
 
 
 class _EncoderGraph:
@@ -148,30 +148,30 @@ class _EncoderGraph:
     shape: the encoder. device: where its weights are. flash: whether attention is one operation.
     """
 
-    def __init__(self, shape: EncoderShape, device: str, flash: bool) -> None:
-        self.shape, self.flash = shape, flash
+    def __init__(self, shape: EncoderShape, device: str, uses_flash: bool) -> None:
+        self.shape, self.flash = shape, uses_flash
         self.hidden = shape.tower.hidden_size
         self.patches = shape.grid_side**2
         self.rows = self.patches + shape.tower.vector_count
         self.graph = ComputeGraph()
         self.weight = Tensor(0, operation_name="weight", device=device)
-        numbers = self.rows * (4 if shape.kind == "qwen" else 1)
+        number_count = self.rows * (4 if shape.kind == "qwen" else 1)
         self.positions, self.columns = (
-            Tensor(numbers * I32, operation_name="input", layout=(numbers, I32)) for _ in range(2)
+            Tensor(number_count * I32, operation_name="input", layout=(number_count, I32)) for _ in range(2)
         )
 
     # -- primitives ----------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _new(dimensions: tuple[int, ...], *sources: Tensor, element_bytes: int = F32) -> Tensor:
+    def _new_tensor(dimensions: tuple[int, ...], *source_tensors: Tensor, element_bytes: int = F32) -> Tensor:
         tensor_bytes = element_bytes
         for dimension in dimensions:
             tensor_bytes *= dimension
-        return Tensor(tensor_bytes, sources, "new", (*dimensions, element_bytes))
+        return Tensor(tensor_bytes, source_tensors, "new", (*dimensions, element_bytes))
 
     @staticmethod
-    def _inplace(replaced_tensor: Tensor, *sources: Tensor) -> Tensor:
-        return Tensor(replaced_tensor.nbytes, sources, "inplace", replaced_tensor.layout)
+    def _inplace(replaced_tensor: Tensor, *source_tensors: Tensor) -> Tensor:
+        return Tensor(replaced_tensor.nbytes, source_tensors, "inplace", replaced_tensor.layout)
 
     @staticmethod
     def _view(tensor: Tensor, dimensions: tuple[int, ...] | None, has_offset: bool = False) -> Tensor:
@@ -179,17 +179,17 @@ class _EncoderGraph:
         return Tensor(tensor.nbytes, (tensor,), "view", layout, has_offset=has_offset)
 
     def _linear(self, width: int, rows: int, x: Tensor, has_bias: bool) -> Tensor:
-        product = self._new((width, rows), self.weight, x)
+        product = self._new_tensor((width, rows), self.weight, x)
         return self._inplace(product, product, self.weight) if has_bias else product
 
     def _norm(self, norm: Norm, x: Tensor) -> Tensor:
         """A norm: layer norm is no operation in place (`ggml_op_can_inplace`), its scale and its bias are."""
         if norm.type == "rmsnorm":
-            normed = self._inplace(x, x)
-            return self._inplace(normed, normed, self.weight)
-        normed = Tensor(x.nbytes, (x,), "new", x.layout)
-        scaled = self._inplace(normed, normed, self.weight)
-        return self._inplace(scaled, scaled, self.weight)
+            normed_x = self._inplace(x, x)
+            return self._inplace(normed_x, normed_x, self.weight)
+        normed_x = Tensor(x.nbytes, (x,), "new", x.layout)
+        scaled_x = self._inplace(normed_x, normed_x, self.weight)
+        return self._inplace(scaled_x, scaled_x, self.weight)
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
@@ -197,9 +197,9 @@ class _EncoderGraph:
         """The projection of patches (`ggml_conv_2d`): pixels by patch in 16 bits, a product, a copy."""
         patches = self.shape.tower.patches
         patch_values = patches.num_channels * patches.patch_size**2
-        columns = self._new((patch_values, self.patches), self.weight, pixels, element_bytes=F16)
-        product = self._new((self.patches, self.hidden), self._view(columns, None), self.weight)
-        return self._new((self.patches, self.hidden), self._view(product, None))
+        columns = self._new_tensor((patch_values, self.patches), self.weight, pixels, element_bytes=F16)
+        product = self._new_tensor((self.patches, self.hidden), self._view(columns, None), self.weight)
+        return self._new_tensor((self.patches, self.hidden), self._view(product, None))
 
     def _patch_vectors(self) -> Tensor:
         tower = self.shape.tower
@@ -208,38 +208,42 @@ class _EncoderGraph:
         rows = (self.hidden, self.patches)
         if self.shape.kind == "qwen":
             frames = [self._convolution(pixels) for _ in range(tower.patches.temporal_patch_size)]
-            merged = self._by_square(self._inplace(frames[0], *frames))
+            merged = self._order_by_square(self._inplace(frames[0], *frames))
         else:
-            merged = self._new(rows, self._view(self._convolution(pixels), None))
+            merged = self._new_tensor(rows, self._view(self._convolution(pixels), None))
         if tower.patches.bias:
             merged = self._inplace(merged, merged, self.weight)
         if tower.class_embedding:
-            merged = self._new((self.hidden, self.rows), merged, self.weight)
+            merged = self._new_tensor((self.hidden, self.rows), merged, self.weight)
         if tower.positions is None:
             return merged
         if self.shape.kind == "qwen":
-            resized = self._new((self.patches, self.hidden), self._view(self.weight, None))
-            return self._inplace(merged, merged, self._by_square(self._new(rows, self._view(resized, None))))
-        table = (
-            self._new((self.hidden, self.rows), self.weight, self.positions) if tower.class_embedding else self.weight
+            resized = self._new_tensor((self.patches, self.hidden), self._view(self.weight, None))
+            return self._inplace(
+                merged, merged, self._order_by_square(self._new_tensor(rows, self._view(resized, None)))
+            )
+        position_table = (
+            self._new_tensor((self.hidden, self.rows), self.weight, self.positions)
+            if tower.class_embedding
+            else self.weight
         )
-        return self._inplace(merged, merged, table)
+        return self._inplace(merged, merged, position_table)
 
-    def _by_square(self, x: Tensor) -> Tensor:
+    def _order_by_square(self, x: Tensor) -> Tensor:
         """Patches in the order of the squares that become one token: two copies."""
-        pairs = self._new((self.hidden, self.patches), self._view(x, None))
-        return self._new((self.hidden, self.patches), self._view(pairs, None))
+        patch_pairs = self._new_tensor((self.hidden, self.patches), self._view(x, None))
+        return self._new_tensor((self.hidden, self.patches), self._view(patch_pairs, None))
 
-    def _rotated(self, heads: Tensor, dimensions: tuple[int, ...]) -> Tensor:
+    def _rotated_heads(self, heads: Tensor, dimensions: tuple[int, ...]) -> Tensor:
         """Heads after their rotation; of pixtral's by two axes, each half is rotated by itself."""
         if self.shape.kind != "pixtral":
             return self._inplace(heads, heads, self.positions)
-        head_dim, *others = dimensions
-        halves = [
-            self._new((head_dim // 2, *others), self._view(heads, None, has_offset=bool(i)), positions)
+        head_dim, *other_dimensions = dimensions
+        rotated_halves = [
+            self._new_tensor((head_dim // 2, *other_dimensions), self._view(heads, None, has_offset=bool(i)), positions)
             for i, positions in enumerate((self.positions, self.columns))
         ]
-        return self._new(dimensions, *halves)
+        return self._new_tensor(dimensions, *rotated_halves)
 
     def _attention(self, attention: Attention, x: Tensor, mask: Tensor | None) -> Tensor:
         heads = attention.num_attention_heads
@@ -249,45 +253,45 @@ class _EncoderGraph:
         if self.shape.kind == "qwen" and self.shape.tower.patches.bias:  # one product for queries, keys and values
             product = self._linear(3 * width, self.rows, x, attention.q_bias)
             query, key, value = (self._view(product, None, has_offset=bool(i)) for i in range(3))
-            query, key = (self._new(dimensions, part, self.positions) for part in (query, key))
+            query, key = (self._new_tensor(dimensions, part, self.positions) for part in (query, key))
         else:
             query, key, value = (
                 self._view(self._linear(width, self.rows, x, has_bias), dimensions) for has_bias in has_biases
             )
             if attention.position is not None:
-                query, key = self._rotated(query, dimensions), self._rotated(key, dimensions)
+                query, key = self._rotated_heads(query, dimensions), self._rotated_heads(key, dimensions)
         self.graph.add_operations(query, key, value)
         query, key, value = (self._view(part, None) for part in (query, key, value))
         masks = () if mask is None else (mask,)
         if self.flash:
-            key, value = (self._new(dimensions, part, element_bytes=F16) for part in (key, value))
-            merged = self._view(self._new(dimensions, query, key, value, *masks), (width, self.rows))
+            key, value = (self._new_tensor(dimensions, part, element_bytes=F16) for part in (key, value))
+            merged_vectors = self._view(self._new_tensor(dimensions, query, key, value, *masks), (width, self.rows))
         else:
-            value = self._new((self.rows, head_dim, heads), value)
-            scores = self._new((self.rows, self.rows, heads), key, query)
-            weighted = self._new((head_dim, self.rows, heads), value, self._inplace(scores, scores, *masks))
-            merged = self._new((width, self.rows), self._view(weighted, None))
-        return self._linear(self.hidden, self.rows, merged, attention.o_bias)
+            value = self._new_tensor((self.rows, head_dim, heads), value)
+            scores = self._new_tensor((self.rows, self.rows, heads), key, query)
+            weighted = self._new_tensor((head_dim, self.rows, heads), value, self._inplace(scores, scores, *masks))
+            merged_vectors = self._new_tensor((width, self.rows), self._view(weighted, None))
+        return self._linear(self.hidden, self.rows, merged_vectors, attention.o_bias)
 
     def _network(self, network: FeedForward, x: Tensor) -> Tensor:
         width = network.intermediate_size
-        inner = self._linear(width, self.rows, x, network.up_bias)
+        inner_vectors = self._linear(width, self.rows, x, network.up_bias)
         if network.gated:
             gate = self._linear(width, self.rows, x, network.gate_bias)
-            inner = self._new((width, self.rows), gate, inner)
+            inner_vectors = self._new_tensor((width, self.rows), gate, inner_vectors)
         else:
-            inner = self._inplace(inner, inner)
-        return self._linear(self.hidden, self.rows, inner, network.down_bias)
+            inner_vectors = self._inplace(inner_vectors, inner_vectors)
+        return self._linear(self.hidden, self.rows, inner_vectors, network.down_bias)
 
     def _project(self, projector: Projector, x: Tensor) -> Tensor:
         """The tokens that a projector makes of patches."""
         token_count = self.patches // projector.merge**2
         if self.shape.kind == "siglip":
-            transposed = self._new((self.patches, self.hidden), self._view(x, None))
-            pooled = self._new((token_count, self.hidden), transposed)
-            x = self._new((self.hidden, token_count), self._view(pooled, None))
+            transposed_x = self._new_tensor((self.patches, self.hidden), self._view(x, None))
+            pooled_vectors = self._new_tensor((token_count, self.hidden), transposed_x)
+            x = self._new_tensor((self.hidden, token_count), self._view(pooled_vectors, None))
         elif self.shape.tower.class_embedding:
-            x = self._new((self.hidden, self.patches), x, self.positions)
+            x = self._new_tensor((self.hidden, self.patches), x, self.positions)
         if projector.norm is not None:
             x = self._norm(projector.norm, x)
         for projector_map in projector.maps:
@@ -309,10 +313,10 @@ class _EncoderGraph:
         layers = stack.layers_by_kind()
         windowed_mask = self._window_mask() if any(self._is_windowed(layers[kind]) for kind in kinds) else None
         if windowed_mask is not None:
-            x = self._new((self.hidden, self.rows), self._view(x, None), self.positions)
-        features_at = self._deepstack_layers(len(kinds))
+            x = self._new_tensor((self.hidden, self.rows), self._view(x, None), self.positions)
+        projectors = self._deepstack_layers(len(kinds))
         features: Tensor | None = None
-        for i in graph_layers([(kind, i in features_at) for i, kind in enumerate(kinds)]):
+        for i in layers_with_graphs([(kind, i in projectors) for i, kind in enumerate(kinds)]):
             layer = layers[kinds[i]]
             assert isinstance(layer.attention, Attention)
             assert isinstance(layer.feed_forward, FeedForward)
@@ -320,13 +324,13 @@ class _EncoderGraph:
             attention_output = self._attention(layer.attention, self._norm(layer.norm, x), mask)
             x = self._inplace(attention_output, attention_output, x)
             x = self._inplace(x, x, self._network(layer.feed_forward, self._norm(layer.norm, x)))
-            if i in features_at:
-                feature = self._project(features_at[i], x)
-                features = feature if features is None else self._joined(features, feature)
+            if i in projectors:
+                feature = self._project(projectors[i], x)
+                features = feature if features is None else self._joined_tensors(features, feature)
         if stack.final_norm is not None and self.shape.kind != "llava":
             x = self._norm(stack.final_norm, x)
         tokens = self._project(self.shape.projector, x)
-        self.graph.add_operations(tokens if features is None else self._joined(tokens, features))
+        self.graph.add_operations(tokens if features is None else self._joined_tensors(tokens, features))
         return self.graph
 
     def _deepstack_layers(self, layer_count: int) -> dict[int, Projector]:
@@ -338,8 +342,8 @@ class _EncoderGraph:
         }
 
     @staticmethod
-    def _joined(left: Tensor, right: Tensor) -> Tensor:
-        return Tensor(left.nbytes + right.nbytes, (left, right))
+    def _joined_tensors(first_tensor: Tensor, second_tensor: Tensor) -> Tensor:
+        return Tensor(first_tensor.nbytes + second_tensor.nbytes, (first_tensor, second_tensor))
 
     @staticmethod
     def _is_windowed(layer: object) -> bool:
@@ -348,4 +352,4 @@ class _EncoderGraph:
     def _window_mask(self) -> Tensor:
         """The mask of attention within windows: an input of 32 bits, converted for flash attention."""
         mask_input = Tensor(self.rows**2 * F32, operation_name="input", layout=(self.rows, self.rows, F32))
-        return self._new((self.rows, self.rows), mask_input, element_bytes=F16) if self.flash else mask_input
+        return self._new_tensor((self.rows, self.rows), mask_input, element_bytes=F16) if self.flash else mask_input

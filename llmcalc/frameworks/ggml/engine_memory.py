@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..engines.engine import HOST, EngineMemory, MemoryTerm
 from .encoder import encoder_device
-from .server import Buffers, GgmlServer
+from .server import BufferSizes, GgmlServer
 from .settings import GIB, VULKAN
 
 
@@ -34,7 +34,7 @@ NOTE_TEXTS = NoteTexts(
 
 
 def engine_memory(
-    server: GgmlServer, buffers: Buffers, memory_notes: Iterable[str] = (), note_texts: NoteTexts = NOTE_TEXTS
+    server: GgmlServer, buffers: BufferSizes, memory_notes: Iterable[str] = (), note_texts: NoteTexts = NOTE_TEXTS
 ) -> EngineMemory:
     """Returns the memory of a server's devices and host."""
     version_rules, engine_record, model = server.rules, server.engine_record, server.model
@@ -59,7 +59,7 @@ def engine_memory(
         if cache_bytes or device != HOST:
             memory_terms.append(
                 MemoryTerm(
-                    "kv_buffer", cache_bytes, "source", version_rules.source_place, _cache_origin(server), device
+                    "kv_buffer", cache_bytes, "source", version_rules.source_location, _cache_origin(server), device
                 )
             )
     for device in device_names:
@@ -85,13 +85,13 @@ def engine_memory(
         max_model_len=request_length,
         devices=max(1, len(server.devices)),
         block_size=1,
-        assumed=server.assumed,
+        assumed=server.assumed_flags,
         settings=server.settings,
         notes=tuple(filter(None, (server.version.note, *memory_notes, *_server_notes(server, note_texts)))),
         host={
             "ram_bytes": buffers.bytes_on(HOST),
             "disk_bytes": server.file_bytes,
-            "mmap": server.maps_file,
+            "mmap": server.is_memory_mapped,
             "share": round(buffers.bytes_on(HOST) / total_bytes, 4) if total_bytes else 0.0,
         },
     )
@@ -101,7 +101,7 @@ def _model_origin(server: GgmlServer, device: str) -> str:
     scheme_text = server.model.scheme + (
         f", with {server.draft_server.preset.name} that drafts" if server.draft_server else ""
     )
-    scheme_text += ", with modules that draft" if server.drafts_by_modules else ""
+    scheme_text += ", with modules that draft" if server.is_drafting_with_mtp else ""
     if server.encoder_bytes and device == encoder_device(server.flags, server.devices):
         scheme_text += "; with the encoder of images"
     return f"{scheme_text}; with token embeddings" if device == HOST else scheme_text
@@ -112,7 +112,7 @@ def _cache_origin(server: GgmlServer) -> str:
     return f"{server.cache_cells:,} cells of {type_names}"
 
 
-def _startup_error(server: GgmlServer, device_buffers: Buffers) -> str:
+def _startup_error(server: GgmlServer, device_buffers: BufferSizes) -> str:
     """Returns llama.cpp's message for the first GPU that is too small; empty if all buffers fit."""
     for device in server.devices:
         needed_bytes = device_buffers.bytes_on(device)
@@ -137,6 +137,6 @@ def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
         server_remarks.append(
             "compute buffers are those of CUDA's graph; Vulkan's differ by build and driver (some hold more)"
         )
-    if server.maps_file and not server.locks_memory:
+    if server.is_memory_mapped and not server.is_memory_locked:
         server_remarks.append("the host's model buffer is mapped from the file (mmap): the system may drop its pages")
     return server_remarks

@@ -303,13 +303,13 @@ class GgufModel:
 
 def _layer_group_nodes(tree_node: Place) -> Iterator[Place]:
     """Yields the nodes of the model's tree that are groups of equal decoder layers."""
-    for child_place in tree_node.children():
-        if child_place.optional:
+    for child_position in tree_node.children():
+        if child_position.optional:
             continue
-        if child_place.kind == "layer" and child_place.node.indices is not None:
-            yield child_place
+        if child_position.kind == "layer" and child_position.node.indices is not None:
+            yield child_position
         else:
-            yield from _layer_group_nodes(child_place)
+            yield from _layer_group_nodes(child_position)
 
 
 def _layer_shape(layer: Place) -> LayerShape:

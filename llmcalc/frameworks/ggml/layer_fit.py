@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ...errors import InputError
 from ..engines.engine import HOST
 from .placement import LayerDevices, TensorDevices
-from .server import Buffers, GgmlServer
+from .server import BufferSizes, GgmlServer
 from .settings import MIB
 
 HOSTED_PARTS = {"attention": ("gate", "up", "gate_up", "down"), "up": ("gate", "gate_up", "down"), "gate": ("down",)}
@@ -26,7 +26,7 @@ class FittedServer(NamedTuple):
 
     server: GgmlServer
     placement: TensorDevices
-    buffers: Buffers
+    buffers: BufferSizes
     notes: tuple[str, ...] = ()
 
 
@@ -46,7 +46,7 @@ def fit_server(server: GgmlServer) -> FittedServer:
     """Returns the server after --fit has changed flags until each GPU has its free margin."""
     tensor_placement = server.placement
     fitted_server = FittedServer(server, tensor_placement, server.buffers(tensor_placement))
-    if not server.adjusts_flags or not server.devices:
+    if not server.is_fit_enabled or not server.devices:
         return fitted_server
     byte_limits = [server.free_bytes - margin_bytes for margin_bytes in free_margins(server)]
     if _keeps_margins(fitted_server, byte_limits):
@@ -59,8 +59,8 @@ def fit_server(server: GgmlServer) -> FittedServer:
         for flag_name in ("override_tensor", "n_cpu_moe", "cpu_moe", "n_cpu_ffn", "tensor_split")
         if server.flags.get(flag_name)
     ]
-    if server.asks_for_layers or fixed_flags:
-        fixed_flag = "n_gpu_layers" if server.asks_for_layers else fixed_flags[0]
+    if server.has_stated_gpu_layers or fixed_flags:
+        fixed_flag = "n_gpu_layers" if server.has_stated_gpu_layers else fixed_flags[0]
         layer_note = f"--fit leaves the layers as --{fixed_flag.replace('_', '-')} places them"
         return fitted_server._replace(notes=(*fitted_server.notes, layer_note))
     return _LayerFit(fitted_server, byte_limits).place_layers()
@@ -164,7 +164,7 @@ class _LayerFit:
             layer += gpu_layers.hosted
         return TensorDevices(layers, (), frozenset(hosted_layers), tuple(partial_layers))
 
-    def buffers_of(self, layers_by_gpu: list[_GpuLayers]) -> Buffers:
+    def buffers_of(self, layers_by_gpu: list[_GpuLayers]) -> BufferSizes:
         tensor_placement = self.placement_of(layers_by_gpu)
         layers_on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
         return self.server.with_flags(n_gpu_layers=layers_on_gpus).buffers(tensor_placement)
@@ -185,7 +185,7 @@ class _LayerFit:
             unplaced_layers = layer_count + 1 - sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
             layers_by_gpu = self._with_most_layers(layers_by_gpu, i, unplaced_layers, has_experts)
         if has_experts and sum(gpu_layers.layers for gpu_layers in layers_by_gpu) == layer_count + 1:
-            layers_by_gpu = self._with_experts(layers_by_gpu)
+            layers_by_gpu = self._with_experts_on_gpus(layers_by_gpu)
         layers_on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
         tensor_placement = self.placement_of(layers_by_gpu)
         server = self.server.with_flags(n_gpu_layers=layers_on_gpus)
@@ -201,15 +201,17 @@ class _LayerFit:
     ) -> list[_GpuLayers]:
         """Returns the GPUs' layers with the most expert-free layers on GPU `gpu_number` that fit."""
 
-        def with_layers(layers: int) -> list[_GpuLayers]:
+        def with_layer_count(layers: int) -> list[_GpuLayers]:
             hosted_layers = max(layers - (gpu_number == len(layers_by_gpu) - 1), 0) if has_experts else 0
             return [*layers_by_gpu[:gpu_number], _GpuLayers(layers, hosted_layers), *layers_by_gpu[gpu_number + 1 :]]
 
-        return with_layers(
-            largest_number(most_layers, lambda layer_count: self.keeps_margins(with_layers(layer_count), gpu_number))
+        return with_layer_count(
+            largest_number(
+                most_layers, lambda layer_count: self.keeps_margins(with_layer_count(layer_count), gpu_number)
+            )
         )
 
-    def _with_experts(self, layers_by_gpu: list[_GpuLayers]) -> list[_GpuLayers]:
+    def _with_experts_on_gpus(self, layers_by_gpu: list[_GpuLayers]) -> list[_GpuLayers]:
         """Returns the GPUs' layers after experts move from the host to the GPUs, first GPU first."""
         for i in range(len(layers_by_gpu)):
             hosted_layers = sum(gpu_layers.hosted for gpu_layers in layers_by_gpu)

@@ -15,13 +15,13 @@ FIRST_REPEATS, LAST_REPEATS = 3, 2
 """Repeats of a pattern that are laid out before and after those that are left out."""
 
 
-def graph_layers(layer_keys: Sequence[Hashable]) -> list[int]:
+def layers_with_graphs(layer_keys: Sequence[Hashable]) -> list[int]:
     """Returns the layers whose graphs are built. layer_keys: one per layer, equal for layers with equal graphs."""
     layer_indices: list[int] = []
     pattern_start = 0
     while pattern_start < len(layer_keys):
         dropped_count, negative_length = max(
-            (_droppable_layers(layer_keys, pattern_start, period_length), -period_length)
+            (_omitted_layer_count(layer_keys, pattern_start, period_length), -period_length)
             for period_length in range(1, LONGEST_PATTERN + 1)
         )
         pattern_length = -negative_length
@@ -37,7 +37,7 @@ def graph_layers(layer_keys: Sequence[Hashable]) -> list[int]:
     return layer_indices
 
 
-def _droppable_layers(layer_keys: Sequence[Hashable], pattern_start: int, pattern_length: int) -> int:
+def _omitted_layer_count(layer_keys: Sequence[Hashable], pattern_start: int, pattern_length: int) -> int:
     """Returns the number of layers to leave out of a pattern's repeats: a multiple of `pattern_length`."""
     pattern_end = pattern_start + pattern_length
     while pattern_end < len(layer_keys) and layer_keys[pattern_end] == layer_keys[pattern_end - pattern_length]:

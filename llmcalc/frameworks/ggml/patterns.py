@@ -41,17 +41,17 @@ ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 
 
 @dataclass(frozen=True)
-class _NameAnchor:
+class _PatternAnchor:
     """An anchor of a regular expression: the start of the name (`^`), or its end (`$`)."""
 
     is_end: bool
 
 
-_Step: TypeAlias = CharacterTest | _NameAnchor | None
+_Step: TypeAlias = CharacterTest | _PatternAnchor | None
 """How a state is left: by a character, at an end of the name, or freely."""
 
 
-def _range_test(first_character: str, last_character: str) -> CharacterTest:
+def _character_range_test(first_character: str, last_character: str) -> CharacterTest:
     """Returns a function that tests whether a character lies in a range, both ends included."""
     return lambda character: first_character <= character <= last_character
 
@@ -87,7 +87,7 @@ class NamePattern:
             if i < len(tensor_name):
                 for automaton_state in active_states:
                     for edge, next_state in self._edges[automaton_state]:
-                        if edge is not None and not isinstance(edge, _NameAnchor) and edge(tensor_name[i]):
+                        if edge is not None and not isinstance(edge, _PatternAnchor) and edge(tensor_name[i]):
                             self._add_reachable_states(next_state, next_states, False, i + 1 == len(tensor_name))
             active_states = next_states
         return False
@@ -106,7 +106,7 @@ class NamePattern:
                 raise InputError(f"{self._flag} {shown(self._text)}: the pattern is too slow; expected a simpler one")
             reached_states.add(current_state)
             for edge, next_state in self._edges[current_state]:
-                if edge is None or (isinstance(edge, _NameAnchor) and (is_at_end if edge.is_end else is_at_start)):
+                if edge is None or (isinstance(edge, _PatternAnchor) and (is_at_end if edge.is_end else is_at_start)):
                     pending_states.append(next_state)
 
     def _new_state(self) -> int:
@@ -218,7 +218,7 @@ class NamePattern:
         end_state = self._new_state()
         state_edge: _Step
         if character in "^$":
-            state_edge = _NameAnchor(character == "$")
+            state_edge = _PatternAnchor(character == "$")
         elif character == "[":
             state_edge = self._parse_character_set()
         elif character == "\\":
@@ -266,7 +266,7 @@ class NamePattern:
                 self._at += 2
                 if last_character < first_character:
                     raise self._pattern_error("a wrong range")
-                character_tests.append(_range_test(first_character, last_character))
+                character_tests.append(_character_range_test(first_character, last_character))
             else:
                 character_tests.append(first_character.__eq__)
         self._at += 1

@@ -14,7 +14,7 @@ from .compute_graph import buffer_sizes
 from .encoder import encoder_device
 from .encoder_graph import EncoderShape, encoder_buffers, encoder_shape
 from .gguf_model import GgufTensor, LayerShape
-from .layer_runs import graph_layers
+from .layer_runs import layers_with_graphs
 from .placement import EXPERT_TENSORS, LayerDevices, TensorDevices, TensorOverride, read_overrides
 from .settings import GgmlSettings
 from .speculation import draft_flags
@@ -33,7 +33,7 @@ def cache_bytes(type_name: str, element_count: int) -> int:
     return -(-element_count // block_elements) * block_bytes
 
 
-class Buffers(NamedTuple):
+class BufferSizes(NamedTuple):
     """The buffers of a server (tensors, caches, compute graphs) as device → bytes, including the host."""
 
     model: Mapping[str, int]
@@ -44,15 +44,16 @@ class Buffers(NamedTuple):
         """Returns the bytes of all buffers of a device."""
         return sum(bytes_by_device.get(device, 0) for bytes_by_device in self)
 
-    def plus(self, further_buffers: Buffers) -> Buffers:
+    def plus(self, further_buffers: BufferSizes) -> BufferSizes:
         """Returns the sums of these buffers and further ones, such as those of a draft model, by device."""
 
-        def add_sizes(sizes: Mapping[str, int], further_sizes: Mapping[str, int]) -> dict[str, int]:
+        def add_sizes(bytes_by_device: Mapping[str, int], further_sizes: Mapping[str, int]) -> dict[str, int]:
             return {
-                device: sizes.get(device, 0) + further_sizes.get(device, 0) for device in {**sizes, **further_sizes}
+                device: bytes_by_device.get(device, 0) + further_sizes.get(device, 0)
+                for device in {**bytes_by_device, **further_sizes}
             }
 
-        return Buffers(*map(add_sizes, self, further_buffers))
+        return BufferSizes(*map(add_sizes, self, further_buffers))
 
 
 @frozen(eq=False)
@@ -103,8 +104,8 @@ class GgmlServer(GgmlSettings):
         """The compute buffer of the encoder of images by device, for the image at start."""
         if self.encoder_shape is None:
             return {}
-        flash = self.rules.encoder == "flash" and self.uses_flash_attention
-        return encoder_buffers(self.encoder_shape, encoder_device(self.flags, self.devices), flash)
+        has_flash_attention = self.rules.encoder == "flash" and self.uses_flash_attention
+        return encoder_buffers(self.encoder_shape, encoder_device(self.flags, self.devices), has_flash_attention)
 
     def model_buffers(self, tensor_placement: TensorDevices) -> dict[str, int]:
         """Returns device → bytes of tensors, including an image encoder."""
@@ -122,7 +123,7 @@ class GgmlServer(GgmlSettings):
         key_bytes = cell_count * cache_bytes(self.key_type, layer.key_width) if layer.key_width else 0
         value_bytes = cell_count * cache_bytes(self.value_type, layer.value_width) if layer.value_width else 0
         state_bytes = (
-            layer.state_elements * self.sequences * (1 + (self.drafted_tokens if self.drafts_by_modules else 0))
+            layer.state_elements * self.sequences * (1 + (self.drafted_tokens if self.is_drafting_with_mtp else 0))
         )
         return key_bytes + 4 * state_bytes, value_bytes
 
@@ -145,7 +146,7 @@ class GgmlServer(GgmlSettings):
         """Returns device → bytes of the caches, by the layers' devices."""
         bytes_by_device: dict[str, int] = {}
         for i, layer in enumerate(self.model.layers):
-            device = tensor_placement.layers.device(i) if self.keeps_cache else HOST
+            device = tensor_placement.layers.device(i) if self.is_cache_on_layer_device else HOST
             bytes_by_device[device] = bytes_by_device.get(device, 0) + sum(self.layer_cache(layer))
         return bytes_by_device
 
@@ -178,13 +179,13 @@ class GgmlServer(GgmlSettings):
             attention_batch_mib=int(self.flags.get("attention_max_batch", version_rules.attention_max_batch)),
             fused_experts=bool(self.flags.get("fused_moe", version_rules.fused_moe)),
             has_gpus=bool(self.devices),
-            keeps_attention=self.keeps_cache,
+            keeps_attention=self.is_cache_on_layer_device,
             full_offload=self.layers_on_gpus > layer_count,
             moves_weights=not self.flags.get("no_op_offload") and not self.flags.get("run_time_repack"),
         )
         moved_tokens = graph_settings.tokens if graph_settings.moves_weights and self.devices else 0
         layer_keys = self._layer_keys(placements, size_and_device, moved_tokens, layers)
-        graph_indices = [list(layers)[i] for i in graph_layers(layer_keys)]
+        graph_indices = [list(layers)[i] for i in layers_with_graphs(layer_keys)]
         model_graph = ModelGraph(
             version_rules.graph_rules,
             graph_settings,
@@ -199,7 +200,7 @@ class GgmlServer(GgmlSettings):
             len(self.devices) > 1
             and self.layers_on_gpus > layer_count
             and self.flags.get("split_mode", "layer") == "layer"
-            and self.keeps_cache
+            and self.is_cache_on_layer_device
             and not placements.has_overrides
         )
         return buffer_sizes(model_graph.build_graph(), self.devices, is_pipelined)
@@ -232,22 +233,24 @@ class GgmlServer(GgmlSettings):
                 tensor_bytes, device = size_and_device[tensor.name]
                 if EXPERT_TENSORS.match(tensor.name):
                     copies_experts = len(expert_homes) > 1 or (
-                        device == HOST and version_rules.moves_experts(moved_tokens, layer)
+                        device == HOST and version_rules.are_experts_moved(moved_tokens, layer)
                     )
                 else:
-                    copies_experts = device == HOST and version_rules.moves_product(moved_tokens)
+                    copies_experts = device == HOST and version_rules.is_product_moved(moved_tokens)
                 weight_keys.append(
                     (tensor.name.partition(f"blk.{i}.")[2], device, tensor_bytes if copies_experts else 0)
                 )
             layer_keys.append((id(layer), tensor_placement.layers.device(i), tuple(weight_keys)))
         return layer_keys
 
-    def buffers(self, placement: TensorDevices) -> Buffers:
+    def buffers(self, placement: TensorDevices) -> BufferSizes:
         """Returns all buffers by device."""
-        buffers = Buffers(self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement))
+        buffers = BufferSizes(
+            self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement)
+        )
         if self.encoder_buffers:
-            buffers = buffers.plus(Buffers({}, {}, self.encoder_buffers))
-        if self.drafts_by_modules:
+            buffers = buffers.plus(BufferSizes({}, {}, self.encoder_buffers))
+        if self.is_drafting_with_mtp:
             buffers = buffers.plus(self.module_buffers(placement))
         if self.draft_server is None:
             return buffers
@@ -257,11 +260,11 @@ class GgmlServer(GgmlSettings):
     def file_bytes(self) -> int:
         """The bytes of tensors in all files: of the model, the draft model and the image encoder."""
         total_bytes = self.model.file_bytes + self.encoder_bytes
-        if self.drafts_by_modules and self.model.gguf_file is None:
+        if self.is_drafting_with_mtp and self.model.gguf_file is None:
             total_bytes += sum(tensor.nbytes for tensor in self.model.mtp_tensors)
         return total_bytes + (0 if self.draft_server is None else self.draft_server.model.file_bytes)
 
-    def module_buffers(self, tensor_placement: TensorDevices) -> Buffers:
+    def module_buffers(self, tensor_placement: TensorDevices) -> BufferSizes:
         """Returns the buffers of the multi-token-prediction modules, which are additional last layers.
 
         They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
@@ -276,10 +279,10 @@ class GgmlServer(GgmlSettings):
         for tensor in self.model.mtp_tensors:
             device = tensor_placement.device(tensor)
             tensor_sizes[device] = tensor_sizes.get(device, 0) + tensor.nbytes
-        cache_device = tensor_placement.layers.device(layer_count) if self.keeps_cache else HOST
+        cache_device = tensor_placement.layers.device(layer_count) if self.is_cache_on_layer_device else HOST
         cache = {cache_device: sum(sum(module_server.layer_cache(module_shape)) for module_shape in mtp_modules)}
         layers = {layer_count + i: module_shape for i, module_shape in enumerate(mtp_modules)}
-        return Buffers(
+        return BufferSizes(
             tensor_sizes, cache, module_server.graph_buffers(tensor_placement, layers, self.model.mtp_tensors)
         )
 

@@ -57,7 +57,7 @@ class GgmlSettings(EngineServer):
                 "",
             )
             raise InputError(f"{flag}: speculative decoding is modelled from build {first_version} on; remove the flag")
-        if self.drafts_by_modules and not self.model.mtp_modules:
+        if self.is_drafting_with_mtp and not self.model.mtp_modules:
             raise InputError(f"--spec-type {MTP_TYPE}: the model has no modules of multi-token prediction; remove it")
         if self.value_type != "f16" and self.value_type not in ("f32", "bf16") and not self.uses_flash_attention:
             raise InputError(
@@ -86,7 +86,7 @@ class GgmlSettings(EngineServer):
                 backend_name = VULKAN
             device_count = len(listed_names)
         else:
-            device_count = len(self.split_shares) or 1
+            device_count = len(self.tensor_split_shares) or 1
         if device_count > MOST_DEVICES:
             raise InputError(f"--device: {device_count} devices; expected at most {MOST_DEVICES}")
         if self.flags.get("split_mode") == "none":
@@ -94,7 +94,7 @@ class GgmlSettings(EngineServer):
         return tuple(f"{backend_name}{i}" for i in range(device_count))
 
     @property
-    def split_shares(self) -> tuple[float, ...]:
+    def tensor_split_shares(self) -> tuple[float, ...]:
         """The GPUs' shares of the layers in --tensor-split."""
         share_list = self.flags.get("tensor_split")
         if share_list is None:
@@ -114,7 +114,7 @@ class GgmlSettings(EngineServer):
     @property
     def layer_shares(self) -> tuple[float, ...]:
         """Each device's share of the layers; equal by default, because all devices have the same free memory."""
-        shares_by_device = self.split_shares or (1.0,) * len(self.devices)
+        shares_by_device = self.tensor_split_shares or (1.0,) * len(self.devices)
         if len(shares_by_device) > max(len(self.devices), 1):
             raise InputError(f"--tensor-split: {len(shares_by_device)} shares for {len(self.devices)} devices")
         return (*shares_by_device, *(0.0,) * (len(self.devices) - len(shares_by_device)))
@@ -154,7 +154,7 @@ class GgmlSettings(EngineServer):
             return int(self.flags["kv_unified_per_slot"]) * self.sequences
         if not self.model.trained_context:
             raise InputError("--ctx-size: missing; the model does not state its context length")
-        return self.model.trained_context * (self.streams if self.adjusts_flags else 1)
+        return self.model.trained_context * (self.streams if self.is_fit_enabled else 1)
 
     @property
     def sequence_cells(self) -> int:
@@ -198,13 +198,13 @@ class GgmlSettings(EngineServer):
         return 0 if self.rules.latent_cache == "expanded" else 3
 
     @property
-    def maps_file(self) -> bool:
+    def is_memory_mapped(self) -> bool:
         """Whether host tensors are memory-mapped from the file (--no-mmap, --load-mode)."""
         load_mode = self.flags.get("load_mode", "auto")
         return not self.flags.get("no_mmap") and load_mode in ("auto", "mmap", "mmap+mlock")
 
     @property
-    def locks_memory(self) -> bool:
+    def is_memory_locked(self) -> bool:
         """Whether pages of mapped tensors are locked in memory (--mlock, --load-mode)."""
         return bool(self.flags.get("mlock")) or "mlock" in str(self.flags.get("load_mode", ""))
 
@@ -219,7 +219,7 @@ class GgmlSettings(EngineServer):
         return drafted_tokens(self.flags)
 
     @property
-    def drafts_by_modules(self) -> bool:
+    def is_drafting_with_mtp(self) -> bool:
         """Whether the model's multi-token-prediction modules draft tokens."""
         return MTP_TYPE in drafting_types(self.flags)
 
@@ -230,7 +230,7 @@ class GgmlSettings(EngineServer):
         return None if preset is None else GgufModel(preset)
 
     @property
-    def keeps_cache(self) -> bool:
+    def is_cache_on_layer_device(self) -> bool:
         """Whether a layer's cache is on the layer's device; --no-kv-offload puts the cache on the host."""
         return not self.flags.get("no_kv_offload", False)
 
@@ -264,7 +264,7 @@ class GgmlSettings(EngineServer):
         return min(full_cells, _round_up(needed_cells, cell_padding))
 
     @property
-    def asks_for_layers(self) -> bool:
+    def has_stated_gpu_layers(self) -> bool:
         """Whether the user set the number of GPU layers."""
         return str(self.flags.get("n_gpu_layers", "auto")) not in ("auto", "-1")
 
@@ -283,7 +283,7 @@ class GgmlSettings(EngineServer):
         return max(0, self.hardware.capacity_bytes - self.engine_record.context.mib * MIB - self.reserved_bytes)
 
     @property
-    def adjusts_flags(self) -> bool:
+    def is_fit_enabled(self) -> bool:
         """Whether the server adjusts unset flags to free memory (--fit)."""
         flag_text = self.flags.get("fit")
         return self.rules.fits if flag_text is None else str(flag_text) in ("on", "true", "True")

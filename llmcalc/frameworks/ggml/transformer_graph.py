@@ -46,14 +46,14 @@ class GraphRules:
     fused_delta_net: bool = False
     rotates_vectors: bool = False
 
-    def moves_product(self, tokens: int) -> bool:
+    def is_product_moved(self, tokens: int) -> bool:
         """Whether a matrix product of `tokens` tokens with a weight on the host moves to a GPU."""
         return tokens >= self.least_moved_tokens
 
-    def moves_experts(self, tokens: int, layer: LayerShape) -> bool:
+    def are_experts_moved(self, tokens: int, layer: LayerShape) -> bool:
         """Whether matrix products of `tokens` tokens with experts on the host move to a GPU."""
         moves_whole_experts = tokens * layer.top_k >= self.least_moved_tokens * layer.experts
-        return self.moves_product(tokens) and (moves_whole_experts or not self.moves_by_expert)
+        return self.is_product_moved(tokens) and (moves_whole_experts or not self.moves_by_expert)
 
 
 @dataclass(frozen=True)
@@ -130,12 +130,12 @@ class ModelGraph:
         return Tensor(tensor_bytes, operation_name="weight", device=weight_device)
 
     def _new_tensor(
-        self, dimensions: tuple[int, ...], *sources: Tensor, element_bytes: int = F32, may_move: bool = False
+        self, dimensions: tuple[int, ...], *source_tensors: Tensor, element_bytes: int = F32, may_move: bool = False
     ) -> Tensor:
         tensor_bytes = element_bytes
         for dimension in dimensions:
             tensor_bytes *= dimension
-        return Tensor(tensor_bytes, sources, "new", (*dimensions, element_bytes), may_move=may_move)
+        return Tensor(tensor_bytes, source_tensors, "new", (*dimensions, element_bytes), may_move=may_move)
 
     def _new_tensor_in_format(self, dimensions: tuple[int, ...], block_bytes: int, *source_tensors: Tensor) -> Tensor:
         """Returns a new tensor in a number format with `block_bytes` bytes per 256 elements."""
@@ -156,7 +156,7 @@ class ModelGraph:
         self, weight_name: str, layer: int | None, output_width: int, input_tensor: Tensor, tokens: int
     ) -> Tensor:
         weight = self._weight(weight_name, layer)
-        may_move = self.rules.moves_product(tokens) and self.settings.moves_weights
+        may_move = self.rules.is_product_moved(tokens) and self.settings.moves_weights
         return self._new_tensor((output_width, tokens), weight, input_tensor, may_move=may_move)
 
     def norm(self, weight_name: str, layer: int | None, input_tensor: Tensor) -> Tensor:
@@ -497,18 +497,18 @@ class ModelGraph:
     def network(
         self, i: int, name_suffix: str, inner_width: int, is_gated: bool, input_tensor: Tensor, tokens: int
     ) -> Tensor:
-        up = self.matmul(f"blk.{i}.ffn_up{name_suffix}.weight", i, inner_width, input_tensor, tokens)
+        up_output = self.matmul(f"blk.{i}.ffn_up{name_suffix}.weight", i, inner_width, input_tensor, tokens)
         if is_gated:
-            up = self.apply_gate(
-                self.matmul(f"blk.{i}.ffn_gate{name_suffix}.weight", i, inner_width, input_tensor, tokens), up
+            up_output = self.apply_gate(
+                self.matmul(f"blk.{i}.ffn_gate{name_suffix}.weight", i, inner_width, input_tensor, tokens), up_output
             )
         else:
-            up = self._inplace(up, up)
-        return self.matmul(f"blk.{i}.ffn_down{name_suffix}.weight", i, self.hidden, up, tokens)
+            up_output = self._inplace(up_output, up_output)
+        return self.matmul(f"blk.{i}.ffn_down{name_suffix}.weight", i, self.hidden, up_output, tokens)
 
     def experts(self, i: int, layer: LayerShape, input_tensor: Tensor, tokens: int) -> Tensor:
         expert_count, k, expert_width = layer.experts, layer.top_k, layer.expert_width
-        may_move = self.rules.moves_experts(tokens, layer) and self.settings.moves_weights
+        may_move = self.rules.are_experts_moved(tokens, layer) and self.settings.moves_weights
 
         def expert_product(weight_name: str, input_rows: int, *sources: Tensor) -> Tensor:
             return self._new_tensor(
@@ -516,11 +516,11 @@ class ModelGraph:
             )
 
         logits = self.matmul(f"blk.{i}.ffn_gate_inp.weight", i, expert_count, input_tensor, tokens)
-        probabilities = self._inplace(logits, logits)
-        sorted_experts = self._new_tensor((expert_count, tokens), probabilities, element_bytes=I32)
+        router_probs = self._inplace(logits, logits)
+        sorted_experts = self._new_tensor((expert_count, tokens), router_probs, element_bytes=I32)
         chosen_experts = self._view(sorted_experts, None)
         expert_weights = self._new_tensor(
-            (1, k, tokens), self._view(probabilities, (1, expert_count, tokens)), chosen_experts
+            (1, k, tokens), self._view(router_probs, (1, expert_count, tokens)), chosen_experts
         )
         if self.rules.store_rows:
             self.graph.add_operations(expert_weights)

@@ -16,7 +16,7 @@ from ...model import ModelSpec
 from ...sources.files import validate
 from ...sources.huggingface.family import field_names
 from ..deepspeed.config_file import run_of_program
-from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, integer_of, reading_of
+from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, integer_of, reader_of
 from ..megatron.named_model import MegatronRun, megatron_run
 
 SIGNS = frozenset({"pipe_parallel_size", "model_parallel_size"})
@@ -71,7 +71,7 @@ def _with_underscores(config: Table) -> dict[str, Any]:
 
 def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a GPT-NeoX config. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         arguments = _with_underscores(written_config)
         reader.refuse_other_values(arguments, OFF)
         mixer = _mixer_kind(reader, arguments)
@@ -89,7 +89,7 @@ def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
         config = _deepspeed_keys(reader, arguments)
         if tp * pp > 1:
             neox_sizes = MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"])
-            return reader.launch("megatron", _divided_run(reader, config, neox_sizes, run_settings), spec=spec)
+            return reader.launch("megatron", _parallel_run(reader, config, neox_sizes, run_settings), spec=spec)
         launch_settings = run_of_program(reader, config, source_file.world_size, run_settings)
         reader.notes.append("a pipeline of one stage is counted without the buffers of DeepSpeed's pipeline engine")
         return reader.launch("deepspeed", launch_settings, spec=spec)
@@ -104,7 +104,7 @@ ESTIMATE = (
 )
 
 
-def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun, settings: Table) -> LaunchSettings:
+def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun, settings: Table) -> LaunchSettings:
     """Returns a run with tensor or pipeline parallelism, computed as a Megatron-Core run.
 
     config: DeepSpeed's config. parallel_run: the sizes of groups and the length. settings: settings of kernels and

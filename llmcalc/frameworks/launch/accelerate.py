@@ -20,7 +20,7 @@ from .record import (
     Table,
     default_attention,
     integer_of,
-    reading_of,
+    reader_of,
 )
 
 ACCELERATE_SIGNS = ("compute_environment", "num_processes")
@@ -52,7 +52,7 @@ def is_accelerate(config: Table) -> bool:
 
 def read_accelerate(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an accelerate config. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         return _read_tables(reader, config, source_file.world_size)
 
 

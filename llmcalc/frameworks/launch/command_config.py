@@ -20,7 +20,7 @@ DEEPEST = 20
 """Largest number of names in a key such as `model.lora_rank`."""
 
 
-def config_place(command_line: CommandLine) -> tuple[str, int, int] | None:
+def config_file_and_words(command_line: CommandLine) -> tuple[str, int, int] | None:
     """Returns a command's config file and the range of words that name the file; None without a config file.
 
     The file is the first word with the ending of one, or the value of `--config`.
@@ -44,7 +44,7 @@ def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: 
     A word is `key=value`, or an argument `--key value`; a key with dots is one of an inner table. Raises `InputError`
     for a word of another form.
     """
-    config_words = config_place(command_line)
+    config_words = config_file_and_words(command_line)
     other_words = (
         [*command_line.words]
         if config_words is None

@@ -114,7 +114,7 @@ def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
     return () if is_file else tuple(command_words)
 
 
-def trains_by_command(typed_text: str) -> bool:
+def is_training_command(typed_text: str) -> bool:
     """Whether the value of `--launch` is the command of a training program, such as `tune run … --config FILE`."""
     command_words = words_of_typed_command(typed_text)
     typed_variables = dict(re.findall(r"(?:^|\s)([A-Za-z_]\w*)=(\S*)", typed_text)) if command_words else {}

@@ -75,7 +75,7 @@ def _program_file(
         "read": f"config_file:read_{folder_name}",
     }
     reader_package = f"{FRAMEWORKS}.{folder_name}"
-    lazy_readers: dict[str, Any] = {
+    lazy_functions: dict[str, Any] = {
         field_name: LazyFunction(reader_package, function_path)
         for field_name, function_path in reader_functions.items()
     }
@@ -87,7 +87,7 @@ def _program_file(
         version=version,
         commands=commands,
         launcher=launcher,
-        **lazy_readers,
+        **lazy_functions,
     )
 
 
@@ -212,7 +212,7 @@ def launch_file_kinds() -> tuple[LaunchFile, ...]:
     return (*program_files(), *_framework_files())
 
 
-def launch_files() -> str:
+def launch_file_titles() -> str:
     """Returns the titles of the kinds of launch files in YAML, JSON or TOML, as one text for messages."""
     *kind_titles, last_title = (
         launch_file.title for launch_file in (*_framework_files(), *program_files()) if launch_file.read is not None

@@ -92,8 +92,8 @@ def changes_of_model(
     models = _model_names(syntax_tree)
     _add_adapters(changes, syntax_tree, calls, lora_arguments)
     _add_optimizer(changes, syntax_tree, calls)
-    has_adapters = any(_last_name(call) in ("LoraConfig", "get_peft_model") for call in calls)
-    if not has_adapters and any(_frozen_places(syntax_tree)):
+    has_adapters = any(_called_name(call) in ("LoraConfig", "get_peft_model") for call in calls)
+    if not has_adapters and any(_freezing_nodes(syntax_tree)):
         changes.unknown["requires_grad"] = FROZEN
     for call in calls:
         _add_conversion(changes, call, models)
@@ -101,12 +101,12 @@ def changes_of_model(
     _add_sizes(changes, syntax_tree, calls)
     if any(_replaces_layers(statement, models) for statement in ast.walk(syntax_tree)):
         changes.unknown["layers"] = "the file replaces layers of the model; expected TARGET with --set"
-    if any(_last_name(call) == "resize_token_embeddings" for call in calls):
+    if any(_called_name(call) == "resize_token_embeddings" for call in calls):
         changes.notes.append("resize_token_embeddings: the embedding is counted with the rows of the model's config")
     return changes
 
 
-def _last_name(call: ast.Call) -> str:
+def _called_name(call: ast.Call) -> str:
     """Returns the last component of a called function's name, also of a method of what another call returns."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else dotted_name_of(call.func)
 
@@ -128,8 +128,12 @@ def _model_names(syntax_tree: ast.Module) -> set[str]:
         node for node in ast.walk(syntax_tree) if isinstance(node, ast.Assign) and _is_model_call(node.value)
     ]
     targets = [target for node in assignments for target in node.targets]
-    names = [target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target for target in targets]
-    return {name.id for name in names if isinstance(name, ast.Name) and OTHER_MODELS.search(name.id) is None}
+    name_nodes = [target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target for target in targets]
+    return {
+        variable_node.id
+        for variable_node in name_nodes
+        if isinstance(variable_node, ast.Name) and OTHER_MODELS.search(variable_node.id) is None
+    }
 
 
 def _add_adapters(
@@ -139,29 +143,29 @@ def _add_adapters(
     imports = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.ImportFrom)]
     peft_names = {alias.name for node in imports if (node.module or "").startswith("peft") for alias in node.names}
     for call in calls:
-        called_name, class_name = dotted_name_of(call.func), _last_name(call)
+        called_name, class_name = dotted_name_of(call.func), _called_name(call)
         if class_name == "LoraConfig" or called_name.endswith("Model.get_peft_model"):
             for keyword in call.keywords:
                 if keyword.arg and keyword.arg not in {*lora_arguments, *LORA_IDLE} and not _is_unset(keyword.value):
                     changes.unknown[keyword.arg] = f"{class_name} is modelled without"
-        is_of_peft = class_name in peft_names or called_name == f"peft.{class_name}"
-        if is_of_peft and class_name.endswith("Config") and class_name not in ADAPTER_PARTS:
+        is_peft_class = class_name in peft_names or called_name == f"peft.{class_name}"
+        if is_peft_class and class_name.endswith("Config") and class_name not in ADAPTER_PARTS:
             changes.unknown[class_name] = "PEFT's adapters other than LoRA are not modelled"
 
 
-def _is_unset(value: ast.expr) -> bool:
+def _is_unset(value_node: ast.expr) -> bool:
     """Whether an argument has a value that switches it off."""
-    if isinstance(value, ast.List | ast.Tuple):
-        return not value.elts
-    if isinstance(value, ast.Dict):
-        return not value.keys
-    return isinstance(value, ast.Constant) and value.value in (None, False, "none", "", 0)
+    if isinstance(value_node, ast.List | ast.Tuple):
+        return not value_node.elts
+    if isinstance(value_node, ast.Dict):
+        return not value_node.keys
+    return isinstance(value_node, ast.Constant) and value_node.value in (None, False, "none", "", 0)
 
 
 def _add_optimizer(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
     """Records an optimizer that the file creates and gives the trainer, which then creates none by `optim`."""
     created_optimizers = {
-        target.id: _last_name(node.value)
+        target.id: _called_name(node.value)
         for node in ast.walk(syntax_tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
         for target in node.targets
@@ -169,12 +173,12 @@ def _add_optimizer(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequen
     }
     for call in calls:
         pair = next((keyword.value for keyword in call.keywords if keyword.arg == "optimizers"), None)
-        if not _last_name(call).endswith("Trainer") or not isinstance(pair, ast.Tuple | ast.List) or not pair.elts:
+        if not _called_name(call).endswith("Trainer") or not isinstance(pair, ast.Tuple | ast.List) or not pair.elts:
             continue
         optimizer = pair.elts[0]
         if isinstance(optimizer, ast.Constant) and optimizer.value is None:
             continue
-        class_name = _last_name(optimizer) if isinstance(optimizer, ast.Call) else ""
+        class_name = _called_name(optimizer) if isinstance(optimizer, ast.Call) else ""
         class_name = class_name or created_optimizers.get(dotted_name_of(optimizer), "")
         if class_name in OPTIMIZER_CLASSES:
             changes.arguments["optim"] = OPTIMIZER_CLASSES[class_name]
@@ -182,29 +186,33 @@ def _add_optimizer(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequen
             changes.unknown["optimizers"] = f"{class_name or 'an optimizer of the file'} is not modelled"
 
 
-def _frozen_places(syntax_tree: ast.Module) -> Iterator[ast.AST]:
+def _freezing_nodes(syntax_tree: ast.Module) -> Iterator[ast.AST]:
     """Yields the places where the file freezes parameters of the trained model."""
-    of_other_models: set[int] = set()
-    for loop in ast.walk(syntax_tree):
-        if isinstance(loop, ast.For) and not _is_of_model(loop.iter):
-            of_other_models |= {id(node) for node in ast.walk(loop)}
+    other_model_nodes: set[int] = set()
+    for loop_node in ast.walk(syntax_tree):
+        if isinstance(loop_node, ast.For) and not _is_of_trained_model(loop_node.iter):
+            other_model_nodes |= {id(node) for node in ast.walk(loop_node)}
     for node in ast.walk(syntax_tree):
-        if id(node) in of_other_models:
+        if id(node) in other_model_nodes:
             continue
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is False:
             target = node.targets[0]
-            if isinstance(target, ast.Attribute) and target.attr == "requires_grad" and _is_of_model(target.value):
+            if (
+                isinstance(target, ast.Attribute)
+                and target.attr == "requires_grad"
+                and _is_of_trained_model(target.value)
+            ):
                 yield node
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "requires_grad_":
-            is_off = bool(node.args) and isinstance(node.args[0], ast.Constant) and node.args[0].value is False
-            if is_off and _is_of_model(node.func.value):
+            is_disabled = bool(node.args) and isinstance(node.args[0], ast.Constant) and node.args[0].value is False
+            if is_disabled and _is_of_trained_model(node.func.value):
                 yield node
 
 
-def _is_of_model(owner: ast.expr) -> bool:
+def _is_of_trained_model(owner_node: ast.expr) -> bool:
     """Whether no name in an expression is that of a model beside the trained one."""
-    names = (getattr(node, "id", "") or getattr(node, "attr", "") for node in ast.walk(owner))
-    return not any(map(OTHER_MODELS.search, names))
+    node_names = (getattr(node, "id", "") or getattr(node, "attr", "") for node in ast.walk(owner_node))
+    return not any(map(OTHER_MODELS.search, node_names))
 
 
 def _add_conversion(changes: ModelChanges, call: ast.Call, models: Collection[str]) -> None:
@@ -213,14 +221,14 @@ def _add_conversion(changes: ModelChanges, call: ast.Call, models: Collection[st
         changes.arguments["torch_compile"] = True
     if not isinstance(call.func, ast.Attribute):
         return
-    owner = call.func.value
-    if not (_is_model_call(owner) or (isinstance(owner, ast.Name) and owner.id in models)):
+    owner_node = call.func.value
+    if not (_is_model_call(owner_node) or (isinstance(owner_node, ast.Name) and owner_node.id in models)):
         return
     if call.func.attr in FORMATS and not call.args:
         changes.arguments["dtype"] = FORMATS[call.func.attr]
     if call.func.attr == "to":
-        values = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "dtype")]
-        for format_name in (dotted_name_of(value).removeprefix("torch.") for value in values):
+        value_nodes = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "dtype")]
+        for format_name in (dotted_name_of(value).removeprefix("torch.") for value in value_nodes):
             if format_name in FORMATS.values():
                 changes.arguments["dtype"] = format_name
 
@@ -234,22 +242,22 @@ def _add_head(changes: ModelChanges, call: ast.Call) -> None:
 
 def _add_sizes(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
     """Records sizes that the file gives a published configuration, as arguments or as attributes."""
-    sizes: dict[str, Any] = {}
+    config_sizes: dict[str, Any] = {}
     for call in calls:
-        if _last_name(call) in ("from_pretrained", "from_config"):
-            sizes |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+        if _called_name(call) in ("from_pretrained", "from_config"):
+            config_sizes |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     for statement in ast.walk(syntax_tree):
         target = statement.targets[0] if isinstance(statement, ast.Assign) else None
         if isinstance(target, ast.Attribute) and re.search(r"config$", dotted_name_of(target.value)) is not None:
-            sizes[target.attr] = statement.value if isinstance(statement, ast.Assign) else None
-    numbers = {
+            config_sizes[target.attr] = statement.value if isinstance(statement, ast.Assign) else None
+    new_sizes = {
         field_name: value.value
-        for field_name, value in sizes.items()
+        for field_name, value in config_sizes.items()
         if SIZES.fullmatch(field_name) and isinstance(value, ast.Constant) and type(value.value) is int
     }
-    if numbers:
-        settings = " ".join(f"--set {field_name}={number}" for field_name, number in numbers.items())
-        changes.unknown[next(iter(numbers))] = f"the file changes the model's sizes; expected TARGET with {settings}"
+    if new_sizes:
+        settings = " ".join(f"--set {field_name}={size_value}" for field_name, size_value in new_sizes.items())
+        changes.unknown[next(iter(new_sizes))] = f"the file changes the model's sizes; expected TARGET with {settings}"
 
 
 def _replaces_layers(statement: ast.AST, models: Collection[str]) -> bool:
@@ -258,8 +266,8 @@ def _replaces_layers(statement: ast.AST, models: Collection[str]) -> bool:
     if isinstance(statement, ast.Assign | ast.Delete):
         targets = statement.targets
     for target in targets:
-        place = target.value if isinstance(target, ast.Subscript) else target
-        first_name, _, path = dotted_name_of(place).partition(".")
+        target_node = target.value if isinstance(target, ast.Subscript) else target
+        first_name, _, path = dotted_name_of(target_node).partition(".")
         if first_name in models and path.rpartition(".")[2] in LAYER_LISTS:
             return True
     return False

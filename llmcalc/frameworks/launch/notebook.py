@@ -108,7 +108,7 @@ def _python_of_cell(cell: str) -> str:
         if not first_line.startswith(PYTHON_CELLS):
             return ""
         cell = cell_body
-    if _is_valid(cell):
+    if _is_valid_python(cell):
         return cell
     python_lines: list[str] = []
     is_continued = False
@@ -120,10 +120,10 @@ def _python_of_cell(cell: str) -> str:
             python_lines.append(line)
         is_continued = (magic_match is not None or is_continued) and line.rstrip().endswith("\\")
     python_text = "\n".join(python_lines)
-    return python_text if _is_valid(python_text) else ""
+    return python_text if _is_valid_python(python_text) else ""
 
 
-def _is_valid(python_text: str) -> bool:
+def _is_valid_python(python_text: str) -> bool:
     """Whether a text is Python."""
     try:
         ast.parse(python_text)
@@ -153,7 +153,7 @@ def _script_of_cell(cell: str) -> str:
 
 def _shell_variables(python_text: str) -> Iterator[str]:
     """Yields shell assignments of a notebook's Python constants, for use in the notebook's shell commands."""
-    if not _is_valid(python_text):
+    if not _is_valid_python(python_text):
         return
     for variable_name, variable_value in constants(ast.parse(python_text).body).items():
         if (

@@ -165,7 +165,7 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     if "pp" in degrees or "vpp" in degrees:
         new_sizes.setdefault("pp_layout", None)
         new_sizes.setdefault("schedule", "interleaved" if degrees.get("vpp", launched_run.layout.vpp) > 1 else "1f1b")
-        launched_run = replace(launched_run, stage_ends=(None, None))
+        launched_run = replace(launched_run, end_stage_layers=(None, None))
         if new_sizes.get("pp", launched_run.layout.pp) == 1:
             new_sizes.setdefault("vpp", 1)
     layout: Layout = replace(launched_run.layout, **new_sizes)

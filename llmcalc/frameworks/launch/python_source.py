@@ -86,14 +86,14 @@ def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_dept
     if isinstance(expression, ast.Call) and SUPPORTS_BF16.search(dotted_name_of(expression.func)) is not None:
         return True
     if isinstance(expression, ast.Compare) and len(expression.ops) == 1:
-        return _equality(expression, known_values, nesting_depth + 1)
+        return _equality_result(expression, known_values, nesting_depth + 1)
     if isinstance(expression, ast.Subscript):
-        table = known_values.get(dotted_name_of(expression.value))
+        known_table = known_values.get(dotted_name_of(expression.value))
         item_name = value_of(expression.slice, known_values, nesting_depth + 1)
-        if isinstance(table, dict) and isinstance(item_name, str) and item_name in table:
-            return table[item_name]
+        if isinstance(known_table, dict) and isinstance(item_name, str) and item_name in known_table:
+            return known_table[item_name]
     if isinstance(expression, ast.Dict):
-        return _table_of(expression, known_values, nesting_depth + 1)
+        return _table_value(expression, known_values, nesting_depth + 1)
     if isinstance(expression, ast.Call) and dotted_name_of(expression.func) == "dict" and not expression.args:
         return keyword_arguments(expression, known_values, nesting_depth + 1)
     if isinstance(expression, ast.BinOp):
@@ -103,28 +103,29 @@ def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_dept
         )
         if type(left_value) is int and type(right_value) is int:
             return _whole_number_result(expression.op, left_value, right_value)
-    return UnknownValue(source_of(expression))
+    return UnknownValue(expression_description(expression))
 
 
-def _equality(comparison: ast.Compare, known_values: Mapping[str, Any], nesting_depth: int) -> Any:
+def _equality_result(comparison: ast.Compare, known_values: Mapping[str, Any], nesting_depth: int) -> Any:
     """Returns whether two known values, such as number formats, are equal, and whether the device computes in bf16."""
     operation, right_node = comparison.ops[0], comparison.comparators[0]
     attribute_names = {getattr(node, "attr", "") for node in ast.walk(comparison.left)}
     if "get_device_capability" in attribute_names and isinstance(operation, ast.GtE):
         return True  # of 8 and later, as `SUPPORTS_BF16`
     left_value, right_value = (
-        format_name(value_of(side, known_values, nesting_depth)) for side in (comparison.left, right_node)
+        format_name(value_of(operand_node, known_values, nesting_depth))
+        for operand_node in (comparison.left, right_node)
     )
     if has_unknown(left_value) or has_unknown(right_value) or not isinstance(operation, ast.Eq | ast.NotEq):
         return UnknownValue("a comparison")
     return (left_value == right_value) == isinstance(operation, ast.Eq)
 
 
-def format_name(value: Any) -> Any:
+def format_name(known_value: Any) -> Any:
     """Returns the name of a torch number format (`torch.bfloat16`); other values unchanged."""
-    if isinstance(value, UnknownValue) and value.text.startswith("torch."):
-        return value.text.removeprefix("torch.")
-    return value
+    if isinstance(known_value, UnknownValue) and known_value.text.startswith("torch."):
+        return known_value.text.removeprefix("torch.")
+    return known_value
 
 
 def has_unknown(value: Any) -> bool:
@@ -132,18 +133,18 @@ def has_unknown(value: Any) -> bool:
     return any(map(has_unknown, value.values())) if isinstance(value, dict) else isinstance(value, UnknownValue)
 
 
-def _table_of(expression: ast.Dict, known_values: Mapping[str, Any], nesting_depth: int) -> Any:
+def _table_value(expression: ast.Dict, known_values: Mapping[str, Any], nesting_depth: int) -> Any:
     """Returns the value of a table whose keys are texts; unknown for other keys."""
-    table: dict[str, Any] = {}
+    known_table: dict[str, Any] = {}
     for key_node, value_node in list(zip(expression.keys, expression.values, strict=True))[:1000]:
         item_value = value_of_item(value_node, known_values, nesting_depth)
         if isinstance(key_node, ast.Constant) and isinstance(key_node.value, str):
-            table[key_node.value] = item_value
+            known_table[key_node.value] = item_value
         elif key_node is None and isinstance(item_value, dict):
-            table |= item_value
+            known_table |= item_value
         else:
             return UnknownValue("a table")
-    return table
+    return known_table
 
 
 def value_of_item(expression: ast.expr, known_values: Mapping[str, Any], nesting_depth: int = 0) -> Any:
@@ -212,7 +213,7 @@ def dotted_name_of(name_expression: ast.expr) -> str:
     return ".".join([name_expression.id, *reversed(name_parts)]) if isinstance(name_expression, ast.Name) else ""
 
 
-def source_of(syntax_node: ast.AST) -> str:
+def expression_description(syntax_node: ast.AST) -> str:
     """Returns an expression's description for error messages: kind and name."""
     if isinstance(syntax_node, ast.Call):
         return f"{dotted_name_of(syntax_node.func) or 'a call'}(…)"[:60]
@@ -381,9 +382,9 @@ class Configurations:
                 plain_text = self._plain_value(expression.func.value, variables, configs_by_variable)
                 if isinstance(plain_text, str):
                     return plain_text.lower()
-            return UnknownValue(source_of(expression))
+            return UnknownValue(expression_description(expression))
         config = self.evaluate(expression, variables, configs_by_variable, 0)
-        return config[""] if set(config) == {""} else UnknownValue(source_of(expression))
+        return config[""] if set(config) == {""} else UnknownValue(expression_description(expression))
 
     def assign_value(
         self, target_node: ast.expr, config: Config, variables: Config, configs_by_variable: dict[str, Config]

@@ -17,18 +17,18 @@ from ...sources.files import parse_json, parse_toml, read_text
 from ..argument_names import keyword_of
 from ..registry import NAMES, framework
 from .accelerate_command import config_table, process_count_of
-from .command_config import config_place, with_typed_values
+from .command_config import config_file_and_words, with_typed_values
 from .command_line import (
     CONSOLE_PROGRAMS,
     TYPED_COMMAND,
     WITHOUT_PROGRAMS,
     arguments_of,
     command_line,
+    is_training_command,
     plain_value,
-    trains_by_command,
     typed_launch,
 )
-from .file_kinds import launch_file_kinds, launch_files
+from .file_kinds import launch_file_kinds, launch_file_titles
 from .notebook import read_launch_text
 from .options import NO_OPTIONS, read_with_options
 from .python_source import is_python
@@ -65,7 +65,7 @@ def read_launch(
     options: options typed beside the file → values, which replace the file's.
     Raises `InputError`, which names file, field and fix.
     """
-    if trains_by_command(str(launch_path)):
+    if is_training_command(str(launch_path)):
         shell_script = read_script(posix_paths(str(launch_path)), TYPED_COMMAND, None, ())
         source_file = LaunchSource(
             TYPED_COMMAND,
@@ -130,7 +130,7 @@ def launch_of(
         read_text=_text_reader(name_in_errors, launch_folder),
     )
     if not file_text.strip():
-        raise InputError(f"{name_in_errors}: is empty; expected {launch_files()}")
+        raise InputError(f"{name_in_errors}: is empty; expected {launch_file_titles()}")
     if is_python(file_text, name_in_errors):
         return _read_python(file_text, launch_source, options)
     if file_text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(file_text):
@@ -151,14 +151,15 @@ def _read_tables(config: Any, source_file: LaunchSource, options: Mapping[str, A
     """Returns the training run of the parsed tables of a launch file."""
     name_in_errors = source_file.where
     if not isinstance(config, Mapping):
-        raise InputError(f"{name_in_errors}: is no launch file; expected {launch_files()}{SERVER_FILES}")
+        raise InputError(f"{name_in_errors}: is no launch file; expected {launch_file_titles()}{SERVER_FILES}")
     refuse_config(config, name_in_errors)
     for launch_file in launch_file_kinds():
         if launch_file.read is not None and launch_file.matches(config):
             return read_with_options(launch_file, launch_file.read, config, source_file, options)
     key_list = ", ".join(str(config_key)[:30] for config_key in list(config)[:4])
     raise InputError(
-        f"{name_in_errors}: is no launch file: it has {key_list or 'nothing'}; expected {launch_files()}{SERVER_FILES}"
+        f"{name_in_errors}: is no launch file: it has {key_list or 'nothing'}; "
+        f"expected {launch_file_titles()}{SERVER_FILES}"
     )
 
 
@@ -197,7 +198,7 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
     )
     raise InputError(
         f"{source_file.where}: a Python file of no program that is read (it is never run); expected "
-        f"{_advice_of_loop(file_text)}, or the script that starts it, or {known_titles}{SERVER_FILES}"
+        f"{_training_loop_advice(file_text)}, or the script that starts it, or {known_titles}{SERVER_FILES}"
     )
 
 
@@ -211,12 +212,12 @@ WRAPPERS = {
 """Pattern of a call that divides a model's training over devices → the options that say the same."""
 
 
-def _advice_of_loop(file_text: str) -> str:
+def _training_loop_advice(file_text: str) -> str:
     """Returns what to type for a Python file with a training loop of its own, with the model that it names."""
     loaded_model = re.search(r"\.from_pretrained\(\s*[\"']([\w.-]{1,60}/[\w.-]{1,60})[\"']", file_text)
-    target = "TARGET" if loaded_model is None else loaded_model[1]
+    target_word = "TARGET" if loaded_model is None else loaded_model[1]
     options = next((options for pattern, options in WRAPPERS.items() if re.search(pattern, file_text)), "")
-    return f"{target} in its place, {SETTINGS_ADVICE.removeprefix('TARGET ')}{options and f' {options}'}"
+    return f"{target_word} in its place, {SETTINGS_ADVICE.removeprefix('TARGET ')}{options and f' {options}'}"
 
 
 @cache
@@ -341,7 +342,7 @@ def _read_training_command(
             launcher_config = config_table(command_line.launcher, name_in_errors, readable_source.read_text)
             world_size = process_count_of(launcher_config)
         if world_size is None and fills_machines:
-            world_size = visible_processes(launcher_words, source_env)
+            world_size = visible_process_count(launcher_words, source_env)
         skipped_variables = {
             printable(command_word)
             for previous_word, command_word in pairwise(command_line.words)
@@ -356,7 +357,7 @@ def _read_training_command(
             unset=unset_variables,
             launcher=command_line.launcher,
             devices_typed=source_file.world_size is not None,
-            unset_counts=unset_counts(command_line.launcher) if world_size is None else (),
+            unset_count_variables=unset_count_variables(command_line.launcher) if world_size is None else (),
         )
 
     for launch_file in launch_file_kinds():
@@ -371,7 +372,7 @@ def _read_training_command(
                     launch_file, launch_file.read_command, command, source_of_command(command), options
                 )
     for program_line in command_lines:
-        config_words = config_place(program_line)
+        config_words = config_file_and_words(program_line)
         if config_words is not None:
             return _read_config(config_words[0], program_line, source_of_command(program_line), options)
     for program_line in command_lines:
@@ -443,7 +444,7 @@ def _read_by_arguments(
     known_programs = " or ".join(file_kind.arguments_of for file_kind in argument_readers)
     raise InputError(
         f"{name_in_errors}: no command runs with arguments of {known_programs}{reason_text}{runs_programs}; expected "
-        f"{SETTINGS_ADVICE}, or {launch_files()}{SERVER_FILES}"
+        f"{SETTINGS_ADVICE}, or {launch_file_titles()}{SERVER_FILES}"
     )
 
 
@@ -620,7 +621,7 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
     )
 
 
-def visible_processes(launcher: Sequence[str], environment: Mapping[str, str]) -> int | None:
+def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str]) -> int | None:
     """Returns visible devices · machines; None if neither variable nor option names devices."""
     devices_text = environment.get("CUDA_VISIBLE_DEVICES", "")
     for option, option_value in pairwise([*launcher, ""]):
@@ -638,7 +639,7 @@ def visible_processes(launcher: Sequence[str], environment: Mapping[str, str]) -
     return visible_count * (machines[-1] if machines else 1)
 
 
-def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:
+def unset_count_variables(launcher: Sequence[str]) -> tuple[str, ...]:
     """Returns unset script variables in a launcher's numbers of processes and machines, processes first."""
     launcher_counts = sorted(_launcher_counts(launcher), key=lambda kind_and_count: kind_and_count[0] == "machines")
     count_variables = (

@@ -62,7 +62,7 @@ class Launch:
     frozen: a frozen copy of the model on the same devices, outside of reinforcement learning; None (default) without.
     published_weights: whether weights keep the number format of the checkpoint. The settings are then those of a
         checkpoint in fp32.
-    stage_ends: layers of the first and of the last rank of a pipeline; None (default) for as many as every other rank.
+    end_stage_layers: layers of the first and of the last rank of a pipeline; None (default) for as many as others.
     """
 
     where: str
@@ -85,14 +85,16 @@ class Launch:
     published_weights: bool = False
     frozen: FrozenModel | SecondLoss | None = None
     rollout: Rollout | None = None
-    stage_ends: tuple[int | None, int | None] = (None, None)
+    end_stage_layers: tuple[int | None, int | None] = (None, None)
 
     def with_stage_sizes(self, layers: int) -> Launch:
         """Returns the run with the layers of each stage of its pipeline. layers: those of the model."""
-        if self.stage_ends == (None, None):
+        if self.end_stage_layers == (None, None):
             return self
         error_prefix = f"{self.where}: layers of the first and of the last stage"
-        stage_sizes = stage_sizes_between_ends(layers, self.layout.pp, self.layout.vpp, *self.stage_ends, error_prefix)
+        stage_sizes = stage_sizes_between_ends(
+            layers, self.layout.pp, self.layout.vpp, *self.end_stage_layers, error_prefix
+        )
         return replace(self, layout=replace(self.layout, pp_layout=stage_sizes))
 
     def data(self) -> dict[str, Any]:
@@ -149,7 +151,7 @@ class LaunchSource:
     read_text: reads the text of a file that this one names; None (default) if none can be read.
     launcher: the words of a script's command before the program that it starts.
     devices_typed: whether the number of devices is typed beside the file, and not the launcher's.
-    unset_counts: variables of the launcher's numbers of machines and processes that the script does not set.
+    unset_count_variables: variables of the launcher's numbers of machines and processes that the script does not set.
     """
 
     where: str
@@ -165,14 +167,16 @@ class LaunchSource:
     read_text: ReadText | None = None
     launcher: Sequence[str] = ()
     devices_typed: bool = True
-    unset_counts: Sequence[str] = ()
+    unset_count_variables: Sequence[str] = ()
 
     def devices_advice(self) -> str:
         """Returns advice on how to state the number of devices, with the script's unset variables."""
-        if not self.unset_counts:
+        if not self.unset_count_variables:
             return "--devices says another number"
-        variable_names = ", ".join(self.unset_counts)
-        typed_counts = " ".join(f"{variable}={8 if i == 0 else 1}" for i, variable in enumerate(self.unset_counts))
+        variable_names = ", ".join(self.unset_count_variables)
+        typed_counts = " ".join(
+            f"{variable}={8 if i == 0 else 1}" for i, variable in enumerate(self.unset_count_variables)
+        )
         typed_launch = f"--launch '{typed_counts} FILE'"
         return f"{variable_names} of the launcher is not set: --devices, or {typed_launch}, says another number"
 
@@ -291,7 +295,7 @@ class LaunchReader:
     frozen: a frozen copy of the trained model; None (default) without one.
     expandable: whether the program asks torch's allocator for expandable segments, where the environment does not say;
         false by default.
-    stage_ends: as in `Launch`.
+    end_stage_layers: as in `Launch`.
     """
 
     source: LaunchSource
@@ -301,7 +305,7 @@ class LaunchReader:
     filled_in: dict[str, Any] = field(default_factory=dict)
     frozen: FrozenModel | SecondLoss | None = None
     expandable: bool = False
-    stage_ends: tuple[int | None, int | None] = (None, None)
+    end_stage_layers: tuple[int | None, int | None] = (None, None)
 
     @property
     def where(self) -> str:
@@ -340,7 +344,7 @@ class LaunchReader:
         self.ignored += [argument_name for argument_name in config if argument_name in ignored_names]
         unknown_keys(self, config, (*known_names, *ignored_names), "", unknown_reason)
 
-    def refuse_set(self, config: Table, refusal_reasons: Mapping[str, str], name_prefix: str = "") -> None:
+    def refuse_if_set(self, config: Table, refusal_reasons: Mapping[str, str], name_prefix: str = "") -> None:
         """Records as unknown each argument that is set (neither false nor 0). refusal_reasons: argument → reason."""
         for argument_name, refusal_reason in refusal_reasons.items():
             if config.get(argument_name):
@@ -373,7 +377,7 @@ class LaunchReader:
         written_size = config.get(argument_name)
         return None if written_size is None else integer_of(self, argument_name, written_size)
 
-    def node_devices(self, config: Table, nodes_name: str, devices_name: str, name_prefix: str = "") -> int:
+    def device_count_of_nodes(self, config: Table, nodes_name: str, devices_name: str, name_prefix: str = "") -> int:
         """Returns the devices of all nodes of a config: by default 1 node with 8 devices.
 
         nodes_name, devices_name: the arguments with the number of nodes, and of devices per node.
@@ -506,11 +510,11 @@ class LaunchReader:
             notes=tuple(self.notes),
             filled_in=dict(self.filled_in),
             frozen=self.frozen_model_on(launch_settings.layout),
-            stage_ends=self.stage_ends,
+            end_stage_layers=self.end_stage_layers,
             **launch_fields,
         )
 
-    def with_records(self, launched_run: Launch) -> Launch:
+    def with_recorded_arguments(self, launched_run: Launch) -> Launch:
         """Returns a run from another reader of this file, with the arguments that this reader has recorded."""
         return replace(
             launched_run,
@@ -538,7 +542,7 @@ MOST_LISTED = 12
 
 
 @contextmanager
-def reading_of(source_file: LaunchSource) -> Iterator[LaunchReader]:
+def reader_of(source_file: LaunchSource) -> Iterator[LaunchReader]:
     """Provides a launch file's reader in a `with` block, and puts the file's name before each error message."""
     name_in_errors = source_file.where
     try:

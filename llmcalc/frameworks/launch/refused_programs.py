@@ -35,9 +35,9 @@ class RefusedProgram:
 
     def runs(self, command_line: CommandLine) -> bool:
         """Whether a command starts this program."""
-        from .command_config import config_place  # reads YAML; help lists programs without it
+        from .command_config import config_file_and_words  # reads YAML; help lists programs without it
 
-        if self.reads_configs and config_place(command_line) is not None:
+        if self.reads_configs and config_file_and_words(command_line) is not None:
             return False
         matches_flag = not self.signs or any(re.match(self.signs, command_word) for command_word in command_line.words)
         return matches_flag and re.fullmatch(self.commands, command_line.program) is not None

@@ -136,7 +136,9 @@ class StatementReader(WordReader):
             else:
                 statement_words += self.read_word()
                 statement_words = self.without_keyword(statement_words)
-        if not self.read_patterns(statement_words, separator) and not self.read_joined(statement_words, assignments):
+        if not self.read_patterns(statement_words, separator) and not self.read_conditional_command(
+            statement_words, assignments
+        ):
             self.apply_command(statement_words, assignments, start_line, separator)
         if statement_words or assignments or separator in ("(", ")"):
             self.joined_by = separator * 2 if is_double_separator else ""
@@ -147,7 +149,7 @@ class StatementReader(WordReader):
         """Whether the next command in a list of && and || is certainly skipped."""
         return bool(self.joined_by) and self.has_succeeded is (self.joined_by == "||")
 
-    def read_joined(self, command_words: list[str], assignments: dict[str, str | list[str]]) -> bool:
+    def read_conditional_command(self, command_words: list[str], assignments: dict[str, str | list[str]]) -> bool:
         """Reads a command in a list of && and ||, and decides by known conditions whether it runs.
 
         Returns whether the command needs nothing more: it is a condition, or it surely does not run.

@@ -265,10 +265,10 @@ class WordReader:
 
     def read_marked_name(self) -> tuple[str, bool]:
         """Reads an unresolved name with marks, in a text that was already parsed once."""
-        mark_end = self.text.find(UNRESOLVED, self.at + 1)
-        mark_end = len(self.text) if mark_end < 0 else mark_end + 1
-        mark_start, self.at = self.at, mark_end
-        return self.text[mark_start:mark_end], False
+        name_end = self.text.find(UNRESOLVED, self.at + 1)
+        name_end = len(self.text) if name_end < 0 else name_end + 1
+        name_start, self.at = self.at, name_end
+        return self.text[name_start:name_end], False
 
     def read_plain_text(self, letter_pattern: re.Pattern[str]) -> tuple[str, bool]:
         """Reads and returns characters without a special meaning in the shell.
@@ -345,9 +345,9 @@ class WordReader:
             listed_devices = self.script.variables.get("SLURM_GPUS_ON_NODE", self.script.machine_devices)
             if isinstance(listed_devices, str | int):
                 return str(listed_devices)
-        without_npu = IMPORT_OF_NPU.match(command_text)
-        if without_npu is not None:
-            return without_npu[2]
+        npu_import_match = IMPORT_OF_NPU.match(command_text)
+        if npu_import_match is not None:
+            return npu_import_match[2]
         return mark_unresolved(f"$({command_name}…)" if arguments else f"$({command_name})")
 
     def script_argument(self, argument_number: int) -> str:

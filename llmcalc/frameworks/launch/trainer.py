@@ -29,7 +29,7 @@ from .record import (
     Table,
     default_attention,
     integer_of,
-    reading_of,
+    reader_of,
 )
 from .trainer_scripts import without_script_arguments
 
@@ -147,13 +147,13 @@ def is_run_by(command_words: Sequence[str]) -> bool:
 
 def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of Trainer arguments. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         return _read_arguments(reader, with_launcher_arguments(config, source_file))
 
 
 def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command with Trainer arguments."""
-    with reading_of(source_file) as reader:  # a TARGET may replace the model
+    with reader_of(source_file) as reader:  # a TARGET may replace the model
         script_name = source_file.script.rpartition("/")[2]
         if SCRIPTS_OF_OTHER_HEADS.fullmatch(script_name) is not None:
             reader.unknown[script_name] = OTHER_HEAD
@@ -172,7 +172,7 @@ def launch_as_trainer(reader: LaunchReader, config: Table, model_id: str) -> Lau
     reader.check_unknown()
     launched_run = read_trainer(config, reader.source)
     frozen_model = reader.frozen_model_on(launched_run.layout)
-    return replace(reader.with_records(launched_run), target=model_id, frozen=frozen_model)
+    return replace(reader.with_recorded_arguments(launched_run), target=model_id, frozen=frozen_model)
 
 
 def known_argument_names() -> frozenset[str]:
@@ -362,11 +362,11 @@ def _low_rank_optimizer(
     named_optimizer: the argument that names the optimizer, and the name.
     """
     optimizer_argument, optimizer_name = named_optimizer
-    family = LOW_RANK_OPTIMIZERS[optimizer_name.removesuffix("_layerwise")]
+    optimizer_family = LOW_RANK_OPTIMIZERS[optimizer_name.removesuffix("_layerwise")]
     written_targets = config.get("optim_target_modules") or ()
     target_list = [written_targets] if isinstance(written_targets, str) else list(written_targets)
-    targets = {re.sub(r"[^a-z_]", "", str(target)).removeprefix("self_") for target in target_list}
-    if targets != {"attn", "mlp"}:  # "all-linear" has the output head too
+    target_names = {re.sub(r"[^a-z_]", "", str(module_target)).removeprefix("self_") for module_target in target_list}
+    if target_names != {"attn", "mlp"}:  # "all-linear" has the output head too
         reader.unknown["optim_target_modules"] = "[attn, mlp] alone is modelled"
     written_arguments = config.get("optim_args") or {}
     pairs = re.findall(r"\b(\w++) *+= *+([\w.]+)", written_arguments) if isinstance(written_arguments, str) else ()
@@ -377,7 +377,7 @@ def _low_rank_optimizer(
     rank_text = str(reader.value(arguments, "rank", 128))
     if re.fullmatch(r"[1-9][0-9]{0,4}", rank_text) is None:
         raise reader.wrong("optim_args", f"rank {shown(rank_text)[:60]}; expected a whole number of 1 to 99,999")
-    settings: dict[str, Any] = {"optimizer": f"{family}-r{rank_text}", "optimizer_impl": "loop"}
+    settings: dict[str, Any] = {"optimizer": f"{optimizer_family}-r{rank_text}", "optimizer_impl": "loop"}
     if not optimizer_name.endswith("_layerwise"):
         return settings
     if run_settings["num_microbatches"] > 1:
@@ -400,7 +400,7 @@ def pair_settings(
     loss: str,
     run_settings: Mapping[str, Any],
     reference_model: FrozenModel | None = None,
-    caches_reference: bool = False,
+    has_cached_reference: bool = False,
     keeps_logits: bool = False,
 ) -> dict[str, Any]:
     """Returns the batch settings of training on preference pairs, with two sequences per pair.
@@ -408,11 +408,11 @@ def pair_settings(
     loss: its name; those of `LOSSES_WITHOUT_REFERENCE` need no reference model.
     run_settings: the settings of the run.
     reference_model: the copy of the model that a loss compares with; None (default): in the weights' format.
-    caches_reference: whether the program computes the reference's log-probabilities with the trained model, before it
-        is trained; false by default.
+    has_cached_reference: whether the program computes the reference's log-probabilities with the trained model, before
+        it is trained; false by default.
     keeps_logits: whether a reward model computes the logits of the language model too; false by default.
     """
-    if loss not in LOSSES_WITHOUT_REFERENCE and not caches_reference:
+    if loss not in LOSSES_WITHOUT_REFERENCE and not has_cached_reference:
         add_reference_model(reader, run_settings, reference_model)
     if loss == "reward" and not keeps_logits:
         reader.notes.append("a pair is two sequences; scores have no logits, and the loss is counted in chunks of them")

@@ -47,9 +47,9 @@ def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
     training_script = next((script for script in SCRIPTS if script.signs & config.keys()), None)
     if training_script is None:
         return config
-    for argument_name, reason in training_script.refused.items():
+    for argument_name, refusal_reason in training_script.refused.items():
         if config.get(argument_name) in BOOLEANS:
-            reader.unknown[argument_name] = f"{reason} not modelled"
+            reader.unknown[argument_name] = f"{refusal_reason} not modelled"
     trainer_arguments = training_script.translated(reader, config)
     reader.filled_in |= {
         argument_name: argument_value
@@ -60,15 +60,17 @@ def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
     reader.ignored += sorted(training_script.ignored & config.keys())
     reader.notes += [f"{training_script.title}: its own arguments are read as those of the Trainer"]
     reader.notes += [training_script.note] * bool(training_script.note)
-    others = {name: argument_value for name, argument_value in config.items() if name not in own_names}
-    return {**others, **trainer_arguments}
+    other_arguments = {
+        argument_key: argument_value for argument_key, argument_value in config.items() if argument_key not in own_names
+    }
+    return {**other_arguments, **trainer_arguments}
 
 
 FILLED_IN = ("optim", "per_device_train_batch_size", "gradient_accumulation_steps", "max_length", "lora_r", "dtype")
 """The Trainer's arguments whose value from a script's default is listed."""
 
 
-def _low_rank(reader: LaunchReader, config: Table, rank: int, targets: Any, dropout: str) -> dict[str, Any]:
+def _adapter_arguments(reader: LaunchReader, config: Table, rank: int, targets: Any, dropout: str) -> dict[str, Any]:
     """Returns the arguments of LoRA adapters. rank, targets, dropout: the script's defaults."""
     return {
         "use_peft": True,
@@ -78,61 +80,63 @@ def _low_rank(reader: LaunchReader, config: Table, rank: int, targets: Any, drop
     }
 
 
-def _few_bits(reader: LaunchReader, bits: Any, is_nested: bool, argument_name: str = "bits") -> dict[str, Any]:
+def _quantization_arguments(
+    reader: LaunchReader, bits: Any, is_nested: bool, argument_name: str = "bits"
+) -> dict[str, Any]:
     """Returns the arguments of weights in `bits` bits by bitsandbytes. is_nested: whether scales are quantized too."""
     if bits not in (4, 8, 16, 32):
         raise reader.wrong(argument_name, f"{shown(bits)}; expected 4, 8 or 16")
     return {4: {"load_in_4bit": True, "use_bnb_nested_quant": is_nested}, 8: {"load_in_8bit": True}}.get(bits, {})
 
 
-def _sixteen_bits(config: Table) -> str:
+def _loaded_weight_format(config: Table) -> str:
     """Returns the format of weights that are loaded in bf16 where products are, and in float32 otherwise."""
     return "bfloat16" if config.get("bf16") in BOOLEANS else "float32"
 
 
-def _flash(is_flash: bool) -> dict[str, Any]:
+def _flash_attention_argument(is_flash: bool) -> dict[str, Any]:
     return {"attn_implementation": "flash_attention_2"} if is_flash else {}
 
 
-def _of_peft(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _arguments_of_peft(reader: LaunchReader, config: Table) -> dict[str, Any]:
     stored_in = str(config.get("bnb_4bit_quant_storage_dtype", "uint8"))
-    in_4_bits = reader.flag(config, "use_4bit_quantization")
+    is_4_bit = reader.flag(config, "use_4bit_quantization")
     arguments: dict[str, Any] = {
-        "dtype": stored_in if in_4_bits and stored_in in ("bfloat16", "float16") else "float32",
-        **_flash(reader.flag(config, "use_flash_attn")),
+        "dtype": stored_in if is_4_bit and stored_in in ("bfloat16", "float16") else "float32",
+        **_flash_attention_argument(reader.flag(config, "use_flash_attn")),
     }
     if reader.flag(config, "gradient_checkpointing"):
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": reader.flag(config, "use_reentrant")}
     if reader.flag(config, "use_peft_lora"):
         modules = "q_proj,k_proj,v_proj,o_proj,down_proj,up_proj,gate_proj"
-        arguments |= _low_rank(reader, config, 64, modules, "0.1")
-    bits = 4 if in_4_bits else 8 if reader.flag(config, "use_8bit_quantization") else 16
-    return arguments | _few_bits(reader, bits, reader.flag(config, "use_nested_quant"))
+        arguments |= _adapter_arguments(reader, config, 64, modules, "0.1")
+    bits = 4 if is_4_bit else 8 if reader.flag(config, "use_8bit_quantization") else 16
+    return arguments | _quantization_arguments(reader, bits, reader.flag(config, "use_nested_quant"))
 
 
-def _of_qlora(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    length = reader.integer(config, "source_max_len", 1024) + reader.integer(config, "target_max_len", 256)
+def _arguments_of_qlora(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    sequence_length = reader.integer(config, "source_max_len", 1024) + reader.integer(config, "target_max_len", 256)
     arguments: dict[str, Any] = {
-        "max_length": length,
+        "max_length": sequence_length,
         "optim": config.get("optim", "paged_adamw_32bit"),
         "per_device_train_batch_size": reader.integer(config, "per_device_train_batch_size", 1),
         "gradient_accumulation_steps": reader.integer(config, "gradient_accumulation_steps", 16),
         "gradient_checkpointing": reader.flag(config, "gradient_checkpointing", True),
-        "dtype": _sixteen_bits(config),
-        **_few_bits(reader, config.get("bits", 4), reader.flag(config, "double_quant", True)),
+        "dtype": _loaded_weight_format(config),
+        **_quantization_arguments(reader, config.get("bits", 4), reader.flag(config, "double_quant", True)),
     }
     if not reader.flag(config, "full_finetune"):
-        arguments |= _low_rank(reader, config, 64, ALL_LINEAR, "0")
+        arguments |= _adapter_arguments(reader, config, 64, ALL_LINEAR, "0")
     return arguments
 
 
-def _of_lmflow(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    arguments = _flash(reader.flag(config, "use_flash_attention"))
+def _arguments_of_lmflow(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    arguments = _flash_attention_argument(reader.flag(config, "use_flash_attention"))
     is_quantized = reader.flag(config, "use_qlora")
     if is_quantized or reader.flag(config, "use_lora"):
-        arguments |= _low_rank(reader, config, 8, None, "0.1")
+        arguments |= _adapter_arguments(reader, config, 8, None, "0.1")
     if is_quantized:
-        arguments |= _few_bits(
+        arguments |= _quantization_arguments(
             reader, config.get("quant_bit", 4), reader.flag(config, "double_quant", True), "quant_bit"
         )
     return arguments
@@ -143,30 +147,32 @@ def _multimodal_defaults(reader: LaunchReader, config: Table, is_flash: bool) ->
     return {
         "max_length": reader.integer(config, "model_max_length", 512),
         "optim": config.get("optim", "adamw_torch"),
-        "dtype": _sixteen_bits(config),
-        **_flash(is_flash),
+        "dtype": _loaded_weight_format(config),
+        **_flash_attention_argument(is_flash),
     }
 
 
-def _of_llava(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _arguments_of_llava(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if config.get("mm_tunable_parts") is not None and "mm_vision_tower" in str(config["mm_tunable_parts"]):
         reader.unknown["mm_tunable_parts"] = "training of the encoder is not modelled"
     arguments = _multimodal_defaults(reader, config, reader.source.script.endswith(("train_mem.py", "train_mem")))
     if reader.flag(config, "lora_enable"):
-        arguments |= _low_rank(reader, config, 64, ALL_LINEAR, "0.05")
-    return arguments | _few_bits(reader, config.get("bits", 16), reader.flag(config, "double_quant", True))
+        arguments |= _adapter_arguments(reader, config, 64, ALL_LINEAR, "0.05")
+    return arguments | _quantization_arguments(
+        reader, config.get("bits", 16), reader.flag(config, "double_quant", True)
+    )
 
 
-def _of_qwen_vl(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _arguments_of_qwen_vl(reader: LaunchReader, config: Table) -> dict[str, Any]:
     arguments = _multimodal_defaults(reader, config, is_flash=True)
     if reader.flag(config, "lora_enable"):
-        return arguments | _low_rank(reader, config, 64, ["q_proj", "k_proj", "v_proj", "o_proj"], "0.05")
+        return arguments | _adapter_arguments(reader, config, 64, ["q_proj", "k_proj", "v_proj", "o_proj"], "0.05")
     if not reader.flag(config, "tune_mm_llm"):
         reader.unknown["tune_mm_llm"] = "a frozen language model, its default, is not modelled"
     return arguments
 
 
-def _of_firefly(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _arguments_of_firefly(reader: LaunchReader, config: Table) -> dict[str, Any]:
     train_mode, task_type = str(config.get("train_mode", "qlora")), str(config.get("task_type", "sft"))
     if train_mode not in ("full", "lora", "qlora"):
         raise reader.wrong("train_mode", f"{shown(train_mode)}; expected full, lora or qlora")
@@ -175,8 +181,8 @@ def _of_firefly(reader: LaunchReader, config: Table) -> dict[str, Any]:
     arguments: dict[str, Any] = {"dtype": "float16" if config.get("fp16") in BOOLEANS else "bfloat16"}
     if train_mode == "full":
         return arguments
-    arguments |= _low_rank(reader, {**config, "lora_r": config.get("lora_rank")}, 64, ALL_LINEAR, "0.05")
-    return arguments | _few_bits(reader, 4 if train_mode == "qlora" else 16, is_nested=True)
+    arguments |= _adapter_arguments(reader, {**config, "lora_r": config.get("lora_rank")}, 64, ALL_LINEAR, "0.05")
+    return arguments | _quantization_arguments(reader, 4 if train_mode == "qlora" else 16, is_nested=True)
 
 
 ENCODER_NOTE = "the encoder of images and its projector are not counted; images take tokens of the length"
@@ -193,7 +199,7 @@ SCRIPTS = (
             chat_template_format add_special_tokens append_concat_token splits bnb_4bit_compute_dtype
             bnb_4bit_quant_type
             """),
-        _of_peft,
+        _arguments_of_peft,
         {"use_unsloth": "Unsloth's kernels are"},
     ),
     TrainerScript(
@@ -205,7 +211,7 @@ SCRIPTS = (
             dataset_format train_on_source mmlu_split mmlu_dataset max_mmlu_samples mmlu_source_max_len adam8bit
             max_memory_MB num_beams temperature top_k top_p repetition_penalty
             """),
-        _of_qlora,
+        _arguments_of_qlora,
     ),
     TrainerScript(
         "LMFlow's finetune.py",
@@ -216,7 +222,7 @@ SCRIPTS = (
             save_aggregated_lora use_ram_optimized_load train_on_prompt customized_cache_dir lisa_activated_layers
             lisa_interval_steps lisa_layers_attribute
             """),
-        _of_lmflow,
+        _arguments_of_lmflow,
         {
             "use_lisa": "LISA, which trains some layers at a time, is",
             "use_customized_optim": "an optimizer of LMFlow is",
@@ -234,7 +240,7 @@ SCRIPTS = (
             lora_alpha lora_bias lora_weight_path quant_type mpt_attn_impl mm_patch_merge_type prompt_version
             mm_vision_tower_lr
             """),
-        _of_llava,
+        _arguments_of_llava,
         {
             "tune_mm_mlp_adapter": "training of the projector alone is",
             "freeze_backbone": "a frozen language model is",
@@ -251,7 +257,7 @@ SCRIPTS = (
             video_min_frames video_max_frame_pixels video_min_frame_pixels video_max_pixels video_min_pixels video_fps
             mm_projector_lr vision_tower_lr lora_alpha
             """),
-        _of_qwen_vl,
+        _arguments_of_qwen_vl,
         {"tune_mm_vision": "training of the encoder is"},
         ENCODER_NOTE,
     ),
@@ -260,7 +266,7 @@ SCRIPTS = (
         frozenset({"template_name", "train_mode", "tokenize_num_workers"}),
         field_names("train_mode task_type lora_rank"),
         field_names("template_name eval_file max_prompt_length beta tokenize_num_workers"),
-        _of_firefly,
+        _arguments_of_firefly,
         {"use_unsloth": "Unsloth's kernels are"},
     ),
 )

@@ -31,28 +31,28 @@ def shell_text(file_text: str, file_name: str) -> str:
     """Returns the text of a batch file or a PowerShell script as shell; any other file's text unchanged."""
     name_in_lower_case = file_name.lower()
     if name_in_lower_case.endswith(BATCH_ENDINGS):
-        return "\n".join(map(_line_of_batch, file_text.splitlines()))
+        return "\n".join(map(_convert_batch_line, file_text.splitlines()))
     if name_in_lower_case.endswith(POWERSHELL_ENDING):
-        return "\n".join(map(_line_of_powershell, file_text.splitlines()))
+        return "\n".join(map(_convert_powershell_line, file_text.splitlines()))
     return file_text
 
 
-def _line_of_batch(line: str) -> str:
+def _convert_batch_line(line: str) -> str:
     line = line.strip().replace("\\", "/")
     if _BATCH_WITHOUT_PROGRAMS.match(line):
         return ""
     line = re.sub(r"%([A-Za-z_]\w*)%", r"${\1}", line.removeprefix("@").replace("%~dp0", "./"))
-    variable = _BATCH_SET.match(line)
-    if variable is not None:
-        return f'export {variable[1]}="{variable[2]}"'
+    set_match = _BATCH_SET.match(line)
+    if set_match is not None:
+        return f'export {set_match[1]}="{set_match[2]}"'
     line = _BATCH_START.sub("", line, count=1) if _BATCH_START.match(line) else line
     return f"{line[:-1]}\\" if line.endswith("^") else line
 
 
-def _line_of_powershell(line: str) -> str:
+def _convert_powershell_line(line: str) -> str:
     line = line.strip().replace("\\", "/")
-    variable = _POWERSHELL_SET.match(line)
-    if variable is not None:
-        return f"{'export ' if variable[1] else ''}{variable[2]}={variable[3]}"
+    set_match = _POWERSHELL_SET.match(line)
+    if set_match is not None:
+        return f"{'export ' if set_match[1] else ''}{set_match[2]}={set_match[3]}"
     line = re.sub(r"\$env:([A-Za-z_]\w*)", r"${\1}", line.removeprefix("&").lstrip(), flags=re.IGNORECASE)
     return f"{line[:-1]}\\" if line.endswith("`") else line

@@ -192,7 +192,9 @@ class _ValueBuilder:
 
     def are_equal_scalars(self, first_node: Any, second_node: Any) -> bool:
         """Whether two YAML nodes are scalars with the same text."""
-        scalar = self.yaml.ScalarNode
+        scalar_node_type = self.yaml.ScalarNode
         return (
-            isinstance(first_node, scalar) and isinstance(second_node, scalar) and first_node.value == second_node.value
+            isinstance(first_node, scalar_node_type)
+            and isinstance(second_node, scalar_node_type)
+            and first_node.value == second_node.value
         )

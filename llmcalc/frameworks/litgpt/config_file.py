@@ -13,7 +13,7 @@ from ...errors import shown
 from ...sources.huggingface.family import field_names
 from ..fsdp2.plugin import mixed_precision_settings, sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
 from ..launch.trainer import HEAD_ADAPTER, lora_settings
 
 READ = field_names("""
@@ -64,7 +64,7 @@ def is_litgpt(config: Table) -> bool:
 
 def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a LitGPT config. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         reader.check_names(config, READ, IGNORED)
         has_adapters = any(str(argument_name).startswith("lora_") for argument_name in config)
         is_pretraining = not has_adapters and config.get("checkpoint_dir") is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..logs.log_contents import AMOUNT, LogTerm, LogValues, ParsedLog, bytes_of, pattern
+from ..logs.log_contents import AMOUNT, LogTerm, LogValues, ParsedLog, parse_bytes, pattern
 from ..logs.log_text import LogText
 
 _BUFFER = re.compile(
@@ -136,7 +136,9 @@ def read_log(log_text: LogText) -> ParsedLog | None:
             (buffer_name for buffer_name, line_hints in FAILURES.items() if log_text.lines_with(*line_hints)), ""
         )
         failed_buffer = failed_buffer or _largest_buffer(memory_terms)
-    formats = {PLAIN_FORMATS.get(log_values.last_text(term_name), "") for term_name in ("key_format", "value_format")}
+    cache_formats = {
+        PLAIN_FORMATS.get(log_values.last_text(term_name), "") for term_name in ("key_format", "value_format")
+    }
     is_ik_fork = not is_ollama and any(term_name in log_values for term_name in IK_FLAGS)
     program_name = "ollama" if is_ollama else "ik_llama.cpp" if is_ik_fork else "llama.cpp"
     build_text = "" if is_ollama else log_values.last_text("build")
@@ -161,7 +163,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         else "",
         oom_flag="num_ctx" if is_ollama else "--ctx-size",
         cache_tokens=max(log_values.whole_numbers("ctx_size"), default=0),
-        cache_dtype=formats.pop() if len(formats) == 1 else "",
+        cache_dtype=cache_formats.pop() if len(cache_formats) == 1 else "",
     )
 
 
@@ -239,7 +241,7 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
     for log_line in log_text.lines_with(*(f'msg="{buffer_kind}"' for buffer_kind in _OLLAMA_NAMES)):
         buffer_match = _OLLAMA_BUFFER.search(log_line[:LONGEST_PREFIX])
         if buffer_match is not None:
-            bytes_by_buffer[_OLLAMA_NAMES[buffer_match["kind"]], buffer_match["device"]] = bytes_of(
+            bytes_by_buffer[_OLLAMA_NAMES[buffer_match["kind"]], buffer_match["device"]] = parse_bytes(
                 buffer_match["size"]
             )
     for log_line in log_text.lines_with("n_ctx ", "buffer size"):
@@ -259,7 +261,7 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
             _TERM_NAMES.get(buffer_kind, "compute_buffer" if buffer_kind == "compute" else "output_buffer"),
             buffer_match["device"],
         )
-        buffer_bytes = bytes_of(buffer_match["size"])
+        buffer_bytes = parse_bytes(buffer_match["size"])
         is_added = (
             buffer_key[0] == "kv_buffer" and buffer_key in bytes_by_buffer
         )  # full layers, layers with a window, and recurrent states

@@ -14,7 +14,7 @@ from ...errors import shown
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.accelerate_command import with_launcher_arguments
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reader_of
 from ..launch.trainer import (
     LOSSES_WITHOUT_REFERENCE,
     TRAINER_DEFAULTS,
@@ -117,13 +117,13 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a LLaMA-Factory config. Raises `InputError`, which names file and argument."""
     if is_version_1(config):
         return read_version_1(config, source_file)
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         if trains_with_megatron(config):
             return read_megatron(reader, config, TRAINER_IGNORED | IGNORED)
         config = with_launcher_arguments(config, source_file)
         reader.expandable = (source_file.world_size or 1) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
         reader.check_names(config, (*known_argument_names(), *READ, *REFUSED), TRAINER_IGNORED | IGNORED)
-        reader.refuse_set(
+        reader.refuse_if_set(
             config,
             {argument: f"{method_name}: not modelled" for argument, method_name in REFUSED.items() if method_name},
         )

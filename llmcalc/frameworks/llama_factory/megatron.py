@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...errors import shown
 from ...sources.huggingface.family import field_names
 from ..launch.record import Launch, LaunchReader, Table
-from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run
+from ..megatron.named_model import MegatronRun, bridge_adapter_settings, megatron_run
 
 SIZES = (
     "tensor_model_parallel_size",
@@ -65,7 +65,9 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
     adapter_settings = {}
     if finetuning_type == "lora" and uses_bridge:
         target_modules = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]  # others are not supported there
-        adapter_settings = bridge_adapters(reader, "", reader.integer(config, "lora_rank", 8), target_modules, None)
+        adapter_settings = bridge_adapter_settings(
+            reader, "", reader.integer(config, "lora_rank", 8), target_modules, None
+        )
     elif finetuning_type != "full":
         reader.unknown["finetuning_type"] = f"{shown(finetuning_type)[:40]} is not modelled with MCoreAdapter; full is"
     tp, pp, cp, ep = (reader.integer(config, argument_name, 1) for argument_name in SIZES)

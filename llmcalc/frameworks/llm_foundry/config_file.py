@@ -15,7 +15,7 @@ from ...model import ModelSpec
 from ...sources.files import validate
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
 
 ATTENTION_OFF: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False, True),
@@ -42,7 +42,7 @@ def is_llm_foundry(config: Table) -> bool:
 
 def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an LLM Foundry config. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         reader.expandable = config.get("expandable_segments") is not False
         model = reader.table(config, "model")
         world_size = reader.device_count(source_file.world_size)
@@ -63,7 +63,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
         if fsdp_table.get("activation_cpu_offload"):
             run_settings["offload_activations"] = True
         is_sharded = bool(fsdp_table) and world_size > 1
-        formats, reduction_format = _number_formats(reader, config, fsdp_table, is_sharded)
+        number_formats, reduction_format = _number_formats(reader, config, fsdp_table, is_sharded)
         if is_sharded:
             reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
         spec, model_name = None, ""
@@ -73,7 +73,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
             model_name = str(model.get("pretrained_model_name_or_path") or "")[:200]
         reduction_settings = TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None
         return sharded_launch(
-            reader, world_size, run_settings | formats, reduction_settings, spec=spec, target=model_name
+            reader, world_size, run_settings | number_formats, reduction_settings, spec=spec, target=model_name
         )
 
 
@@ -146,7 +146,7 @@ def _mpt_model(reader: LaunchReader, model_section: Table, sequence_length: int)
     config = reader.table(model_section, "attn_config")
     reader.refuse_other_values(config, ATTENTION_OFF, "model.attn_config.")
     unmodelled_keys = ("ffn_config", "block_overrides", "final_logit_softcapping")
-    reader.refuse_set(model_section, dict.fromkeys(unmodelled_keys, "it is modelled without"), "model.")
+    reader.refuse_if_set(model_section, dict.fromkeys(unmodelled_keys, "it is modelled without"), "model.")
     model_sizes = {
         size_key: reader.integer(model_section, size_key, default_size)
         for size_key, default_size in (("d_model", 2048), ("n_heads", 16), ("n_layers", 24), ("vocab_size", 50368))

@@ -145,7 +145,7 @@ class LogValues:
 
     def byte_sizes(self, group_name: str) -> list[int]:
         """Returns the memory sizes, in bytes, that a named regex group matched."""
-        return [bytes_of(matched_text) for matched_text in self.values.get(group_name, ())]
+        return [parse_bytes(matched_text) for matched_text in self.values.get(group_name, ())]
 
     def whole_numbers(self, group_name: str) -> list[int]:
         """Returns the whole numbers that a named regex group matched."""
@@ -163,7 +163,7 @@ class LogValues:
         return matched_sizes[-1] if matched_sizes else None
 
 
-def bytes_of(size_text: str) -> int:
+def parse_bytes(size_text: str) -> int:
     """Returns the bytes of a size such as `14.99 GiB`; in logs GB means GiB."""
     size_match = _PARTS.match(size_text.strip())
     if size_match is None or size_match[2].count(".") > 1:
@@ -187,14 +187,16 @@ def sizes_of_groups(process_names: Iterable[str]) -> tuple[dict[str, int], str]:
     """
     named_ranks = [ranks_by_group(process_name) for process_name in process_names]
     group_names = sorted({group_name for ranks in named_ranks for group_name in ranks} - {"EP"})
-    sizes = {name: max(ranks.get(name, 0) for ranks in named_ranks) + 1 for name in group_names}
-    shown_ranks = ", ".join(f"{name}{size - 1}" for name, size in sizes.items() if size > 1)
-    remark = f"the log shows no arguments, but ranks up to {shown_ranks}: computed with as many ranks"
+    sizes_by_group = {name: max(ranks.get(name, 0) for ranks in named_ranks) + 1 for name in group_names}
+    shown_ranks = ", ".join(f"{name}{group_size - 1}" for name, group_size in sizes_by_group.items() if group_size > 1)
+    origin_remark = f"the log shows no arguments, but ranks up to {shown_ranks}: computed with as many ranks"
     if not shown_ranks:
-        remark = (
+        origin_remark = (
             f"the log shows no arguments, and of the ranks {'0, '.join(group_names)}0 alone: computed with no others"
         )
-    return {name: size for name, size in sizes.items() if size > 1}, remark if group_names else ""
+    return {
+        name: group_size for name, group_size in sizes_by_group.items() if group_size > 1
+    }, origin_remark if group_names else ""
 
 
 _PAIR = re.compile(
@@ -228,24 +230,24 @@ def argument_pairs(arguments_text: str) -> dict[str, Any]:
                 is_cut_off = True
                 continue
             position = pair_match.start("value") + len(container_text)
-            printed_value = _literal(container_text)
+            printed_value = _literal_value(container_text)
         values_by_name.setdefault(pair_match["name"], printed_value)
     return values_by_name
 
 
-def _container_text(arguments_text: str, start: int) -> str:
+def _container_text(arguments_text: str, container_start: int) -> str:
     """Returns the text of a list or table from its opening to its closing bracket; empty if it is not closed."""
     depth = 0
-    for bracket_match in _BRACKET_OR_QUOTED.finditer(arguments_text, start):
+    for bracket_match in _BRACKET_OR_QUOTED.finditer(arguments_text, container_start):
         depth += (bracket_match[0] in "[{(") - (bracket_match[0] in "]})")
         if depth == 0:
-            return arguments_text[start : bracket_match.end()]
+            return arguments_text[container_start : bracket_match.end()]
         if depth > DEEPEST_CONTAINER:
             break
     return ""
 
 
-def _literal(container_text: str) -> Any:
+def _literal_value(container_text: str) -> Any:
     """Returns the list or table that Python printed as this text; the text where it has other objects."""
     try:
         literal_value = ast.literal_eval(container_text)

@@ -46,8 +46,10 @@ class LogText:
 
     def lines_with(self, *line_hints: str) -> list[str]:
         """Returns the lines that contain any of these texts, in order."""
-        offsets = {(line_start, line_end) for hint in line_hints for line_start, _, line_end in self.line_spans(hint)}
-        return [self.text[line_start:line_end] for line_start, line_end in sorted(offsets)]
+        line_offsets = {
+            (line_start, line_end) for line_hint in line_hints for line_start, _, line_end in self.line_spans(line_hint)
+        }
+        return [self.text[line_start:line_end] for line_start, line_end in sorted(line_offsets)]
 
 
 def read_log_text(log_file: str) -> LogText:

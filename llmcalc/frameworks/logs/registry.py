@@ -24,7 +24,7 @@ EXPECTED_LOGS = (
 
 def read_log(file_name: str, log_text: LogText) -> ParsedLog:
     """Returns the contents of a log. file_name: for errors. Raises `InputError` for an unknown kind of log."""
-    parsed_logs = sorted(_log_readings(log_text), key=lambda log_reading: -len(log_reading.terms))
+    parsed_logs = sorted(_parsed_logs(log_text), key=lambda log_reading: -len(log_reading.terms))
     torch_log: ParsedLog | None = import_module(f"..{TORCH_FOLDER}.log", __package__).read_log(log_text)
     if not parsed_logs:
         if torch_log is None:
@@ -44,7 +44,7 @@ def read_log(file_name: str, log_text: LogText) -> ParsedLog:
     )
 
 
-def _log_readings(log_text: LogText) -> Iterator[ParsedLog]:
+def _parsed_logs(log_text: LogText) -> Iterator[ParsedLog]:
     for framework_folder in FOLDERS:
         parsed_log: ParsedLog | None = import_module(f"..{framework_folder}.log", __package__).read_log(log_text)
         if parsed_log is not None:

@@ -52,7 +52,7 @@ def measure_passes(
         return [first_pass, *map(stage_run.run_passes, repeat_counts[1:])]
     shorter_pass = stage_run.passes_without_repeat()
     if shorter_pass is None:
-        if not stage_run.has_one_kind:  # a shorter run has parameters of its own
+        if not stage_run.has_one_layer_kind:  # a shorter run has parameters of its own
             stage_run = StageRun(memory_estimate, layout, pipeline_stage, SHORT_RUN_REPEATS)
         shorter_pass = stage_run.run_passes(SHORT_RUN_REPEATS)
     return [first_pass, shorter_pass]
@@ -84,7 +84,7 @@ class StageRun:
         self._latest: tuple[int, int, PassVisits, PassVisits] | None = None
         self._first_pass = PassVisits([], 0)
         if rank_run.settings.num_experts is not None:  # dispatchers keep tensors of the pass before
-            self._set_repeats(first_repeats)
+            self._set_layer_repeats(first_repeats)
             self.meter.restart()
             with rank_run.graph.no_grad():
                 self._run_forward()
@@ -96,26 +96,26 @@ class StageRun:
     @cached_property
     def _stack(self) -> LayerStack | None:
         """The stack of the stage's layers; None if it has several, or none."""
-        stacks = program_stacks(self.chunk.program.root, 1, self.chunk.lowering.first_layer_index)
-        return stacks[0] if len(stacks) == 1 and not stacks[0].rest else None
+        layer_stacks = program_stacks(self.chunk.program.root, 1, self.chunk.lowering.first_layer_index)
+        return layer_stacks[0] if len(layer_stacks) == 1 and not layer_stacks[0].rest else None
 
     @property
-    def has_one_kind(self) -> bool:
+    def has_one_layer_kind(self) -> bool:
         """Whether all layers of the stage are of one kind."""
         stack, layers_before = self._stack, self.chunk.lowering.first_layer_index
         return stack is not None and (stack.before, stack.period, stack.after) == (layers_before, 1, 0)
 
-    def _set_repeats(self, repeats: int | None) -> None:
-        self.chunk.lowering.run_only = {} if repeats is None else {0: repeats}
+    def _set_layer_repeats(self, layer_repeats: int | None) -> None:
+        self.chunk.lowering.run_only = {} if layer_repeats is None else {0: layer_repeats}
 
     def _run_forward(self) -> tuple[Tensor | None, ForwardOutput]:
         chunk_input = None if self.chunk.is_first else self.rank_run.receive_hidden()
         return chunk_input, self.rank_run.forward(self.chunk, chunk_input)
 
-    def run_passes(self, repeats: int | None) -> MicroBatchBytes:
-        """Runs a micro-batch, and returns its bytes. repeats: as `first_repeats`."""
+    def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
+        """Runs a micro-batch, and returns its bytes. layer_repeats: as `first_repeats`."""
         memory_meter, rank_run, stage_chunk = self.meter, self.rank_run, self.chunk
-        self._set_repeats(repeats)
+        self._set_layer_repeats(layer_repeats)
         start_bytes = memory_meter.now
         memory_meter.restart()
         chunk_input, forward_output = self._run_forward()
@@ -145,15 +145,15 @@ class StageRun:
         shorter_backward = backward_without_repeat(backward, self._stack, repeat_bytes)
         if shorter_backward is None:
             return None
-        work = forward.work + shorter_backward.work
-        if self._first_pass.visits and not self.has_one_kind:  # a shorter run of its own has fewer dispatchers
+        work_units = forward.work + shorter_backward.work
+        if self._first_pass.visits and not self.has_one_layer_kind:  # a shorter run of its own has fewer dispatchers
             shorter_first = forward_without_repeat(self._first_pass, self._stack)
             if shorter_first is None:
                 return None
             first_pass, dispatcher_bytes = shorter_first
-            work += first_pass.work
+            work_units += first_pass.work
             remaining_bytes -= dispatcher_bytes
-        EFFORT.units += work
+        EFFORT.units += work_units
         return _micro_batch_bytes(saved_bytes - repeat_bytes, forward, shorter_backward, remaining_bytes)
 
 
@@ -161,7 +161,7 @@ def _micro_batch_bytes(
     saved_bytes: int, forward: PassVisits, backward: PassVisits, remaining_bytes: int
 ) -> MicroBatchBytes:
     """Returns the bytes of a micro-batch. remaining_bytes: bytes that stay after its passes."""
-    forward_peaks, backward_peaks = (PeakByPath(visits.peak_by_path()) for visits in (forward, backward))
+    forward_peaks, backward_peaks = (PeakByPath(module_visits.peak_by_path()) for module_visits in (forward, backward))
     return MicroBatchBytes(
         saved_bytes, forward_peaks.plus_bytes(remaining_bytes), backward_peaks.plus_bytes(remaining_bytes)
     )

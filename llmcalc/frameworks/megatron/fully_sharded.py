@@ -142,9 +142,10 @@ class ShardedWeights:
 
     def _sizes_on_rank(self, bucket: ShardedBucket) -> Iterator[int]:
         """Yields, for each parameter of a bucket, its number of elements in this rank's shard."""
-        coordinates, is_expert = self.coordinates, bucket.parameters[0].expert
+        rank_coordinates, is_expert = self.coordinates, bucket.parameters[0].expert
         shard_start = bucket.shard_size * (
-            (coordinates.edp if is_expert else coordinates.dp * self.layout.cp + coordinates.cp) % bucket.shards
+            (rank_coordinates.edp if is_expert else rank_coordinates.dp * self.layout.cp + rank_coordinates.cp)
+            % bucket.shards
         )
         for parameter_start, parameter_end in bucket.ranges:
             yield max(0, min(parameter_end, shard_start + bucket.shard_size) - max(parameter_start, shard_start))

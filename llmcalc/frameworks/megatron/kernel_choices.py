@@ -43,7 +43,7 @@ NETWORKS = {"mlp": "feed_forward", "moe": "experts", "shared_experts": "shared_e
 """Module that runs again by itself → its kind."""
 
 
-def check_modelled(settings: MegatronSettings) -> None:
+def check_modelled_arguments(settings: MegatronSettings) -> None:
     """Raises `InputError` for the first argument whose effect on memory is not modelled."""
     for flag, refusal_reason in unmodelled_arguments(settings).items():
         raise InputError(f"{flag}: {refusal_reason} is not modelled; expected the argument to be left out")

@@ -29,7 +29,7 @@ from ..launch.record import (
     Table,
     allocator_of,
     check_env,
-    reading_of,
+    reader_of,
 )
 from ..launch.shell_arithmetic import evaluate_expression
 from ..launch.unresolved import is_unresolved, is_unset_variable, unresolved_reason
@@ -137,7 +137,7 @@ def read_megatron(arguments_table: Table, source_file: LaunchSource) -> Launch:
             arguments_table[WRAPPED],
             replace(source_file, env=env_variables if isinstance(env_variables, Mapping) else {}),
         )
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         environment = {str(env_name): _environment_text(env_value) for env_name, env_value in source_file.env.items()}
         return _read_arguments(reader, _argument_table(reader, arguments_table, environment), environment)
 
@@ -191,7 +191,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     if world_size is None:
         world_size = smallest_world_size(settings)
         if world_size > 1:
-            devices_advice = f"; {source_file.devices_advice()}" if source_file.unset_counts else ""
+            devices_advice = f"; {source_file.devices_advice()}" if source_file.unset_count_variables else ""
             reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have{devices_advice}")
     fewest_devices = smallest_world_size(settings)
     if world_size % fewest_devices:

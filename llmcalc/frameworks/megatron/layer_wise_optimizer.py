@@ -105,17 +105,17 @@ def _orthogonalization_cost(parameter: Parameter) -> int:
     return muon_cost
 
 
-def updates_by_layout(
-    buffers: Sequence[GradientBuffer], layout: Layout, coordinates: Coordinates
+def updates_of_rank(
+    buffers: Sequence[GradientBuffer], layout: Layout, rank_coordinates: Coordinates
 ) -> list[OptimizerUpdate]:
     """Returns this rank's optimizer updates: ranges of Adam's parameters, and whole matrices of the rank's shards."""
     unpacked_updates = list(
-        optimizer_updates([buffer for buffer in buffers if not buffer.packed], True, layout, coordinates)
+        optimizer_updates([buffer for buffer in buffers if not buffer.packed], True, layout, rank_coordinates)
     )
     for buffer in buffers:
         if not buffer.packed:
             continue
-        rank_shard = shard_index(buffer, layout, coordinates)
+        rank_shard = shard_index(buffer, layout, rank_coordinates)
         for parameter in buffer.parameters:
             (parameter_start, _), bucket_index = buffer.ranges[id(parameter.tensor)]
             bucket = buffer.buckets[bucket_index]

@@ -17,7 +17,7 @@ class MegatronRun:
     """The parallel sizes, batch sizes and recomputation settings of a Megatron-Core run.
 
     tp, pp, cp, ep, etp, vpp: sizes of its groups; etp None for tp.
-    stage_ends: layers of the pipeline's first and last rank; None for as many as every other rank.
+    end_stage_layers: layers of the pipeline's first and last rank; None for as many as every other rank.
     sequence_parallel: whether tokens are divided between tensor-parallel products.
     distributed_optimizer: whether optimizer states are divided over replicas.
     batch, seq, num_microbatches: sequences of a micro-batch, their tokens, and the micro-batches of a step.
@@ -32,7 +32,7 @@ class MegatronRun:
     ep: int = 1
     etp: int | None = None
     vpp: int = 1
-    stage_ends: tuple[int | None, int | None] = (None, None)
+    end_stage_layers: tuple[int | None, int | None] = (None, None)
     sequence_parallel: bool = False
     distributed_optimizer: bool = True
     batch: int = 1
@@ -50,13 +50,13 @@ STAGE_ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline
 """Megatron-Core's fields of the layers of a pipeline's first and last rank."""
 
 HOST_OPTIMIZER = ("optimizer_cpu_offload", "optimizer_offload_fraction")
-"""Megatron-Core's fields of an optimizer on the host, which `optimizer_on_host` reads."""
+"""Megatron-Core's fields of an optimizer on the host, which `host_optimizer_settings` reads."""
 
 BRIDGE_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """The layers that Megatron-Bridge adapts by default (megatron/bridge/peft/lora.py)."""
 
 
-def bridge_adapters(
+def bridge_adapter_settings(
     reader: LaunchReader, section_name: str, rank: Any, target_modules: Any, dropout_value: Any
 ) -> dict[str, Any]:
     """Returns the settings of Megatron-Bridge's low-rank adapters. section_name: the table's key.
@@ -75,7 +75,7 @@ def bridge_adapters(
     return {**settings, "lora_library": "megatron-bridge", "lora_dtype": "bf16"}
 
 
-def optimizer_on_host(
+def host_optimizer_settings(
     reader: LaunchReader, config: Table, name_prefix: str = "", default_fraction: float = 0.0
 ) -> dict[str, Any]:
     """Returns the setting of Adam's step on the host (core/optimizer/optimizer_config.py); none without it.
@@ -90,7 +90,7 @@ def optimizer_on_host(
     return {"optimizer_offload": True}
 
 
-def stage_ends(
+def end_stage_layers(
     reader: LaunchReader, config: Table, name_prefix: str = "", argument_names: tuple[str, str] = STAGE_ENDS
 ) -> tuple[int | None, int | None]:
     """Returns the numbers of layers on the pipeline's first and last rank; None where the file states none.
@@ -122,7 +122,7 @@ def megatron_run(
     replica_devices = parallel_run.tp * parallel_run.pp * parallel_run.cp
     if world_size % replica_devices:
         raise InputError(f"--devices: {world_size}; expected a multiple of tp · pp · cp = {replica_devices}")
-    reader.stage_ends = parallel_run.stage_ends
+    reader.end_stage_layers = parallel_run.end_stage_layers
     layout = Layout(
         tp=parallel_run.tp,
         pp=parallel_run.pp,

@@ -112,7 +112,7 @@ def make_buffer(
 
 
 def bucket_size(
-    settings: MegatronSettings, layout: Layout, coordinates: Coordinates, chunk_index: int, parameters: int
+    settings: MegatronSettings, layout: Layout, rank_coordinates: Coordinates, chunk_index: int, parameters: int
 ) -> int | None:
     """Returns the number of gradient elements per bucket; None for a single bucket.
 
@@ -121,7 +121,7 @@ def bucket_size(
     """
     if (
         not settings.overlap_grad_reduce
-        or coordinates.pp
+        or rank_coordinates.pp
         or chunk_index
         or settings.overlap_param_gather_with_optimizer_step
     ):

@@ -227,8 +227,8 @@ def rank_memory(
     megatron_version = REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
     allocator_source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     tensors_term = (
-        MemoryTerm(NAMES.get(memory_kind, memory_kind), bytes, "source", SOURCES[memory_kind], megatron_version)
-        for memory_kind, bytes in replay_result.peak[1].kinds.items()
+        MemoryTerm(NAMES.get(memory_kind, memory_kind), kind_bytes, "source", SOURCES[memory_kind], megatron_version)
+        for memory_kind, kind_bytes in replay_result.peak[1].kinds.items()
         if memory_kind in SOURCES
     )
     return replace(

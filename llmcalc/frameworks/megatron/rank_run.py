@@ -45,7 +45,7 @@ from ...workload.workload import Workload
 from .evidence import check_components
 from .fully_sharded import ShardedWeights
 from .kernel_choices import (
-    check_modelled,
+    check_modelled_arguments,
     cublas_workspace,
     engine_workspace_bytes,
     optimizer_sharding,
@@ -54,7 +54,7 @@ from .kernel_choices import (
 )
 from .kernels import Parameter, PersistentTensors, RankLowering, weight_sizes
 from .kernels.choices import RankKernelChoices
-from .layer_wise_optimizer import pack_buffer, updates_by_layout, updates_in_rank_order
+from .layer_wise_optimizer import pack_buffer, updates_in_rank_order, updates_of_rank
 from .param_and_grad_buffer import GradientBuffer, bucket_size, is_updated_by_muon, make_buffer, optimizer_updates
 from .settings import MegatronSettings
 
@@ -146,7 +146,7 @@ class RankRun:
     def __init__(
         self, spec: ModelSpec, settings: MegatronSettings, rank: int, memory_meter: Meter | EventRecorder
     ) -> None:
-        check_modelled(settings)
+        check_modelled_arguments(settings)
         check_components(spec)
         self.settings: MegatronSettings = settings
         self.meter: Meter | EventRecorder = memory_meter
@@ -171,7 +171,7 @@ class RankRun:
         self.run_config: RunConfig = RunConfig(
             Workload(settings.micro_batch_size or 1, rank_tokens, source=tokens, phase="training")
         )
-        self.chunks: list[ModelChunk] = [self._create_chunk(spec_stage, rank) for spec_stage in self._stages()]
+        self.chunks: list[ModelChunk] = [self._create_chunk(stage, rank) for stage in self._stages()]
         for chunk_index, model_chunk in enumerate(self.chunks):
             model_chunk.number = chunk_index
         self.buffers: list[GradientBuffer] = []
@@ -387,7 +387,7 @@ class RankRun:
         if self.sharding == "turns":
             rank_updates, self.step_gather_sizes = updates_in_rank_order(self.buffers, self.layout, self.coordinates)
         elif self.sharding == "layout":
-            rank_updates = updates_by_layout(self.buffers, self.layout, self.coordinates)
+            rank_updates = updates_of_rank(self.buffers, self.layout, self.coordinates)
         else:
             rank_updates = list(
                 optimizer_updates(
@@ -402,9 +402,9 @@ class RankRun:
             if settings.optimizer_cpu_offload:
                 self.storage(2 * element_count, "temporary")
             elif not settings.use_precision_aware_optimizer:
-                main_copy = self.storage(2 * element_count, "temporary")
+                main_parameter_copy = self.storage(2 * element_count, "temporary")
                 self.persistent_storages.append(self.storage(4 * element_count, "optimizer"))
-                del main_copy
+                del main_parameter_copy
             self.updated_sizes.append(element_count)
             self.states_per_parameter.append(state_count)
         self.persistent_storages += [self.storage(4, "optimizer") for _ in range(FLAGS)]
@@ -446,9 +446,9 @@ class RankRun:
             (2 if stores_remainders else STATES[settings.main_params_dtype]) * element_count, "optimizer"
         )
         if not stores_remainders:
-            main_copy = self.storage(2 * element_count, "temporary")
+            main_parameter_copy = self.storage(2 * element_count, "temporary")
             fp32_copy = self.storage(4 * element_count, "temporary")
-            del main_copy, fp32_copy
+            del main_parameter_copy, fp32_copy
         self.optimizer_states.append(main_parameter)
         if settings.main_params_dtype != "fp32":
             self.optimizer_states.append(self.storage(4, "optimizer"))

@@ -48,30 +48,30 @@ def record_passes(
 
 def _run_passes(rank_run: RankRun, microbatch_count: int, is_last_stage: bool) -> None:
     """Runs all forward passes, chunk by chunk, then all backward passes."""
-    in_flight = MicroBatchesInFlight(rank_run)
+    microbatches_in_flight = MicroBatchesInFlight(rank_run)
     last_chunk = rank_run.chunks[-1] if is_last_stage else None
     for model_chunk in rank_run.chunks:
         for _ in range(microbatch_count):
-            in_flight.forward(model_chunk)
+            microbatches_in_flight.forward(model_chunk)
             if model_chunk is last_chunk:
-                in_flight.backward(model_chunk)
+                microbatches_in_flight.backward(model_chunk)
     for model_chunk in reversed(rank_run.chunks):
-        while in_flight.outputs[model_chunk.number]:
-            in_flight.backward(model_chunk)
+        while microbatches_in_flight.outputs[model_chunk.number]:
+            microbatches_in_flight.backward(model_chunk)
 
 
 def _run_alternating_passes(rank_run: RankRun) -> None:
     """Runs two forward passes of each chunk, then alternates backward and forward passes."""
-    in_flight = MicroBatchesInFlight(rank_run)
+    microbatches_in_flight = MicroBatchesInFlight(rank_run)
     for model_chunk in rank_run.chunks:
         for _ in range(2):
-            in_flight.forward(model_chunk)
+            microbatches_in_flight.forward(model_chunk)
     for model_chunk in reversed(rank_run.chunks):
         for _ in range(2):
-            in_flight.backward(model_chunk)
-            in_flight.forward(model_chunk)
-        while in_flight.outputs[model_chunk.number]:
-            in_flight.backward(model_chunk)
+            microbatches_in_flight.backward(model_chunk)
+            microbatches_in_flight.forward(model_chunk)
+        while microbatches_in_flight.outputs[model_chunk.number]:
+            microbatches_in_flight.backward(model_chunk)
 
 
 class MicroBatchesInFlight:

@@ -14,7 +14,7 @@ OVERLAPS = {
 """Arguments → the group whose messages they send beside products."""
 
 
-def stack(launched_run: Launch | None, is_compiled: bool) -> str:
+def time_stack_name(launched_run: Launch | None, is_compiled: bool) -> str:
     """Returns the name of the software stack, which depends on a file's overlapped communication and dispatcher."""
     if launched_run is None:
         return "megatron"

@@ -16,14 +16,14 @@ from typing import Any
 from ...errors import InputError, shown, suggest
 from ..launch.command_line import overrides_of, plain_value
 from ..launch.python_source import CALLED, Config, Configurations, UnknownValue, parse_python
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, integer_of, reading_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, integer_of, reader_of
 from ..launch.unresolved import is_unresolved, printable, unresolved_reason
 from ..megatron.named_model import (
     STAGE_ENDS,
     MegatronRun,
-    bridge_adapters,
+    bridge_adapter_settings,
+    host_optimizer_settings,
     megatron_run,
-    optimizer_on_host,
     smallest_device_count,
 )
 
@@ -124,7 +124,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
     Raises `InputError`, which names file and recipe.
     """
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         syntax_tree = parse_python(file_text, source_file.where)
         recipe_names = [argument_word for argument_word in source_file.arguments if "=" not in argument_word]
         if len(recipe_names) > 1:
@@ -224,12 +224,12 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     if not isinstance(precision, str) or precision not in ("bf16_mixed",):
         reader.unknown["mixed_precision"] = f"{shown(str(precision))[:60]} is not modelled; bf16_mixed is"
     model_name = next(
-        (model_id for key, model_id in config.items() if key.startswith("model") and _names_model(key, config)),
+        (model_id for key, model_id in config.items() if key.startswith("model") and _is_model_name_key(key, config)),
         None,
     )
     tp, pp, cp = (
-        config_size(f"model.{size_kind}_parallel_size", 1)
-        for size_kind in ("tensor_model", "pipeline_model", "context")
+        config_size(f"model.{parallel_kind}_parallel_size", 1)
+        for parallel_kind in ("tensor_model", "pipeline_model", "context")
     )
     ep = config_size("model.expert_model_parallel_size", 1)
     batch, global_batch = config_size("train.micro_batch_size", 1), config_size("train.global_batch_size", 1)
@@ -242,7 +242,10 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         ep=ep,
         etp=optional_config_size("model.expert_tensor_parallel_size"),
         vpp=optional_config_size("model.virtual_pipeline_model_parallel_size") or 1,
-        stage_ends=(optional_config_size(f"model.{STAGE_ENDS[0]}"), optional_config_size(f"model.{STAGE_ENDS[1]}")),
+        end_stage_layers=(
+            optional_config_size(f"model.{STAGE_ENDS[0]}"),
+            optional_config_size(f"model.{STAGE_ENDS[1]}"),
+        ),
         sequence_parallel=config_value("model.sequence_parallel") is True,
         distributed_optimizer=any(
             config_value(f"{section_name}.use_distributed_optimizer", True) is not False
@@ -260,7 +263,11 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     if world_size is None and gpu_match is not None and int(gpu_match[1]) % smallest_device_count(parallel_run) == 0:
         world_size = int(gpu_match[1])
         reader.notes.append(f"{world_size} devices, from the recipe's name")
-    settings = {**peft_fields, **_optimizer_settings(reader, config), **optimizer_on_host(reader, config, "optimizer.")}
+    settings = {
+        **peft_fields,
+        **_optimizer_settings(reader, config),
+        **host_optimizer_settings(reader, config, "optimizer."),
+    }
     launched_run = megatron_run(reader, parallel_run, world_size, settings)
     replicas = launched_run.layout.dp
     if global_batch % (batch * replicas):
@@ -282,7 +289,7 @@ def _length_key(reader: LaunchReader, config: Config) -> str:
     )
 
 
-def _names_model(config_key: str, config: Mapping[str, Any]) -> bool:
+def _is_model_name_key(config_key: str, config: Mapping[str, Any]) -> bool:
     """Whether a key is the checkpoint name in `AutoBridge.from_hf_pretrained(NAME)`."""
     return re.fullmatch(r"model\.0", config_key) is not None and isinstance(config[config_key], str)
 
@@ -303,7 +310,7 @@ def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
             reader.unknown[f"peft.{field_name}"] = f"{shown(str(field_value))[:60]} is not modelled"
         elif field_name not in (*PEFT_OFF, *PEFT_IGNORED, "dim", "dropout", "target_modules"):
             reader.unknown[f"peft.{field_name}"] = "no field of LoRA that is known"
-    return bridge_adapters(
+    return bridge_adapter_settings(
         reader, "peft", peft_fields.get("dim", 32), peft_fields.get("target_modules"), peft_fields.get("dropout")
     )
 

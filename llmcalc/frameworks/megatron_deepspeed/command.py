@@ -18,7 +18,7 @@ from ...model import ModelSpec
 from ..argument_names import argument_names
 from ..deepspeed.config_file import is_deepspeed
 from ..launch.command_line import arguments_of
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, integer_of, reading_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, integer_of, reader_of
 from ..launch.unresolved import is_unresolved, is_unset_variable
 from ..megatron.launch_file import SIGNS as SIZES
 from ..megatron.launch_file import read_megatron
@@ -80,14 +80,14 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a Megatron-DeepSpeed command. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
         megatron_table = megatron_arguments(reader, arguments)
         reader.check_unknown()
         launched_run = read_megatron(megatron_table, source_file)
         if EMBEDDING_NORM in arguments:
             launched_run = replace(launched_run, spec=_with_embedding_norm(launched_run.spec))
-        return reader.with_records(launched_run)
+        return reader.with_recorded_arguments(launched_run)
 
 
 def _with_embedding_norm(spec: ModelSpec | None) -> ModelSpec | None:

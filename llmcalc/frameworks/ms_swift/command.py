@@ -14,14 +14,14 @@ from ...sources.huggingface.family import field_names
 from ..launch.auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.grpo import grpo_length, with_log_probabilities
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of, unknown_keys
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, unknown_keys
 from ..launch.trainer import TRAINER_IGNORED, launch_as_trainer
 from .megatron_command import READ as MEGATRON_READ
 from .megatron_command import run_of_megatron
 from .rlhf import (
     GRPO_BETA,
     PAIRS,
-    known_names,
+    known_argument_names,
     megatron_rollout_of,
     preference_sequence_count,
     rollout_of,
@@ -110,7 +110,7 @@ def trains(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an ms-swift command. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         model_flag, _, swift_verb = command_line.program.partition(" ")
         if model_flag == "megatron" or "megatron" in command_line.program:
             return _read_megatron_command(reader, command_line, swift_verb)
@@ -250,7 +250,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     handled_names = (*READ, *IGNORED, *TRAINER_IGNORED)
     handled_names = (
         *handled_names,
-        *known_names(reader, swift_config, rlhf_type),
+        *known_argument_names(reader, swift_config, rlhf_type),
         *_task_arguments(reader, swift_config, rlhf_type),
     )
     reader.ignored += [

@@ -16,8 +16,8 @@ from ..frozen_model import FrozenModel
 from ..launch.grpo import SFT_NOTE, grpo_length
 from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
-from ..megatron.named_model import HOST_OPTIMIZER, MegatronRun, megatron_run, optimizer_on_host, stage_ends
-from .rlhf import GRPO_BETA, PAIRS, known_names
+from ..megatron.named_model import HOST_OPTIMIZER, MegatronRun, end_stage_layers, host_optimizer_settings, megatron_run
+from .rlhf import GRPO_BETA, PAIRS, known_argument_names
 
 SIZES = (
     "tensor_model_parallel_size",
@@ -68,7 +68,9 @@ def run_of_megatron(
     Raises `InputError`, which names file and argument.
     """
     ignored_names = (IGNORED | other_ignored_names) - set(OFF)
-    rlhf_names = (*known_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge") if rlhf_type else ()
+    rlhf_names = (
+        (*known_argument_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge") if rlhf_type else ()
+    )
     reader.check_names(config, (*READ, *OFF, *HOST_OPTIMIZER, *rlhf_names), ignored_names)
     adapter_settings = _adapter_settings(reader, config)
     reader.refuse_other_values(config, OFF, "--", " for a model that is named")
@@ -90,7 +92,7 @@ def run_of_megatron(
         ep=parallel_sizes["expert_model_parallel_size"],
         etp=parallel_sizes["expert_tensor_parallel_size"],
         vpp=reader.optional_integer(config, "virtual_pipeline_model_parallel_size") or 1,
-        stage_ends=stage_ends(
+        end_stage_layers=end_stage_layers(
             reader, config, "", ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
         ),
         sequence_parallel=reader.flag(config, "sequence_parallel"),
@@ -103,7 +105,11 @@ def run_of_megatron(
         recompute_modules=[recomputed_modules] if isinstance(recomputed_modules, str) else recomputed_modules,
         fuses_cross_entropy=reader.flag(config, "cross_entropy_loss_fusion", True),
     )
-    settings = {**adapter_settings, **_optimizer_settings(reader, config), **optimizer_on_host(reader, config, "", 1.0)}
+    settings = {
+        **adapter_settings,
+        **_optimizer_settings(reader, config),
+        **host_optimizer_settings(reader, config, "", 1.0),
+    }
     attention = str(reader.value(config, "attention_backend", "flash"))
     if attention in ("unfused", "local"):
         settings["attn_implementation"] = "eager"

@@ -67,7 +67,7 @@ OTHER_MODELS = ("teacher_model", "ref_model", "reward_model", "async_generate")
 """Arguments of GRPO that add what is not modelled."""
 
 
-def known_names(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:
+def known_argument_names(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:
     """Returns the argument names that `swift sft` does not have. rlhf_type: the method; empty without one."""
     if not rlhf_type:
         return ()
@@ -84,7 +84,7 @@ def known_names(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[st
             reader.unknown["--ref_model"] = "a reference model of other weights is not modelled"
         return (*PAIRS_IGNORED, "rlhf_type", "ref_model")
     reader.ignored += [argument_name for argument_name in config if argument_name in GRPO_IGNORED]
-    reader.refuse_set(config, dict.fromkeys(OTHER_MODELS, "it is modelled without"), "--")
+    reader.refuse_if_set(config, dict.fromkeys(OTHER_MODELS, "it is modelled without"), "--")
     return (*GRPO_READ, *GRPO_MORE, *GRPO_IGNORED, *OTHER_MODELS, "rlhf_type")
 
 

@@ -17,7 +17,7 @@ from ...parallel.layout import Layout
 from ...sources.files import validate
 from ...sources.huggingface.registry import read_description
 from ..launch.python_source import UnknownValue, constants, parse_python
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, integer_of, reading_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, integer_of, reader_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
 
 DEFAULTS: dict[str, Any] = {
@@ -77,7 +77,7 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a nanoGPT command. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         return _read_values(reader, _run_values(reader, {}, command_line.words))
 
 
@@ -86,7 +86,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
     The arguments of `source_file` are further configurations and `--key=value`.
     """
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         variables = constants(parse_python(file_text, source_file.where).body)
         if source_file.where.endswith("train.py"):
             variables.pop("dtype", None)  # chosen by the device

@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import shown
 from ...sources.presets import find_preset, load_preset
 from ..launch.command_line import overrides_of, plain_value
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
 from ..megatron.launch_file import read_megatron
 
 SIZES = {
@@ -125,7 +125,7 @@ def is_nemo(config: Table) -> bool:
 
 def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a NeMo config. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         overrides = {key: plain_value(override) for key, override in overrides_of(source_file.arguments).items()}
         model = _model_values(reader, config, overrides)
         model_name = str(config.get("name", ""))[:80]
@@ -146,7 +146,7 @@ def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
         launched_run = read_megatron(
             arguments, replace(source_file, world_size=devices, script=f"pretrain_{model_type}.py", arguments=())
         )
-        return replace(reader.with_records(launched_run), ignored=tuple(reader.ignored))
+        return replace(reader.with_recorded_arguments(launched_run), ignored=tuple(reader.ignored))
 
 
 def _model_values(reader: LaunchReader, config: Table, overrides_by_key: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,17 +17,17 @@ from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, share_of
+from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reader_of, share_of
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
 from ..megatron.named_model import (
     HOST_OPTIMIZER,
     STAGE_ENDS,
     MegatronRun,
-    bridge_adapters,
+    bridge_adapter_settings,
+    end_stage_layers,
+    host_optimizer_settings,
     megatron_run,
-    optimizer_on_host,
-    stage_ends,
 )
 from .base_configs import BASE_CONFIGS
 
@@ -129,7 +129,7 @@ def is_nemo_rl(config: Table) -> bool:
 
 def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a config. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         merged_config = _with_base_configs(reader, config)
         for section_name, refusal_reason in REFUSED.items():
             if isinstance(merged_config.get(section_name), Mapping):
@@ -151,8 +151,8 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
         model_id = str(policy_table.get("model_name") or "")
         is_megatron = reader.flag(policy_table, "megatron_cfg.enabled")
         world_size = _training_devices(reader, flat_values, policy_table)
-        read_run = _megatron_run if is_megatron else _fsdp_run
-        launch_settings = read_run(reader, policy_table, world_size)
+        read_framework_run = _megatron_run if is_megatron else _fsdp_run
+        launch_settings = read_framework_run(reader, policy_table, world_size)
         if algorithm == "dpo":
             launch_settings.settings["batch"] *= 2
             reader.notes.append("DPO: two sequences a pair, the loss of SFT; the reference model is on the host")
@@ -251,7 +251,7 @@ def _check_keys(reader: LaunchReader, policy_table: Table) -> None:
 def _training_devices(reader: LaunchReader, flat_config: Table, policy_table: Table) -> int:
     """Returns the number of devices that train, without devices that only run rollouts."""
     nodes_key, devices_key = "cluster.num_nodes", "cluster.gpus_per_node"
-    world_size = reader.node_devices(flat_config, nodes_key, devices_key)
+    world_size = reader.device_count_of_nodes(flat_config, nodes_key, devices_key)
     if policy_table.get("generation.colocated.enabled") is not False:
         return world_size
     engine_nodes = reader.optional_integer(policy_table, "generation.colocated.resources.num_nodes") or 0
@@ -302,12 +302,15 @@ def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> Lau
         settings["recompute"] = "full"
         reader.notes.append("activation_checkpointing: whole layers are recomputed, which run again module by module")
     if reader.flag(policy_table, "dtensor_cfg.lora_cfg.enabled"):
-        targets = policy_table.get("dtensor_cfg.lora_cfg.target_modules")
+        target_modules = policy_table.get("dtensor_cfg.lora_cfg.target_modules")
         adapts_all_layers = reader.flag(policy_table, "dtensor_cfg.lora_cfg.match_all_linear", True)
         settings |= lora_settings(
             reader,
             rank=("policy.dtensor_cfg.lora_cfg.dim", reader.value(policy_table, "dtensor_cfg.lora_cfg.dim", 8)),
-            target_pair=("policy.dtensor_cfg.lora_cfg.target_modules", "all-linear" if adapts_all_layers else targets),
+            target_pair=(
+                "policy.dtensor_cfg.lora_cfg.target_modules",
+                "all-linear" if adapts_all_layers else target_modules,
+            ),
             dropout_value=policy_table.get("dtensor_cfg.lora_cfg.dropout"),
         )
         if world_size > 1:
@@ -370,7 +373,7 @@ def _megatron_run(reader: LaunchReader, policy_table: Table, world_size: int) ->
         cp=cp,
         ep=megatron_size("expert_model"),
         etp=megatron_size("expert_tensor"),
-        stage_ends=stage_ends(reader, policy_table, "megatron_cfg."),
+        end_stage_layers=end_stage_layers(reader, policy_table, "megatron_cfg."),
         sequence_parallel=reader.flag(policy_table, "megatron_cfg.sequence_parallel"),
         distributed_optimizer=reader.flag(policy_table, "megatron_cfg.optimizer.use_distributed_optimizer", True),
         **_batch_settings(reader, policy_table, max(1, world_size // (tp * pp * cp))),
@@ -386,10 +389,10 @@ def _megatron_run(reader: LaunchReader, policy_table: Table, world_size: int) ->
             policy_table.get("megatron_cfg.peft.target_modules"),
             policy_table.get("megatron_cfg.peft.dropout"),
         )
-        settings = bridge_adapters(reader, section_name, rank, targets or None, dropout_value)
+        settings = bridge_adapter_settings(reader, section_name, rank, targets or None, dropout_value)
     if reader.flag(policy_table, "megatron_cfg.optimizer.use_precision_aware_optimizer"):
         settings["precision_aware_optimizer"] = True
-    settings |= optimizer_on_host(reader, policy_table, "megatron_cfg.optimizer.")
+    settings |= host_optimizer_settings(reader, policy_table, "megatron_cfg.optimizer.")
     return megatron_run(reader, parallel_run, world_size, settings)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..engines.flags import Flag, idle_flags_of, read_values
+from ..engines.flags import Flag, idle_flags_of, read_flag_values
 
 YES_NO = ("1", "0", "true", "false")
 
@@ -38,4 +38,4 @@ def read_options(option_values: Mapping[str, Any]) -> dict[str, Any]:
 
     Options that change no memory are left out. Raises `InputError` for an unknown one, with the nearest name.
     """
-    return read_values("Ollama", FLAGS, option_values)
+    return read_flag_values("Ollama", FLAGS, option_values)

@@ -18,7 +18,7 @@ from ...record import Record
 from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, EngineVersion
-from ..engines.versions import EngineRecord, VersionRules, numbers_of, read_engine_record
+from ..engines.versions import EngineRecord, VersionRules, parse_version, read_engine_record
 from ..ggml import changes
 from ..ggml.encoder import has_encoder
 from ..ggml.engine_memory import NoteTexts, engine_memory
@@ -109,7 +109,7 @@ class OllamaServer:
 
     @cached_property
     def rules(self) -> OllamaRules:
-        return read_record().rules(numbers_of(self.version.version))
+        return read_record().rules(parse_version(self.version.version))
 
     @property
     def number_of_gpus(self) -> int:
@@ -208,15 +208,17 @@ class OllamaServer:
         if self.rules.runner == "estimate" or self.flash_attn == "off":
             return DEFAULT_BATCH
         server = self._unfitted_server(**self._llama_server_flags(sequences, DEFAULT_BATCH))
-        placements = server.placement
-        used_bytes = sum(server.model_buffers(placements).values()) + sum(server.cache_buffers(placements).values())
+        tensor_devices = server.placement
+        used_bytes = sum(server.model_buffers(tensor_devices).values()) + sum(
+            server.cache_buffers(tensor_devices).values()
+        )
         free_bytes = server.free_bytes * len(server.devices)
         for context_limit, default_batch, larger_batch, largest_percent in BATCH_RULES:
-            has_room = (
+            has_free_memory = (
                 used_bytes <= free_bytes * largest_percent // 100
                 and used_bytes + larger_batch <= free_bytes * 80 // 100
             )
-            if self.num_ctx * sequences > context_limit and has_room:
+            if self.num_ctx * sequences > context_limit and has_free_memory:
                 return default_batch
         return DEFAULT_BATCH
 
@@ -237,7 +239,7 @@ class OllamaServer:
         server = self._unfitted_server(**self._llama_server_flags(sequences, self.micro_batch(sequences)))
         if self.rules.runner == "llama-server" or not server.devices:
             return fit_server(server)
-        if not server.asks_for_layers:
+        if not server.has_stated_gpu_layers:
             server = server.with_flags(n_gpu_layers="all")
             layers = changes.most_layers(server)
             server = server.with_flags(n_gpu_layers=layers or 0)

@@ -13,7 +13,7 @@ from ...model import ModelSpec
 from ...sources.files import validate
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
 
 OFF: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False, None),
@@ -40,7 +40,7 @@ def is_olmo(config: Table) -> bool:
 
 def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an OLMo config. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         spec = _model_of(reader, reader.table(config, "model"))
         world_size = reader.device_count(source_file.world_size)
         batch = reader.integer(config, "device_train_microbatch_size", 16)

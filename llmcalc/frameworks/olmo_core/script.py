@@ -19,7 +19,7 @@ from ...sources.presets import load_preset
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
 from ..launch.python_source import UnknownValue, dotted_name_of, parse_python, value_of
-from ..launch.record import Launch, LaunchReader, LaunchSource, integer_of, reading_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, integer_of, reader_of
 
 MODELS = {
     "olmo2_1B_v2": "olmo2-1b",
@@ -79,7 +79,7 @@ MODULE = "TransformerTrainModuleConfig"
 
 def read_python(script_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         syntax_tree = parse_python(script_text, source_file.where)
         variables = dict(_number_assignments(syntax_tree.body, {}))
         sequence_length = next(

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..argument_names import argument_names
 from ..launch.accelerate_command import FRAMEWORK_KEYS, with_launcher_arguments
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
 from ..launch.trainer import TRAINER_IGNORED, known_argument_names, lora_settings, pair_settings, trainer_launch
 
 READ = argument_names(__file__, "read")
@@ -36,7 +36,7 @@ def is_open_instruct(config: Table) -> bool:
 
 def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an open-instruct config. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         reader.check_names(config, (*known_argument_names(), *READ), TRAINER_IGNORED | IGNORED)
         if config.get("sequence_parallel_size") not in (None, 1):
             reader.unknown["sequence_parallel_size"] = "it is modelled as 1"
@@ -59,7 +59,7 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= _adapter_settings(reader, config)
         loss = config.get("loss_type", config.get("dpo_loss_type"))
         if loss is not None:
-            run_settings |= pair_settings(reader, str(loss), run_settings, caches_reference=True)
+            run_settings |= pair_settings(reader, str(loss), run_settings, has_cached_reference=True)
             reader.notes.append("the reference model's log-probabilities are computed before the training, and cached")
         config = with_launcher_arguments(config, source_file, sets_precision=False)
         if not any(config.get(key) for key in FRAMEWORK_KEYS):

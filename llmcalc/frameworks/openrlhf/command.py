@@ -15,7 +15,7 @@ from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
 from ..launch.auto_values import AUTO_BUCKETS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of, share_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, share_of
 from ..launch.rollout import AdditionalModel, Place, Rollout
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 
@@ -90,7 +90,7 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an OpenRLHF command. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         module_verb = _module_name(command_line)
         if module_verb == "train_kd":
             raise reader.wrong(
@@ -143,7 +143,7 @@ def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
 
 def _actor_devices(reader: LaunchReader, config: Table) -> int:
     """Returns the number of devices of the actor's placement group."""
-    return reader.node_devices(config, "actor.num_nodes", "actor.num_gpus_per_node", "--")
+    return reader.device_count_of_nodes(config, "actor.num_nodes", "actor.num_gpus_per_node", "--")
 
 
 def _pair_settings(
@@ -298,8 +298,8 @@ def _reference_model(reader: LaunchReader, config: Table, ranks: int) -> Additio
     """Returns the reference model; none if the KL weight is 0."""
     if config.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
         return AdditionalModel()
-    reference_place: Place = "host" if reader.flag(config, "ref.offload") else "device"
-    return AdditionalModel(reference_place, 2, ranks if config.get("ds.zero_stage", 2) == 3 else 1)
+    reference_location: Place = "host" if reader.flag(config, "ref.offload") else "device"
+    return AdditionalModel(reference_location, 2, ranks if config.get("ds.zero_stage", 2) == 3 else 1)
 
 
 def _critic_location(reader: LaunchReader, config: Table) -> Place:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...sources.huggingface.family import field_names
 from ..launch.command_line import arguments_of
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, integer_of, reading_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, integer_of, reader_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.launch_file import read_megatron
 
@@ -42,7 +42,7 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a Pai-Megatron-Patch command. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         if not command_line.program.startswith(("pretrain_", "finetune_", "train_")):
             raise reader.wrong(
                 f"line {command_line.line}: {command_line.program}", "is no training; expected pretrain_*.py"
@@ -59,7 +59,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         _set_vocabulary(reader, arguments, megatron_table)
         if "--disable-vision-class-token" in arguments:
             reader.notes.append("the vision tower, which is beside the language model, is not counted")
-        return reader.with_records(read_megatron(megatron_table, source_file))
+        return reader.with_recorded_arguments(read_megatron(megatron_table, source_file))
 
 
 def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], megatron_table: dict[str, Any]) -> None:

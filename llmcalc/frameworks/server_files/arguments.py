@@ -44,14 +44,14 @@ def read_arguments(
     serving_engine: Engine,
     command_words: Sequence[str],
     place_in_file: str,
-    read_named: ReadNamedFile,
+    read_named_file: ReadNamedFile,
     allow_unknown: bool,
     typed_fields: Sequence[str] = (),
 ) -> ParsedArguments:
     """Returns the parsed arguments of a server's command. serving_engine: the engine.
 
     place_in_file: the file and the place in messages.
-    read_named: reads a configuration that the command names.
+    read_named_file: reads a configuration that the command names.
     typed_fields: fields of flags that are typed beside the file, whose values in it do not matter.
     Raises `InputError` for an unknown flag, for a word that is no flag's, and for a value that only a run has.
     """
@@ -78,7 +78,7 @@ def read_arguments(
             if is_unresolved(str(config)):
                 raise InputError(unresolved_reason(str(config)))
             config_words = list(
-                words_of_tables(parse_yaml(_with_yaml_marks(read_named(str(config))), str(config)), flags_by_name)
+                words_of_tables(parse_yaml(_with_yaml_marks(read_named_file(str(config))), str(config)), flags_by_name)
             )
             positional_words, flag_values = split_arguments(
                 serving_engine.title, flags[::-1], [*config_words, *command_words], {}, {}, unknown_flags

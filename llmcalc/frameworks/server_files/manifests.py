@@ -337,9 +337,9 @@ def _container_servers(
         for i, inner_element in enumerate(inner_tables):
             if isinstance(inner_element, Mapping):
                 index_text = f"[{i}]" if isinstance(table_value, list) and len(table_value) > 1 else ""
-                inner_place = f"{place_in_file}.{one_line(str(table_key))[:60]}{index_text}".lstrip(".")
+                inner_location = f"{place_in_file}.{one_line(str(table_key))[:60]}{index_text}".lstrip(".")
                 yield from _container_servers(
-                    inner_element, (*outer_tables, manifest_table), inner_place, server_finder
+                    inner_element, (*outer_tables, manifest_table), inner_location, server_finder
                 )
 
 

@@ -90,29 +90,29 @@ class _Evaluator:
         self.file_name = file_name
         self.combined_count = 0
 
-    def _count_combined(self, evaluated_value: Any) -> None:
+    def _count_combined_items(self, evaluated_value: Any) -> None:
         """Counts the letters and values of a value that becomes a part of another one.
 
         Raises `InputError` for more than `MOST_COMBINED` in a file.
         """
-        values_left = [evaluated_value]
-        while values_left:
-            value = values_left.pop()
+        pending_values = [evaluated_value]
+        while pending_values:
+            value = pending_values.pop()
             self.combined_count += 1 + (len(value) if isinstance(value, str | list | dict) else 0)
             if self.combined_count > MOST_COMBINED:
                 raise InputError(
                     f"{self.file_name}: its expressions put together more than {MOST_COMBINED:,} letters and values; "
                     "expected shorter texts and lists"
                 )
-            values_left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+            pending_values += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
     def _plain_text(self, evaluated_value: Any) -> str:
-        self._count_combined(evaluated_value)
+        self._count_combined_items(evaluated_value)
         return str(evaluated_value)
 
     def _word(self, evaluated_value: Any) -> str:
         """Returns a value as a part of a text, and counts the letters."""
-        self._count_combined(evaluated_value)
+        self._count_combined_items(evaluated_value)
         return _word_of_value(evaluated_value)
 
     def servers(self, server_finder: ServerFinder) -> Iterator[StartedServer]:
@@ -196,7 +196,7 @@ class _Evaluator:
         if dotted_name_of(call_node.func).rpartition(".")[2] not in CONFIGURATION_CALLS:
             return None
         keyword_values = {keyword.arg: self.evaluate(keyword.value) for keyword in call_node.keywords if keyword.arg}
-        self._count_combined(keyword_values)
+        self._count_combined_items(keyword_values)
         return {
             argument_name: _with_unresolved_marks(argument_value)
             for argument_name, argument_value in keyword_values.items()
@@ -243,13 +243,13 @@ class _Evaluator:
         list_value = self.evaluate(list_node.value, nesting_depth + 1)
         if not isinstance(list_value, list):
             return [UnknownValue("*…")]
-        self._count_combined(list_value)
+        self._count_combined_items(list_value)
         return list_value
 
     def _sum(self, left_value: Any, right_value: Any) -> Any:
         sum_value = _add_values(left_value, right_value)
         if isinstance(sum_value, str):
-            self._count_combined(sum_value)
+            self._count_combined_items(sum_value)
         return sum_value
 
     def _call_result(self, call_node: ast.Call, depth: int) -> Any:
@@ -269,7 +269,7 @@ class _Evaluator:
             and len(argument_values) == 1
             and not isinstance(argument_values[0], UnknownValue)
         ):
-            self._count_combined(argument_values[0])
+            self._count_combined_items(argument_values[0])
             return json.dumps(_with_unresolved_marks(argument_values[0]))
         if function_name in ("os.environ.get", "os.getenv", "environ.get", "getenv") and argument_values:
             return self.variables.get(
@@ -281,7 +281,7 @@ class _Evaluator:
             if isinstance(separator_text, str) and isinstance(argument_values[0], list):
                 list_words: list[str] = []
                 for list_element in argument_values[0]:
-                    self._count_combined(separator_text)
+                    self._count_combined_items(separator_text)
                     list_words.append(self._word(list_element))
                 return separator_text.join(list_words)
         return value_of(call_node, self.names, depth)

@@ -16,7 +16,7 @@ from ..launch.command_line import (
     TRAINING_COMMAND,
     TYPED_COMMAND,
     TypedLaunch,
-    trains_by_command,
+    is_training_command,
     typed_launch,
     words_of_typed_command,
 )
@@ -68,7 +68,7 @@ def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
     if words_of_typed_command(typed_text):
         typed_text = posix_paths(typed_text)
         typed_command = TypedLaunch(TYPED_COMMAND, {}, ())
-        if trains_by_command(typed_text) or any(_find_servers(typed_text, typed_command, Path())):
+        if is_training_command(typed_text) or any(_find_servers(typed_text, typed_command, Path())):
             return typed_command, typed_text, Path()
     typed_path = typed_launch(typed_text)
     launch_file = Path(typed_path.path)
@@ -205,7 +205,7 @@ def _find_servers(file_text: str, typed_path: TypedLaunch, launch_folder: Path |
     servers = list(servers_in_tables(yaml_data[0] if len(yaml_data) == 1 else yaml_data, server_finder, variables))
     yield from servers
     if not servers and len(yaml_data) == 1:
-        yield from _bare_configuration(yaml_data[0])
+        yield from _server_of_bare_config(yaml_data[0])
 
 
 def _yaml_documents(file_text: str, name_in_errors: str) -> list[str]:
@@ -232,7 +232,7 @@ def _read_env_file(launch_folder: Path | None) -> dict[str, str]:
     return {variable_name: variable_value.strip().strip("'\"") for variable_name, _, variable_value in names_and_values}
 
 
-def _bare_configuration(config_file: Any) -> Iterator[StartedServer]:
+def _server_of_bare_config(config_file: Any) -> Iterator[StartedServer]:
     """Yields the server of a config file without a command, if all keys are flags of one engine."""
     if isinstance(config_file, Mapping):
         engine_name = engine_of_flags(
@@ -270,10 +270,10 @@ def _read_server(
     engine_name = server_start.program.engine
     if engine_name not in FOLDERS:
         runs_llama_cpp = engine_name in ON_LLAMA_CPP.values()
-        hint = ". It runs llama.cpp: type its flags to --engine llama.cpp" if runs_llama_cpp else ""
+        llama_cpp_hint = ". It runs llama.cpp: type its flags to --engine llama.cpp" if runs_llama_cpp else ""
         raise InputError(
             f"{server_location}: starts a server of {engine_name}, which is not modelled; expected one of "
-            f"{', '.join(FOLDERS)}{hint}"
+            f"{', '.join(FOLDERS)}{llama_cpp_hint}"
         )
     if engine_name in PYTHON_ENGINES and re.search(r"\bcpu\b", container.image):
         image_name = one_line(container.image)[:80]

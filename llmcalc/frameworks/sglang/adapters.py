@@ -68,7 +68,7 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
     adapted_names = adapted_matrices(flags)
     if "max_lora_rank" not in flags:
         raise InputError("--enable-lora: expected --max-lora-rank too, the largest rank of the adapters")
-    if rank.state_caches or rank.latent_projections:
+    if rank.state_caches or rank.up_projection_size:
         raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
     total_width = 0
     for tree_node in rank.model.tree().walk():

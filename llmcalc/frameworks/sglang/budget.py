@@ -19,7 +19,7 @@ from ...workload.setting import option
 from ..engines.engine import EngineMemory, MemoryTerm
 from ..engines.rank import EngineRank, ReserveOfAllMemory, architectures, compressed_layers, mixers
 from ..engines.server import EngineServer
-from ..engines.versions import MeasuredContext
+from ..engines.versions import MeasuredCudaContext
 from .adapters import adapter_bytes
 from .attention_rank import AttentionRank
 from .compressed import compressed_tokens
@@ -106,7 +106,7 @@ class SGLangServer(EngineServer):
     def __post_init__(self) -> None:
         """Raises `InputError` for flags that contradict each other or the model."""
         super().__post_init__()
-        if self.divides_attention and self.tp % self.dp:
+        if self.has_divided_attention and self.tp % self.dp:
             raise InputError(
                 f"--dp-size {self.dp}: does not divide --tp-size {self.tp}, which --enable-dp-attention needs"
             )
@@ -116,7 +116,7 @@ class SGLangServer(EngineServer):
             raise InputError("--enable-dp-lm-head: SGLang needs --enable-dp-attention too")
         self.check_kernels(self.rank_of_stage(0))
         for flag_field in ("enable_lora", "kt_weight_path"):
-            if self.divides_attention and self.flags.get(flag_field):
+            if self.has_divided_attention and self.flags.get(flag_field):
                 raise InputError(
                     f"--enable-dp-attention: with {option(flag_field)} is not modelled; remove one of them"
                 )
@@ -131,7 +131,7 @@ class SGLangServer(EngineServer):
         if (
             is_blackwell
             and self.flags.get("kv_cache_dtype", "auto") == "auto"
-            and self.rank_of_stage(0).selects_latents
+            and self.rank_of_stage(0).has_latent_selection
         ):
             return 1
         return super().cached_element_bytes
@@ -155,14 +155,14 @@ class SGLangServer(EngineServer):
         return int(self.flags.get("dp_size", 1))
 
     @property
-    def divides_attention(self) -> bool:
+    def has_divided_attention(self) -> bool:
         """Whether only attention is data-parallel; SGLang ignores the flag for a single replica."""
         return bool(self.flags.get("enable_dp_attention")) and self.dp > 1
 
     @property
     def device_count(self) -> int:
         """The number of devices of all replicas."""
-        return self.tp * self.pp * (1 if self.divides_attention else self.dp)
+        return self.tp * self.pp * (1 if self.has_divided_attention else self.dp)
 
     @cached_property
     def layout(self) -> Layout:
@@ -177,7 +177,7 @@ class SGLangServer(EngineServer):
         """
         expert_ranks = self.tp if self.flags.get("enable_ep_moe") else int(self.flags.get("ep_size", 1))
         expert_tp = self.tp // expert_ranks if expert_ranks > 1 else None
-        tp = self.tp // self.dp if self.divides_attention else self.tp
+        tp = self.tp // self.dp if self.has_divided_attention else self.tp
         return replace(self.layout, tp=tp, dp=self.dp, ep=expert_ranks, etp=expert_tp)
 
     @property
@@ -277,7 +277,7 @@ class SGLangServer(EngineServer):
         uses_aiter = (
             chosen_backend == "aiter"
             if chosen_backend
-            else heads <= {16, 128} and not self.rank_of_stage(0).selects_latents
+            else heads <= {16, 128} and not self.rank_of_stage(0).has_latent_selection
         )
         return self.rules.aiter_share if uses_aiter else 1
 
@@ -334,7 +334,7 @@ class SGLangServer(EngineServer):
             + 1024 * ranks / 8
             + decode_graphs_mib(version_rules, self.flags, decode_graph_mib)
         ) / 1024
-        if self.divides_attention:
+        if self.has_divided_attention:
             reserved_gib += decode_graph_mib * self.dp * (4.5 if decode_graph_mib > LARGE_GRAPH else 3) / 1024
         prompt_graph_mib = prompt_graphs_mib(
             version_rules, self.flags, self.rank_of_stage(0), self.hardware, self.architectures, chunk_tokens, self.pp
@@ -366,7 +366,7 @@ class SGLangServer(EngineServer):
         """Returns the model on the first rank of a pipeline stage."""
         loads_towers, layout = self.loads_towers and stage_number == 0, self.layout
         rank_number = layout.rank(pp=stage_number)
-        if not self.divides_attention:
+        if not self.has_divided_attention:
             return EngineRank(
                 self.preset,
                 layout,
@@ -396,7 +396,7 @@ class SGLangServer(EngineServer):
         }
 
     @property
-    def cuda_context(self) -> MeasuredContext:
+    def cuda_context(self) -> MeasuredCudaContext:
         """The device memory in use before the weights are loaded, measured in start-up logs."""
         return self.engine_record.cuda_context(self.hardware, self.tp * self.pp)
 
@@ -413,7 +413,7 @@ class SGLangServer(EngineServer):
     def loaded_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of memory that loading takes: weights, draft weights, RoPE tables and adapter slots."""
         has_expert_ranks = "ep_size" in self.flags or self.flags.get("enable_ep_moe")
-        rank.check_divided_blocks(self.whole_layout if has_expert_ranks else None)
+        rank.check_block_division(self.whole_layout if has_expert_ranks else None)
         is_scaled = {*self.architectures}.isdisjoint(self.engine_record.unscaled_tables)
         rope_table_bytes = rank.rope_table_elements(is_scaled=is_scaled) * ROPE_BYTES
         adapter_slot_bytes = adapter_bytes(rank, self.flags, self.element_bytes)
@@ -432,13 +432,13 @@ class SGLangServer(EngineServer):
 
     def repeated_dense_bytes(self, rank: EngineRank) -> int:
         """Returns the additional bytes of dense networks that every rank stores in full, in a model with experts."""
-        if not self.flags.get("moe_dense_tp_size") or rank.network_widths[2] is None:
+        if not self.flags.get("moe_dense_tp_size") or rank.widest_networks[2] is None:
             return 0
         whole_bytes = replace(rank, layout=ONE_DEVICE, rank=0).weights_by_component.get("feed_forward", 0)
         return whole_bytes - whole_bytes // self.tp
 
     @property
-    def pool_ratios(self) -> tuple[float, float]:
+    def token_pool_ratios(self) -> tuple[float, float]:
         """Ratios of pool sizes: recurrent states to KV cache, and window layers' tokens to full layers' tokens."""
         default_ratios = self.engine_record.ratios
         return (
@@ -451,8 +451,8 @@ class SGLangServer(EngineServer):
         """The bytes of the cache for encoder outputs, subtracted from the KV cache's memory."""
         if not self.rules.multimodal_mib or not self.has_encoder:
             return 0
-        has_pool = self.flags.get("mm_feature_transport", "cpu") != "cpu"
-        return int(self.rules.multimodal_mib + TRANSPORT_MIB * has_pool) * MIB
+        has_feature_pool = self.flags.get("mm_feature_transport", "cpu") != "cpu"
+        return int(self.rules.multimodal_mib + TRANSPORT_MIB * has_feature_pool) * MIB
 
     @property
     def profile_run_origin(self) -> str:
@@ -464,7 +464,7 @@ class SGLangServer(EngineServer):
     @property
     def rank_load(self) -> RankLoad:
         """The requests of a rank; with data-parallel attention a fraction of all requests."""
-        replicas, request_limit = self.dp if self.divides_attention else 1, self.max_running_requests
+        replicas, request_limit = self.dp if self.has_divided_attention else 1, self.max_running_requests
         return RankLoad(
             None if request_limit is None else max(1, request_limit // replicas), replicas, self.speculation.tokens
         )
@@ -478,7 +478,7 @@ class SGLangServer(EngineServer):
             return None
         if not self.rules.divided_pools:
             raise InputError("--engine sglang: recurrent states are modelled from SGLang 0.5 on")
-        return state_pool(rank, self.rules, self.flags, available_bytes, self.pool_ratios[0], self.rank_load)
+        return state_pool(rank, self.rules, self.flags, available_bytes, self.token_pool_ratios[0], self.rank_load)
 
     def compressed_tokens_in_bytes(self, rank: EngineRank, available_bytes: int) -> int:
         """Returns the tokens of a rank's cache with compressed attention."""
@@ -502,18 +502,18 @@ class SGLangServer(EngineServer):
             return self.compressed_tokens_in_bytes(rank, available_bytes)
         token_caches = replace(rank, with_mtp=False).token_caches
         has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
-        _, window_ratio = self.pool_ratios
+        _, window_ratio = self.token_pool_ratios
         if not token_caches:
             raise rank.no_cache_error("sglang")
         has_full_attention = any(cache.window is None for cache in token_caches)
         full_layers = max((cache.layers for cache in token_caches if cache.window is None), default=0)
-        drafting_layers = draft_layers(self.speculation, self.preset) if full_layers else 0
+        draft_layer_count = draft_layers(self.speculation, self.preset) if full_layers else 0
         token_bytes = sum(
             rank.token_bytes(cache, Fraction(self.cached_element_bytes), self.scales_latents)
             * (
                 cache.layers * Fraction(window_ratio)
                 if has_separate_pools and has_full_attention and cache.window is not None
-                else cache.layers + (drafting_layers if cache.window is None else 0)
+                else cache.layers + (draft_layer_count if cache.window is None else 0)
             )
             for cache in token_caches
         )
@@ -543,12 +543,12 @@ def memory(server: SGLangServer) -> EngineMemory:
             "budget",
             budget_bytes,
             "estimate",
-            version_rules.source_place,
+            version_rules.source_location,
             f"{round(memory_fraction, 4)} × free before loading (--mem-fraction-static)",
         ),
         MemoryTerm("weights", weight_bytes, "source", "tensors of the rank", rank.scheme or "as published"),
         MemoryTerm(
-            "profile_run", server.multimodal_bytes, "source", version_rules.source_place, server.profile_run_origin
+            "profile_run", server.multimodal_bytes, "source", version_rules.source_location, server.profile_run_origin
         ),
         MemoryTerm(
             "non_torch",
@@ -558,9 +558,11 @@ def memory(server: SGLangServer) -> EngineMemory:
             "outside the budget",
         ),
         MemoryTerm(
-            "cuda_graphs", 0, "source", version_rules.source_place, "outside the budget; in what the fraction leaves"
+            "cuda_graphs", 0, "source", version_rules.source_location, "outside the budget; in what the fraction leaves"
         ),
-        MemoryTerm("kv_cache", max(cache_bytes, 0), "estimate", version_rules.source_place, f"{cache_tokens:,} tokens"),
+        MemoryTerm(
+            "kv_cache", max(cache_bytes, 0), "estimate", version_rules.source_location, f"{cache_tokens:,} tokens"
+        ),
     )
     request_length = server.longest_request
     startup_error = ""
@@ -579,7 +581,7 @@ def memory(server: SGLangServer) -> EngineMemory:
         max_model_len=request_length,
         devices=server.device_count,
         block_size=page_tokens,
-        assumed=server.assumed,
+        assumed=server.assumed_flags,
         settings=server.settings,
         layout=server.whole_layout,
         notes=tuple(
@@ -607,7 +609,7 @@ def _server_notes(server: SGLangServer) -> list[str]:
         server_notes.append(
             "the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"
         )
-    if server.divides_attention:
+    if server.has_divided_attention:
         server_notes.append(f"each of the {server.dp} replicas of attention has that many tokens")
     return server_notes
 

@@ -53,7 +53,7 @@ def prompt_graphs_mib(
     """
     if not _has_prompt_graphs(version_rules, flags, rank, hardware, architectures, stage_count):
         return 0
-    if rank.latent_projections:
+    if rank.up_projection_size:
         return LATENT_PROMPTS_MIB
     captured_lengths = flags.get("piecewise_cuda_graph_tokens")
     if captured_lengths:
@@ -96,9 +96,9 @@ def _has_prompt_graphs(
             or disaggregation_mode != "null"
             or any(flags.get(flag_field) for flag_field in FLAGS_WITHOUT_PROMPT_GRAPHS)
         )
-    if rank.latent_projections and not (
+    if rank.up_projection_size and not (
         version_rules.latent_prompt_graphs == "all"
-        or (version_rules.latent_prompt_graphs == "selected" and rank.selects_latents)
+        or (version_rules.latent_prompt_graphs == "selected" and rank.has_latent_selection)
     ):
         return False
     if (

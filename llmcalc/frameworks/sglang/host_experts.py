@@ -26,7 +26,7 @@ PATH, NUMBER, SHARE, THRESHOLD = (
 """The fields of the flags: weights of the host, experts of a layer on the device, their share, and longest prompt."""
 
 
-def host_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
+def host_expert_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
     """Returns the fraction of the rank's experts in host memory; 0 without KTransformers.
 
     flags: values of SGLang's flags by their fields. Raises `InputError` for flags that contradict each other or the
@@ -67,14 +67,14 @@ def expert_bytes(rank: EngineRank) -> int:
 
 
 def host_experts_bytes(rank: EngineRank, flags: Mapping[str, Any]) -> int:
-    """Returns the bytes of the rank's experts in host memory. flags: as in `host_share`."""
-    host_fraction = host_share(rank, flags)
+    """Returns the bytes of the rank's experts in host memory. flags: as in `host_expert_share`."""
+    host_fraction = host_expert_share(rank, flags)
     return int(expert_bytes(rank) * host_fraction) if host_fraction else 0
 
 
 def host_expert_notes(rank: EngineRank, flags: Mapping[str, Any]) -> Iterator[str]:
-    """Yields notes on experts in host memory. flags: as in `host_share`."""
-    host_fraction = host_share(rank, flags)
+    """Yields notes on experts in host memory. flags: as in `host_expert_share`."""
+    host_fraction = host_expert_share(rank, flags)
     if not host_fraction:
         return
     yield (

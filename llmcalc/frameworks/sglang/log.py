@@ -52,7 +52,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     logged_flags: dict[str, Any] = {}
     for log_line in log_text.lines_with("ServerArgs("):
         logged_flags |= argument_pairs(log_line[log_line.index("ServerArgs(") :])
-    layout_flags, layout_note = _flags_of_processes(log_text)
+    layout_flags, layout_note = _flags_and_ranks_note(log_text)
     message_texts = sglang_record().messages
     startup_message = next(
         iter(log_text.lines_with(message_texts["no_cache"], message_texts["no_states"], NO_CACHE_AFTER_WEIGHTS)), ""
@@ -80,7 +80,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     )
 
 
-def _flags_of_processes(log_text: LogText) -> tuple[dict[str, Any], str]:
+def _flags_and_ranks_note(log_text: LogText) -> tuple[dict[str, Any], str]:
     """Returns the layout in the names of processes, such as `[2025-10-07 23:17:19 DP1 TP3]`, and a remark on it.
 
     With replicas of attention each rank of tensor parallelism is in one replica; replicas of the model have all ranks.

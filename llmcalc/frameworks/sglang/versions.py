@@ -11,7 +11,7 @@ from ...accelerator import Hardware
 from ...record import Record
 from ..engines.versions import (
     EngineRecord,
-    MeasuredContext,
+    MeasuredCudaContext,
     Numbers,
     VersionRange,
     VersionRules,
@@ -102,7 +102,7 @@ class SGLangRecord(EngineRecord[SGLangRules]):
     unscaled_tables: tuple[str, ...]
     fractions_by_tp: tuple[TpMemoryFraction, ...] = Field(min_length=1)
     devices: tuple[DeviceDefaults, ...] = Field(min_length=1)
-    context: tuple[MeasuredContext, ...] = Field(min_length=1)
+    context: tuple[MeasuredCudaContext, ...] = Field(min_length=1)
     ratios: PoolRatios
 
     def defaults(self, version_numbers: Numbers, memory_gib: float) -> DeviceDefaults:
@@ -113,7 +113,7 @@ class SGLangRecord(EngineRecord[SGLangRules]):
             version_ranges[-1],
         )
 
-    def cuda_context(self, hardware: Hardware, devices: int) -> MeasuredContext:
+    def cuda_context(self, hardware: Hardware, devices: int) -> MeasuredCudaContext:
         """Returns the device memory in use before the weights are loaded, from logs."""
         return measured_context(self.context, hardware, devices)
 

@@ -91,7 +91,7 @@ class TensorRTLLMServer(EngineServer):
 
     @cached_property
     def tokens_per_block(self) -> int:
-        is_flash_mla = self.hardware.compute_capability == "9.0" and self.rank_of_stage(0).latent_projections > 0
+        is_flash_mla = self.hardware.compute_capability == "9.0" and self.rank_of_stage(0).up_projection_size > 0
         default_tokens = FLASH_MLA_BLOCK if is_flash_mla else self.engine_record.defaults.tokens_per_block
         return int(self.flags.get("tokens_per_block", default_tokens))
 
@@ -114,13 +114,13 @@ class TensorRTLLMServer(EngineServer):
             self.preset, self.layout, self.layout.rank(pp=stage_number), self.flags.get("quantize"), self.dtype
         )
 
-    def stored_weights(self, rank: EngineRank) -> int:
+    def stored_weights_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of the weights, with RoPE tables and copies of MLA's up-projections."""
-        return rank.weight_bytes + rank.rope_table_elements(is_scaled=False) * ROPE_BYTES + rank.latent_projections * 2
+        return rank.weight_bytes + rank.rope_table_elements(is_scaled=False) * ROPE_BYTES + rank.up_projection_size * 2
 
     def dummy_run_bytes(self, rank: EngineRank) -> int:
         """Returns the peak activation bytes of torch in the dummy run, in the widest layer of the rank."""
-        intermediate_size, is_gated, experts = rank.network_widths
+        intermediate_size, is_gated, experts = rank.widest_networks
         hidden_size, token_count = rank.hidden_size, self.max_num_tokens
         inner_width = (3 if is_gated else 2) * intermediate_size
         if experts is not None:
@@ -154,7 +154,7 @@ class TensorRTLLMServer(EngineServer):
         """Returns the memory of one rank of a pipeline stage."""
         rank = self.rank_of_stage(stage_number)
         memory_outside_torch = self.engine_record.overhead_outside_torch(self.hardware, self.tp * self.pp)
-        weight_bytes = self.logged_or_computed_bytes("weights", self.stored_weights(rank))
+        weight_bytes = self.logged_or_computed_bytes("weights", self.stored_weights_bytes(rank))
         activation_bytes = self.logged_or_computed_bytes("profile_run", self.dummy_run_bytes(rank))
         outside_bytes = self.logged_or_computed_bytes("non_torch", memory_outside_torch.mib * MIB)
         peak_bytes = weight_bytes + activation_bytes + outside_bytes
@@ -162,7 +162,7 @@ class TensorRTLLMServer(EngineServer):
             "kv_cache", int(self.cache_fraction * (self.hardware.capacity_bytes - peak_bytes))
         )
         block_count = self.blocks(cache_bytes, self.token_bytes(rank))
-        rules_source = self.rules.source_place
+        rules_source = self.rules.source_location
         budget_origin = f"the peak and {self.cache_fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"
         tokens_origin = f"{self.max_num_tokens:,} tokens (--max_num_tokens)"
         memory_terms = (
@@ -214,7 +214,7 @@ def memory(server: TensorRTLLMServer) -> EngineMemory:
         max_model_len=max_seq_len,
         devices=server.device_count,
         block_size=block_tokens,
-        assumed=server.assumed,
+        assumed=server.assumed_flags,
         settings=server.settings,
         layout=server.layout,
         notes=tuple(filter(None, (server.version.note, *_cache_notes(server, tokens, bool(startup_error))))),

@@ -66,10 +66,10 @@ FRAGMENTED = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns the sizes in torch's last out-of-memory message, or in the Trainer's metrics; None if there are none."""
-    trainer_reading = _read_trainer_metrics(log_text) or _read_peaks(log_text)
+    trainer_log = _read_trainer_metrics(log_text) or _read_peaks(log_text)
     error_messages = log_text.lines_with(OUT_OF_MEMORY)
     if not error_messages:
-        return trainer_reading
+        return trainer_log
     log_values = LogValues(LogText(error_messages[-1]), PATTERNS)
     other_terms = sum(LogValues(_with_process_lines(error_messages[-1]), (PROCESS,)).byte_sizes("process_has"))
     bytes_by_term = {
@@ -92,14 +92,14 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         {log_term.name: log_term.value for log_term in memory_terms}, total_bytes or 0
     )
     return ParsedLog(
-        program="torch" if trainer_reading is None else trainer_reading.program,
-        title="torch" if trainer_reading is None else trainer_reading.title,
-        terms=(*(trainer_reading.terms if trainer_reading else ()), *memory_terms),
+        program="torch" if trainer_log is None else trainer_log.program,
+        title="torch" if trainer_log is None else trainer_log.title,
+        terms=(*(trainer_log.terms if trainer_log else ()), *memory_terms),
         kind="oom",
         total=total_bytes,
         message=error_messages[-1].strip(),
         off=term_at_fault,
-        flag=flag or ("" if trainer_reading is None else trainer_reading.oom_flag),
+        flag=flag or ("" if trainer_log is None else trainer_log.oom_flag),
     )
 
 
@@ -140,15 +140,15 @@ def _read_trainer_metrics(log_text: LogText) -> ParsedLog | None:
 def _read_peaks(log_text: LogText) -> ParsedLog | None:
     """Returns the largest of torch's figures that a trainer printed; None for a log without any."""
     log_values = LogValues(log_text, PEAK_PATTERNS)
-    for prefix, (title, unit, batch_argument) in PEAK_TERMS.items():
+    for term_prefix, (title, unit_bytes, batch_argument) in PEAK_TERMS.items():
         memory_terms: list[LogTerm] = []
-        for group_name in (name for name in log_values.values if name.startswith(f"{prefix}_")):
+        for group_name in (name for name in log_values.values if name.startswith(f"{term_prefix}_")):
             sizes = (
-                [int(Fraction(number) * unit) for number in log_values.values[group_name]]
-                if unit
+                [int(Fraction(number) * unit_bytes) for number in log_values.values[group_name]]
+                if unit_bytes
                 else log_values.byte_sizes(group_name)
             )
-            memory_terms.append(LogTerm(group_name.removeprefix(f"{prefix}_"), max(sizes)))
+            memory_terms.append(LogTerm(group_name.removeprefix(f"{term_prefix}_"), max(sizes)))
         if memory_terms:
             return ParsedLog(title.lower(), title, tuple(memory_terms), oom_flag=batch_argument)
     return None

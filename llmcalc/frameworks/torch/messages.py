@@ -21,14 +21,14 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
         yield replicated_weights.ranks.message("all_reduce", bucket_bytes, 1)
 
 
-def bucket_sizes(gradients: Iterable[int]) -> list[int]:
+def bucket_sizes(gradient_sizes: Iterable[int]) -> list[int]:
     """Yields the bytes of each DistributedDataParallel bucket.
 
-    gradients: bytes of each, in the order in which the backward pass completes them.
+    gradient_sizes: bytes of each, in the order in which the backward pass completes them.
     """
     bucket_bytes_list: list[int] = []
     bucket_bytes = 0
-    for gradient_bytes in gradients:
+    for gradient_bytes in gradient_sizes:
         bucket_bytes += gradient_bytes
         if bucket_bytes >= BUCKETS[min(len(bucket_bytes_list), 1)]:
             bucket_bytes_list.append(bucket_bytes)

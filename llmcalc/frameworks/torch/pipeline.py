@@ -91,7 +91,7 @@ class ModelChunk(TrainingRun):
 
     # --- alone ------------------------------------------------------------------------------------------------------
 
-    def forward_of(self) -> MicroBatchInFlight:
+    def forward_micro_batch(self) -> MicroBatchInFlight:
         """Runs the forward pass of a micro-batch, with the loss on the last stage."""
         self.next_batch()
         self.meter.place = AllocationPlace("forward")
@@ -105,7 +105,7 @@ class ModelChunk(TrainingRun):
             else MicroBatchInFlight(stage_input, output_tensor)
         )
 
-    def backward_of(self, pass_in_flight: MicroBatchInFlight) -> None:
+    def backward_micro_batch(self, pass_in_flight: MicroBatchInFlight) -> None:
         """Runs the backward pass of a micro-batch, from the gradient received from another rank."""
         output_tensor, pass_in_flight.out = pass_in_flight.out, None  # type: ignore[assignment]
         if self.stage.last:
@@ -137,10 +137,10 @@ class ModelChunk(TrainingRun):
         """Stores the tokens of all micro-batches of a step."""
         self.step_tokens = tokens
 
-    def _batch(self) -> None:
+    def _allocate_batch(self) -> None:
         """Assigns views of the step's token ids to the chunk's inputs."""
         if self.step_tokens is None:
-            super()._batch()
+            super()._allocate_batch()
             return
         training_config, program_inputs = self.training, self.lowering.inputs
         program_inputs[TOKENS] = Tensor((training_config.batch, training_config.seq), INT64, self.step_tokens.storage)
@@ -331,9 +331,9 @@ class RankRun:
             model_chunk, pass_key = self.chunks[chunk_index], (chunk_index, microbatch)
             if self.layout.pp == 1:
                 if pass_kind == "F":
-                    in_flight_by_pass[pass_key] = model_chunk.forward_of()
+                    in_flight_by_pass[pass_key] = model_chunk.forward_micro_batch()
                 else:
-                    model_chunk.backward_of(in_flight_by_pass.pop(pass_key))
+                    model_chunk.backward_micro_batch(in_flight_by_pass.pop(pass_key))
                 continue
             self.before_action(action_number)
             if pass_kind == "F":

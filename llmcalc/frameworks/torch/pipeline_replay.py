@@ -220,11 +220,11 @@ def _record_steps(
 
 def _record_without_pipeline(rank_run: RankRun, microbatch_count: int) -> None:
     """Runs the forward and the backward pass of each micro-batch in turn, for a single stage."""
-    (only_chunk,) = rank_run.chunks
+    (single_chunk,) = rank_run.chunks
     for _ in range(microbatch_count):
-        in_flight: MicroBatchInFlight | None = only_chunk.forward_of()
+        in_flight: MicroBatchInFlight | None = single_chunk.forward_micro_batch()
         assert in_flight is not None
-        only_chunk.backward_of(in_flight)
+        single_chunk.backward_micro_batch(in_flight)
         in_flight = None
 
 

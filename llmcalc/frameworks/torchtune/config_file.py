@@ -14,7 +14,7 @@ from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
 from ..launch.teacher import with_teacher_model
 from ..launch.trainer import HEAD_ADAPTER, lora_settings, pair_settings
 from .models import MODELS
@@ -94,10 +94,10 @@ def _component_name(component_table: Any) -> str:
 
 def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a torchtune config. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         reader.expandable = True  # torchtune/__init__.py
         reader.check_names(config, READ, IGNORED, "no key that is known")
-        reader.refuse_set(config, OFF)
+        reader.refuse_if_set(config, OFF)
         for argument_name in PARALLEL_SIZES:
             if config.get(argument_name) not in (None, 1):
                 reader.unknown[argument_name] = "it is modelled as 1"

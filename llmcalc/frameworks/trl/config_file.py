@@ -13,7 +13,7 @@ from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.accelerate_command import with_launcher_arguments
 from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length, with_log_probabilities
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reading_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
 from ..launch.trainer import (
     LOSSES_WITHOUT_REFERENCE,
     TRAINER_DEFAULTS,
@@ -114,7 +114,7 @@ def is_trl(config: Table) -> bool:
 
 def read_trl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a TRL recipe. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         config = _with_model_arguments(reader, config)
         if config.get("use_liger") is not None:  # SFTConfig before TRL 0.16
             config = {"use_liger_kernel": config["use_liger"], **config}
@@ -128,7 +128,7 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         is_pairs_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
         has_teacher = bool(config.get(TEACHER))
         loss_key = "" if is_grpo or has_teacher else next(known_loss_keys, "loss_type" if is_pairs_loss else "")
-        reader.refuse_set(config, {"cast_lm_head_to_fp32": "it is modelled without"})
+        reader.refuse_if_set(config, {"cast_lm_head_to_fp32": "it is modelled without"})
         arguments = {**config, "bf16": reader.flag(config, "bf16", not config.get("fp16"))}
         length_name = "" if is_grpo or config.get("max_seq_length") is not None else "max_length"
         run_settings = trainer_settings(reader, arguments, DEFAULTS, length_option=length_name)
@@ -211,7 +211,9 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict
             + (f"one of {loss.upper()}, as in its path" if loss != "sigmoid" else "one of DPO")
         )
     if loss in LOSSES_WITHOUT_REFERENCE or not reader.flag(config, "use_liger_kernel"):
-        return pair_settings(reader, loss, run_settings, caches_reference=bool(config.get("precompute_ref_log_probs")))
+        return pair_settings(
+            reader, loss, run_settings, has_cached_reference=bool(config.get("precompute_ref_log_probs"))
+        )
     settings = pair_settings(reader, loss, {**run_settings, "cross_entropy": "eager"})
     loss_type = SecondLoss(LIGER_PAIRS, 0, "loss of a pair", 2 * integer_of(reader, "seq", run_settings["seq"]), 6)
     reference_model = reader.frozen

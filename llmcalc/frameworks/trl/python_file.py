@@ -28,7 +28,7 @@ from ..launch.python_source import (
     value_of,
     value_of_item,
 )
-from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, reader_of
 from ..launch.script_arguments import ScriptArguments, arguments_of_file
 from ..launch.trainer import read_trainer
 from ..registry import WITHOUT_A_NAME
@@ -116,7 +116,7 @@ def is_python(file_text: str) -> bool:
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         syntax_tree = parse_python(file_text, source_file.where)
         script_arguments = arguments_of_file(syntax_tree, source_file.arguments)
         _refuse_undeclared(reader, script_arguments)
@@ -144,7 +144,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             if trl_config and config_class != trl_config
             else CONFIGS[config_class]
         )
-        config = {**base_config, **_arguments_of(named_calls, config_class), **_model_arguments(named_calls)}
+        config = {**base_config, **_arguments_of_call(named_calls, config_class), **_model_arguments(named_calls)}
         call_nodes = [call.node for call in named_calls if call.node is not None]
         changes = changes_of_model(syntax_tree, call_nodes, ADAPTER_ARGUMENTS)
         if "dtype" in changes.arguments:
@@ -206,8 +206,8 @@ def _refuse_undeclared(reader: LaunchReader, script_arguments: ScriptArguments) 
 
 def _unknown_reason(argument: UnknownValue, script_arguments: ScriptArguments, typed_path: str) -> str:
     """Returns why an argument of a call is unknown: the file computes it, or takes it from the command line."""
-    holder_name, _, name = argument.text.partition(".")
-    if holder_name and script_arguments.defaults.get(name, "") is None:
+    object_name, _, name = argument.text.partition(".")
+    if object_name and script_arguments.defaults.get(name, "") is None:
         return f"is the file's argument {name}, without a default; expected --launch '{typed_path} --{name} …'"
     return "is known only when the file runs"
 
@@ -237,7 +237,7 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
         ("BitsAndBytesConfig", QUANTIZATION_ARGUMENTS),
         ("LoraConfig", ADAPTER_ARGUMENTS),
     ):
-        call_arguments = _arguments_of(named_calls, call_name)
+        call_arguments = _arguments_of_call(named_calls, call_name)
         arguments |= {
             argument_names[argument]: call_arguments[argument]
             for argument in argument_names
@@ -272,7 +272,7 @@ def _arguments_of_model_calls(named_calls: list[NamedCall]) -> dict[str, Any]:
     return {**arguments, "gradient_checkpointing": True} if has_checkpointing else arguments
 
 
-def _arguments_of(named_calls: list[NamedCall], call_name: str) -> Mapping[str, Any]:
+def _arguments_of_call(named_calls: list[NamedCall], call_name: str) -> Mapping[str, Any]:
     return next((call.arguments for call in named_calls if call.name == call_name), {})
 
 
@@ -292,7 +292,7 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
             continue
         while later_assignments and later_assignments[-1].lineno < node.lineno:
             variables |= _assigned_value(later_assignments.pop(), variables)
-        if any(_is_skipped(test, branch, variables) for test, branch in conditions.get(id(node), ())):
+        if any(_is_in_skipped_branch(test, branch, variables) for test, branch in conditions.get(id(node), ())):
             continue
         arguments = keyword_arguments(node, variables)
         first_argument = value_of(node.args[0], variables) if node.args else None
@@ -312,17 +312,17 @@ def _conditions_of_calls(syntax_tree: ast.Module) -> dict[int, tuple[Condition, 
         if isinstance(node, ast.Call):
             conditions[id(node)] = node_conditions
         if not isinstance(node, ast.If | ast.IfExp):
-            open_nodes += [(child, node_conditions) for child in ast.iter_child_nodes(node)]
+            open_nodes += [(child_node, node_conditions) for child_node in ast.iter_child_nodes(node)]
             continue
         open_nodes.append((node.test, node_conditions))
-        for branch, content in ((True, node.body), (False, node.orelse)):
+        for branch, branch_body in ((True, node.body), (False, node.orelse)):
             branch_conditions = (*node_conditions, (node.test, branch))[-DEEPEST:]
-            parts = content if isinstance(content, list) else [content]
-            open_nodes += [(part, branch_conditions) for part in parts]
+            body_nodes = branch_body if isinstance(branch_body, list) else [branch_body]
+            open_nodes += [(body_node, branch_conditions) for body_node in body_nodes]
     return conditions
 
 
-def _is_skipped(test: ast.expr, branch: bool, variables: Mapping[str, Any]) -> bool:
+def _is_in_skipped_branch(test: ast.expr, branch: bool, variables: Mapping[str, Any]) -> bool:
     """Whether a condition that is a name, or its negation, is known not to have the value of a branch."""
     name_node = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
     if not isinstance(name_node, ast.Name | ast.Attribute):

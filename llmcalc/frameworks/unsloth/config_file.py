@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..launch.record import Launch, LaunchSource, Table, integer_of, reading_of, unknown_keys
+from ..launch.record import Launch, LaunchSource, Table, integer_of, reader_of, unknown_keys
 from ..launch.trainer import lora_settings, optimizer_settings, trainer_launch
 
 TRAINING_READ = field_names("max_seq_length batch_size gradient_accumulation_steps gradient_checkpointing optim")
@@ -38,7 +38,7 @@ def is_unsloth(config: Table) -> bool:
 
 def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of Unsloth Studio's defaults. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         unknown_keys(
             reader,
             config,

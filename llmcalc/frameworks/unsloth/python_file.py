@@ -26,7 +26,7 @@ from ..launch.python_source import (
     statements_of_module,
     value_of,
 )
-from ..launch.record import Launch, LaunchReader, LaunchSource, integer_of, reading_of, share_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, integer_of, reader_of, share_of
 from ..launch.trainer import QUANTIZATION_AWARE, lora_settings, optimizer_settings, pair_settings, trainer_launch
 from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, recompute_settings
 
@@ -67,7 +67,7 @@ def is_python(file_text: str) -> bool:
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a file that uses Unsloth. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         syntax_tree = parse_python(file_text, source_file.where)
         if re.search(r"\bvllm serve\b|vllm\.entrypoints", file_text) is not None:
             reader.notes.append("the file starts a server of vLLM, too, which is not counted beside the training")
@@ -169,11 +169,11 @@ def _run_of_calls(
         return launched_run
     rollout = colocated_rollout(reader, {**config, "use_vllm": False}, launched_run, memory_share=0.9)
     if reader.flag(model, "fast_inference"):
-        rollout = replace(rollout, **_shared_engine(reader, model, is_standby))
+        rollout = replace(rollout, **_shared_engine_settings(reader, model, is_standby))
     return replace(launched_run, rollout=rollout, filled_in=dict(reader.filled_in))
 
 
-def _shared_engine(reader: LaunchReader, model: Mapping[str, Any], is_standby: bool) -> dict[str, Any]:
+def _shared_engine_settings(reader: LaunchReader, model: Mapping[str, Any], is_standby: bool) -> dict[str, Any]:
     """Returns the rollout's fields for a vLLM engine that shares the trained weights (vllm_utils.py, `load_vllm`)."""
     memory_utilization = share_of(reader, "gpu_memory_utilization", model, 0.5)
     flags = {

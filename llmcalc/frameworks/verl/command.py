@@ -22,12 +22,18 @@ from ..launch.record import (
     LaunchSource,
     Table,
     integer_of,
-    reading_of,
+    reader_of,
 )
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
 from ..launch.unresolved import is_unresolved, unresolved_reason
-from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run, optimizer_on_host, stage_ends
+from ..megatron.named_model import (
+    MegatronRun,
+    bridge_adapter_settings,
+    end_stage_layers,
+    host_optimizer_settings,
+    megatron_run,
+)
 from .known_keys import check_keys
 from .rollout import ACTOR, MODEL, REFERENCE, ROLLOUT, read_rollout
 from .sft import ENGINE_SFT_TRAINER, FP32_SHARDS, SFT_TRAINER, run_of_sft, with_keys_of_fsdp
@@ -70,7 +76,7 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a verl command. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reader:
+    with reader_of(source_file) as reader:
         sft_models = {SFT_TRAINER: "model.partial_pretrain", ENGINE_SFT_TRAINER: "model.path"}
         if command_line.program not in (*TRAINERS, *sft_models):
             raise reader.wrong(
@@ -144,7 +150,7 @@ def _training_devices(reader: LaunchReader, config: Table) -> int:
     world_size = reader.source.world_size
     if world_size is not None and reader.source.devices_typed and not set(DEVICES) & set(config):
         return world_size
-    return reader.node_devices(config, "trainer.nnodes", "trainer.n_gpus_per_node")
+    return reader.device_count_of_nodes(config, "trainer.nnodes", "trainer.n_gpus_per_node")
 
 
 def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int) -> tuple[int, int]:
@@ -313,7 +319,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         ep=section_size("expert_model_parallel_size"),
         etp=reader.optional_integer(config, f"{section_name}.expert_tensor_parallel_size"),
         vpp=reader.optional_integer(config, f"{section_name}.virtual_pipeline_model_parallel_size") or 1,
-        stage_ends=stage_ends(reader, config, f"{override_section}."),
+        end_stage_layers=end_stage_layers(reader, config, f"{override_section}."),
         sequence_parallel=reader.flag(config, f"{section_name}.sequence_parallel", True),
         distributed_optimizer=reader.flag(config, f"{section_name}.use_distributed_optimizer", True),
         batch=batch,
@@ -323,7 +329,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         recompute_method=config.get(f"{override_section}.recompute_method"),
         recompute_num_layers=config.get(f"{override_section}.recompute_num_layers"),
     )
-    settings = {**_megatron_adapters(reader, config), **optimizer_on_host(reader, config, OPTIMIZER)}
+    settings = {**_megatron_adapters(reader, config), **host_optimizer_settings(reader, config, OPTIMIZER)}
     if reader.flag(config, f"{OPTIMIZER}use_precision_aware_optimizer"):
         settings["precision_aware_optimizer"] = True
     return megatron_run(reader, parallel_run, world_size, settings)
@@ -343,4 +349,4 @@ def _megatron_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
     target_modules, dropout_value = (
         config.get(f"{section_name}.{adapter_key}") for adapter_key in ("target_modules", "dropout")
     )
-    return bridge_adapters(reader, section_name, rank, target_modules, dropout_value)
+    return bridge_adapter_settings(reader, section_name, rank, target_modules, dropout_value)

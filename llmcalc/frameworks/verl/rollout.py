@@ -136,9 +136,9 @@ def _reference_model(reader: LaunchReader, config: Table, layout: Layout, is_meg
         return AdditionalModel()
     section_name = f"{REFERENCE}.{'megatron' if is_megatron else 'fsdp_config'}"
     weight_format = str(reader.value(config, f"{section_name}.model_dtype", "fp32")) if not is_megatron else "bf16"
-    reference_place: Place = "host" if reader.flag(config, f"{section_name}.param_offload") else "device"
+    reference_location: Place = "host" if reader.flag(config, f"{section_name}.param_offload") else "device"
     ranks = layout.tp * layout.pp if is_megatron else layout.dp // layout.hsdp_replicas
-    return AdditionalModel(reference_place, 4 if weight_format in ("fp32", "float32") else 2, ranks)
+    return AdditionalModel(reference_location, 4 if weight_format in ("fp32", "float32") else 2, ranks)
 
 
 def _critic_location(reader: LaunchReader, config: Table, is_megatron: bool) -> Place:

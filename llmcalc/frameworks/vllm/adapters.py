@@ -44,7 +44,7 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
     if not flags.get("enable_lora"):
         return 0
     slot_count, lora_rank = adapter_slots(flags)
-    if rank.state_caches or rank.latent_projections:
+    if rank.state_caches or rank.up_projection_size:
         raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
     adapter_element_bytes = element_bytes if flags.get("lora_dtype", "auto") == "auto" else 2
     return slot_count * lora_rank * adapter_element_bytes * _adapter_widths(rank, slot_sizes)

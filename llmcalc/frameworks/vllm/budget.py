@@ -26,7 +26,7 @@ from .cache_formats import (
     scales_latents,
     stores_latents_in_float8,
 )
-from .compilation import CACHE_VARIABLE, compilation_bytes, times_kernels
+from .compilation import CACHE_VARIABLE, compilation_bytes, has_kernel_autotuning
 from .compressed_blocks import ENTRY_BLOCK, compressed_pool
 from .cuda_graphs import GRAPH_SIZES, LARGEST_SIZE, CUDAGraphs, cuda_graphs, graph_mode_of
 from .encoder_run import (
@@ -89,14 +89,14 @@ class VLLMServer(VLLMSettings):
     def profile_run(self, stage_number: int) -> ProfileRun:
         """Returns the profile run on the ranks of a pipeline stage."""
         compute_units, rank = self.hardware.compute_units, self.rank_of_stage(stage_number)
-        compiles_embedding = self.flags.get(CACHE_VARIABLE) and self.times_kernels and stage_number == 0
+        compiles_embedding = self.flags.get(CACHE_VARIABLE) and self.has_kernel_autotuning and stage_number == 0
         return ProfileRun(
             tokens=self.max_num_batched_tokens,
             sequences=min(self.max_num_seqs, self.max_num_batched_tokens),
             element_bytes=self.element_bytes,
             units=DEFAULT_COMPUTE_UNITS if compute_units is None else compute_units.count,
-            last_stage=stage_number == self.pp - 1 and not self.gives_embeddings,
-            chunked=self.divides_prompts,
+            last_stage=stage_number == self.pp - 1 and not self.has_embedding_output,
+            chunked=self.has_chunked_prefill,
             stages=self.pp,
             encoder=self.encoder_run if stage_number == 0 else None,
             keeps_pixels=self.second_runner is None,
@@ -108,9 +108,9 @@ class VLLMServer(VLLMSettings):
         )
 
     @property
-    def times_kernels(self) -> bool:
+    def has_kernel_autotuning(self) -> bool:
         """Whether compilation at the start benchmarks kernels (autotuning), which takes memory."""
-        return times_kernels(self.version_of_rules, self.flags, self.compilation)
+        return has_kernel_autotuning(self.version_of_rules, self.flags, self.compilation)
 
     @cached_property
     def encoder_run(self) -> EncoderRun | None:
@@ -125,7 +125,7 @@ class VLLMServer(VLLMSettings):
         if videos_as_images is not None and not has_chunked_images(self.preset.model):
             videos_as_images = None
         if videos_as_images is not None:
-            free_bytes = self.free_bytes_at_start - self.stored_weights(self.rank_of_stage(0))
+            free_bytes = self.free_bytes_at_start - self.stored_weights_bytes(self.rank_of_stage(0))
             chunk_bytes = min(free_bytes // 2, self.total_memory // 10) if videos_as_images.reads_chunks else 0
         encoder_request = EncoderRequest(
             tokens=self.max_num_batched_tokens,
@@ -160,12 +160,12 @@ class VLLMServer(VLLMSettings):
         graphs_ratio = self.second_runner.graphs_ratio if self.second_runner is not None else 1
         return self.graphs.estimated_bytes(self.engine_record.cuda_graphs, rank, split_buffer_bytes, graphs_ratio)
 
-    def stored_weights(self, rank: EngineRank) -> int:
+    def stored_weights_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of vLLM's stored weights, with RoPE tables, padded experts and copies for MLA."""
-        rank.check_divided_blocks()
+        rank.check_block_division()
         rope_element_bytes = 4 if self.has_model_class(self.engine_record.float32_tables) else self.element_bytes
         rope_table_bytes = rank.rope_table_elements(VIDEO_FACTOR) * rope_element_bytes
-        _, _, experts = rank.network_widths
+        _, _, experts = rank.widest_networks
         padding_bytes = 0
         has_padding = rank.scheme == "mxfp4" and self.has_model_class(self.engine_record.padded_mxfp4)
         if has_padding and experts is not None:
@@ -175,7 +175,7 @@ class VLLMServer(VLLMSettings):
             expert_bytes = 3 * experts.width * experts.input_width * 17 // 32
             padding_bytes = experts.layers * experts.number * (padded_expert_bytes - expert_bytes)
         offloaded_bytes = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
-        copied_bytes = rank.latent_projections * self.element_bytes + self.repeated_encoder_bytes(rank)
+        copied_bytes = rank.up_projection_size * self.element_bytes + self.repeated_encoder_bytes(rank)
         copied_bytes += unused_projection_bytes(rank, self.engine_record.whole_projections)
         copied_bytes += layer_embedding_bytes(rank, self.max_num_batched_tokens, self.element_bytes)
         return max(0, rank.weight_bytes + rope_table_bytes + padding_bytes + copied_bytes - offloaded_bytes)
@@ -195,11 +195,11 @@ class VLLMServer(VLLMSettings):
         cache_format = str(self.flags.get("kv_cache_dtype", ""))
         if cache_format in PACKED_FORMATS:
             return packed_bytes(cache_format, rank, self.version_numbers)
-        if cache_format == SCALED_LATENTS and not rank.selects_latents:
+        if cache_format == SCALED_LATENTS and not rank.has_latent_selection:
             raise InputError(f"--kv-cache-dtype {cache_format}: only sparse attention has such a cache; expected fp8")
         if (
             cache_format in ("", *AUTO_WORDS)
-            and rank.selects_latents
+            and rank.has_latent_selection
             and stores_latents_in_float8(self.hardware, self.version_numbers)
         ):
             return Fraction(1)
@@ -265,7 +265,7 @@ class VLLMServer(VLLMSettings):
             "non_torch", memory_outside_torch.mib * MIB + self.penalty_bytes(rank)
         )
         budget = math.ceil(self.utilization * self.total_memory)
-        weight_bytes = self.stored_weights(rank)
+        weight_bytes = self.stored_weights_bytes(rank)
         if self.draft is not None:
             weight_bytes += self.draft.weight_bytes + self.draft.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
         weight_bytes += adapter_bytes(rank, self.flags, self.element_bytes, self.version_numbers)
@@ -287,7 +287,7 @@ class VLLMServer(VLLMSettings):
                 "budget",
                 budget,
                 "source",
-                version_rules.source_place,
+                version_rules.source_location,
                 f"{self.utilization} × total (--gpu-memory-utilization)",
             ),
             MemoryTerm("weights", weight_bytes, "source", "tensors of the rank", self._weights_origin(rank)),
@@ -295,7 +295,7 @@ class VLLMServer(VLLMSettings):
                 "profile_run",
                 profile_run_bytes,
                 term_status if profile_run.workspace or profile_run.compilation_bytes else "source",
-                version_rules.source_place,
+                version_rules.source_location,
                 profile_run.origin(rank, version_rules),
             ),
             MemoryTerm("non_torch", outside_bytes, term_status, memory_outside_torch.source, self._non_torch_origin),
@@ -304,7 +304,7 @@ class VLLMServer(VLLMSettings):
                 "kv_cache",
                 max(cache_bytes, 0),
                 term_status,
-                version_rules.source_place,
+                version_rules.source_location,
                 f"{block_count:,} blocks of {kv_pool.block_size} tokens",
             ),
         )
@@ -317,7 +317,7 @@ class VLLMServer(VLLMSettings):
 
     def penalty_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of token counts for sampling penalties, if these reduce the KV cache."""
-        if self.second_runner is None or not self.second_runner.counts_penalties or self.gives_embeddings:
+        if self.second_runner is None or not self.second_runner.counts_penalties or self.has_embedding_output:
             return 0
         return penalty_bytes(self.max_num_seqs, rank.vocab_size)
 
@@ -372,7 +372,7 @@ def memory(server: VLLMServer) -> EngineMemory:
         max_model_len=longest_tokens,
         devices=server.device_count,
         block_size=kv_pool.block_size,
-        assumed=server.assumed,
+        assumed=server.assumed_flags,
         settings=server.settings,
         layout=server.whole_layout,
         most_sequences=fullest_stage.blocks
@@ -424,7 +424,7 @@ def _server_notes(server: VLLMServer) -> list[str]:
             "counted with torch's sampler, which vLLM takes where the package FlashInfer is not installed; images of "
             f"vLLM have it: with one of them, add {SAMPLER_VARIABLE}=1"
         )
-    if server.times_kernels:
+    if server.has_kernel_autotuning:
         server_notes += _compilation_notes(server)
     if server.hardware.driver_total is None:
         server_notes.append(f"{server.hardware.title}: what the driver offers is not known; all memory is counted")

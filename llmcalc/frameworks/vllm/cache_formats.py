@@ -72,7 +72,7 @@ def packed_bytes(cache_format: str, rank: EngineRank, version_numbers: tuple[int
     """
     if version_numbers < PACKED_FORMATS_FROM:
         raise InputError(f"--kv-cache-dtype {cache_format}: vLLM 0.19 and earlier have no such cache; expected fp8")
-    if rank.latent_projections:
+    if rank.up_projection_size:
         raise InputError(f"--kv-cache-dtype {cache_format}: of latent attention is not modelled; expected fp8")
     if cache_format == "nvfp4":
         return Fraction(1, 2) + Fraction(1, 16)

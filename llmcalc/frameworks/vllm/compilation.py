@@ -20,7 +20,9 @@ TIMES_KERNELS_FROM = (0, 11, 1)
 """First version that has torch combine kernels."""
 
 
-def times_kernels(version_numbers: Numbers, flags: Mapping[str, Any], compilation_config: Mapping[str, Any]) -> bool:
+def has_kernel_autotuning(
+    version_numbers: Numbers, flags: Mapping[str, Any], compilation_config: Mapping[str, Any]
+) -> bool:
     """Whether compilation benchmarks kernels (autotuning). compilation_config: contents of `--compilation-config`."""
     compilation_level = str(compilation_config.get("mode", compilation_config.get("level", 3)))
     is_compiled = not flags.get("enforce_eager") and compilation_level not in ("0", "NONE")

@@ -113,10 +113,10 @@ def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[CachePa
                 STATE_BLOCKS[tokens_per_entry],
                 windows_per_state * tokens_per_entry,
             )
-    if rank.drafting_layers:
+    if rank.draft_layer_count:
         first_mixer = next(mixer for mixer, _ in compressed_layers(rank))
         yield CachePages(
-            rank.drafting_layers,
+            rank.draft_layer_count,
             _align_page(WINDOW_BLOCK_TOKENS * compressed_key_bytes(first_mixer)),
             WINDOW_BLOCK_TOKENS,
             first_mixer.sliding_window,

@@ -125,7 +125,7 @@ def graph_mode_of(compilation_config: Mapping[str, Any]) -> str:
 
 def layers_with_many_kernels(rank: EngineRank) -> int:
     """Returns the number of a rank's layers with more kernels than a dense layer: experts, an indexer or states."""
-    _, _, experts = rank.network_widths
-    if experts is not None or rank.selects_latents:
+    _, _, experts = rank.widest_networks
+    if experts is not None or rank.has_latent_selection:
         return rank.number_of_layers
     return max((state_cache.layers for state_cache in rank.state_caches), default=0)

@@ -17,7 +17,7 @@ SAMPLER_VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
 
 
 def rules_with_sampler(
-    record: VLLMRecord,
+    engine_record: VLLMRecord,
     version_numbers: Numbers,
     base_rules: VLLMRules,
     flags: Mapping[str, Any],
@@ -30,9 +30,9 @@ def rules_with_sampler(
     """
     if not flags.get(SAMPLER_VARIABLE) or has_second_runner:
         return base_rules
-    version_ranges = ranges_at(record.flashinfer_sampler, version_numbers)
+    version_ranges = ranges_at(engine_record.flashinfer_sampler, version_numbers)
     if not version_ranges:
-        first_version = record.flashinfer_sampler[0].start
+        first_version = engine_record.flashinfer_sampler[0].start
         raise InputError(
             f"{SAMPLER_VARIABLE}=1: FlashInfer's sampler is modelled from vLLM {first_version} on; remove the variable"
         )

@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import InputError
 from ..engines.rank import EngineRank, architectures
 from ..engines.versions import Numbers, ranges_at
-from .versions import SecondRunner, VLLMRecord, VLLMRules
+from .versions import SecondModelRunner, VLLMRecord, VLLMRules
 
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 """The variable that chooses the model runner."""
@@ -28,7 +28,7 @@ ANY_DRAFT_FROM = (0, 30)
 
 def second_runner(
     vllm_record: VLLMRecord, version_numbers: Numbers, rank: EngineRank, flags: Mapping[str, Any]
-) -> SecondRunner | None:
+) -> SecondModelRunner | None:
     """Returns the second model runner's memory rules if the server uses it; None if it uses the first one.
 
     rank: the model of a rank. flags: values of vLLM's flags by their fields.
@@ -46,11 +46,11 @@ def second_runner(
     runner_rules = version_ranges[-1]
     if chosen_runner is not None:
         return runner_rules if chosen_runner else None
-    return runner_rules if _is_default_runner(runner_rules, version_numbers, rank, flags) else None
+    return runner_rules if _is_second_runner_default(runner_rules, version_numbers, rank, flags) else None
 
 
-def _is_default_runner(
-    runner_rules: SecondRunner, version_numbers: Numbers, rank: EngineRank, flags: Mapping[str, Any]
+def _is_second_runner_default(
+    runner_rules: SecondModelRunner, version_numbers: Numbers, rank: EngineRank, flags: Mapping[str, Any]
 ) -> bool:
     """Whether the second model runner runs a model by default, without an environment variable."""
     if runner_rules.models == "all":
@@ -66,7 +66,7 @@ def _is_default_runner(
         drafting_method and drafting_method not in RUNNER_DRAFTS and version_numbers < ANY_DRAFT_FROM
     ):
         return False
-    is_dense = rank.network_widths[2] is None
+    is_dense = rank.widest_networks[2] is None
     is_listed_architecture = not {*architectures(rank.preset)}.isdisjoint(runner_rules.architectures)
     if runner_rules.models == "named, and dense ones":
         return is_listed_architecture or (is_dense and not rank.state_caches)
@@ -74,7 +74,7 @@ def _is_default_runner(
     return is_listed_architecture and (runner_rules.models == "named" or (is_dense and not is_quantized))
 
 
-def rules_with_runner(version_rules: VLLMRules, runner_rules: SecondRunner) -> VLLMRules:
+def rules_with_runner(version_rules: VLLMRules, runner_rules: SecondModelRunner) -> VLLMRules:
     """Returns the memory rules of a version with the second model runner."""
     return version_rules.model_copy(
         update={

@@ -66,7 +66,7 @@ class ProfileRun(NamedTuple):
 
     def layer_bytes(self, rank: EngineRank, version_rules: VLLMRules) -> int:
         """Returns the peak bytes inside a layer, in the dense network or the experts."""
-        intermediate_size, is_gated, experts = rank.network_widths
+        intermediate_size, is_gated, experts = rank.widest_networks
         h, tokens = rank.hidden_size, self.tokens
         if experts is None:
             hidden_vectors = EAGER_HIDDEN_VECTORS if version_rules.generation == "v0" else HIDDEN_VECTORS

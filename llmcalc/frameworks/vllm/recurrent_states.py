@@ -138,7 +138,7 @@ def _state_blocks(
         storage_mode = _state_storage_mode(
             engine_rules, bool(mamba_modules), str(flags.get("mamba_cache_mode", "none")), draft_tokens
         )
-    state_alignment = engine_rules.latent_alignment if rank.latent_projections else ALIGNMENT
+    state_alignment = engine_rules.latent_alignment if rank.up_projection_size else ALIGNMENT
     if "block_size" in flags and engine_rules.aligns_to_block_size:
         state_alignment = max(state_alignment, block_size)
     if storage_mode == "all":

@@ -23,7 +23,7 @@ from .flags import CPU_CONNECTORS, POOLING_TASKS
 from .flashinfer_sampler import assumes_torch_sampler, rules_with_sampler
 from .model_runner import rules_with_runner, second_runner
 from .speculation import Speculation, speculation_of
-from .versions import SecondRunner, StateRules, VLLMRecord, VLLMRules, vllm_record
+from .versions import SecondModelRunner, StateRules, VLLMRecord, VLLMRules, vllm_record
 
 POOLING_WORDS = ("pooling", *POOLING_TASKS)
 """Values of `--runner`, `--task` and `--convert` with which a server gives embeddings or scores."""
@@ -151,7 +151,7 @@ class VLLMSettings(EngineServer):
         ranks = self.context_ranks
         if ranks == 1:
             return
-        key_head_count = 1 if self.rank_of_stage(0).latent_projections else min(key_heads(self.preset.model), default=1)
+        key_head_count = 1 if self.rank_of_stage(0).up_projection_size else min(key_heads(self.preset.model), default=1)
         first_version = CONTEXT_RANKS_FROM[key_head_count > 1]
         if self.version_numbers < first_version:
             first_version_text = ".".join(map(str, first_version))
@@ -193,12 +193,12 @@ class VLLMSettings(EngineServer):
     def compilation(self) -> Mapping[str, Any]:
         """The contents of `--compilation-config`: name → value."""
         compilation_config: Mapping[str, Any] = self.flags.get("compilation_config", {})
-        if self.gives_embeddings and "FULL" in graph_mode_of(compilation_config):
+        if self.has_embedding_output and "FULL" in graph_mode_of(compilation_config):
             return {**compilation_config, "cudagraph_mode": "PIECEWISE"}  # config/vllm.py: pooling has no full graphs
         return compilation_config
 
     @cached_property
-    def gives_embeddings(self) -> bool:
+    def has_embedding_output(self) -> bool:
         """Whether the server gives embeddings or scores (`--runner pooling`), without logits and without a sampler.
 
         v1/worker/gpu_model_runner.py, `profile_run`: such a model's profile run ends with its pooler. vLLM takes this
@@ -276,7 +276,7 @@ class VLLMSettings(EngineServer):
         return LAST_V0_VERSION if is_first_engine else self.version_numbers
 
     @cached_property
-    def second_runner(self) -> SecondRunner | None:
+    def second_runner(self) -> SecondModelRunner | None:
         """The memory rules of vLLM's second model runner; None if the first one runs the model."""
         return second_runner(self.engine_record, self.version_of_rules, self.rank_of_stage(0), self.flags)
 
@@ -298,7 +298,7 @@ class VLLMSettings(EngineServer):
     def assumes_torch_sampler(self) -> bool:
         """Whether torch's sampler is assumed, although vLLM would prefer an installed FlashInfer."""
         has_second_runner = self.second_runner is not None
-        return not self.gives_embeddings and assumes_torch_sampler(
+        return not self.has_embedding_output and assumes_torch_sampler(
             self.engine_record, self.version_of_rules, self.flags, has_second_runner
         )
 
@@ -351,7 +351,7 @@ class VLLMSettings(EngineServer):
         return 2 if self.flags.get("performance_mode") == "throughput" else 1
 
     @property
-    def divides_prompts(self) -> bool:
+    def has_chunked_prefill(self) -> bool:
         """Whether prefill is chunked: by default always, but in V0 only if requests have more than 32,768 tokens."""
         chunks_by_default = self.rules.generation != "v0" or self.longest_request > 32768
         return bool(self.flags.get("enable_chunked_prefill", chunks_by_default))
@@ -363,9 +363,9 @@ class VLLMSettings(EngineServer):
             return int(flag_value)
         batch_defaults = self.engine_record.defaults(self.version_of_rules, self.hardware)
         default_tokens = batch_defaults.max_num_batched_tokens * self.default_limit_factor
-        if self.rules.generation == "v0" and self.divides_prompts:
+        if self.rules.generation == "v0" and self.has_chunked_prefill:
             return self.rules.chunk_above_32k
-        if not self.divides_prompts:
+        if not self.has_chunked_prefill:
             default_tokens = max(self.longest_request, default_tokens)
         if self.rules.generation == "v0":
             return default_tokens

@@ -12,14 +12,14 @@ from ...errors import InputError
 from ...record import Record
 from ..engines.versions import (
     EngineRecord,
-    MeasuredContext,
+    MeasuredCudaContext,
     MeasuredOverhead,
     Numbers,
     VersionRange,
     VersionRules,
     has_link,
     measured_context,
-    numbers_of,
+    parse_version,
     ranges_at,
     read_engine_record,
 )
@@ -42,7 +42,7 @@ class VLLMRules(VersionRules):
     reserves_batches_in_flight: bool = False
 
 
-class SecondRunner(VersionRange):
+class SecondModelRunner(VersionRange):
     """The rules of the second model runner in a range of versions; the TOML file explains the fields."""
 
     models: Literal["chosen ones", "named", "named, dense and not quantized", "named, and dense ones", "all"]
@@ -187,7 +187,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
     padded_mxfp4: tuple[str, ...] = ()
     without_float16: tuple[ClassesWithoutFloat16, ...] = ()
     last_versions: dict[str, tuple[str, ...]] = {}
-    second_runner: tuple[SecondRunner, ...] = Field(min_length=1)
+    second_runner: tuple[SecondModelRunner, ...] = Field(min_length=1)
     flashinfer_sampler: tuple[FlashInferSampler, ...] = Field(min_length=1)
     recurrent_states: tuple[StateRules, ...] = Field(min_length=1)
     compressed_pages: tuple[CompressedPages, ...] = Field(min_length=1)
@@ -196,7 +196,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
     batch_defaults: tuple[BatchDefaults, ...] = Field(min_length=1)
     mxfp4: tuple[PaddedExperts, ...] = Field(min_length=1)
     non_torch: tuple[MemoryOutsideTorch, ...] = Field(min_length=1)
-    context: tuple[MeasuredContext, ...] = Field(min_length=1)
+    context: tuple[MeasuredCudaContext, ...] = Field(min_length=1)
     cuda_graphs: GraphEstimate
 
     def defaults(self, version_numbers: Numbers, hardware: Hardware) -> BatchDefaults:
@@ -219,7 +219,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
             (
                 last_version
                 for last_version, removed_classes in self.last_versions.items()
-                if numbers_of(last_version) < version_numbers and not {*removed_classes}.isdisjoint(class_names)
+                if parse_version(last_version) < version_numbers and not {*removed_classes}.isdisjoint(class_names)
             ),
             None,
         )
@@ -289,7 +289,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
             ),
         )
 
-    def cuda_context(self, hardware: Hardware, devices: int) -> MeasuredContext:
+    def cuda_context(self, hardware: Hardware, devices: int) -> MeasuredCudaContext:
         """Returns the device memory in use before the engine measures, from logs."""
         return measured_context(self.context, hardware, devices)
 

@@ -27,7 +27,7 @@ from ...errors import InputError
 from ...flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...parallel.placements import Collective, CollectiveKind, Placements, has_tokens
+from ...parallel.placements import Collective, CollectiveKind, PlacementTracker, has_tokens
 from ...parallel.rank_program import FIELDS, AxisShard, RankFlow, flat_axes, has_equal_shards, is_divided
 from ...workload.rows import TOKENS
 from ..autograd import record
@@ -75,7 +75,7 @@ class DTensorKernels(EagerKernels):
     ranks: int = 1
     tokens: int = 1
     messages: list[SentMessage]
-    places: Placements | None = None
+    places: PlacementTracker | None = None
     recurrence: RecurrentModule | None = None
     divides_loss = True
     copies_gathered = False
@@ -107,7 +107,7 @@ class DTensorKernels(EagerKernels):
         if layout.tp == 1 or not layout.sequence_parallel:
             return
         self.tokens = layout.tp
-        self.places: Placements = Placements(layout, self.run_config, include=self.include)
+        self.places: PlacementTracker = PlacementTracker(layout, self.run_config, include=self.include)
         self.places.run_program(program)
         self._check_token_sharding_rules(program)
         seq = self.run_config.new_rows(TOKENS)

@@ -23,7 +23,7 @@ from llmcalc.ops.products import BlockSumMatmul
 from llmcalc.ops.sparse import LocalAttentionCore
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.workload.counting import Pairs
-from llmcalc.workload.derived_rows import RowsWithSums
+from llmcalc.workload.derived_rows import RowsWithBlockSummaries
 from tests.builders import run_config
 from tests.samples import in_one_test
 
@@ -76,7 +76,7 @@ def test_the_mask_lets_through_what_is_near_and_all_sums(radius: int, seq: int) 
         LocalAttentionCore(4, 6, 6, causal=False, radius=3),
         LocalAttentionCore(4, 6, 6, causal=False, radius=3, global_block=5),
         BlockSumMatmul(7, 3),
-        Linear(7, 5, rows=RowsWithSums(block_rows=3)),
+        Linear(7, 5, rows=RowsWithBlockSummaries(block_rows=3)),
     ],
     ids=["near", "with sums", "sums", "map"],
 )

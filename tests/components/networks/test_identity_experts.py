@@ -23,7 +23,7 @@ from llmcalc.reports.flops import report as flops_report
 from llmcalc.reports.params import report as params_report
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.sources.preset import Preset
-from llmcalc.studies.rules import conventions
+from llmcalc.studies.rules import flop_rules_for
 from llmcalc.witnesses.transformers import build_class_model
 from tests.builders import run_config
 from tests.families.deepseek.longcat_flash import SMALL
@@ -187,5 +187,5 @@ def test_the_class_is_kept_from_its_identity_experts() -> None:
 
 
 def test_rules_for_one_attention_a_layer_are_not_applied() -> None:
-    rules = conventions(flops(read(PUBLISHED), run_config(seq=8)))
+    rules = flop_rules_for(flops(read(PUBLISHED), run_config(seq=8)))
     assert not {"palm_b", "chinchilla_f", "megatron"} & {rule.key for rule in rules}

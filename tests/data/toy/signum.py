@@ -21,7 +21,7 @@ def step(run: OptimizerStep) -> None:
     """The update of each tensor is made beside it."""
     for one in run.loop_over(run.updated_parameters):
         if not one.states:
-            with run.counted_as_states():
+            with run.counting_as_states():
                 one.states.append(run.t.like(one.tensor, dtype=run.dtype))
         update = run.t.like(one.states[0])
         run.write(one.tensor, update)

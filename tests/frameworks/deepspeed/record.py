@@ -76,7 +76,7 @@ class Case:
         return Adapters(8, frozenset({"q_proj", "v_proj", "down_proj"}), dtype=BFLOAT16) if self.adapters else None
 
     @property
-    def offloads(self) -> bool:
+    def has_offloaded_states(self) -> bool:
         """Whether something is on the host, which is told from the device where that is meta alone."""
         return any(name.startswith("offload_") for name in self.zero)
 
@@ -88,7 +88,7 @@ class Case:
             "gradient_accumulation_steps": 1,
             "bf16": {"enabled": True},
             "zero_allow_untested_optimizer": True,
-            **({"zero_force_ds_cpu_optimizer": False} if self.offloads else {}),
+            **({"zero_force_ds_cpu_optimizer": False} if self.has_offloaded_states else {}),
             **self.further,
             "zero_optimization": {"allgather_bucket_size": 100_000, "reduce_bucket_size": 100_000, **self.zero},
         }
@@ -320,7 +320,7 @@ def measured(name: str, log: bool = False, apart: bool | None = None) -> list[di
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            if case.offloads if apart is None else apart:
+            if case.has_offloaded_states if apart is None else apart:
                 for rank in range(case.ranks):
                     mp.start_processes(alone.work, (name, rank, folder, log), 1, start_method="fork")
             else:

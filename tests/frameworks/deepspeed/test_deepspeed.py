@@ -199,7 +199,7 @@ def test_auto_is_what_transformers_makes_of_it() -> None:
 
 
 def test_sums_run_beside_the_backward_pass_in_stage_3_by_default() -> None:
-    assert [DeepSpeedSettings(stage=stage).overlaps for stage in (1, 2, 3)] == [False, False, True]  # type: ignore[arg-type]
+    assert [DeepSpeedSettings(stage=stage).has_overlapped_reductions for stage in (1, 2, 3)] == [False, False, True]  # type: ignore[arg-type]
 
 
 # --- a rank of a cluster ----------------------------------------------------------------------------------------------

@@ -395,7 +395,7 @@ def test_equal_ranks_are_replayed_once(ranks: int, are_equal: bool) -> None:
 
 def test_a_whole_model_on_many_ranks() -> None:
     """Llama 3 8B with three of its layers: 128,256 rows of 128 ranks are even, and so are all others."""
-    spec = with_layers(llmcalc.load("llama3-8b").model, 3)
+    spec = with_layer_count(llmcalc.load("llama3-8b").model, 3)
     training = TrainingConfig(batch=2, seq=8192, recompute=recompute_of("attention+matmuls"), choices=FLASH)
     layout = Layout(dp=128, zero=3)
     theirs = by_torch(spec, training, layout, 0, fake=True)
@@ -425,7 +425,7 @@ def test_embedding_and_head_as_groups_of_their_own(microbatches: int, keeps_last
 def test_layers_that_are_gathered_ahead(prefetch: int, reshard: bool, recompute: str) -> None:
     """A layer that gathers others ahead of them holds them too, in both passes."""
     spec, training = (
-        with_layers(family("llama3-8b"), 6),
+        with_layer_count(family("llama3-8b"), 6),
         TrainingConfig(batch=2, seq=7, recompute=recompute_of(recompute)),
     )
     layout, fsdp = Layout(dp=4, zero=3, reshard=reshard), FsdpSettings(prefetch=prefetch)
@@ -437,7 +437,7 @@ def test_layers_that_are_gathered_ahead(prefetch: int, reshard: bool, recompute:
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_an_answer_with_layers_gathered_ahead(prefetch: int) -> None:
     """What a run of all layers finds; with more than one layer ahead, a run of few would not stand for it."""
-    spec, training = with_layers(family("llama3-8b"), 12), TrainingConfig(batch=2, seq=7)
+    spec, training = with_layer_count(family("llama3-8b"), 12), TrainingConfig(batch=2, seq=7)
     layout, fsdp = Layout(dp=4, zero=3), FsdpSettings(prefetch=prefetch)
     meter = Meter()
     run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0, fsdp), fsdp, memory_meter=meter)
@@ -493,7 +493,7 @@ def test_shards_on_the_host_are_copied_to_the_device_for_a_gather(dtype: str) ->
     assert on_device.host == ()
 
 
-def with_layers(spec: ModelSpec, layers: int) -> ModelSpec:
+def with_layer_count(spec: ModelSpec, layers: int) -> ModelSpec:
     """The same decoder with another number of layers."""
     assert spec.decoder is not None
     return spec.model_copy(update={"decoder": spec.decoder.model_copy(update={"num_hidden_layers": layers})})
@@ -510,7 +510,7 @@ def with_layers(spec: ModelSpec, layers: int) -> ModelSpec:
 )
 def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatches: int, fsdp: FsdpSettings) -> None:
     """Bytes of every place and kind of a run of twelve layers, from one of four repeats."""
-    spec = with_layers(family(name), 12)
+    spec = with_layer_count(family(name), 12)
     training = TrainingConfig(batch=2, seq=7, microbatches=microbatches, recompute=recompute_of(recompute))
     rank_model = sharding_of_rank(training, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
     stacks = layer_stacks(spec, training.recompute.every)
@@ -772,7 +772,7 @@ LAYER = 4 * 24 + 2 * 2 * 24 + 4 * 24 + 2 * 6 * 24 + 4 * 40 + 2 * 4
 @pytest.mark.parametrize("fsdp", [TITAN, FsdpSettings(splits=True)])
 def test_a_rank_of_divided_products(fsdp: FsdpSettings) -> None:
     """Layers that run again leave nothing behind, and few of them stand for all (processes: tests/witnesses)."""
-    spec = with_layers(family("llama3-8b"), 12)
+    spec = with_layer_count(family("llama3-8b"), 12)
     training = TrainingConfig(batch=2, seq=7, recompute=recompute_of("full"))
     layout = Layout(tp=2, dp=3, zero=3)
     run = FsdpRun(

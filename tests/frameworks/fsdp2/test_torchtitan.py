@@ -21,7 +21,7 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory
 from llmcalc.frameworks.fsdp2.settings import Float8Settings
-from llmcalc.frameworks.fsdp2.torchtitan_file import read_titan
+from llmcalc.frameworks.fsdp2.torchtitan_file import read_torchtitan
 from llmcalc.frameworks.fsdp2.training import FsdpSettings, torchtitan_training
 from llmcalc.frameworks.launch.read import read_launch
 from llmcalc.frameworks.launch.record import LaunchSource
@@ -181,7 +181,7 @@ def test_reserved_bytes_of_ranks_of_a_sequence_and_of_a_pipeline(name: str) -> N
         "pipeline_parallel_degree": run.pp,
         "enable_async_tensor_parallel": run.tp > 1,
     }
-    launch = read_titan(data, LaunchSource("a job", run.devices))
+    launch = read_torchtitan(data, LaunchSource("a job", run.devices))
     assert launch.spec is not None
     one = memory(launch.spec, Settings(**{"phase": "training", **launch.settings}))
     cluster = Cluster.with_framework(one, launch.layout, launch.framework, framework_settings=launch.own_settings)

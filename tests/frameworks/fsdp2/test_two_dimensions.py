@@ -32,7 +32,7 @@ from llmcalc.frameworks.fsdp2.with_tensor_parallel import FsdpTensorParallelProf
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
-from llmcalc.parallel.placements import Placements
+from llmcalc.parallel.placements import PlacementTracker
 from llmcalc.parallel.rank_program import rank_program
 from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.meter import Meter
@@ -177,7 +177,7 @@ def test_published_recurrences_get_and_give_what_placements_say(name: str, by_to
     for _, one in run.lowering.messages:  # type: ignore[attr-defined]
         if "layers" in one.node:
             sent[one.backward] += one.wire_bytes
-    for one in Placements(layout, run.lowering.run_config).run_program(program):
+    for one in PlacementTracker(layout, run.lowering.run_config).run_program(program):
         if "layers" in one.node and "norm" not in one.node and one.times != 1:  # once: what the embedding gives
             expected[one.backward] += one.wire_bytes * one.times
     assert sent == expected

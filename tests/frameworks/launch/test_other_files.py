@@ -15,7 +15,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.deepspeed.config_file import read_deepspeed
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
 from llmcalc.frameworks.fsdp2.settings import Float8Settings, TitanSettings
-from llmcalc.frameworks.fsdp2.torchtitan_file import read_titan
+from llmcalc.frameworks.fsdp2.torchtitan_file import read_torchtitan
 from llmcalc.frameworks.fsdp2.torchtitan_models import DEEPSEEK_V3, LLAMA3, LLAMA4, QWEN3, spec_of_flavor
 from llmcalc.frameworks.launch.accelerate import read_accelerate
 from llmcalc.frameworks.launch.read import launch_of, read_launch
@@ -70,7 +70,7 @@ def titan(name: str, world_size: int | None = None, **changes: dict[str, Any]) -
     data = tomllib.loads((LAUNCHES / name).read_text())
     for section, table in changes.items():
         data[section] = {**data.get(section, {}), **table}
-    return read_titan(data, LaunchSource(name, world_size))
+    return read_torchtitan(data, LaunchSource(name, world_size))
 
 
 def test_a_job_of_2024() -> None:
@@ -190,7 +190,7 @@ def test_products_in_8_bits(changes: dict[str, Any], float8: Float8Settings | No
     data = tomllib.loads((LAUNCHES / "llama3_70b_2026.toml").read_text())
     for section, table in changes.items():
         data[section] = table if section == "quantize" else {**data.get(section, {}), **table}
-    launch = read_titan(data, LaunchSource("x", 256))
+    launch = read_torchtitan(data, LaunchSource("x", 256))
     assert launch.own_settings.float8 == float8
     assert any("estimate" in note for note in launch.notes) == (float8 is not None)
 

@@ -10,7 +10,7 @@ import llmcalc
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.ggml import server as ggml_server
 from llmcalc.frameworks.ggml.changes import longest_context, most_layers
-from llmcalc.frameworks.ggml.layer_runs import graph_layers
+from llmcalc.frameworks.ggml.layer_runs import layers_with_graphs
 from llmcalc.frameworks.ggml.server import GgmlServer
 from llmcalc.frameworks.ik_llama_cpp.server import create_server as ik_server
 from llmcalc.frameworks.llama_cpp.server import create_server as llama_server
@@ -28,10 +28,12 @@ def server(engine: str, target: str, flags: dict[str, Any]) -> GgmlServer:
 
 
 def test_whole_repeats_of_a_pattern_are_left_out() -> None:
-    assert graph_layers("a" * 12) == [0, 1, 2, 9, 10, 11] == graph_layers([1] * 12)  # 12 - 3 - 2 = 7: 6 of them
+    assert (
+        layers_with_graphs("a" * 12) == [0, 1, 2, 9, 10, 11] == layers_with_graphs([1] * 12)
+    )  # 12 - 3 - 2 = 7: 6 of them
     # three layers that repeat ten times, after two others: 10 - 3 - 2 = 5 repeats, of which four are left out
-    assert graph_layers("xy" + "aab" * 10) == [*range(2 + 3 * 3), *range(2 + 7 * 3, 2 + 10 * 3)]
-    assert graph_layers("abcdef") == list(range(6))
+    assert layers_with_graphs("xy" + "aab" * 10) == [*range(2 + 3 * 3), *range(2 + 7 * 3, 2 + 10 * 3)]
+    assert layers_with_graphs("abcdef") == list(range(6))
 
 
 @pytest.mark.parametrize(
@@ -52,14 +54,14 @@ def test_all_layers_have_the_same_buffers(
     counts: list[tuple[int, int]] = []
 
     def counted(keys: list[Any]) -> list[int]:
-        chosen = graph_layers(keys)
+        chosen = layers_with_graphs(keys)
         counts.append((len(chosen), len(keys)))
         return chosen
 
-    monkeypatch.setattr(ggml_server, "graph_layers", counted)
+    monkeypatch.setattr(ggml_server, "layers_with_graphs", counted)
     buffers = loaded.compute_buffers(loaded.placement)
     assert counts[0][0] < counts[0][1]
-    monkeypatch.setattr(ggml_server, "graph_layers", lambda keys: list(range(len(keys))))
+    monkeypatch.setattr(ggml_server, "layers_with_graphs", lambda keys: list(range(len(keys))))
     assert loaded.compute_buffers(loaded.placement) == buffers
 
 

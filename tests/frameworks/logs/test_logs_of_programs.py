@@ -10,7 +10,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.frameworks.logs.log_contents import argument_pairs, bytes_of
+from llmcalc.frameworks.logs.log_contents import argument_pairs, parse_bytes
 from llmcalc.frameworks.logs.log_text import LARGEST_LOG, LONGEST_LINE, MOST_LINES, LogText
 from llmcalc.sources.presets import known_model
 from tests.samples import in_one_test
@@ -293,7 +293,7 @@ def test_lines_are_bounded() -> None:
     [("14.99 GiB", gib(14.99)), ("14.9888 GB", gib(14.9888)), ("512MB", 512 * MIB), ("-1.5GiB", -gib(1.5)), ("7", 7)],
 )
 def test_amounts(text: str, size: int) -> None:
-    assert bytes_of(text) == size
+    assert parse_bytes(text) == size
 
 
 def test_a_number_that_python_does_not_print_stays_text() -> None:

@@ -460,7 +460,7 @@ def test_a_batch_holds_a_block_where_prefixes_are_cached() -> None:
     assert record.memory_on(target, hardware, version, flags | {"max_num_batched_tokens": 2096}).starts
     assert record.memory_on(target, hardware, version, flags | {"enable_prefix_caching": False}).starts
     assert "--max-num-batched-tokens 2096" in [
-        change.flag for change in record.changes_on(target, hardware, version, flags)
+        change.flag for change in record.flag_changes_on(target, hardware, version, flags)
     ]
     newer = engine_and_version("vllm==0.28")[1]
     assert record.memory_on(target, hardware, newer, flags).starts

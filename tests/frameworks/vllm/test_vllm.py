@@ -810,7 +810,7 @@ def test_a_flag_without_a_value_behind_another_engine_is_named(run: Any) -> None
 def test_experts_of_latents_have_their_own_width() -> None:
     """Kimi K3's experts read 3,584 of 7,168 channels, and MXFP4 of compressed-tensors is not padded: it fits 8 B300."""
     rank = EngineRank(llmcalc.load("kimi-k3"), Layout(tp=8))
-    experts = rank.network_widths[2]
+    experts = rank.widest_networks[2]
     assert experts is not None
     assert (experts.width, experts.input_width, experts.layers) == (3072 // 8, 3584, 92)
     cache = llmcalc.kv("kimi-k3", hardware="b300", engine="vllm==0.33", tp=8).document

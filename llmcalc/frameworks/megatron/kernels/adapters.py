@@ -15,13 +15,13 @@ from ....simulator.strides import Shape
 from ....simulator.tensor import Needs, Tensor
 from ..parallel_adapters import ParallelAdapters
 from .lowering import Gradients, SavedTensors
-from .recompute import DiscardedKernels
+from .recompute import DiscardedOutputKernels
 
 
-class AdapterKernels(DiscardedKernels):
+class AdapterKernels(DiscardedOutputKernels):
     """Linear layers with adapters, sharded by tensor parallelism like the layers. Fused layers share an adapter."""
 
-    def adapter_of(self, operation: Step) -> ParallelAdapters | None:
+    def adapters_of_step(self, operation: Step) -> ParallelAdapters | None:
         """Returns a linear layer's adapters, if any."""
         adapters = self.rank_choices.adapters
         return adapters if adapters is not None and operation.name in adapters.targets else None
@@ -30,7 +30,7 @@ class AdapterKernels(DiscardedKernels):
 
     def column_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs a column-parallel layer with its adapter, which reads the norm's output if the norm is fused."""
-        adapters = self.adapter_of(operation)
+        adapters = self.adapters_of_step(operation)
         if adapters is None:
             return super().column_linear(operation, x, output_width)
         self.norm_outputs = []
@@ -51,7 +51,7 @@ class AdapterKernels(DiscardedKernels):
 
     def row_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a row-parallel layer with its adapter."""
-        adapters = self.adapter_of(operation)
+        adapters = self.adapters_of_step(operation)
         if adapters is None:
             return super().row_linear(operation, x)
         layer_output, bias = super().row_linear(operation, x), self.row_bias
@@ -70,23 +70,23 @@ class AdapterKernels(DiscardedKernels):
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a layer that every rank computes in full, with its adapter."""
-        adapters, layer_output = self.adapter_of(operation), super().undivided_linear(operation, x)
+        adapters, layer_output = self.adapters_of_step(operation), super().undivided_linear(operation, x)
         if adapters is None:
             return layer_output
         lora_a, lora_b = self._adapter_weights(operation, adapters, "matrix", x.shape[1], layer_output.shape[1])
         x = self._with_dropout(x, adapters)
         if adapters.library == "mcore-bridge":
-            low_rank = self.unsharded_linear(x, lora_a)
-            lora_output = self.unsharded_linear(low_rank, lora_b)
+            low_rank_x = self.unsharded_linear(x, lora_a)
+            lora_output = self.unsharded_linear(low_rank_x, lora_b)
         else:
-            low_rank = self._gather_columns(self._core_product(x, lora_a))
-            lora_output = self._gather_columns(self._core_product(low_rank, lora_b))
-        del x, low_rank
+            low_rank_x = self._gather_columns(self._core_product(x, lora_a))
+            lora_output = self._gather_columns(self._core_product(low_rank_x, lora_b))
+        del x, low_rank_x
         return self._add_scaled(layer_output, lora_output)
 
     def grouped_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs the experts' linear layer: mcore-bridge has an adapter per expert, Megatron-Bridge one per rank."""
-        adapters, layer_output = self.adapter_of(operation), super().grouped_linear(operation, x, output_width)
+        adapters, layer_output = self.adapters_of_step(operation), super().grouped_linear(operation, x, output_width)
         if adapters is None:
             return layer_output
         x = self._with_dropout(x, adapters)
@@ -96,14 +96,14 @@ class AdapterKernels(DiscardedKernels):
                 self._adapter_weights(operation, adapters, "expert", x.shape[1], output_width, str(i))
                 for i in range(self.local_experts)
             ]
-            low_rank = self.grouped_product(x, [lora_a for lora_a, _ in adapter_weights])
-            lora_output = self.grouped_product(low_rank, [lora_b for _, lora_b in adapter_weights])
+            low_rank_x = self.grouped_product(x, [lora_a for lora_a, _ in adapter_weights])
+            lora_output = self.grouped_product(low_rank_x, [lora_b for _, lora_b in adapter_weights])
         else:
             lora_a, lora_b = self._adapter_weights(operation, adapters, "expert", x.shape[1], output_width)
-            low_rank = self._core_product(x, lora_a)
-            lora_output = self._core_product(low_rank, lora_b)
+            low_rank_x = self._core_product(x, lora_a)
+            lora_output = self._core_product(low_rank_x, lora_b)
         self.in_expert = previous_in_expert
-        del x, low_rank
+        del x, low_rank_x
         return self._add_scaled(layer_output, lora_output)
 
     # --- what they consist of -----------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class ElementwiseKernels(AttentionKernels):
         if operation.outs[0].axes[0].name == "heads":
             self.bind(
                 operation.outs[0],
-                self.times_gate(*(self.tensor_read_by(operation, input_value) for input_value in operation.ins)),
+                self.multiply_by_gate(*(self.tensor_read_by(operation, input_value) for input_value in operation.ins)),
             )
             return
         gate = self.gate_and_up(operation)
@@ -82,7 +82,7 @@ class ElementwiseKernels(AttentionKernels):
             raise self.unsupported("no kernels for a product of values that are not of one layer", operation.name)
         return gate
 
-    def times_gate(self, x: Tensor, gate: Tensor) -> Tensor:
+    def multiply_by_gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """Multiplies x by an activated gate in one fp32 kernel, which saves both inputs."""
         return self.node_with_new_gradients("gated", (x, gate), self.like(x), x, gate)
 

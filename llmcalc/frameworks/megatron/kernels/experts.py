@@ -56,16 +56,19 @@ class ExpertKernels(HeadKernels):
 
     def shared_expert_gate(self, operation: Step, x: Tensor) -> Tensor:
         """Runs the gate of shared experts (SharedExpertMLP.forward), with one logit per token."""
-        first_parameter_index, (rows, n_in) = len(self.ordered_parameters), x.shape
+        first_parameter_index, (n_rows, n_in) = len(self.ordered_parameters), x.shape
         weight, _ = self.linear_weights(operation, operation.outs[0].width, "")
         self.later_parameters += self.ordered_parameters[first_parameter_index:]
         del self.ordered_parameters[first_parameter_index:]
         self.persistent.use_torch_workspace("forward")
-        gate_logits = self.new_tensor(rows, weight.shape[0])
+        gate_logits = self.new_tensor(n_rows, weight.shape[0])
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_torch_workspace("backward")
-            return [self.new_tensor(rows, n_in), self.graph.new_tensor(weight.shape, BFLOAT16) if needs_grad else None]
+            return [
+                self.new_tensor(n_rows, n_in),
+                self.graph.new_tensor(weight.shape, BFLOAT16) if needs_grad else None,
+            ]
 
         needs_grad = weight.needs_grad
         self.node("linear", (x, weight), [gate_logits], backward, *([x] if needs_grad else []))
@@ -539,7 +542,7 @@ class ExpertKernels(HeadKernels):
 
     def do_act(self, operation: Step) -> None:
         """Runs an activation, which on expert rows also multiplies by the router probabilities."""
-        if not self.is_of_expert_rows(operation) or self._is_gate(operation.outs[0]):
+        if not self.has_expert_rows(operation) or self._is_gate(operation.outs[0]):
             super().do_act(operation)
             return
         x = self.tensor_read_by(operation, operation.ins[0])
@@ -556,7 +559,7 @@ class ExpertKernels(HeadKernels):
             logits, y = (self.tensor_read_by(operation, input_value) for input_value in operation.ins)
             self.bind(operation.outs[0], self.t.mul(y, self.t.function("sigmoid", logits)))
             return
-        if not self.is_of_expert_rows(operation):
+        if not self.has_expert_rows(operation):
             super().do_mul(operation)
             return
         gate = self.gate_and_up(operation)
@@ -571,7 +574,10 @@ class ExpertKernels(HeadKernels):
     def weighted_glu(self, x: Tensor, probs: Tensor, output_width: Number) -> Tensor:
         """Computes act(gate) · up · probability in one kernel, or act(x) · probability without a gate."""
         autograd_graph, shape = self.graph, x.shape
-        product, probs_format = autograd_graph.new_tensor((shape[0], output_width), x.dtype), (probs.shape, probs.dtype)
+        product, probs_format = (
+            autograd_graph.new_tensor((shape[0], output_width), x.dtype),
+            (probs.shape, probs.dtype),
+        )
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             return [autograd_graph.new_tensor(shape, output_gradient.dtype), autograd_graph.new_tensor(*probs_format)]
@@ -579,7 +585,7 @@ class ExpertKernels(HeadKernels):
         self.node("weighted_glu", (x, probs), [product], backward, x, probs)
         return product
 
-    def is_of_expert_rows(self, operation: Step) -> bool:
+    def has_expert_rows(self, operation: Step) -> bool:
         """Whether an operation computes on token rows that were sent to experts."""
         return any(axis.name == "expert_ffn" for axis in operation.ins[0].axes)
 
@@ -587,7 +593,7 @@ class ExpertKernels(HeadKernels):
         """Multiplies expert rows by routing probabilities, in the probabilities' number format."""
         autograd_graph, input_shape = self.graph, x.shape
         dtype, probs_shape = probs.dtype, probs.shape
-        product = autograd_graph.new_tensor(input_shape, dtype)
+        scaled_x = autograd_graph.new_tensor(input_shape, dtype)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             x_gradient = autograd_graph.new_tensor(input_shape, output_gradient.dtype)
@@ -596,8 +602,8 @@ class ExpertKernels(HeadKernels):
             del probs_product
             return [x_gradient, probs_gradient]
 
-        self.node("mul", (x, probs), [product], backward, x, probs)
-        return self.t.to(product, BFLOAT16)
+        self.node("mul", (x, probs), [scaled_x], backward, x, probs)
+        return self.t.to(scaled_x, BFLOAT16)
 
 
 def _shared_experts(module_scope: ModuleScope) -> list[Item]:

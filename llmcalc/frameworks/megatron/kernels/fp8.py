@@ -186,7 +186,7 @@ class Fp8Kernels(DeltaKernels):
             self.gathers_rowwise_only and self.rank_choices.sequence_parallel,
         )
         local_rows, n_in = x.shape
-        rows, n_out = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
+        n_rows, n_out = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
         norm_statistics: list[Tensor] = []
         norm_output: Tensor | None = None
         if deferred_norm is not None:
@@ -196,10 +196,12 @@ class Fp8Kernels(DeltaKernels):
         quantized_input = self.quantize(local_rows, n_in, by_columns=not gathers_rowwise_only and self.graph.enabled)
         del norm_output
         self.quantize_weight(weight)
-        in_user_buffers = self.rank_choices.user_buffers
-        gathered_input = self.gather_quantized(rows, n_in, True, False) if is_sharded and not in_user_buffers else None
+        has_user_buffers = self.rank_choices.user_buffers
+        gathered_input = (
+            self.gather_quantized(n_rows, n_in, True, False) if is_sharded and not has_user_buffers else None
+        )
         self.use_overlap_workspaces()
-        layer_output = self.new_tensor(rows, n_out)
+        layer_output = self.new_tensor(n_rows, n_out)
         del gathered_input
         layer_inputs = [x, *norm, weight, *([] if bias is None else [bias])]
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
@@ -208,20 +210,20 @@ class Fp8Kernels(DeltaKernels):
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             new_tensor = self.new_tensor
             bias = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
-            quantized_gradient = [self.quantize(rows, n_out)]
+            quantized_gradient = [self.quantize(n_rows, n_out)]
             gathered_input = (
-                [self.gather_quantized(rows, n_in, gathers_rowwise_only, not gathers_rowwise_only)]
-                if is_sharded and not in_user_buffers
+                [self.gather_quantized(n_rows, n_in, gathers_rowwise_only, not gathers_rowwise_only)]
+                if is_sharded and not has_user_buffers
                 else []
             )
             self.use_overlap_workspaces()
-            input_gradient: Tensor | None = None if in_user_buffers else new_tensor(rows, n_in)
-            scattered_gradient = new_tensor(local_rows, n_in) if is_sharded and not in_user_buffers else None
+            input_gradient: Tensor | None = None if has_user_buffers else new_tensor(n_rows, n_in)
+            scattered_gradient = new_tensor(local_rows, n_in) if is_sharded and not has_user_buffers else None
             transposed_copy = (
-                [new_tensor(n_in, rows, UINT8)] if gathers_rowwise_only and self.rank_choices.saves_transposed else []
+                [new_tensor(n_in, n_rows, UINT8)] if gathers_rowwise_only and self.rank_choices.saves_transposed else []
             )
             weight_gradient = self.weight_gradient(weight)
-            if in_user_buffers:
+            if has_user_buffers:
                 input_gradient = new_tensor(local_rows, n_in)
             for i in input_positions:
                 saved_tensors[i] = None  # clear_tensor_data(ln_out)
@@ -364,32 +366,36 @@ class Fp8Kernels(DeltaKernels):
 
         saves_16_bits: whether the saved input has 16 bits. is_divided: whether output rows are reduce-scattered.
         """
-        (rows, n_in), n_out = x.shape, weight.shape[0]
-        quantized_input = self.quantize(rows, n_in, by_columns=not saves_16_bits and self.graph.enabled)
+        (n_rows, n_in), n_out = x.shape, weight.shape[0]
+        quantized_input = self.quantize(n_rows, n_in, by_columns=not saves_16_bits and self.graph.enabled)
         self.quantize_weight(weight)
         uses_user_buffers = self.rank_choices.user_buffers and is_divided
         if uses_user_buffers:
             self.use_overlap_workspaces()
         else:
             self.persistent.use_engine_workspace()
-        layer_output = self.new_tensor(self.local_rows(rows) if uses_user_buffers else rows, n_out)
+        layer_output = self.new_tensor(self.local_rows(n_rows) if uses_user_buffers else n_rows, n_out)
         if is_divided and not uses_user_buffers:
-            layer_output = self.new_tensor(self.local_rows(rows), n_out)
+            layer_output = self.new_tensor(self.local_rows(n_rows), n_out)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if uses_user_buffers:
-                quantized_gradient = [self.quantize(self.local_rows(rows), n_out)]
+                quantized_gradient = [self.quantize(self.local_rows(n_rows), n_out)]
             elif is_divided:
-                local_gradient = [self.quantize(self.local_rows(rows), n_out, by_columns=not self.gathers_rowwise_only)]
-                gathered_gradient, sorting_buffers = self.gather_quantized(rows, n_out, True, True)
+                local_gradient = [
+                    self.quantize(self.local_rows(n_rows), n_out, by_columns=not self.gathers_rowwise_only)
+                ]
+                gathered_gradient, sorting_buffers = self.gather_quantized(n_rows, n_out, True, True)
                 quantized_gradient = [gathered_gradient]
                 local_gradient.clear()
                 del gathered_gradient, sorting_buffers
             else:
-                quantized_gradient = [self.quantize(rows, n_out)]
-            requantized_input = [self.quantize(rows, n_in, by_rows=self.gathers_rowwise_only)] if saves_16_bits else []
+                quantized_gradient = [self.quantize(n_rows, n_out)]
+            requantized_input = (
+                [self.quantize(n_rows, n_in, by_rows=self.gathers_rowwise_only)] if saves_16_bits else []
+            )
             self.persistent.use_engine_workspace()
-            input_gradient = self.new_tensor(rows, n_in)
+            input_gradient = self.new_tensor(n_rows, n_in)
             weight_gradient = self.weight_gradient(weight)
             requantized_input.clear()
             if not saves_16_bits:

@@ -32,11 +32,11 @@ class DeltaKernels(MambaKernels):
 
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
         """Returns the kernel that runs a gated DeltaNet mixer."""
-        alternatives = [
+        branch_items = [
             module_item for module_item in module_scope.items if isinstance(module_item, AlternativeBranches)
         ]
         branch_steps = [
-            operation for module_item in alternatives for operation in next(iter(module_item.branches.values())).steps()
+            operation for module_item in branch_items for operation in next(iter(module_item.branches.values())).steps()
         ]
         delta_step = next(
             (
@@ -150,7 +150,7 @@ class DeltaKernels(MambaKernels):
         aten, (batch, tokens) = self.t, rule_output.shape[:2]
         flat_shape = (batch * tokens * delta_rule.heads, delta_rule.value_dim)
         normed_output = self.norm(aten.reshape(rule_output, flat_shape), norm_step, self.module_path(), flat_shape[0])
-        gated_output = self.times_gate(normed_output, aten.reshape(gate, flat_shape))
+        gated_output = self.multiply_by_gate(normed_output, aten.reshape(gate, flat_shape))
         del normed_output
         gated_output = aten.reshape(gated_output, (batch, tokens, delta_rule.heads * delta_rule.value_dim))
         gated_output = aten.contiguous(aten.transpose(gated_output, 0, 1))

@@ -284,22 +284,25 @@ class HeadKernels(ElementwiseKernels):
 
     def _core_loss(self, logits: Tensor) -> Tensor:
         """Runs Megatron-Core's loss on a float32 copy of the logits, with softmax and gradient in place."""
-        autograd_graph, (rows, vocab_width) = self.graph, logits.shape
+        autograd_graph, (n_rows, vocab_width) = self.graph, logits.shape
         is_fused = self.rank_choices.loss_implementation == "native"
-        logits_fp32 = autograd_graph.new_tensor((rows, vocab_width), FLOAT32)
-        row_max = self.new_row_statistics(rows)
-        mask, target_indices = autograd_graph.new_tensor((rows, 1), BOOL), autograd_graph.new_tensor((rows, 1), INT64)
-        target_index = autograd_graph.new_tensor((rows, 1), INT64)
-        target_logits = self.new_row_statistics(rows)
-        exp_sums = self.new_row_statistics(rows)
+        logits_fp32 = autograd_graph.new_tensor((n_rows, vocab_width), FLOAT32)
+        row_max = self.new_row_statistics(n_rows)
+        mask, target_indices = (
+            autograd_graph.new_tensor((n_rows, 1), BOOL),
+            autograd_graph.new_tensor((n_rows, 1), INT64),
+        )
+        target_index = autograd_graph.new_tensor((n_rows, 1), INT64)
+        target_logits = self.new_row_statistics(n_rows)
+        exp_sums = self.new_row_statistics(n_rows)
         del row_max, target_index
-        loss = self.new_row_statistics(rows)
+        loss = self.new_row_statistics(n_rows)
         del target_logits, exp_sums
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if is_fused:
-                logits_copy = autograd_graph.new_tensor((rows, vocab_width), FLOAT32)
-                logits_gradient = autograd_graph.new_tensor((rows, vocab_width), BFLOAT16)
+                logits_copy = autograd_graph.new_tensor((n_rows, vocab_width), FLOAT32)
+                logits_gradient = autograd_graph.new_tensor((n_rows, vocab_width), BFLOAT16)
                 del logits_copy
                 return [logits_gradient]
             return [saved_tensors[0]]

@@ -139,9 +139,11 @@ class LinearKernels(RankKernels):
         """Runs fused column-parallel layers, and assigns an output to each layer."""
         fused_steps = self.fused_column_steps(operation)
         output_widths = [fused_step.outs[0].width for fused_step in fused_steps]
-        product = self.column_linear(operation, x, sum(output_widths[1:], output_widths[0]))
-        layer_outputs = self.split_product(fused_steps, product, output_widths) if len(fused_steps) > 1 else [product]
-        del product, x
+        linear_output = self.column_linear(operation, x, sum(output_widths[1:], output_widths[0]))
+        layer_outputs = (
+            self.split_product(fused_steps, linear_output, output_widths) if len(fused_steps) > 1 else [linear_output]
+        )
+        del linear_output, x
         for fused_step, layer_output in zip(fused_steps, layer_outputs, strict=True):
             if fused_step is operation:
                 self.bind(fused_step.outs[0], layer_output)
@@ -207,28 +209,28 @@ class LinearKernels(RankKernels):
         layer_output = self.new_tensor(row_count, weight.shape[0])
         has_norm, needs_grad = deferred_norm is not None, weight.needs_grad
         returns_norm = has_norm and self.norm_outputs is not None
-        returns_gathered = returns_norm and is_sharded and self.adapters_read_gathered_rows
-        returned_norm_output = gathered_input if returns_gathered else norm_output
+        returns_gathered_input = returns_norm and is_sharded and self.adapters_read_gathered_rows
+        returned_norm_output = gathered_input if returns_gathered_input else norm_output
         del gathered_input
         layer_inputs = [x, *norm, weight, *([] if bias is None else [bias])]
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
         shape = x.shape
 
         def backward(saved_tensors: SavedTensors, gradients: Any, needs_input_grad: Needs) -> Gradients:
-            new_tensor, in_user_buffers = self.new_tensor, kernel_choices.user_buffers
+            new_tensor, has_user_buffers = self.new_tensor, kernel_choices.user_buffers
             output_gradient, norm_gradient = gradients if returns_norm else (gradients, None)
-            gathered_input = new_tensor(row_count, n_in) if is_sharded and not in_user_buffers and needs_grad else None
+            gathered_input = new_tensor(row_count, n_in) if is_sharded and not has_user_buffers and needs_grad else None
             self.use_overlap_workspaces()
             input_gradient: Tensor | None = (
-                None if in_user_buffers or not needs_input_grad[0] else new_tensor(row_count, n_in)
+                None if has_user_buffers or not needs_input_grad[0] else new_tensor(row_count, n_in)
             )
-            if returns_gathered:
+            if returns_gathered_input:
                 input_gradient = new_tensor(row_count, n_in)  # the sum with the gradient of the returned rows
             scattered_gradient = (
-                new_tensor(local_rows, n_in) if is_sharded and not in_user_buffers and needs_input_grad[0] else None
+                new_tensor(local_rows, n_in) if is_sharded and not has_user_buffers and needs_input_grad[0] else None
             )
             weight_gradient = self.weight_gradient(weight)
-            if in_user_buffers:  # a copy of what the buffer has after the product for the weight
+            if has_user_buffers:  # a copy of what the buffer has after the product for the weight
                 input_gradient = new_tensor(local_rows, n_in)
             bias = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
             if needs_grad:
@@ -236,7 +238,7 @@ class LinearKernels(RankKernels):
             del gathered_input
             if not has_norm:
                 return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias]
-            if norm_gradient is not None and not returns_gathered:
+            if norm_gradient is not None and not returns_gathered_input:
                 input_gradient, scattered_gradient = new_tensor(local_rows, n_in), None
             x_gradient = self.graph.new_tensor(shape, output_gradient.dtype)
             del input_gradient, scattered_gradient

@@ -15,10 +15,10 @@ from ....simulator.published import mamba_ssm
 from ....simulator.strides import Shape
 from ....simulator.tensor import FLOAT32, Tensor
 from .lowering import steps_by_name
-from .mla import LatentKernels
+from .mla import LatentAttentionKernels
 
 
-class MambaKernels(LatentKernels):
+class MambaKernels(LatentAttentionKernels):
     """Kernels of Mamba-2, with one function for convolution, scan and gate, and another for the norm."""
 
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:

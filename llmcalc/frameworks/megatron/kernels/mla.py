@@ -13,7 +13,7 @@ from .experts import ExpertKernels
 from .lowering import Gradients, SavedTensors
 
 
-class LatentKernels(ExpertKernels):
+class LatentAttentionKernels(ExpertKernels):
     """Kernels that split and join the rotary and non-rotary parts of heads."""
 
     def do_split(self, operation: Step) -> None:

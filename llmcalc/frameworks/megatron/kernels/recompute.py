@@ -15,7 +15,7 @@ from ....simulator.autograd import AutogradGraph, backward, is_recorded
 from ....simulator.lowering import ModuleFrame
 from ....simulator.tensor import BFLOAT16, AutogradNode, Gradient, Needs, Storage, Tensor, empty
 from .lowering import Gradients, SavedTensors, UncountedMeter, detached_argument
-from .sparse_attention import SparseKernels
+from .sparse_attention import SparseAttentionKernels
 
 Part: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
 
@@ -80,7 +80,7 @@ class DiscardedOutputs:
         return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
 
-class DiscardedKernels(SparseKernels):
+class DiscardedOutputKernels(SparseAttentionKernels):
     """Recomputation of norms, expert activations, and latent projections."""
 
     def __init__(self, *arguments: object) -> None:
@@ -167,7 +167,7 @@ class DiscardedKernels(SparseKernels):
         return (
             self.rank_choices.recompute_activation
             and self.rank_choices.grouped_gemm
-            and self.is_of_expert_rows(operation)
+            and self.has_expert_rows(operation)
         )
 
     def do_act(self, operation: Step) -> None:
@@ -210,10 +210,12 @@ class DiscardedKernels(SparseKernels):
         """Runs an expert layer and frees its input activation for recomputation."""
         discarded_outputs = self.discarded_activation
         x = self.values.get(id(operation.ins[0]))
-        reads_discarded = discarded_outputs is not None and x is not None and x.storage is discarded_outputs.storages[0]
+        reads_discarded_output = (
+            discarded_outputs is not None and x is not None and x.storage is discarded_outputs.storages[0]
+        )
         del x
         super().do_experts(operation)
-        if reads_discarded and discarded_outputs is not None:
+        if reads_discarded_output and discarded_outputs is not None:
             self.discarded_activation = None
             self.bind(operation.outs[0], self.discard_outputs(self.tensor_of(operation.outs[0]), discarded_outputs))
 

@@ -25,7 +25,7 @@ ROWS = 256
 """Rows of the selection that are scattered at once (dsa_masking.py, `scatter_topk_into_index_mask`)."""
 
 
-class SparseKernels(Fp8Kernels):
+class SparseAttentionKernels(Fp8Kernels):
     """Kernels of latent attention with an indexer, which run as one module."""
 
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
@@ -406,9 +406,9 @@ def _masked_log_softmax(aten: Aten, scores: Tensor) -> Tensor:
     masked_scores = aten.new_tensor(scores.shape, FLOAT32)
     del invalid_keys
     zero_tensor = aten.like(masked_scores)
-    _safe = aten.like(masked_scores, zero_tensor)
+    safe_scores = aten.like(masked_scores, zero_tensor)
     del zero_tensor
-    log_probs = aten.like(_safe)
+    log_probs = aten.like(safe_scores)
     _invalid_log_probs = aten.new_tensor(scores.shape, BOOL)
     return aten.like(log_probs)
 

@@ -12,7 +12,7 @@ from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
 from ....ops import Weight as VectorWeight
-from ....workload.derived_rows import MultipleRows
+from ....workload.derived_rows import MultipliedRows
 from ....workload.rows import LOGITS, Rows
 from ...lowering import Lowering, Path
 from ...tensor import DTYPES, FLOAT32, INT64, Tensor
@@ -92,7 +92,7 @@ class BasicKernels(Lowering):
     def _look_up_indices(self, value_rows: Rows, index_source: str) -> Tensor:
         """Returns the indices of a look-up: token ids, or numbers shared by all sequences."""
         if index_source in BY_TOKEN:
-            if isinstance(value_rows, MultipleRows) and value_rows.of in self.inputs:
+            if isinstance(value_rows, MultipliedRows) and value_rows.of in self.inputs:
                 token_ids = self.inputs[value_rows.of]
                 n_grams = self.t.new_tensor((token_ids.shape[0], self.run_config.new_rows(value_rows)), INT64)
                 self.frames[-1].local_tensors["n-grams"] = n_grams
