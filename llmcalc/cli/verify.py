@@ -79,7 +79,7 @@ def command(
         with open_whole_file(junit_file, "--junit") as output_stream:
             output_stream.write(junit(verify_answer.result.verdicts, verify_answer.result.skipped))
     if rank_of_process() == 0:
-        output_options.show(verify_answer.report(), table, is_listing=everything)
+        output_options.show(verify_answer.report(), table, listing=everything)
     if not verify_answer.ok:
         raise typer.Exit(1)
 

@@ -87,7 +87,7 @@ class Recorder:
         """Records a component as a module with this name.
 
         list_index: its index in a list of equal parts; the tree shows them as one node, in the place of the first.
-        is_separate_model: whether it runs as a model of its own, as in `ModuleScope.is_separate_model`; false by default.
+        is_separate_model: whether it runs as a model of its own, as in `ModuleScope`; false by default.
         first_layer_output: a value that stands for the output of the first of the layers that follow: the part runs
             right after that layer, on its input x and this output, and replaces it; None for a part that runs where it
             is recorded.
