@@ -30,6 +30,7 @@ from ..timing.stack import (
     stack_of_vendor,
     with_attention,
     with_gradient_buffers,
+    with_loss,
     with_optimizer,
     with_overlap,
     with_overlapped_groups,
@@ -129,6 +130,7 @@ class TrainingTimes:
         self.device: Device = time_settings.device(hardware)
         time_stack = _with_class_attention(time_settings.supporting_stack("training"), model_memory)
         time_stack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
+        time_stack = with_loss(time_stack, model_memory.settings.cross_entropy)
         updates_on_host = bool(model_memory.settings.optimizer_offload)
         self.assumes_host_update: bool = updates_on_host and not time_stack.host_update
         self.stack: TimeStack = with_optimizer(time_stack, *_optimizer_costs(model_memory), updates_on_host)

@@ -40,6 +40,7 @@ def exchange_seconds(stack: TimeStack, zero: int, dtype: str = "bf16") -> float:
         ({"overlap_grad_reduce": True, "overlap_param_gather": True}, {"dp", "weights"}, "megatron"),
         ({"tp_comm_overlap": True}, set(), "megatron-no-overlap"),  # without sequence parallelism it does nothing
         ({"tp_comm_overlap": True, "sequence_parallel": True, "tensor_model_parallel_size": 2}, {"tp"}, "megatron"),
+        ({"overlap_grad_reduce": True, "enable_cuda_graph": True}, {"dp"}, "megatron-layer-graphs"),
     ],
 )
 def test_arguments_of_megatron_state_which_messages_overlap(
