@@ -462,6 +462,17 @@ def test_a_loss_step_by_step_moves_each_logit_several_times() -> None:
     assert with_loss(find_stack("fsdp2"), "eager") == find_stack("fsdp2")  # what it has already
 
 
+def test_an_mi325x_reaches_the_rates_that_amd_measured() -> None:
+    """Ten products of DeepSeek-V3, weighted by their FLOPs (rocm.blogs.amd.com, taf-blog): 616 and 1,143 TFLOP/s."""
+    generation, peaks = accelerator_generations()["cdna3-1000w"], load_hardware("mi325x").peak_flops
+    sizes = [(2112, 7168), (3072, 1536), (7168, 2048), (4608, 7168), (7168, 256)]
+    for dtype, name, measured in (("bf16", "bfloat16", 616e12), ("fp8", "float8", 1143e12)):
+        rate = peaks[name] * generation.products[dtype] * generation.sustained.get(dtype, 1.0)
+        flops = sum(n * k for n, k in sizes)
+        seconds = sum(n * k * (1 + generation.depth[dtype] / k) for n, k in sizes) / rate
+        assert flops / seconds == pytest.approx(measured, rel=0.01)
+
+
 def test_messages_that_a_stack_does_not_hide() -> None:
     """nanotron's ZeRO-1 all-reduces gradients and gathers weights after the update."""
     plan = StepPlan.from_layout(Layout(dp=64, zero=1), 1, 1, 4096)
