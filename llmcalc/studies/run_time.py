@@ -177,6 +177,12 @@ class TrainingTimes:
         """The options of the run whose effect on kernels the time estimate ignores."""
         return [*unpriced_options(self.memory, self.stack), *self.settings.unpriced]
 
+    def _unhidden_messages(self, layout: Layout) -> list[str]:
+        """Returns a stated overlap of tensor-parallel messages that a layout without sequence parallelism ignores."""
+        overlap = self.settings.overlap
+        is_ignored = layout.tp > 1 and not layout.sequence_parallel and not self.stack.hides_all_reduces
+        return ["--overlap tp (it needs --sequence-parallel)"] if overlap == "tp" and is_ignored else []
+
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the step plan of a layout."""
         workload, included_parts = self.memory.states.workload, self.memory.states.count.include
@@ -258,7 +264,7 @@ class TrainingTimes:
             tuple((float(run_count * seconds_scale), operation) for run_count, operation in repeated_operations),
             hidden_host=host_wait_seconds * seconds_scale,
             include=step_plan.include,
-            unpriced=tuple(self.unpriced),
+            unpriced=(*self.unpriced, *self._unhidden_messages(layout)),
             alternatives=dict(self._slower_settings(layout, micro_batches)),
             seconds_on=lambda device, stack: float(StepTimer(self.memory.spec, device, stack).step(step_plan).seconds),
         )
