@@ -30,6 +30,7 @@ from ..timing.stack import (
     stack_of_vendor,
     with_attention,
     with_gradient_buffers,
+    with_loss,
     with_optimizer,
     with_overlap,
     with_overlapped_groups,
@@ -129,6 +130,7 @@ class TrainingTimes:
         self.device: Device = time_settings.device(hardware)
         time_stack = _with_class_attention(time_settings.supporting_stack("training"), model_memory)
         time_stack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
+        time_stack = with_loss(time_stack, model_memory.settings.cross_entropy)
         updates_on_host = bool(model_memory.settings.optimizer_offload)
         self.assumes_host_update: bool = updates_on_host and not time_stack.host_update
         self.stack: TimeStack = with_optimizer(time_stack, *_optimizer_bytes_and_flops(model_memory), updates_on_host)
@@ -174,6 +176,12 @@ class TrainingTimes:
     def unpriced(self) -> list[str]:
         """The options of the run whose effect on kernels the time estimate ignores."""
         return [*unpriced_options(self.memory, self.stack), *self.settings.unpriced]
+
+    def _unhidden_messages(self, layout: Layout) -> list[str]:
+        """Returns a stated overlap of tensor-parallel messages that a layout without sequence parallelism ignores."""
+        overlap = self.settings.overlap
+        is_ignored = layout.tp > 1 and not layout.sequence_parallel and not self.stack.hides_all_reduces
+        return ["--overlap tp (it needs --sequence-parallel)"] if overlap == "tp" and is_ignored else []
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the step plan of a layout."""
@@ -256,7 +264,7 @@ class TrainingTimes:
             tuple((float(run_count * seconds_scale), operation) for run_count, operation in repeated_operations),
             hidden_host=host_wait_seconds * seconds_scale,
             include=step_plan.include,
-            unpriced=tuple(self.unpriced),
+            unpriced=(*self.unpriced, *self._unhidden_messages(layout)),
             alternatives=dict(self._slower_settings(layout, micro_batches)),
             seconds_on=lambda device, stack: float(StepTimer(self.memory.spec, device, stack).step(step_plan).seconds),
         )

@@ -90,6 +90,17 @@ def with_gradient_buffers(time_stack: TimeStack, buffer_bytes: float | None) -> 
     return time_stack.model_copy(update={"gradient_bytes": buffer_bytes})
 
 
+def with_loss(time_stack: TimeStack, cross_entropy: str | None) -> TimeStack:
+    """Returns a software stack with the loss step by step, if the run states `eager` and the stack prices that.
+
+    cross_entropy: the value of `--cross-entropy`; None for the stack's own loss.
+    """
+    if cross_entropy != "eager" or time_stack.unfused_loss_bytes is None:
+        return time_stack
+    logit_bytes, gradient_bytes = time_stack.unfused_loss_bytes
+    return time_stack.model_copy(update={"logit_bytes": logit_bytes, "logit_gradient_bytes": gradient_bytes})
+
+
 ADAMW_STATE_BYTES = 8.0
 """Bytes per parameter of AdamW's two states in fp32, which `Stack.optimizer_bytes` has twice: read and written."""
 

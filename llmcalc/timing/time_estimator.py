@@ -551,11 +551,13 @@ class TimeEstimator:
             yield is_backward, 0.0, self.device.memory_seconds(6.0 * kernel.m * (kernel.k + kernel.n))
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        memory_seconds = self.device.memory_seconds(
-            kernel.m * kernel.n * (self.stack.logit_bytes if self.is_training else 4.0)
-        )
-        yield False, 0.0, memory_seconds
-        yield True, 0.0, LOSS_BACKWARD * memory_seconds
+        logit_count = kernel.m * kernel.n
+        logit_bytes = self.stack.logit_bytes if self.is_training else 4.0
+        gradient_bytes = self.stack.logit_gradient_bytes
+        if gradient_bytes is None:
+            gradient_bytes = LOSS_BACKWARD * logit_bytes
+        yield False, 0.0, self.device.memory_seconds(logit_count * logit_bytes)
+        yield True, 0.0, self.device.memory_seconds(logit_count * gradient_bytes)
 
     def _exchange_wait(self, message: Collective) -> Number:
         """Returns the waiting seconds before one expert all-to-all: half of the wait per layer."""
@@ -568,7 +570,7 @@ class TimeEstimator:
         """Estimates the seconds of a message."""
         message = layer_message.collective
         device, rank_pass, message_bytes = self.device, self.rank_pass, message.bytes
-        exposed_share = 1 - self.stack.hidden_share(message.group)
+        exposed_share = 1 - self.stack.hidden_share(message.group, message.kind)
         if message.group == "ep" and message.kind != "all_to_all":
             is_cast = message.kind == "all_gather" and self.stack.gathers_casts
             byte_share = BYTES.get(self.formats.dtype, 2.0) / 2 if is_cast else 1.0

@@ -72,7 +72,7 @@ class TestedClass(RatioBounds):
             and self.stack in (None, "tested" if time_stack.rows else "new")
             and self.server in (None, time_stack.server)
             and self.loaded in (None, is_loaded)
-            and self.eager in (None, time_stack.host_kernel > 0)
+            and self.eager in (None, time_stack.is_eager)
         )
 
 

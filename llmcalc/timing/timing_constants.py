@@ -140,6 +140,7 @@ class TimeStack(Record):
     reduces_late: bool = False
     attention: Literal["flash", "fa2", "triton", "scores"] = "flash"
     hidden: dict[str, float] = {}
+    hides_all_reduces: bool = False
     overlapped_stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
     bucket: float | Literal["layer"] = "layer"
     bucket_per_rank: float = 0.0
@@ -150,6 +151,8 @@ class TimeStack(Record):
     optimizer_bytes: float = 30.0
     optimizer_flops: float = 0.0
     logit_bytes: float = 6.0
+    logit_gradient_bytes: float | None = None
+    unfused_loss_bytes: tuple[float, float] | None = None
     product: Share = 1.0
     pads_rows: bool = False
     rates: dict[str, Share] = {}
@@ -178,6 +181,7 @@ class TimeStack(Record):
     kernels: dict[str, tuple[float, float]] = {}
     host_kernel: float = 0.0
     host_prompt_kernel: float = 0.0
+    library_layers: bool = False
     dtensor_operation: float = 0.0
     dtensor_operations: dict[str, tuple[float, float]] = {}
     fastest_host: Share = 1.0
@@ -230,9 +234,19 @@ class TimeStack(Record):
         is_wide = bool(self.most_gathering_ranks) and expert_ranks > self.most_gathering_ranks
         return self.gathers_tokens and not (replicas > 1 and is_wide)
 
-    def hidden_share(self, process_group: str) -> float:
-        """Returns the fraction of a group's messages that products hide. Gathered weights: by default as for dp."""
-        return self.hidden.get(process_group, self.hidden.get("dp", 0.0) if process_group == "weights" else 0.0)
+    @property
+    def is_eager(self) -> bool:
+        """Whether the host launches every kernel of layers that no library fuses."""
+        return self.host_kernel > 0 and not self.library_layers
+
+    def hidden_share(self, process_group: str, message_kind: str = "") -> float:
+        """Returns the fraction of a group's messages that products hide. Gathered weights: by default as for dp.
+
+        message_kind: the kind of the message, such as `all_reduce`; default any.
+        """
+        hidden = self.hidden.get(process_group, self.hidden.get("dp", 0.0) if process_group == "weights" else 0.0)
+        is_exposed = process_group == "tp" and message_kind == "all_reduce" and not self.hides_all_reduces
+        return min(hidden, 0.0) if is_exposed else hidden
 
 
 @cache

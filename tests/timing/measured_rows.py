@@ -30,7 +30,7 @@ from llmcalc.timing.calibration import UNCHANGED, CalibrationFactors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, RankPass
-from llmcalc.timing.stack import with_attention, with_overlap
+from llmcalc.timing.stack import with_attention, with_loss, with_overlap
 from llmcalc.timing.step import StepPlan, StepTimer
 from llmcalc.timing.time_estimator import NumberFormats
 from llmcalc.timing.timing_constants import TimeStack, time_stacks
@@ -307,9 +307,12 @@ def device_of_row(name: str, nic: str) -> Device:
 @cache
 def _prices(
     model: str, device: tuple[str, str], software: str, overlap: str, attention: str, factors: CalibrationFactors,
-    on_fastest_host: bool = False,
+    on_fastest_host: bool = False, is_captured: bool = False, cross_entropy: str = "",
 ) -> StepTimer:  # fmt: skip
     stack = with_attention(with_overlap(_stack(software), overlap or None), attention or None)
+    stack = with_loss(stack, cross_entropy or None)
+    if is_captured:
+        stack = stack.model_copy(update={"host_kernel": 0.0})
     if on_fastest_host:
         stack = stack.on_fastest_host or stack
     return StepTimer(spec_of(model), factors.device(device_of_row(*device)), factors.stack(stack))
@@ -353,7 +356,11 @@ def _step_seconds(row: Row, factors: CalibrationFactors, on_fastest_host: bool =
     precision = row["precision"]
     dtype = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision)
     device = row["hardware"], row["nic_gb_s"]
-    prices = _prices(row["model"], device, row["stack"], row["overlap"], row["attention"], factors, on_fastest_host)
+    is_captured = "attn" in row["graphs"].split("+")
+    prices = _prices(
+        row["model"], device, row["stack"], row["overlap"], row["attention"], factors, on_fastest_host, is_captured,
+        row["cross_entropy"],
+    )  # fmt: skip
     micro_batch = float(row["micro_batch"])
     plan = StepPlan.from_layout(
         layout,

@@ -40,6 +40,7 @@ def exchange_seconds(stack: TimeStack, zero: int, dtype: str = "bf16") -> float:
         ({"overlap_grad_reduce": True, "overlap_param_gather": True}, {"dp", "weights"}, "megatron"),
         ({"tp_comm_overlap": True}, set(), "megatron-no-overlap"),  # without sequence parallelism it does nothing
         ({"tp_comm_overlap": True, "sequence_parallel": True, "tensor_model_parallel_size": 2}, {"tp"}, "megatron"),
+        ({"overlap_grad_reduce": True, "enable_cuda_graph": True}, {"dp"}, "megatron-layer-graphs"),
     ],
 )
 def test_arguments_of_megatron_state_which_messages_overlap(
@@ -118,3 +119,10 @@ def test_what_a_launch_file_sets_that_slows_each_step_is_named(run: Any, tmp_pat
     answer = run("time", "--launch", str(script), "--hardware", "h100")
     text = " ".join(answer.out.split())
     assert "timed as without CUDA_LAUNCH_BLOCKING=1, TORCH_DISTRIBUTED_DEBUG=DETAIL, --deterministic-mode" in text
+
+
+def test_an_overlap_that_needs_sequence_parallelism_is_named_without_it(run: Any) -> None:
+    words = ("time", "llama3-8b", "--hardware", "h100", "--framework", "megatron", "--tp", "2", "--seq", "4k")
+    for options, is_named in ((("--overlap", "tp"), True), (("--overlap", "tp", "--sequence-parallel"), False)):
+        text = " ".join(run(*words, *options).out.split())
+        assert ("timed as without --overlap tp (it needs --sequence-parallel)" in text) is is_named

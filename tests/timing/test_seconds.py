@@ -22,7 +22,7 @@ from llmcalc.timing.calibration import CalibrationFactors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, LayerKind, RankPass
-from llmcalc.timing.stack import find_stack, stack_names, with_overlap
+from llmcalc.timing.stack import find_stack, stack_names, with_loss, with_overlap
 from llmcalc.timing.step import StepPlan, StepTimer, pipeline_ranks, training_step, training_steps
 from llmcalc.timing.time_estimator import NumberFormats, time_pass
 from llmcalc.timing.time_ranges import RangedAmount, expected_range
@@ -421,6 +421,58 @@ def test_small_micro_batches_of_eager_kernels_wait_for_the_host() -> None:
     assert training_step(llama(), h100(), captured, StepPlan(seq=16384)).slowest_seconds == long.slowest_seconds
 
 
+def test_small_layers_of_megatron_wait_for_the_host_unless_a_graph_holds_them() -> None:
+    """GPT's layer has 9 + 14 launches; four more add gradients where the products do not: 27 x 0.147 ms = 3.97 ms."""
+    stack, gpt = find_stack("megatron"), load_preset("gpt2").model
+    plan = StepPlan(micro_batch=1, seq=64)
+    launched, captured = (
+        training_step(gpt, h100(), software, plan).slowest_seconds
+        for software in (stack, find_stack("megatron-layer-graphs"))
+    )
+    assert launched == pytest.approx(12 * (9 + 14) * stack.host_kernel, rel=0.05)
+    assert captured < launched / 4
+    assert not stack.is_eager
+
+
+def test_all_reduces_of_tensor_parallel_ranks_are_hidden_by_xla_alone() -> None:
+    """Megatron's tp_comm_overlap splits the gathers and reduce-scatters of sequence parallelism."""
+    for name, share in (("megatron", 0.0), ("maxtext", 0.3)):
+        assert find_stack(name).hidden_share("tp", "all_reduce") == share
+    assert MEGATRON.hidden_share("tp", "reduce_scatter") == 0.6
+    assert find_stack("megatron-2021").hidden_share("tp", "all_reduce") == -2.0  # slower than in a benchmark
+    layout = Layout(tp=8)
+    seconds = {
+        overlap: training_step(
+            llama(), h100(), with_overlap(MEGATRON, overlap), StepPlan.from_layout(layout, 1, 1, 8192)
+        ).seconds
+        for overlap in ("none", "tp")
+    }
+    assert seconds["tp"] == seconds["none"]
+
+
+def test_a_loss_step_by_step_moves_each_logit_several_times() -> None:
+    """Megatron without --cross-entropy-loss-fusion: 38 bytes forward and 14 backward, in place of 6 and 4.2."""
+    plan, stack = StepPlan(micro_batch=1, seq=2048), MEGATRON
+    fused, unfused = (
+        training_step(llama(), h100(), with_loss(stack, loss), plan).slowest_seconds for loss in (None, "eager")
+    )
+    logits = 2048 * llama().vocab_size
+    extra_seconds = h100().memory_seconds(logits * (38.0 + 14.0)) - h100().memory_seconds(logits * (6.0 + 4.2))
+    assert unfused - fused == pytest.approx(extra_seconds, rel=0.05)
+    assert with_loss(find_stack("fsdp2"), "eager") == find_stack("fsdp2")  # what it has already
+
+
+def test_an_mi325x_reaches_the_rates_that_amd_measured() -> None:
+    """Ten products of DeepSeek-V3, weighted by their FLOPs (rocm.blogs.amd.com, taf-blog): 616 and 1,143 TFLOP/s."""
+    generation, peaks = accelerator_generations()["cdna3-1000w"], load_hardware("mi325x").peak_flops
+    sizes = [(2112, 7168), (3072, 1536), (7168, 2048), (4608, 7168), (7168, 256)]
+    for dtype, name, measured in (("bf16", "bfloat16", 616e12), ("fp8", "float8", 1143e12)):
+        rate = peaks[name] * generation.products[dtype] * generation.sustained.get(dtype, 1.0)
+        flops = sum(n * k for n, k in sizes)
+        seconds = sum(n * k * (1 + generation.depth[dtype] / k) for n, k in sizes) / rate
+        assert flops / seconds == pytest.approx(measured, rel=0.01)
+
+
 def test_messages_that_a_stack_does_not_hide() -> None:
     """nanotron's ZeRO-1 all-reduces gradients and gathers weights after the update."""
     plan = StepPlan.from_layout(Layout(dp=64, zero=1), 1, 1, 4096)
@@ -516,7 +568,7 @@ def test_ranks_wait_before_they_exchange_tokens_of_experts() -> None:
     plan = StepPlan(dp=8, ep=8, micro_batches=4)
 
     def seconds(wait: float, overlap: str | None, plan: StepPlan = plan) -> float:
-        stack = with_overlap(MEGATRON.model_copy(update={"exchange_wait": wait}), overlap)
+        stack = with_overlap(MEGATRON.model_copy(update={"exchange_wait": wait, "host_kernel": 0.0}), overlap)
         return float(training_step(spec, h100(), stack, plan).seconds)
 
     layers = 48 * plan.micro_batches

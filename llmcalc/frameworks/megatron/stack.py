@@ -15,14 +15,22 @@ OVERLAPS = {
 
 
 def time_stack_name(launched_run: Launch | None, is_compiled: bool) -> str:
-    """Returns the name of the software stack, which depends on a file's overlapped communication and dispatcher."""
+    """Returns the name of the software stack, which depends on a file's overlaps, dispatcher and CUDA graphs."""
     if launched_run is None:
         return "megatron"
     if not overlapped_groups(launched_run):
         return "megatron-no-overlap"
     settings = launched_run.own_settings
     sends_copies = isinstance(settings, MegatronSettings) and settings.moe_token_dispatcher_type == "alltoall"
-    return "megatron-alltoall" if sends_copies and settings.num_experts is not None else "megatron"
+    if sends_copies and settings.num_experts is not None:
+        return "megatron-alltoall"
+    is_captured = isinstance(settings, MegatronSettings) and captures_layers(settings)
+    return "megatron-layer-graphs" if is_captured else "megatron"
+
+
+def captures_layers(settings: MegatronSettings) -> bool:
+    """Whether the host launches a captured graph for each layer, or for the whole step."""
+    return settings.enable_cuda_graph or settings.external_cuda_graph or settings.cuda_graph_impl != "none"
 
 
 def overlapped_groups(launched_run: Launch) -> frozenset[str]:
