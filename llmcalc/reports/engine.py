@@ -317,7 +317,7 @@ def _terms_table(engine_use: EngineUse) -> Table:
         "tokens",
         None,
         "",
-        f"{engine_memory.kv_tokens:,}, {_users_text(engine_memory.max_concurrency)} users at once",
+        f"{engine_memory.kv_tokens:,}, {_users_text(engine_memory.max_users())} users at once",
     ]
     table_rows.append(Row(token_cells))
     notes = [*_memory_notes(engine_memory), *_launch_notes(engine_use)]

@@ -129,7 +129,7 @@ PROGRAMS = (
             "--stream-interval", "--enable-iter-perf-stats", "--num-postprocess-workers", "--attn-backend",
             "--sampler-type", "--allreduce-strategy", "--return-perf-metrics", "--use-torch-sampler",
             "--scheduler-config", "--torch-compile-config", "--batching-type", "--cache-transceiver-config",
-            "--use-cuda-graph", "--cuda-graph-padding-enabled", "--cuda-graph-max-batch-size",
+            "--attention-dp-config", "--use-cuda-graph", "--cuda-graph-padding-enabled", "--cuda-graph-max-batch-size",
             "--cuda-graph-batch-sizes", "--moe-backend", "--attention-backend", "--autotuner-enabled",
         ),
         images=("tensorrt-llm", "tensorrtllm", "trtllm"),
