@@ -181,6 +181,13 @@ SCHEMES_OF_MLX = tuple((rf"(?:mlx[-_])?{bits}[-_]?bit(?:[-_](?:dwq|mlx))*", f"ml
 """End of the name of a checkpoint of mlx-lm, such as `mlx-community/Qwen3-8B-4bit` → its scheme of `--quantize`."""
 
 
+PUBLISHERS_OF_BLOCKS = ("qwen",)
+"""Publishers whose checkpoints `-FP8` have a scale for each block of 128 x 128 weights.
+
+Qwen's model cards: "fine-grained fp8 quantization with block size of 128" (Qwen3, Qwen3-VL, Qwen3.5, 3.6, 3.8).
+"""
+
+
 def scheme_in_name(checkpoint_name: str, preset: Preset) -> str | None:
     """Returns the scheme of `--quantize` in the name of a checkpoint's file or repository; None if it names none.
 
@@ -218,10 +225,21 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
             quantization_scheme = (
                 quantization_scheme or (scheme_words.get("mix") or scheme_words["mix_of_repository"]).lower()
             )
+            if quantization_scheme == "fp8-dynamic" and not last_segment.lower().endswith("dynamic"):
+                has_blocks = _publisher(checkpoint_name, preset) in PUBLISHERS_OF_BLOCKS
+                return preset, "fp8-block128" if has_blocks else quantization_scheme
             if quantization_scheme in ("f16", "fp16", "bf16"):  # experts that are published in MXFP4 stay so
                 return preset, "none" if (preset.quantization_config or {}).get("quant_method") != "mxfp4" else ""
             return preset, quantization_scheme
     return None
+
+
+def _publisher(checkpoint_name: str, preset: Preset) -> str:
+    """Returns the owner in a hub id, in small letters; of a path or a bare name the owner of its preset's repository."""
+    id_match = re.fullmatch(r"(?P<owner>[A-Za-z0-9_-][A-Za-z0-9_.-]*)/[^/]+", _repository_name(checkpoint_name))
+    aliases = [] if id_match else read_preset(preset.name).get("aliases", ())
+    owners = [id_match["owner"]] if id_match else [alias.partition("/")[0] for alias in aliases if "/" in alias]
+    return owners[0].lower() if owners else ""
 
 
 def find_by_repository(preset_name: str) -> str | None:

@@ -890,3 +890,12 @@ def test_bitsandbytes_quantizes_plain_weights_to_nf4() -> None:
         for flags in ({"quantization": "bitsandbytes"}, {"quantize": "nf4"})
     )
     assert named == typed
+
+
+def test_the_method_of_weights_that_are_published_in_8_bits_changes_nothing() -> None:
+    """Of DeepSeek-R1-0528 the preset has the type of its numbers, and no table of a quantization."""
+    named, published = (
+        answer_of("deepseek-r1-0528", hardware="b200", engine="vllm", tensor_parallel_size=8, **flags)
+        for flags in ({"quantization": "fp8"}, {})
+    )
+    assert named.bytes_of("weights") == published.bytes_of("weights")
