@@ -235,7 +235,7 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
 
 
 def _publisher(checkpoint_name: str, preset: Preset) -> str:
-    """Returns the owner in a hub id, in small letters; of a path or a bare name the owner of its preset's repository."""
+    """Returns the owner in a hub id, in small letters; of a path or a bare name that of its preset's repository."""
     id_match = re.fullmatch(r"(?P<owner>[A-Za-z0-9_-][A-Za-z0-9_.-]*)/[^/]+", _repository_name(checkpoint_name))
     aliases = [] if id_match else read_preset(preset.name).get("aliases", ())
     owners = [id_match["owner"]] if id_match else [alias.partition("/")[0] for alias in aliases if "/" in alias]
