@@ -225,7 +225,10 @@ def test_tokens_of_a_log() -> None:
             {"target": "qwen3-30b-a3b", "kt_weight_path": "/w", "enable_dp_attention": True, "dp_size": 2, "tp": 2},
             "--enable-dp-attention: with --kt-weight-path",
         ),
-        ({"speculative_algorithm": "EAGLE"}, "the model has no modules that draft; expected --speculative-draft-model"),
+        (
+            {"speculative_algorithm": "EAGLE"},
+            "counts no modules of multi-token prediction of this model; expected --speculative-draft-model",
+        ),
         ({"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "/no/draft"}, "cannot be read"),
         (
             {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "llama3.2-1b"},

@@ -899,3 +899,12 @@ def test_the_method_of_weights_that_are_published_in_8_bits_changes_nothing() ->
         for flags in ({"quantization": "fp8"}, {})
     )
     assert named.bytes_of("weights") == published.bytes_of("weights")
+
+
+def test_the_method_of_deepseek_v4_is_that_of_its_checkpoint() -> None:
+    """vLLM calls it `deepseek_v4_fp8`, as scripts of SemiAnalysis' InferenceX type it."""
+    named, published = (
+        answer_of("deepseek-v4-flash", hardware="b200", engine="vllm", tensor_parallel_size=4, **flags)
+        for flags in ({"quantization": "deepseek_v4_fp8"}, {})
+    )
+    assert named.bytes_of("weights") == published.bytes_of("weights")
