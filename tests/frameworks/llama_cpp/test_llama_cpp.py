@@ -520,6 +520,13 @@ def test_users_of_memory_are_those_of_fit(engine: str) -> None:
     assert fit["options"][0]["kv_tokens"] == server["kv_tokens"]
 
 
+@pytest.mark.parametrize("command", [llmcalc.memory, llmcalc.fit])
+def test_fewer_slots_than_users_are_refused(command: Any) -> None:
+    run = {"engine": "llama.cpp", "hardware": "h100", "users": 4, "seq": "8k"}
+    with pytest.raises(InputError, match="--users 4: --parallel says 2; expected at least 4"):
+        command("qwen3-1.7b", **run, parallel=2)
+
+
 def test_users_without_a_length_have_the_longest_one() -> None:
     """--fit's default context is that of all slots, on every number of devices that is tried."""
     run = {"engine": "llama.cpp==b10488", "users": 2, "hardware": "4GiB"}
