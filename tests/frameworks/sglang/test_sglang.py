@@ -193,10 +193,8 @@ def test_fewer_requests_are_a_change_where_each_has_states() -> None:
     run = {"engine": "sglang==0.5.23", "hardware": "h200", "tp_size": 8}
     document = llmcalc.memory("deepseek-v4-pro", **run).document
     assert not document["starts"]
-    assert [(change["flag"], change["starts"]) for change in document["changes"]][0] == (
-        "--max-running-requests 64",
-        True,
-    )
+    change = document["changes"][0]
+    assert (change["flag"], change["starts"]) == ("--max-running-requests 64", True)
     assert not any("--kv-cache-dtype" in change["flag"] for change in document["changes"])
 
 
