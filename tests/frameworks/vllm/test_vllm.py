@@ -908,3 +908,11 @@ def test_the_method_of_deepseek_v4_is_that_of_its_checkpoint() -> None:
         for flags in ({"quantization": "deepseek_v4_fp8"}, {})
     )
     assert named.bytes_of("weights") == published.bytes_of("weights")
+
+
+def test_a_cache_for_more_users_than_the_engine_runs_has_a_note() -> None:
+    run = {"hardware": "h100", "engine": "vllm", "max_model_len": 2048}
+    limited, default = (llmcalc.memory("qwen3-0.6b", **run, **flags).document for flags in ({"max_num_seqs": 16}, {}))
+    assert limited["max_concurrency"] > 16
+    assert "--max-num-seqs 16: no more of these users run at once, the others wait" in limited["notes"]
+    assert not any("run at once" in note for note in default["notes"])  # the default is 1,024
