@@ -394,7 +394,7 @@ REFUSED = {
     "cat > c.yaml <<E\n- 1\nE\nvllm serve --config c.yaml": "the configuration is no table",
     "cat > c.yaml <<E\nmax-model-lenn: 1\nE\nvllm serve --config c.yaml": "--max-model-lenn: vLLM has no such flag",
     "python -m ktransformers.server.main --model-path x": "starts a server of ktransformers, which is not modelled",
-    "text-generation-launcher --model-id gpt2": "starts a server of TGI, which is not modelled",
+    "text-generation-launcher --model-id gpt2": "starts a server of TGI, .* alone: llmcalc memory MODEL --hardware",
     "docker run ghcr.io/huggingface/text-generation-inference:3 --model-id gpt2": "starts a server of TGI",
     "lmdeploy serve api_server internlm/internlm2_5-7b-chat --tp 2": "starts a server of LMDeploy",
     "mlx_lm.server --model mlx-community/Qwen3-8B-4bit": "starts a server of MLX",

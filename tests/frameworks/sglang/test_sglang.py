@@ -191,7 +191,7 @@ def test_states_of_compressed_attention_belong_to_requests() -> None:
 def test_fewer_requests_are_a_change_where_each_has_states() -> None:
     """The default's 2,048 requests take all of the cache's bytes of DeepSeek-V4-Pro on 8 H200."""
     run = {"engine": "sglang==0.5.23", "hardware": "h200", "tp_size": 8}
-    document = llmcalc.memory("deepseek-v4-pro", **run).document
+    document = llmcalc.memory("deepseek-v4-pro", **run, enable_deepseek_v4_fp4_indexer=True).document
     assert not document["starts"]
     change = document["changes"][0]
     assert (change["flag"], change["starts"]) == ("--max-running-requests 64", True)
