@@ -159,7 +159,7 @@ SCHEMES_IN_NAMES = (
     (r"(?:auto[-_]?round[-_]?)?(?:int4|w4a16)(?:[-_]auto[-_]?round)?(?:[-_]g128)?", "w4a16-g128"),
     (r"fp8(?:[-_]dynamic)?", "fp8-dynamic"),
     (r"(?:unsloth[-_])?bnb[-_]4bit", "nf4-double"),
-    (r"nvfp4|fp4", "nvfp4"),
+    (r"(?:nvfp4|fp4)(?:[-_]v[0-9])?", "nvfp4"),
     (r"w8a8|quantized\.w8a8", "w8a8"),
     (rf"{_GGUF_TYPE}(?:-[0-9]{{5}}-of-[0-9]{{5}})?\.gguf", ""),
     (r"mxfp4(?:_moe)?(?:(?:-[0-9]{5}-of-[0-9]{5})?\.gguf|-gguf)|gguf:mxfp4(?:_moe)?", MXFP4_OF_GGUF),
