@@ -63,6 +63,7 @@ def command(
 ) -> None:
     """Whether a run fits, and changes that make it fit.
     With --devices: the best layout and the fewest devices. Of training with --phase training or an option of training.
+    A largest number fits and the next one does not; a larger one may fit again, as bytes of torch do not only grow.
     Exit code 1 if it does not fit.
     """
     from ..questions.runs import RunQuestion, ask_fit, with_implied_phase

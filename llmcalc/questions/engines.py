@@ -108,7 +108,7 @@ class EngineQuestion:
             )
             limit_field = engine.field_of_option("--users")
             is_limit_typed = None not in (self.values.get("users"), self.values.get(limit_field))
-            if is_limit_typed and self.launch is None and engine.serving_flags is None:
+            if is_limit_typed and self.launch is None:
                 users, typed_limit = (
                     read_flag_values(
                         engine.title, engine.known_flags(), {name: self.values[name]}, engine.flags_by_option

@@ -282,6 +282,16 @@ def _memory_notes(engine_memory: EngineMemory) -> list[str]:
     return [*([f"{failure_text}."] if failure_text else []), *([ranks_note] if ranks > 1 else []), *engine_memory.notes]
 
 
+def _limit_notes(engine_use: EngineUse) -> list[str]:
+    """Returns a note if the engine runs fewer requests at once than its cache has room for."""
+    engine, engine_memory = engine_use.engine, engine_use.memory
+    most_sequences = engine_memory.settings.get(engine.step_sequences)
+    if not engine_memory.starts or not most_sequences or int(engine_memory.max_concurrency) <= most_sequences:
+        return []
+    limit_flag = f"{engine.spelling(engine.step_sequences)} {most_sequences:,}"
+    return [f"{limit_flag}: no more of these users run at once, the others wait"]
+
+
 def _memory_term_source(memory_term: MemoryTerm) -> str:
     """Writes the source of a memory term, with the logs on which an estimate is based."""
     has_logs = memory_term.status == "estimate" and ("log" in memory_term.source or "assum" in memory_term.source)
@@ -319,10 +329,10 @@ def _terms_table(engine_use: EngineUse) -> Table:
         "tokens",
         None,
         "",
-        f"{engine_memory.kv_tokens:,}, {_users_text(engine_memory.max_concurrency)} users at once",
+        f"{engine_memory.kv_tokens:,}, {_users_text(engine_memory.max_users())} users at once",
     ]
     table_rows.append(Row(token_cells))
-    notes = [*_memory_notes(engine_memory), *_launch_notes(engine_use)]
+    notes = [*_limit_notes(engine_use), *_memory_notes(engine_memory), *_launch_notes(engine_use)]
     return Table(
         _title_text(engine_use),
         TERM_COLUMNS,

@@ -36,6 +36,12 @@ TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
     "fp8-dynamic": _compressed_tensors_config(
         "float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
     ),
+    "fp8-block128": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "weight_block_size": [128, 128],
+    },
     "nvfp4": _compressed_tensors_config(
         "nvfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16},

@@ -159,7 +159,7 @@ SCHEMES_IN_NAMES = (
     (r"(?:auto[-_]?round[-_]?)?(?:int4|w4a16)(?:[-_]auto[-_]?round)?(?:[-_]g128)?", "w4a16-g128"),
     (r"fp8(?:[-_]dynamic)?", "fp8-dynamic"),
     (r"(?:unsloth[-_])?bnb[-_]4bit", "nf4-double"),
-    (r"nvfp4|fp4", "nvfp4"),
+    (r"(?:nvfp4|fp4)(?:[-_]v[0-9])?", "nvfp4"),
     (r"w8a8|quantized\.w8a8", "w8a8"),
     (rf"{_GGUF_TYPE}(?:-[0-9]{{5}}-of-[0-9]{{5}})?\.gguf", ""),
     (r"mxfp4(?:_moe)?(?:(?:-[0-9]{5}-of-[0-9]{5})?\.gguf|-gguf)|gguf:mxfp4(?:_moe)?", MXFP4_OF_GGUF),
@@ -179,6 +179,13 @@ SCHEMES_IN_TAGS = ((_GGUF_TYPE, ""), ("qat", "q4_0"))
 
 SCHEMES_OF_MLX = tuple((rf"(?:mlx[-_])?{bits}[-_]?bit(?:[-_](?:dwq|mlx))*", f"mlx-int{bits}-g64") for bits in "34568")
 """End of the name of a checkpoint of mlx-lm, such as `mlx-community/Qwen3-8B-4bit` → its scheme of `--quantize`."""
+
+
+PUBLISHERS_OF_BLOCKS = ("qwen",)
+"""Publishers whose checkpoints `-FP8` have a scale for each block of 128 x 128 weights.
+
+Qwen's model cards: "fine-grained fp8 quantization with block size of 128" (Qwen3, Qwen3-VL, Qwen3.5, 3.6, 3.8).
+"""
 
 
 def scheme_in_name(checkpoint_name: str, preset: Preset) -> str | None:
@@ -218,10 +225,21 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
             quantization_scheme = (
                 quantization_scheme or (scheme_words.get("mix") or scheme_words["mix_of_repository"]).lower()
             )
+            if quantization_scheme == "fp8-dynamic" and not last_segment.lower().endswith("dynamic"):
+                has_blocks = _publisher(checkpoint_name, preset) in PUBLISHERS_OF_BLOCKS
+                return preset, "fp8-block128" if has_blocks else quantization_scheme
             if quantization_scheme in ("f16", "fp16", "bf16"):  # experts that are published in MXFP4 stay so
                 return preset, "none" if (preset.quantization_config or {}).get("quant_method") != "mxfp4" else ""
             return preset, quantization_scheme
     return None
+
+
+def _publisher(checkpoint_name: str, preset: Preset) -> str:
+    """Returns the owner in a hub id, in small letters; of a path or a bare name that of its preset's repository."""
+    id_match = re.fullmatch(r"(?P<owner>[A-Za-z0-9_-][A-Za-z0-9_.-]*)/[^/]+", _repository_name(checkpoint_name))
+    aliases = [] if id_match else read_preset(preset.name).get("aliases", ())
+    owners = [id_match["owner"]] if id_match else [alias.partition("/")[0] for alias in aliases if "/" in alias]
+    return owners[0].lower() if owners else ""
 
 
 def find_by_repository(preset_name: str) -> str | None:

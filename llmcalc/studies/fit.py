@@ -63,8 +63,8 @@ class FitAnswer:
 
     memory: the memory of the run.
     fit: the verdict on the run.
-    batch: largest number of sequences that fits with the run's sequence length; 0 if none does.
-    seq: largest sequence length that fits with the run's batch; 0 if none does.
+    batch: number of sequences that fits with the run's sequence length, where one more does not; 0 if none does.
+    seq: sequence length that fits with the run's batch, where one token more does not; 0 if none does.
     changes: changes that make it fit, cheapest first, then insufficient ones; empty if the run fits.
     decoding: a token of every user, of the run and of the most users that fit; empty without a time.
     engine_title: the engine whose buffers decide; empty for the kernels of torch.
@@ -161,9 +161,12 @@ def largest_fitting_number(
     size_step: int = 1,
     stored_bytes: Callable[[int], int] | None = None,
 ) -> int:
-    """Finds the largest number from 1 to `maximum` for which a run needs at most `capacity` bytes; 0 for none.
+    """Finds a number from 1 to `maximum` for which a run needs at most `capacity` bytes, and not for the next one.
 
-    required_bytes: number → bytes, which grow with the number.
+    Bytes that grow have one such number, the largest. Those of torch's allocator do not only grow: a larger number may
+    fit again, and a smaller one may not. The answer is 0 if the smallest number does not fit.
+
+    required_bytes: number → bytes.
     first_number: the number that is tried first.
     size_step: bytes grow mostly beyond its multiples, which are tried before other numbers. Default 1.
     stored_bytes: number → the part of the bytes that a closed form has. If it grows, the search starts where the

@@ -28,7 +28,8 @@ HUB_IDS = [
     ("unsloth/Qwen3-14B", "qwen3-14b", None),
     ("unsloth/Qwen3-14B-bnb-4bit", "qwen3-14b", "nf4-double"),
     ("unsloth/Qwen3-14B-unsloth-bnb-4bit", "qwen3-14b", "nf4-double"),
-    ("Qwen/Qwen3-235B-A22B-FP8", "qwen3-235b-a22b", "fp8-dynamic"),
+    ("Qwen/Qwen3-235B-A22B-FP8", "qwen3-235b-a22b", "fp8-block128"),
+    ("RedHatAI/Qwen3-14B-FP8", "qwen3-14b", "fp8-dynamic"),
     ("Qwen/Qwen3-14B-AWQ", "qwen3-14b", "awq-int4-g128"),
     ("Qwen/Qwen3-30B-A3B-GPTQ-Int4", "qwen3-30b-a3b", "gptq-int4-g128"),
 ]

@@ -50,6 +50,17 @@ def test_the_largest_number_is_found_in_few_steps(start: int, capacity: int) -> 
     assert len(asked) < 20
 
 
+def test_the_largest_number_fits_and_the_next_one_does_not() -> None:
+    """Of bytes that fall again, such as an allocator's, every answer is a number of that kind."""
+
+    def needed(n: int) -> int:
+        return 10 * n + (3_000 if n % 400 > 250 else 0)
+
+    answers = {largest_fitting_number(needed, 5_000, start, 2**20) for start in (1, 100, 260, 450)}
+    assert answers <= {250, 500}
+    assert all(needed(number) <= 5_000 < needed(number + 1) for number in answers)
+
+
 def test_the_largest_run_of_a_paged_cache_takes_few_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache has a closed form, so that the search starts beside its end: a replay of each of the two numbers."""
     replayed: list[tuple[int, int]] = []

@@ -163,7 +163,7 @@ def scheme_named(scheme_name: str, option: str = "--quantize") -> QuantizationSc
     if re.fullmatch(r"ud[-_].*|.*_xl", base_label):
         raise InputError(
             f"{option} {scheme_name[:40]}: Unsloth chooses the types of its dynamic files tensor by tensor; expected "
-            "the .gguf file itself as TARGET or with -m, or a mix near it such as q4_k_m"
+            f"the .gguf file itself as TARGET or with -m, or a mix near it such as {mix_near(scheme_label) or 'q4_k_m'}"
         )
     for _, name_pattern, make_scheme in _SIZED:
         name_match = re.fullmatch(name_pattern, scheme_label)
@@ -183,6 +183,31 @@ def scheme_named(scheme_name: str, option: str = "--quantize") -> QuantizationSc
         f"{option} {scheme_name[:40]}: unknown scheme"
         + (f".{suggestion_text}" if suggestion_text else f"; expected none or one of {known_names}")
     )
+
+
+_DYNAMIC_FILE = re.compile(r"(?:ud_(?P<mix>[a-z0-9_]+?)(?:_xl)?|(?P<mix_of_xl>q[2-8]_k)_xl)")
+
+NEAR_MIXES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q8_K": "Q8_0"}
+"""Type in the name of one of Unsloth's dynamic files → the mix of llama-quantize near it, where it is another."""
+
+DYNAMIC_FILES_DIFFER = "9 % less to 13 % more"
+"""How far the bytes of Unsloth's dynamic files are from those of the mix near them.
+
+Of Qwen3.8 27B (unsloth/Qwen3.8-27B-GGUF of August 2026, in bytes): UD-Q3_K_XL 13,441,059,904 and Q3_K_M 13,818,690,528;
+UD-Q4_K_XL 17,923,394,624 and Q4_K_M 17,106,775,008; UD-Q5_K_XL 20,218,178,624 and Q5_K_M 19,834,055,648; UD-Q6_K_XL
+25,924,152,384 and Q6_K 22,884,408,288; UD-Q8_K_XL 31,457,991,680 and Q8_0 29,047,086,048; UD-IQ4_XS 14.3 GB and IQ4_XS
+15,705,861,088.
+"""
+
+
+def mix_near(scheme_name: str) -> str | None:
+    """Returns the mix of llama-quantize near one of Unsloth's dynamic files, `ud-q4_k_xl`; None for other names."""
+    file_match = _DYNAMIC_FILE.fullmatch(scheme_name.strip().lower().replace("-", "_"))
+    if file_match is None or scheme_name.strip().upper().replace("-", "_") in LARGER_EMBEDDINGS:
+        return None
+    stated_mix = (file_match["mix"] or file_match["mix_of_xl"]).upper()
+    near_mix = NEAR_MIXES.get(stated_mix, stated_mix)
+    return near_mix.lower() if near_mix in MIXES else None
 
 
 def with_published_experts(

@@ -205,7 +205,7 @@ class EngineServer:
         """
         if self.flags.get("quantize"):
             return str(self.flags["quantize"])
-        has_quantized_weights = self.preset.stored_as is not None
+        has_quantized_weights = self.preset.stored_as is not None or DTYPE_BITS[self.preset.dtype] < 16
         if scheme_word == "none" or has_quantized_weights:
             return None
         if scheme_word not in schemes_by_word:

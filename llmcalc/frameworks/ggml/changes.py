@@ -196,9 +196,11 @@ def _has_shortened_context(server: GgmlServer) -> bool:
 def serving_flags(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
     """Returns the flags of a server with one slot per user and `seq` tokens per slot.
 
-    Raises `InputError` for flags that say another context.
+    Raises `InputError` for flags that say another context, or fewer slots.
     """
     server_flags = dict(flags)
+    if flags.get("parallel", users) < users:
+        raise InputError(f"--users {users}: --parallel says {flags['parallel']}; expected at least {users}")
     if users > 1 and "parallel" not in flags:
         server_flags |= {"parallel": users}
     if seq is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ...costs.quantization.named import DYNAMIC_FILES_DIFFER
 from ..engines.engine import HOST, EngineMemory, MemoryTerm
 from .encoder import encoder_device
 from .server import BufferSizes, GgmlServer
@@ -48,7 +49,7 @@ def engine_memory(
             MemoryTerm(
                 "model_buffer",
                 buffers.model.get(device, 0),
-                "source",
+                "source" if model.near_mix is None else "estimate",
                 tensors_text,
                 _model_origin(server, device),
                 device,
@@ -98,7 +99,8 @@ def engine_memory(
 
 
 def _model_origin(server: GgmlServer, device: str) -> str:
-    scheme_text = server.model.scheme + (
+    near_mix = server.model.near_mix
+    scheme_text = (server.model.scheme if near_mix is None else f"{near_mix} for {server.model.scheme}") + (
         f", with {server.draft_server.preset.name} that drafts" if server.draft_server else ""
     )
     scheme_text += ", with modules that draft" if server.is_drafting_with_mtp else ""
@@ -125,6 +127,11 @@ def _startup_error(server: GgmlServer, device_buffers: BufferSizes) -> str:
 
 def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
     server_remarks = []
+    if server.model.near_mix is not None:
+        server_remarks.append(
+            f"Unsloth chooses the types of its dynamic files tensor by tensor: counted as {server.model.near_mix}; "
+            f"files of Qwen3.8 27B have {DYNAMIC_FILES_DIFFER}. The .gguf file as TARGET or with -m is exact"
+        )
     if server.model.gguf_file is None and server.model.scheme == "bf16":
         server_remarks.append(note_texts.unquantized)
     if server.encoder_bytes and server.encoder_shape is None:

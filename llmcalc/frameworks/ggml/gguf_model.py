@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ...costs.context_length import longest_sequence
 from ...costs.quantization.base import WeightTensor, weight_tensors_of
 from ...costs.quantization.gguf import GGUFMix
-from ...costs.quantization.named import scheme_named, with_published_experts
+from ...costs.quantization.named import mix_near, scheme_named, with_published_experts
 from ...errors import InputError
 from ...flow.tree import Place
 from ...ops import AttentionCore, Conv1d, DeltaRule, ExpertLinear, KVCache, Linear, State
@@ -194,10 +194,15 @@ class GgufModel:
 
     @property
     def _gguf_mix(self) -> GGUFMix | None:
-        named_scheme = None if self.quantize is None else scheme_named(self.quantize)
+        named_scheme = None if self.quantize is None else scheme_named(self.near_mix or self.quantize)
         published_config = self.preset.quantization_config
         scheme = None if named_scheme is None else with_published_experts(named_scheme, published_config)
         return scheme if isinstance(scheme, GGUFMix) else None
+
+    @property
+    def near_mix(self) -> str | None:
+        """The mix that stands for one of Unsloth's dynamic files, whose types are not known; None for other formats."""
+        return None if self.quantize is None else mix_near(self.quantize)
 
     @property
     def scheme(self) -> str:

@@ -129,9 +129,10 @@ PROGRAMS = (
             "--stream-interval", "--enable-iter-perf-stats", "--num-postprocess-workers", "--attn-backend",
             "--sampler-type", "--allreduce-strategy", "--return-perf-metrics", "--use-torch-sampler",
             "--scheduler-config", "--torch-compile-config", "--batching-type", "--cache-transceiver-config",
-            "--use-cuda-graph", "--cuda-graph-padding-enabled", "--cuda-graph-max-batch-size",
+            "--attention-dp-config", "--use-cuda-graph", "--cuda-graph-padding-enabled", "--cuda-graph-max-batch-size",
             "--cuda-graph-batch-sizes", "--moe-backend", "--attention-backend", "--autotuner-enabled",
         ),
+        idle_switches=("--enable-layerwise-nvtx-marker",),
         images=("tensorrt-llm", "tensorrtllm", "trtllm"),
         versions=r"v?([0-9]+\.[0-9]+(?:\.[0-9]+)*(?:\.?(?:post|rc)[0-9]+)?)",
         package="tensorrt_llm",
@@ -140,6 +141,11 @@ PROGRAMS = (
         engine="ktransformers",
         modules=("ktransformers.server.main", "ktransformers.local_chat"),
         model_flags=("--model-path", "--model-name"),
+    ),
+    ServerProgram(
+        engine="ATOM",
+        modules=("atom.entrypoints.openai_server",),
+        model_flags=("--model",),
     ),
     ServerProgram(
         engine="TGI",

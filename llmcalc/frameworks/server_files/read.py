@@ -270,7 +270,11 @@ def _read_server(
     engine_name = server_start.program.engine
     if engine_name not in FOLDERS:
         runs_llama_cpp = engine_name in ON_LLAMA_CPP.values()
-        llama_cpp_hint = ". It runs llama.cpp: type its flags to --engine llama.cpp" if runs_llama_cpp else ""
+        llama_cpp_hint = (
+            ". It runs llama.cpp: type its flags to --engine llama.cpp"
+            if runs_llama_cpp
+            else ". Weights and cache alone: llmcalc memory MODEL --hardware NAME --seq TOKENS, without --launch"
+        )
         raise InputError(
             f"{server_location}: starts a server of {engine_name}, which is not modelled; expected one of "
             f"{', '.join(FOLDERS)}{llama_cpp_hint}"

@@ -7,15 +7,23 @@ from typing import Any
 
 from ..engines.engine import EngineMemory
 from ..engines.layouts import layouts_of
+from ..engines.rank import compressed_layers
 from .budget import SGLangServer, memory
 
 HIGHEST_FRACTION = 0.93
 """The highest fraction that is tried: above it little is left for activations."""
 
 
+FEWER_REQUESTS = 64
+"""Requests at once that are tried where each has states of compressed attention; SGLang's default is 2,048 or more."""
+
+
 def flag_changes(server: SGLangServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
-    if server.cached_element_bytes > 1:
+    is_compressed = bool(compressed_layers(server.rank_of_stage(0)))  # whose keys are in fp8 already
+    if is_compressed and (server.max_running_requests or FEWER_REQUESTS + 1) > FEWER_REQUESTS:
+        yield f"--max-running-requests {FEWER_REQUESTS}", {"max_running_requests": FEWER_REQUESTS}
+    if server.cached_element_bytes > 1 and not is_compressed:
         yield "--kv-cache-dtype fp8_e4m3", {"kv_cache_dtype": "fp8_e4m3"}
     if server.cache_fraction < HIGHEST_FRACTION:
         yield f"--mem-fraction-static {HIGHEST_FRACTION}", {"mem_fraction_static": HIGHEST_FRACTION}

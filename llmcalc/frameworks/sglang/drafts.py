@@ -58,7 +58,8 @@ def speculation_of(
     if draft_path is None:
         if preset.model.mtp is None:
             raise InputError(
-                f"--speculative-algorithm {draft_algorithm}: the model has no modules that draft; expected {FLAG} too"
+                f"--speculative-algorithm {draft_algorithm}: llmcalc counts no modules of multi-token prediction of "
+                f"this model; expected {FLAG} too, or the run without the flag"
             )
         return Speculation(tokens, with_mtp=True)
     draft_model = read_draft(draft_path, f"{FLAG}:", "a folder or a hub id")

@@ -20,7 +20,7 @@ REFUSED_SWITCHES = """
     --enable-paged-experts --ple-offload-embedding --prefill-only-disable-kv-cache --enable-int8-mamba-checkpoint
     --enable-linear-replayssm --enable-linear-replayssm-spec --lora-use-virtual-experts
     --enable-shared-experts-attn-tp --enable-dense-mlp-attn-tp --enable-cp-decode-attn-tp
-    --enable-deepseek-v4-fp4-indexer --enable-decoder-swa-bounded-replay --enable-encoder-swa-bounded-replay
+    --enable-decoder-swa-bounded-replay --enable-encoder-swa-bounded-replay
     --enable-prefill-cp --enable-tp-lm-head-all-to-all --enable-w4a4-mxfp4-megamoe
     --speculative-enable-w4a4-mxfp4-megamoe --enable-unified-cache-external-linker --enable-pd-role-switch
     --speculative-adaptive
@@ -29,6 +29,8 @@ REFUSED_SWITCHES = """
 
 NEWER_FLAGS = (
     Flag(("--language-model-only",), "switch"),
+    # on NVIDIA the pool of indexer keys in fp4 keeps the estimate of those in fp8 (DSV4PoolConfigurator)
+    Flag(("--enable-deepseek-v4-fp4-indexer",), "switch", is_idle=True),
     Flag(("--mm-feature-transport",), "word", ("cpu", "cuda_ipc", "cuda_vmm")),
     *refused_flags("what it changes in memory", REFUSED, switch_names=REFUSED_SWITCHES),
 )

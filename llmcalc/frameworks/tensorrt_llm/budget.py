@@ -208,7 +208,7 @@ def memory(server: TensorRTLLMServer) -> EngineMemory:
         terms=fullest_stage.terms,
         kv_tokens=tokens,
         blocks=fullest_stage.blocks,
-        max_concurrency=server.layout.dp * fullest_stage.blocks / -(-max_seq_len // block_tokens),
+        max_concurrency=fullest_stage.blocks / -(-max_seq_len // block_tokens),
         starts=not startup_error,
         message=startup_error,
         max_model_len=max_seq_len,
@@ -231,8 +231,4 @@ def _cache_notes(server: TensorRTLLMServer, cache_tokens: int, is_startup_error:
         )
     if any(cache.window is not None for cache in server.rank_of_stage(0).token_caches):
         cache_notes.append("layers with a window keep all tokens, unless kv_cache_config.max_attention_window is set")
-    if server.layout.dp > 1:
-        cache_notes.append(
-            f"tokens are those of one rank, users those of all {server.layout.dp} (--enable_attention_dp)"
-        )
     return cache_notes

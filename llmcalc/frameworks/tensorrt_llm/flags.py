@@ -32,6 +32,7 @@ FLAGS = (
     *refused_flags("speculative decoding", "--speculative_config"),
     *refused_flags("adapters", "--lora_config"),
     *refused_flags("pools of windows", "--max_attention_window|--kv_cache_config.max_attention_window"),
+    *refused_flags("sparse attention", "--sparse_attention_config|--sparse_attention_config.algorithm"),
     Flag(
         ("--config", "--extra_llm_api_options"),
         refused="a file of options is not read here; expected its fields as flags, such as --kv_cache_config.dtype fp8",

@@ -17,7 +17,7 @@ DTYPE_WORDS = ("auto", "bfloat16", "half", "float16", "float", "float32")
 QUANTIZATION_WORDS = (
     "fp8", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "mxfp4", "gpt_oss_mxfp4", "modelopt",
     "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "bitsandbytes", "none", "auto-round", "auto_round", "inc",
-    "moe_wna16",
+    "moe_wna16", "deepseek_v4_fp8",
     "quark", "torchao", "fbgemm_fp8", "fp_quant", "hqq", "gptq_marlin_24", "petit_nvfp4", "gguf",
 )  # fmt: skip
 

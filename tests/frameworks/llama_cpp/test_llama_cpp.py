@@ -520,6 +520,22 @@ def test_users_of_memory_are_those_of_fit(engine: str) -> None:
     assert fit["options"][0]["kv_tokens"] == server["kv_tokens"]
 
 
+def test_a_dynamic_file_is_estimated_by_the_mix_near_it() -> None:
+    run = {"engine": "llama.cpp", "hardware": "h100"}
+    dynamic, mix = (llmcalc.memory("qwen3-1.7b", **run, quantize=name).document for name in ("ud-q4_k_xl", "q4_k_m"))
+    for dynamic_term, term in zip(dynamic["terms"], mix["terms"], strict=True):
+        assert dynamic_term["bytes"] == term["bytes"]
+        assert dynamic_term["status"] == ("estimate" if term["name"] == "model_buffer" else term["status"])
+    assert any("Unsloth chooses the types of its dynamic files" in note for note in dynamic["notes"])
+
+
+@pytest.mark.parametrize("command", [llmcalc.memory, llmcalc.fit])
+def test_fewer_slots_than_users_are_refused(command: Any) -> None:
+    run = {"engine": "llama.cpp", "hardware": "h100", "users": 4, "seq": "8k"}
+    with pytest.raises(InputError, match="--users 4: --parallel says 2; expected at least 4"):
+        command("qwen3-1.7b", **run, parallel=2)
+
+
 def test_users_without_a_length_have_the_longest_one() -> None:
     """--fit's default context is that of all slots, on every number of devices that is tried."""
     run = {"engine": "llama.cpp==b10488", "users": 2, "hardware": "4GiB"}

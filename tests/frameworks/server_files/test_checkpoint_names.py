@@ -113,8 +113,10 @@ def test_a_checkpoint_that_is_not_here_is_counted_by_its_name(tmp_path: Path) ->
         ("unsloth/Qwen3-8B-GGUF:BF16", "qwen3-8b", "none"),
         ("unsloth/gpt-oss-120b-GGUF:F16", "gpt-oss-120b", ""),  # whose experts stay in MXFP4
         ("/models/google_gemma-3-12b-it-Q5_K_S.gguf", "gemma3-12b", "q5_k_s"),
-        ("unsloth/Qwen3-8B-GGUF:UD-Q4_K_XL", "qwen3-8b", "ud-q4_k_xl"),  # which --quantize refuses by name
+        ("unsloth/Qwen3-8B-GGUF:UD-Q4_K_XL", "qwen3-8b", "ud-q4_k_xl"),  # which only servers of llama.cpp estimate
         ("bartowski/Qwen_Qwen3-8B-GGUF:Q6_K_L", "qwen3-8b", "q6_k_l"),
+        ("nvidia/Qwen3.5-397B-A17B-NVFP4-V2", "qwen3.5-397b-a17b", "nvfp4"),
+        ("/models/Qwen3-235B-A22B-FP8", "qwen3-235b-a22b", "fp8-block128"),  # the publisher's is meant
         ("mlx-community/Qwen3-8B-4bit-DWQ", "qwen3-8b", "mlx-int4-g64"),
         ("ggml-org/gpt-oss-20b-GGUF", "gpt-oss-20b", "mxfp4-moe"),  # in mxfp4 alone
     ],

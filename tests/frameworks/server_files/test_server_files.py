@@ -394,10 +394,11 @@ REFUSED = {
     "cat > c.yaml <<E\n- 1\nE\nvllm serve --config c.yaml": "the configuration is no table",
     "cat > c.yaml <<E\nmax-model-lenn: 1\nE\nvllm serve --config c.yaml": "--max-model-lenn: vLLM has no such flag",
     "python -m ktransformers.server.main --model-path x": "starts a server of ktransformers, which is not modelled",
-    "text-generation-launcher --model-id gpt2": "starts a server of TGI, which is not modelled",
+    "text-generation-launcher --model-id gpt2": "starts a server of TGI, .* alone: llmcalc memory MODEL --hardware",
     "docker run ghcr.io/huggingface/text-generation-inference:3 --model-id gpt2": "starts a server of TGI",
     "lmdeploy serve api_server internlm/internlm2_5-7b-chat --tp 2": "starts a server of LMDeploy",
     "mlx_lm.server --model mlx-community/Qwen3-8B-4bit": "starts a server of MLX",
+    "python3 -m atom.entrypoints.openai_server --model openai/gpt-oss-120b -tp 1": "starts a server of ATOM",
     "python -m mlx_lm.server --model mlx-community/Qwen3-8B-4bit": "starts a server of MLX",
     "vllm serve x '": "a quote ' that does not end",
 }
@@ -638,3 +639,12 @@ def test_a_value_that_doubles_at_each_line_is_refused(line: str, tmp_path: Path)
     file.write_text(start + f"{line}\n" * 60 + 'import subprocess\nsubprocess.run(["vllm", "serve", str(a)])\n')
     with pytest.raises(InputError, match=r"serve\.py: its expressions put together more than 1,000,000 letters"):
         servers_of_file(file)
+
+
+def test_fields_of_tensorrt_llms_file_that_change_no_memory_are_read(tmp_path: Path) -> None:
+    """`attention_dp_config` and the markers of profilers (llmapi/llm_args.py), as NVIDIA's curated files have them."""
+    fields = "attention_dp_config:\n  enable_balance: true\n  timeout_iters: 1\nenable_layerwise_nvtx_marker: false\n"
+    (tmp_path / "options.yaml").write_text(fields)
+    script = tmp_path / "serve.sh"
+    script.write_text("trtllm-serve openai/gpt-oss-20b --max_seq_len 4096 --config options.yaml\n")
+    assert [server.engine for server in servers_of_file(script)] == ["tensorrt-llm"]

@@ -188,6 +188,16 @@ def test_states_of_compressed_attention_belong_to_requests() -> None:
         memory(kv_cache_dtype="bf16", **chosen)
 
 
+def test_fewer_requests_are_a_change_where_each_has_states() -> None:
+    """The default's 2,048 requests take all of the cache's bytes of DeepSeek-V4-Pro on 8 H200."""
+    run = {"engine": "sglang==0.5.23", "hardware": "h200", "tp_size": 8}
+    document = llmcalc.memory("deepseek-v4-pro", **run, enable_deepseek_v4_fp4_indexer=True).document
+    assert not document["starts"]
+    change = document["changes"][0]
+    assert (change["flag"], change["starts"]) == ("--max-running-requests 64", True)
+    assert not any("--kv-cache-dtype" in change["flag"] for change in document["changes"])
+
+
 def test_tokens_of_a_log() -> None:
     """https://github.com/vllm-project/vllm/issues/21348: 367,404 tokens; about 3.7 % more are computed."""
     answer = memory("qwen3-235b-a22b", version="0.4.9", tp=4, mem_fraction_static=0.93, quantize="fp8-block128")
@@ -225,7 +235,10 @@ def test_tokens_of_a_log() -> None:
             {"target": "qwen3-30b-a3b", "kt_weight_path": "/w", "enable_dp_attention": True, "dp_size": 2, "tp": 2},
             "--enable-dp-attention: with --kt-weight-path",
         ),
-        ({"speculative_algorithm": "EAGLE"}, "the model has no modules that draft; expected --speculative-draft-model"),
+        (
+            {"speculative_algorithm": "EAGLE"},
+            "counts no modules of multi-token prediction of this model; expected --speculative-draft-model",
+        ),
         ({"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "/no/draft"}, "cannot be read"),
         (
             {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "llama3.2-1b"},

@@ -93,9 +93,11 @@ def test_attention_of_each_rank() -> None:
     embeddings = 2 * 151936 * 2048
     more = whole.bytes_of("weights") - divided.bytes_of("weights")
     assert more == pytest.approx(0.75 * 2 * (attention + embeddings), rel=1e-6)
-    assert whole.max_concurrency == pytest.approx(4 * whole.blocks / -(-whole.max_model_len // whole.block_size))
+    users_of_a_rank = whole.blocks / -(-whole.max_model_len // whole.block_size)
+    assert whole.max_concurrency == pytest.approx(users_of_a_rank)
+    assert whole.max_users() == pytest.approx(4 * users_of_a_rank)
+    assert not whole.has_room_for(4 * int(users_of_a_rank) + 4)
     assert whole.devices == 4
-    assert any("users those of all 4" in note for note in whole.notes)
 
 
 @pytest.mark.parametrize(

@@ -890,3 +890,29 @@ def test_bitsandbytes_quantizes_plain_weights_to_nf4() -> None:
         for flags in ({"quantization": "bitsandbytes"}, {"quantize": "nf4"})
     )
     assert named == typed
+
+
+def test_the_method_of_weights_that_are_published_in_8_bits_changes_nothing() -> None:
+    """Of DeepSeek-R1-0528 the preset has the type of its numbers, and no table of a quantization."""
+    named, published = (
+        answer_of("deepseek-r1-0528", hardware="b200", engine="vllm", tensor_parallel_size=8, **flags)
+        for flags in ({"quantization": "fp8"}, {})
+    )
+    assert named.bytes_of("weights") == published.bytes_of("weights")
+
+
+def test_the_method_of_deepseek_v4_is_that_of_its_checkpoint() -> None:
+    """vLLM calls it `deepseek_v4_fp8`, as scripts of SemiAnalysis' InferenceX type it."""
+    named, published = (
+        answer_of("deepseek-v4-flash", hardware="b200", engine="vllm", tensor_parallel_size=4, **flags)
+        for flags in ({"quantization": "deepseek_v4_fp8"}, {})
+    )
+    assert named.bytes_of("weights") == published.bytes_of("weights")
+
+
+def test_a_cache_for_more_users_than_the_engine_runs_has_a_note() -> None:
+    run = {"hardware": "h100", "engine": "vllm", "max_model_len": 2048}
+    limited, default = (llmcalc.memory("qwen3-0.6b", **run, **flags).document for flags in ({"max_num_seqs": 16}, {}))
+    assert limited["max_concurrency"] > 16
+    assert "--max-num-seqs 16: no more of these users run at once, the others wait" in limited["notes"]
+    assert not any("run at once" in note for note in default["notes"])  # the default is 1,024
