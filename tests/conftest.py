@@ -20,6 +20,7 @@ from tests.in_process import Result, command
 from tests.quick import QUICK, is_quick
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run in parallel, on small tensors
+os.environ.setdefault("LLMCALC_PROCESSES", "1")  # a test that wants several processes says so
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # tests start hundreds of processes: the first compiles, for all
 sys.dont_write_bytecode = False
 

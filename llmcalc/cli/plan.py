@@ -60,6 +60,7 @@ def command(
     """Layouts over many devices that fit, the best first.
     Of training; given group sizes apply to all layouts. Exit code 1 if none fits.
     """
+    from ..processes import several_processes
     from ..questions.runs import RunQuestion, plan_settings
     from ..questions.times import ask_timed_plan
     from ..sources.hardware import find_hardware
@@ -74,7 +75,7 @@ def command(
         accelerators=(find_hardware(hardware),),
         workspace=cublas_workspace,
     )
-    with name_in_errors(run_question.preset):
+    with name_in_errors(run_question.preset), several_processes():
         plan_answer = ask_timed_plan(
             run_question,
             time_options,

@@ -581,15 +581,15 @@ def similar_stage(spec: ModelSpec, stage: Stage) -> Stage:
 
     Their programs differ in nothing but the indices of their layers, so callers that do not read those share one.
     """
-    stage_key = (
-        id(spec),
-        stage.first,
-        stage.last,
-        tuple(spec.main.layer_names()[stage.layers.start : stage.layers.stop]),
-    )
+    stage_key = id(spec), *stage_kind(spec, stage)
     if len(_stages) >= MAX_STAGES:
         _stages.clear()
     return _stages.setdefault(stage_key, (spec, stage))[1]
+
+
+def stage_kind(spec: ModelSpec, stage: Stage) -> tuple[object, ...]:
+    """Returns what determines the program of a stage but for the indices of its layers."""
+    return stage.first, stage.last, *spec.main.layer_names()[stage.layers.start : stage.layers.stop]
 
 
 MAX_STAGES = 1024

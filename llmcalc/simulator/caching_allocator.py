@@ -417,6 +417,7 @@ class LatestRun:
             if repeated_steps != earlier_steps or saved_allocator.expandable_segments != allocator.expandable_segments:
                 break
             equal_list_count += 1
+            EFFORT.units += sum(len(steps) * len(offsets) for steps, offsets in repeated_steps)  # as if played
         del self.states[equal_list_count:]
         if equal_list_count:
             allocator.restore(self.states[-1][1])

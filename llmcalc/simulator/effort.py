@@ -1,18 +1,84 @@
 """How much work simulated runs have done, and budgets for searches that simulate many runs.
 
-The work is counted and not timed, so that an answer does not depend on the machine.
+The work is counted and not timed, so that an answer does not depend on the machine. A recording that several runs share
+counts once in a search, whichever process or earlier search has made it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 UNITS_PER_OPERATION = 50
 """Units of work of an operation of a program; a step of an allocator is one unit, of about a microsecond."""
 
 
-class SimulatedWork:
-    """The counter of the work of all simulated runs so far. units: allocator steps and weighted program operations."""
+class CountedWork(NamedTuple):
+    """The work of a run apart from its search.
 
-    units: int = 0
+    units: the work without shared recordings.
+    recordings: the shared recordings that it used, each with its key and its work.
+    """
+
+    units: int
+    recordings: tuple[tuple[int, int], ...] = ()
+
+
+class SimulatedWork:
+    """The counter of the work of all simulated runs so far.
+
+    units: allocator steps and weighted program operations.
+    """
+
+    def __init__(self) -> None:
+        self.units: int = 0
+        self._counted_recordings: set[int] = set()
+        self._uses: list[tuple[int, int]] | None = None
+
+    def begin_search(self) -> None:
+        """Begins a search, in which each recording counts when it is first used."""
+        self._counted_recordings.clear()
+
+    def take_back(self, units_before: int) -> int:
+        """Returns the work since the counter stood at `units_before`, and counts it no longer."""
+        work_units, self.units = self.units - units_before, units_before
+        return work_units
+
+    def use_recording(self, recording_key: int, recording_units: int) -> None:
+        """Counts the use of a recording that other runs may share. recording_key: equal in forked processes."""
+        if self._uses is not None:
+            self._uses.append((recording_key, recording_units))
+        elif recording_key not in self._counted_recordings:
+            self._counted_recordings.add(recording_key)
+            self.units += recording_units
+
+    @contextmanager
+    def count_apart(self) -> Iterator[Callable[[], CountedWork]]:
+        """Counts the work of a block apart, to be added by `add`; that of a block that raises an error is added.
+
+        Yields a function that returns the work so far.
+        """
+        uses: list[tuple[int, int]] = []
+        units_before, self._uses = self.units, uses
+
+        def work_so_far() -> CountedWork:
+            return CountedWork(self.units - units_before, tuple(uses))
+
+        try:
+            yield work_so_far
+        except BaseException:
+            self._uses = None
+            self.add(CountedWork(0, tuple(uses)))
+            raise
+        self._uses = None
+        self.take_back(units_before)
+
+    def add(self, work: CountedWork) -> None:
+        """Adds work that was counted apart."""
+        self.units += work.units
+        for recording_key, recording_units in work.recordings:
+            self.use_recording(recording_key, recording_units)
 
 
 EFFORT = SimulatedWork()
@@ -22,6 +88,7 @@ class WorkBudget:
     """The limit on simulated work in a search. units: the work that the search may do, in units of `SimulatedWork`."""
 
     def __init__(self, work_units: int) -> None:
+        EFFORT.begin_search()
         self._start = EFFORT.units
         self._units = work_units
 

@@ -278,7 +278,7 @@ def _largest_number(
         largest_tensor_bytes = tensor_bytes(largest_size)
         candidate_run = model_memory.with_(num_microbatches=micro_batches, **{setting_name: largest_size})
         device_bytes, replay_count = (
-            replayed_bytes(candidate_run, framework, version, best_candidate.layout),
+            replayed_bytes(candidate_run, framework, version, best_candidate),
             replay_count + 1,
         )
         if device_bytes > capacity_bytes:

@@ -24,9 +24,10 @@ from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import NO_REPLICAS, LayoutSearch, check_depth, search_layouts
-from ..simulator.effort import WorkBudget
+from ..simulator.effort import EFFORT, WorkBudget
 from ..timing.time_ranges import TimeRange
 from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
+from .layout_replays import LayoutReplays, LayoutRun, ReplayTask, replay_layout
 from .run_time import TimeSettings, TrainingTimes
 from .step_size import default_batch, is_pretraining, usual_batch
 
@@ -306,17 +307,6 @@ def plan_of(
             layout, micro_batch_count
         )
 
-    def replay(layout: Layout, micro_batch_count: int, recompute: str, byte_limit: int | None) -> int:
-        largest_rank_stage = largest_rank(layout, micro_batch_count, recompute)[1] if byte_limit is not None else 0
-        return replayed_bytes(
-            memory_of_run(micro_batch_count, recompute),
-            framework_record,
-            version,
-            layout,
-            largest_rank_stage,
-            byte_limit,
-        )
-
     def step_seconds(layout: Layout, micro_batch_count: int, recompute: str) -> float:
         return float(times_of(recompute).step(layout, micro_batch_count).seconds)
 
@@ -327,21 +317,25 @@ def plan_of(
         memory_estimate = layout_estimates.with_recompute(recompute).estimates_as_configured
         return memory_estimate.exceeds(layout, micro_batch_count, is_too_large)
 
-    layout_order = LayoutOrder(
-        layouts,
-        hardware.capacity_bytes,
-        lambda *layout_run: largest_rank(*layout_run)[0],
-        sent_bytes,
-        replay,
-        framework_record.estimate_errors,
-        None if layout_times is None else step_seconds,
-        _recomputations(model_memory, framework_record)
-        if may_recompute and layout_times is not None
-        else (AS_CONFIGURED,),
-        least_bytes,
-        exceeds,
-        budget or search_budget(),
-    ).plan(row_limit, suggests_nearest)
+    with LayoutReplays(
+        framework_record, version, memory_of_run, lambda *layout_run: largest_rank(*layout_run)[1]
+    ) as replays:
+        layout_order = LayoutOrder(
+            layouts,
+            hardware.capacity_bytes,
+            lambda *layout_run: largest_rank(*layout_run)[0],
+            sent_bytes,
+            replays.bytes,
+            framework_record.estimate_errors,
+            None if layout_times is None else step_seconds,
+            _recomputations(model_memory, framework_record)
+            if may_recompute and layout_times is not None
+            else (AS_CONFIGURED,),
+            least_bytes,
+            exceeds,
+            budget or search_budget(),
+            replays.begin,
+        ).plan(row_limit, suggests_nearest)
     layout_plan = LayoutPlan(
         layout_estimates,
         hardware,
@@ -410,27 +404,14 @@ def _layout_times(
         return None, str(error)
 
 
-def replayed_bytes(
-    model_memory: Memory,
-    framework: Framework,
-    version: str,
-    layout: Layout,
-    stage: int = 0,
-    byte_limit: int | None = None,
-) -> int:
-    """Returns the bytes of a layout's largest rank, replayed on the allocator as in `llmcalc memory`.
+def replayed_bytes(model_memory: Memory, framework: Framework, version: str, candidate: Candidate) -> int:
+    """Returns the bytes of the largest rank of a candidate's layout, replayed on the allocator as in `llmcalc memory`.
 
     model_memory: the model and its run, with the number of its micro-batches.
-    stage: pipeline stage whose rank is replayed first; default 0.
-    byte_limit: bytes; if the first rank requires more, the others are not replayed. None (default) replays all.
     """
-    cluster, cuda_runtime = Cluster.with_framework(model_memory, layout, framework, version), model_memory.runtime
-    if byte_limit is not None and layout.pp > 1:
-        first_rank_bytes = cluster.rank_memory(layout.rank(pp=stage), cuda_runtime).device.device_bytes
-        if first_rank_bytes > byte_limit:
-            return first_rank_bytes
-    ranks = [cluster.rank_memory(rank, cuda_runtime) for rank in cluster.ranks_that_may_need_most]
-    return rank_needing_most(ranks).device.device_bytes
+    replayed_layout = replay_layout(model_memory, framework, version, ReplayTask(_layout_run(candidate)))
+    EFFORT.add(replayed_layout.work)
+    return rank_needing_most(ranks).device.bytes
 
 
 def tensors_fit(memory_estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
@@ -464,6 +445,7 @@ class LayoutOrder:
     exceeds: (layout, micro-batches, recomputation, are bytes too many?) → whether the tensors of a rank are, which is
         known sooner than the bytes of its largest rank; default never.
     budget: the work of the search, which tries one layout at least; default `WORK_OF_SEARCH`.
+    begin_replays: begins replays whose bytes will probably be asked for, with their limit; default none.
     """
 
     layouts: LayoutSearch
@@ -477,6 +459,7 @@ class LayoutOrder:
     least_bytes: Callable[[Layout, int, str], int] = lambda *_: 0
     exceeds: Callable[[Layout, int, str, Callable[[int], bool]], bool] = lambda *_: False
     budget: WorkBudget = field(default_factory=search_budget)
+    begin_replays: Callable[[Sequence[LayoutRun], int | None], None] = lambda *_: None
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
     def plan(self, rows: int, suggests_nearest: Nearest = "always") -> RankedLayouts:
@@ -531,6 +514,8 @@ class LayoutOrder:
             if plan.replays and self.budget.is_spent():
                 plan.ended_early = True
                 break
+            needed_candidates = waiting_candidates[: row_limit - len(plan.feasible)]
+            self.begin_replays(list(map(_layout_run, needed_candidates)), self.capacity)
             candidate = waiting_candidates.pop(0)
             replay_result = self._replay_with_messages(candidate)
             plan.replays += isinstance(replay_result, Candidate)
@@ -722,7 +707,13 @@ class LayoutOrder:
         """
         smallest_candidate: Candidate | None = None
         replay_count = 0
-        for candidate in sorted(refused_candidates, key=lambda candidate: candidate.device_bytes):
+        sorted_candidates = sorted(refused_candidates, key=lambda candidate: candidate.device_bytes)
+        close_candidates = [
+            candidate
+            for candidate in sorted_candidates[:NEAREST_REPLAYS]
+            if self.errors.lower_bound(candidate.device_bytes) < sorted_candidates[0].device_bytes
+        ]
+        for candidate_number, candidate in enumerate(sorted_candidates):
             if smallest_candidate is not None and (
                 smallest_candidate.device_bytes <= self.errors.lower_bound(candidate.device_bytes)
                 or replay_count == NEAREST_REPLAYS
@@ -730,6 +721,8 @@ class LayoutOrder:
             ):
                 break
             smallest_bytes = None if smallest_candidate is None else smallest_candidate.device_bytes
+            next_candidates = close_candidates[candidate_number:][: 2 if smallest_bytes is None else None]
+            self.begin_replays(list(map(_layout_run, next_candidates)), smallest_bytes)
             replay_count += 1
             try:
                 replayed_candidate = self._replay(candidate, smallest_bytes)
@@ -744,6 +737,11 @@ class LayoutOrder:
 
 NEAREST_REPLAYS = 4
 """Largest number of replays in the search for the layout that requires least, if none fits."""
+
+
+def _layout_run(candidate: Candidate) -> LayoutRun:
+    """Returns the run of a candidate's layout."""
+    return LayoutRun(candidate.layout, candidate.micro_batches, candidate.recompute)
 
 
 def _kernel_layout_sizes(layout: Layout) -> tuple[object, ...]:

@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 from ...frozen import frozen
 from ...model import ModelSpec
-from ...parallel.rank_program import RankFlow
+from ...parallel.rank_program import RankFlow, stage_kind
+from ...simulator.effort import EFFORT
 from ...simulator.event_log import TAKEN, EventRecorder
 from ...simulator.layer_loops import LayerStack, long_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
@@ -44,6 +45,7 @@ class RecordedChunk:
     storages: name of a tensor that stays allocated → the storages that it has had.
     sizes: name of such a tensor → bytes of its first and of its last storage.
     in_forward: such tensors that a forward pass allocates.
+    recording_units: work of the recording, in units of `SimulatedWork`.
     """
 
     program: RankFlow
@@ -53,6 +55,7 @@ class RecordedChunk:
     storages: Mapping[str | Shape, tuple[int, ...]]
     sizes: Mapping[str | Shape, tuple[int, int]]
     in_forward: Names
+    recording_units: int
     _traces: dict[Names, dict[PassCase, PassTrace] | None] = field(default_factory=dict)
 
     @property
@@ -187,6 +190,15 @@ def _recorded_chunk(
             except NotRepeatingError:
                 if not layer_stacks:
                     raise
+    stage = model_chunk.stage
+    counted_key = (
+        () if stage is None else stage_kind(rank_run.spec, stage),
+        model_chunk.program.rank_axes.coordinates,
+        replace(model_chunk.program.rank_axes.layout, pp=1),
+        cache_key[0],
+        *chunk_key[1:],
+    )
+    EFFORT.use_recording(hash(counted_key), _chunks[cache_key].recording_units)
     return _chunks[cache_key]
 
 
@@ -211,7 +223,7 @@ def _record_chunk(
     layer_stacks: stacks of which `RECORDED_REPEATS` repeats run, and represent all.
     Raises `NotRepeatingError` if the repeats of a stack differ.
     """
-    rank_run.chunks, model_chunk.number = [model_chunk], 0
+    rank_run.chunks, model_chunk.number, units_before = [model_chunk], 0, EFFORT.units
     recorder = rank_run.meter
     assert isinstance(recorder, EventRecorder)
     rank_run.set_up_rope_tables()
@@ -240,6 +252,7 @@ def _record_chunk(
         storages,
         {name: (tensor_blocks[0].bytes, tensor_blocks[-1].bytes) for name, tensor_blocks in shared_blocks.items()},
         frozenset(name for name, short_numbers in storages.items() if short_numbers[0] in forward_storages),
+        EFFORT.take_back(units_before),
     )
 
 

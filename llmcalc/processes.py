@@ -1,0 +1,227 @@
+"""Calls of a function in several processes, with the results of one process.
+
+A process is forked where that is safe and repays itself: on Linux, from a process with a single thread, if it may run
+on several cores, and within `several_processes`, which the command line enters for searches. Elsewhere, as in the
+Python API, on the page and in servers, every call runs where its result is asked for. The environment variable
+`LLMCALC_PROCESSES` states the most processes; 1 forks none.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from .errors import InputError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkProcess
+
+Task = TypeVar("Task", bound=Hashable)
+Result = TypeVar("Result")
+
+VARIABLE = "LLMCALC_PROCESSES"
+
+MOST_PROCESSES = 8
+"""Most processes unless the environment states another number: each may hold as much memory as its parent."""
+
+_is_allowed = False
+
+
+@contextmanager
+def several_processes() -> Iterator[None]:
+    """Allows forked processes in a block, for a command that is the only work of its process."""
+    global _is_allowed
+    was_allowed, _is_allowed = _is_allowed, True
+    try:
+        yield
+    finally:
+        _is_allowed = was_allowed
+
+
+def usable_processes() -> int:
+    """Returns the number of processes that calls may run in; 1 to run all of them in this process.
+
+    Raises `InputError` for an environment variable that states no number.
+    """
+    stated_limit = os.environ.get(VARIABLE, "")
+    if stated_limit and not (stated_limit.isascii() and stated_limit.isdigit() and int(stated_limit[:9])):
+        raise InputError(f"{VARIABLE}={stated_limit}: expected the most processes, such as 4, or 1 to start none")
+    if not _is_allowed or sys.platform != "linux" or _thread_count() != 1:
+        return 1
+    return min(int(stated_limit[:9]) if stated_limit else MOST_PROCESSES, len(os.sched_getaffinity(0)))
+
+
+def _thread_count() -> int:
+    """Returns the number of threads of this process, with those of libraries; 0 if unknown."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 0
+
+
+class Worker(NamedTuple):
+    """A forked process. connection: the parent's end of its pipe. groups: the groups of its tasks so far."""
+
+    process: ForkProcess
+    connection: Connection
+    groups: set[Hashable]
+
+
+class ForkedCalls(Generic[Task, Result]):
+    """Calls of a function that are begun in forked processes before their results are asked for.
+
+    function: task → result. It must depend on the task and on what exists when the processes start, alone.
+    process_count: number of processes; with less than two each call runs when its result is asked for.
+
+    Processes start with the first tasks. A call that raises an error, or whose process ends, runs again in this process
+    when its result is asked for, and so has the same result or error as without processes.
+    """
+
+    def __init__(self, function: Callable[[Task], Result], process_count: int) -> None:
+        self._function: Callable[[Task], Result] = function
+        self._process_count: int = process_count
+        self._workers: list[Worker] = []
+        self._waiting: dict[Task, Hashable] = {}
+        self._running: dict[Task, Worker] = {}
+        self._results: dict[Task, Result] = {}
+        self._started: bool = False
+
+    def __enter__(self) -> ForkedCalls[Task, Result]:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def forks(self) -> bool:
+        """Whether calls may run in other processes."""
+        return self._process_count > 1
+
+    def begin(self, tasks: Iterable[tuple[Task, Hashable]]) -> None:
+        """Begins calls whose results will probably be needed, in this order, unless they have begun.
+
+        tasks: each with its group; tasks of a group run in one process if it is free, since they share work.
+        """
+        for task, group in tasks if self.forks else ():
+            if task not in self._running and task not in self._results:
+                self._waiting.setdefault(task, group)
+        if self._waiting and not self._started and len(self._waiting) > 1:
+            self._started = True
+            self._start_workers(min(self._process_count, len(self._waiting)))
+        self._hand_out()
+
+    def result(self, task: Task) -> Result:
+        """Returns the result of a call, when it is there. Raises the call's error."""
+        while self._workers and (task in self._waiting or task in self._running):
+            self._collect()
+        self._waiting.pop(task, None)
+        return self._results.pop(task) if task in self._results else self._function(task)
+
+    def close(self) -> None:
+        """Ends the processes, whatever they run."""
+        workers, self._workers = self._workers, []
+        self._waiting.clear()
+        self._running.clear()
+        for worker in workers:
+            _end(worker)
+
+    def _start_workers(self, worker_count: int) -> None:
+        """Forks processes; fewer where the system refuses them."""
+        import signal
+        from multiprocessing import get_context
+
+        context = get_context("fork")
+        blocked_signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until a child handles it
+        try:
+            for _ in range(worker_count):
+                parent_end, child_end = context.Pipe()
+                other_ends = [parent_end, *(worker.connection for worker in self._workers)]
+                process = context.Process(target=self._serve, args=(child_end, other_ends), daemon=True)
+                process.start()
+                child_end.close()
+                self._workers.append(Worker(process, parent_end, set()))
+        except OSError:  # no more processes or memory: the others do the work
+            pass
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked_signals)
+
+    def _serve(self, connection: Connection, other_ends: Iterable[Connection]) -> None:
+        """Runs in a child: calls the function for each task from the parent, until that closes the connection.
+
+        The answer is (whether there is a result, the result). other_ends: the parent's ends, which only it may keep.
+        """
+        import signal
+
+        global _is_allowed
+        _is_allowed = False
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for parent_end in other_ends:
+            parent_end.close()
+        with suppress(EOFError, OSError):
+            while True:
+                task = connection.recv()
+                try:
+                    answer: tuple[bool, Any] = True, self._function(task)
+                except Exception:  # the parent calls the function again, and meets the error where it belongs
+                    answer = False, None
+                connection.send(answer)
+
+    def _hand_out(self) -> None:
+        """Gives each free process a task: of a group that it has had, else of a group that none has had."""
+        busy_workers = list(self._running.values())
+        for worker in list(self._workers):
+            if not self._waiting or worker in busy_workers:
+                continue
+            other_groups = {group for other in self._workers if other is not worker for group in other.groups}
+            task = min(
+                self._waiting,
+                key=lambda waiting: (
+                    self._waiting[waiting] not in worker.groups,
+                    self._waiting[waiting] in other_groups,
+                ),
+            )
+            try:
+                worker.connection.send(task)
+            except OSError:
+                self._remove(worker)
+                continue
+            worker.groups.add(self._waiting.pop(task))
+            self._running[task] = worker
+
+    def _collect(self) -> None:
+        """Waits for a process, and stores its results."""
+        from multiprocessing.connection import wait
+
+        tasks_by_connection = {worker.connection: task for task, worker in self._running.items()}
+        for connection in wait(list(tasks_by_connection)):
+            task = tasks_by_connection[connection]  # type: ignore[index]
+            worker = self._running.pop(task)
+            try:
+                has_result, result = worker.connection.recv()
+            except (EOFError, OSError):
+                self._remove(worker)
+                continue
+            if has_result:
+                self._results[task] = result
+        self._hand_out()
+
+    def _remove(self, worker: Worker) -> None:
+        """Removes a process that has ended."""
+        self._workers.remove(worker)
+        _end(worker)
+
+
+def _end(worker: Worker) -> None:
+    """Ends a process, and frees what the system holds of it."""
+    worker.connection.close()
+    worker.process.kill()
+    worker.process.join()
+    worker.process.close()

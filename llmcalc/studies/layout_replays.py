@@ -1,0 +1,149 @@
+"""The replays of a search's layouts on the allocator, several of them at a time where the command line may fork.
+
+The result and the work of a replay depend neither on the process that runs it nor on replays before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+from ..device_memory.estimate import Memory
+from ..frameworks.framework import Framework
+from ..frameworks.ranks import Cluster, largest_need
+from ..parallel.layout import Layout
+from ..processes import ForkedCalls, usable_processes
+from ..simulator.effort import EFFORT, CountedWork
+
+
+class LayoutRun(NamedTuple):
+    """A layout's run. micro_batches: per step. recompute: value of `--recompute`, as in `Candidate`."""
+
+    layout: Layout
+    micro_batches: int
+    recompute: str
+
+
+class ReplayTask(NamedTuple):
+    """The replay of a layout's ranks.
+
+    run: the layout and its run.
+    first_stage: the pipeline stage whose rank is replayed first; None for the order of the ranks.
+    byte_limit: bytes of that rank above which the others are not replayed; None to replay all.
+    """
+
+    run: LayoutRun
+    first_stage: int | None = None
+    byte_limit: int | None = None
+
+
+class ReplayedLayout(NamedTuple):
+    """The bytes of a replayed layout, and the work of the replay.
+
+    first_bytes, first_work: of the rank that was replayed first; 0 where the ranks had their own order.
+    bytes, work: of the largest of all replayed ranks, and of all of them.
+    """
+
+    first_bytes: int
+    first_work: CountedWork
+    bytes: int
+    work: CountedWork
+
+
+def replay_layout(model_memory: Memory, framework: Framework, version: str, task: ReplayTask) -> ReplayedLayout:
+    """Replays the ranks of a layout that may need the most, on the allocator as in `llmcalc memory`.
+
+    The work is not counted, but returned. model_memory: the model and its run, with the number of its micro-batches.
+    """
+    layout, cuda_runtime, first_bytes, first_work = task.run.layout, model_memory.runtime, 0, CountedWork(0)
+    cluster = Cluster.with_framework(model_memory, layout, framework, version)
+    with EFFORT.count_apart() as work_so_far:
+        if task.first_stage is not None:
+            first_bytes = cluster.rank_memory(layout.rank(pp=task.first_stage), cuda_runtime).device.device_bytes
+            first_work = work_so_far()
+            if task.byte_limit is not None and first_bytes > task.byte_limit:
+                return ReplayedLayout(first_bytes, first_work, first_bytes, first_work)
+        ranks = [cluster.rank_memory(rank, cuda_runtime) for rank in cluster.ranks_that_may_need_most]
+        return ReplayedLayout(first_bytes, first_work, largest_need(ranks).device.device_bytes, work_so_far())
+
+
+class LayoutReplays:
+    """The replays of one search.
+
+    framework, version: as in `Cluster`.
+    memory_of_run: (micro-batches per step, recomputation) → the model and its run.
+    largest_stage: (layout, micro-batches, recomputation) → the pipeline stage with the largest estimated rank.
+    """
+
+    def __init__(
+        self,
+        framework: Framework,
+        version: str,
+        memory_of_run: Callable[[int, str], Memory],
+        largest_stage: Callable[[Layout, int, str], int],
+    ) -> None:
+        self._framework: Framework = framework
+        self._version: str = version
+        self._memory_of_run: Callable[[int, str], Memory] = memory_of_run
+        self._largest_stage: Callable[[Layout, int, str], int] = largest_stage
+        self._calls: ForkedCalls[ReplayTask, ReplayedLayout] = ForkedCalls(self._replay, usable_processes())
+        self._begun: dict[LayoutRun, ReplayTask] = {}
+
+    def __enter__(self) -> LayoutReplays:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._calls.close()
+
+    def begin(self, runs: Sequence[LayoutRun], byte_limit: int | None) -> None:
+        """Begins replays that will probably be asked for, in this order, if there are several processes.
+
+        byte_limit: as in `bytes`. With None the first one is asked for without a limit, and the others with a limit
+            that is not known yet.
+        """
+        if not self._calls.forks:
+            return
+        for run_number, run in enumerate(runs):
+            if run not in self._begun:
+                self._begun[run] = ReplayTask(
+                    run, self._first_stage(run, byte_limit is not None or run_number > 0), byte_limit
+                )
+        self._calls.begin((self._begun[run], _sizes_of_passes(run)) for run in runs)
+
+    def bytes(self, layout: Layout, micro_batches: int, recompute: str, byte_limit: int | None) -> int:
+        """Returns the bytes of a layout's largest rank.
+
+        byte_limit: bytes; if the rank with the largest estimate requires more, it stands for all. None replays all.
+        Raises `InputError` for a run that cannot be replayed.
+        """
+        run = LayoutRun(layout, micro_batches, recompute)
+        task = ReplayTask(run, self._first_stage(run, byte_limit is not None), byte_limit)
+        begun_task = self._begun.pop(run, None)
+        if begun_task is not None and begun_task.first_stage == task.first_stage:
+            begun_limit = begun_task.byte_limit
+            if begun_limit is None or (byte_limit is not None and begun_limit >= byte_limit):
+                task = begun_task  # it ended early only where this one would
+        replayed_layout = self._calls.result(task)
+        if byte_limit is not None and replayed_layout.first_bytes > byte_limit:
+            EFFORT.add(replayed_layout.first_work)
+            return replayed_layout.first_bytes
+        EFFORT.add(replayed_layout.work)
+        return replayed_layout.bytes
+
+    def _first_stage(self, run: LayoutRun, has_limit: bool) -> int | None:
+        """Returns the stage whose rank is replayed first; None where no limit can end the replay after it."""
+        return self._largest_stage(*run) if has_limit and run.layout.pp > 1 else None
+
+    def _replay(self, task: ReplayTask) -> ReplayedLayout:
+        """Runs a task. Its work is counted where the result is asked for, as it may run in another process."""
+        model_memory = self._memory_of_run(task.run.micro_batches, task.run.recompute)
+        return replay_layout(model_memory, self._framework, self._version, task)
+
+
+def _sizes_of_passes(run: LayoutRun) -> tuple[object, ...]:
+    """Returns the sizes that determine the passes of layers: runs with equal ones share recorded passes."""
+    layout = run.layout
+    return layout.tp, layout.cp, layout.cp_comm, layout.ep, layout.sequence_parallel, run.recompute
