@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from ...algebra import Number
 from ...components.mixers.compressed_attention import CompressedAttention
@@ -124,6 +124,21 @@ class EngineRank:
     dtype: str | None = None
     with_towers: bool = True
     with_mtp: bool = False
+
+    @classmethod
+    def shared(cls, preset: Preset, *fields: Hashable, **named_fields: Hashable) -> Self:
+        """Returns the rank with these fields. Servers that differ in other flags share it, with all that it computed.
+
+        A rank keeps its preset, so that no other preset gets its id.
+        """
+        rank_key = (cls, id(preset), fields, *named_fields.items())
+        if rank_key not in _shared_ranks:
+            if len(_shared_ranks) >= MAX_SHARED_RANKS:
+                _shared_ranks.clear()
+            _shared_ranks[rank_key] = cls(preset, *fields, **named_fields)
+        rank = _shared_ranks[rank_key]
+        assert isinstance(rank, cls)
+        return rank
 
     @cached_property
     def model(self) -> RankModel:
@@ -467,6 +482,13 @@ def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
 
 _exported_classes: deque[tuple[ModelSpec, tuple[str, ...]]] = deque(maxlen=32)
 """Models of the latest questions, with the class names in their exports."""
+
+
+_shared_ranks: dict[tuple[Hashable, ...], EngineRank] = {}
+"""Class, preset's id and fields → the rank."""
+
+MAX_SHARED_RANKS = 64
+"""Number of ranks that are kept."""
 
 
 def key_heads(spec: ModelSpec) -> list[int]:

@@ -34,7 +34,7 @@ class AttentionRank(EngineRank):
         if self.scheme == "mxfp4":
             raise ImpossibleLayout("--enable-dp-attention: is not modelled for experts in MXFP4; remove the flag")
         layout, rank_number = self.network_layout, self.network_rank
-        network_rank = EngineRank(
+        network_rank = EngineRank.shared(
             self.preset, layout, rank_number, self.quantize, self.dtype, self.with_towers, self.with_mtp
         ).weights_by_component
         network_components = COMPONENTS_ON_ALL_RANKS | ({"lm_head"} if self.divides_head else frozenset())

@@ -110,7 +110,7 @@ class TensorRTLLMServer(EngineServer):
 
     def rank_of_stage(self, stage_number: int) -> EngineRank:
         """Returns the model on the first rank of a pipeline stage."""
-        return EngineRank(
+        return EngineRank.shared(
             self.preset, self.layout, self.layout.rank(pp=stage_number), self.flags.get("quantize"), self.dtype
         )
 
