@@ -99,7 +99,7 @@ def test_runs_of_a_deep_model_that_cannot_fit_are_not_replayed(monkeypatch: pyte
 
     monkeypatch.setattr(RepeatAnalysis, "allocator_overhead", counted)
     fitting = fit(
-        memory(load("smollm2-135m?num_hidden_layers=100").model, Settings(phase="training")), find_hardware("4GiB")
+        memory(load("smollm2-135m?num_hidden_layers=300").model, Settings(phase="training")), find_hardware("4GiB")
     )
     assert (fitting.fit.verdict, fitting.batch, fitting.seq) == ("no", 0, 0)
     assert len(replays) == 1 + FEW_CHANGES

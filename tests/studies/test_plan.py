@@ -404,11 +404,11 @@ def test_a_run_that_fits_is_told_the_fewest_devices(run: Any) -> None:
 
 
 def test_fit_has_the_first_layout_of_plan(run: Any) -> None:
-    words = (SMALL, "--devices", "8", "--seq", "128", "--hardware", "h100", "--zero", "3")
+    words = (SMALL, "--devices", "4", "--seq", "128", "--hardware", "h100", "--zero", "3")
     planned, fitted = asked(run, "plan", *words, "--rows", "1"), asked(run, "fit", *words)
     assert planned["by"] == "time"
     assert fitted["layout"] == planned["feasible"][0]["layout"]
-    assert (fitted["layout"]["dp"], fitted["layout"]["zero"]) == (8, 3)
+    assert (fitted["layout"]["dp"], fitted["layout"]["zero"]) == (4, 3)
 
 
 def test_fit_recomputes_only_what_the_run_does(run: Any) -> None:
