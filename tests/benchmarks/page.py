@@ -13,15 +13,12 @@ import threading
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from llmcalc.page_server import PageRequestHandler
 from tests.web.loading import settled, until
 
 from .timing import line
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Request
 
 DIST = Path(__file__).resolve().parents[2] / "web" / "dist"
 RUNS = 3
@@ -83,14 +80,16 @@ def main() -> None:
             page = browser.new_page(viewport={"width": 1280, "height": 900})
             requested: list[str] = []
 
-            def note_request(request: Request, requested: list[str] = requested) -> None:
+            def note_request(request: Any, requested: list[str] = requested) -> None:
                 requested.append(request.url)
 
             page.on("request", note_request)
             before = processor_seconds()
             page.goto(f"{address}/")
             until(page, "window.llmcalc && window.llmcalc.live")
-            downloaded |= {url.removeprefix(f"{address}/") or "index.html" for url in requested}  # later ones wait for it
+            downloaded |= {
+                url.removeprefix(f"{address}/") or "index.html" for url in requested
+            }  # later ones wait for it
             settled(page)
             worked.append(processor_seconds() - before)
             first.append(page.evaluate("window.llmcalc.first"))
