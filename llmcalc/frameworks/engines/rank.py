@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -125,19 +125,17 @@ class EngineRank:
     with_towers: bool = True
     with_mtp: bool = False
 
-    @classmethod
-    def shared(cls, preset: Preset, *fields: Hashable, **named_fields: Hashable) -> Self:
-        """Returns the rank with these fields. Servers that differ in other flags share it, with all that it computed.
+    def shared(self) -> Self:
+        """Returns the rank with these fields that servers with other flags share, with all that it computed.
 
         A rank keeps its preset, so that no other preset gets its id.
         """
-        rank_key = (cls, id(preset), fields, *named_fields.items())
-        if rank_key not in _shared_ranks:
-            if len(_shared_ranks) >= MAX_SHARED_RANKS:
-                _shared_ranks.clear()
-            _shared_ranks[rank_key] = cls(preset, *fields, **named_fields)
-        rank = _shared_ranks[rank_key]
-        assert isinstance(rank, cls)
+        field_values = (getattr(self, field.name) for field in fields(self) if field.name != "preset")
+        rank_key = (type(self), id(self.preset), *field_values)
+        if len(_shared_ranks) >= MAX_SHARED_RANKS:
+            _shared_ranks.clear()
+        rank = _shared_ranks.setdefault(rank_key, self)
+        assert isinstance(rank, type(self))
         return rank
 
     @cached_property

@@ -110,9 +110,9 @@ class TensorRTLLMServer(EngineServer):
 
     def rank_of_stage(self, stage_number: int) -> EngineRank:
         """Returns the model on the first rank of a pipeline stage."""
-        return EngineRank.shared(
+        return EngineRank(
             self.preset, self.layout, self.layout.rank(pp=stage_number), self.flags.get("quantize"), self.dtype
-        )
+        ).shared()
 
     def stored_weights(self, rank: EngineRank) -> int:
         """Returns the bytes of the weights, with RoPE tables and copies of MLA's up-projections."""

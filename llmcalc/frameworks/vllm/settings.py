@@ -122,7 +122,7 @@ class VLLMSettings(EngineServer):
                 f"--dtype bfloat16: vLLM refuses it on {self.hardware.title}, which has compute capability "
                 f"{self.hardware.compute_capability} and not 8.0; expected float16 or float32"
             )
-        if self.falls_back_to_float32 and EngineRank.shared(self.preset, quantize=self.quantize).weight_kernels:
+        if self.falls_back_to_float32 and EngineRank(self.preset, quantize=self.quantize).shared().weight_kernels:
             raise MissingKernels(
                 f"--hardware {self.hardware.name}: it has no bfloat16, in float16 vLLM refuses {model_class}, and in "
                 "float32 it runs no quantized weights; expected another accelerator or --quantize none"
@@ -224,7 +224,7 @@ class VLLMSettings(EngineServer):
         """The draft model on one rank; None without a draft model."""
         if self.speculation.draft is None:
             return None
-        return EngineRank.shared(self.speculation.draft, Layout(tp=self.tp), 0, None, self.dtype)
+        return EngineRank(self.speculation.draft, Layout(tp=self.tp), 0, None, self.dtype).shared()
 
     @property
     def loads_towers(self) -> bool:
@@ -426,6 +426,6 @@ class VLLMSettings(EngineServer):
         loads_towers = self.loads_towers and stage_number == 0
         rank_number = self.layout.rank(pp=stage_number)
         has_draft_modules = self.speculation.with_mtp and stage_number == self.pp - 1
-        return EngineRank.shared(
+        return EngineRank(
             self.preset, self.layout, rank_number, self.quantize, self.dtype, loads_towers, has_draft_modules
-        )
+        ).shared()
