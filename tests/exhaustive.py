@@ -14,7 +14,7 @@ EXHAUSTIVE: dict[str, str] = {
     "costs/quantization/test_quantize_config.py::test_every_name_is_counted[deepseek-v3]": "the other mixtures",
     f"{PIPELINE}::test_many_layers_from_few[--pp 2 --dp 2 --zero 3 --no-reshard]": "the interleaved pipeline",
     f"{PIPELINE}::test_a_rank_holds_what_torch_does[--tp-2---pp-2---dp-2---vpp-2---sequence-parallel---zero-3---"
-    "no-reshard---schedule-interleaved-stage-0-of-4-bfloat16-full]": "the same without --tp, and --tp without --vpp",
+    "no-reshard-stage-0-of-4-bfloat16-full]": "the same without --tp, and --tp without --vpp",
     f"{ADAPTERS}[llama3-8b-fields1-layout1-fsdp1]": "micro-batches without adapters",
     "studies/test_fit.py::test_many_devices_run_the_phase_that_is_asked_for[--phase inference-inference]": "no --phase",
     "studies/test_plan.py::test_the_first_are_replayed_and_all_are_counted[torch]": "the other frameworks",
@@ -114,6 +114,22 @@ EXHAUSTIVE: dict[str, str] = {
     "[qwen3-8b-one stage a rank]": "llama3-8b; the two chunks and the recomputed layers of another",
     "frameworks/fsdp2/test_fsdp2_pipeline_replay.py::test_passes_recorded_with_few_layers_are_those_of_all_layers"
     "[llama3-8b-recomputed]": "qwen3-8b",
+    "frameworks/fsdp2/test_fsdp2_pipeline_replay.py::test_passes_recorded_with_few_layers_are_those_of_all_layers"
+    "[llama3-8b-one stage a rank]": "recomputed stages of qwen3-8b; two chunks; the passes that are played",
+    "frameworks/torch/test_long_pipelines.py::test_fewer_micro_batches_on_the_allocator[FSDP2, chunks]": (
+        "chunks of torch, stages of FSDP2"
+    ),
+    "frameworks/megatron/test_record_chunks.py::test_a_chunk_recorded_with_few_layers_has_the_passes_of_all"
+    "[nemotron-h-8b-layout2-none]": "the same recomputed; a dense model without recomputation",
+    "frameworks/megatron/test_record_chunks.py::test_a_chunk_recorded_with_few_layers_has_the_passes_of_all"
+    "[deepseek-v2-lite?num_hidden_layers=13-layout1-none]": "the same recomputed; a chunk alone without recomputation",
+    "parallel/test_rank_contract.py::test_experts_of_all_ranks_are_those_of_the_model[4]": "two ranks",
+    "parallel/test_rank.py::test_shards_of_a_whole_model[deepseek-v3-layout1]": "its shards of 1,024 ranks; llama3-8b",
+    "studies/test_cost.py::test_the_hours_of_published_runs_are_in_the_range[llama3.1-405b]": "llama2-7b",
+    "plots/test_time_plots.py::test_every_picture_is_written[serve llama3-8b --hardware h100 --input 2k "
+    "--output 256-svg]": "plots/test_counts_plots.py: a picture for a paper",
+    "plots/test_memory_plot.py::test_every_format_is_written[png]": "the same of a schedule; svg",
+    "plots/test_memory_plot.py::test_every_format_is_written[pdf]": "the same of a schedule; svg",
     "frameworks/fsdp2/test_fsdp2.py::test_a_whole_model_on_many_ranks": "the drawn cases; test_torchtitan.py",
     f"{ADAPTERS}[llama3-8b-fields0-layout0-fsdp0]": "adapters of qwen3-8b",
     f"{PIPELINE}::test_many_layers_from_few": "test_fsdp2_pipeline_replay.py",

@@ -30,6 +30,11 @@ RUNS = 3
 PRICED = 10_000
 """Layouts whose seconds are estimated at once."""
 
+PLANNED = (64, 256)
+"""Numbers of devices of plans."""
+
+PLANNED_MODEL = "llama3-70b"
+
 SIZES = {
     "tp": (1, 2, 4, 8), "pp": (4, 8, 16), "dp": (16, 32, 64), "cp": (1, 2), "ep": (1, 8, 16), "vpp": (1, 2),
     "micro_batch": (1, 2), "micro_batches": (16, 32, 64),
@@ -48,6 +53,9 @@ MIXTURE = (
     Settings(phase="training", seq=4096, batch=1, num_microbatches=16),
 )
 
+
+WALKED = ((GIANT, "≤ 50 ms"), (MIXTURE, "≤ 1000 ms"))
+"""Runs whose ranks are all estimated, with the target."""
 
 FSDP = "llama3.1-405b", Layout(dp=16_384, zero=3), Settings(phase="training", seq=8192, batch=1, recompute="full")
 
@@ -69,7 +77,7 @@ REPLAYED: dict[str, tuple[str, str, Layout, Settings]] = {
 def main() -> None:
     """Prints the times."""
     print(f"layouts: CPU time without imports (median of {RUNS})")
-    for (name, layout, settings), target in ((GIANT, "≤ 50 ms"), (MIXTURE, "≤ 1000 ms")):
+    for (name, layout, settings), target in WALKED:
         one = memory(llmcalc.load(name).model, settings)
         (walk,) = calls([partial(walked, one, layout)], RUNS, time.process_time)
         line(f"a walk of {name} on {layout.world:,} devices, Megatron", f"{walk * 1e3:.0f} ms", target)
@@ -84,13 +92,13 @@ def main() -> None:
     (taken,) = calls([partial(seconds_of_layouts, hardware)], RUNS, time.process_time)
     line(f"seconds of {PRICED:,} layouts of deepseek-v3", f"{taken * 1e6 / PRICED:.0f} µs each")
     one = memory(
-        llmcalc.load("llama3-70b").model, Settings(phase="training", seq=8192), cuda_runtime=cuda_runtime_of(hardware)
+        llmcalc.load(PLANNED_MODEL).model, Settings(phase="training", seq=8192), cuda_runtime=cuda_runtime_of(hardware)
     )
-    for devices in (64, 256):
+    for devices in PLANNED:
         start = time.process_time()
         tried = plan_of(one, hardware, LayoutRequest(devices=devices), 512, 1).plan.tried
         taken = time.process_time() - start
-        line(f"a plan of llama3-70b on {devices}: {tried} layouts", f"{taken * 1e3 / tried:.0f} ms each")
+        line(f"a plan of {PLANNED_MODEL} on {devices}: {tried} layouts", f"{taken * 1e3 / tried:.0f} ms each")
 
 
 def seconds_of_layouts(hardware: Hardware) -> None:

@@ -13,6 +13,7 @@ import threading
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from llmcalc.page_server import PageRequestHandler
 from tests.web.loading import settled, until
@@ -71,17 +72,24 @@ def main() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(PageRequestHandler, directory=str(DIST)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
-    first, ready, slider, worked, moved, asked = [], [], [], [], [], set()
+    first, ready, slider, worked, moved = [], [], [], [], []
+    downloaded: set[str] = set()
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
         for _ in range(RUNS):
             page = browser.new_page(viewport={"width": 1280, "height": 900})
             requested: list[str] = []
-            page.on("request", lambda request, requested=requested: requested.append(request.url))
+
+            def note_request(request: Any, requested: list[str] = requested) -> None:
+                requested.append(request.url)
+
+            page.on("request", note_request)
             before = processor_seconds()
             page.goto(f"{address}/")
             until(page, "window.llmcalc && window.llmcalc.live")
-            asked |= {url.removeprefix(f"{address}/") or "index.html" for url in requested}  # later ones wait for it
+            downloaded |= {
+                url.removeprefix(f"{address}/") or "index.html" for url in requested
+            }  # later ones wait for it
             settled(page)
             worked.append(processor_seconds() - before)
             first.append(page.evaluate("window.llmcalc.first"))
@@ -94,7 +102,7 @@ def main() -> None:
         browser.close()
     server.shutdown()
     server.server_close()
-    files = [DIST / name for name in asked if (DIST / name).is_file() and name != "later.pack"]
+    files = [DIST / name for name in downloaded if (DIST / name).is_file() and name != "later.pack"]
     transfer = sum(min(one.stat().st_size, len(gzip.compress(one.read_bytes()))) for one in files)
     whole = sum(one.stat().st_size for one in DIST.rglob("*") if one.is_file())
     print(f"page: in headless Chromium (median of {RUNS} visits)")

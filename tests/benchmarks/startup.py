@@ -58,6 +58,6 @@ def main() -> None:
     line(f"of {', '.join(HEAVY)}: imported", heavy, "none")
     print("startup: other commands, user CPU time in times of llmcalc params llama3-8b (median of 3)")
     commands = [[python, "-c", ENTRY, *command.split()] for command in (" ".join(COMMAND), *LONGER)]
-    counting, *longer = processes(commands, 3)
+    counting, *longer = processes(commands, min(RUNS, 3))
     for (command, target), run in zip(LONGER.items(), longer, strict=True):
         line(command, f"{run.user / counting.user:.2f}", target)

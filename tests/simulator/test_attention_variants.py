@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from llmcalc.components.base import Component
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.frame import UnsupportedKernel
 from llmcalc.workload.recompute import MODES
+from tests.builders import with_other_causes
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.compare import examples
 from tests.simulator.models import by_torch, without_values
@@ -57,11 +61,24 @@ def test_keys_are_selected_from_the_mask_of_visible_keys(name: str) -> None:
     assert as_class == without_values(spec, batch=3)
 
 
-def test_training_of_every_part_is_answered() -> None:
+def causes(example: Component) -> set[Any]:
+    """The part, and each of its optional fields that an example states."""
+    part = type(example)
+    return {part, *((part, name) for name in example.model_fields_set if not part.model_fields[name].is_required())}
+
+
+SAMPLED = with_other_causes(EXAMPLES, lambda name: causes(EXAMPLES[name]))
+"""Examples that state every optional field of each part between them."""
+
+
+@pytest.mark.parametrize(
+    "names", [SAMPLED, pytest.param(list(EXAMPLES), marks=pytest.mark.exhaustive)], ids=["sample", "all"]
+)
+def test_training_of_every_part_is_answered(names: list[str]) -> None:
     """With the settings that hold where none is given: those of the classes of transformers, on a GPU."""
-    for name, example in EXAMPLES.items():
+    for name in names:
         try:
-            device = memory(around_a_model(example), Settings(phase="training", seq=12, batch=3)).device
+            device = memory(around_a_model(EXAMPLES[name]), Settings(phase="training", seq=12, batch=3)).device
         except UnsupportedKernel:
             continue
         except Exception as error:

@@ -30,7 +30,7 @@ FORMATS = (
     NumberFormats("int8", 8, 16),
 )
 BATCHES = 1, 2, 3, 5, 8, 16, 64, 256
-DRAWS = 8
+DRAWS = [3, pytest.param(8, marks=pytest.mark.exhaustive)]
 """Questions of a test."""
 
 ROUNDING = 1 + 1e-9
@@ -116,31 +116,34 @@ def check_passes(replica: Replica, context: int, batch: int) -> None:
     assert all(load.ttft_of_burst >= load.ttft for load in loads), device.name
 
 
-def check_draws(check: Callable[[], None]) -> None:
+def check_draws(check: Callable[[], None], draws: int) -> None:
     """Runs a check that draws its question until so many were answered; a layout may not divide a model."""
     answered = 0
-    for _ in range(10 * DRAWS):
+    for _ in range(10 * draws):
         try:
             check()
         except InputError:
             continue
         answered += 1
-        if answered == DRAWS:
+        if answered == draws:
             return
     raise AssertionError(f"{answered} questions were answered")
 
 
+@pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize("name", MODELS)
-def test_steps(name: str) -> None:
+def test_steps(name: str, draws: int) -> None:
     """More hardware is never slower, parts add up, and a step of more micro-batches takes longer."""
     spec, draw, every_device = load_preset(name).model, random.Random(f"steps of {name}"), devices()
     check_draws(
-        lambda: check_step(spec, draw.choice(every_device), draw.choice(stacks_of("training")), drawn_plan(draw))
+        lambda: check_step(spec, draw.choice(every_device), draw.choice(stacks_of("training")), drawn_plan(draw)),
+        draws,
     )
 
 
+@pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize("name", MODELS)
-def test_passes(name: str) -> None:
+def test_passes(name: str, draws: int) -> None:
     """More hardware is never slower; seconds of a token and tokens/s grow with the batch and with the load."""
     spec, draw, every_device = load_preset(name).model, random.Random(f"passes of {name}"), devices()
 
@@ -151,4 +154,4 @@ def test_passes(name: str) -> None:
         replica = Replica(spec, draw.choice(every_device), stack, requests, layout, formats, step_tokens=8192)
         check_passes(replica, draw.choice((100, 4000, 30000)), draw.choice(BATCHES))
 
-    check_draws(check)
+    check_draws(check, draws)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import fields, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from ...algebra import Number
 from ...components.mixers.compressed_attention import CompressedAttention
@@ -124,6 +124,19 @@ class EngineRank:
     dtype: str | None = None
     with_towers: bool = True
     with_mtp: bool = False
+
+    def shared(self) -> Self:
+        """Returns the rank with these fields that servers with other flags share, with all that it computed.
+
+        A rank keeps its preset, so that no other preset gets its id.
+        """
+        field_values = (getattr(self, field.name) for field in fields(self) if field.name != "preset")
+        rank_key = (type(self), id(self.preset), *field_values)
+        if len(_shared_ranks) >= MAX_SHARED_RANKS:
+            _shared_ranks.clear()
+        rank = _shared_ranks.setdefault(rank_key, self)
+        assert isinstance(rank, type(self))
+        return rank
 
     @cached_property
     def model(self) -> RankModel:
@@ -467,6 +480,13 @@ def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
 
 _exported_classes: deque[tuple[ModelSpec, tuple[str, ...]]] = deque(maxlen=32)
 """Models of the latest questions, with the class names in their exports."""
+
+
+_shared_ranks: dict[tuple[Hashable, ...], EngineRank] = {}
+"""Class, preset's id and fields → the rank."""
+
+MAX_SHARED_RANKS = 64
+"""Number of ranks that are kept."""
 
 
 def key_heads(spec: ModelSpec) -> list[int]:

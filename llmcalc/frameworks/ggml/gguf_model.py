@@ -163,8 +163,18 @@ class GgufModel:
 
     @classmethod
     def from_quantize_flag(cls, preset: Preset, quantize: str | None) -> GgufModel:
-        """Returns a model in the scheme of `--quantize`. quantize: `none` and None for the file's or checkpoint's."""
-        return cls(preset, None if quantize is not None and quantize.strip().lower() == "none" else quantize)
+        """Returns a model in the scheme of `--quantize`. quantize: `none` and None for the file's or checkpoint's.
+
+        Servers that differ in other flags share it, with the tensors that it has listed. A model keeps its preset, so
+        that no other preset gets its id.
+        """
+        scheme = None if quantize is not None and quantize.strip().lower() == "none" else quantize
+        model_key = id(preset), scheme
+        if model_key not in _shared_models:
+            if len(_shared_models) >= MAX_SHARED_MODELS:
+                _shared_models.clear()
+            _shared_models[model_key] = cls(preset, scheme)
+        return _shared_models[model_key]
 
     def __post_init__(self) -> None:
         """Raises `InputError` for quantization schemes that no GGUF file has."""
@@ -304,6 +314,13 @@ class GgufModel:
             (weight, int(weight.tensor.size) * (element_bits if weight.tensor.role in ("matrix", "table") else 32) // 8)
             for weight in weight_tensors
         ]
+
+
+_shared_models: dict[tuple[int, str | None], GgufModel] = {}
+"""Preset's id and scheme → the model."""
+
+MAX_SHARED_MODELS = 16
+"""Number of models that are kept."""
 
 
 def _layer_group_nodes(tree_node: Place) -> Iterator[Place]:

@@ -227,7 +227,7 @@ class GgmlSettings(EngineServer):
     def draft_model(self) -> GgufModel | None:
         """The draft model; None without a draft model."""
         preset = draft_model_of(self.flags, self.preset)
-        return None if preset is None else GgufModel(preset)
+        return None if preset is None else GgufModel.from_quantize_flag(preset, None)
 
     @property
     def is_cache_on_layer_device(self) -> bool:

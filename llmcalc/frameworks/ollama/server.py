@@ -171,7 +171,9 @@ class OllamaServer:
     def scheme(self) -> str | None:
         """The quantization scheme of the weights: by default the usual scheme of the tags in Ollama's library."""
         quantization_scheme: str | None = self.flags.get("quantize")
-        is_unquantized = quantization_scheme is None and GgufModel(self.preset).scheme == UNQUANTIZED
+        is_unquantized = (
+            quantization_scheme is None and GgufModel.from_quantize_flag(self.preset, None).scheme == UNQUANTIZED
+        )
         return LIBRARY_SCHEME if is_unquantized else quantization_scheme
 
     def with_flags(self, **changed_flags: Any) -> OllamaServer:

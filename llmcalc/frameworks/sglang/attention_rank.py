@@ -36,9 +36,10 @@ class AttentionRank(EngineRank):
         layout, rank_number = self.network_layout, self.network_rank
         network_rank = EngineRank(
             self.preset, layout, rank_number, self.quantize, self.dtype, self.with_towers, self.with_mtp
-        ).weights_by_component
+        ).shared()
+        network_bytes = network_rank.weights_by_component
         network_components = COMPONENTS_ON_ALL_RANKS | ({"lm_head"} if self.divides_head else frozenset())
         return sum(
-            (network_rank if component_name in network_components else self.weights_by_component)[component_name]
+            (network_bytes if component_name in network_components else self.weights_by_component)[component_name]
             for component_name in self.weights_by_component
         )

@@ -360,7 +360,7 @@ class SGLangServer(EngineServer):
         """The draft model on one rank; None without one."""
         if self.speculation.draft is None:
             return None
-        return EngineRank(self.speculation.draft, Layout(tp=self.tp), 0, None, self.dtype)
+        return EngineRank(self.speculation.draft, Layout(tp=self.tp), 0, None, self.dtype).shared()
 
     def rank_of_stage(self, stage_number: int) -> EngineRank:
         """Returns the model on the first rank of a pipeline stage."""
@@ -375,14 +375,14 @@ class SGLangServer(EngineServer):
                 self.dtype,
                 loads_towers,
                 self.loads_draft_modules(stage_number),
-            )
+            ).shared()
         attention_layout = replace(layout, tp=self.tp // self.dp)
         has_draft_modules = self.loads_draft_modules(stage_number)
         return AttentionRank(
             self.preset, attention_layout, attention_layout.rank(pp=stage_number), self.quantize, self.dtype,
             loads_towers, has_draft_modules, network_layout=layout, network_rank=rank_number,
             divides_head=not self.flags.get("enable_dp_lm_head"),
-        )  # fmt: skip
+        ).shared()  # fmt: skip
 
     @property
     def defaults(self) -> dict[str, Any]:

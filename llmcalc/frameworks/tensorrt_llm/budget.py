@@ -112,7 +112,7 @@ class TensorRTLLMServer(EngineServer):
         """Returns the model on the first rank of a pipeline stage."""
         return EngineRank(
             self.preset, self.layout, self.layout.rank(pp=stage_number), self.flags.get("quantize"), self.dtype
-        )
+        ).shared()
 
     def stored_weights_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of the weights, with RoPE tables and copies of MLA's up-projections."""

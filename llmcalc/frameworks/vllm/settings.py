@@ -122,7 +122,7 @@ class VLLMSettings(EngineServer):
                 f"--dtype bfloat16: vLLM refuses it on {self.hardware.title}, which has compute capability "
                 f"{self.hardware.compute_capability} and not 8.0; expected float16 or float32"
             )
-        if self.falls_back_to_float32 and EngineRank(self.preset, quantize=self.quantize).weight_kernels:
+        if self.falls_back_to_float32 and EngineRank(self.preset, quantize=self.quantize).shared().weight_kernels:
             raise MissingKernels(
                 f"--hardware {self.hardware.name}: it has no bfloat16, in float16 vLLM refuses {model_class}, and in "
                 "float32 it runs no quantized weights; expected another accelerator or --quantize none"
@@ -224,7 +224,7 @@ class VLLMSettings(EngineServer):
         """The draft model on one rank; None without a draft model."""
         if self.speculation.draft is None:
             return None
-        return EngineRank(self.speculation.draft, Layout(tp=self.tp), 0, None, self.dtype)
+        return EngineRank(self.speculation.draft, Layout(tp=self.tp), 0, None, self.dtype).shared()
 
     @property
     def loads_towers(self) -> bool:
@@ -428,4 +428,4 @@ class VLLMSettings(EngineServer):
         has_draft_modules = self.speculation.with_mtp and stage_number == self.pp - 1
         return EngineRank(
             self.preset, self.layout, rank_number, self.quantize, self.dtype, loads_towers, has_draft_modules
-        )
+        ).shared()

@@ -15,10 +15,17 @@ import llmcalc
 from llmcalc.frameworks.engines.engine import EngineMemory
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.sources.hardware import find_hardware
+from llmcalc.sources.preset import Preset
 
 FILE = Path(__file__).parents[2] / "data/engines/llama_cpp_logs.json"
 LOGS: list[dict[str, Any]] = json.loads(FILE.read_text())["rows"]
 MIB = 2**20
+
+
+@cache
+def loaded(target: str) -> Preset:
+    """The model of a log; logs of the same weights share its tensors."""
+    return llmcalc.load(target)
 
 
 @cache
@@ -27,7 +34,7 @@ def computed(number: int) -> EngineMemory:
     row = LOGS[number]
     record, version = engine_and_version(f"{row['engine']}=={row['version']}")
     flags = {**row["flags"], "quantize": row["quantize"]}
-    return record.memory_on(llmcalc.load(row["target"]), find_hardware("b300"), version, flags)
+    return record.memory_on(loaded(row["target"]), find_hardware("b300"), version, flags)
 
 
 def largest_phase(sizes: dict[str, float]) -> float:

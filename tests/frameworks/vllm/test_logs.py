@@ -18,6 +18,7 @@ from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.vllm.encoder_run import EncoderRequest, encoder_run
 from llmcalc.frameworks.vllm.versions import vllm_record
 from llmcalc.sources.hardware import find_hardware
+from llmcalc.sources.preset import Preset
 
 TESTS = Path(__file__).parents[2]
 LOGS: list[dict[str, Any]] = json.loads((TESTS / "data/engines/vllm_logs.json").read_text())["rows"]
@@ -207,6 +208,12 @@ class Compared(NamedTuple):
 
 
 @cache
+def loaded(target: str | Path) -> Preset:
+    """The model of a log; logs of the same weights share the bytes of a rank."""
+    return llmcalc.load(target)
+
+
+@cache
 def computed(number: int) -> EngineMemory:
     """What llmcalc computes for a log."""
     row = LOGS[number]
@@ -218,7 +225,7 @@ def computed(number: int) -> EngineMemory:
     scheme = {} if row["quantize"] is None else {"quantize": row["quantize"]}
     target = TESTS / row["target"] if "/" in row["target"] else row["target"]
     first_start = {"VLLM_DISABLE_COMPILE_CACHE": 1} if row.get("first_start") else {}
-    return record.memory_on(llmcalc.load(target), hardware, version, {**row["flags"], **scheme, **first_start})
+    return record.memory_on(loaded(target), hardware, version, {**row["flags"], **scheme, **first_start})
 
 
 @cache
