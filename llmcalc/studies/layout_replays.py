@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..device_memory.estimate import Memory
 from ..frameworks.framework import Framework
-from ..frameworks.ranks import Cluster, largest_need
+from ..frameworks.ranks import Cluster, rank_needing_most
 from ..parallel.layout import Layout
 from ..processes import ForkedCalls, usable_processes
 from ..simulator.effort import EFFORT, CountedWork
@@ -65,7 +65,7 @@ def replay_layout(model_memory: Memory, framework: Framework, version: str, task
             if task.byte_limit is not None and first_bytes > task.byte_limit:
                 return ReplayedLayout(first_bytes, first_work, first_bytes, first_work)
         ranks = [cluster.rank_memory(rank, cuda_runtime) for rank in cluster.ranks_that_may_need_most]
-        return ReplayedLayout(first_bytes, first_work, largest_need(ranks).device.device_bytes, work_so_far())
+        return ReplayedLayout(first_bytes, first_work, rank_needing_most(ranks).device.device_bytes, work_so_far())
 
 
 class LayoutReplays:

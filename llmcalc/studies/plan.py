@@ -18,7 +18,7 @@ from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.framework import EstimateErrors, Framework
 from ..frameworks.peak_estimate import PeakEstimate
-from ..frameworks.ranks import Cluster, rank_needing_most
+from ..frameworks.ranks import Cluster
 from ..frameworks.registry import WITHOUT_A_NAME, framework
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
@@ -411,7 +411,7 @@ def replayed_bytes(model_memory: Memory, framework: Framework, version: str, can
     """
     replayed_layout = replay_layout(model_memory, framework, version, ReplayTask(_layout_run(candidate)))
     EFFORT.add(replayed_layout.work)
-    return rank_needing_most(ranks).device.bytes
+    return replayed_layout.bytes
 
 
 def tensors_fit(memory_estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
