@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from _pytest.mark.structures import ParameterSet
 
 from llmcalc.components.added_position import AxialPositions, LearnedPositions, SinusoidalPositions
 from llmcalc.components.base import Component, Nothing
@@ -52,9 +51,8 @@ from llmcalc.components.token_types import TokenTypes
 from llmcalc.components.unused_modules import SecondStream, UnusedEmbedding
 from llmcalc.model import ModelSpec
 from llmcalc.witnesses.reference import verify_reference
-from tests.builders import fields_of, parts_of, verbs_of, with_other_causes
-from tests.quick import is_quick
-from tests.samples import sampled, with_rest
+from tests.builders import parts_of, verbs_of
+from tests.samples import sampled
 
 HIDDEN = 24
 FEED_FORWARD = FeedForward(intermediate_size=40, hidden_act="silu", gated=True)
@@ -288,18 +286,7 @@ EXAMPLES = [
 ]
 
 
-def with_other_fields() -> list[ParameterSet]:
-    """The examples that have every field of every part between them, set and not set, with every word and every part
-    there, and those that the quick tests run. Other examples differ from them in sizes alone, or have two of the fields
-    at once; they are exhaustive.
-    """
-    every = {str(p.id): p.values[0] for p in EXAMPLES}
-    chosen = with_other_causes(every, lambda name: {type(every[name]).__name__, *fields_of(every[name])})
-    test = "contracts/test_parts.py::test_reference_agrees_on_meta"
-    return with_rest(every, {*chosen, *(name for name in every if is_quick(f"{test}[{name}]"))})
-
-
-@pytest.mark.parametrize("example", with_other_fields())
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_reference_agrees_on_meta(example: Component) -> None:
     verdict = verify_reference(around_a_model(example), batch=2, seq=11)
     assert verdict.ok, verdict.failures

@@ -30,7 +30,6 @@ from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
 from llmcalc.ops import ConformerAttentionCore
 from llmcalc.optional import EVERY_PART
-from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.workload.derived_rows import IMAGES, PATCHES
 from llmcalc.workload.inputs import EncoderPass
 from llmcalc.workload.rows import FixedRows
@@ -200,7 +199,7 @@ def recorded(towers: dict[str, Any]) -> tuple[Flow, dict[str, Value]]:
 @in_one_test
 @pytest.mark.parametrize(("kind", "shape"), WRAPPED)
 def test_a_projector_reads_the_very_output_of_a_tower_above_it(kind: str, shape: dict[str, Any]) -> None:
-    spec = ModelSpec.model_validate(read_config(wrapped(kind, shape))[0])
+    spec = spec_of(wrapped(kind, shape))
     recorder, made = recorded(spec.towers)
     above: list[str] = []
     for name, tower in spec.towers.items():

@@ -117,7 +117,8 @@ def test_verdicts_have_a_colour_that_says_nothing_more() -> None:
     ],
 )
 def test_a_reader_that_goes_away(line: str) -> None:
-    for reader in ("head -1", "true"):
+    """At the first line, and before it: of the longest output, which takes seconds, only at the first."""
+    for reader in ("head -1", "true") if "presets" not in line else ("head -1",):
         result = shell(f"{line} | {reader}", PYTHONUNBUFFERED="1")
         assert (result.returncode, result.stderr) == (0, "")
 

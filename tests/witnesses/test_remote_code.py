@@ -27,7 +27,7 @@ from llmcalc.sources.huggingface.checkpoint import checkpoint_of
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_description
 from llmcalc.witnesses.reference import verify_reference
 from llmcalc.workload.inputs import Inputs
-from tests.builders import WITH_CLASSES, parts_of, spec_of, verbs_of
+from tests.builders import WITH_CLASSES, kinds_of_parts, spec_of
 from tests.families.remote_code.kimi_k3 import TEXT as KIMI_K3
 from tests.samples import in_one_test, sampled
 
@@ -42,26 +42,17 @@ SHAPES = {
 }
 
 
-ABOUT_ENCODERS = ("not counted", "no vision or audio encoder is described", "its encoder has its class's defaults")
+def read_and_built(config: dict[str, Any]) -> set[Any]:
+    """The function that reads the family, and the parts whose formulas are compared."""
+    return {family_of(config["model_type"]).read_model, *kinds_of_parts(spec_of(config))}
 
 
-@in_one_test
-@pytest.mark.parametrize("config", SHAPES.values())
-def test_every_field_of_a_small_shape_is_read(config: dict[str, Any]) -> None:
-    reading = read_description(config)
-    assert [note for note in reading.notes if not any(words in note for words in ABOUT_ENCODERS)] == []
-    assert reading.unknown == []
-
-
-def computed(config: dict[str, Any]) -> set[Any]:
-    """What the formulas and the reference both compute from the description alone, whichever family it is of: each
-    part of a part, and the verbs of its steps. contracts/test_parts.py compares the parts with each of their fields.
-    """
-    return {*parts_of(spec_of(config)), *verbs_of(spec_of(config))}
-
-
-@pytest.mark.parametrize("config", sampled(SHAPES, computed))
+@pytest.mark.parametrize("config", sampled(SHAPES, read_and_built))
 def test_small_shapes_agree_with_the_reference(config: dict[str, Any]) -> None:
+    reading = read_description(config)
+    about_encoders = ("not counted", "no vision or audio encoder is described", "its encoder has its class's defaults")
+    assert [note for note in reading.notes if not any(words in note for words in about_encoders)] == []
+    assert reading.unknown == []
     verdict = verify_reference(spec_of(config), batch=2)
     assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures[:8]]
 

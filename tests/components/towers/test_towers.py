@@ -138,7 +138,7 @@ def towers_of(spec: ModelSpec) -> dict[str, Node]:
 def kind_and_towers(case: tuple[str, dict[str, Any]]) -> set[Any]:
     """Each kind of wrapper, and what its encoders have."""
     kind, shape = case
-    return {kind, *fields_of(ModelSpec.model_validate(read_config(wrapped(kind, shape))[0]).towers)}
+    return {kind, *fields_of(spec_of(wrapped(kind, shape)).towers)}
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_the_usual_name_of_an_encoders_size_counts_as_in_its_class(
 def wrappers() -> dict[str, ModelSpec]:
     """The models of `WRAPPED`, by kind and number."""
     return {
-        f"{kind}-{i}": ModelSpec.model_validate(read_config(wrapped(kind, shape))[0])
+        f"{kind}-{i}": spec_of(wrapped(kind, shape))
         for kind, (_, _, shapes) in WRAPPERS.items()
         for i, shape in enumerate(shapes)
     }
@@ -209,7 +209,7 @@ def rules_of(kind: str) -> set[Any]:
 @pytest.mark.parametrize("kind", sampled({kind: kind for kind in WRAPPERS}, rules_of))
 def test_a_wrapper_agrees_with_its_whole_class_in_all_that_is_counted(kind: str) -> None:
     config = wrapped(kind, WRAPPERS[kind][2][0])
-    spec = ModelSpec.model_validate(read_config(config)[0])
+    spec = spec_of(config)
     verdict = verify_config(spec, config, seq=min(learned_positions(spec) or LEAST_SEQ, LEAST_SEQ))
     assert verdict.ok, verdict.failures
     hold(config, spec, verdict)
