@@ -29,7 +29,7 @@ class MetaDevice(DeviceContext):
     """Creates tensors on meta, as `torch.device("meta")` does, and runs no initializer of a tensor there."""
 
     def __init__(self) -> None:
-        super().__init__("meta")  # type: ignore[no-untyped-call]  # torch's own __init__ has no types
+        super().__init__("meta")
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in INITIALIZERS:
