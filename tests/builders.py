@@ -145,8 +145,18 @@ def fields_of(value: Any) -> set[tuple[str, str, str]]:
     return {(owner, name, kind) for owner, name, kind, _ in _below(value)}
 
 
-def _below(value: Any) -> set[tuple[str, str, str, bool]]:
+_KNOWN_BELOW: dict[int, tuple[Any, frozenset[tuple[str, str, str, bool]]]] = {}
+"""Id of a value → (the value, which stays so that no other has its id; what is below it)."""
+
+
+def _below(value: Any) -> frozenset[tuple[str, str, str, bool]]:
     """Returns (class of a part, field, what it has, whether that is a part) of everything below a value."""
+    if id(value) not in _KNOWN_BELOW:
+        _KNOWN_BELOW[id(value)] = value, frozenset(_find_below(value))
+    return _KNOWN_BELOW[id(value)][1]
+
+
+def _find_below(value: Any) -> set[tuple[str, str, str, bool]]:
     found: set[tuple[str, str, str, bool]] = set()
     left: list[tuple[Any, str, str]] = [(value, "", "")]
     while left:

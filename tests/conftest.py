@@ -23,6 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests
 os.environ.setdefault("LLMCALC_PROCESSES", "1")  # a test that wants several processes says so
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # tests start hundreds of processes: the first compiles, for all
 sys.dont_write_bytecode = False
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # grammars of addresses, which jsonschema
+# imports for a check of formats that no test asks for: they take two seconds in each process
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -74,6 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     none has one of them left when the others end. With `--quick` it leaves out the cases that are not quick.
     """
     _spare_the_search_for_constants()
+    _spare_docstrings_of_transformers()
     if config.option.quick:
         config.hook.pytest_deselected(items=[item for item in items if not is_quick(item.nodeid)])
         items[:] = [item for item in items if is_quick(item.nodeid)]
@@ -91,6 +94,19 @@ def _spare_the_search_for_constants() -> None:
     providers = sys.modules.get("hypothesis.internal.conjecture.providers")
     if hasattr(providers, "is_local_module_file"):  # since 6.131
         providers.is_local_module_file = lambda path: False
+
+
+def _spare_docstrings_of_transformers() -> None:
+    """Spares each module of transformers that is imported from now on the docstrings that its decorator writes, which
+    take a tenth of the time of its import.
+    """
+
+    def auto_docstring(decorated: Any = None, **_: Any) -> Any:
+        return (lambda other: other) if decorated is None else decorated
+
+    utils: Any = sys.modules.get("transformers.utils")
+    if hasattr(utils, "auto_docstring"):
+        utils.auto_docstring = auto_docstring
 
 
 def pytest_collection_finish() -> None:

@@ -151,6 +151,9 @@ EXHAUSTIVE: dict[str, str] = {
         "frameworks/torch/test_pipeline.py"
     ),
     "web/test_links.py": "the site's test command",
+    "web/test_answers_in_chinese.py::test_refused_servers_and_runs_are_in_chinese": "the site's test command",
+    "web/test_answers_in_chinese.py::test_sentences_of_servers_and_costs_are_in_chinese": "the site's test command",
+    "web/test_answers_in_chinese.py::test_sentences_of_a_model_are_in_chinese": "the site's test command",
     "web/test_command.py": "the site's test command",
     "studies/test_plan.py::test_a_row_needs_what_memory_says_of_it[experts under megatron]": "FSDP2; sequences",
     "studies/test_plan.py::test_stages_that_may_need_most[qwen3-0.6b?num_hidden_layers=8-fsdp2-layout4-8]": "others",

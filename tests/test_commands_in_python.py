@@ -19,9 +19,9 @@ from llmcalc.cli.help import with_help_all_option
 from llmcalc.cli.main import COMMANDS, module_name
 from llmcalc.errors import InputError
 from llmcalc.plots.pictures import Picture
+from tests.contracts.test_imports import PACKAGE, modules
 from tests.families import shapes_of
 from tests.samples import in_one_test
-from tests.test_imports import PACKAGE, modules
 
 if TYPE_CHECKING:
     from llmcalc.page_server import PageServer

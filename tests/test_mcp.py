@@ -7,12 +7,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anyio
 import pytest
-from mcp import Client
-from mcp.client.stdio import StdioServerParameters, stdio_client
 
 import llmcalc
 from llmcalc.arguments import READING
@@ -27,6 +24,9 @@ from llmcalc.workload.setting import declarations_of
 from tests.families import shapes_of
 from tests.samples import in_one_test
 
+if TYPE_CHECKING:
+    from mcp import Client  # the tests import it, which takes a second, in the one process that runs them
+
 CONFIG = shapes_of("llama")[0]
 
 DEEP = json.loads("[" * 60 + "]" * 60)
@@ -34,6 +34,8 @@ DEEP = json.loads("[" * 60 + "]" * 60)
 
 def with_client(use: Callable[[Client], Awaitable[Any]], server: Any = None) -> Any:
     """Runs a client beside the server, in this process unless another server is named."""
+    import anyio
+    from mcp import Client
 
     async def run() -> Any:
         async with Client(server or tool_server()) as client:
@@ -93,6 +95,7 @@ def test_every_tool_is_called_above() -> None:
 
 def test_the_process_speaks_the_protocol() -> None:
     """Over standard input and output, as clients start it."""
+    from mcp.client.stdio import StdioServerParameters, stdio_client
 
     async def use(client: Client) -> Any:
         return await client.list_tools(), await client.call_tool("params", {"model": "gpt2", "keys": ["params"]})
@@ -108,7 +111,7 @@ def test_the_process_speaks_the_protocol() -> None:
 def test_arguments_are_those_of_the_function(name: str) -> None:
     """Each has a description, and is an argument, or an option, of the function of the command's name."""
     (tool,) = (tool for tool in all_tools() if tool.name == name)
-    from jsonschema import Draft202012Validator  # imports grammars, for a second
+    from jsonschema import Draft202012Validator
 
     Draft202012Validator.check_schema(tool.schema)
     assert all(schema["description"].strip() for schema in tool.schema["properties"].values())

@@ -93,7 +93,7 @@ def repeated_words(nodes: Iterable[ast.AST]) -> Iterator[str]:
         if isinstance(node, ast.Constant | ast.JoinedStr):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
             words = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts).split()
-            phrases = TWICE.findall(" ".join(words) + " ")
+            phrases = TWICE.findall(" ".join(words) + " ") if len(words) >= 6 else []
             yield from (phrase for phrase in phrases if len(set(phrase.split())) > 2)
 
 

@@ -161,6 +161,8 @@ def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
     """
     import torch
 
+    from .meta_device import device_context
+
     dtype_name = device_dtype(device)
     byte_count = DTYPE_BITS[dtype_name] // 8 * spec.tree().total(total_params_of, include=EVERY_PART)
     if device == "cuda" and not torch.cuda.is_available():
@@ -176,7 +178,7 @@ def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
             f"--device cpu: {byte_count:,} bytes of weights are too many; expected --device meta, or fewer layers "
             "(--set num_hidden_layers=1)"
         )
-    with torch.device(device), default_dtype(getattr(torch, dtype_name)):
+    with device_context(device), default_dtype(getattr(torch, dtype_name)):
         return spec.reference()
 
 

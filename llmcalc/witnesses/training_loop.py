@@ -44,6 +44,7 @@ from ..simulator.meter import Meter
 from ..workload.execution import OptimizerImplementation
 from ..workload.recompute import NONE
 from . import kernel_variants, module_measurements
+from .meta_device import device_context
 from .module_measurements import default_dtype, encoder_input
 
 PhaseCallback: TypeAlias = Callable[[str, Tensor | None], None]
@@ -58,7 +59,7 @@ def build_reference(spec: ModelSpec, dtype: str, device: str, included_parts: fr
 
     Multi-token prediction is removed too, unless it is in `included_parts`.
     """
-    with torch.device(device), default_dtype(getattr(torch, dtype)):
+    with device_context(device), default_dtype(getattr(torch, dtype)):
         module: Any = spec.reference()
     for slot_name in ("towers", *(() if MTP.name in included_parts else ("mtp",))):
         if hasattr(module, slot_name):

@@ -103,6 +103,8 @@ def build_class_model(config: dict[str, Any], is_to_run: bool = True) -> nn.Modu
     import torch
     import transformers
 
+    from .meta_device import MetaDevice
+
     require_library_class(config)
     class_settings = class_settings_of(config)
     config_object = transformers.AutoConfig.for_model(
@@ -116,7 +118,7 @@ def build_class_model(config: dict[str, Any], is_to_run: bool = True) -> nn.Modu
     needs_float32 = model_class.__name__.endswith(class_settings.refuses_bfloat16)
     dtype = torch.float32 if needs_float32 else torch.bfloat16
     try:
-        with torch.device("meta"), default_dtype(dtype):
+        with MetaDevice(), default_dtype(dtype):
             model: nn.Module = (
                 model_class(config_object).to("meta", dtype).eval().requires_grad_(False)
             )  # XLNet creates some tensors on another device

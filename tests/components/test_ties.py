@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types, read_config
+from llmcalc.witnesses.meta_device import MetaDevice
 from tests.components.towers.test_towers import UNMEASURED, wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.samples import sampled
@@ -37,7 +37,7 @@ def tied_by_class(config: dict[str, Any]) -> bool:
     import transformers
 
     fields = {k: v for k, v in config.items() if k != "model_type"}
-    with torch.device("meta"):
+    with MetaDevice():
         model = getattr(transformers, config["architectures"][0])(
             transformers.AutoConfig.for_model(config["model_type"], **fields)
         )

@@ -8,16 +8,17 @@ a point in every row that it crosses, and rooms and points are moved towards the
 
 from __future__ import annotations
 
-import ast
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
-from itertools import chain, combinations, pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import TypeAlias
+
+from tests.contracts.test_imports import package_graphs
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "llmcalc"
@@ -42,32 +43,6 @@ def layers() -> list[list[str]]:
     return [list(ENTRY_POINTS), *rows]
 
 
-BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
-"""Fields of syntax trees that hold statements, or what holds statements."""
-
-
-def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields every statement below a node, without the expressions, in which no import can be."""
-    for statement in chain.from_iterable(getattr(node, field, ()) for field in BLOCKS):
-        yield statement
-        yield from statements(statement)
-
-
-def imported(file: Path) -> Iterator[str]:
-    """The rooms that a file of the package imports from, wherever in the file the import is."""
-    folder = file.relative_to(PACKAGE.parent).parts[:-1]
-    for node in statements(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            parents = folder[: len(folder) + 1 - node.level] if node.level else ()
-            module = (*parents, *(node.module or "").split(".")) if node.module else parents
-            paths = [(*module, alias.name) for alias in node.names]
-        elif isinstance(node, ast.Import):
-            paths = [tuple(alias.name.split(".")) for alias in node.names]
-        else:
-            continue
-        yield from (path[1] for path in paths if path[0] == "llmcalc" and len(path) > 1)
-
-
 @cache
 def read_rooms() -> tuple[dict[str, int], set[Arrow]]:
     """Lines of code of every room, and an arrow for each pair of rooms of which one imports the other."""
@@ -75,8 +50,14 @@ def read_rooms() -> tuple[dict[str, int], set[Arrow]]:
     lines = dict.fromkeys(room_of.values(), 0)
     for file, room in room_of.items():
         lines[room] += len(file.read_text().splitlines())
-    arrows = {(room, other) for file, room in room_of.items() for other in imported(file)}
-    return lines, {(room, other) for room, other in arrows if other in lines and other != room}
+    arrows = {
+        (name.split(".")[1] if "." in name else "__init__", other.split(".")[1])
+        for graph in package_graphs()
+        for name, others in graph.items()
+        for other in others
+        if "." in other
+    }
+    return lines, {(room, other) for room, other in arrows if other != room}
 
 
 def without_implied(arrows: set[Arrow]) -> list[Arrow]:

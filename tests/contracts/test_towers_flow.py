@@ -30,16 +30,16 @@ from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
 from llmcalc.ops import ConformerAttentionCore
 from llmcalc.optional import EVERY_PART
-from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.workload.derived_rows import IMAGES, PATCHES
 from llmcalc.workload.inputs import EncoderPass
 from llmcalc.workload.rows import FixedRows
 from llmcalc.workload.workload import Workload
+from tests.builders import fields_of, spec_of
 from tests.components.towers.test_tower_parts import beside
 from tests.components.towers.test_towers import WRAPPED, wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.contracts.test_recording import Sizes, array, names, symbol
-from tests.samples import in_one_test
+from tests.samples import in_one_test, sampled
 
 KINDS: list[Any] = TOWERS.classes()
 EXAMPLES = [
@@ -108,9 +108,14 @@ def test_symbols_and_arrays_record_the_tower_of_ints(example: Any) -> None:
     same_in_symbols_and_arrays(beside(vision_tower=example))
 
 
-@pytest.mark.parametrize("kind", WRAPPERS)
-def test_symbols_and_arrays_record_the_towers_of_a_wrapper(kind: str) -> None:
-    same_in_symbols_and_arrays(ModelSpec.model_validate(read_config(wrapped(kind, WRAPPERS[kind][2][0]))[0]))
+def first_of_wrappers() -> dict[str, ModelSpec]:
+    """Model type of a wrapper → a small model with its encoders."""
+    return {kind: spec_of(wrapped(kind, shapes[0])) for kind, (_, _, shapes) in WRAPPERS.items()}
+
+
+@pytest.mark.parametrize("spec", sampled(first_of_wrappers(), lambda spec: fields_of(spec.towers)))
+def test_symbols_and_arrays_record_the_towers_of_a_wrapper(spec: ModelSpec) -> None:
+    same_in_symbols_and_arrays(spec)
 
 
 @in_one_test
@@ -194,7 +199,7 @@ def recorded(towers: dict[str, Any]) -> tuple[Flow, dict[str, Value]]:
 @in_one_test
 @pytest.mark.parametrize(("kind", "shape"), WRAPPED)
 def test_a_projector_reads_the_very_output_of_a_tower_above_it(kind: str, shape: dict[str, Any]) -> None:
-    spec = ModelSpec.model_validate(read_config(wrapped(kind, shape))[0])
+    spec = spec_of(wrapped(kind, shape))
     recorder, made = recorded(spec.towers)
     above: list[str] = []
     for name, tower in spec.towers.items():

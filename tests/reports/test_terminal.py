@@ -113,11 +113,12 @@ def test_verdicts_have_a_colour_that_says_nothing_more() -> None:
         "llmcalc presets",
         pytest.param("llmcalc presets --details --format json", marks=pytest.mark.exhaustive),
         "llmcalc --help",
-        "llmcalc explain gpt2 --help",
+        pytest.param("llmcalc explain gpt2 --help", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_reader_that_goes_away(line: str) -> None:
-    for reader in ("head -1", "true"):
+    """At the first line, and before it: of the longest output, which takes seconds, only at the first."""
+    for reader in ("head -1", "true") if "presets" not in line else ("head -1",):
         result = shell(f"{line} | {reader}", PYTHONUNBUFFERED="1")
         assert (result.returncode, result.stderr) == (0, "")
 

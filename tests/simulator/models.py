@@ -16,6 +16,7 @@ from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.profiles.eager import EagerKernels
 from llmcalc.simulator.tensor import DTYPES, INT64, Dtype, Tensor, empty
 from llmcalc.witnesses import kernel_variants
+from llmcalc.witnesses.meta_device import device_context
 from llmcalc.witnesses.module_measurements import default_dtype
 from llmcalc.workload.recompute import NONE, Recompute
 from llmcalc.workload.rows import SOURCE, TOKENS
@@ -131,7 +132,7 @@ def by_torch(
     dtype: the type of weights and activations without autocast.
     """
     device = device or device_of(choices)
-    with default_dtype(torch.float32 if autocast else getattr(torch, dtype)), torch.device(device):
+    with default_dtype(torch.float32 if autocast else getattr(torch, dtype)), device_context(device):
         module: Any = spec.reference()
         kernel_variants.use_kernels(module, choices, recompute, adapters, device)
         ids, source = inputs(spec, batch, seq)

@@ -329,9 +329,13 @@ def test_a_size_that_the_model_cannot_have_is_named_as_the_config_has_it(
 
 @pytest.mark.parametrize(("kind", "fields"), damaged(WRAPPING, fields_around_the_text))
 def test_every_field_of_a_wrapper(kind: str, fields: set[str], tmp_path: Path) -> None:
-    """An encoder that is not supported is left out, so its wrong fields raise no error."""
+    """An encoder that is not supported is left out, so its wrong fields raise no error. Of several shapes of encoders,
+    the first that has a field is damaged in it, but where all fields of a wrapper are.
+    """
+    left = set(fields)
     for config in wrapped(kind):
-        found = [(path, value) for path, value in around_the_text(kind, config) if name_of(path) in fields]
+        found = [(path, value) for path, value in around_the_text(kind, config) if name_of(path) in left]
+        left -= {name_of(path) for path, _ in found} if fields < fields_around_the_text(kind) else set()
         refusals = damage_all(config, found, tmp_path / "config.json", several=1)
         assert refusals > 2 or fields < fields_around_the_text(kind)
 

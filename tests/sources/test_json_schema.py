@@ -26,10 +26,16 @@ LINE = f"#:schema ../{FILE.name}"
 
 
 @cache
-def validator() -> Any:
-    from jsonschema import Draft202012Validator  # imports grammars, for a second
+def described() -> Any:
+    """The schema, which takes a second."""
+    return description_schema()
 
-    schema = description_schema()
+
+@cache
+def validator() -> Any:
+    from jsonschema import Draft202012Validator
+
+    schema = described()
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)
 
@@ -66,7 +72,7 @@ def test_it_takes_every_preset(names: Callable[[], Iterable[str]]) -> None:
 
 def test_every_property_has_a_description() -> None:
     """From the docstring of its class; editors show it beside the field."""
-    document = description_schema()
+    document = described()
     tables = {"": document, **document["$defs"]}
     fields = {
         (name, field): schema.get("description", "")
@@ -82,7 +88,7 @@ def test_every_property_has_a_description() -> None:
 def test_its_address_is_the_sites() -> None:
     """The documentation's build puts the file there."""
     project = tomllib.loads((presets_dir().parent / "pyproject.toml").read_text())["project"]
-    assert description_schema()["$id"] == f"{project['urls']['Documentation']}{FILE.name}"
+    assert described()["$id"] == f"{project['urls']['Documentation']}{FILE.name}"
 
 
 def test_every_preset_names_it() -> None:
@@ -92,13 +98,13 @@ def test_every_preset_names_it() -> None:
 
 def test_the_file_beside_the_presets_is_it() -> None:
     """If this fails: python -m tests.sources.test_json_schema."""
-    assert json.loads(FILE.read_text()) == description_schema()
+    assert json.loads(FILE.read_text()) == described()
 
 
 def test_the_command_prints_it(run: Any) -> None:
     code, out, err = run("schema")
     assert (code, err) == (0, "")
-    assert json.loads(out) == description_schema()
+    assert json.loads(out) == described()
 
 
 @pytest.mark.parametrize(

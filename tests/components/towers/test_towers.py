@@ -21,7 +21,7 @@ from llmcalc.costs.params import buffer_elements_of, total_params_of
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
+from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types, read_config
 from llmcalc.sources.huggingface.towers import sections_of
 from llmcalc.witnesses.module_measurements import buffers, parameters
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
@@ -138,7 +138,7 @@ def towers_of(spec: ModelSpec) -> dict[str, Node]:
 def kind_and_towers(case: tuple[str, dict[str, Any]]) -> set[Any]:
     """Each kind of wrapper, and what its encoders have."""
     kind, shape = case
-    return {kind, *fields_of(ModelSpec.model_validate(read_config(wrapped(kind, shape))[0]).towers)}
+    return {kind, *fields_of(spec_of(wrapped(kind, shape)).towers)}
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_the_usual_name_of_an_encoders_size_counts_as_in_its_class(
 def wrappers() -> dict[str, ModelSpec]:
     """The models of `WRAPPED`, by kind and number."""
     return {
-        f"{kind}-{i}": ModelSpec.model_validate(read_config(wrapped(kind, shape))[0])
+        f"{kind}-{i}": spec_of(wrapped(kind, shape))
         for kind, (_, _, shapes) in WRAPPERS.items()
         for i, shape in enumerate(shapes)
     }
@@ -198,10 +198,18 @@ def test_towers_agree_with_the_reference(spec: ModelSpec) -> None:
     assert {f"towers.{name}" for name in spec.towers} < compared
 
 
-@pytest.mark.parametrize("kind", WRAPPERS)
+def rules_of(kind: str) -> set[Any]:
+    """What a comparison with the whole class has beside that of the encoders above and that of the text model's own
+    class: the file that reads the wrapper, and what its record says of its class.
+    """
+    family = family_of(kind)
+    return {FILE_OF[kind], *map(repr, (family.quirks, *family.deviations, *family.modules.items()))}
+
+
+@pytest.mark.parametrize("kind", sampled({kind: kind for kind in WRAPPERS}, rules_of))
 def test_a_wrapper_agrees_with_its_whole_class_in_all_that_is_counted(kind: str) -> None:
     config = wrapped(kind, WRAPPERS[kind][2][0])
-    spec = ModelSpec.model_validate(read_config(config)[0])
+    spec = spec_of(config)
     verdict = verify_config(spec, config, seq=min(learned_positions(spec) or LEAST_SEQ, LEAST_SEQ))
     assert verdict.ok, verdict.failures
     hold(config, spec, verdict)
