@@ -83,7 +83,7 @@ def test_peaks_and_their_reset(device: Device) -> None:
 def test_exact_device_neither_rounds_nor_reserves() -> None:
     """100 + 7 bytes; then the 100 are freed."""
     device = ExactDevice()
-    first, second = device.allocate(100), device.allocate(7, cuda_stream=3)
+    first, second = device.allocate(100), device.allocate(7, stream=3)
     assert (first.size, first.requested, second.size) == (100, 100, 7)
     device.free(first)
     device.release_cached()
@@ -148,8 +148,8 @@ def test_snapshot() -> None:
     """
     start = -2097152
     allocator = WitnessAllocator()
-    first = allocator.allocate(700, cuda_stream=7)
-    second = allocator.allocate(600, cuda_stream=7)
+    first = allocator.allocate(700, stream=7)
+    second = allocator.allocate(600, stream=7)
     allocator.free(first)
     used, rest = BlockState(start + 1024, 1024, 600, True), BlockState(start + 2048, 2095104, 0, False)
     assert allocator.segments() == (SegmentState(7, True, (BlockState(start, 1024, 0, False), used, rest)),)
@@ -229,7 +229,7 @@ def test_a_free_block_serves_its_own_stream_only(expandable_segments: bool) -> N
     """Stream 1 reserves 20 MiB of its own though 20 MiB of stream 0 are free; stream 0 then uses them."""
     allocator, [first] = filled(20, expandable_segments=expandable_segments)
     allocator.free(first)
-    allocator.allocate(20 * MIB, cuda_stream=1)
+    allocator.allocate(20 * MIB, stream=1)
     assert (layout(allocator), allocator.reserved) == ([[-20], [20]], 40 * MIB)
     allocator.allocate(20 * MIB)
     assert (layout(allocator), allocator.reserved) == ([[20], [20]], 40 * MIB)
@@ -305,7 +305,7 @@ def test_growing_starts_behind_a_block_in_use() -> None:
 def test_one_expandable_segment_for_each_pool_and_stream() -> None:
     """Small: 3 MiB in two pages of 2 MiB. Large: 24 MiB in two pages of 20 MiB on stream 0, 12 MiB on stream 1."""
     allocator, _ = filled(1, 12, 1, 12, 1, expandable_segments=True)
-    allocator.allocate(12 * MIB, cuda_stream=1)
+    allocator.allocate(12 * MIB, stream=1)
     assert layout(allocator) == [[1, 1, 1, -1], [12, 12, -16], [12, -8]]
     assert [(one.stream, one.small) for one in allocator.segments()] == [(0, True), (0, False), (1, False)]
     assert allocator.reserved == (4 + 40 + 20) * MIB
