@@ -19,7 +19,8 @@ from llmcalc.flow.record import Flow
 from llmcalc.flow.tree import Node
 from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILES, families_of_file, read_config
+from llmcalc.sources.huggingface.description import read_config
+from llmcalc.sources.huggingface.registry import FILES, families_of_file
 from llmcalc.workload.counting import Counting, Pairs
 from llmcalc.workload.execution import AttentionImplementation, Execution, LatentForm
 from llmcalc.workload.recompute import recompute_of

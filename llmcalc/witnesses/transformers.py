@@ -23,8 +23,8 @@ from ..errors import InputError, MissingExtra
 from ..flow.tree import Cost
 from ..model import ModelSpec
 from ..optional import WITHOUT_FLOPS
+from ..sources.huggingface.description import text_model_of
 from ..sources.huggingface.family import Quirks
-from ..sources.huggingface.registry import text_model_of
 from ..sources.preset import Preset
 from ..sources.to_hf import to_config
 from ..units import DTYPE_BITS, bits_to_bytes

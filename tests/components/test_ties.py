@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types, read_config
+from llmcalc.sources.huggingface.description import read_config
+from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
 from llmcalc.witnesses.meta_device import MetaDevice
 from tests.components.towers.test_towers import UNMEASURED, wrapped
 from tests.components.towers.tower_shapes import WRAPPERS

@@ -14,7 +14,8 @@ import pytest
 
 from llmcalc.costs.params import params
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import model_type_of_class_name, read_config
+from llmcalc.sources.huggingface.description import read_config
+from llmcalc.sources.huggingface.registry import model_type_of_class_name
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.sources.to_hf import to_config
 from tests.samples import in_one_test

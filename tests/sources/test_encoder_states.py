@@ -12,7 +12,8 @@ import pytest
 from llmcalc.costs.encoders import encoded_inputs
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
+from llmcalc.sources.huggingface.description import read_config
+from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.workload.inputs import Inputs
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS

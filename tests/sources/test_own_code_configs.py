@@ -13,7 +13,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.sources.huggingface.registry import read_config, read_description
+from llmcalc.sources.huggingface.description import read_config, read_description
 from llmcalc.witnesses.transformers import build_class_model
 from tests.builders import spec_of
 from tests.families import shapes_of

@@ -17,7 +17,8 @@ from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.config_file import describe_data
-from llmcalc.sources.huggingface.registry import family_of, library_classes, model_types, read_config
+from llmcalc.sources.huggingface.description import read_config
+from llmcalc.sources.huggingface.registry import family_of, library_classes, model_types
 from llmcalc.sources.to_hf.compare import canonical_values
 from llmcalc.witnesses.transformers import build_class_model
 from tests.families import shapes_of

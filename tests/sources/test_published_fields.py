@@ -12,8 +12,8 @@ import pytest
 from llmcalc import params
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
+from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.parts import EARLIER_LAYER_TYPES
-from llmcalc.sources.huggingface.registry import read_config
 from tests.builders import spec_of
 from tests.families import shapes_of
 from tests.samples import in_one_test

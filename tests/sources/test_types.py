@@ -12,7 +12,8 @@ import llmcalc
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.networks.router import LinearRouter
 from llmcalc.errors import InputError
-from llmcalc.sources.huggingface.registry import model_type_of_class_name, with_model_type
+from llmcalc.sources.huggingface.model_type import with_model_type
+from llmcalc.sources.huggingface.registry import model_type_of_class_name
 from tests.builders import CASES, spec_of
 from tests.families import shapes_of
 

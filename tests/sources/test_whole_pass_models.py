@@ -15,7 +15,7 @@ from llmcalc.components.stack import Stack
 from llmcalc.costs.cache import kv
 from llmcalc.costs.flops import flops
 from llmcalc.errors import InputError
-from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.sources.huggingface.description import read_config
 from llmcalc.workload.workload import Workload
 from tests.builders import spec_of
 from tests.families.bert.perceiver import SMALL as PERCEIVER

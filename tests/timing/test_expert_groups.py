@@ -23,7 +23,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.placements import Collective
 from llmcalc.sources.hardware import load_hardware
-from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.presets import load_preset
 from llmcalc.sources.to_hf import to_config
 from llmcalc.timing.device import device_of

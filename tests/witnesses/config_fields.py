@@ -31,7 +31,8 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.optional import WITHOUT_FLOPS
 from llmcalc.sources.huggingface.config import Config
-from llmcalc.sources.huggingface.registry import family_of, model_types, read_config, text_model_of
+from llmcalc.sources.huggingface.description import read_config, text_model_of
+from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.witnesses import transformers as transformers_witness
 from llmcalc.witnesses.shape_cache import ShapeCache
 from llmcalc.witnesses.transformers import build_class_model, class_settings_of, run_forward

@@ -29,7 +29,8 @@ from llmcalc.costs.flops import flops
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
+from llmcalc.sources.huggingface.description import read_config
+from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.witnesses.checks import Check
 from llmcalc.witnesses.transformers import verify_config
 from llmcalc.witnesses.witness import witness_of

@@ -14,8 +14,9 @@ import pytest
 
 from llmcalc.sources.huggingface import parts, registry
 from llmcalc.sources.huggingface.config import Config
+from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.families.llama import llama
-from llmcalc.sources.huggingface.registry import FILE_OF, family_of, library_class_names, model_types, read_config
+from llmcalc.sources.huggingface.registry import FILE_OF, family_of, library_class_names, model_types
 from tests.builders import with_other_causes
 from tests.families import shapes_of
 from tests.witnesses.config_fields import Difference, class_reads, configs_of, differences, fields_asked

@@ -31,7 +31,8 @@ from llmcalc.ops import (
     Op,
     PooledAttentionCore,
 )
-from llmcalc.sources.huggingface.registry import FILES, text_model_of
+from llmcalc.sources.huggingface.description import text_model_of
+from llmcalc.sources.huggingface.registry import FILES
 from llmcalc.witnesses.deviations import total_cost_in_class
 from llmcalc.witnesses.module_measurements import count_flops
 from llmcalc.witnesses.transformers import (

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types, read_config
+from llmcalc.sources.huggingface.description import read_config
+from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
 from tests.builders import with_other_causes
 from tests.families import shapes_of
 from tests.samples import with_rest

@@ -15,7 +15,8 @@ from llmcalc.costs.context_length import learned_positions
 from llmcalc.costs.flops import forward_flops_of
 from llmcalc.flow.tree import Place
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of, model_types, read_config
+from llmcalc.sources.huggingface.description import read_config
+from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of, model_types
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
 from llmcalc.witnesses.transformers import verify_config
 from llmcalc.witnesses.witness import witness_of

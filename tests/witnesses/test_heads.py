@@ -18,7 +18,8 @@ from llmcalc.costs.flops import forward_flops_of
 from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILE_OF, family_of, library_class_names, model_types, read_config
+from llmcalc.sources.huggingface.description import read_config
+from llmcalc.sources.huggingface.registry import FILE_OF, family_of, library_class_names, model_types
 from llmcalc.witnesses.checks import Verdict
 from llmcalc.witnesses.deviations import total_cost_in_class
 from llmcalc.witnesses.module_measurements import count_flops, parameters

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from llmcalc.costs.flops import forward_flops_of
-from llmcalc.sources.huggingface.registry import model_types, text_model_of
+from llmcalc.sources.huggingface.description import text_model_of
+from llmcalc.sources.huggingface.registry import model_types
 from llmcalc.sources.target import load
 from llmcalc.witnesses.deviations import total_cost_in_class
 from tests.builders import CASES, run_config

@@ -24,7 +24,8 @@ from llmcalc.costs.params import params
 from llmcalc.costs.quantization import quantized_size, scheme_of_config
 from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
-from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_description
+from llmcalc.sources.huggingface.description import read_description
+from llmcalc.sources.huggingface.registry import FILES, family_of, model_types
 from llmcalc.witnesses.reference import verify_reference
 from llmcalc.workload.inputs import Inputs
 from tests.builders import WITH_CLASSES, kinds_of_parts, spec_of

@@ -11,7 +11,8 @@ from llmcalc.costs.flops import forward_flops_of
 from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types, read_config, text_model_of
+from llmcalc.sources.huggingface.description import read_config, text_model_of
+from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
 from llmcalc.units import bits_to_bytes
 from llmcalc.witnesses.deviations import total_cost_in_class
 from llmcalc.witnesses.module_measurements import parameters

@@ -8,7 +8,7 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.sources.huggingface.description import read_config
 from llmcalc.witnesses.transformers import verify_config
 from llmcalc.witnesses.witness import class_config_fields, class_name_of
 from tests.families import shapes_of

@@ -15,7 +15,7 @@ from ...errors import shown
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...sources.files import validate
-from ...sources.huggingface.registry import read_description
+from ...sources.huggingface.description import read_description
 from ..launch.python_source import UnknownValue, constants, parse_python
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, integer_of, reader_of
 from ..launch.unresolved import is_unresolved, unresolved_reason

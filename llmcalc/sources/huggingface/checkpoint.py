@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...flow.module_names import WRAPPED, Checkpoint
+from .description import text_model_of
 from .head_kinds import architecture_of
-from .registry import family_of, library_classes, model_type_of_class_name, model_types, text_model_of, usual_name
+from .registry import family_of, library_classes, model_type_of_class_name, model_types, usual_name
 
 
 def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:

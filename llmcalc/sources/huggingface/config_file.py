@@ -9,9 +9,11 @@ from typing import Any
 from ...components.head_kind import HeadKind
 from ...errors import InputError, one_line, shown
 from ..files import LARGEST_CONFIG, parse_json, read_text
+from .description import read_description
 from .head_kinds import architecture_of
+from .model_type import with_model_type
 from .other_config_forms import config_of_other_form
-from .registry import family_of, model_type_of_class_name, read_description, usual_name, with_model_type
+from .registry import family_of, model_type_of_class_name, usual_name
 from .text_section import require_read_sizes, with_text_section
 from .unknown_fields import remark_on_defaults, remark_on_ignored_fields, require_known
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from ...errors import InputError
 from .config import IRRELEVANT
+from .description import text_model_of
 from .head_kinds import head_kind_of_config
-from .registry import family_of, text_model_of, typed_config
+from .registry import family_of, typed_config
 
 
 class TrackedInt(int):

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InputError, shown
-from .registry import FILE_OF, ConfigDescription, family_of, usual_name
+from .description import ConfigDescription
+from .registry import FILE_OF, family_of, usual_name
 
 OTHER_TEXT_SECTIONS = ("text_config", "llm_config", "lm_config", "language_config", "decoder_config")
 """Names of the section in published configs, such as `lm_config` of GLM-ASR and `decoder_config` of VibeVoice in their

@@ -21,10 +21,11 @@ from ...errors import InputError
 from ...model import ModelSpec
 from ..huggingface.absent import AbsentValue
 from ..huggingface.config import Config
+from ..huggingface.description import LOGIT_CAPS, read_config
 from ..huggingface.family import Family
 from ..huggingface.head_kinds import head_kind_of_config
 from ..huggingface.parts import ACTIVATIONS
-from ..huggingface.registry import FILE_OF, LOGIT_CAPS, family_of, has_grouped_router, read_config
+from ..huggingface.registry import FILE_OF, family_of, has_grouped_router
 from .classes import class_names, wrapper_names
 from .compare import Difference, canonical_values, count_changed_values, differences, has_canonical_values
 from .config_values import ConfigValues

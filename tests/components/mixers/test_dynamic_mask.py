@@ -19,7 +19,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.ops import Linear
 from llmcalc.ops.products import ExpertRows
 from llmcalc.ops.sparse import MaskedAttentionCore
-from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.sources.huggingface.description import read_config
 from llmcalc.workload.with_past import RowsWithPast
 from tests.builders import run_config
 from tests.samples import in_one_test

@@ -21,7 +21,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.ops import Linear, Op
 from llmcalc.ops.products import BlockSumMatmul
 from llmcalc.ops.sparse import LocalAttentionCore
-from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.sources.huggingface.description import read_config
 from llmcalc.workload.counting import Pairs
 from llmcalc.workload.derived_rows import RowsWithBlockSummaries
 from tests.builders import run_config

@@ -21,7 +21,7 @@ from llmcalc.costs.params import params
 from llmcalc.model import ModelSpec
 from llmcalc.reports.flops import report as flops_report
 from llmcalc.reports.params import report as params_report
-from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.preset import Preset
 from llmcalc.studies.rules import flop_rules_for
 from llmcalc.witnesses.transformers import build_class_model

@@ -25,7 +25,7 @@ from llmcalc.components.towers.vision import VisionTower
 from llmcalc.costs.flops import forward_flops_of
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
-from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.sources.huggingface.description import read_config
 from llmcalc.witnesses.reference import verify_reference
 from llmcalc.workload.inputs import EncoderPass
 from llmcalc.workload.run_config import RunConfig

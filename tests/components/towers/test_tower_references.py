@@ -17,7 +17,7 @@ from llmcalc.components.towers.patches import PatchEmbedder
 from llmcalc.components.towers.projector import Map, Projector
 from llmcalc.components.towers.vision import Patches, PatchPositions
 from llmcalc.costs.flops import forward_flops_of
-from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.sources.huggingface.description import read_config
 from llmcalc.workload.inputs import EncoderPass
 from llmcalc.workload.run_config import RunConfig
 from tests.builders import spec_of

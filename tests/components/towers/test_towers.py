@@ -21,7 +21,8 @@ from llmcalc.costs.params import buffer_elements_of, total_params_of
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types, read_config
+from llmcalc.sources.huggingface.description import read_config
+from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
 from llmcalc.sources.huggingface.towers import sections_of
 from llmcalc.witnesses.module_measurements import buffers, parameters
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference

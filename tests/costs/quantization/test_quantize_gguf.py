@@ -23,7 +23,7 @@ from llmcalc.costs.quantization.named import mix_near
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.checkpoints.gguf import TYPES, read_gguf
-from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.presets import load_preset, model_names
 from tests.contracts.test_parts import decoder
 from tests.costs.quantization.test_quantize import DENSE, deep

@@ -16,7 +16,8 @@ from llmcalc.costs.quantization import quantized_size, scheme_named, scheme_of_c
 from llmcalc.costs.quantization.base import weight_tensors_of
 from llmcalc.costs.quantization.linear import LinearScheme
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import family_of, read_config
+from llmcalc.sources.huggingface.description import read_config
+from llmcalc.sources.huggingface.registry import family_of
 from llmcalc.witnesses.transformers import build_class_model, uncounted_parameters
 from tests.builders import WITH_CLASSES, kinds_of_parts, spec_of
 from tests.samples import sampled
