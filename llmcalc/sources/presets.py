@@ -156,14 +156,14 @@ SCHEMES_IN_NAMES = (
     (r"awq(?:[-_]?int4|[-_]?4bit)?|int4[-_]awq", "awq-int4-g128"),
     (r"gptq(?:[-_]?int4|[-_]?4bit)?|int4[-_]gptq", "gptq-int4-g128"),
     (r"gptq[-_]?int8", "gptq-int8-g128"),
-    (r"(?:auto[-_]?round[-_]?)?(?:int4|w4a16)(?:[-_]auto[-_]?round)?(?:[-_]g128)?", "w4a16-g128"),
-    (r"fp8(?:[-_]dynamic)?", "fp8-dynamic"),
+    (r"(?:auto[-_]?round[-_]?)?(?:int4|(?:quantized\.)?w4a16)(?:[-_]auto[-_]?round)?(?:[-_]g128)?", "w4a16-g128"),
+    (r"fp8(?:[-_](?:dynamic|kv))?", "fp8-dynamic"),
     (r"(?:unsloth[-_])?bnb[-_]4bit", "nf4-double"),
     (r"(?:nvfp4|fp4)(?:[-_]v[0-9])?", "nvfp4"),
     (r"w8a8|quantized\.w8a8", "w8a8"),
     (rf"{_GGUF_TYPE}(?:-[0-9]{{5}}-of-[0-9]{{5}})?\.gguf", ""),
     (r"mxfp4(?:_moe)?(?:(?:-[0-9]{5}-of-[0-9]{5})?\.gguf|-gguf)|gguf:mxfp4(?:_moe)?", MXFP4_OF_GGUF),
-    (rf"gguf:{_GGUF_TYPE}|{_GGUF_TYPE.replace('mix', 'mix_of_repository')}-gguf", ""),
+    (rf"gguf:{_GGUF_TYPE}|(?:qat[-_])?{_GGUF_TYPE.replace('mix', 'mix_of_repository')}-gguf", ""),
     (r"gguf", "q4_k_m"),
 )
 """End of the name of a checkpoint's folder or file → the scheme of `--quantize` that it names.
@@ -248,11 +248,23 @@ def find_by_repository(preset_name: str) -> str | None:
     return _presets_by_repository().get(normalized_name) if normalized_name else None
 
 
+_UNQUANTIZED = re.compile(r"-(?:bf16|hf)$", re.IGNORECASE)
+"""End of the name of a repository with unquantized weights, which names of its quantized versions leave out."""
+
+
 @cache
 def _presets_by_repository() -> dict[str, str]:
-    """Returns the presets by repository name without the owner."""
-    return {
-        normalized(preset_alias.rpartition("/")[2]): preset_name
+    """Returns the presets by repository name without the owner, also without the ending of unquantized weights.
+
+    `NVIDIA-Nemotron-3-Nano-30B-A3B-BF16` is also found as `NVIDIA-Nemotron-3-Nano-30B-A3B`.
+    """
+    repositories = [
+        (preset_alias.rpartition("/")[2], preset_name)
         for preset_name in model_names()
         for preset_alias in read_preset(preset_name).get("aliases", ())
+    ]
+    presets_of_short_names = {
+        normalized(_UNQUANTIZED.sub("", repository)): preset_name for repository, preset_name in repositories
     }
+    presets_of_full_names = {normalized(repository): preset_name for repository, preset_name in repositories}
+    return presets_of_short_names | presets_of_full_names

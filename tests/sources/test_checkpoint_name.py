@@ -32,6 +32,10 @@ HUB_IDS = [
     ("RedHatAI/Qwen3-14B-FP8", "qwen3-14b", "fp8-dynamic"),
     ("Qwen/Qwen3-14B-AWQ", "qwen3-14b", "awq-int4-g128"),
     ("Qwen/Qwen3-30B-A3B-GPTQ-Int4", "qwen3-30b-a3b", "gptq-int4-g128"),
+    ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", "nemotron-3-nano-30b-a3b", "fp8-dynamic"),
+    ("TheBloke/Llama-2-13B-chat-AWQ", "llama2-13b", "awq-int4-g128"),
+    ("RedHatAI/Qwen3-8B-quantized.w4a16", "qwen3-8b", "w4a16-g128"),
+    ("amd/Llama-3.1-8B-Instruct-FP8-KV", "llama3.1-8b", "fp8-dynamic"),
 ]
 
 
