@@ -155,14 +155,14 @@ def _read_dflash2(config: Config) -> Table:
 def _read_dspark(config: Config) -> Table:
     model_fields = _read_dflash(config)
     proposal_fields: Table = {}
-    if config.count(*MARKOV_RANK):
+    if config.count("markov_rank"):
         head_kinds = {head_kind: head_kind for head_kind in ("vanilla", "gated", "rnn")}
         proposal_fields |= {
-            "markov_rank": config.integer(*MARKOV_RANK),
+            "markov_rank": config.integer("markov_rank"),
             "markov": config.choice(head_kinds, "markov_head_type"),
         }
     config.require("dspark_fixup_head_type", None, "markov")
-    config.fields_read.update((*MARKOV_RANK, "markov_head_type"))
+    config.fields_read.update(("markov_rank", "markov_head_type"))
     confidence_alpha = config.number("confidence_head_alpha")
     if (
         config.flag("enable_confidence_head")
@@ -202,8 +202,6 @@ EXPERT_FIELDS = (
 
 STATE_LAYERS = ("target_layer_ids", "aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids")
 """Fields that list the layers whose states the draft reads: SpecForge's, speculators' and vLLM's."""
-
-MARKOV_RANK = ("markov_rank", "dspark_markov_rank")
 
 DFLASH: dict[str, Any] = {
     **COMMON,
@@ -249,8 +247,7 @@ FAMILIES = {
         _read_dspark,
         {
             **DFLASH,
-            "markov_rank": None,
-            "dspark_markov_rank": None,
+            "markov_rank": 0,
             "dspark_fixup_head_type": None,
             "markov_head_type": "vanilla",
             "enable_confidence_head": None,
@@ -258,6 +255,7 @@ FAMILIES = {
             "confidence_head_with_markov": False,
         },
         UNCOUNTED,
+        aliases={"markov_rank": "dspark_markov_rank"},
         source=f"{SOURCE}dspark.py",
     ),
     "domino": Family(_read_domino, DFLASH, UNCOUNTED, source=f"{SOURCE}domino.py"),
