@@ -161,7 +161,8 @@ class ForkedCalls(Generic[Task, Result]):
 
         global _is_allowed
         _is_allowed = False
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as a shell's commands in the background have it
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for parent_end in other_ends:
             parent_end.close()

@@ -150,7 +150,8 @@ def test_plans_are_those_of_one_process(run: Any, words: tuple[str, ...], monkey
 
 def test_interrupted_processes_print_nothing() -> None:
     program = (
-        "import sys, llmcalc.processes as p; p._thread_count = lambda: 1\n"
+        "import signal, sys, llmcalc.processes as p; p._thread_count = lambda: 1\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "sys.argv = ['llmcalc', 'plan', 'qwen3-8b', '--devices', '16', '--hardware', 'h100']\n"
         "from llmcalc.cli import run; run()"
     )

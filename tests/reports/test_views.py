@@ -50,7 +50,7 @@ def reports(preset: Preset) -> list[Report]:
         params_view.report(preset, params.params(spec)),
         flops_view.report(preset, count, flop_rules_for(count)),
         *_memory(preset, use),
-        compare_view.report([(preset, compare.quantities(spec))], width=WIDTH),
+        compare_view.report([(preset, compare.quantities_of_model(spec))], width=WIDTH),
     ]
     return found if spec.one_pass_model_name else [*found, kv_view.report(preset, cache.kv(spec, 1, 64))]
 

@@ -136,7 +136,7 @@ def test_latent_attention() -> None:
             )
         )
     )
-    rows = formulas_of(spec, "self_attn", setting=FormulaSetting(dtype="int4"))
+    rows = formulas_of(spec, "self_attn", formula_setting=FormulaSetting(dtype="int4"))
     assert rows["layers.self_attn", "params"] == "h·a·v + q·a·(n + r) + c·a·(n + v) + h·q + h·(c + r) + q + c"
     assert rows["layers.self_attn", "kv"] == "b·(c + r)"
     assert (

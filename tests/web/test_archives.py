@@ -31,6 +31,8 @@ def loaded_modules(tree: ast.AST) -> Iterator[str]:
         elif isinstance(child, ast.ImportFrom) and child.module and not child.level:
             yield child.module
             yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+            yield from (name for statement in child.orelse for name in loaded_modules(ast.Module([statement], [])))
         elif not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             yield from loaded_modules(child)
 

@@ -71,7 +71,7 @@ class SchedulePasses(PassCounter):
         """Returns a pass's position in its schedule (0, 1, or 2 for later passes), plus 3 after the first schedule."""
         return min(pass_number - self.starts[chunk_index], 2) + 3 * (self.schedule > 1)
 
-    def _pass_case(self, chunk_index: int, pass_kind: str, pass_number: int) -> PassCase:
+    def _case_of_pass(self, chunk_index: int, pass_kind: str, pass_number: int) -> PassCase:
         """Returns a key of a forward pass; passes with equal keys have the same memory events."""
         previous_state = "flying" if self.backwards[chunk_index] < pass_number else "done"
         return (
