@@ -219,7 +219,7 @@ def _joint_layers(
 
 
 def _expert_layers(node_tree: Node, included_parts: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
-    """Yields the experts' linear layers with separate parameters, with the operation."""
+    """Yields the linear layers of experts that have parameters of their own, each with its operation."""
     for node_position in node_tree.walk():
         op, counted_op = node_position.node.op, node_position.use
         if (

@@ -57,7 +57,7 @@ def _tpot_range(timed_run: TimedRun | None) -> str:
 
 
 class DecodingLoad(NamedTuple):
-    """The load of timed decoding. hardware: the accelerator's title. users: concurrent sequences."""
+    """What the decoding times of a comparison are for. hardware: the accelerator's title. users: concurrent sequences."""
 
     hardware: str
     users: int

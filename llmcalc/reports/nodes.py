@@ -31,7 +31,7 @@ def tree_data(node_position: Place, figures_function: Figures) -> dict[str, Any]
 def node_figures_data(
     quantity: str, node_position: Place, cost_function: Cost, included_parts: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """Returns a node's count per parent copy, per repeat, and in the whole model.
+    """Returns the cost of a node: of all its repeats in one parent, of one repeat, and of all repeats in the model.
 
     `<quantity>`: all repeats of the node in one repeat of its parent.
     `<quantity>_each`: one repeat, if there are several. The children add up to it, or without it to `<quantity>`.

@@ -307,7 +307,7 @@ def _distributed_note(model_verdicts: list[Verdict]) -> list[str]:
 
 
 def _coverage_note(model_verdicts: list[Verdict]) -> str:
-    """Writes the number of individually compared parts with parameters, and lists the others."""
+    """Returns a note on coverage: how many parts with parameters are compared one by one, and which are not."""
     covered_models = [
         (model_verdict, model_verdict.coverage)
         for model_verdict in model_verdicts

@@ -255,7 +255,7 @@ class WorkRecorder(PlacementTracker):
         (lowering_method or self._add_operation)(operation)
 
     def _joins_earlier_product(self, operation: Step) -> bool:
-        """Whether a product is part of one that ran before, as `up_proj` of `gate_proj`.
+        """Whether one kernel computes a product and an earlier one of the same input, as `up_proj` and `gate_proj`.
 
         The element-wise steps around it are then one kernel, such as SiluAndMul (sglang/srt/layers/activation.py).
         """

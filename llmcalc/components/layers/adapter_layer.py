@@ -89,13 +89,13 @@ class AdapterLayer(Block):
             residual_branch = recorder.part(
                 sublayer, component, residual_branch, **self._cross_arguments(recorder, sublayer)
             )
-            is_network = component is self.feed_forward
+            is_feed_forward = component is self.feed_forward
             residual_branch = recorder.dropout(
-                residual_branch, "feed_forward" if is_network else "attention_output", ends_sublayer=True
+                residual_branch, "feed_forward" if is_feed_forward else "attention_output", ends_sublayer=True
             )
             x = recorder.add(x, residual_branch)
             recorder.hold(x=x)
-            if is_network:
+            if is_feed_forward:
                 return self._add_adapter_output(recorder, x, normed_x)
             x = self._normalize(recorder, f"{sublayer}_post_norm", x) if self.norm_placement == "post" else x
         raise AssertionError("the last sublayer is the feed-forward network")
@@ -200,9 +200,9 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for sublayer in self.order:
                 sublayer_output = self.get_submodule(sublayer)(self._normalize(f"{sublayer}_pre_norm", x), forward_pass)
-                is_network = sublayer == self.network
-                x = x + apply_dropout(self, "feed_forward" if is_network else "attention_output", sublayer_output)
-                x = self._add_adapter_output(x) if is_network else x
+                is_feed_forward = sublayer == self.network
+                x = x + apply_dropout(self, "feed_forward" if is_feed_forward else "attention_output", sublayer_output)
+                x = self._add_adapter_output(x) if is_feed_forward else x
                 x = self._normalize(f"{sublayer}_post_norm", x)
             return x
 

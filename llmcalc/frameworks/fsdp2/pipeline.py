@@ -312,7 +312,7 @@ class ShardedRank(RankRun):
 
 
 def _active_chunks(actions: Sequence[PassAction], max_active: int) -> Iterator[tuple[int, ...]]:
-    """Yields for each action the chunks with unsharded parameters, which are the chunks of the next actions."""
+    """Yields for each action the chunks whose parameters are gathered: its own, and those of the next actions."""
     active_chunks: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()
     for schedule_action in reversed(actions):

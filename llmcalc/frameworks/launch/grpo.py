@@ -136,10 +136,12 @@ def _engine_flags(
     steps_per_generation = reader.integer(
         config, "steps_per_generation", reader.integer(config, "gradient_accumulation_steps", 1)
     )
-    batch = config.get("generation_batch_size")
-    if batch is not None:
+    generation_batch_size = config.get("generation_batch_size")
+    if generation_batch_size is not None:
         sequences_of_ranks = sequences * launched_run.layout.world
-        steps_per_generation = max(1, integer_of(reader, "generation_batch_size", batch) // sequences_of_ranks)
+        steps_per_generation = max(
+            1, integer_of(reader, "generation_batch_size", generation_batch_size) // sequences_of_ranks
+        )
     flags: dict[str, Any] = {
         "tensor_parallel_size": tensor_parallel,
         "gpu_memory_utilization": share_of(reader, "vllm_gpu_memory_utilization", config, memory_utilization),

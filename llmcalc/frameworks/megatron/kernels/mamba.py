@@ -51,7 +51,7 @@ class MambaKernels(LatentAttentionKernels):
         batch, ranks = self.run_config.batch, self.rank_choices.cp
         inner_width, conv_channels = op.heads * op.head_dim, convolution_step.outs[0].width
         group_count = exact_div(exact_div(conv_channels - inner_width, 2), op.state)
-        group_copies, local_groups = (
+        copies_per_group, local_groups = (
             max(1, ranks // group_count),
             max(1, group_count // ranks),
         )  # copies of a group; groups of this rank
@@ -62,7 +62,7 @@ class MambaKernels(LatentAttentionKernels):
             )
         if ranks > 1:
             part_widths = (inner_width, inner_width, group_count * op.state, group_count * op.state, op.heads)
-            zxbcdt = self.exchange_to_heads(zxbcdt, part_widths, group_copies)
+            zxbcdt = self.exchange_to_heads(zxbcdt, part_widths, copies_per_group)
         row_count, projected_width = zxbcdt.shape
         zxbcdt = aten.reshape(self.swap_batch_and_tokens(zxbcdt), (batch, row_count // batch, projected_width))
         conv_filters = self.weight("conv1d.weight", (conv_channels, 1, convolution_step.options["kernel"]))
@@ -101,7 +101,7 @@ class MambaKernels(LatentAttentionKernels):
         assert module_scope.output is not None or output_projection.outs
         self.bind(output_projection.outs[0], self.row_linear(output_projection, scan_output))
 
-    def exchange_to_heads(self, x: Tensor, part_widths: Sequence[Number], group_copies: int) -> Tensor:
+    def exchange_to_heads(self, x: Tensor, part_widths: Sequence[Number], copies_per_group: int) -> Tensor:
         """Returns a tensor with all tokens and a shard of the heads, from a shard of tokens (`pre_conv_ssm`).
 
         Groups read by several ranks are repeated (mamba_context_parallel.py).
@@ -111,7 +111,7 @@ class MambaKernels(LatentAttentionKernels):
         del x
         sent_pieces: list[Tensor] = []
         for i, tensor_part in enumerate(tensor_parts):
-            part_width = part_widths[i] * (group_copies if i in (2, 3) else 1)
+            part_width = part_widths[i] * (copies_per_group if i in (2, 3) else 1)
             if part_width != part_widths[i]:
                 tensor_part = self.copy_reordered("repeat", tensor_part, (row_count, part_width))
             grouped_by_rank = self.copy_reordered(
