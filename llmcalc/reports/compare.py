@@ -57,7 +57,7 @@ def _tpot_range(timed_run: TimedRun | None) -> str:
 
 
 class DecodingLoad(NamedTuple):
-    """What the decoding times of a comparison are for. hardware: the accelerator's title. users: concurrent sequences."""
+    """What decoding times are compared for. hardware: the accelerator's title. users: concurrent sequences."""
 
     hardware: str
     users: int

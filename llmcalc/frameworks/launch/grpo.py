@@ -138,10 +138,8 @@ def _engine_flags(
     )
     generation_batch_size = config.get("generation_batch_size")
     if generation_batch_size is not None:
-        sequences_of_ranks = sequences * launched_run.layout.world
-        steps_per_generation = max(
-            1, integer_of(reader, "generation_batch_size", generation_batch_size) // sequences_of_ranks
-        )
+        generated_sequences = integer_of(reader, "generation_batch_size", generation_batch_size)
+        steps_per_generation = max(1, generated_sequences // (sequences * launched_run.layout.world))
     flags: dict[str, Any] = {
         "tensor_parallel_size": tensor_parallel,
         "gpu_memory_utilization": share_of(reader, "vllm_gpu_memory_utilization", config, memory_utilization),
