@@ -263,7 +263,7 @@ def _next_trial_number(
 
 
 def _number_at_capacity(excess_by_value: Mapping[int, int], highest_fitting: int) -> int:
-    """Extrapolates the two largest numbers that fit: returns where the line through their bytes reaches the capacity."""
+    """Extrapolates the two largest numbers that fit, to where the line through their bytes reaches the capacity."""
     lower_number = max(
         (candidate_number for candidate_number in excess_by_value if candidate_number < highest_fitting),
         default=highest_fitting,
