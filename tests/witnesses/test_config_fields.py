@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from llmcalc.sources.huggingface import parts, registry
+from llmcalc.sources.huggingface import description, parts, registry
 from llmcalc.sources.huggingface.config import Config
 from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.families.llama import llama
@@ -90,7 +90,7 @@ def found_with(
     """Returns the differences of a model type's first shape if it is read by another function."""
     family = replace(family_of(kind), read_model=read)
     known = registry.family_of
-    for module in (registry, __import__("tests.witnesses.config_fields", fromlist=["_"])):
+    for module in (registry, description, __import__("tests.witnesses.config_fields", fromlist=["_"])):
         monkeypatch.setattr(module, "family_of", lambda name, *args, **more: family if name == kind else known(name))
     return list(differences(shapes_of(kind)[0]))
 
