@@ -151,7 +151,14 @@ class Mamba2(TokenMixer):
             cls(**default_spec),
             cls(**default_spec, n_groups=2, use_bias=True, out_bias=True, use_conv_bias=False, conv_kernel=3),
             cls(**{**default_spec, "chunk_size": 32}, norm=None),
-            cls(**default_spec, n_groups=4, norm=Norm(type="rmsnorm"), norm_before_gate=True, hidden_act="gelu"),
+            cls(
+                **default_spec,
+                n_groups=4,
+                norm=Norm(type="rmsnorm"),
+                norm_before_gate=True,
+                hidden_act="gelu",
+                out_bias=True,
+            ),
         ]
 
 
