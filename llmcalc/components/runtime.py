@@ -104,6 +104,13 @@ def _vector_class() -> type[nn.Module]:
     return VectorParameter
 
 
+def with_sink_scores(scores: Tensor, sinks: Tensor) -> Tensor:
+    """Returns scores [batch, heads, queries, keys] with one more key's, [heads], which every query attends to."""
+    import torch
+
+    return torch.cat([scores, sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)], -1)
+
+
 @cache
 def product_class() -> type[nn.Module]:
     from torch import nn
@@ -158,8 +165,7 @@ def softmax_core_class() -> type[nn.Module]:
                 scores = scores.masked_fill(~mask, float("-inf"))
             dtype = torch.float32 if float32_softmax else scores.dtype
             if sinks is not None:
-                sink_scores = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
-                probs = torch.softmax(torch.cat([scores, sink_scores], -1).to(dtype), -1)[..., :-1].to(v.dtype)
+                probs = torch.softmax(with_sink_scores(scores, sinks).to(dtype), -1)[..., :-1].to(v.dtype)
                 return apply_dropout(self, "attention", probs) @ v
             return apply_dropout(self, "attention", torch.softmax(scores.to(dtype), -1).to(v.dtype)) @ v
 

@@ -188,7 +188,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
     Only the outputs of linear layers and attention scores are counted, which is a lower bound.
     """
 
-    def kept_elements(counted_op: CountedOp) -> Number:
+    def saved_elements(counted_op: CountedOp) -> Number:
         op, run_config = counted_op.op, counted_op.run_config
         if run_config is None or not counted_op.has_effect("forward_flops"):
             return 0
@@ -200,7 +200,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
     byte_count = (
         DTYPE_BITS[device_dtype("cpu")]
         // 8
-        * spec.tree().total(kept_elements, RunConfig(Workload(batch=batch, seq=seq)))
+        * spec.tree().total(saved_elements, RunConfig(Workload(batch=batch, seq=seq)))
     )
     if byte_count > LARGEST_REAL:
         raise InputError(

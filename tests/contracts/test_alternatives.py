@@ -47,7 +47,7 @@ def alternatives_in(scope: ModuleScope) -> Iterator[AlternativeBranches]:
                 yield from alternatives_in(branch)
 
 
-def held(branch: ModuleScope) -> dict[str, Any]:
+def fields_of_branch(branch: ModuleScope) -> dict[str, Any]:
     """Path of each node of a branch → parameters, tensors, buffers and, after each workload, the cache."""
     found: dict[str, Any] = {}
     for place in branch.node().walk():
@@ -64,8 +64,8 @@ def held(branch: ModuleScope) -> dict[str, Any]:
 def differing_names(alternatives: AlternativeBranches) -> list[str]:
     """Returns the forms whose contents differ from the first form's."""
     first, *others = alternatives.branches
-    expected = held(alternatives.branches[first])
-    return [name for name in others if held(alternatives.branches[name]) != expected]
+    expected = fields_of_branch(alternatives.branches[first])
+    return [name for name in others if fields_of_branch(alternatives.branches[name]) != expected]
 
 
 @in_one_test
@@ -102,14 +102,14 @@ def flops(use: CountedOp) -> Any:
 
 def chosen(scope: ModuleScope, run_config: RunConfig) -> ModuleScope:
     """Returns a scope in which each choice is replaced by the form that runs."""
-    made = ModuleScope(scope.name, scope.about)
+    reduced_scope = ModuleScope(scope.name, scope.about)
     for item in scope.items:
         if isinstance(item, AlternativeBranches):
             name = run_config.execution.form(item.branches, run_config.workload)
-            made.items += chosen(item.branches[name], run_config).items
+            reduced_scope.items += chosen(item.branches[name], run_config).items
         else:
-            made.items.append(chosen(item, run_config) if isinstance(item, ModuleScope) else item)
-    return made
+            reduced_scope.items.append(chosen(item, run_config) if isinstance(item, ModuleScope) else item)
+    return reduced_scope
 
 
 FORMS: tuple[tuple[Component, set[str]], ...] = (
@@ -132,9 +132,9 @@ def recorded(*branches: Callable[[Flow, Value], Value]) -> AlternativeBranches:
     """A flow with a choice between two branches."""
     first, other = branches
     recorder.alternatives(chunked=lambda: first(recorder, x), step=lambda: other(recorder, x))
-    (made,) = recorder.root.items
-    assert isinstance(made, AlternativeBranches)
-    return made
+    (reduced_scope,) = recorder.root.items
+    assert isinstance(reduced_scope, AlternativeBranches)
+    return reduced_scope
 
 
 def narrow(recorder: Flow, x: Value) -> Value:

@@ -107,10 +107,10 @@ def sent_by_torch(
     return seen
 
 
-def counted(told: list[Collective]) -> Counter[tuple[str, str, int]]:
+def counted(collectives: list[Collective]) -> Counter[tuple[str, str, int]]:
     """The same from placements."""
     found: Counter[tuple[str, str, int]] = Counter()
-    for one in told:
+    for one in collectives:
         found["backward" if one.backward else "forward", one.kind, one.bytes] += one.times
     return found
 
@@ -246,8 +246,10 @@ def test_latent_attention_gathers_its_latents() -> None:
     """
     spec = decoder(attention=MLA.examples()[1])
     layout = Layout(tp=4, sequence_parallel=True)
-    told = PlacementTracker(layout, SIGHT, 1).run_program(rank_program(spec, layout))
-    gathered = [one.bytes for one in told if one.kind == "all_gather" and not one.backward and "attn" in one.node]
+    collectives = PlacementTracker(layout, SIGHT, 1).run_program(rank_program(spec, layout))
+    gathered = [
+        one.bytes for one in collectives if one.kind == "all_gather" and not one.backward and "attn" in one.node
+    ]
     assert sorted(gathered) == [BATCH * SEQ * width for width in (4, 12, 20)]
 
 
@@ -279,8 +281,8 @@ def test_a_pooler_gathers_the_tokens_of_all_ranks() -> None:
     `tensor_parallel_output_grad=False`).
     """
     spec, layout = around_a_model(Classifier(num_labels=4)), Layout(tp=4, sequence_parallel=True)
-    told = PlacementTracker(layout, SIGHT).run_program(rank_program(spec, layout))
-    of_pooler = [one for one in told if one.node.startswith("pooler")]
+    collectives = PlacementTracker(layout, SIGHT).run_program(rank_program(spec, layout))
+    of_pooler = [one for one in collectives if one.node.startswith("pooler")]
     assert [(one.kind, one.backward, one.bytes) for one in of_pooler] == [("all_gather", False, STREAM // 2)]
 
 
@@ -300,9 +302,9 @@ def test_a_rank_of_a_divided_sequence_sends_its_own_tokens_to_experts() -> None:
     """
     spec = decoder(feed_forward=MIXTURE)
     layout = Layout(tp=4, dp=4, ep=4, etp=1, sequence_parallel=True)
-    told = PlacementTracker(layout, SIGHT, 4).run_program(rank_program(spec, layout))
-    assert {one.bytes for one in told if one.group == "ep"} == {2 * STREAM // 4}
-    assert not [one for one in told if one.group == "etp"]
+    collectives = PlacementTracker(layout, SIGHT, 4).run_program(rank_program(spec, layout))
+    assert {one.bytes for one in collectives if one.group == "ep"} == {2 * STREAM // 4}
+    assert not [one for one in collectives if one.group == "etp"]
     divided = replace(layout, etp=4)
     gathered = [
         one

@@ -1,4 +1,4 @@
-"""The layouts that are tried: all that there are, each found or refused for one reason."""
+"""The layouts that are tried: all that there are, each layout_search or refused for one reason."""
 
 from __future__ import annotations
 
@@ -42,42 +42,42 @@ def test_layers_are_shared_out_with_the_fewest_at_the_ends(layers: int, count: i
 @pytest.mark.parametrize("framework", ["megatron", "fsdp2", "torch", "deepspeed"])
 def test_what_is_found_can_be(framework: str) -> None:
     spec = llmcalc.load("mixtral-8x7b").model
-    found = search_layouts(spec, 16, 64, 1, 4096, framework_named(framework).layouts)
-    assert found.possible
-    assert found.tried_count == len(found.possible) + sum(found.refused.values())
-    for layout, batches in found.possible:
+    layout_search = search_layouts(spec, 16, 64, 1, 4096, framework_named(framework).layouts)
+    assert layout_search.possible
+    assert layout_search.tried_count == len(layout_search.possible) + sum(layout_search.refused.values())
+    for layout, batches in layout_search.possible:
         assert layout.world == 16
         assert layout.dp * batches == 64
         assert sum(len(stage.layers) for stage in stages(layout, 32)) == 32
-    assert len({layout for layout, _ in found.possible}) == len(found.possible)
+    assert len({layout for layout, _ in layout_search.possible}) == len(layout_search.possible)
 
 
 def test_refusals_say_why() -> None:
     spec = llmcalc.load("gpt2-xl").model  # 25 heads
-    found = search_layouts(spec, 16, 8, 1, 1024, framework_named("megatron").layouts)
-    assert found.refused[HEADS]
-    assert found.refused[BATCH]  # 16 replicas for 8 sequences
-    assert all(layout.tp == 1 for layout, _ in found.possible)
+    layout_search = search_layouts(spec, 16, 8, 1, 1024, framework_named("megatron").layouts)
+    assert layout_search.refused[HEADS]
+    assert layout_search.refused[BATCH]  # 16 replicas for 8 sequences
+    assert all(layout.tp == 1 for layout, _ in layout_search.possible)
 
 
 def test_sizes_that_are_asked_hold() -> None:
     spec = llmcalc.load("llama3-70b").model
-    found = search_layouts(
+    layout_search = search_layouts(
         spec, 64, 64, 1, 4096, framework_named("megatron").layouts, layout_request=LayoutRequest(tp=8, vpp=1)
     )
-    assert {(layout.tp, layout.vpp) for layout, _ in found.possible} == {(8, 1)}
-    assert len({layout.pp for layout, _ in found.possible}) > 1
+    assert {(layout.tp, layout.vpp) for layout, _ in layout_search.possible} == {(8, 1)}
+    assert len({layout.pp for layout, _ in layout_search.possible}) > 1
 
 
 def test_fsdp2_divides_products_and_tokens() -> None:
-    found = search_layouts(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, framework_named("fsdp2").layouts)
-    assert {layout.tp: layout.zero for layout, _ in found.possible} == {1: 3, 2: 3, 4: 3, 8: 3}
-    assert all(layout.sequence_parallel == (layout.tp > 1) for layout, _ in found.possible)
+    layout_search = search_layouts(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, framework_named("fsdp2").layouts)
+    assert {layout.tp: layout.zero for layout, _ in layout_search.possible} == {1: 3, 2: 3, 4: 3, 8: 3}
+    assert all(layout.sequence_parallel == (layout.tp > 1) for layout, _ in layout_search.possible)
 
 
 def test_fsdp2_divides_long_sequences() -> None:
-    found = search_layouts(llmcalc.load("llama3-8b").model, 16, 64, 1, 32768, framework_named("fsdp2").layouts)
-    assert {layout.cp for layout, _ in found.possible} == {1, 2, 4, 8, 16}
+    layout_search = search_layouts(llmcalc.load("llama3-8b").model, 16, 64, 1, 32768, framework_named("fsdp2").layouts)
+    assert {layout.cp for layout, _ in layout_search.possible} == {1, 2, 4, 8, 16}
 
 
 def test_sizes_that_are_given_are_tried() -> None:
@@ -105,22 +105,22 @@ def test_sizes_that_are_given_are_tried() -> None:
 @pytest.mark.parametrize("number", [1, 2, 97, 1024, 10**9, 10**9 + 7, 2**40, 360360, 999983**2])
 @pytest.mark.parametrize("most", [None, 1, 8, 1000])
 def test_divisors(number: int, most: int | None) -> None:
-    found = divisors(number, most)
-    assert found == sorted(set(found))
-    assert all(number % n == 0 and (most is None or n <= most) for n in found)
+    layout_search = divisors(number, most)
+    assert layout_search == sorted(set(layout_search))
+    assert all(number % n == 0 and (most is None or n <= most) for n in layout_search)
     few = min(number, most or 4000)
-    assert [n for n in found if n <= few] == [n for n in range(1, few + 1) if number % n == 0]
+    assert [n for n in layout_search if n <= few] == [n for n in range(1, few + 1) if number % n == 0]
     if most is None:
-        assert {number // n for n in found} == set(found)
+        assert {number // n for n in layout_search} == set(layout_search)
 
 
 def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> None:
-    found = search_layouts(
+    layout_search = search_layouts(
         llmcalc.load("llama3-8b").model, 8, 4, 1, 4096, framework_named("torch").layouts, LayoutRequest(schedule="1f1b")
     )
-    assert found.possible
-    assert all(batches >= layout.pp for layout, batches in found.possible)
-    assert found.refused[ROUNDS]
+    assert layout_search.possible
+    assert all(batches >= layout.pp for layout, batches in layout_search.possible)
+    assert layout_search.refused[ROUNDS]
 
 
 @pytest.mark.parametrize(
@@ -138,11 +138,11 @@ def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> N
     ],
 )
 def test_whatever_is_asked_holds(asked: LayoutRequest, holds: Callable[[Layout], bool]) -> None:
-    found = search_layouts(
+    layout_search = search_layouts(
         llmcalc.load("llama3-70b").model, 64, 64, 1, 32768, framework_named("megatron").layouts, layout_request=asked
     )
-    assert found.possible
-    assert all(holds(layout) for layout, _ in found.possible)
+    assert layout_search.possible
+    assert all(holds(layout) for layout, _ in layout_search.possible)
 
 
 def test_layers_of_stages_are_not_asked_for() -> None:
@@ -205,9 +205,9 @@ def test_pipelines_of_fsdp2_are_tried_where_they_are_asked_for() -> None:
     assert all(
         layout.pp == 1 for layout, _ in search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts).possible
     )
-    found = search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=4))
-    assert {(layout.pp, layout.vpp) for layout, _ in found.possible} == {(4, 1), (4, 2), (4, 4)}
-    assert not any(layout.reshard for layout, _ in found.possible if layout.zero == 3)
+    layout_search = search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=4))
+    assert {(layout.pp, layout.vpp) for layout, _ in layout_search.possible} == {(4, 1), (4, 2), (4, 4)}
+    assert not any(layout.reshard for layout, _ in layout_search.possible if layout.zero == 3)
     again = search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=4, reshard=True))
     assert all(layout.reshard for layout, _ in again.possible)
     for asked in (LayoutRequest(vpp=2), LayoutRequest(schedule="interleaved")):  # what only a pipeline has asks for one
@@ -224,7 +224,7 @@ def test_pipelines_of_fsdp2_are_tried_where_they_are_asked_for() -> None:
 
 
 def test_options_that_exclude_each_other_are_a_reason() -> None:
-    found = search_layouts(
+    layout_search = search_layouts(
         llmcalc.load("llama3-70b").model,
         64,
         64,
@@ -233,8 +233,8 @@ def test_options_that_exclude_each_other_are_a_reason() -> None:
         framework_named("megatron").layouts,
         layout_request=LayoutRequest(prefetch=2),
     )
-    assert set(found.refused) == {LAYERS, "--prefetch: layers are gathered where weights are divided"}
-    assert not found.possible
+    assert set(layout_search.refused) == {LAYERS, "--prefetch: layers are gathered where weights are divided"}
+    assert not layout_search.possible
 
 
 def test_the_nearest_layouts_divide_the_tokens() -> None:
@@ -261,9 +261,9 @@ def test_an_impossible_layout_is_told_the_nearest(name: str, asked: LayoutReques
     spec = llmcalc.load(name).model
     with pytest.raises(InputError) as error, suggest_nearest_layouts(spec, asked):
         rank_model(spec, asked.layout(), 0).program()
-    found = str(error.value).partition("; nearest layouts: ")[2].split("; ")
-    assert len(found) == 3
-    assert first in found[:2]
+    layout_search = str(error.value).partition("; nearest layouts: ")[2].split("; ")
+    assert len(layout_search) == 3
+    assert first in layout_search[:2]
     for layout in islice(nearest_layouts(spec, asked), 3):
         for stage in range(layout.pp):
             rank_model(spec, layout, layout.rank(pp=stage)).program()
@@ -292,9 +292,9 @@ def test_other_errors_are_left_as_they_are() -> None:
 
 def test_zero_that_divides_nothing_is_refused() -> None:
     spec, rules = llmcalc.load("llama3-8b").model, framework_named("fsdp2").layouts
-    found = search_layouts(spec, 8, 8, 1, 2048, rules, LayoutRequest(zero=3))
-    assert {layout.dp for layout, _ in found.possible} == {2, 4, 8}
-    assert found.refused[NO_REPLICAS]
+    layout_search = search_layouts(spec, 8, 8, 1, 2048, rules, LayoutRequest(zero=3))
+    assert {layout.dp for layout, _ in layout_search.possible} == {2, 4, 8}
+    assert layout_search.refused[NO_REPLICAS]
     assert search_layouts(spec, 1, 1, 1, 2048, rules, LayoutRequest(zero=3)).possible
 
 

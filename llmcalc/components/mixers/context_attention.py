@@ -19,7 +19,7 @@ from ...workload.derived_rows import ConcatenatedRows, RowsOfThisPass
 from ..base import Flag, HeadDim, Heads, KVHeads, ModelProperties, Window
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardPass, product_class, vector_module
+from ..runtime import ForwardPass, product_class, vector_module, with_sink_scores
 from ..target_states import DFLASH
 from .two_key_sets import TwoKeySetsMixer, two_key_sets_reference
 
@@ -139,8 +139,7 @@ def _reference_class() -> type[nn.Module]:
             scores = torch.cat([self.core(q, context_k.transpose(-1, -2)), self.block_core(q, k.transpose(-1, -2))], -1)
             scores = scores * spec.head_dim**-0.5
             if self.sinks is not None:
-                sink_scores = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
-                scores = torch.cat([scores, sink_scores], -1)
+                scores = with_sink_scores(scores, self.sinks.weight)
             attn_weights = torch.softmax(scores.float(), -1).to(v.dtype)
             context_weights, block_weights = attn_weights[..., : context_k.shape[-2] + k.shape[-2]].split(
                 (context_k.shape[-2], k.shape[-2]), -1

@@ -35,7 +35,7 @@ from ..base import (
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
-from ..runtime import ForwardPass, attention_mask, cache_class, vector_module
+from ..runtime import ForwardPass, attention_mask, cache_class, vector_module, with_sink_scores
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -289,9 +289,8 @@ def entry_attention_class() -> Any:
             scores = scores * spec.head_dim**-0.5
             if kv_entries is not None:
                 allowed_mask = torch.cat([mask.expand(*entry_mask.shape[:-1], -1), entry_mask], -1)
-            sink_scores = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
             scores = scores.masked_fill(~allowed_mask, float("-inf"))
-            attention_weights = torch.cat([scores, sink_scores], -1).softmax(-1)[..., :-1]
+            attention_weights = with_sink_scores(scores, self.sinks.weight).softmax(-1)[..., :-1]
             attn_output = self.core(q, k, attention_weights[..., :key_count])
             if kv_entries is not None:
                 attn_output = attn_output + self.entry_core(q, kv_entries, attention_weights[..., key_count:])

@@ -49,20 +49,8 @@ class GatedLinearAttention(LinearAttentionMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        return [
-            cls(num_attention_heads=3, num_key_value_heads=3, linear_key_head_dim=6, linear_value_head_dim=10),
-            cls(
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                linear_key_head_dim=8,
-                linear_value_head_dim=5,
-                feature_map="relu",
-                output_gate=False,
-                chunk_size=4,
-                decay_rank=3,
-                decay_divisor=8.0,
-            ),
-        ]
+        plain, grouped = super().examples()
+        return [plain, grouped.model_copy(update={"decay_rank": 3, "decay_divisor": 8.0})]
 
 
 @cache

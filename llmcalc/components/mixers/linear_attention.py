@@ -97,6 +97,21 @@ class LinearAttentionMixer(TokenMixer):
         scan_output = recorder.norm("norm", scan_output, Norm(type="rmsnorm", eps=self.norm_eps), (value_dim,))
         return recorder.linear("o_proj", scan_output if gate is None else recorder.mul(scan_output, gate), *x.axes)
 
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=3, num_key_value_heads=3, linear_key_head_dim=6, linear_value_head_dim=10),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                linear_key_head_dim=8,
+                linear_value_head_dim=5,
+                feature_map="relu",
+                output_gate=False,
+                chunk_size=4,
+            ),
+        ]
+
     def _head_text(self) -> str:
         """Returns the numbers and sizes of heads in a heading."""
         heads = f"{self.num_attention_heads}/{self.num_key_value_heads}"

@@ -7,7 +7,7 @@ each head and a gate. flash-linear-attention: fla/layers/multiscale_retention.py
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -48,21 +48,6 @@ class Retention(LinearAttentionMixer):
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
-
-    @classmethod
-    def examples(cls) -> list[Self]:
-        return [
-            cls(num_attention_heads=3, num_key_value_heads=3, linear_key_head_dim=6, linear_value_head_dim=10),
-            cls(
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                linear_key_head_dim=8,
-                linear_value_head_dim=5,
-                feature_map="relu",
-                output_gate=False,
-                chunk_size=4,
-            ),
-        ]
 
 
 @cache

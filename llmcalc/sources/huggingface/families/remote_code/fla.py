@@ -7,6 +7,7 @@ its `fla/layers` and `fla/modules/mlp.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from math import isclose
 from typing import Any
 
@@ -338,16 +339,27 @@ OF_STEPS = field_names(
 )
 """Fields of initialisation and of the range of Δ, in this and earlier versions."""
 
+
+def _family(
+    model_name: str,
+    read_model: Callable[[Config], Table],
+    defaults: Mapping[str, Any],
+    ignored_fields: frozenset[str],
+    aliases: Mapping[str, str] = NAMES,
+) -> Family:
+    """Returns a family of the library, whose models have no dropout. model_name: its folder in fla/models."""
+    return Family(read_model, defaults, ignored_fields, aliases=aliases, dropout_fields={}, source=f"{FLA}{model_name}")
+
+
 FAMILIES = {
-    "transformer": Family(
+    "transformer": _family(
+        "transformer",
         _read_transformer,
         {**COMMON, **ATTENTION_DEFAULTS, "num_heads": 32, "qk_norm": False},
         IGNORED | {"attention_bias"},  # of earlier versions, whose class does not read it
-        aliases=NAMES,
-        dropout_fields={},
-        source=f"{FLA}transformer",
     ),
-    "gated_deltanet": Family(
+    "gated_deltanet": _family(
+        "gated_deltanet",
         _read_gated_deltanet,
         {
             **COMMON,
@@ -362,11 +374,9 @@ FAMILIES = {
             "num_v_heads": None,
         },
         IGNORED,
-        aliases=NAMES,
-        dropout_fields={},
-        source=f"{FLA}gated_deltanet",
     ),
-    "delta_net": Family(
+    "delta_net": _family(
+        "delta_net",
         _read_delta_net,
         {
             **COMMON,
@@ -379,19 +389,15 @@ FAMILIES = {
             "num_heads": 16,
         },
         IGNORED | {"use_output_norm"},  # the class has the norm in any case
-        aliases=NAMES,
-        dropout_fields={},
-        source=f"{FLA}delta_net",
     ),
-    "retnet": Family(
+    "retnet": _family(
+        "retnet",
         _read_retnet,
         {**COMMON, **LINEAR_ATTENTION, "expand_v": 2.0, "hidden_ratio": 2, "num_heads": 8},
         (IGNORED | UNREAD_BY_LINEAR | {"use_short_conv"}) - {"elementwise_affine"},
-        aliases=NAMES,
-        dropout_fields={},
-        source=f"{FLA}retnet",
     ),
-    "gla": Family(
+    "gla": _family(
+        "gla",
         _read_gla,
         {
             **COMMON,
@@ -403,11 +409,9 @@ FAMILIES = {
             "clamp_min": None,
         },
         (IGNORED | UNREAD_BY_LINEAR) - {"elementwise_affine"},
-        aliases=NAMES,
-        dropout_fields={},
-        source=f"{FLA}gla",
     ),
-    "hgrn2": Family(
+    "hgrn2": _family(
+        "hgrn2",
         _read_hgrn2,
         {
             **COMMON,
@@ -418,19 +422,15 @@ FAMILIES = {
             "elementwise_affine": True,
         },
         (IGNORED | {"conv_size", "share_conv_kernel"}) - {"elementwise_affine"},
-        aliases=NAMES,
-        dropout_fields={},
-        source=f"{FLA}hgrn2",
     ),
-    "kda": Family(
+    "kda": _family(
+        "kda",
         _read_kda,
         {**COMMON, **KDA_REQUIRED, "conv_size": 4, "head_dim": 128, "num_heads": 16, "num_v_heads": None},
         IGNORED,
-        aliases=NAMES,
-        dropout_fields={},
-        source=f"{FLA}kda",
     ),
-    "samba": Family(
+    "samba": _family(
+        "samba",
         _read_samba,
         {
             **COMMON,
@@ -442,11 +442,9 @@ FAMILIES = {
             "norm_eps": 1e-5,
         },
         IGNORED | OF_STEPS,
-        aliases=NAMES,
-        dropout_fields={},
-        source=f"{FLA}samba",
     ),
-    "fla_mamba": Family(
+    "fla_mamba": _family(
+        "mamba",
         read_mamba,
         {
             "vocab_size": 32000,
@@ -459,11 +457,10 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         IGNORED | OF_STEPS,
-        aliases={"layer_norm_epsilon": "norm_eps", "time_step_rank": "dt_rank"},
-        dropout_fields={},
-        source=f"{FLA}mamba",
+        {"layer_norm_epsilon": "norm_eps", "time_step_rank": "dt_rank"},
     ),
-    "fla_mamba2": Family(
+    "fla_mamba2": _family(
+        "mamba2",
         _read_mamba2,
         {
             "vocab_size": 32000,
@@ -484,8 +481,6 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         IGNORED | OF_STEPS,
-        aliases={"layer_norm_epsilon": "norm_eps"},
-        dropout_fields={},
-        source=f"{FLA}mamba2",
+        {"layer_norm_epsilon": "norm_eps"},
     ),
 }
