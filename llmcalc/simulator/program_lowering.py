@@ -162,7 +162,8 @@ class ProgramLowering(CacheTensors):
                 self.run_layers(layer_scopes)
                 layer_scopes = []
             if isinstance(scope_item, Step):
-                self.run_step(scope_item)
+                if not self.is_excluded(scope_item):
+                    self.run_step(scope_item)
             elif isinstance(scope_item, AlternativeBranches):
                 self.run_alternatives(scope_item)
             elif scope_item.first_layer_output is not None:
@@ -176,10 +177,11 @@ class ProgramLowering(CacheTensors):
 
     def skips_module(self, module_scope: ModuleScope) -> bool:
         """Whether a module does not run: an optional part that is excluded, or a part that never runs."""
-        return (
-            module_scope.about.get("optional", "") not in {"", *self.include}
-            or module_scope.about.get("role") in NEVER_RUN
-        )
+        return self.is_excluded(module_scope) or module_scope.about.get("role") in NEVER_RUN
+
+    def is_excluded(self, program_item: ModuleScope | Step) -> bool:
+        """Whether a module, or a stage's copy of a table, belongs to an optional part that this run does not have."""
+        return program_item.about.get("optional", "") not in {"", *self.include}
 
     def has_run(self, module_scope: ModuleScope) -> bool:
         """Whether a module is a separate model, such as an encoder, that already ran in an earlier pass."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from llmcalc import load
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.frameworks.peak_estimate import PeakEstimate
+from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout, Stage, stages
 
@@ -89,3 +92,19 @@ def test_runs_with_another_recomputation_share_counts_of_parameters() -> None:
     other_format = replace(recomputing_estimate, include=frozenset({"mtp"}), _parameters={})
     other_format.share_parameter_counts(estimate)
     assert other_format._parameters is not estimate._parameters
+
+
+@pytest.mark.parametrize("framework_name", ["megatron", "torch"])
+def test_the_last_stage_has_no_table_of_modules_that_do_not_run(framework_name: str) -> None:
+    """Modules that predict further tokens look up a copy of the embedding, which only a run of theirs stores."""
+    with_modules = load("glm-4.5-air").model
+    decoder = with_modules.decoder
+    assert decoder is not None and with_modules.mtp is not None
+    layout, bytes_by_kind = Layout(pp=2, pp_layout=(2, 1)), list[Any]()
+    for mtp in (with_modules.mtp, None):
+        stack = decoder.model_copy(update={"num_hidden_layers": 3})
+        spec = with_modules.model_copy(update={"mtp": mtp, "decoder": stack})
+        run = memory(spec, Settings("training", seq=256, num_microbatches=2))
+        cluster = Cluster.with_framework(run, layout, framework_name)
+        bytes_by_kind.append(cluster.rank_memory(layout.rank(pp=1), run.runtime).device.by_kind)
+    assert bytes_by_kind[0] == bytes_by_kind[1]
