@@ -99,7 +99,8 @@ def test_the_last_stage_has_no_table_of_modules_that_do_not_run(framework_name: 
     """Modules that predict further tokens look up a copy of the embedding, which only a run of theirs stores."""
     with_modules = load("glm-4.5-air").model
     decoder = with_modules.decoder
-    assert decoder is not None and with_modules.mtp is not None
+    assert decoder is not None
+    assert with_modules.mtp is not None
     layout, bytes_by_kind = Layout(pp=2, pp_layout=(2, 1)), list[Any]()
     for mtp in (with_modules.mtp, None):
         stack = decoder.model_copy(update={"num_hidden_layers": 3})
