@@ -16,7 +16,6 @@ from ..costs.params import total_params_of
 from ..costs.trained_tensors import is_in_layer, packed_bytes
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
-from ..device_memory.training import TrainingConfig
 from ..errors import InputError
 from ..flow.program import ModuleScope
 from ..flow.tree import CountedOp, Place
@@ -28,13 +27,9 @@ from ..parallel.rank_program import cached_rank_program, similar_stage
 from ..parallel.schedule_formulas import peak_in_flight
 from ..parallel.schedules import check_micro_batches
 from ..parallel.search import routed_experts
-from ..simulator.event_log import EventRecorder
 from ..simulator.layer_loops import SHORT_RUN_REPEATS
 from ..simulator.layer_pattern import find_layer_pattern, layer_kinds
 from ..simulator.meter import Meter
-from ..simulator.profiles.context_parallel import RingAttentionKernels, context_parallel_ring, sequence_tokens_of_rank
-from ..simulator.profiles.dtensor import DTensorKernels
-from .torch.pipeline import ModelChunk, RankSetup
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
 
 STACKS = "encoder", "decoder"
@@ -202,8 +197,6 @@ class PeakEstimate:
     transient_bytes: counts gathered parameters, reduction buffers and the optimizer's step; none by default.
     frees_gradients: whether gradients are freed between steps; false by default.
     pads: whether shards are equally many rows of every tensor, rounded up (FSDP2); false by default.
-    measures_repeats_at_once: whether `measure` takes several numbers of repeats of several kinds of layers; false by
-        default.
     """
 
     spec: ModelSpec
@@ -214,7 +207,6 @@ class PeakEstimate:
     transient_bytes: TransientBytesOfRank = no_transient_bytes
     frees_gradients: bool = False
     pads: bool = False
-    measures_repeats_at_once: bool = False
     _measured: dict[tuple[object, ...], tuple[MicroBatchBytes, ...]] = field(default_factory=dict)
     _parameters: dict[tuple[object, ...], StageParameters] = field(default_factory=dict)
     _bytes_of_stages: dict[tuple[object, ...], MicroBatchBytes] = field(default_factory=dict)
@@ -502,17 +494,7 @@ class PeakEstimate:
         if cache_key not in self._measured:
             measured_layout, measured_stage = self._layout_of_layers(layout, first_layer, end_layer, stage)
             run_repeats = [None] if repeats_per_layer is None else [SHORT_RUN_REPEATS + 1, SHORT_RUN_REPEATS]
-            # A shorter run numbers its layers anew: with several kinds of layers it has parameters of its own.
-            repeat_counts = (
-                [run_repeats]
-                if self.measures_repeats_at_once or len(set(map(id, self.layer_kinds[first_layer:end_layer]))) == 1
-                else [[repeat_count] for repeat_count in run_repeats]
-            )
-            self._measured[cache_key] = tuple(
-                batch
-                for run_counts in repeat_counts
-                for batch in self.measure(measured_layout, measured_stage, run_counts)
-            )
+            self._measured[cache_key] = tuple(self.measure(measured_layout, measured_stage, run_repeats))
         pass_bytes = self._measured[cache_key]
         if repeats_per_layer is None:
             return pass_bytes[0]
@@ -611,76 +593,6 @@ def _has_routed_experts(tree_node: Place) -> bool:
     return isinstance(tree_node.node.op, ExpertLinear)
 
 
-class RingKernels(DTensorKernels, RingAttentionKernels):
-    """Kernels with tensor-parallel products and ring attention."""
-
-
-class RingChunk(ModelChunk):
-    """The layers of one pipeline stage under ring attention, where each rank has a part of the sequence."""
-
-    profiles = RingAttentionKernels, RingKernels
-    lowering: RingAttentionKernels
-
-    def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | EventRecorder) -> None:
-        rank_training = replace(
-            rank_setup.training, seq=sequence_tokens_of_rank(rank_setup.layout, rank_setup.training.seq)
-        )
-        super().__init__(replace(rank_setup, training=rank_training), stage, memory_meter)
-        self.lowering.ring = context_parallel_ring(rank_setup.layout, rank_setup.rank)
-
-
-def make_pass_measurement(spec: ModelSpec, training_config: TrainingConfig) -> MeasurePasses:
-    """Returns a function that measures the memory of passes with torch's kernels. Raises `UnsupportedKernel`."""
-
-    def measure_passes(layout: Layout, stage: Stage, repeat_counts: Sequence[int | None]) -> list[MicroBatchBytes]:
-        memory_meter = Meter()
-        ring_chunk = RingChunk(RankSetup(spec, training_config, layout, 0), stage, memory_meter)
-        if ring_chunk.lowering.ring is not None:
-            ring_chunk.lowering.ring = replace(ring_chunk.lowering.ring, peaks_only=True)
-        pass_bytes: list[MicroBatchBytes] = []
-        for run_repeats in (repeat_counts[0], *repeat_counts):  # the first pass makes the gradients
-            ring_chunk.lowering.run_only = {} if run_repeats is None else {0: run_repeats}
-            if not pass_bytes:
-                ring_chunk.set_up()
-                set_up_bytes = memory_meter.now
-            bytes_before = memory_meter.now
-            memory_meter.restart()
-            in_flight = ring_chunk.forward_micro_batch()
-            saved_bytes, forward_peaks = (
-                memory_meter.now - bytes_before,
-                PeakByPath.peaks_since_restart(memory_meter, bytes_before),
-            )
-            memory_meter.restart()
-            ring_chunk.backward_micro_batch(in_flight)
-            backward_peaks = PeakByPath.peaks_since_restart(memory_meter, bytes_before)
-            del in_flight
-            gradients = [(weight.grad, weight) for weight in ring_chunk.parameters if weight.grad is not None]
-            if not pass_bytes:  # tables, and tensors that live until the next micro-batch
-                remaining_bytes = memory_meter.now - set_up_bytes - sum(gradient.bytes for gradient, _ in gradients)
-            extra_bytes = sum(gradient.bytes - weight.bytes for gradient, weight in gradients)  # some are whole
-            if extra_bytes and len(repeat_counts) > 1:  # each number of layers has other gradients
-                return [
-                    batch for run_repeats in repeat_counts for batch in measure_passes(layout, stage, [run_repeats])
-                ]
-            extra_elements = sum(gradient.count - weight.count for gradient, weight in gradients)
-            constant_bytes = extra_bytes + remaining_bytes
-            pass_bytes.append(
-                MicroBatchBytes(
-                    saved_bytes,
-                    forward_peaks.plus_bytes(constant_bytes),
-                    backward_peaks.plus_bytes(constant_bytes),
-                    extra_gradients=extra_elements,
-                )
-            )
-        return pass_bytes[1:]
-
-    return measure_passes
-
-
-THREADS = 2
-"""The forward thread and that of the backward pass: each has a cuBLAS workspace."""
-
-
 def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = False) -> BytesPerParameter:
     """Returns the bytes per parameter of weights, gradients and optimizer states, stored as on one device.
 
@@ -708,33 +620,4 @@ def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = Fal
     state_bytes = 0 if memory_use.optimizer is None else memory_use.optimizer.bytes
     return BytesPerParameter(
         memory_use.weights / n, memory_use.gradients / n, (state_bytes + memory_use.master_weights) / n
-    )
-
-
-def estimate_with_torch_kernels(
-    memory_estimate: Memory,
-    parameter_bytes: BytesPerParameter,
-    training_config: TrainingConfig,
-    transient_bytes_of: TransientBytesOfRank,
-    pads_rows: bool = False,
-) -> PeakEstimate:
-    """Returns the memory estimate of a framework whose modules run torch's kernels.
-
-    parameter_bytes: bytes per parameter.
-    training_config: the training that its modules compute.
-    transient_bytes_of: counts the transient bytes of a rank.
-    pads_rows: whether shards are equally many rows of every tensor, rounded up.
-    """
-    fixed_bytes = memory_estimate.runtime.context + THREADS * memory_estimate.runtime.workspace
-    measure_passes = make_pass_measurement(memory_estimate.spec, training_config)
-    frees_gradients = not memory_estimate.training().keeps_gradients
-    return PeakEstimate(
-        memory_estimate.spec,
-        parameter_bytes,
-        measure_passes,
-        memory_estimate.states.count.include,
-        fixed_bytes,
-        transient_bytes_of,
-        frees_gradients,
-        pads_rows,
     )

@@ -184,3 +184,23 @@ def backward_without_repeat(backward_pass: PassVisits, layer_stack: LayerStack, 
     ):
         return None
     return backward_pass.with_more_bytes(0, second_start, -saved_bytes).without_visits(second_start, first_start)
+
+
+class ShorterPasses(NamedTuple):
+    """The passes of a micro-batch with three repeats of layers. repeat_bytes: the bytes that a repeat saves."""
+
+    forward: PassVisits
+    backward: PassVisits
+    repeat_bytes: int
+
+
+def passes_without_repeat(
+    forward_pass: PassVisits, backward_pass: PassVisits, layer_stack: LayerStack
+) -> ShorterPasses | None:
+    """Returns the passes of three repeats from those of four. None where they do not follow from them."""
+    shorter_forward = forward_without_repeat(forward_pass, layer_stack)
+    if shorter_forward is None:
+        return None
+    forward_visits, repeat_bytes = shorter_forward
+    backward_visits = backward_without_repeat(backward_pass, layer_stack, repeat_bytes)
+    return None if backward_visits is None else ShorterPasses(forward_visits, backward_visits, repeat_bytes)

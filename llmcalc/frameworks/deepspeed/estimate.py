@@ -8,7 +8,8 @@ from functools import partial
 from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout
 from ...simulator.tensor import DTYPES
-from ..peak_estimate import PeakEstimate, bytes_per_parameter, estimate_with_torch_kernels
+from ..peak_estimate import PeakEstimate, bytes_per_parameter
+from ..torch.pass_measurement import estimate_with_torch_kernels
 from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientBytes, measure_optimizer_step
 from .rank_memory import with_cast_adapters
 from .replicated import REDUCED_AT_ONCE

@@ -9,7 +9,8 @@ from functools import partial
 from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout
 from ...simulator.tensor import DTYPES, FLOAT32
-from ..peak_estimate import BytesPerParameter, PeakEstimate, bytes_per_parameter, estimate_with_torch_kernels
+from ..peak_estimate import BytesPerParameter, PeakEstimate, bytes_per_parameter
+from ..torch.pass_measurement import estimate_with_torch_kernels
 from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientBytes, measure_optimizer_step
 from .training import torchtitan_training
 

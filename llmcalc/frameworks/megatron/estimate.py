@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import partial
 
 from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout, Stage
 from ...simulator.effort import EFFORT
-from ...simulator.layer_loops import SHORT_RUN_REPEATS, LayerStack, program_stacks
+from ...simulator.layer_loops import SHORT_RUN_REPEATS
 from ...simulator.meter import Meter
 from ...simulator.tensor import Tensor
-from ...simulator.visits import PassVisits, VisitMeter, backward_without_repeat, forward_without_repeat
+from ...simulator.visits import PassVisits, VisitMeter, forward_without_repeat, passes_without_repeat
 from ..peak_estimate import BytesPerParameter, MicroBatchBytes, PeakByPath, PeakEstimate
+from ..stage_layers import StageLayers
 from .rank_run import ForwardOutput, RankRun
 from .settings_from_options import megatron_settings_of, optimizer_bytes
 
@@ -35,7 +36,6 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
         partial(measure_passes, memory_estimate),
         included_parts,
         context_bytes,
-        measures_repeats_at_once=True,
     )
 
 
@@ -52,7 +52,7 @@ def measure_passes(
         return [first_pass, *map(stage_run.run_passes, repeat_counts[1:])]
     shorter_pass = stage_run.passes_without_repeat()
     if shorter_pass is None:
-        if not stage_run.has_one_layer_kind:  # a shorter run has parameters of its own
+        if not stage_run.layers.has_one_kind:  # a shorter run has parameters of its own
             stage_run = StageRun(memory_estimate, layout, pipeline_stage, SHORT_RUN_REPEATS)
         shorter_pass = stage_run.run_passes(SHORT_RUN_REPEATS)
     return [first_pass, shorter_pass]
@@ -78,13 +78,14 @@ class StageRun:
             for model_chunk in rank_run.chunks
             if model_chunk.stage is None or model_chunk.stage.chunk == pipeline_stage.chunk
         )
+        self.layers: StageLayers = StageLayers(stage_chunk.program, stage_chunk.lowering)
         rank_run.set_up_rope_tables()
         rank_run.make_first_rope_tables()  # of all layers of the stage, not only of those that run
         self._set_up_bytes = self.meter.now
         self._latest: tuple[int, int, PassVisits, PassVisits] | None = None
         self._first_pass = PassVisits([], 0)
         if rank_run.settings.num_experts is not None:  # dispatchers keep tensors of the pass before
-            self._set_layer_repeats(first_repeats)
+            self.layers.set_repeats(first_repeats)
             self.meter.restart()
             with rank_run.graph.no_grad():
                 self._run_forward()
@@ -93,21 +94,6 @@ class StageRun:
             stage_chunk.input_tensor = rank_run.receive_hidden()
             stage_chunk.input_tensor.grad = rank_run.receive_gradient()
 
-    @cached_property
-    def _stack(self) -> LayerStack | None:
-        """The stack of the stage's layers; None if it has several, or none."""
-        layer_stacks = program_stacks(self.chunk.program.root, 1, self.chunk.lowering.first_layer_index)
-        return layer_stacks[0] if len(layer_stacks) == 1 and not layer_stacks[0].rest else None
-
-    @property
-    def has_one_layer_kind(self) -> bool:
-        """Whether all layers of the stage are of one kind."""
-        stack, layers_before = self._stack, self.chunk.lowering.first_layer_index
-        return stack is not None and (stack.before, stack.period, stack.after) == (layers_before, 1, 0)
-
-    def _set_layer_repeats(self, layer_repeats: int | None) -> None:
-        self.chunk.lowering.run_only = {} if layer_repeats is None else {0: layer_repeats}
-
     def _run_forward(self) -> tuple[Tensor | None, ForwardOutput]:
         chunk_input = None if self.chunk.is_first else self.rank_run.receive_hidden()
         return chunk_input, self.rank_run.forward(self.chunk, chunk_input)
@@ -115,7 +101,7 @@ class StageRun:
     def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
         """Runs a micro-batch, and returns its bytes. layer_repeats: as `first_repeats`."""
         memory_meter, rank_run, stage_chunk = self.meter, self.rank_run, self.chunk
-        self._set_layer_repeats(layer_repeats)
+        self.layers.set_repeats(layer_repeats)
         start_bytes = memory_meter.now
         memory_meter.restart()
         chunk_input, forward_output = self._run_forward()
@@ -135,26 +121,23 @@ class StageRun:
         The passes count as work as if they had run, so that a search ends at the same layout.
         None if the repeats do not do the same, or the passes leave other bytes than were there before.
         """
-        if self._latest is None or self._stack is None:
+        if self._latest is None or self.layers.stack is None:
             return None
         saved_bytes, remaining_bytes, forward, backward = self._latest
-        shorter_forward = forward_without_repeat(forward, self._stack)
-        if shorter_forward is None:
+        shorter_passes = passes_without_repeat(forward, backward, self.layers.stack)
+        if shorter_passes is None:
             return None
-        forward, repeat_bytes = shorter_forward
-        shorter_backward = backward_without_repeat(backward, self._stack, repeat_bytes)
-        if shorter_backward is None:
-            return None
-        work_units = forward.work + shorter_backward.work
-        if self._first_pass.visits and not self.has_one_layer_kind:  # a shorter run of its own has fewer dispatchers
-            shorter_first = forward_without_repeat(self._first_pass, self._stack)
+        forward, backward, repeat_bytes = shorter_passes
+        work_units = forward.work + backward.work
+        if self._first_pass.visits and not self.layers.has_one_kind:  # a shorter run of its own has fewer dispatchers
+            shorter_first = forward_without_repeat(self._first_pass, self.layers.stack)
             if shorter_first is None:
                 return None
             first_pass, dispatcher_bytes = shorter_first
             work_units += first_pass.work
             remaining_bytes -= dispatcher_bytes
         EFFORT.units += work_units
-        return _micro_batch_bytes(saved_bytes - repeat_bytes, forward, shorter_backward, remaining_bytes)
+        return _micro_batch_bytes(saved_bytes - repeat_bytes, forward, backward, remaining_bytes)
 
 
 def _micro_batch_bytes(

@@ -8,8 +8,9 @@ from functools import partial
 from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout
 from ...simulator.tensor import DTYPES
-from ..peak_estimate import PeakEstimate, bytes_per_parameter, estimate_with_torch_kernels
+from ..peak_estimate import PeakEstimate, bytes_per_parameter
 from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientBytes, measure_optimizer_step
+from .pass_measurement import estimate_with_torch_kernels
 
 
 def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:

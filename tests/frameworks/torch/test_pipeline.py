@@ -11,9 +11,10 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.training import TrainingConfig, replay
 from llmcalc.errors import InputError
-from llmcalc.frameworks.peak_estimate import BytesPerParameter, PeakEstimate, make_pass_measurement
+from llmcalc.frameworks.peak_estimate import BytesPerParameter, PeakEstimate
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework as framework_named
+from llmcalc.frameworks.torch.pass_measurement import make_pass_measurement
 from llmcalc.parallel.layout import Layout, stages
 from llmcalc.simulator.tensor import DTYPES
 from tests.comparisons import compares, under

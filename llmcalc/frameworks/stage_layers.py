@@ -1,0 +1,33 @@
+"""The layers of a pipeline stage that a measurement runs: how many repeats of their pattern, and of how many kinds."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from ..flow.record import Flow
+from ..simulator.layer_loops import LayerStack, program_stacks
+from ..simulator.lowering import Lowering
+
+
+class StageLayers:
+    """The layers of a stage. program: the recorded stage. lowering: runs the program."""
+
+    def __init__(self, program: Flow, lowering: Lowering) -> None:
+        self._program: Flow = program
+        self._lowering: Lowering = lowering
+
+    def set_repeats(self, layer_repeats: int | None) -> None:
+        """States how many repeats of its pattern of layers the stage runs; None for all layers."""
+        self._lowering.run_only = {} if layer_repeats is None else {0: layer_repeats}
+
+    @cached_property
+    def stack(self) -> LayerStack | None:
+        """The stack of the stage's layers; None if it has several, or none."""
+        stacks = program_stacks(self._program.root, 1, self._lowering.first_layer_index)
+        return stacks[0] if len(stacks) == 1 and not stacks[0].rest else None
+
+    @property
+    def has_one_kind(self) -> bool:
+        """Whether all layers of the stage are of one kind."""
+        stack, layers_before = self.stack, self._lowering.first_layer_index
+        return stack is not None and (stack.before, stack.period, stack.after) == (layers_before, 1, 0)

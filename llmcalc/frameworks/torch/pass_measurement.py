@@ -1,0 +1,159 @@
+"""Measures the passes of a micro-batch with torch's kernels, for estimates of frameworks that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...device_memory.estimate import Memory
+from ...device_memory.training import TrainingConfig
+from ...model import ModelSpec
+from ...parallel.layout import Layout, Stage
+from ...simulator.event_log import EventRecorder
+from ...simulator.layer_loops import SHORT_RUN_REPEATS
+from ...simulator.meter import Meter
+from ...simulator.profiles.context_parallel import RingAttentionKernels, context_parallel_ring, sequence_tokens_of_rank
+from ...simulator.profiles.dtensor import DTensorKernels
+from ...simulator.visits import PassVisits, VisitMeter, passes_without_repeat
+from ..peak_estimate import BytesPerParameter, MeasurePasses, MicroBatchBytes, PeakByPath, PeakEstimate
+from ..stage_layers import StageLayers
+from ..transient_bytes import TransientBytesOfRank
+from .pipeline import ModelChunk, RankSetup
+
+
+class RingKernels(DTensorKernels, RingAttentionKernels):
+    """Kernels with tensor-parallel products and ring attention."""
+
+
+class RingChunk(ModelChunk):
+    """The layers of one pipeline stage under ring attention, where each rank has a part of the sequence."""
+
+    profiles = RingAttentionKernels, RingKernels
+    lowering: RingAttentionKernels
+
+    def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | EventRecorder) -> None:
+        rank_training = replace(
+            rank_setup.training, seq=sequence_tokens_of_rank(rank_setup.layout, rank_setup.training.seq)
+        )
+        super().__init__(replace(rank_setup, training=rank_training), stage, memory_meter)
+        self.lowering.ring = context_parallel_ring(rank_setup.layout, rank_setup.rank)
+
+
+def make_pass_measurement(spec: ModelSpec, training_config: TrainingConfig) -> MeasurePasses:
+    """Returns a function that measures the memory of passes with torch's kernels. Raises `UnsupportedKernel`."""
+
+    def measure_passes(layout: Layout, stage: Stage, repeat_counts: Sequence[int | None]) -> list[MicroBatchBytes]:
+        stage_run = StageRun(RankSetup(spec, training_config, layout, 0), stage, repeat_counts[0])
+        if stage_run.has_whole_gradients and len(repeat_counts) > 1:  # each number of layers has other gradients
+            return [batch for run_repeats in repeat_counts for batch in measure_passes(layout, stage, [run_repeats])]
+        pass_bytes = [stage_run.run_passes(repeat_counts[0])]
+        for run_repeats in repeat_counts[1:]:
+            shorter_pass = stage_run.passes_without_repeat() if run_repeats == SHORT_RUN_REPEATS else None
+            if shorter_pass is not None:
+                pass_bytes.append(shorter_pass)
+            elif stage_run.layers.has_one_kind:
+                pass_bytes.append(stage_run.run_passes(run_repeats))
+            else:  # a shorter run numbers its layers anew, and has parameters of its own
+                pass_bytes += measure_passes(layout, stage, [run_repeats])
+        return pass_bytes
+
+    return measure_passes
+
+
+class StageRun:
+    """Runs the passes of a micro-batch on a stage, without other stages.
+
+    first_repeats: repeats of its pattern of layers in the first run, which makes the gradients; None for all layers.
+    """
+
+    def __init__(self, rank_setup: RankSetup, stage: Stage, first_repeats: int | None) -> None:
+        self.meter = VisitMeter()
+        self.chunk = RingChunk(rank_setup, stage, self.meter)
+        if self.chunk.lowering.ring is not None:
+            self.chunk.lowering.ring = replace(self.chunk.lowering.ring, peaks_only=True)
+        self.layers: StageLayers = StageLayers(self.chunk.program, self.chunk.lowering)
+        self.layers.set_repeats(first_repeats)
+        self.chunk.set_up()
+        set_up_bytes = self.meter.now
+        self._run_micro_batch()
+        gradients = [(weight.grad, weight) for weight in self.chunk.parameters if weight.grad is not None]
+        gradient_bytes = sum(gradient.bytes for gradient, _ in gradients)
+        whole_gradient_bytes = sum(gradient.bytes - weight.bytes for gradient, weight in gradients)
+        # tables, and tensors that live until the next micro-batch
+        remaining_bytes = self.meter.now - set_up_bytes - gradient_bytes
+        self.has_whole_gradients: bool = whole_gradient_bytes != 0
+        self._constant_bytes = whole_gradient_bytes + remaining_bytes
+        self._extra_elements = sum(gradient.count - weight.count for gradient, weight in gradients)
+        self._latest: tuple[int, PassVisits, PassVisits] | None = None
+
+    def _run_micro_batch(self) -> tuple[int, PassVisits, PassVisits]:
+        """Runs a micro-batch. Returns the bytes saved between its passes, and the visits of both."""
+        bytes_before = self.meter.now
+        self.meter.restart()
+        in_flight = self.chunk.forward_micro_batch()
+        saved_bytes, forward = self.meter.now - bytes_before, self.meter.pass_visits(bytes_before)
+        self.meter.restart()
+        self.chunk.backward_micro_batch(in_flight)
+        return saved_bytes, forward, self.meter.pass_visits(bytes_before)
+
+    def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
+        """Runs a micro-batch, and returns its bytes. layer_repeats: as `first_repeats`."""
+        self.layers.set_repeats(layer_repeats)
+        bytes_before = self.meter.now
+        measured_passes = self._run_micro_batch()
+        self._latest = measured_passes if self.meter.now == bytes_before else None
+        return self._micro_batch_bytes(*measured_passes)
+
+    def passes_without_repeat(self) -> MicroBatchBytes | None:
+        """Returns the bytes of the latest micro-batch with one repeat less of its four.
+
+        None if the repeats do not do the same, or the passes leave other bytes than were there before.
+        """
+        if self._latest is None or self.layers.stack is None:
+            return None
+        saved_bytes, forward, backward = self._latest
+        shorter_passes = passes_without_repeat(forward, backward, self.layers.stack)
+        if shorter_passes is None:
+            return None
+        forward, backward, repeat_bytes = shorter_passes
+        return self._micro_batch_bytes(saved_bytes - repeat_bytes, forward, backward)
+
+    def _micro_batch_bytes(self, saved_bytes: int, forward: PassVisits, backward: PassVisits) -> MicroBatchBytes:
+        forward_peaks, backward_peaks = (
+            PeakByPath(module_visits.peak_by_path()).plus_bytes(self._constant_bytes)
+            for module_visits in (forward, backward)
+        )
+        return MicroBatchBytes(saved_bytes, forward_peaks, backward_peaks, extra_gradients=self._extra_elements)
+
+
+THREADS = 2
+"""The forward thread and that of the backward pass: each has a cuBLAS workspace."""
+
+
+def estimate_with_torch_kernels(
+    memory_estimate: Memory,
+    parameter_bytes: BytesPerParameter,
+    training_config: TrainingConfig,
+    transient_bytes_of: TransientBytesOfRank,
+    pads_rows: bool = False,
+) -> PeakEstimate:
+    """Returns the memory estimate of a framework whose modules run torch's kernels.
+
+    parameter_bytes: bytes per parameter.
+    training_config: the training that its modules compute.
+    transient_bytes_of: counts the transient bytes of a rank.
+    pads_rows: whether shards are equally many rows of every tensor, rounded up.
+    """
+    fixed_bytes = memory_estimate.runtime.context + THREADS * memory_estimate.runtime.workspace
+    measure_passes = make_pass_measurement(memory_estimate.spec, training_config)
+    frees_gradients = not memory_estimate.training().keeps_gradients
+    return PeakEstimate(
+        memory_estimate.spec,
+        parameter_bytes,
+        measure_passes,
+        memory_estimate.states.count.include,
+        fixed_bytes,
+        transient_bytes_of,
+        frees_gradients,
+        pads_rows,
+    )
