@@ -44,7 +44,7 @@ def make_pass_measurement(spec: ModelSpec, training_config: TrainingConfig) -> M
 
     def measure_passes(layout: Layout, stage: Stage, repeat_counts: Sequence[int | None]) -> list[MicroBatchBytes]:
         stage_run = StageRun(RankSetup(spec, training_config, layout, 0), stage, repeat_counts[0])
-        if stage_run.has_whole_gradients and len(repeat_counts) > 1:  # each number of layers has other gradients
+        if stage_run.has_whole_layer_gradients and len(repeat_counts) > 1:  # each number of layers has others
             return [batch for run_repeats in repeat_counts for batch in measure_passes(layout, stage, [run_repeats])]
         pass_bytes = [stage_run.run_passes(repeat_counts[0])]
         for run_repeats in repeat_counts[1:]:
@@ -76,14 +76,22 @@ class StageRun:
         self.chunk.set_up()
         set_up_bytes = self.meter.now
         self._run_micro_batch()
-        gradients = [(weight.grad, weight) for weight in self.chunk.parameters if weight.grad is not None]
-        gradient_bytes = sum(gradient.bytes for gradient, _ in gradients)
-        whole_gradient_bytes = sum(gradient.bytes - weight.bytes for gradient, weight in gradients)
+        gradients = [
+            (parameter_path, weight.grad, weight)
+            for parameter_path, weight in self.chunk.lowering.parameters
+            if weight.grad is not None
+        ]
+        gradient_bytes = sum(gradient.bytes for _, gradient, _ in gradients)
+        whole_gradients = [
+            (parameter_path, gradient.bytes - weight.bytes)
+            for parameter_path, gradient, weight in gradients
+            if gradient.bytes != weight.bytes
+        ]
         # tables, and tensors that live until the next micro-batch
         remaining_bytes = self.meter.now - set_up_bytes - gradient_bytes
-        self.has_whole_gradients: bool = whole_gradient_bytes != 0
-        self._constant_bytes = whole_gradient_bytes + remaining_bytes
-        self._extra_elements = sum(gradient.count - weight.count for gradient, weight in gradients)
+        self.has_whole_layer_gradients: bool = any("layers" in parameter_path for parameter_path, _ in whole_gradients)
+        self._constant_bytes = remaining_bytes + sum(extra_bytes for _, extra_bytes in whole_gradients)
+        self._extra_elements = sum(gradient.count - weight.count for _, gradient, weight in gradients)
         self._latest: tuple[int, PassVisits, PassVisits] | None = None
 
     def _run_micro_batch(self) -> tuple[int, PassVisits, PassVisits]:
