@@ -267,11 +267,12 @@ def _largest_number(
 
     replay_count = 0
     while (replay_count < REPLAYS and not devices_question.budget.is_spent()) or fitting_point[0] == start_size:
+        is_too_large_known = too_large_point[0] > fitting_point[0]
         largest_size = size_unit * largest_fitting_number(
             lambda number: needed_bytes(size_unit * number),
             capacity_bytes,
-            max(1, start_size // size_unit),
-            maximum // size_unit,
+            max(1, fitting_point[0] // size_unit),
+            too_large_point[0] // size_unit - 1 if is_too_large_known else maximum // size_unit,
         )
         if largest_size <= fitting_point[0]:
             break
