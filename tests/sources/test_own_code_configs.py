@@ -317,6 +317,20 @@ def test_the_layers_of_decilm_differ_in_their_heads_of_keys_and_values() -> None
         llmcalc.params({**config, "num_key_value_heads_per_layer": [3] * 32})
 
 
+def test_solar_open_2_has_linear_attention_in_three_of_four_layers() -> None:
+    """Solar-Open2-250B, whose sizes are the defaults of its class: 320 experts, and gates of rank 128."""
+    h, heads, d, v = 4096, 64, 128, 196608
+    linear = 4 * h * heads * d + h * heads + 3 * 4 * heads * d + 2 * (h * d + d * heads * d) + heads * d + heads + d
+    full = 3 * h * heads * d + 2 * h * 8 * d  # with the output gate
+    experts = 321 * 3 * h * 1280 + 320 * h
+    total = 2 * v * h + h + 36 * linear + 12 * full + 48 * (experts + 2 * h)
+    solar = {"model_type": "solar_open2"}
+    assert llmcalc.params(solar).total == total == 250_287_794_944
+    assert llmcalc.params({**solar, "gqa_layers": [*range(0, 48, 4)]}).total == total
+    with pytest.raises(InputError, match="gqa_layers: a list; expected layers from 0 to 47"):
+        llmcalc.params({**solar, "gqa_layers": [48]})
+
+
 def test_models_of_flash_linear_attention_are_counted() -> None:
     """The defaults of fla's classes: 5632 is 2/3 · 4 · 2048, rounded up to a multiple of 256."""
     h, f, v = 2048, 5632, 32000
