@@ -331,6 +331,32 @@ def test_solar_open_2_has_linear_attention_in_three_of_four_layers() -> None:
         llmcalc.params({**solar, "gqa_layers": [48]})
 
 
+def test_a_deepseek_config_with_gated_attention_is_read_as_instella_moe() -> None:
+    """Instella-MoE-16B-A3B: its index has 31,725,581,824 bytes, 1,664 elements of them the routers' corrections."""
+    config = {"model_type": "deepseek_v3", "architectures": ["InstellaMoEForCausalLM"], "gated_attention": True}
+    config |= {"farskip": True, "hidden_size": 2048, "num_hidden_layers": 27, "num_attention_heads": 16}
+    config |= {"num_key_value_heads": 16, "intermediate_size": 10944, "moe_intermediate_size": 1408}
+    config |= {"n_routed_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 2, "first_k_dense_replace": 1}
+    config |= {"q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 96, "qk_rope_head_dim": 32}
+    config |= {"v_head_dim": 128, "vocab_size": 128896, "max_position_embeddings": 32768, "qk_layernorm": True}
+    assert 2 * llmcalc.params(config).total + 4 * 1664 == 31_725_581_824
+    assert llmcalc.params({**config, "farskip": False}).total == llmcalc.params(config).total
+
+
+def test_norms_that_llamas_layers_have_in_published_code_are_counted() -> None:
+    """Instella 3B (3.11 B parameters) with norms of queries and keys, and BlueLM 7B with a norm of the embedding."""
+    h, f, v, depth = 2560, 6912, 50304, 36
+    config = {"hidden_size": h, "intermediate_size": f, "vocab_size": v, "num_hidden_layers": depth}
+    config |= {"num_attention_heads": 32, "max_position_embeddings": 4096}
+    layer, ends = 4 * h * h + 3 * h * f + 2 * h, 2 * v * h + h
+    total = ends + depth * (layer + 2 * h)
+    assert llmcalc.params({**config, "model_type": "instella"}).total == total == 3_112_675_840
+    assert llmcalc.params({**config, "model_type": "BlueLM"}).total == ends + depth * layer + 2 * h
+    assert llmcalc.params({**config, "model_type": "zhinao"}).total == ends + depth * (layer + 3 * h)
+    for model_type in ("index", "apriel"):
+        assert llmcalc.params({**config, "model_type": model_type}).total == ends + depth * layer
+
+
 def test_models_of_flash_linear_attention_are_counted() -> None:
     """The defaults of fla's classes: 5632 is 2/3 · 4 · 2048, rounded up to a multiple of 256."""
     h, f, v = 2048, 5632, 32000

@@ -59,6 +59,7 @@ CODE_FIELDS = {
     ("bert", "alibi_starting_size"): "mosaic_bert",
     ("esm", "add_bias_fnn"): "nucleotide_transformer_v2",
     ("Emu3", "max_window_layers"): "emu3_5",
+    ("deepseek_v3", "gated_attention"): "instella_moe",
     ("mamba", "fuse_cross_entropy"): "fla_mamba",
     ("mamba2", "fuse_cross_entropy"): "fla_mamba2",
     **{

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from .....errors import shown
-from ...code_addresses import HUB, LLAMA_CPP, MLX, SGLANG, VLLM
+from ...code_addresses import CHATLLM, GITHUB, HUB, LLAMA_CPP, MLX, SGLANG, VLLM
 from ...config import Config
 from ...family import Family
 from ...parts import (
+    QKV,
     QKVO,
     Table,
     attention,
@@ -100,6 +101,26 @@ def _read_maincoder(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
     return llama_decoder(config, mixer)
+
+
+def _read_instella(config: Config) -> Table:
+    """Reads Instella: Llama's layers with norms over all heads of the queries and over all heads of the keys."""
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm, "projection"))
+    return llama_decoder(config, mixer)
+
+
+def _read_zhinao(config: Config) -> Table:
+    """Reads 360Zhinao: queries, keys and values have a bias, as Qwen2's."""
+    return llama_decoder(config, attention(config, **biases(True, *QKV)))
+
+
+def _read_bluelm(config: Config) -> Table:
+    """Reads BlueLM, with LayerNorm after its embedding unless `use_stable_embedding` is false."""
+    model_fields = _read_llama(config)
+    if config.flag("use_stable_embedding"):
+        model_fields["decoder"]["embedding_norm"] = layernorm(config.number("rms_norm_eps"))
+    return model_fields
 
 
 def _read_plm(config: Config) -> Table:
@@ -236,6 +257,23 @@ FAMILIES = {
         source=f"{VLLM}teleflm.py",
     ),
     "maincoder": Family(_read_maincoder, {**COMMON, "attention_bias": False}, source=f"{LLAMA_CPP}maincoder.cpp"),
+    "instella": Family(
+        _read_instella,
+        {**COMMON, "rms_norm_eps": 1e-5, "attention_bias": False},
+        modules={"self_attn_pre_norm": "pre_attention_layernorm", "mlp_pre_norm": "pre_feedforward_layernorm"},
+        source=f"{GITHUB}AMD-AIG-AIMA/Instella/blob/main/hf_instella/modeling_instella.py",
+    ),
+    "zhinao": Family(_read_zhinao, COMMON, source=f"{GITHUB}Qihoo360/360zhinao/blob/main/vllm/zhinao_066.py"),
+    "BlueLM": Family(
+        _read_bluelm,
+        {**COMMON, "use_stable_embedding": True},
+        modules={"embed_norm": "embed_layer_norm"},
+        source=f"{GITHUB}vivo-ai-lab/BlueLM/blob/main/example/vllm/vllm/model_executor/models/bluelm.py",
+    ),
+    "index": Family(_read_llama, COMMON, frozenset({"norm_head", "rope_ratio"}), source=f"{CHATLLM}index.cpp"),
+    "apriel": Family(
+        _read_telechat3, {**COMMON, "attention_bias": False, "mlp_bias": False}, source=f"{CHATLLM}apriel.cpp"
+    ),
     "kormo": Family(_read_llama, COMMON, frozenset({"mask_type"}), source=f"{LLAMA_CPP}qwen2.cpp"),
     "plm": Family(
         _read_plm,
