@@ -1,7 +1,7 @@
 """Instella-MoE: DeepSeek-V3's layers with an output gate, whose sublayers run side by side (FarSkip).
 
-Its configs state the model type of DeepSeek-V3. In a layer with FarSkip the network reads the layer's input, without what
-the attention adds to it; the attention reads it without what the routed experts of the layer below added.
+Its configs state the model type of DeepSeek-V3. In a layer with FarSkip the network reads the layer's input, without
+what the attention adds to it; the attention reads it without what the routed experts of the layer below added.
 
 Sources: modeling_instella_moe.py of the model's repository; arXiv:2511.11505.
 """
