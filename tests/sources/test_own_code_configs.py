@@ -353,6 +353,9 @@ def test_norms_that_llamas_layers_have_in_published_code_are_counted() -> None:
     assert llmcalc.params({**config, "model_type": "instella"}).total == total == 3_112_675_840
     assert llmcalc.params({**config, "model_type": "BlueLM"}).total == ends + depth * layer + 2 * h
     assert llmcalc.params({**config, "model_type": "zhinao"}).total == ends + depth * (layer + 3 * h)
+    h, f, depth = 5120, 13696, 40  # Talkie 1930 13B: no norm has a weight
+    assert llmcalc.params({"model_type": "talkie"}).total == 2 * 65536 * h + depth * (4 * h * h + 3 * h * f)
+    h, f, depth = 2560, 6912, 36
     for model_type in ("index", "apriel"):
         assert llmcalc.params({**config, "model_type": model_type}).total == ends + depth * layer
 
@@ -392,6 +395,9 @@ def test_linear_attention_of_flash_linear_attention_is_counted() -> None:
     assert llmcalc.params({"model_type": "gla"}).total == ends + 24 * (gla + ffn) == 1_365_514_240
     hgrn2 = 4 * h * h + h + h  # the norm, and a row of the table of lower bounds
     assert llmcalc.params({"model_type": "hgrn2"}).total == ends + 24 * (hgrn2 + ffn) == 1_364_396_032
+    attended = {"model_type": "hgrn2", "attn": {"layers": [0, 7], "num_heads": 16}}  # a row for each is not counted
+    assert llmcalc.params(attended).total == ends + 22 * hgrn2 + 2 * 4 * h * h + 24 * ffn
+    assert "not counted: 4,096 parameters" in "".join(read_description(attended).notes)
     kda = (
         4 * h * h + 3 * 4 * h + 2 * (128 * h + 128 * h) + h + 16 * h + 16 + h + 128
     )  # gates of rank 128, one with a bias

@@ -259,8 +259,12 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
 
 
 UNDESCRIBED_PARTS = {
+    "abc": "attention to a bounded number of slots (ABC)",
     "caduceus": "state-space scans in both directions with common projections, and reverse complements",
+    "comba": "a delta rule that decays its keys and corrects its output (Comba)",
     "evabyte": "attention to chunks that are summarized by random features (EVA)",
+    "forgetting_transformer": "attention whose scores decay by forget gates (FoX)",
+    "gated_deltaproduct": "several steps of a delta rule for each token (DeltaProduct)",
     "gigachat3_5": "norms gated by a projection of rank 16, also within latent attention",
     "gsa": "attention to slots that decay (GSA)",
     "hgrn": "a gated recurrence with lower bounds by layer (HGRN)",
@@ -268,7 +272,10 @@ UNDESCRIBED_PARTS = {
     "hymba": "attention and a state-space scan on the same input, and learned tokens before the text",
     "infimm-zephyr": "cross-attention to images between those of its text model",
     "iquest_q1": "residual sums after norms, and keys as attention sinks",
+    "mesa_net": "a linear system to solve for each token (MesaNet)",
     "motif": "activations of normalized powers (PolyNorm)",
+    "path_attn": "positions from products of reflections (PaTH)",
+    "rwkv6qwen2": "RWKV-6's mixing with grouped keys beside Qwen2's networks",
     "step5": "queries scaled by the logarithm of their position",
     "step5_text": "queries scaled by the logarithm of their position",
     "stripedhyena": "convolutions as long as the text (Hyena)",

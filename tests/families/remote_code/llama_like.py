@@ -40,6 +40,17 @@ SHAPES = {
         {"model_type": "maincoder", **GROUPED, "head_dim": 16},
         {"model_type": "maincoder", **SMALL, "attention_bias": True, "tie_word_embeddings": True},
     ],
+    "TalkieForCausalLM": [
+        {
+            "model_type": "talkie",
+            "n_embd": 48,
+            "n_head": 4,
+            "n_layer": 3,
+            "head_dim": 12,
+            "vocab_size": 96,
+            "max_position_embeddings": 64,
+        }
+    ],
     "InstellaForCausalLM": [
         {"model_type": "instella", **SMALL},
         {"model_type": "instella", **GROUPED, "attention_bias": True, "tie_word_embeddings": True},

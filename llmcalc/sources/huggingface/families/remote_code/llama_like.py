@@ -123,6 +123,23 @@ def _read_bluelm(config: Config) -> Table:
     return model_fields
 
 
+def _read_talkie(config: Config) -> Table:
+    """Reads Talkie: norms without weights, and an FFN whose width is 8/3 of the model's width, rounded to 128.
+
+    It multiplies heads of queries, sublayers, the embedding that each layer adds again, and the head by learned gains.
+    """
+    norm, depth = rmsnorm(config.number("rms_norm_eps"), weight=False), config.integer("num_hidden_layers")
+    gains = depth * (config.integer("num_attention_heads") + 3) + 1
+    config.notes.append(
+        "gains: the factors of heads and sublayers, and of the embedding that each layer adds, are not counted: "
+        f"{gains:,} parameters"
+    )
+    ffn_width = max(1, round(8 / 3 * config.integer("hidden_size") / 128)) * 128
+    mixer = attention(config, **qk_norm_fields(norm, norm_order="after_rope"))
+    ffn = {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True}
+    return decoder(config, layer_table(mixer, ffn, norm), norm, stack={"embedding_norm": norm})
+
+
 def _read_plm(config: Config) -> Table:
     """Reads PLM: latent attention without query compression, and a non-gated FFN with squared ReLU."""
     config.require("q_lora_rank", None)
@@ -257,6 +274,23 @@ FAMILIES = {
         source=f"{VLLM}teleflm.py",
     ),
     "maincoder": Family(_read_maincoder, {**COMMON, "attention_bias": False}, source=f"{LLAMA_CPP}maincoder.cpp"),
+    "talkie": Family(
+        _read_talkie,
+        {
+            "vocab_size": 65536,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 40,
+            "num_key_value_heads": None,
+            "hidden_size": 5120,
+            "head_dim": 128,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+        },
+        frozenset({"intermediate_size"}),
+        aliases={"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
+        source=f"{LLAMA_CPP}talkie.cpp",
+    ),
     "instella": Family(
         _read_instella,
         {**COMMON, "rms_norm_eps": 1e-5, "attention_bias": False},
