@@ -360,6 +360,17 @@ def test_norms_that_llamas_layers_have_in_published_code_are_counted() -> None:
         assert llmcalc.params({**config, "model_type": model_type}).total == ends + depth * layer
 
 
+def test_pangu_pro_moe_weighs_the_output_of_each_expert() -> None:
+    """Pangu Pro MoE 72B, whose sizes are the defaults of its class; a later model states the same model type."""
+    h, kv, f, v = 5120, 8 * 128, 1344, 153376
+    attention = 2 * h * h + 2 * h * kv + 2 * h + 2 * kv
+    experts = 64 * 3 * h * f + 3 * h * 5376 + 64 * h + 64
+    pangu = {"model_type": "PanguProMoE", "architectures": ["PanguProMoEForCausalLM"]}
+    assert llmcalc.params(pangu).total == 2 * v * h + h + 48 * (attention + experts + 2 * h) == 71_988_781_056
+    with pytest.raises(InputError, match="param_sink_number: 128; expected none"):
+        llmcalc.params({**pangu, "param_sink_number": 128})
+
+
 def test_models_of_flash_linear_attention_are_counted() -> None:
     """The defaults of fla's classes: 5632 is 2/3 · 4 · 2048, rounded up to a multiple of 256."""
     h, f, v = 2048, 5632, 32000

@@ -271,6 +271,7 @@ UNDESCRIBED_PARTS = {
     "hyenadna": "convolutions as long as the text (Hyena)",
     "hymba": "attention and a state-space scan on the same input, and learned tokens before the text",
     "infimm-zephyr": "cross-attention to images between those of its text model",
+    "interns2_mobius": "routed experts that several layers share",
     "iquest_q1": "residual sums after norms, and keys as attention sinks",
     "mesa_net": "a linear system to solve for each token (MesaNet)",
     "motif": "activations of normalized powers (PolyNorm)",
