@@ -371,6 +371,16 @@ def test_pangu_pro_moe_weighs_the_output_of_each_expert() -> None:
         llmcalc.params({**pangu, "param_sink_number": 128})
 
 
+def test_ovis_2_6_has_the_parts_of_ovis_2_5() -> None:
+    config = next(iter(shapes_of("ovis2_5")))
+    text = {**shapes_of("qwen3_moe")[0], "hidden_size": config["llm_config"]["hidden_size"]}
+    total = llmcalc.params({**config, "llm_config": text}).total
+    for model_type, class_name in (("ovis2_6_moe", "Ovis2_6_MoeForCausalLM"), ("ovis2_6", "Ovis2_6ForCausalLM")):
+        later = {**config, "llm_config": text, "model_type": model_type, "architectures": [class_name]}
+        assert llmcalc.params(later).total == total
+        assert not any("no known class" in remark for remark in read_description(later).notes)
+
+
 def test_models_of_flash_linear_attention_are_counted() -> None:
     """The defaults of fla's classes: 5632 is 2/3 · 4 · 2048, rounded up to a multiple of 256."""
     h, f, v = 2048, 5632, 32000
