@@ -144,7 +144,7 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
     preset = find_preset(model_target)
     if preset is not None:
         return preset, preset, read_preset(preset)
-    for config_name in ("config.json", "params.json"):
+    for config_name in ("config.json", "params.json", "adapter_config.json"):
         if _path_test_result((path / config_name).is_file):
             return _read_config(path / config_name, head, allow_unknown)
     if _path_test_result(path.is_dir):

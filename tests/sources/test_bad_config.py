@@ -402,6 +402,22 @@ def albert(**fields: int) -> dict[str, Any]:
     return {**shapes_of("albert")[0], "num_hidden_layers": 6, **fields}
 
 
+def test_the_width_of_mobilebert_is_that_of_its_bottleneck() -> None:
+    """Its class derives `true_hidden_size`, and has the value that a file states, whatever its bottleneck is."""
+    total = llmcalc.params({"model_type": "mobilebert"}).total
+    assert llmcalc.params({"model_type": "mobilebert", "true_hidden_size": 128}).total == total
+    with pytest.raises(InputError, match="true_hidden_size: 64; expected one of 128"):
+        llmcalc.params({"model_type": "mobilebert", "true_hidden_size": 64})
+
+
+def test_a_class_of_both_stacks_of_t5gemma_is_no_encoder() -> None:
+    """Its class has both stacks whatever `is_encoder_decoder` states; a file without a class's name is the encoder."""
+    both_stacks, *_, encoder = shapes_of("t5gemma")
+    assert llmcalc.params(encoder).total == llmcalc.params({**encoder, "architectures": None}).total
+    with pytest.raises(InputError, match="is_encoder_decoder: false; expected true, as T5GemmaFor"):
+        llmcalc.params({**both_stacks, "is_encoder_decoder": False})
+
+
 def test_layers_of_albert_are_those_of_its_groups() -> None:
     """Without `inner_group_num` a group has one layer; all layers run, and each layer of a group has parameters."""
     single, double = (llmcalc.load(albert(**fields)).model for fields in ({}, {"inner_group_num": 2}))

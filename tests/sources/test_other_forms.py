@@ -291,6 +291,10 @@ def test_mlcs_config_is_that_of_its_model() -> None:
             "_class_name: 'FluxTransformer2DModel' is a class of diffusers",
         ),
         (
+            {"peft_type": "LORA", "base_model_name_or_path": "meta-llama/Llama-2-7b-hf", "r": 16},
+            "peft_type: 'LORA' is an adapter.*its base model, 'meta-llama/Llama-2-7b-hf'.*--lora-rank 16",
+        ),
+        (
             {"emb_size": 768, "feedforward_size": 3072, "hidden_size": 768, "heads_num": 12, "layers_num": 12},
             "fields of TencentPretrain: they state no size of a vocabulary",
         ),

@@ -317,6 +317,70 @@ def test_the_layers_of_decilm_differ_in_their_heads_of_keys_and_values() -> None
         llmcalc.params({**config, "num_key_value_heads_per_layer": [3] * 32})
 
 
+def test_solar_open_2_has_linear_attention_in_three_of_four_layers() -> None:
+    """Solar-Open2-250B, whose sizes are the defaults of its class: 320 experts, and gates of rank 128."""
+    h, heads, d, v = 4096, 64, 128, 196608
+    linear = 4 * h * heads * d + h * heads + 3 * 4 * heads * d + 2 * (h * d + d * heads * d) + heads * d + heads + d
+    full = 3 * h * heads * d + 2 * h * 8 * d  # with the output gate
+    experts = 321 * 3 * h * 1280 + 320 * h
+    total = 2 * v * h + h + 36 * linear + 12 * full + 48 * (experts + 2 * h)
+    solar = {"model_type": "solar_open2"}
+    assert llmcalc.params(solar).total == total == 250_287_794_944
+    assert llmcalc.params({**solar, "gqa_layers": [*range(0, 48, 4)]}).total == total
+    with pytest.raises(InputError, match="gqa_layers: a list; expected layers from 0 to 47"):
+        llmcalc.params({**solar, "gqa_layers": [48]})
+
+
+def test_a_deepseek_config_with_gated_attention_is_read_as_instella_moe() -> None:
+    """Instella-MoE-16B-A3B: its index has 31,725,581,824 bytes, 1,664 elements of them the routers' corrections."""
+    config = {"model_type": "deepseek_v3", "architectures": ["InstellaMoEForCausalLM"], "gated_attention": True}
+    config |= {"farskip": True, "hidden_size": 2048, "num_hidden_layers": 27, "num_attention_heads": 16}
+    config |= {"num_key_value_heads": 16, "intermediate_size": 10944, "moe_intermediate_size": 1408}
+    config |= {"n_routed_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 2, "first_k_dense_replace": 1}
+    config |= {"q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 96, "qk_rope_head_dim": 32}
+    config |= {"v_head_dim": 128, "vocab_size": 128896, "max_position_embeddings": 32768, "qk_layernorm": True}
+    assert 2 * llmcalc.params(config).total + 4 * 1664 == 31_725_581_824
+    assert llmcalc.params({**config, "farskip": False}).total == llmcalc.params(config).total
+
+
+def test_norms_that_llamas_layers_have_in_published_code_are_counted() -> None:
+    """Instella 3B (3.11 B parameters) with norms of queries and keys, and BlueLM 7B with a norm of the embedding."""
+    h, f, v, depth = 2560, 6912, 50304, 36
+    config = {"hidden_size": h, "intermediate_size": f, "vocab_size": v, "num_hidden_layers": depth}
+    config |= {"num_attention_heads": 32, "max_position_embeddings": 4096}
+    layer, ends = 4 * h * h + 3 * h * f + 2 * h, 2 * v * h + h
+    total = ends + depth * (layer + 2 * h)
+    assert llmcalc.params({**config, "model_type": "instella"}).total == total == 3_112_675_840
+    assert llmcalc.params({**config, "model_type": "BlueLM"}).total == ends + depth * layer + 2 * h
+    assert llmcalc.params({**config, "model_type": "zhinao"}).total == ends + depth * (layer + 3 * h)
+    h, f, depth = 5120, 13696, 40  # Talkie 1930 13B: no norm has a weight
+    assert llmcalc.params({"model_type": "talkie"}).total == 2 * 65536 * h + depth * (4 * h * h + 3 * h * f)
+    h, f, depth = 2560, 6912, 36
+    for model_type in ("index", "apriel"):
+        assert llmcalc.params({**config, "model_type": model_type}).total == ends + depth * layer
+
+
+def test_pangu_pro_moe_weighs_the_output_of_each_expert() -> None:
+    """Pangu Pro MoE 72B, whose sizes are the defaults of its class; a later model states the same model type."""
+    h, kv, f, v = 5120, 8 * 128, 1344, 153376
+    attention = 2 * h * h + 2 * h * kv + 2 * h + 2 * kv
+    experts = 64 * 3 * h * f + 3 * h * 5376 + 64 * h + 64
+    pangu = {"model_type": "PanguProMoE", "architectures": ["PanguProMoEForCausalLM"]}
+    assert llmcalc.params(pangu).total == 2 * v * h + h + 48 * (attention + experts + 2 * h) == 71_988_781_056
+    with pytest.raises(InputError, match="param_sink_number: 128; expected none"):
+        llmcalc.params({**pangu, "param_sink_number": 128})
+
+
+def test_ovis_2_6_has_the_parts_of_ovis_2_5() -> None:
+    config = next(iter(shapes_of("ovis2_5")))
+    text = {**shapes_of("qwen3_moe")[0], "hidden_size": config["llm_config"]["hidden_size"]}
+    total = llmcalc.params({**config, "llm_config": text}).total
+    for model_type, class_name in (("ovis2_6_moe", "Ovis2_6_MoeForCausalLM"), ("ovis2_6", "Ovis2_6ForCausalLM")):
+        later = {**config, "llm_config": text, "model_type": model_type, "architectures": [class_name]}
+        assert llmcalc.params(later).total == total
+        assert not any("no known class" in remark for remark in read_description(later).notes)
+
+
 def test_models_of_flash_linear_attention_are_counted() -> None:
     """The defaults of fla's classes: 5632 is 2/3 · 4 · 2048, rounded up to a multiple of 256."""
     h, f, v = 2048, 5632, 32000
@@ -352,6 +416,9 @@ def test_linear_attention_of_flash_linear_attention_is_counted() -> None:
     assert llmcalc.params({"model_type": "gla"}).total == ends + 24 * (gla + ffn) == 1_365_514_240
     hgrn2 = 4 * h * h + h + h  # the norm, and a row of the table of lower bounds
     assert llmcalc.params({"model_type": "hgrn2"}).total == ends + 24 * (hgrn2 + ffn) == 1_364_396_032
+    attended = {"model_type": "hgrn2", "attn": {"layers": [0, 7], "num_heads": 16}}  # a row for each is not counted
+    assert llmcalc.params(attended).total == ends + 22 * hgrn2 + 2 * 4 * h * h + 24 * ffn
+    assert "not counted: 4,096 parameters" in "".join(read_description(attended).notes)
     kda = (
         4 * h * h + 3 * 4 * h + 2 * (128 * h + 128 * h) + h + 16 * h + 16 + h + 128
     )  # gates of rank 128, one with a bias

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 GITHUB = "https://github.com/"
+CHATLLM = f"{GITHUB}foldl/chatllm.cpp/blob/master/models/"
 HUB = "https://huggingface.co/"
 LLAMA_CPP = f"{GITHUB}ggml-org/llama.cpp/blob/master/src/models/"
 MLX = f"{GITHUB}ml-explore/mlx-lm/blob/main/mlx_lm/models/"

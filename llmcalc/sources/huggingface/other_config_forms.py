@@ -114,6 +114,14 @@ def config_of_other_form(model_args: Mapping[str, Any]) -> tuple[Mapping[str, An
             f"_class_name: {shown(model_args['_class_name'])} is a class of diffusers, which is no language model; "
             "expected the config.json of one, such as that of a text encoder"
         )
+    if "peft_type" in argument_names and "model_type" not in argument_names:
+        base_model = model_args.get("base_model_name_or_path")
+        rank = model_args.get("r")
+        advice = f"; llmcalc memory counts its training with --lora-rank {rank}" if is_json_integer(rank) else ""
+        raise InputError(
+            f"peft_type: {shown(model_args['peft_type'])} is an adapter, without the sizes of a model; expected its "
+            f"base model, {shown(base_model) if base_model else 'which it does not name'}{advice}"
+        )
     for program_fields, program_name in PROGRAMS_WITHOUT_SIZES.items():
         if program_fields <= argument_names:
             raise InputError(

@@ -48,8 +48,12 @@ OTHER_NAMES = {
     "LLaVAOneVision1_5_text": "qwen3",
     "exaone4_5_text": "exaone4",
     "Emu3": "emu3_text_model",
+    **dict.fromkeys(("ovis2_6", "ovis2_6_moe", "ovis2_6_next"), "ovis2_5"),
 }
-"""Older model type, or folder name of a family in transformers if it differs from the model type → the model type."""
+"""Older model type, or folder name of a family in transformers if it differs from the model type → the model type.
+
+vLLM's class of Ovis 2.5 runs Ovis 2.6 too, whose model types say which text model it has.
+"""
 
 
 CODE_FIELDS = {
@@ -59,6 +63,7 @@ CODE_FIELDS = {
     ("bert", "alibi_starting_size"): "mosaic_bert",
     ("esm", "add_bias_fnn"): "nucleotide_transformer_v2",
     ("Emu3", "max_window_layers"): "emu3_5",
+    ("deepseek_v3", "gated_attention"): "instella_moe",
     ("mamba", "fuse_cross_entropy"): "fla_mamba",
     ("mamba2", "fuse_cross_entropy"): "fla_mamba2",
     **{
@@ -258,16 +263,25 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
 
 
 UNDESCRIBED_PARTS = {
+    "abc": "attention to a bounded number of slots (ABC)",
     "caduceus": "state-space scans in both directions with common projections, and reverse complements",
+    "comba": "a delta rule that decays its keys and corrects its output (Comba)",
     "evabyte": "attention to chunks that are summarized by random features (EVA)",
+    "forgetting_transformer": "attention whose scores decay by forget gates (FoX)",
+    "gated_deltaproduct": "several steps of a delta rule for each token (DeltaProduct)",
     "gigachat3_5": "norms gated by a projection of rank 16, also within latent attention",
     "gsa": "attention to slots that decay (GSA)",
     "hgrn": "a gated recurrence with lower bounds by layer (HGRN)",
     "hyenadna": "convolutions as long as the text (Hyena)",
     "hymba": "attention and a state-space scan on the same input, and learned tokens before the text",
     "infimm-zephyr": "cross-attention to images between those of its text model",
+    "interns2_mobius": "routed experts that several layers share",
     "iquest_q1": "residual sums after norms, and keys as attention sinks",
+    "megrez_moe": "routed experts that several layers share",
+    "mesa_net": "a linear system to solve for each token (MesaNet)",
     "motif": "activations of normalized powers (PolyNorm)",
+    "path_attn": "positions from products of reflections (PaTH)",
+    "rwkv6qwen2": "RWKV-6's mixing with grouped keys beside Qwen2's networks",
     "step5": "queries scaled by the logarithm of their position",
     "step5_text": "queries scaled by the logarithm of their position",
     "stripedhyena": "convolutions as long as the text (Hyena)",

@@ -70,6 +70,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     ],
     "HGRN2ForCausalLM": [
         {"model_type": "hgrn2", **FLA, "expand_ratio": 8},
+        {"model_type": "hgrn2", **FLA, "expand_ratio": 8, "attn": {"layers": [1], "num_heads": 4}},
         {
             "model_type": "hgrn2",
             **FLA,

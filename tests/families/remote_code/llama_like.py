@@ -40,6 +40,31 @@ SHAPES = {
         {"model_type": "maincoder", **GROUPED, "head_dim": 16},
         {"model_type": "maincoder", **SMALL, "attention_bias": True, "tie_word_embeddings": True},
     ],
+    "TalkieForCausalLM": [
+        {
+            "model_type": "talkie",
+            "n_embd": 48,
+            "n_head": 4,
+            "n_layer": 3,
+            "head_dim": 12,
+            "vocab_size": 96,
+            "max_position_embeddings": 64,
+        }
+    ],
+    "InstellaForCausalLM": [
+        {"model_type": "instella", **SMALL},
+        {"model_type": "instella", **GROUPED, "attention_bias": True, "tie_word_embeddings": True},
+    ],
+    "ZhinaoForCausalLM": [{"model_type": "zhinao", **GROUPED}],
+    "BlueLMForCausalLM": [
+        {"model_type": "BlueLM", **GROUPED, "use_stable_embedding": True},
+        {"model_type": "BlueLM", **SMALL, "use_stable_embedding": False},
+    ],
+    "IndexForCausalLM": [{"model_type": "index", **SMALL, "norm_head": True, "rope_ratio": 32}],
+    "AprielForCausalLM": [
+        {"model_type": "apriel", **GROUPED, "head_dim": 16},
+        {"model_type": "apriel", **GROUPED, "attention_bias": True, "mlp_bias": True},
+    ],
     "KORMoForCausalLM": [
         {"model_type": "kormo", **GROUPED, "mask_type": None},
         {"model_type": "kormo", **SMALL, "mask_type": None, "tie_word_embeddings": True},

@@ -12,7 +12,21 @@ PANGU: dict[str, Any] = {
     "sandwich_norm": True,
 }
 
+PRO: dict[str, Any] = {
+    "model_type": "PanguProMoE",
+    **COMMON_SMALL,
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 64,
+}
+
 SHAPES: dict[str, list[dict[str, Any]]] = {
+    "PanguProMoEForCausalLM": [
+        {**PRO, "shared_expert_intermediate_size": 20},
+        {**PRO, "shared_expert_intermediate_size": 0, "tie_word_embeddings": True},
+    ],
     "PanguUltraMoEForCausalLM": [
         {
             **PANGU,

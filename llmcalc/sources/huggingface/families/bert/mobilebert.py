@@ -19,6 +19,8 @@ def _read_mobilebert(config: Config) -> Table:
     config.require("key_query_shared_bottleneck", True)
     hidden = config.integer("hidden_size")
     bottleneck_width = config.integer("intra_bottleneck_size")
+    if config.has("true_hidden_size"):
+        config.require("true_hidden_size", bottleneck_width)
     heads = config.integer("num_attention_heads")
     norm_tables = {"no_norm": {"type": "affine"}, "layer_norm": layernorm(config.number("layer_norm_eps"))}
     norm, embedding = config.choice(norm_tables, "normalization_type"), config.integer("embedding_size")
@@ -68,7 +70,7 @@ WRITES: Writes = {
 FAMILIES = {
     "mobilebert": Family(
         _read_mobilebert,
-        ignored_fields=OLD | {"true_hidden_size"},
+        ignored_fields=OLD,
         field_writers=WRITES,
         deviations=(SECOND_BIAS,),
         modules=module_names("mobilebert"),

@@ -16,6 +16,7 @@ from ...family import CLASSIFIERS, Family, Quirks, field_names, module_names
 from ...parts import (
     QKVO,
     Table,
+    architecture,
     attention,
     biases,
     bidirectional_stack,
@@ -59,6 +60,9 @@ def _read_stack_config(config: Config, section_name: str, has_cross_attention: b
 def _read_t5gemma(config: Config) -> Table:
     encoder_config, encoder = _read_stack_config(config, "encoder")
     if not config.flag("is_encoder_decoder"):
+        class_name = architecture(config)
+        if class_name in ("T5GemmaForConditionalGeneration", "T5GemmaModel"):
+            raise config.error("is_encoder_decoder", False, f"true, as {class_name} has both stacks")
         model_sizes = {
             "vocab_size": encoder_config.integer("vocab_size"),
             "hidden_size": encoder_config.integer("hidden_size"),

@@ -113,8 +113,6 @@ def _read_hgrn2(config: Config) -> Table:
     config.require("use_short_conv", False)
     config.require("elementwise_affine", True)
     hidden, has_bounds = config.integer("hidden_size"), config.flag("use_lower_bound")
-    if has_bounds:
-        config.require("attn", None)
     heads = config.optional_integer("num_attention_heads")
     key_dim = config.optional_integer("expand_ratio")
     if key_dim is None:
@@ -131,7 +129,15 @@ def _read_hgrn2(config: Config) -> Table:
         "lower_bound": has_bounds,
         "norm_eps": 1e-5,
     }
-    return _decoder(config, mixer, first_mixer={**mixer, "first": True} if has_bounds else None)
+    if not has_bounds:
+        return _decoder(config, mixer)
+    attention_layers = sum(len(section.integers("layers")) for section in _attention_sections(config).values())
+    if attention_layers:
+        config.notes.append(
+            "attn: the table of lower bounds has a row for its layers too, which is not counted: "
+            f"{attention_layers * hidden:,} parameters"
+        )
+    return _decoder(config, mixer, first_mixer={**mixer, "first": True})
 
 
 def _head_size(config: Config, field: str) -> int:
@@ -197,7 +203,7 @@ def _decoder(config: Config, mixer: Table, ffn_width: int | None = None, first_m
         kind = f"attention{place}"
         attention_by_kind[kind] = {"attention": {"type": "attention", **_softmax_attention(section)}}
         for layer in section.integers("layers"):
-            if layer >= len(layer_kinds) or layer_kinds[layer] != "mixer":
+            if layer >= len(layer_kinds) or layer_kinds[layer] not in ("mixer", "first"):
                 expected_text = f"layers from 0 to {len(layer_kinds) - 1}, each once"
                 raise section.error("layers", section.get("layers"), expected_text)
             layer_kinds[layer] = kind

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from .....errors import shown
-from ...code_addresses import HUB, LLAMA_CPP, MLX, SGLANG, VLLM
+from ...code_addresses import CHATLLM, GITHUB, HUB, LLAMA_CPP, MLX, SGLANG, VLLM
 from ...config import Config
 from ...family import Family
 from ...parts import (
+    QKV,
     QKVO,
     Table,
     attention,
@@ -100,6 +101,43 @@ def _read_maincoder(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
     return llama_decoder(config, mixer)
+
+
+def _read_instella(config: Config) -> Table:
+    """Reads Instella: Llama's layers with norms over all heads of the queries and over all heads of the keys."""
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm, "projection"))
+    return llama_decoder(config, mixer)
+
+
+def _read_zhinao(config: Config) -> Table:
+    """Reads 360Zhinao: queries, keys and values have a bias, as Qwen2's."""
+    return llama_decoder(config, attention(config, **biases(True, *QKV)))
+
+
+def _read_bluelm(config: Config) -> Table:
+    """Reads BlueLM, with LayerNorm after its embedding unless `use_stable_embedding` is false."""
+    model_fields = _read_llama(config)
+    if config.flag("use_stable_embedding"):
+        model_fields["decoder"]["embedding_norm"] = layernorm(config.number("rms_norm_eps"))
+    return model_fields
+
+
+def _read_talkie(config: Config) -> Table:
+    """Reads Talkie: norms without weights, and an FFN whose width is 8/3 of the model's width, rounded to 128.
+
+    It multiplies heads of queries, sublayers, the embedding that each layer adds again, and the head by learned gains.
+    """
+    norm, depth = rmsnorm(config.number("rms_norm_eps"), weight=False), config.integer("num_hidden_layers")
+    gains = depth * (config.integer("num_attention_heads") + 3) + 1
+    config.notes.append(
+        "gains: the factors of heads and sublayers, and of the embedding that each layer adds, are not counted: "
+        f"{gains:,} parameters"
+    )
+    ffn_width = max(1, round(8 / 3 * config.integer("hidden_size") / 128)) * 128
+    mixer = attention(config, **qk_norm_fields(norm, norm_order="after_rope"))
+    ffn = {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True}
+    return decoder(config, layer_table(mixer, ffn, norm), norm, stack={"embedding_norm": norm})
 
 
 def _read_plm(config: Config) -> Table:
@@ -236,6 +274,40 @@ FAMILIES = {
         source=f"{VLLM}teleflm.py",
     ),
     "maincoder": Family(_read_maincoder, {**COMMON, "attention_bias": False}, source=f"{LLAMA_CPP}maincoder.cpp"),
+    "talkie": Family(
+        _read_talkie,
+        {
+            "vocab_size": 65536,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 40,
+            "num_key_value_heads": None,
+            "hidden_size": 5120,
+            "head_dim": 128,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+        },
+        frozenset({"intermediate_size"}),
+        aliases={"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
+        source=f"{LLAMA_CPP}talkie.cpp",
+    ),
+    "instella": Family(
+        _read_instella,
+        {**COMMON, "rms_norm_eps": 1e-5, "attention_bias": False},
+        modules={"self_attn_pre_norm": "pre_attention_layernorm", "mlp_pre_norm": "pre_feedforward_layernorm"},
+        source=f"{GITHUB}AMD-AIG-AIMA/Instella/blob/main/hf_instella/modeling_instella.py",
+    ),
+    "zhinao": Family(_read_zhinao, COMMON, source=f"{GITHUB}Qihoo360/360zhinao/blob/main/vllm/zhinao_066.py"),
+    "BlueLM": Family(
+        _read_bluelm,
+        {**COMMON, "use_stable_embedding": True},
+        modules={"embed_norm": "embed_layer_norm"},
+        source=f"{GITHUB}vivo-ai-lab/BlueLM/blob/main/example/vllm/vllm/model_executor/models/bluelm.py",
+    ),
+    "index": Family(_read_llama, COMMON, frozenset({"norm_head", "rope_ratio"}), source=f"{CHATLLM}index.cpp"),
+    "apriel": Family(
+        _read_telechat3, {**COMMON, "attention_bias": False, "mlp_bias": False}, source=f"{CHATLLM}apriel.cpp"
+    ),
     "kormo": Family(_read_llama, COMMON, frozenset({"mask_type"}), source=f"{LLAMA_CPP}qwen2.cpp"),
     "plm": Family(
         _read_plm,

@@ -1,14 +1,17 @@
-"""openPangu Ultra MoE: DeepSeek-V3's layers with norms before and after each sublayer.
+"""Pangu's mixtures of experts.
 
-Source: the file in `Family.source`.
+openPangu Ultra MoE has DeepSeek-V3's layers with norms before and after each sublayer; Pangu Pro MoE has grouped
+queries, biases in all of attention's projections, and a learned weight of each expert's output.
+
+Sources: the files in `Family.source`.
 """
 
 from __future__ import annotations
 
-from ...code_addresses import VLLM
+from ...code_addresses import GITHUB, VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import Table, dense_or_moe_kinds
+from ...parts import QKVO, Table, attention, biases, decoder, dense_or_moe_kinds, glu, layer_table, moe, rmsnorm
 from ..deepseek.deepseek import LATENT, ROUTING, SIGMOID, deepseek_decoder, latent_attention, routed_experts
 
 
@@ -29,7 +32,50 @@ def _read_pangu_ultra_moe(config: Config) -> Table:
     return model_fields
 
 
+LATER_PRO_FIELDS = ("n_routed_experts", "param_sink_number", "qk_nope_dim", "qk_rope_dim", "v_channels")
+"""Fields of a later model whose configs state Pangu Pro MoE's model type; its attention has learned keys and values."""
+
+
+def _read_pangu_pro_moe(config: Config) -> Table:
+    """Reads Pangu Pro MoE of 2025, whose router selects one expert of each of num_experts_per_tok groups."""
+    for field in LATER_PRO_FIELDS:
+        if config.has(field):
+            raise config.error(field, config.get(field), "none (a later model of this type, which is not read)")
+    config.require("mlp_only_layers", None, [])
+    norm, shared_width = rmsnorm(config.number("rms_norm_eps")), config.count("shared_expert_intermediate_size")
+    experts = moe(
+        config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
+        glu(config, ffn_width=config.integer("moe_intermediate_size")),
+        glu(config, ffn_width=shared_width) if shared_width else None,
+        router={"expert_scale": True},
+    )
+    return decoder(config, layer_table(attention(config, **biases(True, *QKVO)), experts, norm), norm)
+
+
 FAMILIES = {
+    "PanguProMoE": Family(
+        _read_pangu_pro_moe,
+        {
+            "vocab_size": 153376,
+            "hidden_size": 5120,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "hidden_act": "silu",
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "moe_intermediate_size": 1344,
+            "shared_expert_intermediate_size": 5376,
+            "num_experts_per_tok": 8,
+            "num_experts": 64,
+            "mlp_only_layers": None,
+        },
+        frozenset({"intermediate_size", "router_aux_loss_coef"}),
+        modules={"mlp.expert_scale": "router_scale"},
+        source=f"{GITHUB}vllm-project/vllm-ascend vllm_ascend/torchair/models/torchair_pangu_moe.py",
+    ),
     "pangu_ultra_moe": Family(
         _read_pangu_ultra_moe,
         {
@@ -57,5 +103,5 @@ FAMILIES = {
             "num_nextn_predict_layers": "num_mtp_layers",
         },
         source=f"{VLLM}openpangu.py",
-    )
+    ),
 }
