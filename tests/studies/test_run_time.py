@@ -80,6 +80,7 @@ def test_without_a_phase_it_is_a_token_or_what_an_option_says(run: Any) -> None:
     ("hardware", "scheme", "engine"),
     [
         ("m3-max", "none", "llama.cpp"),
+        ("m3-max", "mlx-4bit", "mlx"),
         ("tesla-p40", "none", "llama.cpp"),
         ("v100-32gb", "none", "vllm"),
         ("strix-halo", "none", "llama.cpp"),
