@@ -187,6 +187,16 @@ def exchange_notes(software_stack: TimeStack, layout: Layout) -> list[str]:
     ]
 
 
+def pass_notes(timed_run: TimedRun) -> list[str]:
+    """Returns a note on a prompt that software computes in several passes, each of which reads the weights."""
+    most_tokens = timed_run.stack.prompt_batch
+    if timed_run.phase != "prefill" or not most_tokens or timed_run.sequences * timed_run.seq <= most_tokens:
+        return []
+    return [
+        f"the prompt is computed {most_tokens:,} tokens at a time, the software's default; each pass reads the weights"
+    ]
+
+
 def unknown_link_notes(hardware: Hardware, device: Device, device_count: int) -> list[str]:
     """Returns a note if messages take the rate of a network since no link of the accelerator is known.
 
@@ -227,6 +237,7 @@ def report(
         *_host_notes(timed_run),
         *_measured_notes(timed_run, measured_run),
         *exchange_notes(timed_run.stack, timed_run.layout),
+        *pass_notes(timed_run),
         *float16_notes(timed_run.hardware, timed_run.formats.dtype),
         *_time_notes(timed_run),
     ]

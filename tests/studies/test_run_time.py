@@ -739,3 +739,10 @@ def test_a_server_divides_its_experts_over_the_ranks_of_tensor_parallelism() -> 
     assert typed == llmcalc.time("qwen3-30b-a3b", engine="vllm", hardware="h100", tp=2, ep=2, etp=1).document
     divided = llmcalc.time("mixtral-8x7b", hardware="h100", tp=2, dp=4, ep=2).document
     assert divided == llmcalc.time("mixtral-8x7b", hardware="h100", tp=2, dp=4, ep=2, etp=2).document
+
+
+def test_a_prompt_in_several_passes_says_so(run: Any) -> None:
+    words = ("time", SMALL, "--phase", "prefill", "--hardware", "rtx-4090", "--engine", "llama.cpp", "--seq")
+    note = "the prompt is computed 512 tokens at a time, the software's default; each pass reads the weights"
+    assert note in answer(run, *words, "1k")["notes"]
+    assert note not in answer(run, *words, "512")["notes"]
