@@ -343,7 +343,7 @@ def _seconds_with_host(timed_run: TimedRun) -> float:
         for count, operation in timed_run.operations
         if operation.kind in ("product", "experts")
     )
-    return (1 - share_on_host) * float(timed_run.range.estimate) + share_on_host * read_bytes / HOST_BANDWIDTH
+    return (1 - share_on_host) * float(timed_run.range.estimate) + share_on_host * float(read_bytes) / HOST_BANDWIDTH
 
 
 def _time_notes(timed_run: TimedRun) -> list[str]:
