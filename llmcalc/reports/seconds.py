@@ -187,6 +187,16 @@ def exchange_notes(software_stack: TimeStack, layout: Layout) -> list[str]:
     ]
 
 
+def pass_notes(timed_run: TimedRun) -> list[str]:
+    """Returns a note on a prompt that software computes in several passes, each of which reads the weights."""
+    most_tokens = timed_run.stack.prompt_batch
+    if timed_run.phase != "prefill" or not most_tokens or timed_run.sequences * timed_run.seq <= most_tokens:
+        return []
+    return [
+        f"the prompt is computed {most_tokens:,} tokens at a time, the software's default; each pass reads the weights"
+    ]
+
+
 def unknown_link_notes(hardware: Hardware, device: Device, device_count: int) -> list[str]:
     """Returns a note if messages take the rate of a network since no link of the accelerator is known.
 
@@ -227,6 +237,7 @@ def report(
         *_host_notes(timed_run),
         *_measured_notes(timed_run, measured_run),
         *exchange_notes(timed_run.stack, timed_run.layout),
+        *pass_notes(timed_run),
         *float16_notes(timed_run.hardware, timed_run.formats.dtype),
         *_time_notes(timed_run),
     ]
@@ -319,6 +330,22 @@ def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] |
     ]
 
 
+HOST_BANDWIDTH = 100_000_000_000
+"""Bytes/s of a host's memory for which a bound is printed: DDR5-6400 of two channels has 102.4 GB/s."""
+
+
+def _seconds_with_host(timed_run: TimedRun) -> float:
+    """The seconds of a token whose layers beyond the device's memory run on the host, which reads their weights."""
+    share_on_host = 1 - timed_run.hardware.capacity_bytes / timed_run.resident_bytes
+    device = timed_run.device
+    read_bytes = sum(
+        count * operation.memory * device.bandwidth * device.generation.memory
+        for count, operation in timed_run.operations
+        if operation.kind in ("product", "experts")
+    )
+    return (1 - share_on_host) * float(timed_run.range.estimate) + share_on_host * float(read_bytes) / HOST_BANDWIDTH
+
+
 def _time_notes(timed_run: TimedRun) -> list[str]:
     device_rate, devices = timed_run.tokens_per_second, timed_run.devices
     device_rate_text = f" ({device_rate / devices:,.0f} a device)" if devices > 1 else ""
@@ -341,6 +368,11 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
         size_note = f"weights and cache {sizes_text}: they do not fit; --devices N divides them"
         if timed_run.stack.splits_to_host:
             size_note = f"weights and cache {sizes_text}: layers that do not fit run on the host, which is not timed"
+            if timed_run.phase == "decode":
+                size_note += (
+                    f": {duration_text(_seconds_with_host(timed_run))} or more a token, where the host "
+                    f"reads {HOST_BANDWIDTH / 10**9:.0f} GB/s"
+                )
     elif timed_run.chosen_options:
         size_note = f"the fastest layout that fits: {timed_run.chosen_options}; undivided, {training_bytes}"
     elif timed_run.is_planned:

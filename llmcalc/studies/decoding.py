@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ..accelerator import Hardware
 from ..costs.quantization.gguf import GGUFMix
+from ..costs.quantization.mlx import MLXScheme
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.engines.registry import USUAL_ENGINE, engine
@@ -15,6 +16,9 @@ from .timed_run import TimedRun
 
 LLAMA_CPP_STACK = "llamacpp"
 """The stack of weights in the formats of llama.cpp, and of accelerators of its vendors on which vLLM does not run."""
+
+MLX_STACK = "mlx"
+"""The stack of weights in the formats of MLX on Apple's chips."""
 
 TRANSFORMERS_STACK = "transformers"
 """The stack of models with an encoder and a decoder."""
@@ -28,6 +32,8 @@ def usual_stack(hardware: Hardware, model_memory: Memory | None = None) -> str:
 
     No server that is modelled has an encoder beside a decoder, which transformers runs.
     """
+    if model_memory is not None and hardware.vendor == "Apple" and has_mlx_weights(model_memory):
+        return MLX_STACK
     needs_llama_cpp = hardware.vendor in LLAMA_CPP_VENDORS and not engine(USUAL_ENGINE).runs_on(hardware)
     is_usual = hardware.usual_engine == "llama.cpp"
     if (model_memory is not None and has_gguf_weights(model_memory)) or needs_llama_cpp or is_usual:
@@ -46,6 +52,11 @@ def runs_llama_cpp(hardware: Hardware) -> bool:
 def has_gguf_weights(model_memory: Memory) -> bool:
     """Whether the weights come from a GGUF file, the format of llama.cpp."""
     return model_memory.states.quantized is not None and isinstance(model_memory.states.quantized.scheme, GGUFMix)
+
+
+def has_mlx_weights(model_memory: Memory) -> bool:
+    """Whether the weights are in a format of MLX."""
+    return model_memory.states.quantized is not None and isinstance(model_memory.states.quantized.scheme, MLXScheme)
 
 
 def time_decoded_token(

@@ -58,6 +58,9 @@ ATTENTION_BACKWARD = 2.5
 DECODED_TILE_ROWS = 16
 """Rows that the smallest tile of a kernel computes which decodes weights to 16 bits: Marlin's, 16 · thread_m_blocks."""
 
+MOST_VECTORS = 8
+"""Tokens up to which llama.cpp multiplies by its kernel for vectors (MMVQ_MAX_BATCH_SIZE in ggml-cuda/mmvq.cuh)."""
+
 FUSED_HEAD_DIM = 256
 """Width of a head up to which attention has kernels of an accelerator's generation: FlashAttention and cuDNN refuse
 more (check_head_dim_size_flash in torch's sdp_utils.cpp), so that torch runs its memory-efficient kernel. Servers have
@@ -226,6 +229,8 @@ class TimeEstimator:
     def product_rate(self, dtype: str) -> float:
         """Returns the FLOP/s of products in a number format."""
         unit_format = self._units_format(dtype)
+        if dtype == QUANTIZED and unit_format == "int8" and self.device.generation.block_quantized:
+            return self.device.peaks["int8"] * self.device.generation.block_quantized
         has_own_units = self.device.format_of(unit_format) == unit_format  # else kernels decode weights to 16 bits
         efficiency = self.stack.rates.get(dtype, 1.0) if has_own_units else 1.0
         if self.stack.sums_in_16_bits and self.device.format_of(unit_format) == "bf16":
@@ -315,16 +320,23 @@ class TimeEstimator:
         weight = kernel.weight_elements * (self.experts_read(kernel) if kernel.kind == "experts" else 1.0)
         if not self.is_training:
             dtype = self._inference_format(kernel)
-            yield (
-                False,
+            compute_seconds = (
                 kernel.flops[0]
                 * self._depth_factor(dtype, k)
                 / self.product_rate(dtype)
                 / self._share_of_experts(kernel, dtype)
                 * self._padded_rows(kernel, dtype)
-                * self._uneven_load(kernel),
-                device.memory_seconds(self._weight_bytes(kernel, weight) + 2.0 * m * (k + n)),
+                * self._uneven_load(kernel)
             )
+            weight *= self._prompt_passes(kernel)
+            weight_bytes, value_bytes = self._weight_bytes(kernel, weight), 2.0 * m * (k + n)
+            if dtype != QUANTIZED or not self.stack.reads_before_products:
+                yield False, compute_seconds, device.memory_seconds(weight_bytes + value_bytes)
+                return
+            tokens = kernel.routed_tokens if kernel.kind == "experts" else m
+            read_before = choose(tokens > MOST_VECTORS, weight_bytes, 0.0)
+            yield False, compute_seconds, device.memory_seconds(weight_bytes - read_before + value_bytes)
+            yield False, 0.0, device.memory_seconds(read_before)
             return
         dtype = "bf16" if kernel.in_16_bits and self.formats.dtype != "fp32" else self.formats.dtype
         product_rate, bytes_per_element = self.product_rate(dtype), BYTES.get(dtype, 2.0)
@@ -400,6 +412,13 @@ class TimeEstimator:
         tile_rows = DECODED_TILE_ROWS if dtype == QUANTIZED else self.device.generation.tile_rows
         return maximum(1.0, tile_rows / kernel.m)
 
+    def _prompt_passes(self, kernel: Kernel) -> Number:
+        """The number of passes over the weights in which software computes a prompt's tokens."""
+        most_tokens = self.stack.prompt_batch
+        if not most_tokens or self.rank_pass.phase == "decode":
+            return 1.0
+        return maximum(1.0, (kernel.routed_tokens if kernel.kind == "experts" else kernel.m) / most_tokens)
+
     def _uneven_load(self, kernel: Kernel) -> Number:
         """The ratio of the busiest rank's time for expert products to the time with even loads."""
         if kernel.kind != "experts" or not self.stack.uneven_ranks:
@@ -427,7 +446,7 @@ class TimeEstimator:
         Tokens that a batch decodes together select the same experts more often than by chance.
         """
         shared_experts = self.stack.shared_experts if self.rank_pass.phase == "decode" else 0.0
-        tokens = 1 + (kernel.routed_tokens - 1) * (1 - shared_experts)
+        tokens = 1 + (kernel.routed_tokens / self._prompt_passes(kernel) - 1) * (1 - shared_experts)
         return kernel.experts * (1 - (1 - kernel.selection_chance) ** tokens)
 
     def _attention_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:

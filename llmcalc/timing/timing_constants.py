@@ -57,6 +57,7 @@ class AcceleratorGeneration(Record):
     attention: tuple[Share, float]
     attention_backward: tuple[Share, float]
     older_attention: dict[str, Share]
+    block_quantized: float = Field(ge=0, le=1)
     scan: Share
     depth: dict[str, float]
     tile_rows: int = Field(gt=0)
@@ -158,6 +159,8 @@ class TimeStack(Record):
     rates: dict[str, Share] = {}
     sums_in_16_bits: bool = False
     quantized: Literal["bf16", "int8"] = "bf16"
+    reads_before_products: bool = False
+    prompt_batch: int = Field(0, ge=0)
     halves_float32: bool = False
     four_bit_scheme: str | None = None
     expert_weights: Share = 1.0

@@ -80,6 +80,7 @@ def test_without_a_phase_it_is_a_token_or_what_an_option_says(run: Any) -> None:
     ("hardware", "scheme", "engine"),
     [
         ("m3-max", "none", "llama.cpp"),
+        ("m3-max", "mlx-4bit", "mlx"),
         ("tesla-p40", "none", "llama.cpp"),
         ("v100-32gb", "none", "vllm"),
         ("strix-halo", "none", "llama.cpp"),
@@ -207,7 +208,8 @@ def test_layers_that_llama_cpp_leaves_on_the_host_are_said_not_to_be_timed(run: 
     """A server of llama.cpp starts with a model larger than its card, and is then several times slower."""
     words = ("qwen3-32b", "--hardware", "rtx-5070", "--users", "1", "--seq", "150")
     llama_cpp = " ".join(run("time", *words, "--engine", "llama.cpp", "--quantize", "q4_k_m").out.split())
-    assert "layers that do not fit run on the host, which is not timed" in llama_cpp
+    assert "layers that do not fit run on the host, which is not timed: 91 ms or more a token" in llama_cpp
+    assert "where the host reads 100 GB/s" in llama_cpp  # of 18.4 GB of weights 35 %; published: 227 ms with its memory
     assert "they do not fit; --devices N divides them" in " ".join(run("time", *words).out.split())
 
 
@@ -738,3 +740,10 @@ def test_a_server_divides_its_experts_over_the_ranks_of_tensor_parallelism() -> 
     assert typed == llmcalc.time("qwen3-30b-a3b", engine="vllm", hardware="h100", tp=2, ep=2, etp=1).document
     divided = llmcalc.time("mixtral-8x7b", hardware="h100", tp=2, dp=4, ep=2).document
     assert divided == llmcalc.time("mixtral-8x7b", hardware="h100", tp=2, dp=4, ep=2, etp=2).document
+
+
+def test_a_prompt_in_several_passes_says_so(run: Any) -> None:
+    words = ("time", SMALL, "--phase", "prefill", "--hardware", "rtx-4090", "--engine", "llama.cpp", "--seq")
+    note = "the prompt is computed 512 tokens at a time, the software's default; each pass reads the weights"
+    assert note in answer(run, *words, "1k")["notes"]
+    assert note not in answer(run, *words, "512")["notes"]

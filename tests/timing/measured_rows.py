@@ -85,6 +85,11 @@ UNSAMPLED = {"llama-batched-bench"}
 """Software of rows that decode random tokens, so that no sequence is sampled (tools/batched-bench/batched-bench.cpp).
 """
 
+WIDE_PASSES = {"batched_spark", "llamacpp_strix_halo", "llamacpp_r9700"}
+"""Sets whose prompts of more than 512 tokens run with `-ub 2048` in place of llama.cpp's default (benches/dgx-spark.md;
+benchmark/run_benchmarks.sh of kyuz0's repositories, on the R9700 under ROCm alone).
+"""
+
 GRADIENTS_IN_16_BITS = {"megatron-bridge", "megatron-bridge-graphs", "nemo-perf"}
 """Software of rows whose recipes reduce gradients in 16 bits (`grad_reduce_in_fp32 = False` in Megatron-Bridge's and
 NeMo's recipes for performance), where Megatron-Core's default is 32.
@@ -551,6 +556,8 @@ def _inference_seconds(row: Row, factors: CalibrationFactors) -> float:
     layout, formats, spec, device, stack = (
         replica.layout, replica.formats, replica.spec, replica.device, replica.stack
     )  # fmt: skip
+    if row.set in WIDE_PASSES and not (row.set == "llamacpp_r9700" and "/vulkan" in row.id):
+        stack = stack.model_copy(update={"prompt_batch": 2048})
     input_tokens, output, load = replica.requests.input, replica.requests.output, row.whole("batch")
     batch = max(1, load // layout.dp)
     if measure == "output_rate":

@@ -731,6 +731,50 @@ class TestHostAndProductsOfServers:
         host_seconds = [decode(llama(), h100(), stack, users, 1024).parts["host"] for users in (1, 32)]
         assert host_seconds == pytest.approx([3e-4, 3e-4 + 31 * 2.4e-4])
 
+    def test_llama_cpp_reads_quantized_weights_before_it_multiplies(self) -> None:
+        """The seconds of reading them are added from 9 tokens on; fewer are multiplied by its kernel for vectors."""
+        device, stack = device_of(find_hardware("rtx-4090")), find_stack("llamacpp")
+        formats = NumberFormats("quantized", 5)
+        overlapped = stack.model_copy(update={"reads_before_products": False})
+
+        def added_seconds(sequences: int) -> float:
+            with_reads, without = (
+                decode(llama(), device, software, sequences, 1, formats=formats).seconds
+                for software in (stack, overlapped)
+            )
+            return float(with_reads - without)
+
+        weights = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 128256 * 4096
+        assert added_seconds(8) == 0
+        assert added_seconds(512) == pytest.approx(device.memory_seconds(weights * 5 / 8), rel=0.01)
+
+    def test_llama_cpp_reads_experts_for_each_512_tokens_of_a_prompt(self) -> None:
+        spec, device, stack = (
+            load_preset("gpt-oss-20b").model,
+            device_of(find_hardware("rtx-4090")),
+            find_stack("llamacpp"),
+        )
+
+        def expert_memory(tokens: int) -> float:
+            work = rank_work(spec, RankPass(1, tokens, 0, "prefill"))
+            lines = time_pass(work, device, stack, NumberFormats("quantized", 4.25)).operations
+            return float(sum(line.memory * line.times for line in lines if line.kind == "experts" and not line.compute))
+
+        assert expert_memory(2048) == pytest.approx(4 * expert_memory(512))
+
+    def test_llama_cpps_attention_has_no_matrix_units_on_rdna(self) -> None:
+        """Its share of the 16-bit peak is the default's times the rate of packed multiply-adds over it."""
+        default = accelerator_generations()["default"].older_attention["fa2"]
+        for name, generation, packed_rate in (
+            ("rx-7900-xtx", "rdna3", 1),
+            ("radeon-ai-pro-r9700", "rdna4", 1),
+            ("strix-halo", "rdna3-5", 2),
+        ):
+            peaks = find_hardware(name).peak_flops
+            share = default * packed_rate * peaks["float32"] / peaks["float16"]
+            assert accelerator_generations()[generation].older_attention["fa2"] == pytest.approx(share, rel=0.01)
+            assert device_of(find_hardware(name)).generation.name == generation
+
     def test_waits_of_products(self) -> None:
         without = VLLM.model_copy(update={"product_wait": {}, "expert_wait": {}})
         difference = decode(llama(), h100(), VLLM, 1, 8).seconds - decode(llama(), h100(), without, 1, 8).seconds

@@ -49,7 +49,7 @@ def engine(engine_name: str) -> Engine:
         if engine_name in MLX_NAMES:
             raise InputError(
                 "--engine: MLX's server is not modelled; without --engine, --quantize mlx-4bit has the weights, the "
-                "cache and one pass"
+                "cache and one pass, which llmcalc time times"
             )
         raise InputError(
             f"--engine: '{engine_name}' is not known; expected one of "
