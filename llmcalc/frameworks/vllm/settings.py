@@ -11,10 +11,12 @@ from functools import cached_property
 from typing import Any
 
 from ...components.head import LMHead
+from ...components.no_head import NoHead
 from ...errors import InputError, shown
 from ...parallel.layout import Layout
 from ..engines.context_length import has_unknown_length
 from ..engines.rank import EngineRank, MissingKernels, architectures, key_heads
+from ..engines.rope_override import has_score_class
 from ..engines.server import DTYPE_WORDS, EngineServer
 from .context_length import scaled_length, short_rope_length
 from .cuda_graphs import graph_mode_of
@@ -87,7 +89,13 @@ class VLLMSettings(EngineServer):
     halves_float32 = True  # vllm/config/model.py, `_get_and_verify_dtype`
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for flags that contradict each other or the model."""
+        """Drops the head of a pooling server. Raises `InputError` for flags that contradict each other or the model."""
+        if has_score_class(self.flags) or any(
+            self.flags.get(name) in POOLING_WORDS for name in ("runner", "task", "convert")
+        ):
+            # model_executor/models/adapters.py, `_create_pooling_model_cls`: such a class has no lm_head
+            headless_model = self.preset.model.model_copy(update={"head": NoHead()})
+            object.__setattr__(self, "preset", self.preset.model_copy(update={"model": headless_model}))
         super().__post_init__()
         if self.flags.get("max_num_batched_tokens", self.max_num_batched_tokens) < self.max_num_seqs:
             raise InputError(
@@ -202,17 +210,9 @@ class VLLMSettings(EngineServer):
         """Whether the server gives embeddings or scores (`--runner pooling`), without logits and without a sampler.
 
         v1/worker/gpu_model_runner.py, `profile_run`: such a model's profile run ends with its pooler. vLLM takes this
-        runner by default for models without a language-model head. Raises `InputError` for a model with such a head,
-        which vLLM drops.
+        runner by default for models without a language-model head.
         """
-        has_logits = isinstance(self.preset.model.head, LMHead)
-        flag = next((name for name in ("runner", "task", "convert") if self.flags.get(name) in POOLING_WORDS), "")
-        if flag and has_logits:
-            raise InputError(
-                f"--{flag} {self.flags[flag]}: the output head, which vLLM drops, is not left out of this model; "
-                "expected --set head.type=none too"
-            )
-        return not has_logits
+        return not isinstance(self.preset.model.head, LMHead)
 
     @cached_property
     def speculation(self) -> Speculation:

@@ -786,8 +786,12 @@ def test_embedding_models_have_no_logits_in_the_profile_run() -> None:
         answer_of("qwen3-embedding-0.6b", hardware="b200", engine="vllm==0.19", runner="pooling").terms
         == embedding.terms
     )
-    with pytest.raises(InputError, match=r"--task embed: .*--set head\.type=none"):
-        answer_of("qwen3-0.6b", hardware="b200", engine="vllm==0.19", task="embed")
+    scores = {"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"]}
+    for pooling_flags in ({"task": "embed"}, {"hf_overrides": scores}):
+        pooling = answer_of("qwen3-0.6b", hardware="b200", engine="vllm==0.19", **pooling_flags)
+        assert pooling.bytes_of("profile_run") == embedding.bytes_of("profile_run")
+    untied = [answer_of("qwen3-8b", hardware="b200", engine="vllm==0.19", **flags) for flags in ({}, {"task": "embed"})]
+    assert untied[0].bytes_of("weights") - untied[1].bytes_of("weights") == 151_936 * 4096 * 2  # vLLM drops the head
 
 
 def test_the_command_of_qwen3_nexts_card_starts() -> None:
@@ -876,6 +880,7 @@ def test_overrides_of_rotary_positions_change_the_length_and_the_table(engine: s
 @pytest.mark.parametrize(
     ("override", "refusal"),
     [({"num_hidden_layers": 3}, "'num_hidden_layers' changes"), ({"rope_scaling": {"factor": "x"}}, "factor 'x'"),
+     ({"architectures": ["Qwen3ForCausalLM"]}, "'architectures' changes"),
      ({"rope_scaling": 4}, "expected a JSON object"), ({"text_config": 1}, "expected a JSON object")],
 )  # fmt: skip
 def test_other_overrides_are_refused(override: dict[str, Any], refusal: str) -> None:
