@@ -794,6 +794,15 @@ def test_embedding_models_have_no_logits_in_the_profile_run() -> None:
     assert untied[0].bytes_of("weights") - untied[1].bytes_of("weights") == 151_936 * 4096 * 2  # vLLM drops the head
 
 
+def test_the_command_of_mimo_v2s_recipe_starts() -> None:
+    """A rank of 4 has 192 rows of keys, 1.5 blocks; vLLM's class stores them anew (pull request 30836, on H200s)."""
+    answer = answer_of("mimo-v2-flash", hardware="h200", engine="vllm==0.33", tensor_parallel_size=4)
+    assert answer.starts
+    assert 72 < answer.bytes_of("weights") / 2**30 < 73  # 309 billion numbers of a byte, divided by 4
+    with pytest.raises(InputError, match="experts.gate_proj: 64 rows are not a multiple"):
+        answer_of("mimo-v2-flash", hardware="h200", engine="vllm==0.33", tensor_parallel_size=32)  # its experts
+
+
 def test_the_command_of_qwen3_nexts_card_starts() -> None:
     """Its weights have a module of multi-token prediction (`mtp.*`, 1,650,471,424 parameters); its config has none."""
     config = {"method": "qwen3_next_mtp", "num_speculative_tokens": 2}
