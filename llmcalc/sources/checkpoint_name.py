@@ -44,6 +44,7 @@ TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
         "activation_scheme": "dynamic",
         "fmt": "e4m3",
         "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["lm_head", "linear_attn.a_proj", "linear_attn.b_proj"],  # Qwen's in_proj_a and _b
     },
     "nvfp4": _compressed_tensors_config(
         "nvfp4-pack-quantized",

@@ -64,6 +64,19 @@ def test_a_servers_file_has_the_answer_of_the_target(
     )
 
 
+def test_qwens_checkpoints_in_fp8_have_the_decays_of_linear_attention_in_16_bits() -> None:
+    """vLLM's log of Qwen3.8 27B in FP8 on two RTX 5090 has 377,456 tokens (recipes#810), with them in fp8 378,293.
+
+    Those of 2.4T-A95B have 8 rows on a rank of 16, the layout of its recipe, which is no block of 128.
+    """
+    named = llmcalc.memory("Qwen/Qwen3.8-27B-FP8", phase="inference", seq=128).document["memory"]
+    stated = llmcalc.memory("qwen3.8-27b", phase="inference", seq=128, quantize="fp8-block128").document["memory"]
+    matrices = 48 * 2  # of 48 x 5120 numbers, each with 40 blocks whose scales have 4 bytes
+    assert named["weights"] - stated["weights"] == matrices * (48 * 5120 - 40 * 4)
+    server = llmcalc.memory("Qwen/Qwen3.8-2.4T-A95B-FP8", engine="vllm==0.33", hardware="b300", tensor_parallel_size=16)
+    assert server.result.starts
+
+
 def test_checkpoints_in_nvfp4_have_the_layers_in_16_bits_of_nvidias(tmp_path: Path) -> None:
     """nvidia/Gemma-4-31B-IT-NVFP4 has the attention in 16 bits and the MLPs in NVFP4: 31.0 GiB with its head, not 19.5.
 

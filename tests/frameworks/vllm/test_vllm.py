@@ -799,7 +799,7 @@ def test_the_command_of_mimo_v2s_recipe_starts() -> None:
     answer = answer_of("mimo-v2-flash", hardware="h200", engine="vllm==0.33", tensor_parallel_size=4)
     assert answer.starts
     assert 72 < answer.bytes_of("weights") / 2**30 < 73  # 309 billion numbers of a byte, divided by 4
-    with pytest.raises(InputError, match="experts.gate_proj: 64 rows are not a multiple"):
+    with pytest.raises(InputError, match=r"experts\.gate_proj: 64 rows are not a multiple"):
         answer_of("mimo-v2-flash", hardware="h200", engine="vllm==0.33", tensor_parallel_size=32)  # its experts
 
 
