@@ -66,6 +66,7 @@ COMPILATION_KEYS = (
     "cudagraph_num_of_warmups", "cudagraph_capture_sizes", "cudagraph_copy_inputs", "full_cuda_graph", "pass_config",
     "max_capture_size", "max_cudagraph_capture_size", "use_inductor_graph_partition", "local_cache_dir",
     "cudagraph_specialize_lora", "fast_moe_cold_start", "dynamic_shapes_config", "compile_mm_encoder",
+    "compile_ranges_split_points", "compile_ranges_endpoints",
 )  # fmt: skip
 """Keys of `--compilation-config` that are read, or that change no memory."""
 

@@ -897,6 +897,15 @@ def test_other_overrides_are_refused(override: dict[str, Any], refusal: str) -> 
         answer_of("qwen3-0.6b", hardware="h100", engine="vllm==0.33", hf_overrides=override)
 
 
+def test_ranges_of_sizes_that_are_compiled_change_no_memory() -> None:
+    """The recipe of DeepSeek-V4 Flash states them (vllm/config/compilation.py, `compile_ranges_endpoints`)."""
+    plain, ranges = (
+        answer_of("qwen3-0.6b", hardware="h100", engine="vllm==0.33", compilation_config=config).terms
+        for config in ({"mode": 3}, {"mode": 3, "compile_ranges_endpoints": [8192]})
+    )
+    assert plain == ranges
+
+
 def test_bitsandbytes_quantizes_plain_weights_to_nf4() -> None:
     """The loader knows no other scheme (model_loader/bitsandbytes_loader.py, `quantize_4bit(…, quant_type="nf4")`)."""
     named, typed = (
