@@ -14,6 +14,7 @@ from ...components.head import LMHead
 from ...components.no_head import NoHead
 from ...errors import InputError, shown
 from ...parallel.layout import Layout
+from ...sources.presets import known_model
 from ..engines.context_length import has_unknown_length
 from ..engines.rank import EngineRank, MissingKernels, architectures, key_heads
 from ..engines.rope_override import has_score_class
@@ -104,6 +105,13 @@ class VLLMSettings(EngineServer):
                 f"{self.max_num_seqs}; expected at least as many"
             )
         self.check_environment()
+        config_path = self.flags.get("hf_config_path")
+        config_model = None if config_path is None else known_model(config_path)
+        if config_path is not None and (config_model is None or config_model.name != self.preset.name):
+            raise InputError(
+                f"--hf-config-path {shown(config_path)}: is not the model {self.preset.name}; expected TARGET or --set "
+                "PATH=VALUE of llmcalc in its place"
+            )
         if self.speculation.draft is not None and self.pp > 1:
             raise InputError("--speculative-config: a draft model with stages is not modelled")
         if self.dp > 1 and self.pp > 1 and self.flags.get("enable_expert_parallel"):

@@ -897,6 +897,15 @@ def test_other_overrides_are_refused(override: dict[str, Any], refusal: str) -> 
         answer_of("qwen3-0.6b", hardware="h100", engine="vllm==0.33", hf_overrides=override)
 
 
+def test_the_config_of_a_gguf_files_model_may_be_named() -> None:
+    """vllm-gguf-plugin's issue 101: `vllm serve …/Qwen3-8B-Q4_K_M.gguf --hf-config-path /models/Qwen/Qwen3-8B`."""
+    flags = {"hardware": "l4", "engine": "vllm==0.18", "quantize": "q4_k_m", "max_model_len": 8192}
+    named = answer_of("qwen3-8b", **flags, hf_config_path="/models/Qwen/Qwen3-8B")
+    assert named.terms == answer_of("qwen3-8b", **flags).terms
+    with pytest.raises(InputError, match="--hf-config-path 'Qwen/Qwen3-14B': is not the model qwen3-8b"):
+        answer_of("qwen3-8b", **flags, hf_config_path="Qwen/Qwen3-14B")
+
+
 def test_ranges_of_sizes_that_are_compiled_change_no_memory() -> None:
     """The recipe of DeepSeek-V4 Flash states them (vllm/config/compilation.py, `compile_ranges_endpoints`)."""
     plain, ranges = (
