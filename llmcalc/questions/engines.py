@@ -206,7 +206,10 @@ def _model_of_server(
     formats = quantization_scheme or "its published format"
     if stored is not None:
         table, formats = stored
-        preset, quantization_scheme = preset.model_copy(update={"quantization_config": table}), ""
+        preset, quantization_scheme = (
+            preset.model_copy(update={"quantization_config": table, "named_checkpoint": server.target}),
+            "",
+        )
     model_name_note = (
         f"the model of {server.location}, {shown(server.target)}, cannot be read; by its name it is the preset "
         f"{preset.name} in {formats}, which a TARGET or --quantize replaces"

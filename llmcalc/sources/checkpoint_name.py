@@ -72,6 +72,11 @@ def published_nvfp4() -> dict[str, dict[str, Any]]:
     return tomllib.loads(Path(__file__).with_name("published_nvfp4.toml").read_text(encoding="utf-8"))
 
 
+def has_nvfp4_table(preset_name: str) -> bool:
+    """Whether it is known how NVIDIA's checkpoint in NVFP4 of a preset's model is stored."""
+    return preset_name in published_nvfp4()
+
+
 def table_of_nvfp4(checkpoint_name: str, preset_name: str) -> tuple[dict[str, Any], str] | None:
     """Returns the `quantization_config` of a checkpoint in NVFP4 known by its name, and the formats in words for notes.
 

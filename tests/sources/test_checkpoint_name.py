@@ -98,6 +98,9 @@ def test_checkpoints_in_nvfp4_have_the_layers_in_16_bits_of_nvidias(tmp_path: Pa
         ((), {"launch": script}), (("unsloth/Gemma-4-31B-IT-NVFP4",), {"max_model_len": 4096})
     ))  # fmt: skip
     assert of_path.result.terms == of_id.result.terms
+    assert of_id.result.terms[1][2::2] == ("estimate", "format by its name")
+    published = llmcalc.memory("nvidia/Gemma-4-31B-IT-NVFP4", engine="vllm", hardware="b200", max_model_len=4096)
+    assert published.result.terms[1][2] == "source"
     assert any("in nvfp4, with the layers in 8 or 16 bits of NVIDIA's" in note for note in of_path.document["notes"])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import fields, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from ...algebra import Number
 from ...components.mixers.attention import Attention
@@ -31,7 +31,9 @@ from ...optional import included_part_names
 from ...parallel.layout import ONE_DEVICE, ImpossibleLayout, Layout
 from ...parallel.rank_model import RankModel, rank_model
 from ...record import Record
+from ...sources.checkpoint_name import has_nvfp4_table
 from ...sources.preset import Preset
+from ...sources.presets import known_checkpoint
 from ...units import DTYPE_BITS
 
 LONG_SEQUENCE = 2**21
@@ -173,6 +175,26 @@ class EngineRank:
             else quantization_config.get("quant_method") == "mxfp4"
         )
         return "mxfp4" if has_mxfp4_experts else None
+
+    @cached_property
+    def is_format_assumed(self) -> bool:
+        """Whether the checkpoint's format is assumed by its name, because its config could not be read."""
+        checkpoint_name = self.preset.named_checkpoint
+        if not checkpoint_name or self.scheme is not None or self.dtype is not None:
+            return False
+        named_checkpoint = known_checkpoint(checkpoint_name)
+        is_published_table = checkpoint_name.startswith("nvidia/") and has_nvfp4_table(self.preset.name)
+        return named_checkpoint is not None and bool(named_checkpoint[1]) and not is_published_table
+
+    @property
+    def weights_status(self) -> Literal["source", "estimate"]:
+        """The status of the weights' bytes: an estimate if their format is assumed by the checkpoint's name."""
+        return "estimate" if self.is_format_assumed else "source"
+
+    @property
+    def weights_origin(self) -> str:
+        """The format of the weights in a few words: a scheme, or where the format stands."""
+        return self.scheme or ("format by its name" if self.is_format_assumed else "as published")
 
     @cached_property
     def weight_kernels(self) -> frozenset[str]:
