@@ -7,7 +7,10 @@ answer as they do with the checkpoint's config.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from .presets import known_checkpoint, known_model, read_preset
@@ -41,6 +44,7 @@ TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
         "activation_scheme": "dynamic",
         "fmt": "e4m3",
         "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["lm_head", "linear_attn.a_proj", "linear_attn.b_proj"],  # Qwen's in_proj_a and _b
     },
     "nvfp4": _compressed_tensors_config(
         "nvfp4-pack-quantized",
@@ -58,6 +62,45 @@ TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
 """Scheme of `--quantize` → the table `quantization_config` of a checkpoint in that scheme."""
 
 
+PUBLISHERS_OF_ALL_LINEAR_LAYERS = ("redhatai", "neuralmagic")
+"""Publishers whose checkpoints `-NVFP4` have every linear layer in it (llm-compressor with `targets: Linear`)."""
+
+
+@cache
+def published_nvfp4() -> dict[str, dict[str, Any]]:
+    """Returns the contents of `published_nvfp4.toml`: preset → how NVIDIA's checkpoint in NVFP4 is stored."""
+    return tomllib.loads(Path(__file__).with_name("published_nvfp4.toml").read_text(encoding="utf-8"))
+
+
+def has_nvfp4_table(preset_name: str) -> bool:
+    """Whether it is known how NVIDIA's checkpoint in NVFP4 of a preset's model is stored."""
+    return preset_name in published_nvfp4()
+
+
+def table_of_nvfp4(checkpoint_name: str, preset_name: str) -> tuple[dict[str, Any], str] | None:
+    """Returns the `quantization_config` of a checkpoint in NVFP4 known by its name, and the formats in words for notes.
+
+    checkpoint_name: a hub id or a path. preset_name: its preset. The table is that of NVIDIA's checkpoint of the model,
+    whoever publishes this one, because the model decides which layers stay in 8 or 16 bits more than the publisher
+    does; that of the KV cache only if NVIDIA publishes it. None without such a checkpoint.
+    """
+    publisher = checkpoint_name.partition("/")[0].lower()
+    stored = published_nvfp4().get(preset_name)
+    if stored is None or publisher in PUBLISHERS_OF_ALL_LINEAR_LAYERS:
+        return None
+    table = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": stored.get("exclude_modules", [])}
+    if "quantized_layers" in stored:
+        table["quant_algo"] = "MIXED_PRECISION"
+        table["quantized_layers"] = {
+            module_pattern: {"quant_algo": algorithm}
+            for algorithm, module_patterns in stored["quantized_layers"].items()
+            for module_pattern in module_patterns
+        }
+    if publisher == "nvidia":
+        return table | {"kv_cache_quant_algo": stored.get("kv_cache")}, "nvfp4, with its layers in 8 or 16 bits"
+    return table, "nvfp4, with the layers in 8 or 16 bits of NVIDIA's checkpoint of this model"
+
+
 def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | None:
     """Returns the preset's name, the name for error messages and the description; None for an unknown name.
 
@@ -67,11 +110,15 @@ def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | 
     model, quantization = checkpoint if checkpoint is not None else (known_model(hub_id), "")
     if model is None or (quantization and quantization not in TABLES_BY_SCHEME):
         return None
+    stored = table_of_nvfp4(hub_id, model.name) if quantization == "nvfp4" else None
+    table, formats = stored or (TABLES_BY_SCHEME.get(quantization), quantization)
+    if quantization == "nvfp4" and stored is None:
+        formats = "nvfp4 of every linear layer but the head and routers"
     note = (
         f"the config of {hub_id} is not in the cache, and the hub cannot be reached; by its name it has the sizes of "
-        f"this preset, in {quantization or 'its published format'}. Its config.json as TARGET has the checkpoint's own"
+        f"this preset, in {formats or 'its published format'}. Its config.json as TARGET has the checkpoint's own"
     )
     description = {**read_preset(model.name), "named_checkpoint": hub_id, "notes": (note,)}
-    if quantization:
-        description["quantization_config"] = TABLES_BY_SCHEME[quantization]
+    if table is not None:
+        description["quantization_config"] = table
     return model.name, model.name, description

@@ -138,7 +138,7 @@ def known_model(model_name: str) -> Preset | None:
     preset_name = next(
         (
             preset
-            for name_part in (model_name, last_segment, owner_path)
+            for name_part in (model_name, last_segment, owner_path, owner_path.partition("/")[2])
             if name_part and (preset := find_preset(name_part))
         ),
         None,

@@ -11,7 +11,8 @@ import pytest
 import llmcalc
 from llmcalc.costs.quantization.named import scheme_named
 from llmcalc.errors import InputError
-from llmcalc.sources.checkpoint_name import TABLES_BY_SCHEME
+from llmcalc.sources.checkpoint_name import TABLES_BY_SCHEME, published_nvfp4
+from llmcalc.sources.presets import model_names
 from tests.in_process import Result
 
 
@@ -61,6 +62,46 @@ def test_a_servers_file_has_the_answer_of_the_target(
     assert any(
         f"{script}: line 1: the config of {hub_id} is not in the cache" in note for note in of_file.document["notes"]
     )
+
+
+def test_qwens_checkpoints_in_fp8_have_the_decays_of_linear_attention_in_16_bits() -> None:
+    """vLLM's log of Qwen3.8 27B in FP8 on two RTX 5090 has 377,456 tokens (recipes#810), with them in fp8 378,293.
+
+    Those of 2.4T-A95B have 8 rows on a rank of 16, the layout of its recipe, which is no block of 128.
+    """
+    named = llmcalc.memory("Qwen/Qwen3.8-27B-FP8", phase="inference", seq=128).document["memory"]
+    stated = llmcalc.memory("qwen3.8-27b", phase="inference", seq=128, quantize="fp8-block128").document["memory"]
+    matrices = 48 * 2  # of 48 x 5120 numbers, each with 40 blocks whose scales have 4 bytes
+    assert named["weights"] - stated["weights"] == matrices * (48 * 5120 - 40 * 4)
+    server = llmcalc.memory("Qwen/Qwen3.8-2.4T-A95B-FP8", engine="vllm==0.33", hardware="b300", tensor_parallel_size=16)
+    assert server.result.starts
+
+
+def test_checkpoints_in_nvfp4_have_the_layers_in_16_bits_of_nvidias(tmp_path: Path) -> None:
+    """nvidia/Gemma-4-31B-IT-NVFP4 has the attention in 16 bits and the MLPs in NVFP4: 31.0 GiB with its head, not 19.5.
+
+    That of Qwen3.6 35B-A3B has FP8 and the head in NVFP4. Others' have the same layers, without NVIDIA's KV cache.
+    """
+
+    assert set(published_nvfp4()) <= set(model_names())
+
+    def weights(model: str) -> int:
+        return int(llmcalc.memory(model, phase="inference", seq=128).document["memory"]["weights"])
+
+    assert round(weights("nvidia/Gemma-4-31B-IT-NVFP4") / 2**30, 2) == 29.32  # its config.json gives the same
+    assert round(weights("nvidia/Qwen3.6-35B-A3B-NVFP4") / 2**30, 3) == 19.395
+    assert weights("unsloth/Gemma-4-31B-IT-NVFP4") == weights("nvidia/Gemma-4-31B-IT-NVFP4")
+    assert weights("RedHatAI/Gemma-4-31B-IT-NVFP4") < weights("nvidia/Gemma-4-31B-IT-NVFP4")  # every linear layer
+    script = tmp_path / "serve.sh"
+    script.write_text("vllm serve /models/Gemma-4-31B-IT-NVFP4 --max-model-len 4096\n")
+    of_path, of_id = (llmcalc.memory(*target, engine="vllm", hardware="b200", **options) for target, options in (
+        ((), {"launch": script}), (("unsloth/Gemma-4-31B-IT-NVFP4",), {"max_model_len": 4096})
+    ))  # fmt: skip
+    assert of_path.result.terms == of_id.result.terms
+    assert of_id.result.terms[1][2::2] == ("estimate", "format by its name")
+    published = llmcalc.memory("nvidia/Gemma-4-31B-IT-NVFP4", engine="vllm", hardware="b200", max_model_len=4096)
+    assert published.result.terms[1][2] == "source"
+    assert any("in nvfp4, with the layers in 8 or 16 bits of NVIDIA's" in note for note in of_path.document["notes"])
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import fields, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from ...algebra import Number
+from ...components.mixers.attention import Attention
 from ...components.mixers.compressed_attention import CompressedAttention
 from ...components.mixers.mla import MLA
 from ...components.position import Rope
@@ -30,7 +31,9 @@ from ...optional import included_part_names
 from ...parallel.layout import ONE_DEVICE, ImpossibleLayout, Layout
 from ...parallel.rank_model import RankModel, rank_model
 from ...record import Record
+from ...sources.checkpoint_name import has_nvfp4_table
 from ...sources.preset import Preset
+from ...sources.presets import known_checkpoint
 from ...units import DTYPE_BITS
 
 LONG_SEQUENCE = 2**21
@@ -53,6 +56,10 @@ SAME_FORMATS: Mapping[str, Fraction] = {}
 def float8_bytes(element_count: int) -> int:
     """Returns the bytes of a float8 indexer key or latent, with a float32 scale for each group of elements."""
     return element_count + element_count // INDEXER_GROUP * 4
+
+
+FUSED_PROJECTIONS = (".q_proj", ".k_proj", ".v_proj")
+"""Ends of the paths of the projections that engines hold as one matrix."""
 
 
 class StageWithoutCache(InputError):
@@ -170,6 +177,26 @@ class EngineRank:
         return "mxfp4" if has_mxfp4_experts else None
 
     @cached_property
+    def is_format_assumed(self) -> bool:
+        """Whether the checkpoint's format is assumed by its name, because its config could not be read."""
+        checkpoint_name = self.preset.named_checkpoint
+        if not checkpoint_name or self.scheme is not None or self.dtype is not None:
+            return False
+        named_checkpoint = known_checkpoint(checkpoint_name)
+        is_published_table = checkpoint_name.startswith("nvidia/") and has_nvfp4_table(self.preset.name)
+        return named_checkpoint is not None and bool(named_checkpoint[1]) and not is_published_table
+
+    @property
+    def weights_status(self) -> Literal["source", "estimate"]:
+        """The status of the weights' bytes: an estimate if their format is assumed by the checkpoint's name."""
+        return "estimate" if self.is_format_assumed else "source"
+
+    @property
+    def weights_origin(self) -> str:
+        """The format of the weights in a few words: a scheme, or where the format stands."""
+        return self.scheme or ("format by its name" if self.is_format_assumed else "as published")
+
+    @cached_property
     def weight_kernels(self) -> frozenset[str]:
         """The kernels that compute with the quantized weights, such as `awq`; empty for plain weights."""
         return frozenset() if self._quantization is None else self._quantization.kernels
@@ -220,6 +247,8 @@ class EngineRank:
             tensor_shapes = whole_shapes.get(replace_numbers(weight.path), {})
             if not tensor_shapes or weight.tensor.shape in tensor_shapes:
                 continue
+            if self._quantizes_projections_anew and weight.path.endswith(FUSED_PROJECTIONS):
+                continue
             named_tensor = weight if path_names is None else replace(weight, names=path_names(weight.path))
             refusal_reasons = [
                 scheme.shard_refusal_reason(named_tensor, tensor_shape) for tensor_shape in tensor_shapes
@@ -231,6 +260,18 @@ class EngineRank:
                     f"{weight.path}: {refusal_reasons[0]}, which no kernel computes; expected a smaller --tp, "
                     f"{remedy}or another scheme"
                 )
+
+    @cached_property
+    def _quantizes_projections_anew(self) -> bool:
+        """Whether the class divides queries, keys and values inside blocks, with new scales for each rank's rows.
+
+        The class of MiMo-V2 does, whose keys have 192 rows a head and whose values have a size of their own
+        (vllm/model_executor/models/mimo_v2.py, `_shard_fp8_qkv_proj`; vLLM pull request 30836 serves it on 4 ranks).
+        """
+        layers = (layer for _, stack in self.preset.model.stacks() for layer in stack.layers_by_kind().values())
+        return any(
+            isinstance(layer.attention, Attention) and layer.attention.v_head_dim is not None for layer in layers
+        )
 
     def _bytes_with_divided_blocks(self) -> int:
         """Bytes of weights with MXFP4 experts, divided evenly over ranks even inside a quantization block."""

@@ -1,4 +1,7 @@
-"""Overrides of rotary positions by an engine's flags: they change context lengths and RoPE's tables alone."""
+"""Overrides of a model's config by an engine's flags: rotary positions, and the class of a model that gives scores.
+
+Those of rotary positions change context lengths and RoPE's tables alone.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,29 @@ SCALING_FIELDS = ("rope_parameters", "rope_scaling")
 
 INNER_CONFIG = "text_config"
 """The field of the decoder's config inside the config of a model with encoders."""
+
+CLASS_FLAG = "--hf-overrides"
+"""The flag, of vLLM, whose overrides may name another class of the model."""
+
+CLASSIFIER_CLASS = "ForSequenceClassification"
+"""End of the names of classes that give scores in place of logits."""
+
+CLASSIFIER_FIELDS = ("classifier_from_token", "is_original_qwen3_reranker", "method")
+"""Fields of a config that say which rows of the output head a class of scores keeps (vLLM's examples/pooling/score)."""
+
+
+def has_score_class(flags: Mapping[str, Any]) -> bool:
+    """Whether overridden `architectures` are of a class that gives scores, such as Qwen3ForSequenceClassification."""
+    return _are_score_classes((flags.get("hf_overrides") or {}).get("architectures"))
+
+
+def _are_score_classes(class_names: Any) -> bool:
+    """Whether a config's `architectures` are classes that give scores."""
+    return (
+        isinstance(class_names, list)
+        and bool(class_names)
+        and all(isinstance(class_name, str) and class_name.endswith(CLASSIFIER_CLASS) for class_name in class_names)
+    )
 
 
 def preset_with_rope(preset: Preset, flags: Mapping[str, Any]) -> Preset:
@@ -53,7 +79,10 @@ def _overridden_scaling(overridden_fields: Mapping[str, Any], flag_name: str) ->
     all_fields = {name: value for name, value in overridden_fields.items() if name != INNER_CONFIG} | dict(inner_fields)
     rope_parameters: Mapping[str, Any] | None = None
     for field_name, field_value in all_fields.items():
-        if field_name == "rope_theta":
+        is_of_scores = flag_name == CLASS_FLAG and (
+            field_name in CLASSIFIER_FIELDS or (field_name == "architectures" and _are_score_classes(field_value))
+        )
+        if field_name == "rope_theta" or is_of_scores:
             continue
         if field_name not in SCALING_FIELDS:
             raise InputError(

@@ -132,7 +132,7 @@ PROGRAMS = (
             "--attention-dp-config", "--use-cuda-graph", "--cuda-graph-padding-enabled", "--cuda-graph-max-batch-size",
             "--cuda-graph-batch-sizes", "--moe-backend", "--attention-backend", "--autotuner-enabled",
         ),
-        idle_switches=("--enable-layerwise-nvtx-marker",),
+        idle_switches=("--enable-layerwise-nvtx-marker", "--enable-autotuner"),
         images=("tensorrt-llm", "tensorrtllm", "trtllm"),
         versions=r"v?([0-9]+\.[0-9]+(?:\.[0-9]+)*(?:\.?(?:post|rc)[0-9]+)?)",
         package="tensorrt_llm",

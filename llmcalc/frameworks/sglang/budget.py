@@ -546,7 +546,7 @@ def memory(server: SGLangServer) -> EngineMemory:
             version_rules.source_location,
             f"{round(memory_fraction, 4)} × free before loading (--mem-fraction-static)",
         ),
-        MemoryTerm("weights", weight_bytes, "source", "tensors of the rank", rank.scheme or "as published"),
+        MemoryTerm("weights", weight_bytes, rank.weights_status, "tensors of the rank", rank.weights_origin),
         MemoryTerm(
             "profile_run", server.multimodal_bytes, "source", version_rules.source_location, server.profile_run_origin
         ),

@@ -167,7 +167,7 @@ class TensorRTLLMServer(EngineServer):
         tokens_origin = f"{self.max_num_tokens:,} tokens (--max_num_tokens)"
         memory_terms = (
             MemoryTerm("budget", peak_bytes + max(cache_bytes, 0), "estimate", rules_source, budget_origin),
-            MemoryTerm("weights", weight_bytes, "source", "tensors of the rank", rank.scheme or "as published"),
+            MemoryTerm("weights", weight_bytes, rank.weights_status, "tensors of the rank", rank.weights_origin),
             MemoryTerm("profile_run", activation_bytes, "estimate", rules_source, tokens_origin),
             MemoryTerm(
                 "non_torch",

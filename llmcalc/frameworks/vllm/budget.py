@@ -290,7 +290,7 @@ class VLLMServer(VLLMSettings):
                 version_rules.source_location,
                 f"{self.utilization} × total (--gpu-memory-utilization)",
             ),
-            MemoryTerm("weights", weight_bytes, "source", "tensors of the rank", self._weights_origin(rank)),
+            MemoryTerm("weights", weight_bytes, rank.weights_status, "tensors of the rank", self._weights_origin(rank)),
             MemoryTerm(
                 "profile_run",
                 profile_run_bytes,
@@ -327,7 +327,7 @@ class VLLMServer(VLLMSettings):
         return "context, NCCL and libraries" + (", counts for penalties" if includes_penalty_counts else "")
 
     def _weights_origin(self, rank: EngineRank) -> str:
-        weight_scheme = rank.scheme or ("as published" if self.dtype is None else self.dtype)
+        weight_scheme = rank.weights_origin if rank.scheme or self.dtype is None else self.dtype
         if self.falls_back_to_float32:
             weight_scheme += f", as {self.hardware.title} has no bfloat16"
         if self.flags.get("enable_lora"):

@@ -38,6 +38,10 @@ POSITION_BYTES = 32
 """Bytes of each patch and row of the table of positions by which vLLM sizes a chunk of images (`_encoder_chunk`)."""
 
 
+SOFT_TOKENS = (70, 140, 280, 560, 1120)
+"""Tokens of an image that Gemma 4's processor can give (transformers: models/gemma4/image_processing_gemma4.py)."""
+
+
 class EncoderRequest(NamedTuple):
     """The settings that determine the image encoder's part of the profile run.
 
@@ -221,6 +225,14 @@ def _apply_processor_limits(image_resizing: ImageRule, processor_settings: Mappi
         raise InputError(f"--mm-processor-kwargs: size: {shown(size_settings)}; expected a table with longest_edge")
     most_pixels = processor_limits.pop("max_pixels", size_settings.get("longest_edge"))
     min_pixels = processor_limits.pop("min_pixels", None)
+    if isinstance(image_resizing, TokenBudget) and "max_soft_tokens" in processor_limits:
+        image_tokens = processor_limits.pop("max_soft_tokens")
+        if isinstance(image_tokens, bool) or image_tokens not in SOFT_TOKENS:
+            raise InputError(
+                f"--mm-processor-kwargs: max_soft_tokens: {shown(image_tokens)}; expected one of "
+                f"{', '.join(map(str, SOFT_TOKENS))}"
+            )
+        image_resizing = image_resizing.model_copy(update={"max_tokens": image_tokens})
     for limit_name in [limit_name for limit_name in processor_limits if limit_name in IDLE_PROCESSOR_KEYS]:
         processor_limits.pop(limit_name)
     if processor_limits or (most_pixels is not None and not isinstance(image_resizing, SmartResize)):

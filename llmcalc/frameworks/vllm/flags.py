@@ -159,7 +159,7 @@ FLAGS = (
     Flag(("--hf-overrides",), "table"),
     Flag(("--rope-scaling",), "table"),
     Flag(("--rope-theta",), "ratio", is_idle=True),
-    Flag(("--hf-config-path",), refused="changes the model; expected --set PATH=VALUE of llmcalc"),
+    Flag(("--hf-config-path",), "text"),
     *idle_flags_of(__file__),
 )
 

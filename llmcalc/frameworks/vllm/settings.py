@@ -11,10 +11,13 @@ from functools import cached_property
 from typing import Any
 
 from ...components.head import LMHead
+from ...components.no_head import NoHead
 from ...errors import InputError, shown
 from ...parallel.layout import Layout
+from ...sources.presets import known_model
 from ..engines.context_length import has_unknown_length
 from ..engines.rank import EngineRank, MissingKernels, architectures, key_heads
+from ..engines.rope_override import has_score_class
 from ..engines.server import DTYPE_WORDS, EngineServer
 from .context_length import scaled_length, short_rope_length
 from .cuda_graphs import graph_mode_of
@@ -64,6 +67,7 @@ COMPILATION_KEYS = (
     "cudagraph_num_of_warmups", "cudagraph_capture_sizes", "cudagraph_copy_inputs", "full_cuda_graph", "pass_config",
     "max_capture_size", "max_cudagraph_capture_size", "use_inductor_graph_partition", "local_cache_dir",
     "cudagraph_specialize_lora", "fast_moe_cold_start", "dynamic_shapes_config", "compile_mm_encoder",
+    "compile_ranges_split_points", "compile_ranges_endpoints",
 )  # fmt: skip
 """Keys of `--compilation-config` that are read, or that change no memory."""
 
@@ -87,7 +91,13 @@ class VLLMSettings(EngineServer):
     halves_float32 = True  # vllm/config/model.py, `_get_and_verify_dtype`
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for flags that contradict each other or the model."""
+        """Drops the head of a pooling server. Raises `InputError` for flags that contradict each other or the model."""
+        if has_score_class(self.flags) or any(
+            self.flags.get(name) in POOLING_WORDS for name in ("runner", "task", "convert")
+        ):
+            # model_executor/models/adapters.py, `_create_pooling_model_cls`: such a class has no lm_head
+            headless_model = self.preset.model.model_copy(update={"head": NoHead()})
+            object.__setattr__(self, "preset", self.preset.model_copy(update={"model": headless_model}))
         super().__post_init__()
         if self.flags.get("max_num_batched_tokens", self.max_num_batched_tokens) < self.max_num_seqs:
             raise InputError(
@@ -95,6 +105,13 @@ class VLLMSettings(EngineServer):
                 f"{self.max_num_seqs}; expected at least as many"
             )
         self.check_environment()
+        config_path = self.flags.get("hf_config_path")
+        config_model = None if config_path is None else known_model(config_path)
+        if config_path is not None and (config_model is None or config_model.name != self.preset.name):
+            raise InputError(
+                f"--hf-config-path {shown(config_path)}: is not the model {self.preset.name}; expected TARGET or --set "
+                "PATH=VALUE of llmcalc in its place"
+            )
         if self.speculation.draft is not None and self.pp > 1:
             raise InputError("--speculative-config: a draft model with stages is not modelled")
         if self.dp > 1 and self.pp > 1 and self.flags.get("enable_expert_parallel"):
@@ -202,17 +219,9 @@ class VLLMSettings(EngineServer):
         """Whether the server gives embeddings or scores (`--runner pooling`), without logits and without a sampler.
 
         v1/worker/gpu_model_runner.py, `profile_run`: such a model's profile run ends with its pooler. vLLM takes this
-        runner by default for models without a language-model head. Raises `InputError` for a model with such a head,
-        which vLLM drops.
+        runner by default for models without a language-model head.
         """
-        has_logits = isinstance(self.preset.model.head, LMHead)
-        flag = next((name for name in ("runner", "task", "convert") if self.flags.get(name) in POOLING_WORDS), "")
-        if flag and has_logits:
-            raise InputError(
-                f"--{flag} {self.flags[flag]}: the output head, which vLLM drops, is not left out of this model; "
-                "expected --set head.type=none too"
-            )
-        return not has_logits
+        return not isinstance(self.preset.model.head, LMHead)
 
     @cached_property
     def speculation(self) -> Speculation:

@@ -644,6 +644,7 @@ def test_a_value_that_doubles_at_each_line_is_refused(line: str, tmp_path: Path)
 def test_fields_of_tensorrt_llms_file_that_change_no_memory_are_read(tmp_path: Path) -> None:
     """`attention_dp_config` and the markers of profilers (llmapi/llm_args.py), as NVIDIA's curated files have them."""
     fields = "attention_dp_config:\n  enable_balance: true\n  timeout_iters: 1\nenable_layerwise_nvtx_marker: false\n"
+    fields += "enable_autotuner: false\nkv_cache_config:\n  mamba_ssm_cache_dtype: float32\n"
     (tmp_path / "options.yaml").write_text(fields)
     script = tmp_path / "serve.sh"
     script.write_text("trtllm-serve openai/gpt-oss-20b --max_seq_len 4096 --config options.yaml\n")

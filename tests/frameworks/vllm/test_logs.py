@@ -419,6 +419,17 @@ def test_an_encoder_reads_one_image_at_a_time_or_a_chunk(chunk_bytes: int | None
     assert run.pass_bytes == images * 630 * elements * 2
 
 
+def test_gemma_4_reads_images_of_as_many_tokens_as_its_processor_is_told() -> None:
+    """The recipes of Gemma 4 give `--mm-processor-kwargs '{"max_soft_tokens": 560}'`; the default is 280."""
+    model, request = llmcalc.load("gemma4-26b-a4b").model, EncoderRequest(16_384, 8, 16_384, 999, 1, 1, 2)
+    plain, more = (encoder_run(model, request, settings) for settings in ({}, {"max_soft_tokens": 1120}))
+    assert (plain.tokens, more.tokens) == (266, 33 * 33)
+    assert more.images == 16_384 // (33 * 33 + 2)
+    assert more.pixel_bytes == more.images * 1120 * 9 * 16 * 16 * 3 * 2
+    with pytest.raises(InputError, match="max_soft_tokens: 561; expected one of 70, 140, 280, 560, 1120"):
+        encoder_run(model, request, {"max_soft_tokens": 561})
+
+
 @pytest.mark.parametrize(("hardware", "mib"), [("l40s", 210), ("rtx-3090", 210), ("h100-sxm", 2181)])
 def test_ranks_over_pcie_hold_less_outside_torch(hardware: str, mib: int) -> None:
     """Logs of four and eight L40S and of sixteen RTX 3090 print 0.2 GiB, where ranks over NVLink hold 2."""

@@ -786,8 +786,21 @@ def test_embedding_models_have_no_logits_in_the_profile_run() -> None:
         answer_of("qwen3-embedding-0.6b", hardware="b200", engine="vllm==0.19", runner="pooling").terms
         == embedding.terms
     )
-    with pytest.raises(InputError, match=r"--task embed: .*--set head\.type=none"):
-        answer_of("qwen3-0.6b", hardware="b200", engine="vllm==0.19", task="embed")
+    scores = {"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"]}
+    for pooling_flags in ({"task": "embed"}, {"hf_overrides": scores}):
+        pooling = answer_of("qwen3-0.6b", hardware="b200", engine="vllm==0.19", **pooling_flags)
+        assert pooling.bytes_of("profile_run") == embedding.bytes_of("profile_run")
+    untied = [answer_of("qwen3-8b", hardware="b200", engine="vllm==0.19", **flags) for flags in ({}, {"task": "embed"})]
+    assert untied[0].bytes_of("weights") - untied[1].bytes_of("weights") == 151_936 * 4096 * 2  # vLLM drops the head
+
+
+def test_the_command_of_mimo_v2s_recipe_starts() -> None:
+    """A rank of 4 has 192 rows of keys, 1.5 blocks; vLLM's class stores them anew (pull request 30836, on H200s)."""
+    answer = answer_of("mimo-v2-flash", hardware="h200", engine="vllm==0.33", tensor_parallel_size=4)
+    assert answer.starts
+    assert 72 < answer.bytes_of("weights") / 2**30 < 73  # 309 billion numbers of a byte, divided by 4
+    with pytest.raises(InputError, match=r"experts\.gate_proj: 64 rows are not a multiple"):
+        answer_of("mimo-v2-flash", hardware="h200", engine="vllm==0.33", tensor_parallel_size=32)  # its experts
 
 
 def test_the_command_of_qwen3_nexts_card_starts() -> None:
@@ -876,11 +889,30 @@ def test_overrides_of_rotary_positions_change_the_length_and_the_table(engine: s
 @pytest.mark.parametrize(
     ("override", "refusal"),
     [({"num_hidden_layers": 3}, "'num_hidden_layers' changes"), ({"rope_scaling": {"factor": "x"}}, "factor 'x'"),
+     ({"architectures": ["Qwen3ForCausalLM"]}, "'architectures' changes"),
      ({"rope_scaling": 4}, "expected a JSON object"), ({"text_config": 1}, "expected a JSON object")],
 )  # fmt: skip
 def test_other_overrides_are_refused(override: dict[str, Any], refusal: str) -> None:
     with pytest.raises(InputError, match=refusal):
         answer_of("qwen3-0.6b", hardware="h100", engine="vllm==0.33", hf_overrides=override)
+
+
+def test_the_config_of_a_gguf_files_model_may_be_named() -> None:
+    """vllm-gguf-plugin's issue 101: `vllm serve …/Qwen3-8B-Q4_K_M.gguf --hf-config-path /models/Qwen/Qwen3-8B`."""
+    flags = {"hardware": "l4", "engine": "vllm==0.18", "quantize": "q4_k_m", "max_model_len": 8192}
+    named = answer_of("qwen3-8b", **flags, hf_config_path="/models/Qwen/Qwen3-8B")
+    assert named.terms == answer_of("qwen3-8b", **flags).terms
+    with pytest.raises(InputError, match="--hf-config-path 'Qwen/Qwen3-14B': is not the model qwen3-8b"):
+        answer_of("qwen3-8b", **flags, hf_config_path="Qwen/Qwen3-14B")
+
+
+def test_ranges_of_sizes_that_are_compiled_change_no_memory() -> None:
+    """The recipe of DeepSeek-V4 Flash states them (vllm/config/compilation.py, `compile_ranges_endpoints`)."""
+    plain, ranges = (
+        answer_of("qwen3-0.6b", hardware="h100", engine="vllm==0.33", compilation_config=config).terms
+        for config in ({"mode": 3}, {"mode": 3, "compile_ranges_endpoints": [8192]})
+    )
+    assert plain == ranges
 
 
 def test_bitsandbytes_quantizes_plain_weights_to_nf4() -> None:
