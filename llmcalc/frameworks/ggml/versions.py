@@ -59,8 +59,18 @@ class DeviceContext(Record):
 
 
 class GgmlEngineRecord(EngineRecord[GgmlRules]):
-    """The contents of llama_cpp.toml or ik_llama_cpp.toml. compute_logs: logs compared with our compute buffers."""
+    """The contents of llama_cpp.toml or ik_llama_cpp.toml.
 
+    compute_logs: logs compared with our compute buffers.
+    registered_classes: classes of text models that become GGUF files which the engine loads (`classes_source`).
+    registered_encoders: classes of models whose encoder (--mmproj) does; empty if not read.
+    other_names: class of transformers → the registered class with the same layers, for models without a config.
+    """
+
+    classes_source: str
+    registered_classes: tuple[str, ...] = Field(min_length=1)
+    registered_encoders: tuple[str, ...] = ()
+    other_names: dict[str, str] = {}
     context: DeviceContext
     fit_margin_mib: int = Field(ge=0)
     fit_ctx: int = Field(ge=0)

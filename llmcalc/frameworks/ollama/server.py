@@ -18,8 +18,16 @@ from ...record import Record
 from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, EngineVersion
-from ..engines.versions import EngineRecord, VersionRules, parse_version, read_engine_record
+from ..engines.versions import (
+    EngineRecord,
+    VersionRange,
+    VersionRules,
+    parse_version,
+    ranges_at,
+    read_engine_record,
+)
 from ..ggml import changes
+from ..ggml.architectures import check_architecture, converted_class
 from ..ggml.encoder import has_encoder
 from ..ggml.engine_memory import NoteTexts, engine_memory
 from ..ggml.gguf_model import GgufModel
@@ -74,6 +82,16 @@ class DefaultContextLength(Record):
     context: int
 
 
+class OwnClasses(VersionRange):
+    """Classes of models that Ollama runs itself in a range of versions, without llama.cpp.
+
+    source: the file of Ollama that says so.
+    """
+
+    classes: tuple[str, ...] = Field(min_length=1)
+    source: str
+
+
 class FreeMemoryMargin(Record):
     """The memory that Ollama leaves free on each GPU, in MiB."""
 
@@ -85,6 +103,7 @@ class OllamaRecord(EngineRecord[OllamaRules]):
 
     contexts: tuple[DefaultContextLength, ...] = Field(min_length=1)
     margin: FreeMemoryMargin
+    own_classes: tuple[OwnClasses, ...] = ()
 
 
 @cache
@@ -98,6 +117,20 @@ def _llama_cpp_record() -> GgmlEngineRecord:
     return read_engine_record(GgmlEngineRecord, "llama_cpp")
 
 
+def check_model(preset: Preset, version: EngineVersion) -> None:
+    """Raises `InputError` for a model that neither the version of Ollama nor llama.cpp has an architecture for."""
+    class_name = converted_class(preset)
+    own_classes = next((row for row in read_record().own_classes if class_name in row.classes), None)
+    if own_classes is None:
+        check_architecture(preset, _llama_cpp_record(), EngineVersion(_llama_cpp_record().newest, ""))
+    elif not ranges_at([own_classes], parse_version(version.version)):
+        raise InputError(
+            f"Ollama {version.version} has no architecture for {class_name} ({own_classes.source}); "
+            f"expected --engine ollama==VERSION with a version from {own_classes.start} on and before "
+            f"{own_classes.to}"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class OllamaServer:
     """A model in Ollama. flags: options by the names of `flags.FLAGS`."""
@@ -106,6 +139,10 @@ class OllamaServer:
     hardware: Hardware
     version: EngineVersion
     flags: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Raises `InputError` for a model that the version does not run."""
+        check_model(self.preset, self.version)
 
     @cached_property
     def rules(self) -> OllamaRules:
