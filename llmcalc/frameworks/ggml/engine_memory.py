@@ -140,6 +140,10 @@ def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
         server_remarks.append(note_texts.encoder_start.format(side=server.encoder_shape.image_side))
     elif not server.encoder_bytes and server.preset.model.towers:
         server_remarks.append("the encoder of images (--mmproj) is a file of its own and is not counted")
+    if any(layer.entries or layer.index_width for layer in server.model.layers):
+        server_remarks.append(
+            "the graph of an indexer or of compressed entries is not modelled: compute buffers take more"
+        )
     if any(device.startswith(VULKAN) for device in server.devices):
         server_remarks.append(
             "compute buffers are those of CUDA's graph; Vulkan's differ by build and driver (some hold more)"

@@ -160,7 +160,7 @@ class GgmlSettings(EngineServer):
     def sequence_cells(self) -> int:
         """The number of cache cells (tokens) per stream of sequences, with padding."""
         cell_padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
-        return _round_up(_round_up(self.context_tokens, cell_padding) // self.streams, cell_padding)
+        return round_up(round_up(self.context_tokens, cell_padding) // self.streams, cell_padding)
 
     @property
     def cache_cells(self) -> int:
@@ -261,7 +261,7 @@ class GgmlSettings(EngineServer):
         batch_tokens = self.batch if self.rules.window_batch == "batch" else self.micro_batch
         needed_cells = window_size * (self.sequences if self.is_unified else 1) + batch_tokens
         cell_padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
-        return min(full_cells, _round_up(needed_cells, cell_padding))
+        return min(full_cells, round_up(needed_cells, cell_padding))
 
     @property
     def has_stated_gpu_layers(self) -> bool:
@@ -289,5 +289,6 @@ class GgmlSettings(EngineServer):
         return self.rules.fits if flag_text is None else str(flag_text) in ("on", "true", "True")
 
 
-def _round_up(cell_count: int, divisor: int) -> int:
+def round_up(cell_count: int, divisor: int) -> int:
+    """Returns the smallest multiple of `divisor` that is at least `cell_count`."""
     return -(-cell_count // divisor) * divisor

@@ -38,6 +38,7 @@ class GgmlRules(VersionRules):
     fused_delta_net: bool = False
     rotates_vectors: bool = False
     encoder: Literal["none", "scores", "flash"] = "none"
+    caches_indexers: bool = False
     mla_use: int = 0
     attention_max_batch: int = 0
     fused_moe: bool = False

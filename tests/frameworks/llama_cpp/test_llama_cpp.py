@@ -40,7 +40,7 @@ def memory(target: str = "llama3.1-8b", **flags: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("text", "record"),
-    [("llama.cpp==b6400", "b6325"), ("llama.cpp==6400", "b6325"), ("llama.cpp", "b9440"),
+    [("llama.cpp==b6400", "b6325"), ("llama.cpp==6400", "b6325"), ("llama.cpp", "b10250"),
      ("ik_llama.cpp==3700", "3400"), ("ik_llama.cpp", "4832")],
 )  # fmt: skip
 def test_a_version_has_the_rules_of_its_range(text: str, record: str) -> None:
@@ -52,6 +52,25 @@ def test_a_cache_of_full_layers() -> None:
     kv = memory(ctx_size=8100, n_gpu_layers="all", parallel=1)
     assert kv.bytes_of("kv_buffer", "CUDA0") == 32 * 2 * 8 * 128 * 2 * 8192
     assert kv.kv_tokens == 8192
+
+
+def test_a_cache_of_an_indexer() -> None:
+    # the log of a server of GLM-5.2 with 4,096 cells: 351 MiB of 78 layers' latents, 21 MiB of 21 layers' index keys
+    glm = {"target": "glm-5.2", "cpu_moe": True, "ctx_size": 4096, "parallel": 1}
+    assert memory(**glm).bytes_of("kv_buffer") == (351 + 21) * MIB
+    assert memory(**glm, engine="llama.cpp==b9440").bytes_of("kv_buffer") == 351 * MIB
+    # MiniMax-M3: 60 layers with 4 key heads of 128; 57 with an index key of 128, and a value beside it
+    m3 = memory("minimax-m3", cpu_moe=True, ctx_size=4096, parallel=1)
+    assert m3.bytes_of("kv_buffer") == 4096 * 2 * (60 * 2 * 4 * 128 + 57 * 2 * 128)
+
+
+def test_a_cache_of_compressed_entries() -> None:
+    # DeepSeek-V4-Flash: 43 layers with a window of 128 and 512 tokens of a micro-batch, 21 with entries of 4 tokens and
+    # an indexer's, 20 with entries of 128, each entry's cells a multiple of 256; waiting tokens, twice, in float32
+    v4 = memory("deepseek-v4-flash", cpu_moe=True, ctx_size=64000, parallel=2)
+    cells, states = 768 * 43 * 512 + 8192 * 21 * (512 + 128) + 256 * 20 * 512, 21 * 8 * 2 * (512 + 128) + 20 * 128 * 512
+    assert v4.bytes_of("kv_buffer") == 2 * (2 * cells + 4 * 2 * states)
+    assert any("compressed entries is not modelled" in note for note in v4.notes)
 
 
 @pytest.mark.parametrize(
