@@ -54,6 +54,14 @@ def test_a_cache_of_full_layers() -> None:
     assert kv.kv_tokens == 8192
 
 
+def test_fit_works_over_the_devices_that_an_option_counts() -> None:
+    # --devices N are all GPUs of the machine, without shares that --fit would leave as they are
+    line = "memory llama3.1-70b --engine llama.cpp --hardware rtx-3060 --quantize q4_k_m -c 4096 --devices 2".split()
+    assert command(*line).code == 0
+    assert command(*line, "-ts", "1,1").code == 1
+    assert command(*line, "-ngl", "99999999", "--fit", "off").code == 1  # LocalAI's word for all layers
+
+
 def test_a_cache_of_an_indexer() -> None:
     # the log of a server of GLM-5.2 with 4,096 cells: 351 MiB of 78 layers' latents, 21 MiB of 21 layers' index keys
     glm = {"target": "glm-5.2", "cpu_moe": True, "ctx_size": 4096, "parallel": 1}
