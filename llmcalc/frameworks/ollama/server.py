@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from ...record import Record
 from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, EngineVersion
+from ..engines.rank import architectures
 from ..engines.versions import (
     EngineRecord,
     VersionRange,
@@ -65,6 +66,11 @@ NOTE_TEXTS = NoteTexts(
 )
 
 
+SINGLE_REQUEST_NOTE = (
+    "OLLAMA_NUM_PARALLEL={requests} counts as 1: Ollama runs one request of this architecture at a time"
+)
+
+
 class OllamaRules(VersionRules):
     """The memory rules of a range of Ollama versions; the TOML file explains the fields."""
 
@@ -82,13 +88,18 @@ class DefaultContextLength(Record):
     context: int
 
 
-class OwnClasses(VersionRange):
+class ClassesInRange(VersionRange):
+    """Classes of models to which a rule applies in a range of versions."""
+
+    classes: tuple[str, ...] = Field(min_length=1)
+
+
+class OwnClasses(ClassesInRange):
     """Classes of models that Ollama runs itself in a range of versions, without llama.cpp.
 
     source: the file of Ollama that says so.
     """
 
-    classes: tuple[str, ...] = Field(min_length=1)
     source: str
 
 
@@ -104,6 +115,8 @@ class OllamaRecord(EngineRecord[OllamaRules]):
     contexts: tuple[DefaultContextLength, ...] = Field(min_length=1)
     margin: FreeMemoryMargin
     own_classes: tuple[OwnClasses, ...] = ()
+    flash_classes: tuple[ClassesInRange, ...] = ()
+    single_request_classes: tuple[ClassesInRange, ...] = ()
 
 
 @cache
@@ -179,9 +192,25 @@ class OllamaServer:
 
     @property
     def flash_attn(self) -> str:
-        """The setting of flash attention, by the environment or the version's default."""
+        """The setting of flash attention, by the environment or the default of the version and the model."""
         variable_value = self.flags.get("OLLAMA_FLASH_ATTENTION")
-        return self.rules.flash_attn if variable_value is None else "on" if variable_value in ("1", "true") else "off"
+        if variable_value is None:
+            return "auto" if self._is_among(read_record().flash_classes) else self.rules.flash_attn
+        return "on" if variable_value in ("1", "true") else "off"
+
+    @property
+    def runs_single_requests(self) -> bool:
+        """Whether the version runs one request of the model at a time."""
+        return self._is_among(read_record().single_request_classes)
+
+    def _is_among(self, class_ranges: Iterable[ClassesInRange]) -> bool:
+        """Whether the model's class is listed for the version."""
+        listed_ranges = ranges_at(class_ranges, parse_version(self.version.version))
+        return any(not {*self._class_names}.isdisjoint(class_range.classes) for class_range in listed_ranges)
+
+    @cached_property
+    def _class_names(self) -> tuple[str, ...]:
+        return architectures(self.preset)
 
     @property
     def cache_type(self) -> str:
@@ -268,6 +297,8 @@ class OllamaServer:
         request_counts = (
             [chosen_request_count] if chosen_request_count else sorted({self.rules.parallel, 1}, reverse=True)
         )
+        if self.runs_single_requests:
+            request_counts = [1]
         for sequences in request_counts:
             fitted_server = self._fit_sequences(sequences)
             if not host_layers(fitted_server):
@@ -320,6 +351,8 @@ def memory(server: OllamaServer) -> EngineMemory:
             f"{host_layer_count} of {layer_count} layers are on the CPU, "
             f"{computed_answer.host['share']:.0%} of all bytes",
         )
+    if server.runs_single_requests and int(flags.get("OLLAMA_NUM_PARALLEL", 1)) > 1:
+        answer_notes.insert(0, SINGLE_REQUEST_NOTE.format(requests=flags["OLLAMA_NUM_PARALLEL"]))
     if flags.get("OLLAMA_KV_CACHE_TYPE", "f16") != server.cache_type:
         answer_notes.append("OLLAMA_KV_CACHE_TYPE needs OLLAMA_FLASH_ATTENTION=1: the cache is f16")
     assumed_options = {

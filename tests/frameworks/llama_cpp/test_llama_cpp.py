@@ -56,10 +56,9 @@ def test_a_cache_of_full_layers() -> None:
 
 def test_fit_works_over_the_devices_that_an_option_counts() -> None:
     # --devices N are all GPUs of the machine, without shares that --fit would leave as they are
-    line = "memory llama3.1-70b --engine llama.cpp --hardware rtx-3060 --quantize q4_k_m -c 4096 --devices 2".split()
-    assert command(*line).code == 0
-    assert command(*line, "-ts", "1,1").code == 1
-    assert command(*line, "-ngl", "99999999", "--fit", "off").code == 1  # LocalAI's word for all layers
+    line = "memory llama3.1-70b --engine llama.cpp --hardware rtx-3060 --quantize q4_k_m -c 4096 --devices 2"
+    for words, code in (("", 0), (" -ts 1,1", 1), (" -ngl 99999999 --fit off", 1)):  # LocalAI's word for all layers
+        assert command(*(line + words).split()).code == code, words
 
 
 def test_a_cache_of_an_indexer() -> None:
