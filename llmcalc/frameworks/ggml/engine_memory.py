@@ -139,7 +139,10 @@ def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
     elif server.encoder_shape is not None and not server.encoder_shape.is_largest_image:
         server_remarks.append(note_texts.encoder_start.format(side=server.encoder_shape.image_side))
     elif not server.encoder_bytes and server.preset.model.towers:
-        server_remarks.append("the encoder of images (--mmproj) is a file of its own and is not counted")
+        server_remarks.append(
+            "the encoder of images (--mmproj) is a file of its own and is not counted; llama-server -hf loads it too: "
+            "--mmproj F16 counts it"
+        )
     if any(layer.entries or layer.index_width for layer in server.model.layers):
         server_remarks.append(
             "the graph of an indexer or of compressed entries is not modelled: compute buffers take more"

@@ -13,7 +13,7 @@ from ...frozen import frozen
 from ..engines.server import EngineServer
 from .encoder import encoder_bytes
 from .gguf_model import GgufModel
-from .speculation import MTP_TYPE, draft_model_of, drafted_tokens, drafting_types
+from .speculation import MTP_TYPE, draft_model_of, draft_scheme, drafted_tokens, drafting_types
 from .versions import GgmlEngineRecord, GgmlRules
 
 GIB, MIB = 2**30, 2**20
@@ -227,7 +227,7 @@ class GgmlSettings(EngineServer):
     def draft_model(self) -> GgufModel | None:
         """The draft model; None without a draft model."""
         preset = draft_model_of(self.flags, self.preset)
-        return None if preset is None else GgufModel.from_quantize_flag(preset, None)
+        return None if preset is None else GgufModel.from_quantize_flag(preset, draft_scheme(self.flags))
 
     @property
     def is_cache_on_layer_device(self) -> bool:

@@ -347,6 +347,16 @@ def test_a_draft_model_has_buffers_of_its_own() -> None:
     assert both.bytes_of("compute_buffer", "CUDA0") > alone.bytes_of("compute_buffer", "CUDA0")
 
 
+def test_a_draft_file_that_is_elsewhere_has_the_sizes_of_its_name() -> None:
+    flags = {"ctx_size": 4096, "parallel": 1, "n_gpu_layers": "all", "fit": "off"}
+    alone, both = (
+        memory("qwen3-30b-a3b", **flags, **draft) for draft in ({}, {"model_draft": "/models/Qwen3-0.6B-Q8_0.gguf"})
+    )
+    draft = llmcalc.memory("qwen3-0.6b", hardware="rtx-3090", engine="llama.cpp==b10488", quantize="q8_0", **flags)
+    drafted_bytes = draft.result.bytes_of("model_buffer")  # type: ignore[union-attr]
+    assert both.bytes_of("model_buffer") == alone.bytes_of("model_buffer") + drafted_bytes
+
+
 def test_a_draft_model_may_stay_on_the_host() -> None:
     flags = {"ctx_size": 4096, "n_gpu_layers": "all", "parallel": 1, "fit": "off"}
     alone, both = memory(**flags), memory(**flags, model_draft="llama3.2-1b", n_gpu_layers_draft=0)
