@@ -9,7 +9,7 @@ from ...costs.quantization.named import DYNAMIC_FILES_DIFFER
 from ..engines.engine import HOST, EngineMemory, MemoryTerm
 from .encoder import encoder_device
 from .server import BufferSizes, GgmlServer
-from .settings import GIB, VULKAN
+from .settings import GIB, MIB, VULKAN
 
 
 class NoteTexts(NamedTuple):
@@ -32,6 +32,10 @@ NOTE_TEXTS = NoteTexts(
     "it grows with a larger image",
 )
 """The notes in the words of llama-server's flags."""
+
+
+MACOS_BYTES = 4 * GIB
+"""Memory of a Mac that is left to the system and other programs before a higher limit of the GPU is named."""
 
 
 def engine_memory(
@@ -88,7 +92,17 @@ def engine_memory(
         block_size=1,
         assumed=server.assumed_flags,
         settings=server.settings,
-        notes=tuple(filter(None, (server.version.note, *memory_notes, *_server_notes(server, note_texts)))),
+        notes=tuple(
+            filter(
+                None,
+                (
+                    _wired_limit_note(server, buffers) if startup_error else "",
+                    server.version.note,
+                    *memory_notes,
+                    *_server_notes(server, note_texts),
+                ),
+            )
+        ),
         host={
             "ram_bytes": buffers.bytes_on(HOST),
             "disk_bytes": server.file_bytes,
@@ -123,6 +137,20 @@ def _startup_error(server: GgmlServer, device_buffers: BufferSizes) -> str:
             free_gib = server.free_bytes / GIB
             return f"{error_text}: {device} needs {needed_bytes / GIB:.2f} GiB and has {free_gib:.2f} GiB free"
     return ""
+
+
+def _wired_limit_note(server: GgmlServer, buffers: BufferSizes) -> str:
+    """Returns a note on the limit of a Mac's GPU if the buffers fit into all of the memory; else empty."""
+    needed_bytes = sum(buffers.bytes_on(device) for device in (*server.devices, HOST))
+    needed_on_gpu = max(buffers.bytes_on(device) for device in server.devices)
+    if server.hardware.vendor != "Apple" or needed_bytes + MACOS_BYTES > server.hardware.memory_bytes:
+        return ""
+    limit_mib = -(-(needed_on_gpu + server.engine_record.context.mib * MIB) // MIB)
+    usable_gib = server.hardware.capacity_bytes / GIB
+    return (
+        f"macOS lets the GPU use {usable_gib:.2f} GiB by default, newer versions more: "
+        f"sudo sysctl iogpu.wired_limit_mb={limit_mib} would let it start"
+    )
 
 
 def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:

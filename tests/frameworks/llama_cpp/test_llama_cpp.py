@@ -61,6 +61,17 @@ def test_fit_works_over_the_devices_that_an_option_counts() -> None:
         assert command(*(line + words).split()).code == code, words
 
 
+def test_a_mac_whose_memory_suffices_has_the_limit_to_raise() -> None:
+    # 32 GiB, of which macOS lets the GPU use two thirds
+    small, large = (
+        memory("qwen3-32b", hardware="m2-max-32gb", n_gpu_layers="all", fit="off", ctx_size=tokens)
+        for tokens in (16384, 131072)
+    )
+    assert (small.starts, large.starts) == (False, False)
+    assert any("iogpu.wired_limit_mb=" in note for note in small.notes)
+    assert not any("wired" in note for note in large.notes)
+
+
 def test_a_cache_of_an_indexer() -> None:
     # the log of a server of GLM-5.2 with 4,096 cells: 351 MiB of 78 layers' latents, 21 MiB of 21 layers' index keys
     glm = {"target": "glm-5.2", "cpu_moe": True, "ctx_size": 4096, "parallel": 1}
