@@ -149,6 +149,9 @@ def known_model(model_name: str) -> Preset | None:
 
 _GGUF_TYPE = r"(?P<mix>(?:(?:ud[-_])?[it]?q[1-8]_(?:[01k]|xxs|xs|nl|s|m)(?:_[sml]|_xl)?|f16|fp16|bf16))"
 
+_ANY_GGUF = r"(?:qat[-_])?gguf"
+"""A repository of GGUF files without a type; weights that were trained for 4 bits (qat) have the same sizes."""
+
 MXFP4_OF_GGUF = "mxfp4-moe"
 """The scheme of GGUF files of gpt-oss with its published experts, the other matrices in Q8_0 (llama-quantize)."""
 
@@ -161,10 +164,10 @@ SCHEMES_IN_NAMES = (
     (r"(?:unsloth[-_])?bnb[-_]4bit", "nf4-double"),
     (r"(?:nvfp4|fp4)(?:[-_]v[0-9])?", "nvfp4"),
     (r"w8a8|quantized\.w8a8", "w8a8"),
-    (rf"{_GGUF_TYPE}(?:-[0-9]{{5}}-of-[0-9]{{5}})?\.gguf", ""),
+    (rf"(?:qat[-_])?{_GGUF_TYPE}(?:-[0-9]{{5}}-of-[0-9]{{5}})?\.gguf", ""),
     (r"mxfp4(?:_moe)?(?:(?:-[0-9]{5}-of-[0-9]{5})?\.gguf|-gguf)|gguf:mxfp4(?:_moe)?", MXFP4_OF_GGUF),
-    (rf"gguf:{_GGUF_TYPE}|(?:qat[-_])?{_GGUF_TYPE.replace('mix', 'mix_of_repository')}-gguf", ""),
-    (r"gguf", "q4_k_m"),
+    (rf"(?:qat[-_])?gguf:{_GGUF_TYPE}|(?:qat[-_])?{_GGUF_TYPE.replace('mix', 'mix_of_repository')}-gguf", ""),
+    (_ANY_GGUF, "q4_k_m"),
 )
 """End of the name of a checkpoint's folder or file → the scheme of `--quantize` that it names.
 
@@ -218,7 +221,7 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
         preset = None if name_match is None else find_model(name_match["model"])
         if name_match is not None and preset is not None:
             scheme_words = name_match.groupdict()
-            if scheme_pattern == "gguf" and preset.quantization_config is not None:
+            if scheme_pattern == _ANY_GGUF and preset.quantization_config is not None:
                 if preset.quantization_config.get("quant_method") != "mxfp4":
                     continue
                 return preset, MXFP4_OF_GGUF

@@ -44,7 +44,7 @@ def test_a_question_has_an_answer(command: str, monkeypatch: pytest.MonkeyPatch)
         ("vllm --seq 8k --users 8", "vllm --max-model-len 8192 --max-num-seqs 8"),
         ("vllm --kv-dtype=fp8 --devices 2", "vllm --kv-cache-dtype fp8 --tensor-parallel-size 2"),
         ("sglang -s 8k --devices 2", "sglang --context-length 8192 --tp-size 2"),
-        ("llama.cpp --seq 8k --kv-dtype q8_0 --devices 2", "llama.cpp -c 8192 -ctk q8_0 -ctv q8_0 -ts 1,1"),
+        ("llama.cpp --seq 8k --kv-dtype q8_0 --devices 2", "llama.cpp -c 8192 -ctk q8_0 -ctv q8_0 -dev 0,1"),
     ],
 )
 def test_options_of_llmcalc_set_the_flags_of_an_engine(general: str, own: str) -> None:

@@ -152,6 +152,8 @@ class Engine:
     flag_of: term → the flag that changes it.
     serving_flags: (preset, flags, users, seq) → the flags of a server for so many users of so many tokens (None: the
         longest request); default the flag of the length.
+    model_check: (preset, version) → None; raises `InputError` for a model that the version does not run. None: none is
+        refused by its class.
     vendors: makers of the accelerators on which it runs; default NVIDIA and AMD.
     plugin_vendors: makers of further accelerators, on which a package beside the main one runs it. Times there are
         estimated, memory is not modelled.
@@ -181,6 +183,7 @@ class Engine:
     other_ways: Mapping[str, str] = field(default_factory=dict)
     flag_of: Mapping[str, str] = field(default_factory=dict)
     serving_flags: LazyFunction | None = None
+    model_check: LazyFunction | None = None
     vendors: tuple[str, ...] = ("NVIDIA", "AMD")
     plugin_vendors: tuple[str, ...] = ()
     least_capability: float = 0.0

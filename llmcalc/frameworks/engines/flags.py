@@ -443,23 +443,23 @@ def split_arguments(
 
 
 def _value_in_engine_form(option_name: str, flag: Flag, value_text: str) -> str:
-    """Converts an llmcalc option's value to the engine flag's form: 8k becomes 8,192 tokens, 2 devices become 1,1."""
-    divides_model = option_name == "--devices" and flag.kind == "text"
-    if flag.kind not in ("tokens", "number") and not divides_model:
+    """Converts an llmcalc option's value to the engine flag's form: 8k becomes 8,192 tokens, 2 devices become 0,1."""
+    lists_devices = option_name == "--devices" and flag.kind == "text"
+    if flag.kind not in ("tokens", "number") and not lists_devices:
         return value_text
     try:
         parsed_number = parse_length(value_text)
     except InputError as error:
         raise InputError(f"{option_name}: {error}") from None
-    if not divides_model:
+    if not lists_devices:
         return str(parsed_number)
     if not 1 <= parsed_number <= MOST_DEVICES:
         raise InputError(f"{option_name}: {parsed_number:,}; expected 1 to {MOST_DEVICES}")
-    return ",".join(["1"] * parsed_number)
+    return ",".join(map(str, range(parsed_number)))
 
 
 MOST_DEVICES = 64
-"""Largest number of devices among which an engine's list of shares divides a model."""
+"""Largest number of devices in an engine's list of devices."""
 
 
 def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], flag_name: str) -> Flag | None:

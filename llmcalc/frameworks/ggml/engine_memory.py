@@ -9,7 +9,7 @@ from ...costs.quantization.named import DYNAMIC_FILES_DIFFER
 from ..engines.engine import HOST, EngineMemory, MemoryTerm
 from .encoder import encoder_device
 from .server import BufferSizes, GgmlServer
-from .settings import GIB, VULKAN
+from .settings import GIB, MIB, VULKAN
 
 
 class NoteTexts(NamedTuple):
@@ -32,6 +32,10 @@ NOTE_TEXTS = NoteTexts(
     "it grows with a larger image",
 )
 """The notes in the words of llama-server's flags."""
+
+
+MACOS_BYTES = 4 * GIB
+"""Memory of a Mac that is left to the system and other programs before a higher limit of the GPU is named."""
 
 
 def engine_memory(
@@ -88,7 +92,17 @@ def engine_memory(
         block_size=1,
         assumed=server.assumed_flags,
         settings=server.settings,
-        notes=tuple(filter(None, (server.version.note, *memory_notes, *_server_notes(server, note_texts)))),
+        notes=tuple(
+            filter(
+                None,
+                (
+                    _wired_limit_note(server, buffers) if startup_error else "",
+                    server.version.note,
+                    *memory_notes,
+                    *_server_notes(server, note_texts),
+                ),
+            )
+        ),
         host={
             "ram_bytes": buffers.bytes_on(HOST),
             "disk_bytes": server.file_bytes,
@@ -125,6 +139,20 @@ def _startup_error(server: GgmlServer, device_buffers: BufferSizes) -> str:
     return ""
 
 
+def _wired_limit_note(server: GgmlServer, buffers: BufferSizes) -> str:
+    """Returns a note on the limit of a Mac's GPU if the buffers fit into all of the memory; else empty."""
+    needed_bytes = sum(buffers.bytes_on(device) for device in (*server.devices, HOST))
+    needed_on_gpu = max(buffers.bytes_on(device) for device in server.devices)
+    if server.hardware.vendor != "Apple" or needed_bytes + MACOS_BYTES > server.hardware.memory_bytes:
+        return ""
+    limit_mib = -(-(needed_on_gpu + server.engine_record.context.mib * MIB) // MIB)
+    usable_gib = server.hardware.capacity_bytes / GIB
+    return (
+        f"macOS lets the GPU use {usable_gib:.2f} GiB by default, newer versions more: "
+        f"sudo sysctl iogpu.wired_limit_mb={limit_mib} would let it start"
+    )
+
+
 def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
     server_remarks = []
     if server.model.near_mix is not None:
@@ -139,7 +167,14 @@ def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
     elif server.encoder_shape is not None and not server.encoder_shape.is_largest_image:
         server_remarks.append(note_texts.encoder_start.format(side=server.encoder_shape.image_side))
     elif not server.encoder_bytes and server.preset.model.towers:
-        server_remarks.append("the encoder of images (--mmproj) is a file of its own and is not counted")
+        server_remarks.append(
+            "the encoder of images (--mmproj) is a file of its own and is not counted; llama-server -hf loads it too: "
+            "--mmproj F16 counts it"
+        )
+    if any(layer.entries or layer.index_width for layer in server.model.layers):
+        server_remarks.append(
+            "the graph of an indexer or of compressed entries is not modelled: compute buffers take more"
+        )
     if any(device.startswith(VULKAN) for device in server.devices):
         server_remarks.append(
             "compute buffers are those of CUDA's graph; Vulkan's differ by build and driver (some hold more)"

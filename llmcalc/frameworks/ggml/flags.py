@@ -14,7 +14,7 @@ NAMES_OF_THE_MODEL = "--model -m --hf-repo -hf -hfr --hf-file -hff --model-url -
 
 SHARED_FLAGS = (
     Flag(("--ctx-size", "-c"), "tokens", least=0, most=10**9),
-    Flag(("--n-gpu-layers", "--gpu-layers", "-ngl"), "number", ("auto", "all"), least=-2, most=10**6),
+    Flag(("--n-gpu-layers", "--gpu-layers", "-ngl"), "number", ("auto", "all"), least=-2, most=2**31 - 1),
     Flag(("--n-cpu-moe", "-ncmoe"), "number", least=0, most=10**6),
     Flag(("--cpu-moe", "-cmoe"), "switch"),
     Flag(("--n-cpu-ffn", "-ncffn"), "number", least=0, most=10**6),

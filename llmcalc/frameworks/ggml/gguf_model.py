@@ -18,11 +18,22 @@ from ...costs.quantization.gguf import GGUFMix
 from ...costs.quantization.named import mix_near, scheme_named, with_published_experts
 from ...errors import InputError
 from ...flow.tree import Place
-from ...ops import AttentionCore, Conv1d, DeltaRule, ExpertLinear, KVCache, Linear, State
+from ...ops import (
+    AttentionCore,
+    Conv1d,
+    DeltaRule,
+    EntryAttentionCore,
+    EntryCache,
+    ExpertLinear,
+    KVCache,
+    Linear,
+    State,
+)
 from ...optional import MTP
 from ...sources.checkpoints.read import read_checkpoint
 from ...sources.preset import Preset
 from ...units import DTYPE_BITS
+from ..engines.rank import INDEXER
 
 MXFP4 = "mxfp4-moe"
 """The scheme of models that are published in MXFP4."""
@@ -125,6 +136,22 @@ class DeltaNetSizes(NamedTuple):
         return 2 * self.key_width + self.heads * self.value_dim
 
 
+class CompressedEntries(NamedTuple):
+    """A cache with one entry per `rate` tokens.
+
+    width: elements of an entry. rest: elements of a token that is not in an entry yet.
+    """
+
+    rate: int
+    width: int
+    rest: int
+
+    @property
+    def state_elements(self) -> int:
+        """The elements of the tokens that are not in an entry yet; entries that overlap keep twice as many tokens."""
+        return self.rest * self.rate * (2 if self.rest > 2 * self.width else 1)
+
+
 @dataclass
 class LayerShape:
     """The sizes of a layer that determine the compute graph and the cache.
@@ -135,6 +162,8 @@ class LayerShape:
     delta_net: the sizes of a Gated DeltaNet. gate_width: width of a gate of attention's output.
     width: width of a dense network. is_gated: whether networks have a gate.
     experts, top_k, expert_width, shared_width: experts, how many a token uses, their width, and that of the shared one.
+    index_width, index_value_width: cached elements of a token's keys for an indexer, and of the values beside them that
+    nothing reads. entries: caches with one entry for several tokens.
     """
 
     heads: int = 0
@@ -152,6 +181,9 @@ class LayerShape:
     top_k: int = 0
     expert_width: int = 0
     shared_width: int = 0
+    index_width: int = 0
+    index_value_width: int = 0
+    entries: tuple[CompressedEntries, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,7 +374,9 @@ def _layer_shape(layer: Place) -> LayerShape:
         layer_op, op_name = tree_node.node.op, tree_node.node.name
         if tree_node.roles & {"kept", "idle"}:
             continue
-        if isinstance(layer_op, AttentionCore):
+        if isinstance(layer_op, KVCache | EntryCache):
+            _add_cache(layer_shape, layer_op)
+        elif isinstance(layer_op, AttentionCore) and not _reads_no_tokens(tree_node):
             layer_shape.heads, layer_shape.head_dim = int(layer_op.heads), int(layer_op.qk_dim)
             layer_shape.window = None if layer_op.window is None else int(layer_op.window)
             absorbed_form = tree_node.node.forms.get("absorbed")
@@ -352,12 +386,6 @@ def _layer_shape(layer: Place) -> LayerShape:
                 layer_shape.latent = LatentSizes(
                     latent_rank, rope_dim, int(layer_op.qk_dim) - rope_dim, int(layer_op.v_dim), 0
                 )
-        elif isinstance(layer_op, KVCache):
-            vector_widths = [int(heads) * int(head_size) for heads, head_size in layer_op.vectors]
-            layer_shape.key_width = vector_widths[0] if len(vector_widths) > 1 else int(layer_op.width)
-            layer_shape.value_width = sum(vector_widths[1:])
-            if layer_op.limit is not None and layer_shape.window is None:
-                layer_shape.window = int(layer_op.limit)
         elif isinstance(layer_op, State):
             layer_shape.state_elements += 0 if layer_op.kind == "conv_state" else int(layer_op.size)
         elif isinstance(layer_op, Conv1d):
@@ -392,7 +420,28 @@ def _layer_shape(layer: Place) -> LayerShape:
     if layer_shape.latent is not None:
         layer_shape.latent = layer_shape.latent._replace(query_rank=query_rank)
         layer_shape.key_width, layer_shape.value_width = layer_shape.latent.rank + layer_shape.latent.rope, 0
+    elif layer_shape.index_width:
+        layer_shape.index_value_width = layer_shape.head_dim
     return layer_shape
+
+
+def _reads_no_tokens(tree_node: Place) -> bool:
+    """Whether attention is an indexer's, which only ranks tokens, or attends to entries for several tokens."""
+    return "no_grad" in tree_node.roles or isinstance(tree_node.node.op, EntryAttentionCore)
+
+
+def _add_cache(layer_shape: LayerShape, cache: KVCache | EntryCache) -> None:
+    """Adds the sizes of a cache to those of its layer."""
+    if isinstance(cache, EntryCache):
+        layer_shape.entries += (CompressedEntries(int(cache.rate), int(cache.width), int(cache.rest)),)
+    elif cache.kind == INDEXER:
+        layer_shape.index_width = int(cache.width)
+    else:
+        vector_widths = [int(heads) * int(head_size) for heads, head_size in cache.vectors]
+        layer_shape.key_width = vector_widths[0] if len(vector_widths) > 1 else int(cache.width)
+        layer_shape.value_width = sum(vector_widths[1:])
+        if cache.limit is not None and layer_shape.window is None:
+            layer_shape.window = int(cache.limit)
 
 
 def _gguf_name(weight: WeightTensor) -> str:

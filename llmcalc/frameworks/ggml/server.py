@@ -16,7 +16,7 @@ from .encoder_graph import EncoderShape, encoder_buffers, encoder_shape
 from .gguf_model import GgufTensor, LayerShape
 from .layer_runs import layers_with_graphs
 from .placement import EXPERT_TENSORS, LayerDevices, TensorDevices, TensorOverride, read_overrides
-from .settings import GgmlSettings
+from .settings import GgmlSettings, round_up
 from .speculation import draft_flags
 from .transformer_graph import GraphSettings, ModelGraph
 
@@ -116,16 +116,53 @@ class GgmlServer(GgmlSettings):
         return bytes_by_device
 
     def layer_cache(self, layer: LayerShape) -> tuple[int, int]:
-        """Returns the bytes of a layer's cached keys and values over all streams; recurrent states count as keys."""
+        """Returns the bytes of a layer's cached keys and values over all streams; recurrent states count as keys.
+
+        Keys of an indexer, and entries for several tokens, count as keys too.
+        """
+        index_keys, index_values = self._indexer_cache(layer)
         if layer.latent is not None:
-            return self._latent_cache(layer)
-        cell_count = self.window_cells(layer.window) * self.streams
+            key_bytes, value_bytes = self._latent_cache(layer)
+            return key_bytes + index_keys, value_bytes
+        streams = self.sequences if layer.entries else self.streams
+        cell_count = self.window_cells(layer.window) * streams
+        if layer.entries:
+            index_keys += self._entry_cache(layer)
         key_bytes = cell_count * cache_bytes(self.key_type, layer.key_width) if layer.key_width else 0
         value_bytes = cell_count * cache_bytes(self.value_type, layer.value_width) if layer.value_width else 0
         state_bytes = (
             layer.state_elements * self.sequences * (1 + (self.drafted_tokens if self.is_drafting_with_mtp else 0))
         )
-        return key_bytes + 4 * state_bytes, value_bytes
+        return key_bytes + index_keys + 4 * state_bytes, value_bytes + index_values
+
+    def _indexer_cache(self, layer: LayerShape) -> tuple[int, int]:
+        """Returns the bytes of an indexer's cached keys, and of the values that are allocated beside them.
+
+        Sources: src/llama-kv-cache-dsa.cpp, src/llama-kv-cache-msa.cpp (with values), src/llama-memory-hybrid-idx.cpp;
+        ik_llama.cpp: src/llama.cpp, `kr_l`.
+        """
+        if not layer.index_width or not self.rules.caches_indexers:
+            return 0, 0
+        index_type = "f16" if self.rules.style == "ik" else self.key_type
+        has_states = any(other_layer.state_elements for other_layer in self.model.layers)
+        index_values = 0 if has_states else layer.index_value_width
+        return (
+            self.cache_cells * cache_bytes(index_type, layer.index_width),
+            self.cache_cells * cache_bytes(self.value_type, index_values) if index_values else 0,
+        )
+
+    def _entry_cache(self, layer: LayerShape) -> int:
+        """Returns the bytes of entries for several tokens, and of the tokens that are not in one yet, in float32.
+
+        Every sequence has its own (src/llama-kv-cache-dsv4.cpp).
+        """
+        padding = self.rules.cell_padding
+        entry_bytes = sum(
+            round_up(-(-self.sequence_cells // entries.rate), padding) * cache_bytes(self.key_type, entries.width)
+            + 4 * entries.state_elements
+            for entries in layer.entries
+        )
+        return entry_bytes * self.sequences
 
     def _latent_cache(self, layer: LayerShape) -> tuple[int, int]:
         assert layer.latent is not None

@@ -13,7 +13,7 @@ from ...frozen import frozen
 from ..engines.server import EngineServer
 from .encoder import encoder_bytes
 from .gguf_model import GgufModel
-from .speculation import MTP_TYPE, draft_model_of, drafted_tokens, drafting_types
+from .speculation import MTP_TYPE, draft_model_of, draft_scheme, drafted_tokens, drafting_types
 from .versions import GgmlEngineRecord, GgmlRules
 
 GIB, MIB = 2**30, 2**20
@@ -160,7 +160,7 @@ class GgmlSettings(EngineServer):
     def sequence_cells(self) -> int:
         """The number of cache cells (tokens) per stream of sequences, with padding."""
         cell_padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
-        return _round_up(_round_up(self.context_tokens, cell_padding) // self.streams, cell_padding)
+        return round_up(round_up(self.context_tokens, cell_padding) // self.streams, cell_padding)
 
     @property
     def cache_cells(self) -> int:
@@ -227,7 +227,7 @@ class GgmlSettings(EngineServer):
     def draft_model(self) -> GgufModel | None:
         """The draft model; None without a draft model."""
         preset = draft_model_of(self.flags, self.preset)
-        return None if preset is None else GgufModel.from_quantize_flag(preset, None)
+        return None if preset is None else GgufModel.from_quantize_flag(preset, draft_scheme(self.flags))
 
     @property
     def is_cache_on_layer_device(self) -> bool:
@@ -261,7 +261,7 @@ class GgmlSettings(EngineServer):
         batch_tokens = self.batch if self.rules.window_batch == "batch" else self.micro_batch
         needed_cells = window_size * (self.sequences if self.is_unified else 1) + batch_tokens
         cell_padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
-        return min(full_cells, _round_up(needed_cells, cell_padding))
+        return min(full_cells, round_up(needed_cells, cell_padding))
 
     @property
     def has_stated_gpu_layers(self) -> bool:
@@ -289,5 +289,6 @@ class GgmlSettings(EngineServer):
         return self.rules.fits if flag_text is None else str(flag_text) in ("on", "true", "True")
 
 
-def _round_up(cell_count: int, divisor: int) -> int:
+def round_up(cell_count: int, divisor: int) -> int:
+    """Returns the smallest multiple of `divisor` that is at least `cell_count`."""
     return -(-cell_count // divisor) * divisor

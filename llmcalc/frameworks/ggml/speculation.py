@@ -11,11 +11,13 @@ take nothing on a device. All make the target compute the logits of all drafted 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ...costs.draft import check_draft, states_reader_of
 from ...errors import InputError, shown
 from ...sources.preset import Preset
+from ...sources.presets import known_checkpoint
 from ..engines.draft_models import read_draft
 
 DRAFT_TOKENS = 3
@@ -83,11 +85,30 @@ def draft_model_of(flags: Mapping[str, Any], target_model: Preset) -> Preset | N
     draft_name = flags.get("model_draft")
     if not draft_name:
         return None
-    draft_model = read_draft(str(draft_name), "--model-draft", "a GGUF file, a folder or a hub id as its model")
+    named_checkpoint = _checkpoint_by_name(str(draft_name))
+    if named_checkpoint is not None:
+        draft_model = named_checkpoint[0]
+    else:
+        draft_model = read_draft(str(draft_name), "--model-draft", "a GGUF file, a folder or a hub id as its model")
     if states_reader_of(draft_model.model) is not None:
         raise InputError(f"--model-draft {draft_model.name}: reads hidden states of its target, which is not modelled")
     check_draft(target_model.model, draft_model.model, target_model.name, f"--model-draft: {draft_model.name}")
     return draft_model
+
+
+def draft_scheme(flags: Mapping[str, Any]) -> str | None:
+    """Returns the scheme in the name of a draft model's GGUF file that is not here; None for other draft models."""
+    named_checkpoint = _checkpoint_by_name(str(flags.get("model_draft") or ""))
+    return None if named_checkpoint is None else named_checkpoint[1] or None
+
+
+def _checkpoint_by_name(draft_name: str) -> tuple[Preset, str] | None:
+    """Returns the preset and the scheme that the name of a GGUF file, or of a repository of them, states.
+
+    None for a file that is here, and for a name that states none.
+    """
+    is_of_gguf = draft_name.lower().endswith(".gguf") or "gguf:" in draft_name.lower()
+    return known_checkpoint(draft_name) if is_of_gguf and not Path(draft_name).is_file() else None
 
 
 def draft_flags(flags: Mapping[str, Any], context_tokens: int, sequences: int, is_unified: bool) -> dict[str, Any]:

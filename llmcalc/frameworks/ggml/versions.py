@@ -38,6 +38,7 @@ class GgmlRules(VersionRules):
     fused_delta_net: bool = False
     rotates_vectors: bool = False
     encoder: Literal["none", "scores", "flash"] = "none"
+    caches_indexers: bool = False
     mla_use: int = 0
     attention_max_batch: int = 0
     fused_moe: bool = False
@@ -59,8 +60,18 @@ class DeviceContext(Record):
 
 
 class GgmlEngineRecord(EngineRecord[GgmlRules]):
-    """The contents of llama_cpp.toml or ik_llama_cpp.toml. compute_logs: logs compared with our compute buffers."""
+    """The contents of llama_cpp.toml or ik_llama_cpp.toml.
 
+    compute_logs: logs compared with our compute buffers.
+    registered_classes: classes of text models that become GGUF files which the engine loads (`classes_source`).
+    registered_encoders: classes of models whose encoder (--mmproj) does; empty if not read.
+    other_names: class of transformers → the registered class with the same layers, for models without a config.
+    """
+
+    classes_source: str
+    registered_classes: tuple[str, ...] = Field(min_length=1)
+    registered_encoders: tuple[str, ...] = ()
+    other_names: dict[str, str] = {}
     context: DeviceContext
     fit_margin_mib: int = Field(ge=0)
     fit_ctx: int = Field(ge=0)

@@ -13,7 +13,7 @@ ENGINE = ggml_engine(
         "--context": "--ctx-size",
         "--users": "--parallel",
         "--kv-dtype": "--cache-type-k --cache-type-v",
-        "--devices": "--tensor-split",
+        "--devices": "--device",
     },
     shows_alternatives=True,
     shown_defaults=("--ctx-size", "--ubatch-size"),

@@ -10,6 +10,7 @@ from ...accelerator import Hardware
 from ...sources.preset import Preset
 from ..engines.engine import EngineVersion
 from ..engines.versions import read_engine_record
+from ..ggml.architectures import check_architecture
 from ..ggml.server import GgmlServer
 from ..ggml.versions import GgmlEngineRecord
 
@@ -26,6 +27,15 @@ class IkLlamaCppServer(GgmlServer):
     name = "ik_llama.cpp"
 
 
+def check_model(preset: Preset, version: EngineVersion) -> None:
+    """Raises `InputError` for a model that the version has no architecture for."""
+    check_architecture(preset, read_record(), version)
+
+
 def create_server(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> GgmlServer:
-    """Returns a server of ik_llama.cpp. Raises `InputError` for flags that contradict each other or the model."""
+    """Returns a server of ik_llama.cpp.
+
+    Raises `InputError` for flags that contradict each other, and for a model that the version does not run.
+    """
+    check_model(preset, version)
     return IkLlamaCppServer(preset, hardware, version, flags, read_record())

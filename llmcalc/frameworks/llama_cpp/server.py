@@ -10,6 +10,7 @@ from ...accelerator import Hardware
 from ...sources.preset import Preset
 from ..engines.engine import EngineVersion
 from ..engines.versions import read_engine_record
+from ..ggml.architectures import check_architecture, check_encoder
 from ..ggml.server import GgmlServer
 from ..ggml.versions import GgmlEngineRecord
 
@@ -20,6 +21,18 @@ def read_record() -> GgmlEngineRecord:
     return read_engine_record(GgmlEngineRecord, "llama_cpp")
 
 
+def check_model(preset: Preset, version: EngineVersion) -> None:
+    """Raises `InputError` for a model that the version has no architecture for."""
+    check_architecture(preset, read_record(), version)
+
+
 def create_server(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> GgmlServer:
-    """Returns a server of llama.cpp. Raises `InputError` for flags that contradict each other or the model."""
+    """Returns a server of llama.cpp.
+
+    Raises `InputError` for flags that contradict each other, and for a model that the version does not run.
+    """
+    check_model(preset, version)
+    encoder_file = flags.get("mmproj") or flags.get("mmproj_url")
+    if encoder_file:
+        check_encoder(preset, read_record(), version, str(encoder_file))
     return GgmlServer(preset, hardware, version, flags, read_record())

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, Literal
@@ -18,8 +18,17 @@ from ...record import Record
 from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, EngineVersion
-from ..engines.versions import EngineRecord, VersionRules, parse_version, read_engine_record
+from ..engines.rank import architectures
+from ..engines.versions import (
+    EngineRecord,
+    VersionRange,
+    VersionRules,
+    parse_version,
+    ranges_at,
+    read_engine_record,
+)
 from ..ggml import changes
+from ..ggml.architectures import check_architecture, converted_class
 from ..ggml.encoder import has_encoder
 from ..ggml.engine_memory import NoteTexts, engine_memory
 from ..ggml.gguf_model import GgufModel
@@ -57,6 +66,11 @@ NOTE_TEXTS = NoteTexts(
 )
 
 
+SINGLE_REQUEST_NOTE = (
+    "OLLAMA_NUM_PARALLEL={requests} counts as 1: Ollama runs one request of this architecture at a time"
+)
+
+
 class OllamaRules(VersionRules):
     """The memory rules of a range of Ollama versions; the TOML file explains the fields."""
 
@@ -74,6 +88,21 @@ class DefaultContextLength(Record):
     context: int
 
 
+class ClassesInRange(VersionRange):
+    """Classes of models to which a rule applies in a range of versions."""
+
+    classes: tuple[str, ...] = Field(min_length=1)
+
+
+class OwnClasses(ClassesInRange):
+    """Classes of models that Ollama runs itself in a range of versions, without llama.cpp.
+
+    source: the file of Ollama that says so.
+    """
+
+    source: str
+
+
 class FreeMemoryMargin(Record):
     """The memory that Ollama leaves free on each GPU, in MiB."""
 
@@ -85,6 +114,9 @@ class OllamaRecord(EngineRecord[OllamaRules]):
 
     contexts: tuple[DefaultContextLength, ...] = Field(min_length=1)
     margin: FreeMemoryMargin
+    own_classes: tuple[OwnClasses, ...] = ()
+    flash_classes: tuple[ClassesInRange, ...] = ()
+    single_request_classes: tuple[ClassesInRange, ...] = ()
 
 
 @cache
@@ -98,6 +130,20 @@ def _llama_cpp_record() -> GgmlEngineRecord:
     return read_engine_record(GgmlEngineRecord, "llama_cpp")
 
 
+def check_model(preset: Preset, version: EngineVersion) -> None:
+    """Raises `InputError` for a model that neither the version of Ollama nor llama.cpp has an architecture for."""
+    class_name = converted_class(preset)
+    own_classes = next((row for row in read_record().own_classes if class_name in row.classes), None)
+    if own_classes is None:
+        check_architecture(preset, _llama_cpp_record(), EngineVersion(_llama_cpp_record().newest, ""))
+    elif not ranges_at([own_classes], parse_version(version.version)):
+        raise InputError(
+            f"Ollama {version.version} has no architecture for {class_name} ({own_classes.source}); "
+            f"expected --engine ollama==VERSION with a version from {own_classes.start} on and before "
+            f"{own_classes.to}"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class OllamaServer:
     """A model in Ollama. flags: options by the names of `flags.FLAGS`."""
@@ -106,6 +152,10 @@ class OllamaServer:
     hardware: Hardware
     version: EngineVersion
     flags: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Raises `InputError` for a model that the version does not run."""
+        check_model(self.preset, self.version)
 
     @cached_property
     def rules(self) -> OllamaRules:
@@ -142,9 +192,25 @@ class OllamaServer:
 
     @property
     def flash_attn(self) -> str:
-        """The setting of flash attention, by the environment or the version's default."""
+        """The setting of flash attention, by the environment or the default of the version and the model."""
         variable_value = self.flags.get("OLLAMA_FLASH_ATTENTION")
-        return self.rules.flash_attn if variable_value is None else "on" if variable_value in ("1", "true") else "off"
+        if variable_value is None:
+            return "auto" if self._is_among(read_record().flash_classes) else self.rules.flash_attn
+        return "on" if variable_value in ("1", "true") else "off"
+
+    @property
+    def runs_single_requests(self) -> bool:
+        """Whether the version runs one request of the model at a time."""
+        return self._is_among(read_record().single_request_classes)
+
+    def _is_among(self, class_ranges: Iterable[ClassesInRange]) -> bool:
+        """Whether the model's class is listed for the version."""
+        listed_ranges = ranges_at(class_ranges, parse_version(self.version.version))
+        return any(not {*self._class_names}.isdisjoint(class_range.classes) for class_range in listed_ranges)
+
+    @cached_property
+    def _class_names(self) -> tuple[str, ...]:
+        return architectures(self.preset)
 
     @property
     def cache_type(self) -> str:
@@ -231,6 +297,8 @@ class OllamaServer:
         request_counts = (
             [chosen_request_count] if chosen_request_count else sorted({self.rules.parallel, 1}, reverse=True)
         )
+        if self.runs_single_requests:
+            request_counts = [1]
         for sequences in request_counts:
             fitted_server = self._fit_sequences(sequences)
             if not host_layers(fitted_server):
@@ -283,6 +351,8 @@ def memory(server: OllamaServer) -> EngineMemory:
             f"{host_layer_count} of {layer_count} layers are on the CPU, "
             f"{computed_answer.host['share']:.0%} of all bytes",
         )
+    if server.runs_single_requests and int(flags.get("OLLAMA_NUM_PARALLEL", 1)) > 1:
+        answer_notes.insert(0, SINGLE_REQUEST_NOTE.format(requests=flags["OLLAMA_NUM_PARALLEL"]))
     if flags.get("OLLAMA_KV_CACHE_TYPE", "f16") != server.cache_type:
         answer_notes.append("OLLAMA_KV_CACHE_TYPE needs OLLAMA_FLASH_ATTENTION=1: the cache is f16")
     assumed_options = {

@@ -106,7 +106,7 @@ PROGRAMS = (
         model_flags=("-m", "--model", "-hf", "-hfr", "--hf-repo"),
         images=("llama.cpp", "llama-cpp", "llamacpp"),
         entry="llama-server",
-        versions=r"(?:[a-z]+-)*(b[0-9]{3,6})",
+        versions=r"(?:[a-z]+[0-9]*-)*(b[0-9]{3,6})",
         variables="LLAMA_ARG_",
     ),
     ServerProgram(

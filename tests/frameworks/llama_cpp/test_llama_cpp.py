@@ -40,7 +40,7 @@ def memory(target: str = "llama3.1-8b", **flags: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("text", "record"),
-    [("llama.cpp==b6400", "b6325"), ("llama.cpp==6400", "b6325"), ("llama.cpp", "b9440"),
+    [("llama.cpp==b6400", "b6325"), ("llama.cpp==6400", "b6325"), ("llama.cpp", "b10250"),
      ("ik_llama.cpp==3700", "3400"), ("ik_llama.cpp", "4832")],
 )  # fmt: skip
 def test_a_version_has_the_rules_of_its_range(text: str, record: str) -> None:
@@ -52,6 +52,43 @@ def test_a_cache_of_full_layers() -> None:
     kv = memory(ctx_size=8100, n_gpu_layers="all", parallel=1)
     assert kv.bytes_of("kv_buffer", "CUDA0") == 32 * 2 * 8 * 128 * 2 * 8192
     assert kv.kv_tokens == 8192
+
+
+def test_fit_works_over_the_devices_that_an_option_counts() -> None:
+    # --devices N are all GPUs of the machine, without shares that --fit would leave as they are
+    line = "memory llama3.1-70b --engine llama.cpp --hardware rtx-3060 --quantize q4_k_m -c 4096 --devices 2"
+    for words, code in (("", 0), (" -ts 1,1", 1), (" -ngl 99999999 --fit off", 1)):  # LocalAI's word for all layers
+        assert command(*(line + words).split()).code == code, words
+
+
+def test_a_mac_whose_memory_suffices_has_the_limit_to_raise() -> None:
+    # 32 GiB, of which macOS lets the GPU use two thirds
+    small, large = (
+        memory("qwen3-32b", hardware="m2-max-32gb", n_gpu_layers="all", fit="off", ctx_size=tokens)
+        for tokens in (16384, 131072)
+    )
+    assert (small.starts, large.starts) == (False, False)
+    assert any("iogpu.wired_limit_mb=" in note for note in small.notes)
+    assert not any("wired" in note for note in large.notes)
+
+
+def test_a_cache_of_an_indexer() -> None:
+    # the log of a server of GLM-5.2 with 4,096 cells: 351 MiB of 78 layers' latents, 21 MiB of 21 layers' index keys
+    glm = {"target": "glm-5.2", "cpu_moe": True, "ctx_size": 4096, "parallel": 1}
+    assert memory(**glm).bytes_of("kv_buffer") == (351 + 21) * MIB
+    assert memory(**glm, engine="llama.cpp==b9440").bytes_of("kv_buffer") == 351 * MIB
+    # MiniMax-M3: 60 layers with 4 key heads of 128; 57 with an index key of 128, and a value beside it
+    m3 = memory("minimax-m3", cpu_moe=True, ctx_size=4096, parallel=1)
+    assert m3.bytes_of("kv_buffer") == 4096 * 2 * (60 * 2 * 4 * 128 + 57 * 2 * 128)
+
+
+def test_a_cache_of_compressed_entries() -> None:
+    # DeepSeek-V4-Flash: 43 layers with a window of 128 and 512 tokens of a micro-batch, 21 with entries of 4 tokens and
+    # an indexer's, 20 with entries of 128, each entry's cells a multiple of 256; waiting tokens, twice, in float32
+    v4 = memory("deepseek-v4-flash", cpu_moe=True, ctx_size=64000, parallel=2)
+    cells, states = 768 * 43 * 512 + 8192 * 21 * (512 + 128) + 256 * 20 * 512, 21 * 8 * 2 * (512 + 128) + 20 * 128 * 512
+    assert v4.bytes_of("kv_buffer") == 2 * (2 * cells + 4 * 2 * states)
+    assert any("compressed entries is not modelled" in note for note in v4.notes)
 
 
 @pytest.mark.parametrize(
@@ -319,6 +356,16 @@ def test_a_draft_model_has_buffers_of_its_own() -> None:
     # 16 layers with 8 key heads of 64: keys in blocks of 34 bytes for 32, values in 16 bits
     assert draft.bytes_of("kv_buffer", "CUDA0") == 16 * 8192 * 8 * 64 * (34 / 32 + 2)
     assert both.bytes_of("compute_buffer", "CUDA0") > alone.bytes_of("compute_buffer", "CUDA0")
+
+
+def test_a_draft_file_that_is_elsewhere_has_the_sizes_of_its_name() -> None:
+    flags = {"ctx_size": 4096, "parallel": 1, "n_gpu_layers": "all", "fit": "off"}
+    alone, both = (
+        memory("qwen3-30b-a3b", **flags, **draft) for draft in ({}, {"model_draft": "/models/Qwen3-0.6B-Q8_0.gguf"})
+    )
+    draft = llmcalc.memory("qwen3-0.6b", hardware="rtx-3090", engine="llama.cpp==b10488", quantize="q8_0", **flags)
+    drafted_bytes = draft.result.bytes_of("model_buffer")  # type: ignore[union-attr]
+    assert both.bytes_of("model_buffer") == alone.bytes_of("model_buffer") + drafted_bytes
 
 
 def test_a_draft_model_may_stay_on_the_host() -> None:

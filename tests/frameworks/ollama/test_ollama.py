@@ -53,6 +53,24 @@ def test_a_quantized_cache_needs_flash_attention() -> None:
     assert any("OLLAMA_FLASH_ATTENTION" in note for note in plain.result.notes)
 
 
+def test_some_architectures_run_one_request_at_a_time() -> None:
+    # Qwen3.5's family from 0.17.1 on: 16 layers with 4 key heads of 256, keys and values, one sequence of 4,096 tokens
+    options = {"num_ctx": 4096, "OLLAMA_NUM_PARALLEL": 4}
+    single = answer("qwen3.8-27b", hardware="rtx-5090", **options).result
+    four = answer("qwen3.8-27b", hardware="rtx-5090", engine="ollama==0.17.0", **options).result
+    assert 4 * single.bytes_of("kv_buffer") == four.bytes_of("kv_buffer")
+    assert single.max_concurrency == 1
+    assert any("OLLAMA_NUM_PARALLEL=4 counts as 1" in note for note in single.notes)
+
+
+def test_flash_attention_by_default_goes_by_version_and_class() -> None:
+    scores, flash = (
+        answer("gpt-oss-20b", hardware="rtx-4090", engine=f"ollama=={version}", num_ctx=32768).result
+        for version in ("0.11.7", "0.11.8")
+    )
+    assert scores.bytes_of("compute_buffer") > 4 * flash.bytes_of("compute_buffer")
+
+
 def test_what_does_not_fit_is_on_the_cpu_and_changes_bring_it_back() -> None:
     result = answer("qwen3-14b", num_ctx=32768)
     memory = result.result

@@ -66,6 +66,8 @@ def test_a_dollar_that_begins_no_variable_stays_for_the_shell(text: str, tmp_pat
         ("nvidia/Qwen3.6-35B-A3B-NVFP4", "qwen3.6-35b-a3b", "nvfp4"),
         ("/models/qwen3-14b-gguf/Qwen3-14B-Q4_K_M.gguf", "qwen3-14b", "q4_k_m"),
         ("/models/Llama-3.1-8B-Instruct-GPTQ-Int4/", "llama3.1-8b", "gptq-int4-g128"),
+        ("/models/gemma-3-27b-it-qat-Q4_0.gguf", "gemma3-27b", "q4_0"),
+        ("unsloth/gemma-3-27b-it-qat-GGUF", "gemma3-27b", "q4_k_m"),
         # llama.cpp's own files of gpt-oss (ggml-org): 12,109,566,560 bytes of the 20B
         ("models/gpt-oss-20b-mxfp4.gguf", "gpt-oss-20b", "mxfp4-moe"),
         ("gpt-oss-120b-mxfp4-00001-of-00003.gguf", "gpt-oss-120b", "mxfp4-moe"),

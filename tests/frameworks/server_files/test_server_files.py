@@ -546,6 +546,7 @@ def test_an_unknown_label_is_named() -> None:
         ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.9.0", ""),
         ("lmsysorg/sglang:v0.4.9.post6-cu126", "0.4.9.post6"),
         ("ghcr.io/ggml-org/llama.cpp:server-cuda-b4719", "b4719"),
+        ("ghcr.io/ggml-org/llama.cpp:server-cuda13-b10795", "b10795"),
         ("nvcr.io/nvidia/tensorrt-llm/release:1.2.0rc6", "1.2.0rc6"),
         ("registry:5000/vllm:v0.20.1", "0.20.1"),
     ],
