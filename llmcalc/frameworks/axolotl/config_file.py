@@ -187,6 +187,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         world_size, parallelism_config = _devices_and_group_sizes(reader, config)
         arguments = {**_trainer_arguments(config, sixteen_bit_dtype), "parallelism_config": parallelism_config}
         model_id = str(config["base_model"] or "")
+        reader.longest_samples = not (config.get("sample_packing") or config.get("pad_to_sequence_len"))
         return trainer_launch(reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS)
 
 

@@ -106,6 +106,16 @@ def test_the_number_of_devices_that_is_assumed_is_among_the_first_notes(run: Any
     assert "1 device is assumed" not in run(*words, "--devices", "8").out
 
 
+def test_a_run_that_does_not_fit_names_the_length_of_samples_unless_they_are_packed(run: Any) -> None:
+    """Samples of verl's GRPO and of a trainer without packing may be shorter than the longest."""
+    note = "2 samples are counted at the longest that the file allows, --seq 2048; shorter ones need less"
+    words = "memory", "--launch", str(FILES / "llama_factory_qlora.yaml"), "--hardware", "4GiB"
+    assert note in " ".join(run(*words).out.split())
+    assert "that the file allows" not in run(*words, "--seq", "1024").out + run(*words[:-1], "h100").out
+    longest = {name: read_launch(FILES / name).longest_samples for name in ("verl_fsdp.sh", "trl_sft.yaml")}
+    assert longest == {"verl_fsdp.sh": True, "trl_sft.yaml": False}
+
+
 def test_a_model_that_is_not_here_asks_for_a_target() -> None:
     with pytest.raises(InputError, match="its model, 'nobody/nothing', cannot be read") as stop:
         llmcalc.memory(launch=_with_model("nobody/nothing"))
