@@ -209,6 +209,25 @@ def test_a_refusal_says_what_to_do(text: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_a_recipe_states_bf16_by_the_fields_of_its_mixed_precision() -> None:
+    """Megatron-Bridge's recipes of mixtures call `MixedPrecisionConfig`; one stage has all layers in any layout."""
+    text = FILES["megatron_bridge_recipes.py"].replace("= 2\n    cfg.model.sequence", "= 1\n    cfg.model.sequence", 1)
+    layout, fields = (
+        "    cfg.model.pipeline_model_parallel_layout = _layout(1, 1)\n",
+        "bf16=True, params_dtype=torch.bfloat16",
+    )
+    precision = f"    cfg.mixed_precision = MixedPrecisionConfig({fields}, grad_reduce_in_fp32=False)\n"
+    text = text.replace("    return cfg\n", layout + precision + "    return cfg\n", 1)
+    recipe = ("qwen25_7b_pretrain_8gpu_config",)
+    launch = launch_of(text, "recipes.py", arguments=recipe)
+    assert (launch.layout.pp, launch.settings["grad_dtype"]) == (1, "bf16")
+    written = precision.partition(" = ")[2].strip()
+    by_name = text.replace(written, 'get_mixed_precision_config("bf16_mixed")')
+    assert launch_of(by_name, "recipes.py", arguments=recipe).layout.dp == 4
+    with pytest.raises(InputError, match=r"mixed_precision .'fp8' is not modelled; bf16_mixed is"):
+        launch_of(text.replace("bf16=True", "bf16=True, fp8='e4m3'"), "recipes.py", arguments=recipe)
+
+
 BUDGET = "ac_config=TransformerActivationCheckpointingConfig(mode=Mode.budget, activation_memory_budget=0.5)"
 NETWORKS = (
     'ac_config=TransformerActivationCheckpointingConfig(mode=M.selected_modules, modules=["blocks.*.feed_forward"])'
