@@ -131,11 +131,14 @@ def _with_process_lines(error_message: str) -> LogText:
 
 
 def _diagnose_shortage(bytes_by_term: dict[str, int], total_bytes: int) -> tuple[str, str]:
-    """Returns the largest part of a device's exhausted memory, and a change that reduces this part."""
+    """Returns the largest part of a device's exhausted memory, and a change that reduces this part.
+
+    Gaps of less than 2 % of the device are those of a device that tensors fill: without them the next requests fail.
+    """
     requested_bytes = bytes_by_term.get("requested", 0)
     if bytes_by_term.get("other_processes", 0) > max(requested_bytes, total_bytes // 20):
         return "other_processes", "CUDA_VISIBLE_DEVICES"
-    if bytes_by_term.get("unallocated", 0) >= requested_bytes:
+    if bytes_by_term.get("unallocated", 0) >= max(requested_bytes, total_bytes // 50):
         return "unallocated", FRAGMENTED
     return "allocated", ""
 
