@@ -377,6 +377,12 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
                 )
                 reader.unknown["lora_target_parameters"] = refusal_reason
             adapter_settings["quantized_experts"] = True
+            if config.get("fsdp_config") or config.get("fsdp"):
+                # docs/expert_quantization.qmd, "Limitations"; examples/glm47-flash: 24 GiB alone, 29 on each of two
+                reader.notes.append(
+                    "quantize_moe_experts under FSDP2 may need more than one device alone, since axolotl leaves some "
+                    "layers whole; all are counted as divided"
+                )
     elif config.get("load_in_8bit"):
         adapter_settings["base"] = "int8"
     if reader.flag(config, "relora"):  # monkeypatch/relora.py: adapters join the weights and start anew at each restart
