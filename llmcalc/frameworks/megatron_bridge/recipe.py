@@ -60,8 +60,6 @@ OFF: dict[str, tuple[Any, ...]] = {
     "model.fine_grained_activation_offloading": (False, None),
     "model.cpu_offloading": (False, None),
     "model.pipeline_model_parallel_layout": (None,),
-    "model.account_for_embedding_in_pipeline_split": (False, None),
-    "model.account_for_loss_in_pipeline_split": (False, None),
     "model.moe_token_dispatcher_type": ("alltoall", None),
     "model.freeze_language_model": (False, None),
     "comm_overlap.overlap_moe_expert_parallel_comm": (False, None),
@@ -276,6 +274,10 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         **host_optimizer_settings(reader, config, "optimizer."),
     }
     launched_run = megatron_run(reader, parallel_run, world_size, settings)
+    reader.counted_ends = (
+        config_value("model.account_for_embedding_in_pipeline_split") is True,
+        config_value("model.account_for_loss_in_pipeline_split") is True,
+    )
     replicas = launched_run.layout.dp
     if global_batch % (batch * replicas):
         reader.notes.append(f"train.global_batch_size {global_batch} is no multiple of {batch} · {replicas}")

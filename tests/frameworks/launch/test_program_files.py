@@ -228,6 +228,21 @@ def test_a_recipe_states_bf16_by_the_fields_of_its_mixed_precision() -> None:
         launch_of(text.replace("bf16=True", "bf16=True, fp8='e4m3'"), "recipes.py", arguments=recipe)
 
 
+def test_a_recipe_counts_embedding_and_loss_as_layers_of_its_pipeline() -> None:
+    text = FILES["megatron_bridge_recipes.py"].replace(
+        "parallel_size = 2\n    cfg.model.seq", "parallel_size = 4\n    cfg.model.seq"
+    )
+    for part in ("embedding", "loss"):
+        counted = f"    cfg.model.account_for_{part}_in_pipeline_split = True\n    return cfg\n"
+        text = text.replace("    return cfg\n", counted, 1)
+    launch = launch_of(text, "recipes.py", arguments=("qwen25_7b_pretrain_8gpu_config",))
+    assert launch.with_stage_sizes(14).layout.pp_layout == (3, 4, 4, 3)
+    with pytest.raises(
+        InputError, match="count embedding or loss as a layer: 15 parts; expected a multiple of 4 stages"
+    ):
+        launch.with_stage_sizes(13)
+
+
 BUDGET = "ac_config=TransformerActivationCheckpointingConfig(mode=Mode.budget, activation_memory_budget=0.5)"
 NETWORKS = (
     'ac_config=TransformerActivationCheckpointingConfig(mode=M.selected_modules, modules=["blocks.*.feed_forward"])'
