@@ -444,6 +444,7 @@ def test_what_llama_factory_is_refused_for(changes: dict[str, Any], said: str) -
 
 def test_projected_gradients_of_llama_factory() -> None:
     settings = read_launch(FILES / "llama_factory_galore.yaml").settings
+    assert changed("llama_factory_galore.yaml", galore_target="mlp,self_attn").settings == settings
     wanted = {"optimizer": "galore-r64", "optimizer_in_backward": True, "dtype": "bf16", "master_weights": "none"}
     assert wanted.items() <= settings.items()
     apollo = changed("llama_factory_galore.yaml", use_galore=None, use_apollo=True, gradient_accumulation_steps=4)
