@@ -33,7 +33,7 @@ from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .share import layout_text
 from .summary import model_data
 
-ASSUMPTIONS = re.compile(r"([\d,]+ devices?|\"auto\") (is|are) assumed|quantize_moe_experts under FSDP2")
+ASSUMPTIONS = re.compile(r"([\d,]+ devices?|\"auto\"|experts in 4 bits) (is|are) assumed")
 """A launch file's note on its number of devices, its batch or what divides them, on which the whole answer depends."""
 
 
