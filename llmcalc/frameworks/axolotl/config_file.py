@@ -380,8 +380,8 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
             if config.get("fsdp_config") or config.get("fsdp"):
                 # docs/expert_quantization.qmd, "Limitations"; examples/glm47-flash: 24 GiB alone, 29 on each of two
                 reader.notes.append(
-                    "experts in 4 bits are assumed to be divided over the devices; axolotl documents that FSDP2 leaves some "
-                    "layers whole and may need more than one device alone"
+                    "experts in 4 bits are assumed to be divided over the devices; axolotl documents that FSDP2 leaves "
+                    "some layers whole and may need more than one device alone"
                 )
     elif config.get("load_in_8bit"):
         adapter_settings["base"] = "int8"
