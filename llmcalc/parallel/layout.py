@@ -282,6 +282,23 @@ def stage_sizes_between_ends(
     return tuple(rank_layers // chunk_count for rank_layers in layers_by_rank) * chunk_count
 
 
+def stage_sizes_with_counted_ends(
+    layers: int, stage_count: int, counts_embedding: bool, counts_loss: bool, option_names: str
+) -> tuple[int, ...]:
+    """Returns the layers of each stage where the embedding or the loss takes the place of a layer.
+
+    stage_count: stages of all ranks. option_names: the arguments in messages.
+    Raises `InputError` for layers that do not divide evenly.
+    """
+    layers_with_ends = layers + counts_embedding + counts_loss
+    if layers_with_ends % stage_count:
+        raise InputError(f"{option_names}: {layers_with_ends} parts; expected a multiple of {stage_count} stages")
+    stage_sizes = [layers_with_ends // stage_count] * stage_count
+    stage_sizes[0] -= counts_embedding
+    stage_sizes[-1] -= counts_loss
+    return tuple(stage_sizes)
+
+
 def check_divided_heads(head_counts: Sequence[int], tp: int, cp: int, option_names: tuple[str, str]) -> None:
     """Raises `InputError` if `cp` ranks do not divide the heads of queries and keys that they exchange all-to-all.
 

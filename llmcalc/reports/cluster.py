@@ -33,8 +33,8 @@ from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .share import layout_text
 from .summary import model_data
 
-ASSUMPTIONS = re.compile(r"([\d,]+ devices?|\"auto\") (is|are) assumed")
-"""A launch file's note on its number of devices or its batch, on which the whole answer depends."""
+ASSUMPTIONS = re.compile(r"([\d,]+ devices?|\"auto\"|experts in 4 bits) (is|are) assumed")
+"""A launch file's note on its number of devices, its batch or what divides them, on which the whole answer depends."""
 
 
 def _shorten_even_chunks(layers: str) -> str:
@@ -134,6 +134,7 @@ def report(
         [
             *warnings,
             *assumptions,
+            *_longest_samples_notes(cluster, accelerator_fits, launched_run, assumed_accelerator),
             layout_note,
             *_whole_replica_notes(cluster, accelerator_fits, launched_run),
             *notes_on_host,
@@ -213,6 +214,24 @@ def _whole_replica_notes(
     shards_states_alone = cluster.framework.layouts.zero == 1
     shard_options = "--zero 1 shards its optimizer" if shards_states_alone else f"--fsdp {layout.world} shards it"
     return [f"each device holds the whole model: {shard_options}, llmcalc plan lists layouts that fit"]
+
+
+def _longest_samples_notes(
+    cluster: Cluster, accelerator_fits: Sequence[MemoryFit], launched_run: Launch | None, assumed_accelerator: str
+) -> list[str]:
+    """Returns a note on the length of samples where it decides whether a run fits on a named accelerator; else none."""
+    if (
+        assumed_accelerator
+        or launched_run is None
+        or not launched_run.longest_samples
+        or "seq" in launched_run.overridden
+    ):
+        return []
+    if all(accelerator_fit.verdict != "no" for accelerator_fit in accelerator_fits):
+        return []
+    workload = cluster.memory.states.workload
+    counted = "1 sample is" if workload.batch == 1 else f"{workload.batch:,} samples are"
+    return [f"{counted} counted at the longest that the file allows, --seq {workload.seq}; shorter ones need less"]
 
 
 def _launch_notes(launched_run: Launch | None) -> list[str]:

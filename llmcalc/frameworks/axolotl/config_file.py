@@ -187,6 +187,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         world_size, parallelism_config = _devices_and_group_sizes(reader, config)
         arguments = {**_trainer_arguments(config, sixteen_bit_dtype), "parallelism_config": parallelism_config}
         model_id = str(config["base_model"] or "")
+        reader.longest_samples = not (config.get("sample_packing") or config.get("pad_to_sequence_len"))
         return trainer_launch(reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS)
 
 
@@ -376,6 +377,12 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
                 )
                 reader.unknown["lora_target_parameters"] = refusal_reason
             adapter_settings["quantized_experts"] = True
+            if config.get("fsdp_config") or config.get("fsdp"):
+                # docs/expert_quantization.qmd, "Limitations"; examples/glm47-flash: 24 GiB alone, 29 on each of two
+                reader.notes.append(
+                    "experts in 4 bits are assumed to be divided over the devices; axolotl documents that FSDP2 leaves "
+                    "some layers whole and may need more than one device alone"
+                )
     elif config.get("load_in_8bit"):
         adapter_settings["base"] = "int8"
     if reader.flag(config, "relora"):  # monkeypatch/relora.py: adapters join the weights and start anew at each restart

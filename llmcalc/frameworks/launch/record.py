@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...errors import InputError, shown
 from ...frozen import frozen
-from ...parallel.layout import ONE_DEVICE, Layout, stage_sizes_between_ends
+from ...parallel.layout import ONE_DEVICE, Layout, stage_sizes_between_ends, stage_sizes_with_counted_ends
 from ..frozen_model import FrozenModel, SecondLoss
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class Launch:
     published_weights: whether weights keep the number format of the checkpoint. The settings are then those of a
         checkpoint in fp32.
     end_stage_layers: layers of the first and of the last rank of a pipeline; None (default) for as many as others.
+    counted_ends: whether the embedding, and whether the loss, takes the place of a layer in a pipeline's stages.
+    longest_samples: whether samples that may be shorter are counted at the file's longest; false by default.
     """
 
     where: str
@@ -86,9 +88,16 @@ class Launch:
     frozen: FrozenModel | SecondLoss | None = None
     rollout: Rollout | None = None
     end_stage_layers: tuple[int | None, int | None] = (None, None)
+    counted_ends: tuple[bool, bool] = (False, False)
+    longest_samples: bool = False
 
     def with_stage_sizes(self, layers: int) -> Launch:
         """Returns the run with the layers of each stage of its pipeline. layers: those of the model."""
+        stage_count = self.layout.pp * self.layout.vpp
+        if any(self.counted_ends) and stage_count > 1 and self.layout.pp_layout is None:
+            option_names = f"{self.where}: stages that count embedding or loss as a layer"
+            stage_sizes = stage_sizes_with_counted_ends(layers, stage_count, *self.counted_ends, option_names)
+            return replace(self, layout=replace(self.layout, pp_layout=stage_sizes))
         if self.end_stage_layers == (None, None):
             return self
         error_prefix = f"{self.where}: layers of the first and of the last stage"
@@ -296,6 +305,7 @@ class LaunchReader:
     expandable: whether the program asks torch's allocator for expandable segments, where the environment does not say;
         false by default.
     end_stage_layers: as in `Launch`.
+    counted_ends, longest_samples: as in `Launch`.
     """
 
     source: LaunchSource
@@ -306,6 +316,8 @@ class LaunchReader:
     frozen: FrozenModel | SecondLoss | None = None
     expandable: bool = False
     end_stage_layers: tuple[int | None, int | None] = (None, None)
+    counted_ends: tuple[bool, bool] = (False, False)
+    longest_samples: bool = False
 
     @property
     def where(self) -> str:
@@ -511,6 +523,8 @@ class LaunchReader:
             filled_in=dict(self.filled_in),
             frozen=self.frozen_model_on(launch_settings.layout),
             end_stage_layers=self.end_stage_layers,
+            counted_ends=self.counted_ends,
+            longest_samples=self.longest_samples,
             **launch_fields,
         )
 

@@ -68,6 +68,9 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 LENGTH_NAMES = ("max_seq_length", "max_length", "block_size", "cutoff_len", "model_max_length")
 """Arguments of scripts for the length of sequences; the last is the tokenizer's, in scripts derived from Alpaca's."""
 
+FILLING = ("packing", "neat_packing", "data_packing")
+"""Arguments with which samples fill sequences of the full length."""
+
 TRAINER_READ = field_names("""
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs
     activation_checkpointing activation_checkpointing_kwargs optim bf16 fp16 torch_compile
@@ -291,6 +294,8 @@ def trainer_settings(
             length_key or length_option,
             reader.value(config, length_key or length_option, default_values.get(length_option)),
         )
+    is_filled = length_key == "block_size" or config.get("stage") == "pt" or any(map(config.get, FILLING))
+    reader.longest_samples = "seq" in run_settings and not is_filled
     run_settings |= optimizer_with_targets(reader, config, "optim", default_values["optim"], run_settings)
     run_settings |= trainer_kernels(reader, config, default_values)
     run_settings |= trainer_adapters(reader, config)

@@ -268,6 +268,12 @@ def _optimizer_settings(
     return {"optimizer": "adam-mini", "optimizer_impl": "loop"}
 
 
+def _names_of_list(written_names: Any) -> set[str]:
+    """Returns the names of a list, or of a text with commas between them (hparams, `split_arg`)."""
+    names = written_names.split(",") if isinstance(written_names, str) else written_names
+    return {str(name).strip() for name in names} if isinstance(names, list) else set()
+
+
 def _low_rank_optimizer(
     reader: LaunchReader, config: Table, argument_prefix: str, run_settings: Table, world_size: int | None
 ) -> dict[str, Any]:
@@ -282,6 +288,10 @@ def _low_rank_optimizer(
         )
     if str(config.get("optim", "adamw_torch")) not in ("adamw_torch", "adamw_torch_fused"):
         reader.unknown["optim"] = f"with use_{argument_prefix} adamw_torch alone is modelled"
+    target_names = _names_of_list(config.get(f"{argument_prefix}_target"))
+    # train/trainer_utils.py, `_create_galore_optimizer`: parts of names, here of all linear layers but the output head
+    if target_names in ({"mlp", "self_attn"}, {"mlp", "attn"}):
+        config = {**config, f"{argument_prefix}_target": "all"}
     modelled_values = {"target": "all", "proj_type": "std"} | (
         {"proj": "random"} if argument_prefix == "apollo" else {}
     )

@@ -21,6 +21,7 @@ from ...parallel.layout import (
     Zero,
     check_divided_heads,
     stage_sizes_between_ends,
+    stage_sizes_with_counted_ends,
 )
 from .arguments import MegatronArguments, flag_of
 
@@ -294,17 +295,13 @@ class MegatronSettings(MegatronArguments):
 
     def _stage_layers_with_embedding_and_loss(self) -> tuple[int, ...]:
         """Returns the layers per stage where embedding or loss take the place of a layer. Raises `InputError`."""
-        counts_embedding, loss = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
-        stage_count, layers_with_ends = self.pp * self.chunk_count, self.layers + counts_embedding + loss
-        if layers_with_ends % stage_count:
-            raise InputError(
-                "--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split: "
-                f"{layers_with_ends} parts; expected a multiple of {stage_count} stages"
-            )
-        layers = [layers_with_ends // stage_count] * stage_count
-        layers[0] -= counts_embedding
-        layers[-1] -= loss
-        return tuple(layers)
+        return stage_sizes_with_counted_ends(
+            self.layers,
+            self.pp * self.chunk_count,
+            self.account_for_embedding_in_pipeline_split,
+            self.account_for_loss_in_pipeline_split,
+            "--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split",
+        )
 
     @cached_property
     def chunk_count(self) -> int:

@@ -60,13 +60,17 @@ OFF: dict[str, tuple[Any, ...]] = {
     "model.fine_grained_activation_offloading": (False, None),
     "model.cpu_offloading": (False, None),
     "model.pipeline_model_parallel_layout": (None,),
-    "model.account_for_embedding_in_pipeline_split": (False, None),
-    "model.account_for_loss_in_pipeline_split": (False, None),
     "model.moe_token_dispatcher_type": ("alltoall", None),
     "model.freeze_language_model": (False, None),
     "comm_overlap.overlap_moe_expert_parallel_comm": (False, None),
 }
 """Keys of which only these values are modelled for a model that is named."""
+
+STAGE_LAYOUT = "model.pipeline_model_parallel_layout"
+"""Key of the layers of each stage."""
+
+NARROW_PRECISION = ("fp8", "fp4", "fp16", "fp32", "autocast_enabled")
+"""Fields of a mixed precision with which products or weights are not in bf16."""
 
 OVERLAPS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather", "comm_overlap.tp_comm_overlap")
 """Keys that send messages beside products; none of them changes memory."""
@@ -219,10 +223,11 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         return None if config_value(key) is None else integer_of(reader, key, config_value(key))
 
     peft_fields = _adapter_settings(reader, config)
+    has_one_stage = config.get("model.pipeline_model_parallel_size") in (None, 1)
+    if has_one_stage and isinstance(config.get(STAGE_LAYOUT), UnknownValue):  # a function of stages: all layers in one
+        config = {**config, STAGE_LAYOUT: None}
     reader.refuse_other_values(config, OFF, suffix=" for a model that is named")
-    precision = config.get("mixed_precision", config.get(f"mixed_precision.{CALLED}"))
-    if not isinstance(precision, str) or precision not in ("bf16_mixed",):
-        reader.unknown["mixed_precision"] = f"{shown(str(precision))[:60]} is not modelled; bf16_mixed is"
+    _check_precision(reader, config)
     model_name = next(
         (model_id for key, model_id in config.items() if key.startswith("model") and _is_model_name_key(key, config)),
         None,
@@ -269,6 +274,10 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         **host_optimizer_settings(reader, config, "optimizer."),
     }
     launched_run = megatron_run(reader, parallel_run, world_size, settings)
+    reader.counted_ends = (
+        config_value("model.account_for_embedding_in_pipeline_split") is True,
+        config_value("model.account_for_loss_in_pipeline_split") is True,
+    )
     replicas = launched_run.layout.dp
     if global_batch % (batch * replicas):
         reader.notes.append(f"train.global_batch_size {global_batch} is no multiple of {batch} · {replicas}")
@@ -278,6 +287,26 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     reader.ignored += [key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")]
     reader.ignored += [key for key in OVERLAPS if config.get(key) is True]
     return reader.launch("megatron", launched_run, target="" if model_name is None else str(model_name)[:200])
+
+
+def _check_precision(reader: LaunchReader, config: Config) -> None:
+    """Records as unknown a mixed precision other than bf16, by its recipe's name or by the fields of its class.
+
+    Source: training/mixed_precision.py, `MixedPrecisionConfig`, `bf16_mixed` and `get_mixed_precision_config`.
+    """
+    precision = config.get("mixed_precision", config.get(f"mixed_precision.{CALLED}"))
+    if precision == "get_mixed_precision_config":
+        precision = str(config.get("mixed_precision.0")).replace("-", "_")
+    fields = {key.partition(".")[2]: value for key, value in config.items() if key.startswith("mixed_precision.")}
+    narrow_fields = [name for name in NARROW_PRECISION if fields.get(name) not in (None, False)]
+    is_bf16 = precision == "bf16_mixed" or (
+        precision == "MixedPrecisionConfig"
+        and fields.get("bf16") is True
+        and _number_format(fields.get("params_dtype")) == "bf16"
+    )
+    if not is_bf16 or narrow_fields:
+        written = ", ".join(narrow_fields) or str(precision)
+        reader.unknown["mixed_precision"] = f"{shown(written)[:60]} is not modelled; bf16_mixed is"
 
 
 def _length_key(reader: LaunchReader, config: Config) -> str:

@@ -299,6 +299,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
         raise reader.wrong("--max_length", "missing; --sequence_parallel_size divides its tokens; expected a number")
     if reader.flag(swift_config, "packing"):
         reader.notes.append("--packing: sequences of max_length tokens, all of them used")
+        trainer_table["packing"] = True
     if tuner_type == "lora":
         trainer_table |= _adapter_arguments(reader, swift_config)
     if swift_config.get("quant_bits") is not None or swift_config.get("quant_method") is not None:

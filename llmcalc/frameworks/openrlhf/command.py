@@ -219,6 +219,7 @@ def _sequence_length(reader: LaunchReader, config: Table) -> int:
         longest_length = reader.integer(config, "train.max_tokens_per_gpu", 16192)
         reader.notes.append("--train.dynamic_batch_enable: micro-batches of train.max_tokens_per_gpu tokens")
         return longest_length
+    reader.longest_samples = True
     if config.get("data.max_len") is None and config.get("data.generate_max_len") is not None:
         return integer_of(reader, "--generate_max_len", config["data.generate_max_len"]) + reader.integer(
             config, "data.prompt_max_len", 1024

@@ -1,7 +1,9 @@
 """Out-of-memory messages of torch (c10/cuda/CUDACachingAllocator.cpp), and what trainers print of torch's allocator.
 
-The trainers are transformers' Trainer, torchtune (training/memory.py, `log_memory_stats`), axolotl (utils/bench.py,
-`log_gpu_memory_usage`), LitGPT (its recipes, in units of 10^9 bytes), ms-swift, and Unsloth's notebooks.
+The trainers are transformers' Trainer, torchtune (training/memory.py, `log_memory_stats`, and each step's metrics),
+axolotl (core/trainers/base.py, `log`; before 2025 utils/bench.py, `log_gpu_memory_usage`), verl (in GiB,
+workers/fsdp_workers.py and megatron_workers.py), NeMo 2 (in bytes), LitGPT (its recipes, in units of 10^9 bytes),
+ms-swift, and Unsloth's notebooks.
 
 A message says what was requested, what the device has and what is free, each process's memory, and what of this
 process's memory torch has allocated, and has reserved without a use.
@@ -41,6 +43,8 @@ TRAINER_PATTERNS = (
     pattern("Number of trainable parameters = ", rf"= (?P<trainable>{COUNT})"),
 )
 
+_NUMBER = r"[0-9]{1,9}(\.[0-9]{1,18})?"
+
 PEAK_PATTERNS = (
     pattern("GPU peak memory allocation: ", rf": (?P<torchtune_peak_allocated>{AMOUNT})"),
     pattern("GPU peak memory reserved: ", rf": (?P<torchtune_peak_reserved>{AMOUNT})"),
@@ -48,7 +52,18 @@ PEAK_PATTERNS = (
     pattern("GPU memory usage while training: ", rf"\(\+(?P<axolotl_unallocated>{AMOUNT}) cache"),
     pattern("Peak reserved memory = ", rf"= (?P<unsloth_peak_reserved>{AMOUNT})"),
     pattern("Memory used: ", r": (?P<litgpt_peak_allocated>[0-9]{1,9}\.[0-9]{2}) GB"),
-    pattern("'memory(GiB)': ", r": (?P<swift_peak_reserved>[0-9]{1,9}(\.[0-9]{1,9})?)"),
+    pattern("'memory(GiB)': ", rf": (?P<swift_peak_reserved>{_NUMBER})"),
+    # a table of Python or JSON, with quoted numbers from transformers 5 on
+    pattern("memory/max_allocated (GiB)", rf"max_allocated \(GiB\)['\": ]{{1,6}}(?P<step_peak_allocated>{_NUMBER})"),
+    pattern("memory/device_reserved (GiB)", rf"device_reserved \(GiB\)['\": ]{{1,6}}(?P<step_peak_reserved>{_NUMBER})"),
+    pattern("memory/max_mem_allocated(gib)", rf"mem_allocated\(gib\)['\": ]{{1,6}}(?P<step_peak_allocated>{_NUMBER})"),
+    pattern("memory/device_mem_reserved(gib)", rf"mem_reserved\(gib\)['\": ]{{1,6}}(?P<step_peak_reserved>{_NUMBER})"),
+    pattern("perf/max_memory_allocated_gb:", rf"allocated_gb: ?(?P<verl_peak_allocated>{_NUMBER})"),
+    pattern("perf/max_memory_reserved_gb:", rf"reserved_gb: ?(?P<verl_peak_reserved>{_NUMBER})"),
+    pattern("| max_memory_allocated: ", r"allocated: (?P<nemo_peak_allocated>[0-9]{1,15})\b"),
+    pattern("| max_memory_reserved: ", r"reserved: (?P<nemo_peak_reserved>[0-9]{1,15})\b"),
+    pattern(" peak_memory_alloc:", rf"peak_memory_alloc:(?P<metrics_peak_allocated>{_NUMBER})"),
+    pattern(" peak_memory_reserved:", rf"peak_memory_reserved:(?P<metrics_peak_reserved>{_NUMBER})"),
 )
 
 PEAK_TERMS = {
@@ -57,6 +72,10 @@ PEAK_TERMS = {
     "unsloth": ("Unsloth", 0, "per_device_train_batch_size"),
     "litgpt": ("LitGPT", 10**9, "--train.micro_batch_size"),
     "swift": ("ms-swift", 2**30, "--per_device_train_batch_size"),
+    "step": ("axolotl", 2**30, "micro_batch_size"),
+    "verl": ("verl", 2**30, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
+    "nemo": ("NeMo", 1, "micro_batch_size"),
+    "metrics": ("torchtune", 2**30, "batch_size"),
 }
 """Start of the groups' names → program, bytes of the printed unit (0 if it is printed), and what sets the batch."""
 
@@ -112,11 +131,14 @@ def _with_process_lines(error_message: str) -> LogText:
 
 
 def _diagnose_shortage(bytes_by_term: dict[str, int], total_bytes: int) -> tuple[str, str]:
-    """Returns the largest part of a device's exhausted memory, and a change that reduces this part."""
+    """Returns the largest part of a device's exhausted memory, and a change that reduces this part.
+
+    Gaps of less than 2 % of the device are those of a device that tensors fill: without them the next requests fail.
+    """
     requested_bytes = bytes_by_term.get("requested", 0)
     if bytes_by_term.get("other_processes", 0) > max(requested_bytes, total_bytes // 20):
         return "other_processes", "CUDA_VISIBLE_DEVICES"
-    if bytes_by_term.get("unallocated", 0) >= requested_bytes:
+    if bytes_by_term.get("unallocated", 0) >= max(requested_bytes, total_bytes // 50):
         return "unallocated", FRAGMENTED
     return "allocated", ""
 

@@ -202,6 +202,7 @@ def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     for section_name in ("tokenizer", "dataset"):
         max_length = reader.table(config, section_name).get("max_seq_len")
         if max_length is not None:
+            reader.longest_samples = not reader.table(config, "dataset").get("packed")
             return {"seq": integer_of(reader, f"{section_name}.max_seq_len", max_length)}
     reader.notes.append("tokenizer.max_seq_len is null: samples have any length; --seq says the longest (2,048 here)")
     return {}

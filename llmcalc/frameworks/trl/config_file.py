@@ -135,6 +135,7 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         if config.get("activation_offloading"):
             run_settings["offload_activations"] = True
         if is_grpo:
+            reader.longest_samples = True
             run_settings |= grpo_length(reader, config, "max_prompt_length", "lora_rank" in run_settings)
             if reader.flag(config, "use_liger_loss") or reader.flag(config, "use_liger_kernel"):
                 run_settings["cross_entropy"] = "chunked"  # whatever `liger_kernel_config` says of other losses

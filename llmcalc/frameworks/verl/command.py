@@ -161,6 +161,7 @@ def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int)
         tokens = reader.integer(config, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
         reader.notes.append("use_dynamic_bsz: micro-batches of ppo_max_token_len_per_gpu tokens")
         return 1, tokens * sequence_ranks  # workers/actor/dp_actor.py, `max_token_len`
+    reader.longest_samples = True
     size_key = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
     total_key = f"{ACTOR}.ppo_micro_batch_size"
     if config.get(size_key) is None and config.get(total_key) is not None:

@@ -209,6 +209,40 @@ def test_a_refusal_says_what_to_do(text: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_a_recipe_states_bf16_by_the_fields_of_its_mixed_precision() -> None:
+    """Megatron-Bridge's recipes of mixtures call `MixedPrecisionConfig`; one stage has all layers in any layout."""
+    text = FILES["megatron_bridge_recipes.py"].replace("= 2\n    cfg.model.sequence", "= 1\n    cfg.model.sequence", 1)
+    layout, fields = (
+        "    cfg.model.pipeline_model_parallel_layout = _layout(1, 1)\n",
+        "bf16=True, params_dtype=torch.bfloat16",
+    )
+    precision = f"    cfg.mixed_precision = MixedPrecisionConfig({fields}, grad_reduce_in_fp32=False)\n"
+    text = text.replace("    return cfg\n", layout + precision + "    return cfg\n", 1)
+    recipe = ("qwen25_7b_pretrain_8gpu_config",)
+    launch = launch_of(text, "recipes.py", arguments=recipe)
+    assert (launch.layout.pp, launch.settings["grad_dtype"]) == (1, "bf16")
+    written = precision.partition(" = ")[2].strip()
+    by_name = text.replace(written, 'get_mixed_precision_config("bf16_mixed")')
+    assert launch_of(by_name, "recipes.py", arguments=recipe).layout.dp == 4
+    with pytest.raises(InputError, match=r"mixed_precision .'fp8' is not modelled; bf16_mixed is"):
+        launch_of(text.replace("bf16=True", "bf16=True, fp8='e4m3'"), "recipes.py", arguments=recipe)
+
+
+def test_a_recipe_counts_embedding_and_loss_as_layers_of_its_pipeline() -> None:
+    text = FILES["megatron_bridge_recipes.py"].replace(
+        "parallel_size = 2\n    cfg.model.seq", "parallel_size = 4\n    cfg.model.seq"
+    )
+    for part in ("embedding", "loss"):
+        counted = f"    cfg.model.account_for_{part}_in_pipeline_split = True\n    return cfg\n"
+        text = text.replace("    return cfg\n", counted, 1)
+    launch = launch_of(text, "recipes.py", arguments=("qwen25_7b_pretrain_8gpu_config",))
+    assert launch.with_stage_sizes(14).layout.pp_layout == (3, 4, 4, 3)
+    with pytest.raises(
+        InputError, match="count embedding or loss as a layer: 15 parts; expected a multiple of 4 stages"
+    ):
+        launch.with_stage_sizes(13)
+
+
 BUDGET = "ac_config=TransformerActivationCheckpointingConfig(mode=Mode.budget, activation_memory_budget=0.5)"
 NETWORKS = (
     'ac_config=TransformerActivationCheckpointingConfig(mode=M.selected_modules, modules=["blocks.*.feed_forward"])'

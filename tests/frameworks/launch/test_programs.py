@@ -106,6 +106,16 @@ def test_the_number_of_devices_that_is_assumed_is_among_the_first_notes(run: Any
     assert "1 device is assumed" not in run(*words, "--devices", "8").out
 
 
+def test_a_run_that_does_not_fit_names_the_length_of_samples_unless_they_are_packed(run: Any) -> None:
+    """Samples of verl's GRPO and of a trainer without packing may be shorter than the longest."""
+    note = "2 samples are counted at the longest that the file allows, --seq 2048; shorter ones need less"
+    words = "memory", "--launch", str(FILES / "llama_factory_qlora.yaml"), "--hardware", "4GiB"
+    assert note in " ".join(run(*words).out.split())
+    assert "that the file allows" not in run(*words, "--seq", "1024").out + run(*words[:-1], "h100").out
+    longest = {name: read_launch(FILES / name).longest_samples for name in ("verl_fsdp.sh", "trl_sft.yaml")}
+    assert longest == {"verl_fsdp.sh": True, "trl_sft.yaml": False}
+
+
 def test_a_model_that_is_not_here_asks_for_a_target() -> None:
     with pytest.raises(InputError, match="its model, 'nobody/nothing', cannot be read") as stop:
         llmcalc.memory(launch=_with_model("nobody/nothing"))
@@ -361,6 +371,8 @@ def test_experts_in_4_bits_of_axolotl() -> None:
     changes = {"lora_target_linear": None, "lora_target_modules": ["q_proj"], "quantize_moe_experts": True}
     settings = changed("axolotl_qlora.yaml", **changes).settings
     assert (settings["base"], settings["quantized_experts"]) == ("nf4-dq", True)
+    divided = changed("axolotl_qlora.yaml", 2, **changes, fsdp_version=2, fsdp_config={"reshard_after_forward": True})
+    assert any(note.startswith("experts in 4 bits are assumed to be divided") for note in divided.notes)
     with pytest.raises(InputError, match="quantize_moe_experts"):
         changed("axolotl_qlora.yaml", **changes | {"adapter": "lora", "load_in_4bit": False, "load_in_8bit": True})
 
@@ -432,6 +444,7 @@ def test_what_llama_factory_is_refused_for(changes: dict[str, Any], said: str) -
 
 def test_projected_gradients_of_llama_factory() -> None:
     settings = read_launch(FILES / "llama_factory_galore.yaml").settings
+    assert changed("llama_factory_galore.yaml", galore_target="mlp,self_attn").settings == settings
     wanted = {"optimizer": "galore-r64", "optimizer_in_backward": True, "dtype": "bf16", "master_weights": "none"}
     assert wanted.items() <= settings.items()
     apollo = changed("llama_factory_galore.yaml", use_galore=None, use_apollo=True, gradient_accumulation_steps=4)

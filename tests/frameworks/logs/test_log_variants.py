@@ -154,6 +154,25 @@ NEWER: dict[str, tuple[str, dict[str, int]]] = {
         {"peak_reserved": 27 * GIB // 2},
     ),
     "ms-swift": ("{'loss': 1.2, 'memory(GiB)': 62.5, 'train_speed(iter/s)': 0.21}", {"peak_reserved": 125 * GIB // 2}),
+    # axolotl/core/trainers/base.py, `log`, of 2026 and of 2025; verl/workers/fsdp_workers.py; NeMo 2; torchtune's steps
+    "axolotl by the step": (
+        "{'loss': '1.6', 'memory/max_active (GiB)': '2.25', 'memory/max_allocated (GiB)': '2.25', "
+        "'memory/device_reserved (GiB)': '7.5', 'epoch': '1'}\n"
+        "{'loss': 1.5, 'memory/max_mem_allocated(gib)': 2.5, 'memory/device_mem_reserved(gib)': 7.25}",
+        {"peak_allocated": 5 * GIB // 2, "peak_reserved": 15 * GIB // 2},
+    ),
+    "verl": (
+        "step:1 - perf/max_memory_allocated_gb:80.5 - perf/max_memory_reserved_gb:84.9375 - perf/cpu_memory_used_gb:3",
+        {"peak_allocated": 161 * GIB // 2, "peak_reserved": 1359 * GIB // 16},
+    ),
+    "NeMo": (
+        "iteration 9/29 | global_step: 9 | max_memory_reserved: 57466159104 | max_memory_allocated: 53930270720 | x: 1",
+        {"peak_allocated": 53_930_270_720, "peak_reserved": 57_466_159_104},
+    ),
+    "torchtune's steps": (
+        "Step 1 | loss:1.5 lr:2e-05 peak_memory_active:16.5 peak_memory_alloc:16.5 peak_memory_reserved:18.25 ",
+        {"peak_allocated": 33 * GIB // 2, "peak_reserved": 73 * GIB // 4},
+    ),
 }  # fmt: skip
 
 
