@@ -166,7 +166,7 @@ class Stack(Component):
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return stack_table
         full_variants = {
-            layer_name: table_with_changes(block, variant_table) if isinstance(variant_table, dict) else variant_table
+            layer_name: table_with_changes({"layer": block}, {"layer": variant_table})["layer"]
             for layer_name, variant_table in variants.items()
         }
         return {**stack_table, "variants": full_variants}
@@ -366,6 +366,7 @@ class Stack(Component):
             x = self._record_layers(recorder, x, kind_name, block, repeat, layer_indices)
         recorder.hold(x=x, y=x)
         if self.streams is not None:
+            recorder.streams = x
             x = self.streams.record_stream_merge(recorder, x)
             recorder.hold(x=x)
         x = x if self.final_norm is None else recorder.part("norm", self.final_norm, x)
@@ -744,6 +745,7 @@ def _reference_class() -> type[nn.Module]:
                     layer_output = self.get_submodule("side_convolution")(x, layer_output)
                 x = layer_output
             for streams in self._streams:
+                forward_pass.streams = x if forward_pass.keeps_streams else None
                 x = streams.merge_streams(x, forward_pass)
             x = apply_dropout(self, "final", self._optional_module_output("norm", x))
             if hasattr(self, "pooler"):
