@@ -35,7 +35,7 @@ from .base import (
     Width,
 )
 from .choice import component_type
-from .choices import AnyLayer, AnyStem, Streams
+from .choices import LAYERS, AnyLayer, AnyStem, Streams
 from .layers.block import Block, Layer, LayerSharing
 from .mixers.attention import Attention
 from .networks.feed_forward import FeedForward
@@ -166,7 +166,7 @@ class Stack(Component):
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return stack_table
         full_variants = {
-            layer_name: table_with_changes({"layer": block}, {"layer": variant_table})["layer"]
+            layer_name: _variant_table(block, variant_table) if isinstance(variant_table, dict) else variant_table
             for layer_name, variant_table in variants.items()
         }
         return {**stack_table, "variants": full_variants}
@@ -608,6 +608,15 @@ class Stack(Component):
                 per_layer_embedding=PerLayerEmbedding(hidden_size_per_layer_input=6, norm=rms),
             ),
         ]
+
+
+def _variant_table(block: dict[str, Any], variant_table: dict[str, Any]) -> dict[str, Any]:
+    """Returns a variant with the block's fields; one of another type has those that its own class has, too."""
+    layer_type = variant_table.get("type")
+    if layer_type in LAYERS.class_paths and layer_type != block.get("type", LAYERS.default):
+        layer_fields = LAYERS.load_component(layer_type).model_fields
+        block = {field: field_value for field, field_value in block.items() if field in layer_fields}
+    return table_with_changes(block, variant_table)
 
 
 def table_with_changes(base_table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
