@@ -17,8 +17,8 @@ from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..optional import MTP
-from ..workload.rows import LOGITS
 from ..workload.derived_rows import MultipliedRows
+from ..workload.rows import LOGITS
 from .base import Flag, ModelProperties, PartWitness
 from .head import LMHead
 from .norm import Norm

@@ -3,8 +3,8 @@
 The experts' score correction is a parameter.
 
 transformers: models/ernie4_5, models/ernie4_5_moe, models/paddleocr_vl; the text model of models/ernie4_5_vl_moe,
-    which has a second set of experts for images. vLLM: ernie_mtp.py, for the modules that predict further tokens. `use_bias` adds a bias to every linear layer except those of the
-    routed experts.
+    which has a second set of experts for images. `use_bias` adds a bias to every linear layer except those of the
+    routed experts. vLLM: ernie_mtp.py, for the modules of multi-token prediction, each with a dense layer.
 """
 
 from __future__ import annotations
