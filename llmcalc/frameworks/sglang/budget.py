@@ -66,7 +66,7 @@ QKV_PROJECTIONS = frozenset(("q_proj", "k_proj", "v_proj"))
 (models/mimo_v2.py, `skip_block_quant_check`)."""
 
 MARLIN_CAPABILITY = 12
-"""Compute capability from which DeepSeek-V4's experts run on Marlin by default (`_handle_model_specific_adjustments`)."""
+"""Compute capability from which DeepSeek-V4's experts run on Marlin by default (server_args.py)."""
 
 
 class SGLangServer(EngineServer):
