@@ -7,7 +7,10 @@ answer as they do with the checkpoint's config.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from .presets import known_checkpoint, known_model, read_preset
@@ -46,6 +49,12 @@ TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
         "nvfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16},
     ),
+    "mxfp4": {"quant_method": "mxfp4"},
+    "mxfp4-linear": _compressed_tensors_config(
+        "mxfp4-pack-quantized",
+        {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32},
+    ),
+    "mxfp8": {"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": ["lm_head", "*router", "*gate"]},
     "nf4-double": {
         "quant_method": "bitsandbytes",
         "load_in_4bit": True,
@@ -58,6 +67,29 @@ TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
 """Scheme of `--quantize` → the table `quantization_config` of a checkpoint in that scheme."""
 
 
+EVERY_LINEAR_LAYER = ("nvfp4", "mxfp4-linear", "mxfp8")
+"""Schemes whose checkpoints leave out layers by model and publisher, such as those of attention."""
+
+
+@cache
+def _published_tables() -> dict[str, dict[str, Any]]:
+    """Returns the hub id, in small letters, of checkpoints whose config was read → their `quantization_config`."""
+    records = tomllib.loads(Path(__file__).with_name("named_checkpoints.toml").read_text())["checkpoints"]
+    return {hub_id.lower(): _modelopt_config(record) for record in records for hub_id in record["ids"]}
+
+
+def _modelopt_config(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ModelOpt's `quantization_config` of a record of `named_checkpoints.toml`."""
+    if "layers" not in record:
+        return {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": record["ignore"]}
+    quantized_layers = {
+        pattern: {"quant_algo": algorithm, **({"group_size": 16} if "NVFP4" in algorithm else {})}
+        for algorithm, patterns in record["layers"].items()
+        for pattern in patterns
+    }
+    return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": quantized_layers}
+
+
 def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | None:
     """Returns the preset's name, the name for error messages and the description; None for an unknown name.
 
@@ -67,11 +99,19 @@ def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | 
     model, quantization = checkpoint if checkpoint is not None else (known_model(hub_id), "")
     if model is None or (quantization and quantization not in TABLES_BY_SCHEME):
         return None
+    published_table = _published_tables().get(hub_id.lower())
+    weight_format = quantization or "its published format"
+    if published_table:
+        weight_format += " without the modules that its config leaves out"
+    elif quantization in EVERY_LINEAR_LAYER:
+        weight_format += " in every linear layer, of which publishers leave some out"
     note = (
         f"the config of {hub_id} is not in the cache, and the hub cannot be reached; by its name it has the sizes of "
-        f"this preset, in {quantization or 'its published format'}. Its config.json as TARGET has the checkpoint's own"
+        f"this preset, in {weight_format}. Its config.json as TARGET has the checkpoint's own"
     )
-    description = {**read_preset(model.name), "named_checkpoint": hub_id, "notes": (note,)}
+    preset_table = read_preset(model.name)
+    notes = (note, *preset_table.get("notes", ()))
+    description = {**preset_table, "named_checkpoint": hub_id, "notes": notes}
     if quantization:
-        description["quantization_config"] = TABLES_BY_SCHEME[quantization]
+        description["quantization_config"] = published_table or TABLES_BY_SCHEME[quantization]
     return model.name, model.name, description
