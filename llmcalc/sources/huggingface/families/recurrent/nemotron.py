@@ -209,6 +209,7 @@ FAMILIES = {
         aliases={"layer_types": "layers_block_type", "n_routed_experts": "num_local_experts"},
         field_writers={
             "layers_block_type": _layer_type_names,
+            "mtp_layers_block_type": lambda s: None if s.spec.mtp is None else ["attention", "moe"],
             "use_bias": state_space_field("use_bias"),
             "mamba_num_heads": state_space_field("num_heads"),
             "mamba_head_dim": state_space_field("head_dim"),
