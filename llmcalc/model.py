@@ -575,6 +575,7 @@ def _reference_class() -> type[nn.Module]:
                     self.proposal = spec.proposal.reference(ModelProperties(hidden), spec.vocab_size, tokens)
                 if spec.mtp is not None:
                     self.mtp = spec.mtp.reference(ModelProperties(hidden), output_stack, output.weight)
+                    self._reads_streams = getattr(output_stack.streams, "type", "") == "hyper"
             for child_name in spec.from_target:  # not a parameter of this model
                 module: Any = self.get_submodule(child_name)
                 weight = module.weight
@@ -667,7 +668,8 @@ def _reference_class() -> type[nn.Module]:
             expert_capacity: Fraction | None = None,
         ) -> Any:
             experts: dict[str, Any] = {"grouped_experts": grouped_experts, "expert_capacity": expert_capacity}
-            run = ForwardPass(past=past, store=store, ids=ids, mla=mla, **experts)
+            keeps_streams = with_mtp and hasattr(self, "mtp") and self._reads_streams
+            run = ForwardPass(past=past, store=store, ids=ids, mla=mla, keeps_streams=keeps_streams, **experts)
             x = self.hidden_states(ids, source, run)
             if hasattr(self, "pooler"):
                 pooled_vector, scores = self.get_submodule("pooler")(x)
@@ -680,7 +682,10 @@ def _reference_class() -> type[nn.Module]:
                 return (model_output, outputs) if with_mtp else model_output
             if with_pooled:
                 return model_output, scores
-            return (model_output, self.mtp(x, ids, self.embed_tokens, mla, **experts)) if with_mtp else model_output
+            if not with_mtp:
+                return model_output
+            states = run.streams if keeps_streams else x
+            return model_output, self.mtp(states, ids, self.embed_tokens, mla, **experts)
 
         def _record_output(self, pooled_vector: Tensor | None, x: Tensor, last_only: bool) -> Tensor:
             """Returns the head's output, from the pooled vectors for a sequence classifier."""

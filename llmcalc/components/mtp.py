@@ -1,6 +1,7 @@
 """Multi-token prediction: modules on top of a decoder that each predict one token further ahead.
 
-DeepSeek-V3 (arXiv:2412.19437), §2.2. They are stored in the checkpoint, and counted only on request.
+DeepSeek-V3 (arXiv:2412.19437), §2.2; on several residual streams DeepSeek-V4 (`MTPBlock` of its inference/model.py).
+They are stored in the checkpoint, and counted only on request.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..optional import MTP
+from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import LOGITS
-from .base import ModelProperties, PartWitness
+from .base import Flag, ModelProperties, PartWitness
 from .head import LMHead
 from .norm import Norm
 from .output_part import ModelOutput, OutputPart
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .layers.block import Layer
+    from .residual_streams import ResidualStreams
     from .stack import Stack
 
 
@@ -39,12 +42,16 @@ class MultiTokenPrediction(OutputPart):
     """The multi-token-prediction modules, each of which predicts one token further ahead.
 
     A module concatenates the norms of the last hidden state and of the next token's embedding, projects them from 2h to
-    h, runs one layer of the decoder's kind and a norm, and shares embedding and output head with the model.
+    h, runs one layer of the decoder's kind and a norm, and shares embedding and output head with the model. Where the
+    decoder's layers are hyper-connected, it reads their streams before they are merged: one projection of the embedding
+    and one of each stream are added, and it merges its own streams before the norm (DeepSeek-V4).
 
     num_nextn_predict_layers: the number of modules.
     repeated: whether there is one module, which runs that many times (Megatron-LM, `mtp_use_repeated_layer`).
     layer: the kind of the decoder's layer that they run; the last kind in its pattern by default.
     norm: all norms of a module.
+    final_norm: whether a norm follows the layer, true by default; false in ERNIE 4.5.
+    own_embedding: whether each module has a token embedding of its own (LongCat-Flash); false by default.
     """
 
     formula_source: ClassVar[str] = "DeepSeek-V3 2024, §2.2"
@@ -55,6 +62,8 @@ class MultiTokenPrediction(OutputPart):
     repeated: bool = False
     layer: str | None = None
     norm: Norm = Norm(type="rmsnorm")
+    final_norm: Flag = True
+    own_embedding: Flag = False
 
     def prediction_block(self, stack: Stack) -> Layer:
         """Returns the decoder layer that each prediction module runs."""
@@ -73,7 +82,8 @@ class MultiTokenPrediction(OutputPart):
             raise ValueError(
                 "mtp: its modules share a head that reads hidden_size; expected no embedding_size and no head.transform"
             )
-        field_name = self.prediction_block(stack).dependency_field()
+        block = self.prediction_block(stack)
+        field_name = block.dependency_field() if hyper_streams(stack) is None else block.sublayer_dependency()
         if field_name:
             raise ValueError(
                 f"mtp.layer: a layer with {field_name} needs what stands around it in the decoder; expected another "
@@ -88,11 +98,16 @@ class MultiTokenPrediction(OutputPart):
         embedding_weight: the embedding's weight. output_weight: the weight of the model's head.
         """
         module_count, prediction_block = self.num_nextn_predict_layers, self.prediction_block(stack)
+        if hyper_streams(stack) is not None:
+            assert recorder.streams is not None
+            x = recorder.streams
         module_indices = range(module_count) if isinstance(module_count, int) else None
         node_fields = {"kind": self.kind, "optional": MTP.name, "source": self.formula_source}
 
         def record_module(module_input: Value) -> Value:
-            return self._record_module(recorder, module_input, prediction_block, vocab, embedding_weight, output_weight)
+            return self._record_module(
+                recorder, module_input, prediction_block, vocab, embedding_weight, output_weight, hyper_streams(stack)
+            )
 
         if not self.repeated or (isinstance(module_count, int) and module_count == 1):
             return recorder.layers(x, record_module, module_count, module_indices, "mtp", **node_fields)
@@ -112,31 +127,58 @@ class MultiTokenPrediction(OutputPart):
         )
 
     def _record_module(
-        self, recorder: Flow, x: Value, block: Layer, vocab: Axis, embedding_weight: Weight, output: Weight
+        self,
+        recorder: Flow,
+        x: Value,
+        block: Layer,
+        vocab: Axis,
+        embedding_weight: Weight,
+        output: Weight,
+        streams: ResidualStreams | None,
     ) -> Value:
-        """Records one prediction module. x: hidden states of the model or of the previous module."""
-        embedding = recorder.look_up(embedding_weight, x.rows).view(*x.axes)
+        """Records one prediction module. x: hidden states, or residual streams, of the model or the previous module."""
+        hidden_axis = x.axes[-1]
+        if self.own_embedding:
+            embedding, _ = recorder.table("embed_tokens", vocab, hidden_axis, of=x.rows, kind="embedding")
+        else:
+            embedding = recorder.look_up(embedding_weight, x.rows).view(hidden_axis)
         recorder.hold(embedded=embedding)
-        normed_inputs = recorder.part("enorm", self.norm, embedding), recorder.part("hnorm", self.norm, x)
-        module_input = recorder.linear(
-            "eh_proj", recorder.cat(*normed_inputs, axes=(JoinedShapes((x.axes, x.axes)),)), *x.axes
-        )
+        if streams is None:
+            normed_inputs = recorder.part("enorm", self.norm, embedding), recorder.part("hnorm", self.norm, x)
+            module_input = recorder.linear(
+                "eh_proj", recorder.cat(*normed_inputs, axes=(JoinedShapes((x.axes, x.axes)),)), *x.axes
+            )
+        else:
+            module_input = self._stream_input(recorder, x, embedding)
         recorder.hold(joined=module_input)
         block_output = recorder.part("block", block, module_input, is_separate_model=True)
         recorder.hold(y=block_output)
-        recorder.add_output(
-            recorder.linear(
-                "lm_head", recorder.part("norm", self.norm, block_output), vocab, weight=output, rows=LOGITS
-            )
-        )
+        head_input = block_output if streams is None else streams.record_stream_merge(recorder, block_output)
+        if self.final_norm:
+            head_input = recorder.part("norm", self.norm, head_input)
+        recorder.add_output(recorder.linear("lm_head", head_input, vocab, weight=output, rows=LOGITS))
         return block_output
+
+    def _stream_input(self, recorder: Flow, x: Value, embedding: Value) -> Value:
+        """Returns the input of a hyper-connected layer. x: all residual streams. embedding: the next token's."""
+        stream_axis, hidden_axis = x.axes
+        assert isinstance(stream_axis, Axis)
+        projected_embedding = recorder.linear("e_proj", recorder.part("enorm", self.norm, embedding), hidden_axis)
+        stream_rows = MultipliedRows(of=x.rows, by=stream_axis.size)
+        normed_streams = recorder.part("hnorm", self.norm, x.view(hidden_axis, new_rows=stream_rows))
+        projected_streams = recorder.linear("h_proj", normed_streams, hidden_axis).view(*x.axes, new_rows=x.rows)
+        return recorder.add(projected_streams, recorder.copies(projected_embedding, stream_axis))
 
     def reference(self, model_properties: ModelProperties, stack: Stack, output_weight: Tensor) -> nn.Module:
         """Builds the modules: forward(hidden states, ids, token embedding) → the logits of each module."""
         *_, last_kind = stack.pattern
         layers: dict[str, Layer] = {"block": stack.block, **stack.variants}
         return _reference_class()(
-            self, model_properties, layers[last_kind if self.layer is None else self.layer], output_weight
+            self,
+            model_properties,
+            layers[last_kind if self.layer is None else self.layer],
+            output_weight,
+            stack.streams if stack.streams is not None and stack.streams.type == "hyper" else None,
         )
 
     @classmethod
@@ -145,7 +187,13 @@ class MultiTokenPrediction(OutputPart):
             cls(num_nextn_predict_layers=2),
             cls(num_nextn_predict_layers=1, norm=Norm(type="layernorm")),
             cls(num_nextn_predict_layers=3, repeated=True),
+            cls(num_nextn_predict_layers=2, final_norm=False, own_embedding=True),
         ]
+
+
+def hyper_streams(stack: Stack) -> ResidualStreams | None:
+    """Returns the streams of a stack of hyper-connected layers; None of other stacks."""
+    return stack.streams if stack.streams is not None and stack.streams.type == "hyper" else None
 
 
 @cache
@@ -174,20 +222,44 @@ def _reference_class() -> Callable[..., nn.Module]:
             model_properties: ModelProperties,
             prediction_block: Layer,
             output_weight: nn.Parameter,
+            streams: ResidualStreams | None,
         ) -> None:
             super().__init__()
+            width = model_properties.hidden_size
+            if spec.own_embedding:
+                self.embed_tokens = nn.Embedding(output_weight.shape[0], width)
             self.enorm, self.hnorm = spec.norm.reference(model_properties), spec.norm.reference(model_properties)
-            self.eh_proj = nn.Linear(2 * model_properties.hidden_size, model_properties.hidden_size, bias=False)
-            self.block, self.norm = prediction_block.reference(model_properties), spec.norm.reference(model_properties)
+            self._merge: Any = None
+            if streams is None:
+                self.eh_proj = nn.Linear(2 * width, width, bias=False)
+            else:
+                self.e_proj, self.h_proj = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+                stream_module: Any = streams.reference(model_properties)
+                for child_name, child_module in stream_module.named_children():
+                    self.add_module(child_name, child_module)
+                self._merge = (stream_module,)  # torch registers no module in a tuple
+            self.block = prediction_block.reference(model_properties)
+            if spec.final_norm:
+                self.norm = spec.norm.reference(model_properties)
             self.lm_head = TiedProjection(output_weight)
+
+        def block_input(self, embedding: Tensor, hidden_states: Tensor) -> Tensor:
+            """Joins the norms of embedding and hidden states; adds their projections where there are streams."""
+            if self._merge is None:
+                joined: Tensor = self.eh_proj(torch.cat([self.enorm(embedding), self.hnorm(hidden_states)], -1))
+                return joined
+            projected_embedding = self.e_proj(self.enorm(embedding))
+            stream_sum: Tensor = self.h_proj(self.hnorm(hidden_states)) + projected_embedding[:, :, None]
+            return stream_sum
 
         def forward(
             self, hidden_states: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str, **experts: Any
         ) -> tuple[Tensor, Tensor]:
-            embedding = token_embedding(ids)
-            module_input = self.eh_proj(torch.cat([self.enorm(embedding), self.hnorm(hidden_states)], -1))
+            embedding = getattr(self, "embed_tokens", token_embedding)(ids)
+            module_input = self.block_input(embedding, hidden_states)
             block_output: Tensor = self.block(module_input, ForwardPass(mla=mla, **experts))
-            return block_output, self.lm_head(self.norm(block_output))
+            merged = block_output if self._merge is None else self._merge[0].merge_streams(block_output, None)
+            return block_output, self.lm_head(self.norm(merged) if hasattr(self, "norm") else merged)
 
     class PredictionReference(nn.ModuleList):
         def forward(
@@ -201,11 +273,15 @@ def _reference_class() -> Callable[..., nn.Module]:
             return predictions
 
     def build_modules(
-        spec: MultiTokenPrediction, model_properties: ModelProperties, block: Layer, output: nn.Parameter
+        spec: MultiTokenPrediction,
+        model_properties: ModelProperties,
+        block: Layer,
+        output: nn.Parameter,
+        streams: ResidualStreams | None,
     ) -> nn.Module:
         module_count = spec.num_nextn_predict_layers
         prediction = PredictionReference(
-            ModuleReference(spec, model_properties, block, output) for _ in range(module_count)
+            ModuleReference(spec, model_properties, block, output, streams) for _ in range(module_count)
         )
         for prediction_module in prediction if spec.repeated else ():
             share_tensors(prediction[0], prediction_module)

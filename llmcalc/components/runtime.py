@@ -43,6 +43,8 @@ class ForwardPass:
         per expert elsewhere.
     expert_capacity: the rows that each expert takes over its even share of them, as training with a fixed capacity has
         it: those of the highest weights, padded, in one batched product. None (default) where no row is dropped.
+    keeps_streams: whether the residual streams are kept for modules of multi-token prediction; false by default.
+    streams: the residual streams before they are merged, if they are kept.
     memo: key → a value that is the same for every layer (masks, angles).
     """
 
@@ -61,6 +63,8 @@ class ForwardPass:
     mla: str = "auto"
     grouped_experts: bool = False
     expert_capacity: Fraction | None = None
+    keeps_streams: bool = False
+    streams: Tensor | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def compute_once(self, result_key: Any, compute_value: Callable[[], Any]) -> Any:

@@ -35,7 +35,7 @@ from .base import (
     Width,
 )
 from .choice import component_type
-from .choices import AnyLayer, AnyStem, Streams
+from .choices import LAYERS, AnyLayer, AnyStem, Streams
 from .layers.block import Block, Layer, LayerSharing
 from .mixers.attention import Attention
 from .networks.feed_forward import FeedForward
@@ -166,7 +166,7 @@ class Stack(Component):
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return stack_table
         full_variants = {
-            layer_name: table_with_changes(block, variant_table) if isinstance(variant_table, dict) else variant_table
+            layer_name: _variant_table(block, variant_table) if isinstance(variant_table, dict) else variant_table
             for layer_name, variant_table in variants.items()
         }
         return {**stack_table, "variants": full_variants}
@@ -366,6 +366,7 @@ class Stack(Component):
             x = self._record_layers(recorder, x, kind_name, block, repeat, layer_indices)
         recorder.hold(x=x, y=x)
         if self.streams is not None:
+            recorder.streams = x
             x = self.streams.record_stream_merge(recorder, x)
             recorder.hold(x=x)
         x = x if self.final_norm is None else recorder.part("norm", self.final_norm, x)
@@ -609,6 +610,15 @@ class Stack(Component):
         ]
 
 
+def _variant_table(block: dict[str, Any], variant_table: dict[str, Any]) -> dict[str, Any]:
+    """Returns a variant with the block's fields; one of another type has those that its own class has, too."""
+    layer_type = variant_table.get("type")
+    if layer_type in LAYERS.class_paths and layer_type != block.get("type", LAYERS.default):
+        layer_fields = LAYERS.load_component(layer_type).model_fields
+        block = {field: field_value for field, field_value in block.items() if field in layer_fields}
+    return table_with_changes(block, variant_table)
+
+
 def table_with_changes(base_table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Returns `base_table` updated recursively with `changes`; a table with another `type` replaces the old table."""
     changed_table = dict(base_table)
@@ -744,6 +754,7 @@ def _reference_class() -> type[nn.Module]:
                     layer_output = self.get_submodule("side_convolution")(x, layer_output)
                 x = layer_output
             for streams in self._streams:
+                forward_pass.streams = x if forward_pass.keeps_streams else None
                 x = streams.merge_streams(x, forward_pass)
             x = apply_dropout(self, "final", self._optional_module_output("norm", x))
             if hasattr(self, "pooler"):

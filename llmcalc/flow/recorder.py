@@ -37,6 +37,7 @@ class Recorder:
     entry: the value that the program is given in the place of its first layers; None where it has all of them.
     positions: the table of learned positions that was recorded last; None before any.
     dropouts: place → probability of dropout in training; empty for a model without dropout.
+    streams: the residual streams of the recorded stack before they are merged; None without streams.
     has_output: whether the program goes on after the layers; true by default.
     """
 
@@ -54,6 +55,7 @@ class Recorder:
         self.positions: Weight | None = None
         self.dropouts: Mapping[str, float] = {}
         self.memo: dict[Any, Any] = {}
+        self.streams: Value | None = None
         self._is_counted_whole = False
 
     @contextmanager

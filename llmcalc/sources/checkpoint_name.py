@@ -50,6 +50,12 @@ TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
         "nvfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16},
     ),
+    "mxfp4": {"quant_method": "mxfp4"},
+    "mxfp4-linear": _compressed_tensors_config(
+        "mxfp4-pack-quantized",
+        {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32},
+    ),
+    "mxfp8": {"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": ["lm_head", "*router", "*gate"]},
     "nf4-double": {
         "quant_method": "bitsandbytes",
         "load_in_4bit": True,
@@ -61,6 +67,9 @@ TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
 }
 """Scheme of `--quantize` → the table `quantization_config` of a checkpoint in that scheme."""
 
+
+EVERY_LINEAR_LAYER = ("nvfp4", "mxfp4-linear", "mxfp8")
+"""Schemes whose checkpoints leave out layers by model and publisher, such as those of attention."""
 
 PUBLISHERS_OF_ALL_LINEAR_LAYERS = ("redhatai", "neuralmagic")
 """Publishers whose checkpoints `-NVFP4` have every linear layer in it (llm-compressor with `targets: Linear`)."""
@@ -112,13 +121,15 @@ def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | 
         return None
     stored = table_of_nvfp4(hub_id, model.name) if quantization == "nvfp4" else None
     table, formats = stored or (TABLES_BY_SCHEME.get(quantization), quantization)
-    if quantization == "nvfp4" and stored is None:
-        formats = "nvfp4 of every linear layer but the head and routers"
+    if stored is None and quantization in EVERY_LINEAR_LAYER:
+        formats += " in every linear layer, of which publishers leave some out"
     note = (
         f"the config of {hub_id} is not in the cache, and the hub cannot be reached; by its name it has the sizes of "
         f"this preset, in {formats or 'its published format'}. Its config.json as TARGET has the checkpoint's own"
     )
-    description = {**read_preset(model.name), "named_checkpoint": hub_id, "notes": (note,)}
+    preset_table = read_preset(model.name)
+    notes = (note, *preset_table.get("notes", ()))
+    description = {**preset_table, "named_checkpoint": hub_id, "notes": notes}
     if table is not None:
         description["quantization_config"] = table
     return model.name, model.name, description

@@ -163,6 +163,8 @@ SCHEMES_IN_NAMES = (
     (r"fp8(?:[-_](?:dynamic|kv))?", "fp8-dynamic"),
     (r"(?:unsloth[-_])?bnb[-_]4bit", "nf4-double"),
     (r"(?:nvfp4|fp4)(?:[-_]v[0-9])?", "nvfp4"),
+    (r"(?:quark[-_])?mxfp4(?:[-_]v[0-9])?", "mxfp4"),
+    (r"(?:quark[-_])?mxfp8", "mxfp8"),
     (r"w8a8|quantized\.w8a8", "w8a8"),
     (rf"(?:qat[-_])?{_GGUF_TYPE}(?:-[0-9]{{5}}-of-[0-9]{{5}})?\.gguf", ""),
     (r"mxfp4(?:_moe)?(?:(?:-[0-9]{5}-of-[0-9]{5})?\.gguf|-gguf)|gguf:mxfp4(?:_moe)?", MXFP4_OF_GGUF),
@@ -231,10 +233,21 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
             if quantization_scheme == "fp8-dynamic" and not last_segment.lower().endswith("dynamic"):
                 has_blocks = _publisher(checkpoint_name, preset) in PUBLISHERS_OF_BLOCKS
                 return preset, "fp8-block128" if has_blocks else quantization_scheme
+            if quantization_scheme == "mxfp4" and not _has_experts(preset):
+                quantization_scheme = "mxfp4-linear"
             if quantization_scheme in ("f16", "fp16", "bf16"):  # experts that are published in MXFP4 stay so
                 return preset, "none" if (preset.quantization_config or {}).get("quant_method") != "mxfp4" else ""
             return preset, quantization_scheme
     return None
+
+
+def _has_experts(preset: Preset) -> bool:
+    """Whether a layer has experts, which alone most checkpoints `-MXFP4` convert (amd's cards: "MXFP4 MoE weights")."""
+    return any(
+        getattr(layer.feed_forward, "type", "") == "moe"
+        for _, stack in preset.model.stacks()
+        for layer in stack.layers_by_kind().values()
+    )
 
 
 def _publisher(checkpoint_name: str, preset: Preset) -> str:

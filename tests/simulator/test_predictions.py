@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from llmcalc.components.layers.hyper_layer import HyperStreams, hyper_example
 from llmcalc.components.mtp import MultiTokenPrediction
+from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP
 from tests.builders import spec_of
@@ -40,8 +42,12 @@ DEEPSEEK_V3: dict[str, Any] = {
     "num_nextn_predict_layers": 2,
 }
 
+STREAMS = Stack(num_hidden_layers=2, block=hyper_example(), streams=HyperStreams(hc_mult=3))
+"""Hyper-connected layers, whose residual streams the modules read before they are merged (DeepSeek-V4)."""
+
 MODELS = {
     **{f"MultiTokenPrediction-{i}": around_a_model(part) for i, part in enumerate(MultiTokenPrediction.examples())},
+    "streams": around_a_model(MultiTokenPrediction.examples()[0]).model_copy(update={"decoder": STREAMS}),
     "tied": around_a_model(MultiTokenPrediction.examples()[0]).model_copy(update={"tie_word_embeddings": True}),
     "DeepSeek-V3": spec_of(DEEPSEEK_V3),
 }

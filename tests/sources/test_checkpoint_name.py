@@ -37,6 +37,8 @@ HUB_IDS = [
     ("TheBloke/Llama-2-13B-chat-AWQ", "llama2-13b", "awq-int4-g128"),
     ("RedHatAI/Qwen3-8B-quantized.w4a16", "qwen3-8b", "w4a16-g128"),
     ("amd/Llama-3.1-8B-Instruct-FP8-KV", "llama3.1-8b", "fp8-dynamic"),
+    ("amd/Qwen3-235B-A22B-Instruct-2507-MXFP4", "qwen3-235b-a22b-2507", "mxfp4"),
+    ("MiniMaxAI/MiniMax-M3-MXFP8", "minimax-m3", "mxfp8"),
 ]
 
 
@@ -133,6 +135,15 @@ def test_the_heading_names_the_checkpoint_and_a_note_its_preset(run: Callable[..
 def test_other_names_are_refused(hub_id: str) -> None:
     with pytest.raises(InputError, match=r"no config\.json in the cache, and the hub is offline or unreachable"):
         llmcalc.params(hub_id)
+
+
+def test_checkpoints_whose_config_was_read_leave_out_what_it_does() -> None:
+    """Of Gemma 4 31B, NVIDIA's config leaves attention in 16 bits; Qwen3.6 27B has it in fp8, and the head in NVFP4."""
+    weights = {
+        hub_id: llmcalc.memory(hub_id, phase="inference").document["memory"]["weights"]
+        for hub_id in ("nvidia/Gemma-4-31B-IT-NVFP4", "nvidia/Qwen3.6-27B-NVFP4")
+    }
+    assert weights == {"nvidia/Gemma-4-31B-IT-NVFP4": 31_481_767_840, "nvidia/Qwen3.6-27B-NVFP4": 20_150_569_220}
 
 
 @pytest.mark.parametrize("scheme", TABLES_BY_SCHEME)

@@ -73,6 +73,34 @@ def test_totals_by_hand(name):
     assert params(load_preset(name).model).total == BY_HAND[name]
 
 
+PREDICTION = {
+    # the hub's totals leave these, without score corrections and copies of embedding and head (`parameters_note`)
+    "deepseek-v4-flash": 7_669_110_651 - 256 - 1_059_061_760,
+    "deepseek-v4-pro": 27_693_504_059 - 384 - 1_853_358_080,
+    "ernie-4.5-300b-a47b": 989_888_512,
+    "hy3-preview": 3_752_612_288 - 192,
+    "longcat-flash": 1_197_899_776,
+    "mimo-v2-flash": 3 * 329_273_408,
+    "mimo-v2.5-pro": 3 * 644_905_088,
+    "nemotron-3-super-120b-a12b": 2_942_324_736,
+    "nemotron-3.5-lightning": 1_335_325_952 - 128,
+}
+"""Parameters of the modules of multi-token prediction in released weights."""
+
+
+def test_modules_of_multi_token_prediction_have_the_published_sums() -> None:
+    for name, parameters in PREDICTION.items():
+        with_modules, without = (llmcalc.params(name, with_mtp=included).total for included in (True, False))
+        assert with_modules - without == parameters, name
+
+
+def test_presets_without_the_encoders_of_their_model_say_so() -> None:
+    for name in ("inkling", "mimo-v2.5", "minimax-m3", "muse-spark-816b-a42b", "step-3.7-flash"):
+        preset = load_preset(name)
+        assert any("encoder" in note for note in preset.notes), name
+        assert not preset.model.towers, name
+
+
 def test_the_hub_total_of_deepseek_v3():
     """Main weights, float8 scales, and an MTP module with its own embedding, head and score corrections."""
     count = params(load_preset("deepseek-v3").model)

@@ -172,6 +172,10 @@ class Layer(Component):
     def dependency_field(self) -> str:
         if not self.alone:
             return f"type '{type(self).model_fields['type'].default}'"
+        return self.sublayer_dependency()
+
+    def sublayer_dependency(self) -> str:
+        """The field that makes one of the sublayers depend on another layer or on the model; empty if independent."""
         for field_name, component in (("attention", self.attention), ("feed_forward", self.feed_forward)):
             field_of_part = component.dependency_field() if isinstance(component, Component) else ""
             if field_of_part:

@@ -87,6 +87,7 @@ _FIXED: dict[str, Callable[[str], QuantizationScheme]] = {
     "w8a8": lambda label: scheme_of_layers(label, COMPRESSED, WholeInt()),
     "mxfp4": mxfp4_scheme,
     "mxfp4-linear": lambda label: scheme_of_layers(label, MX_SOURCE, FP4(32)),
+    "mxfp8": lambda label: scheme_of_layers(label, MX_SOURCE, FP8((1, 32), 1)),
     "nvfp4": lambda label: scheme_of_layers(label, NV_SOURCE, FP4(16, tensor_scales=1)),
 }
 
@@ -131,7 +132,7 @@ GROUPS = {
     "AWQ and GPTQ": ("awq-int4-gN", "gptq-intB-gN"),
     "compressed-tensors": ("wBa16-gN", "w8a8"),
     "bitsandbytes": ("nf4", "nf4-double", "int8"),
-    "microscaling": ("mxfp4", "mxfp4-linear", "nvfp4"),
+    "microscaling": ("mxfp4", "mxfp4-linear", "mxfp8", "nvfp4"),
     "MLX": ("mlx-intB-gN",),
     "llama.cpp, also with -imatrix and -qkv": tuple(mix.lower() for mix in (*MIXES, *LARGER_EMBEDDINGS)),
 }

@@ -228,10 +228,13 @@ class EngineRank:
             return ""
         return self.preset.remark_on_sizes(self.preset.named_checkpoint)
 
-    def check_block_division(self, layout: Layout | None = None) -> None:
+    def check_block_division(
+        self, layout: Layout | None = None, unchecked_projections: frozenset[str] = frozenset()
+    ) -> None:
         """Raises `ImpossibleLayout` if tensor parallelism divides weights inside a block with one scale (fp8).
 
         layout: the layout of all devices, with expert parallelism; default that of the rank.
+        unchecked_projections: names of projections outside experts that the engine divides inside a block, too.
         """
         scheme = self._quantization
         if self.layout.tp == 1 or scheme is None or not scheme.has_square_blocks:
@@ -245,7 +248,8 @@ class EngineRank:
         path_names = None if checkpoint is None else checkpoint.names(model.tree(), model.kind)
         for weight in weight_tensors_of(model.tree(), included_parts, first_copies=True):
             tensor_shapes = whole_shapes.get(replace_numbers(weight.path), {})
-            if not tensor_shapes or weight.tensor.shape in tensor_shapes:
+            is_unchecked = weight.path.rpartition(".")[2] in unchecked_projections and ".experts." not in weight.path
+            if is_unchecked or not tensor_shapes or weight.tensor.shape in tensor_shapes:
                 continue
             if self._quantizes_projections_anew and weight.path.endswith(FUSED_PROJECTIONS):
                 continue
@@ -314,7 +318,7 @@ class EngineRank:
 
     @property
     def token_caches(self) -> list[TokenCache]:
-        """The growing KV caches of the rank's layers; drafting modules use full attention."""
+        """The growing KV caches of the rank's layers; a drafting module has one more of the layers with its window."""
         layer_caches = [
             TokenCache(
                 cache_group.kind,
@@ -325,10 +329,14 @@ class EngineRank:
             for cache_group in self._cache_groups
             if cache_group.width is not None and cache_group.tokens
         ]
-        full_attention_indices = [i for i, cache in enumerate(layer_caches) if cache.window is None]
-        if self.draft_layer_count and full_attention_indices:
-            cache = layer_caches[full_attention_indices[-1]]
-            layer_caches[full_attention_indices[-1]] = cache._replace(layers=cache.layers + self.draft_layer_count)
+        mtp_part = self.preset.model.mtp
+        if mtp_part is None or not self.draft_layer_count:
+            return layer_caches
+        window = getattr(mtp_part.prediction_block(self.preset.model.main).attention, "sliding_window", None)
+        indices_with_window = [i for i, cache in enumerate(layer_caches) if cache.window == window]
+        if indices_with_window:
+            cache = layer_caches[indices_with_window[-1]]
+            layer_caches[indices_with_window[-1]] = cache._replace(layers=cache.layers + self.draft_layer_count)
         return layer_caches
 
     def no_cache_error(self, engine: str) -> InputError:

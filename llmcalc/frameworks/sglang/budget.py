@@ -11,10 +11,12 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+from ...components.mixers.attention import Attention
 from ...components.mixers.mla import MLA
 from ...components.towers.vision import VisionTower
 from ...errors import InputError
 from ...parallel.layout import ONE_DEVICE, Layout
+from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, MemoryTerm
 from ..engines.rank import EngineRank, ReserveOfAllMemory, architectures, compressed_layers, mixers
@@ -29,7 +31,7 @@ from .graphs import decode_graphs_mib, prompt_graphs_mib
 from .host_experts import host_expert_notes, host_experts_bytes
 from .states import RankLoad, StatePool, state_pool
 from .versions import SGLangRecord, SGLangRules, sglang_record
-from .weights import unused_segment_bytes
+from .weights import loaded_scale_bytes, unused_segment_bytes
 
 GIB, MIB = 2**30, 2**20
 
@@ -57,6 +59,14 @@ ROPE_BYTES = 4
 
 BLACKWELL_CAPABILITY = 10
 """Compute capability from which SGLang stores latents that an indexer selects in 8 bits."""
+
+
+QKV_PROJECTIONS = frozenset(("q_proj", "k_proj", "v_proj"))
+"""Projections that ranks may divide inside a block with one scale where values are narrower than keys
+(models/mimo_v2.py, `skip_block_quant_check`)."""
+
+MARLIN_CAPABILITY = 12
+"""Compute capability from which DeepSeek-V4's experts run on Marlin by default (server_args.py)."""
 
 
 class SGLangServer(EngineServer):
@@ -413,7 +423,10 @@ class SGLangServer(EngineServer):
     def loaded_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of memory that loading takes: weights, draft weights, RoPE tables and adapter slots."""
         has_expert_ranks = "ep_size" in self.flags or self.flags.get("enable_ep_moe")
-        rank.check_block_division(self.whole_layout if has_expert_ranks else None)
+        rank.check_block_division(
+            self.whole_layout if has_expert_ranks else None,
+            QKV_PROJECTIONS if _has_narrow_values(self.preset) else frozenset(),
+        )
         is_scaled = {*self.architectures}.isdisjoint(self.engine_record.unscaled_tables)
         rope_table_bytes = rank.rope_table_elements(is_scaled=is_scaled) * ROPE_BYTES
         adapter_slot_bytes = adapter_bytes(rank, self.flags, self.element_bytes)
@@ -428,7 +441,14 @@ class SGLangServer(EngineServer):
             + rope_table_bytes
             + adapter_slot_bytes
             + unused_segment_bytes(rank, self.element_bytes)
+            + (loaded_scale_bytes(rank) if self.rules.keeps_loader_scales and self.uses_marlin_experts else 0)
         )
+
+    @property
+    def uses_marlin_experts(self) -> bool:
+        """Whether Marlin computes the experts: by the flag, by default on GPUs of compute capability 12."""
+        default_backend = "marlin" if float(self.hardware.compute_capability or 0) >= MARLIN_CAPABILITY else "auto"
+        return str(self.flags.get("moe_runner_backend", default_backend)).lower() == "marlin"
 
     def repeated_dense_bytes(self, rank: EngineRank) -> int:
         """Returns the additional bytes of dense networks that every rank stores in full, in a model with experts."""
@@ -518,6 +538,14 @@ class SGLangServer(EngineServer):
             for cache in token_caches
         )
         return max(0, int(available_bytes // token_bytes))
+
+
+def _has_narrow_values(preset: Preset) -> bool:
+    """Whether a layer of attention has values of another width than its keys, apart from latent attention."""
+    return any(
+        isinstance(mixer, Attention) and mixer.v_head_dim not in (None, mixer.head_dim)
+        for mixer, _ in mixers(preset.model)
+    )
 
 
 def memory(server: SGLangServer) -> EngineMemory:

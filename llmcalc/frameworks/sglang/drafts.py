@@ -86,10 +86,16 @@ def _verified_tokens(flags: Mapping[str, Any], draft_algorithm: str, architectur
 
 
 def draft_layers(speculation: Speculation, preset: Preset) -> int:
-    """Returns the number of draft layers, each of which caches the same tokens as the target model."""
+    """Returns the number of draft layers, each of which caches the same tokens as the target model.
+
+    Modules with a window are those of MiMo-V2, of which its configs state no number: SGLang then counts none
+    (model_executor/model_runner_components/spec_aux_hidden_state.py, `_resolve_eagle_aux_hidden_state`).
+    """
     if speculation.draft is not None:
         return sum(int(layer_stack.num_hidden_layers) for _, layer_stack in speculation.draft.model.stacks())
     mtp_part = preset.model.mtp
     if mtp_part is None or not speculation.with_mtp:
+        return 0
+    if getattr(mtp_part.prediction_block(preset.model.main).attention, "sliding_window", None) is not None:
         return 0
     return 1 if mtp_part.repeated else int(mtp_part.num_nextn_predict_layers)

@@ -63,6 +63,7 @@ FLAGS = (
     Flag(("--device",), "word", ("auto", "cuda"), is_idle=True),
     Flag(("--disaggregation-mode",), "word", ("null", "prefill", "decode")),
     Flag(("--moe-a2a-backend",), "word", ("none",), is_idle=True),
+    Flag(("--moe-runner-backend",)),
     Flag(
         ("--speculative-algorithm", "--speculative-algo"), "word", ("eagle", "eagle3", "nextn", "standalone", "ngram")
     ),

@@ -67,6 +67,7 @@ class SGLangRules(VersionRules):
     overlaps_states: bool = False
     state_padding: bool = False
     compressed_states: Literal["off", "pages", "requests", "paged"] = "off"
+    keeps_loader_scales: bool = False
 
 
 class TpMemoryFraction(Record):

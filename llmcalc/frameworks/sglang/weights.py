@@ -8,6 +8,7 @@ too (layers/linear.py: `QKVParallelLinear`, `MergedColumnParallelLinear`; layers
 from __future__ import annotations
 
 from ...ops import Embedding, ExpertLinear, Linear
+from ...optional import included_part_names
 from ...units import DTYPE_BITS
 from ..engines.rank import EngineRank
 
@@ -16,6 +17,31 @@ LEAST_SEGMENT_TENSOR, SEGMENT_ROUNDING = 10 * 2**20, 2 * 2**20
 
 FUSED_MATRICES = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
 """Name of a projection → the name of the matrix that it is a part of."""
+
+
+MXFP4_GROUP, LOADED_SCALE_BYTES = 32, 4
+"""Elements of a group of MXFP4 with one scale, and bytes of a scale as it is loaded (float32)."""
+
+
+def loaded_scale_bytes(rank: EngineRank) -> int:
+    """Returns the bytes of the float32 scales of experts in MXFP4 that stay beside Marlin's repacked ones.
+
+    0 for a checkpoint of another format than DeepSeek-V4's, of fp8 with experts in MXFP4.
+    """
+    quantization = rank.preset.quantization_config or {}
+    if rank.quantize is not None or (quantization.get("quant_method"), quantization.get("expert_dtype")) != (
+        "fp8",
+        "fp4",
+    ):
+        return 0
+    included_parts = included_part_names(rank.with_mtp, with_towers=False)
+    expert_elements = sum(
+        int(weight_tensor.size) * int(place.times)
+        for place in rank.model.tree().walk()
+        if isinstance(place.node.op, ExpertLinear) and (not place.optional or place.optional in included_parts)
+        for weight_tensor in place.node.op.tensors()
+    )
+    return expert_elements // MXFP4_GROUP * LOADED_SCALE_BYTES
 
 
 def unused_segment_bytes(rank: EngineRank, element_bytes: int) -> int:

@@ -60,6 +60,13 @@ DEFAULT_COMPUTE_UNITS = 108
 FULL_GRAPHS_FROM = (0, 11)
 """First version that captures whole passes of decoding by default (config/compilation.py, `FULL_AND_PIECEWISE`)."""
 
+DIVIDED_BLOCKS_FROM = (0, 14)
+"""First version in which ranks may divide merged projections inside a block of fp8 with one scale
+(layers/linear.py, `_maybe_allow_fp8_block_shape_mismatch`, with MiMo-V2-Flash: vllm#30836)."""
+
+MERGED_PROJECTIONS = frozenset(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"))
+"""Projections that are parts of one matrix, outside experts."""
+
 FLASH = "FLASH_ATTN"
 """The name of vLLM's attention by FlashAttention."""
 
@@ -162,7 +169,8 @@ class VLLMServer(VLLMSettings):
 
     def stored_weights_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of vLLM's stored weights, with RoPE tables, padded experts and copies for MLA."""
-        rank.check_block_division()
+        divides_blocks = self.version_numbers >= DIVIDED_BLOCKS_FROM
+        rank.check_block_division(unchecked_projections=MERGED_PROJECTIONS if divides_blocks else frozenset())
         rope_element_bytes = 4 if self.has_model_class(self.engine_record.float32_tables) else self.element_bytes
         rope_table_bytes = rank.rope_table_elements(VIDEO_FACTOR) * rope_element_bytes
         _, _, experts = rank.widest_networks

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...components.base import LARGEST
-from ...components.stack import MOST_KINDS, table_with_changes
+from ...components.stack import BASE, MOST_KINDS, table_with_changes
 from ...errors import InputError, shown
 from .config import Config, is_json_integer, is_number
 from .head_kinds import HEAD_ENDINGS, architecture_of
@@ -202,13 +202,15 @@ def decoder(
     if config.optional_integer("max_position_embeddings") is not None:
         model_fields["max_position_embeddings"] = config.integer("max_position_embeddings")
     model_fields |= {"decoder": layers, "head": head_table(config, head, score_head, label_count)}
+    if "mtp" in model and model["mtp"].get("layer", BASE) not in {BASE, *layers.get("variants", ())}:
+        del model["mtp"]["layer"]  # the only kind of layer
     return {**model_fields, **model}
 
 
 def _without_single_variant(layers: Table) -> Table:
-    """Removes the layer variants if all layers have the same kind."""
+    """Removes the layer variants if all layers have the same kind and there is no other."""
     used_kinds = {*layers.get("first_layers", ()), *layers.get("pattern", ())}
-    if len(used_kinds) != 1 or not used_kinds <= set(layers.get("variants", ())):
+    if len(used_kinds) != 1 or used_kinds != set(layers.get("variants", ())):
         return layers
     other_fields = {
         field: field_value
@@ -554,14 +556,32 @@ def dense_or_moe_kinds(config: Config, depth: int, first_dense: int) -> list[str
     )
 
 
-def prediction(config: Config) -> Table:
-    """Returns DeepSeek's multi-token-prediction modules, as a model's field `mtp`, if the config has any."""
+def prediction(config: Config, norm: Table | None = None) -> Table:
+    """Returns DeepSeek's multi-token-prediction modules, as a model's field `mtp`, if the config has any.
+
+    norm: the norms of a module; an RMSNorm with the config's `rms_norm_eps` by default.
+    """
     module_count = config.count("num_nextn_predict_layers") if config.has("num_nextn_predict_layers") else 0
     return (
-        {"mtp": {"num_nextn_predict_layers": module_count, "norm": rmsnorm(config.number("rms_norm_eps"))}}
+        {"mtp": {"num_nextn_predict_layers": module_count, "norm": norm or rmsnorm(config.number("rms_norm_eps"))}}
         if module_count and config.head == "lm"
         else {}
     )
+
+
+def add_prediction(
+    config: Config, stack: Table, layer_kind: str, layer_changes: Table, norm: Table | None = None, **module_fields: Any
+) -> Table:
+    """Returns the field `mtp` of modules with a layer of another kind than the last, and adds the kind to the stack.
+
+    layer_kind, layer_changes: the layer's kind, and its fields other than the block's.
+    norm: as in `prediction`. module_fields: further fields of the modules.
+    """
+    mtp_fields = prediction(config, norm)
+    if mtp_fields:
+        mtp_fields["mtp"] |= {"layer": layer_kind, **module_fields}
+        stack["variants"] = {layer_kind: layer_changes, **stack.get("variants", {})}
+    return mtp_fields
 
 
 def uncounted_prediction(config: Config) -> None:

@@ -145,6 +145,8 @@ def _prediction_table(spec: ModelSpec, prediction: MultiTokenPrediction | None) 
     return {
         "num_nextn_predict_layers": prediction.num_nextn_predict_layers,
         "repeated": prediction.repeated,
+        "final_norm": prediction.final_norm,
+        "own_embedding": prediction.own_embedding,
         "layer": _plain_values(prediction.prediction_block(spec.main), spec.hidden_size),
     }
 

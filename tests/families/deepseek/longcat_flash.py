@@ -42,6 +42,7 @@ SHAPES = {
             "mla_scale_q_lora": True,
             "zero_expert_type": "identity",
             "attention_method": "MLA",
+            "num_nextn_predict_layers": 1,
         },
         {
             **{k: v for k, v in SMALL.items() if k != "num_layers"},

@@ -50,6 +50,7 @@ SHAPES = {
             "moe_layer_end_index": 2,
             "moe_layer_interval": 2,
             "moe_num_shared_experts": 0,
+            "num_nextn_predict_layers": 1,
         },
         {"model_type": "ernie4_5_moe", **MOE, "use_bias": True, "head_dim": 10, "moe_layer_start_index": 2},
     ],

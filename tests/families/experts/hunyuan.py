@@ -79,6 +79,11 @@ SHAPES = {
             "tie_word_embeddings": True,
             "head_dim": 6,
         },
-        {"model_type": "hy_v3", **HY3, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+        {
+            "model_type": "hy_v3",
+            **HY3,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "num_nextn_predict_layers": 1,
+        },
     ],
 }

@@ -51,6 +51,8 @@ SHAPES = {
             "layers_block_type": ["mamba", "moe", "attention", "mlp"],
             "moe_latent_size": 12,
             "num_experts_per_tok": 3,
+            "num_nextn_predict_layers": 1,
+            "mtp_layers_block_type": ["attention", "moe"],
         },
         {
             **HYBRID,

@@ -45,7 +45,13 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             "vision_config": {"depth": 2},
         },
         {**MIMO, "swa_num_attention_heads": 8, "swa_head_dim": 8, "attention_bias": True, "v_head_dim": 12},
-        {**MIMO, "hybrid_layer_pattern": [0] * 4, "moe_layer_freq": [1, 0, 1, 0], "tie_word_embeddings": True},
+        {
+            **MIMO,
+            "hybrid_layer_pattern": [0] * 4,
+            "moe_layer_freq": [1, 0, 1, 0],
+            "tie_word_embeddings": True,
+            "num_nextn_predict_layers": 3,
+        },
     ],
     "NaiveN05FlashForCausalLM": [
         NAIVE,

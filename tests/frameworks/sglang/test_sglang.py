@@ -120,6 +120,25 @@ def test_drafts_are_counted_from_0_5_14_on() -> None:
     assert drafted.bytes_of("weights") - alone.bytes_of("weights") == pytest.approx(2.3 * GIB, rel=0.03)
 
 
+def test_marlin_kept_the_loaded_scales_of_experts_to_0_5_15() -> None:
+    """DeepSeek-V4-Pro takes 125.65 GB of an H200 (SemiAnalysisAI/InferenceX#2128): a float32 scale for 32 elements."""
+
+    def weights(version: str, **flags: Any) -> int:
+        chosen = {"hardware": "h200", "tp": 8, "mem_fraction_static": 0.88}
+        return int(memory("deepseek-v4-pro", version=version, **chosen, **flags).bytes_of("weights"))
+
+    old, new = (weights(version, moe_runner_backend="marlin") for version in ("0.5.14", "0.5.16"))
+    assert old == pytest.approx(125.65 * GIB, rel=0.001)
+    # 61 layers of 384 experts with three matrices of 7,168 x 3,072 / 8
+    assert old - new == pytest.approx(61 * 384 * 3 * 7168 * 384 // 32 * 4, rel=0.01)
+    assert weights("0.5.14") < weights("0.5.14", speculative_algorithm="EAGLE") < old
+
+
+def test_ranks_divide_keys_that_are_wider_than_values() -> None:
+    """MiMo-V2 on 4 ranks has a key of 192 rows in each, where blocks with one scale have 128."""
+    assert memory("mimo-v2.5", hardware="h200", tp=4).kv_tokens > 0
+
+
 def test_models_in_float32_run_in_half_precision() -> None:
     """OLMo 2 is published in float32: 7.3 B parameters."""
     assert memory("olmo2-7b").bytes_of("weights") == pytest.approx(2 * 7.3e9, rel=0.01)

@@ -475,6 +475,16 @@ def test_modules_that_draft_have_weights_and_a_layer_of_cache() -> None:
     assert drafting.blocks == drafting.bytes_of("kv_cache") // (47 * 8 * 128 * 2 * 2 * 16)
 
 
+def test_modules_with_a_window_add_no_layer_to_the_caches_of_whole_requests() -> None:
+    """Of MiMo-V2-Flash: nine full layers, and three modules with a window of 128 tokens."""
+    plain, drafting = (
+        answer("mimo-v2-flash", hardware="b300", engine="vllm==0.33", tp=4, **flags).result
+        for flags in ({}, {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}})
+    )
+    full, windowed = (drafting.kv_tokens / drafting.bytes_of("kv_cache"), plain.kv_tokens / plain.bytes_of("kv_cache"))
+    assert full == pytest.approx(windowed, rel=0.05)
+
+
 def test_a_draft_model_has_weights_and_a_cache() -> None:
     def tokens_of(target: str, **flags: Any) -> Any:
         return answer(target, hardware="b300", engine="vllm==0.19", **flags).result

@@ -14,6 +14,7 @@ from ...config import Config
 from ...family import Deviation, Family, field_names, module_names
 from ...parts import (
     Table,
+    add_prediction,
     clamped_swiglu,
     decoder,
     float32_rmsnorm,
@@ -22,7 +23,6 @@ from ...parts import (
     listed_kinds,
     moe,
     stack_of_combined_kinds,
-    uncounted_prediction,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ RATIOS = {0: "sliding", 4: "sparse", 128: "heavy"}
 
 
 def _read_deepseek_v4(config: Config) -> Table:
-    uncounted_prediction(config)
     config.require("n_shared_experts", 1)
     config.require("hidden_act", "silu")
     depth = config.integer("num_hidden_layers")
@@ -76,9 +75,21 @@ def _read_deepseek_v4(config: Config) -> Table:
     stack = stack_of_combined_kinds(
         (_attention_kinds(config, depth), layer_variants), (_routing_kinds(config, depth), ffns_by_kind)
     )
-    return decoder(
-        config, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": config.integer("hc_mult")}}
+    prediction_kind = _prediction_attention(config, depth)
+    mtp_fields = add_prediction(
+        config, stack, f"{prediction_kind}-moe", {**layer_variants[prediction_kind], **ffns_by_kind["moe"]}, norm
     )
+    streams = {"type": "hyper", "hc_mult": config.integer("hc_mult")}
+    return decoder(config, block, norm, stack={**stack, "streams": streams}, **mtp_fields)
+
+
+def _prediction_attention(config: Config, depth: int) -> str:
+    """Returns the kind of attention in prediction modules: the first ratio beyond the layers', 0 by default.
+
+    SGLang has 0 (`COMPRESS_RATIO_NEXTN_LAYER` in models/deepseek_v4_nextn.py), as the published configs do.
+    """
+    further_ratios = config.integers("compress_ratios")[depth:] if config.has("compress_ratios") else []
+    return RATIOS[further_ratios[0] if further_ratios else 0]
 
 
 def _rotary_dims(config: Config) -> int:
@@ -106,7 +117,7 @@ def _compression_rates(config: Config) -> dict[str, int]:
 def _attention_kinds(config: Config, depth: int) -> list[str]:
     """Returns each layer's kind of attention, from the list or from an older config's compression ratios.
 
-    The ratios may include the MTP module's.
+    The ratios may include the prediction module's.
     """
     default_layer_kinds = ["heavy" if layer < 2 or layer % 2 == 0 else "sparse" for layer in range(depth)]
     if config.has("compress_ratios") and not config.has("layer_types"):

@@ -2,7 +2,7 @@
 
 Some experts are identity experts.
 
-transformers: models/longcat_flash.
+transformers: models/longcat_flash. vLLM: longcat_flash_mtp.py, for the module that predicts a further token.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from .....ops import IdentityExperts, Op, Weight
 from ...config import Config
 from ...family import EVERY, Deviation, Family, Quirks, module_names
-from ...parts import Table, decoder, glu, moe, rmsnorm, uncounted_prediction
+from ...parts import Table, add_prediction, decoder, glu, layer_table, moe, rmsnorm
 from .deepseek import LATENT_WRITES, ROUTING, latent_attention
 
 
@@ -43,8 +43,10 @@ def read_longcat_flash(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    uncounted_prediction(config)
-    return decoder(config, layer, norm, stack={"num_hidden_layers": _layer_count(config)})
+    stack: Table = {"num_hidden_layers": _layer_count(config)}
+    mtp_layer = {"type": "block", **layer_table(attention, {"type": "mlp", **glu(config)}, norm)}
+    mtp_fields = add_prediction(config, stack, "mtp", mtp_layer, own_embedding=True)
+    return decoder(config, layer, norm, stack=stack, **mtp_fields)
 
 
 def _layer_count(config: Config) -> int:

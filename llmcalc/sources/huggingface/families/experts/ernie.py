@@ -4,7 +4,7 @@ The experts' score correction is a parameter.
 
 transformers: models/ernie4_5, models/ernie4_5_moe, models/paddleocr_vl; the text model of models/ernie4_5_vl_moe,
     which has a second set of experts for images. `use_bias` adds a bias to every linear layer except those of the
-    routed experts.
+    routed experts. vLLM: ernie_mtp.py, for the modules of multi-token prediction, each with a dense layer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ...family import Family, field_names, module_names
 from ...parts import (
     QKVO,
     Table,
+    add_prediction,
     attention,
     biases,
     decoder,
@@ -26,7 +27,6 @@ from ...parts import (
     moe,
     rmsnorm,
     stack_of_combined_kinds,
-    uncounted_prediction,
 )
 from ..llama.llama import llama_decoder
 
@@ -50,7 +50,6 @@ def _read_ernie4_5_moe(config: Config) -> Table:
 
     The range is `moe_layer_start_index` to `moe_layer_end_index` (-1: the last).
     """
-    uncounted_prediction(config)
     depth = config.integer("num_hidden_layers")
     first_expert_layer = config.count("moe_layer_start_index")
     expert_interval = config.integer("moe_layer_interval")
@@ -135,13 +134,9 @@ def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: 
         **expert_fields,
     )
     block = layer_table(attention(config, **biases(bias, *QKVO)), glu(config, bias), norm)
-    return decoder(
-        config,
-        block,
-        norm,
-        head=head,
-        stack=stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}})),
-    )
+    stack = stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
+    mtp_fields = add_prediction(config, stack, "dense", {}, final_norm=False)
+    return decoder(config, block, norm, head=head, stack=stack, **mtp_fields)
 
 
 NO_COUNT = field_names(

@@ -24,10 +24,10 @@ from ...parts import (
     glu,
     layer_table,
     moe,
+    prediction,
     qk_norm_fields,
     rmsnorm,
     stack_of_combined_kinds,
-    uncounted_prediction,
 )
 from ..deepseek.deepseek import SIGMOID
 from ..llama.llama import llama_decoder
@@ -116,7 +116,6 @@ def _read_hunyuan_v1_moe(config: Config) -> Table:
 def _read_hy_v3(config: Config) -> Table:
     if config.has("first_k_dense_replace") and not config.has("mlp_layer_types"):
         config.require("first_k_dense_replace", 1)
-    uncounted_prediction(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
     expert_width = config.integer("moe_intermediate_size")
     bias = config.flag("mlp_bias")
@@ -143,6 +142,7 @@ def _read_hy_v3(config: Config) -> Table:
         stack=stack_of_combined_kinds(
             (dense_or_moe_kinds(config, config.integer("num_hidden_layers"), 1), ffns_by_kind)
         ),
+        **prediction(config),
     )
 
 

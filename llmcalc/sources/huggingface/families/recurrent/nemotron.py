@@ -16,6 +16,7 @@ from ...parts import (
     ACTIVATIONS,
     QKVO,
     Table,
+    add_prediction,
     attention,
     biases,
     decoder,
@@ -120,7 +121,6 @@ def _read_nemotron_h(config: Config) -> Table:
 
 def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> Table:
     """Returns a model of layers with a single mixer or network. layers: each layer's kind and fields."""
-    uncounted_prediction(config)
     norm, activation = (
         float32_rmsnorm(config.number("layer_norm_epsilon")),
         config.choice(ACTIVATIONS, "mlp_hidden_act"),
@@ -155,13 +155,32 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
         layer_table_by_kind[variant_name] = layer_fields
         kind_names.append(variant_name)
     stack = stack_of_kinds(layer_table_by_kind, kind_names)
-    return decoder(
-        config,
-        stack.pop("block"),
-        norm,
-        stack={**stack, "num_hidden_layers": len(kind_names)},
-        tie_word_embeddings=False,
-    )
+    stack["num_hidden_layers"] = len(kind_names)
+    mtp_fields = _prediction(config, stack, norm, layer_parts)
+    return decoder(config, stack.pop("block"), norm, stack=stack, tie_word_embeddings=False, **mtp_fields)
+
+
+def _prediction(config: Config, stack: Table, norm: Table, layer_parts: dict[str, Callable[[Config], Table]]) -> Table:
+    """Returns the multi-token-prediction modules: attention and experts, each after a norm, as in one layer of both.
+
+    Source: vLLM, models/nemotron_h_mtp.py. Modules with other layers are not counted.
+    """
+    if mtp_layer_kinds(config) != ["attention", "moe"]:
+        uncounted_prediction(config)
+        return {}
+    layer_fields = {**layer_parts["moe"](config), "attention": layer_parts["attention"](config)["attention"]}
+    return add_prediction(config, stack, "mtp", {**layer_fields, "norm": norm, "norm_placement": "pre"}, norm)
+
+
+def mtp_layer_kinds(config: Config) -> list[str]:
+    """Returns the kinds of the layers of a prediction module; an empty list where the config states none."""
+    for field in ("mtp_layers_block_type", "mtp_hybrid_override_pattern"):
+        if config.has(field):
+            layer_text: Any = config.get(field)
+            return [
+                KINDS.get(letter, "") for letter in (layer_text if isinstance(layer_text, str) else config.texts(field))
+            ]
+    return []
 
 
 def _layer_type_names(config_values: ConfigValues) -> list[str]:
@@ -190,6 +209,7 @@ FAMILIES = {
         aliases={"layer_types": "layers_block_type", "n_routed_experts": "num_local_experts"},
         field_writers={
             "layers_block_type": _layer_type_names,
+            "mtp_layers_block_type": lambda s: None if s.spec.mtp is None else ["attention", "moe"],
             "use_bias": state_space_field("use_bias"),
             "mamba_num_heads": state_space_field("num_heads"),
             "mamba_head_dim": state_space_field("head_dim"),

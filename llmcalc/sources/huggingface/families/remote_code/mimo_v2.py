@@ -15,6 +15,7 @@ from ...family import Family, field_names
 from ...parts import (
     QKV,
     Table,
+    add_prediction,
     attention,
     biases,
     decoder,
@@ -24,7 +25,6 @@ from ...parts import (
     rmsnorm,
     rope,
     stack_of_combined_kinds,
-    uncounted_prediction,
 )
 from ..deepseek.deepseek import ROUTING, SIGMOID
 
@@ -35,8 +35,7 @@ SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
 def _read_mimo_v2(config: Config) -> Table:
     """Reads MiMo-V2.5: only sliding layers have sinks; 1 in `hybrid_layer_pattern` marks a sliding layer."""
     config.require("add_full_attention_sink_bias", None, False)
-    uncounted_prediction(config)
-    return _sliding_and_full_decoder(config, {})
+    return _sliding_and_full_decoder(config, {}, has_prediction=True)
 
 
 def _read_naive(config: Config) -> Table:
@@ -58,8 +57,12 @@ def _read_naive(config: Config) -> Table:
     return _sliding_and_full_decoder(config, {"block_indexer": indexer_table, **sinks})
 
 
-def _sliding_and_full_decoder(config: Config, full_fields: Table) -> Table:
-    """Returns a decoder with sliding and full layers. full_fields: additional attention fields of full layers."""
+def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction: bool = False) -> Table:
+    """Returns a decoder with sliding and full layers. full_fields: additional attention fields of full layers.
+
+    has_prediction: whether the config may state modules of multi-token prediction, each with a dense sliding layer
+        (SGLang, models/mimo_v2_nextn.py); false by default.
+    """
     config.require("n_shared_experts", None, 0)
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     qkv = biases(config.flag("attention_bias"), *QKV)
@@ -89,12 +92,9 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table) -> Table:
         "sliding": {"attention": {**mixer, **sliding_sizes, **sinks, "sliding_window": window}},
     }
     network_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(
-        config,
-        block,
-        norm,
-        stack=stack_of_combined_kinds((attention_kinds, attention_changes), (ffn_kinds, network_changes)),
-    )
+    stack = stack_of_combined_kinds((attention_kinds, attention_changes), (ffn_kinds, network_changes))
+    mtp_fields = add_prediction(config, stack, "sliding-dense", attention_changes["sliding"]) if has_prediction else {}
+    return decoder(config, block, norm, stack=stack, **mtp_fields)
 
 
 def _layer_marks(config: Config, field: str, depth: int) -> list[int]:
@@ -125,12 +125,12 @@ FAMILIES = {
             "add_full_attention_sink_bias": None,
             "n_shared_experts": None,
         },
-        ROUTING | UNCOUNTED_FIELDS | {"num_nextn_predict_layers", "num_mtp_modules"},
+        ROUTING | UNCOUNTED_FIELDS,
         uncounted_fields={
             **dict.fromkeys(("vision_config", "audio_config"), "its encoder is not counted"),
-            "num_mtp_layers": "the {} multi-token-prediction modules are not counted",
+            "num_mtp_modules": "the {} multi-token-prediction modules are not counted",
         },
-        aliases={"rms_norm_eps": "layernorm_epsilon"},
+        aliases={"rms_norm_eps": "layernorm_epsilon", "num_nextn_predict_layers": "num_mtp_layers"},
         source=f"{VLLM}mimo_v2.py",
     ),
     "naive_n05_flash": Family(
