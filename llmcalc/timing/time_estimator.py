@@ -468,6 +468,8 @@ class TimeEstimator:
             kernel.keys, kernel.n
         ):  # a window is a mask, and no pair is skipped
             key_count = kernel.n
+            if self.stack.attention == "cudnn":
+                efficiency *= older_kernels["fa2"]
             forward_flops = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
             flops_of_passes = forward_flops, ATTENTION_BACKWARD * forward_flops
         for is_backward in (False, True):

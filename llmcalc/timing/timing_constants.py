@@ -138,7 +138,8 @@ class TimeStack(Record):
     fused: bool = True
     regathers: bool = True
     reduces_late: bool = False
-    attention: Literal["flash", "fa2", "triton", "scores"] = "flash"
+    attention: Literal["flash", "cudnn", "fa2", "triton", "scores"] = "flash"
+    torch_attention: bool = False
     hidden: dict[str, float] = {}
     hides_all_reduces: bool = False
     overlapped_stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)

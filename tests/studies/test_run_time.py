@@ -720,6 +720,26 @@ def test_fused_and_compiled_kernels_are_timed_as_such(run: Any) -> None:
         assert not any("timed as without" in note for note in update_of(run, *words)[1])
 
 
+def test_torch_chooses_the_kernel_of_attention_by_its_version_and_the_accelerator(run: Any) -> None:
+    """From torch 2.11 on, attention of an H100 is cuDNN's (tests/data/gpu), in place of FlashAttention-2.
+
+    One layer of 32 heads of 128 for 32,768 tokens takes 14.3 ms forward and 40.3 ms backward.
+    """
+    layer = "llama3-8b?num_hidden_layers=1", "--framework", "fsdp2", "--compile", "--seq", "32k"
+
+    def attention(*words: str) -> float:
+        nodes = answer(run, "time", *layer, *words)["nodes"]
+        return sum(node["seconds"] for node in nodes if node["kind"] == "attention")
+
+    seconds = attention(*H100)
+    assert 1.0 < seconds / (0.01434 + 0.04028) < 1.25  # under load for hours, products keep 0.87 of their rate
+    assert attention(*H100, "--torch", "2.11") == attention(*H100, "--attn", "sdpa") == seconds
+    older = attention(*H100, "--torch", "2.10")
+    assert older == attention(*H100, "--attn", "flash") == pytest.approx(seconds / 0.6, rel=1e-3)
+    on_ampere = "--hardware", "a100"
+    assert attention(*on_ampere) == attention(*on_ampere, "--torch", "2.10")
+
+
 def test_heads_that_ranks_of_a_context_cannot_share_out_have_no_time(run: Any) -> None:
     """`memory` refuses them, too: 8 heads of keys, of which a rank of --tp 2 has 4."""
     words = "time", "llama3-8b", *H100, "--devices", "16", "--framework", "megatron", "--seq", "64k", "--cp-comm", "a2a"
