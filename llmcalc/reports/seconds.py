@@ -165,10 +165,11 @@ def _host_notes(timed_run: TimedRun) -> list[str]:
         return []
     if software_stack.on_fastest_host is None or timed_run.hidden_host < MUCH_WAITING * timed_run.seconds:
         return []
-    kernel_seconds = 1e6 * software_stack.host_kernel
+    host_launch = timed_run.device.generation.host_launch
+    kernel_seconds = 1e6 * software_stack.host_kernel * host_launch
     host_wait_percent = units.percent(timed_run.hidden_host / timed_run.seconds, 0)
     is_divided = timed_run.plan is not None and timed_run.plan.tp > 1 and bool(software_stack.dtensor_operation)
-    dtensor_text = f" ({1e6 * software_stack.dtensor_operation:.0f} on a DTensor, none with --compile)"
+    dtensor_text = f" ({1e6 * software_stack.dtensor_operation * host_launch:.0f} on a DTensor, none with --compile)"
     return [
         f"{host_wait_percent} waits for the host at {kernel_seconds:.0f} µs an operation"
         f"{dtensor_text if is_divided else ''}; the low end has the fastest measured host, "

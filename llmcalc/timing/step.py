@@ -239,7 +239,7 @@ def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, is_backw
     if time_stack.dtensor_operation:
         dtensor_count = timed_pass.dtensor_operations(layer, is_backward, time_stack.dtensor_operations)
         host_seconds = host_seconds + dtensor_count * time_stack.dtensor_operation
-    return maximum(0.0, host_seconds - kernels)
+    return maximum(0.0, host_seconds * timed_pass.host_launch - kernels)
 
 
 @cache

@@ -135,10 +135,14 @@ class TimedOperation:
 
 @dataclass
 class TimedPass:
-    """The timed kernels and messages of one micro-batch or pass, on a rank with all layers."""
+    """The timed kernels and messages of one micro-batch or pass, on a rank with all layers.
+
+    host_launch: times the seconds of a launch that the accelerator's host needs.
+    """
 
     work: RankWork
     operations: list[TimedOperation]
+    host_launch: float = 1.0
 
     def layer_seconds(self, layer: int, is_backward: bool | None = None) -> Number:
         """Returns the seconds of one layer of a kind. is_backward: direction; None (default) for both directions."""
@@ -264,7 +268,7 @@ class TimeEstimator:
                     wait_seconds,
                 )
             )
-        return TimedPass(rank_work, timed_operations)
+        return TimedPass(rank_work, timed_operations, self.device.generation.host_launch)
 
     def timed_kernels(self, kernel: Kernel) -> Iterator[TimedOperation]:
         """Returns the timed kernels of a product. A backward product is two kernels, for the input and the weight."""

@@ -66,6 +66,7 @@ class AcceleratorGeneration(Record):
     unaligned: tuple[Share, Share]
     kernel_start: float
     launch_gap: float
+    host_launch: float = Field(gt=0)
     latency: float
     far_latency: float
     ring_protocols: tuple[tuple[Share, float, float], ...] = Field(min_length=1)
