@@ -436,7 +436,7 @@ def test_small_layers_of_megatron_wait_for_the_host_unless_a_graph_holds_them() 
 
 @pytest.mark.parametrize("accelerator", ["gb200", "gb300", "gh200"])
 def test_the_host_on_a_board_with_grace_launches_more_slowly(accelerator: str) -> None:
-    """Three more micro-batches of 12 small layers of Megatron-LM's tests: 209 and 214 ms on GB200, 150 and 142 on H100."""
+    """Megatron-LM's tests: 12 small layers, three micro-batches more, 209 and 214 ms on GB200, 150 and 142 on H100."""
     gpt, device = load_preset("gpt2").model, device_of(load_hardware(accelerator))
     on_grace, on_xeon = (
         training_step(gpt, board, MEGATRON, StepPlan(micro_batch=1, seq=64)).slowest_seconds
