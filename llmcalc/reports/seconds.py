@@ -188,6 +188,24 @@ def exchange_notes(software_stack: TimeStack, layout: Layout) -> list[str]:
     ]
 
 
+TIE = 1.03
+"""Ratio of two times up to which equal runs differ as much."""
+
+
+def _copying_exchange_notes(timed_run: TimedRun) -> list[str]:
+    """Returns a note with the seconds of a step whose exchanges of experts' tokens are the software's default."""
+    copying_stack = timed_run.stack.copying_stack
+    if not copying_stack or timed_run.layout.ep == 1 or timed_run.seconds_on is None:
+        return []
+    seconds = timed_run.seconds_on(timed_run.device, timed_run.stack.model_copy(update={"sends_copies": True}))
+    if seconds <= TIE * timed_run.seconds:
+        return []
+    return [
+        f"exchanges of experts' tokens are those of DeepEP; by NCCL's all-to-all {duration_text(seconds)} "
+        f"(--stack {copying_stack})"
+    ]
+
+
 def unknown_link_notes(hardware: Hardware, device: Device, device_count: int) -> list[str]:
     """Returns a note if messages take the rate of a network since no link of the accelerator is known.
 
@@ -228,6 +246,7 @@ def report(
         *_host_notes(timed_run),
         *_measured_notes(timed_run, measured_run),
         *exchange_notes(timed_run.stack, timed_run.layout),
+        *_copying_exchange_notes(timed_run),
         *float16_notes(timed_run.hardware, timed_run.formats.dtype),
         *_time_notes(timed_run),
     ]
