@@ -204,6 +204,11 @@ class TrainingTimes:
         is_ignored = layout.tp > 1 and not layout.sequence_parallel and not self.stack.hides_all_reduces
         return ["--overlap tp (it needs --sequence-parallel)"] if overlap == "tp" and is_ignored else []
 
+    @property
+    def _stops_early(self) -> bool:
+        """Whether a layer that runs again stops at the last tensor that its backward pass needs."""
+        return self.stack.stops_early and not self.recompute.reentrant and not self.recompute.saved_operations
+
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the step plan of a layout."""
         workload, included_parts = self.memory.states.workload, self.memory.states.count.include
@@ -216,6 +221,7 @@ class TrainingTimes:
             recompute=recomputed_share(self.recompute),
             recompute_core=self.recompute.core,
             recompute_nodes=self.recompute.nodes,
+            stops_early=self._stops_early,
             include=included_parts,
             adapters=self.adapters,
         )
@@ -295,7 +301,8 @@ class TrainingTimes:
         """Returns how often a kernel runs in one micro-batch, over all layers and with recomputation."""
         run_count = 1.0
         if not operation.backward and operation.layer >= 0:
-            run_count += step_plan.recompute + operation.is_recomputed(
+            is_skipped = step_plan.stops_early and operation.ends_layer
+            run_count += step_plan.recompute * (not is_skipped) + operation.is_recomputed(
                 step_plan.recompute_core, step_plan.recompute_nodes
             )
         return float(operation.times * timed_pass.work.count(operation.layer) * run_count)
@@ -311,8 +318,13 @@ class TrainingTimes:
         """Returns the seconds in which a micro-batch through all layers waits for the host."""
         seconds = 0.0
         for layer in range(len(timed_pass.work.layer_kinds)):
-            for is_backward, run_count in ((False, 1 + step_plan.recompute), (True, 1.0)):
-                kernels = timed_pass.layer_seconds(layer, is_backward=is_backward)
+            skipped_seconds = timed_pass.ending_seconds(layer) if step_plan.stops_early else 0.0
+            for is_backward, run_count, skipped in (
+                (False, 1.0, 0.0),
+                (False, step_plan.recompute, skipped_seconds),
+                (True, 1.0, 0.0),
+            ):
+                kernels = timed_pass.layer_seconds(layer, is_backward=is_backward) - skipped
                 wait_seconds = host_wait(timed_pass, self.stack, layer, is_backward, kernels)
                 seconds += float(timed_pass.work.count(layer) * run_count * wait_seconds)
         return seconds

@@ -103,6 +103,7 @@ class TimedOperation:
     backward: whether it runs in the backward pass.
     is_message: whether it is a message.
     compute, memory, network, wait: seconds that each takes by itself; wait is the time until the kernel starts.
+    ends_layer: as of `Kernel`.
     """
 
     path: str
@@ -115,6 +116,7 @@ class TimedOperation:
     memory: Number
     network: Number
     wait: Number
+    ends_layer: bool = False
 
     @property
     def seconds(self) -> Number:
@@ -163,6 +165,14 @@ class TimedPass:
             if operation.layer == layer
             and not operation.backward
             and operation.is_recomputed(recomputes_core, recomputed_nodes)
+        )
+
+    def ending_seconds(self, layer: int) -> Number:
+        """Returns the forward seconds at the end of a layer whose results no gradient in the layer needs."""
+        return sum(
+            operation.times * operation.seconds
+            for operation in self.operations
+            if operation.layer == layer and operation.ends_layer and not operation.backward
         )
 
     def layer_launches(self, layer: int, is_backward: bool, kernels: KernelCounts) -> Number:
@@ -266,6 +276,7 @@ class TimeEstimator:
                     0.0,
                     seconds,
                     wait_seconds,
+                    layer_message.ends_layer,
                 )
             )
         return TimedPass(rank_work, timed_operations, self.device.generation.host_launch)
@@ -298,6 +309,7 @@ class TimeEstimator:
                 memory_seconds,
                 0.0,
                 launch_seconds,
+                kernel.ends_layer,
             )
 
     def product_wait(self, kernel: Kernel) -> float:

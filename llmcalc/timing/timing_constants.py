@@ -204,6 +204,7 @@ class TimeStack(Record):
     repeats_heads: bool = False
     shared_experts: Share = 0.0
     mixed_steps: bool = True
+    stops_early: bool = False
     host_update: float = 0.0
     offloaded_update: float = 2e-9
     passes: dict[str, float] = {}

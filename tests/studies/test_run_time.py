@@ -740,6 +740,25 @@ def test_torch_chooses_the_kernel_of_attention_by_its_version_and_the_accelerato
     assert attention(*on_ampere) == attention(*on_ampere, "--torch", "2.10")
 
 
+@pytest.mark.parametrize(
+    ("framework", "mode", "repeats"), [("fsdp2", "full", 0), ("fsdp2", "full-reentrant", 1), ("megatron", "full", 1)]
+)
+def test_a_layer_that_runs_again_stops_at_the_last_tensor_that_it_needs(
+    run: Any, framework: str, mode: str, repeats: int
+) -> None:
+    """torch's checkpoints leave a layer's last product out, as `flops` says; reentrant ones and Megatron-Core do not."""
+    words = "llama3-8b?num_hidden_layers=4", "--framework", framework, "--tp", "2", "--sequence-parallel"
+
+    def seconds(recompute: str) -> dict[str, float]:
+        step = ("time", *words, *H100, "--seq", "8k", "--by-node", "3", "--recompute", recompute)
+        return {node["path"]: node["seconds"] for node in answer(run, *step)["nodes"] if node["kind"] == "product"}
+
+    without, recomputed = seconds("none"), seconds(mode)
+    for name, times in (("up_proj", 1), ("down_proj", repeats)):
+        path = f"layers.mlp.{name}"
+        assert recomputed[path] == pytest.approx(without[path] * (3 + times) / 3, rel=0.02)
+
+
 def test_heads_that_ranks_of_a_context_cannot_share_out_have_no_time(run: Any) -> None:
     """`memory` refuses them, too: 8 heads of keys, of which a rank of --tp 2 has 4."""
     words = "time", "llama3-8b", *H100, "--devices", "16", "--framework", "megatron", "--seq", "64k", "--cp-comm", "a2a"
