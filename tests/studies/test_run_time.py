@@ -746,7 +746,7 @@ def test_torch_chooses_the_kernel_of_attention_by_its_version_and_the_accelerato
 def test_a_layer_that_runs_again_stops_at_the_last_tensor_that_it_needs(
     run: Any, framework: str, mode: str, repeats: int
 ) -> None:
-    """torch's checkpoints leave a layer's last product out, as `flops` says; reentrant ones and Megatron-Core do not."""
+    """torch's checkpoints leave a layer's last product out, as `flops` says; reentrant ones and Megatron do not."""
     words = "llama3-8b?num_hidden_layers=4", "--framework", framework, "--tp", "2", "--sequence-parallel"
 
     def seconds(recompute: str) -> dict[str, float]:
