@@ -92,6 +92,7 @@ class TimeSettings:
     product_format: number format of products in training; empty for that of the precision.
     overlapped_groups: groups whose messages a launch file sends beside products; None for those of the stack.
     unpriced: what a launch file sets that slows a step and that the time ignores.
+    torch_attention: whether the program of a launch file calls torch's attention, which its settings name `flash`.
     factors: of a calibration; default none.
     """
 
@@ -102,6 +103,7 @@ class TimeSettings:
     factors: CalibrationFactors = UNCHANGED
     overlapped_groups: frozenset[str] | None = None
     unpriced: tuple[str, ...] = ()
+    torch_attention: bool = False
 
     def device(self, hardware: Hardware) -> Device:
         return self.factors.device(device_of(hardware, self.nic))
@@ -125,17 +127,21 @@ CUDNN_CAPABILITIES = "9.", "10."
 """Beginnings of the compute capabilities on which torch prefers cuDNN's attention."""
 
 
-def _with_class_attention(time_stack: TimeStack, model_memory: Memory, hardware: Hardware) -> TimeStack:
+def _with_class_attention(
+    time_stack: TimeStack, model_memory: Memory, hardware: Hardware, calls_torch: bool = False
+) -> TimeStack:
     """Returns a software stack with the stated attention implementation, by default the one of transformers.
 
-    Torch's own attention runs the kernel that the run's version of torch prefers on the accelerator.
+    Torch's own attention runs the kernel that the run's version of torch prefers on the accelerator. calls_torch:
+    whether `flash` is torch's own.
     """
     settings = model_memory.settings
     implementation = settings.attn_implementation
     if implementation is None and time_stack.reads_masks and not supports_sdpa(model_memory.spec):
         implementation = "eager"
     prefers_cudnn = (hardware.compute_capability or "").startswith(CUDNN_CAPABILITIES)
-    if implementation in (None, "sdpa") and prefers_cudnn and not is_older(settings.torch or "", PREFERS_CUDNN):
+    is_torch_attention = implementation in (None, "sdpa") or (calls_torch and implementation == "flash")
+    if is_torch_attention and prefers_cudnn and not is_older(settings.torch or "", PREFERS_CUDNN):
         time_stack = with_cudnn_attention(time_stack)
     return with_attention(time_stack, implementation)
 
@@ -149,7 +155,9 @@ class TrainingTimes:
         self.hardware: Hardware = hardware
         self.settings: TimeSettings = time_settings
         self.device: Device = time_settings.device(hardware)
-        time_stack = _with_class_attention(time_settings.supporting_stack("training"), model_memory, hardware)
+        time_stack = _with_class_attention(
+            time_settings.supporting_stack("training"), model_memory, hardware, time_settings.torch_attention
+        )
         time_stack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
         time_stack = with_loss(time_stack, model_memory.settings.cross_entropy)
         updates_on_host = bool(model_memory.settings.optimizer_offload)

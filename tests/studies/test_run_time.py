@@ -740,6 +740,20 @@ def test_torch_chooses_the_kernel_of_attention_by_its_version_and_the_accelerato
     assert attention(*on_ampere) == attention(*on_ampere, "--torch", "2.10")
 
 
+def test_programs_that_call_torch_s_attention_run_the_kernel_of_its_version(run: Any, tmp_path: Path) -> None:
+    """Their files have `flash` for memory, as torchtitan's, whose attention is scaled_dot_product_attention."""
+    job = tmp_path / "job.toml"
+    job.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 32768\n'
+        "[parallelism]\ndata_parallel_shard_degree = 8\n[compile]\nenable = true\n"
+    )
+    step = "time", "--launch", str(job), *H100
+    newest, same, older = (
+        answer(run, *step, *words)["seconds"]["estimate"] for words in ((), ("--attn", "sdpa"), ("--torch", "2.10"))
+    )
+    assert newest == same < 0.85 * older
+
+
 @pytest.mark.parametrize(
     ("framework", "mode", "repeats"), [("fsdp2", "full", 0), ("fsdp2", "full-reentrant", 1), ("megatron", "full", 1)]
 )

@@ -63,6 +63,8 @@ class Launch:
     published_weights: whether weights keep the number format of the checkpoint. The settings are then those of a
         checkpoint in fp32.
     end_stage_layers: layers of the first and of the last rank of a pipeline; None (default) for as many as others.
+    torch_attention: whether the program calls torch's attention, whose version chooses a kernel; default false. The
+        settings then say `flash`, which keeps as much.
     """
 
     where: str
@@ -86,6 +88,7 @@ class Launch:
     frozen: FrozenModel | SecondLoss | None = None
     rollout: Rollout | None = None
     end_stage_layers: tuple[int | None, int | None] = (None, None)
+    torch_attention: bool = False
 
     def with_stage_sizes(self, layers: int) -> Launch:
         """Returns the run with the layers of each stage of its pipeline. layers: those of the model."""
@@ -295,7 +298,7 @@ class LaunchReader:
     frozen: a frozen copy of the trained model; None (default) without one.
     expandable: whether the program asks torch's allocator for expandable segments, where the environment does not say;
         false by default.
-    end_stage_layers: as in `Launch`.
+    end_stage_layers, torch_attention: as in `Launch`.
     """
 
     source: LaunchSource
@@ -306,6 +309,7 @@ class LaunchReader:
     frozen: FrozenModel | SecondLoss | None = None
     expandable: bool = False
     end_stage_layers: tuple[int | None, int | None] = (None, None)
+    torch_attention: bool = False
 
     @property
     def where(self) -> str:
@@ -511,6 +515,7 @@ class LaunchReader:
             filled_in=dict(self.filled_in),
             frozen=self.frozen_model_on(launch_settings.layout),
             end_stage_layers=self.end_stage_layers,
+            torch_attention=self.torch_attention,
             **launch_fields,
         )
 
