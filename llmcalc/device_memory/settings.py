@@ -565,7 +565,8 @@ class Settings:
     torch: Annotated[
         str | None,
         Setting(
-            "Version of torch; before 2.1 AdamW's step makes two temporaries.",
+            "Version of torch; before 2.11 sdpa is timed as FlashAttention-2 on Hopper and Blackwell too, before 2.1 "
+            "AdamW's step makes two temporaries.",
             "Precision and kernels",
             "the newest",
             TRAINING,

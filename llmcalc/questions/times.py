@@ -288,6 +288,7 @@ def time_settings(run: RunQuestion, framework_record: Framework, options: TimeOp
         if launched_run is None or options.stack is not None or framework_record.overlapped_groups is None
         else framework_record.overlapped_groups(launched_run),
         () if launched_run is None else _slow_settings(launched_run),
+        launched_run is not None and launched_run.torch_attention,
     )
 
 

@@ -165,10 +165,11 @@ def _host_notes(timed_run: TimedRun) -> list[str]:
         return []
     if software_stack.on_fastest_host is None or timed_run.hidden_host < MUCH_WAITING * timed_run.seconds:
         return []
-    kernel_seconds = 1e6 * software_stack.host_kernel
+    host_launch = timed_run.device.generation.host_launch
+    kernel_seconds = 1e6 * software_stack.host_kernel * host_launch
     host_wait_percent = units.percent(timed_run.hidden_host / timed_run.seconds, 0)
     is_divided = timed_run.plan is not None and timed_run.plan.tp > 1 and bool(software_stack.dtensor_operation)
-    dtensor_text = f" ({1e6 * software_stack.dtensor_operation:.0f} on a DTensor, none with --compile)"
+    dtensor_text = f" ({1e6 * software_stack.dtensor_operation * host_launch:.0f} on a DTensor, none with --compile)"
     return [
         f"{host_wait_percent} waits for the host at {kernel_seconds:.0f} µs an operation"
         f"{dtensor_text if is_divided else ''}; the low end has the fastest measured host, "
@@ -194,6 +195,24 @@ def pass_notes(timed_run: TimedRun) -> list[str]:
         return []
     return [
         f"the prompt is computed {most_tokens:,} tokens at a time, the software's default; each pass reads the weights"
+    ]
+
+
+TIE = 1.03
+"""Ratio of two times up to which equal runs differ as much."""
+
+
+def _copying_exchange_notes(timed_run: TimedRun) -> list[str]:
+    """Returns a note with the seconds of a step whose exchanges of experts' tokens are the software's default."""
+    copying_stack = timed_run.stack.copying_stack
+    if not copying_stack or timed_run.layout.ep == 1 or timed_run.seconds_on is None:
+        return []
+    seconds = timed_run.seconds_on(timed_run.device, timed_run.stack.model_copy(update={"sends_copies": True}))
+    if seconds <= TIE * timed_run.seconds:
+        return []
+    return [
+        f"exchanges of experts' tokens are those of DeepEP; by NCCL's all-to-all {duration_text(seconds)} "
+        f"(--stack {copying_stack})"
     ]
 
 
@@ -238,6 +257,7 @@ def report(
         *_measured_notes(timed_run, measured_run),
         *exchange_notes(timed_run.stack, timed_run.layout),
         *pass_notes(timed_run),
+        *_copying_exchange_notes(timed_run),
         *float16_notes(timed_run.hardware, timed_run.formats.dtype),
         *_time_notes(timed_run),
     ]

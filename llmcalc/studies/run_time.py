@@ -21,6 +21,7 @@ from ..errors import InputError
 from ..frozen import frozen
 from ..parallel.layout import Layout, Schedule
 from ..parallel.rank_program import check_exchanged_heads
+from ..simulator.versions import is_older
 from ..timing.calibration import UNCHANGED, CalibrationFactors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
@@ -29,6 +30,7 @@ from ..timing.stack import (
     find_stack,
     stack_of_vendor,
     with_attention,
+    with_cudnn_attention,
     with_gradient_buffers,
     with_loss,
     with_optimizer,
@@ -90,6 +92,7 @@ class TimeSettings:
     product_format: number format of products in training; empty for that of the precision.
     overlapped_groups: groups whose messages a launch file sends beside products; None for those of the stack.
     unpriced: what a launch file sets that slows a step and that the time ignores.
+    torch_attention: whether the program of a launch file calls torch's attention, which its settings name `flash`.
     factors: of a calibration; default none.
     """
 
@@ -100,6 +103,7 @@ class TimeSettings:
     factors: CalibrationFactors = UNCHANGED
     overlapped_groups: frozenset[str] | None = None
     unpriced: tuple[str, ...] = ()
+    torch_attention: bool = False
 
     def device(self, hardware: Hardware) -> Device:
         return self.factors.device(device_of(hardware, self.nic))
@@ -111,11 +115,34 @@ class TimeSettings:
         return self.factors.stack(with_overlap(time_stack, self.overlap))
 
 
-def _with_class_attention(time_stack: TimeStack, model_memory: Memory) -> TimeStack:
-    """Returns a software stack with the stated attention implementation, by default the one of transformers."""
-    implementation = model_memory.settings.attn_implementation
+PREFERS_CUDNN = (2, 11)
+"""First version of torch whose scaled_dot_product_attention prefers cuDNN's kernel on compute capabilities 9 and 10.
+
+Its code does so for cuDNN above 9.15.0 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
+check_prefer_cudnn_attention), which wheels have since 2.11 (github.com/huggingface/transformers/pull/48163). Kernels of
+torch 2.11 on an H100 (tests/data/gpu) reach the generation's rate, 1.6 times that of FlashAttention-2.
+"""
+
+CUDNN_CAPABILITIES = "9.", "10."
+"""Beginnings of the compute capabilities on which torch prefers cuDNN's attention."""
+
+
+def _with_class_attention(
+    time_stack: TimeStack, model_memory: Memory, hardware: Hardware, calls_torch: bool = False
+) -> TimeStack:
+    """Returns a software stack with the stated attention implementation, by default the one of transformers.
+
+    Torch's own attention runs the kernel that the run's version of torch prefers on the accelerator. calls_torch:
+    whether `flash` is torch's own.
+    """
+    settings = model_memory.settings
+    implementation = settings.attn_implementation
     if implementation is None and time_stack.reads_masks and not supports_sdpa(model_memory.spec):
         implementation = "eager"
+    prefers_cudnn = (hardware.compute_capability or "").startswith(CUDNN_CAPABILITIES)
+    is_torch_attention = implementation in (None, "sdpa") or (calls_torch and implementation == "flash")
+    if is_torch_attention and prefers_cudnn and not is_older(settings.torch or "", PREFERS_CUDNN):
+        time_stack = with_cudnn_attention(time_stack)
     return with_attention(time_stack, implementation)
 
 
@@ -128,7 +155,9 @@ class TrainingTimes:
         self.hardware: Hardware = hardware
         self.settings: TimeSettings = time_settings
         self.device: Device = time_settings.device(hardware)
-        time_stack = _with_class_attention(time_settings.supporting_stack("training"), model_memory)
+        time_stack = _with_class_attention(
+            time_settings.supporting_stack("training"), model_memory, hardware, time_settings.torch_attention
+        )
         time_stack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
         time_stack = with_loss(time_stack, model_memory.settings.cross_entropy)
         updates_on_host = bool(model_memory.settings.optimizer_offload)
@@ -183,6 +212,11 @@ class TrainingTimes:
         is_ignored = layout.tp > 1 and not layout.sequence_parallel and not self.stack.hides_all_reduces
         return ["--overlap tp (it needs --sequence-parallel)"] if overlap == "tp" and is_ignored else []
 
+    @property
+    def _stops_early(self) -> bool:
+        """Whether a layer that runs again stops at the last tensor that its backward pass needs."""
+        return self.stack.stops_early and not self.recompute.reentrant and not self.recompute.saved_operations
+
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the step plan of a layout."""
         workload, included_parts = self.memory.states.workload, self.memory.states.count.include
@@ -195,6 +229,7 @@ class TrainingTimes:
             recompute=recomputed_share(self.recompute),
             recompute_core=self.recompute.core,
             recompute_nodes=self.recompute.nodes,
+            stops_early=self._stops_early,
             include=included_parts,
             adapters=self.adapters,
         )
@@ -274,7 +309,8 @@ class TrainingTimes:
         """Returns how often a kernel runs in one micro-batch, over all layers and with recomputation."""
         run_count = 1.0
         if not operation.backward and operation.layer >= 0:
-            run_count += step_plan.recompute + operation.is_recomputed(
+            is_skipped = step_plan.stops_early and operation.ends_layer
+            run_count += step_plan.recompute * (not is_skipped) + operation.is_recomputed(
                 step_plan.recompute_core, step_plan.recompute_nodes
             )
         return float(operation.times * timed_pass.work.count(operation.layer) * run_count)
@@ -290,8 +326,13 @@ class TrainingTimes:
         """Returns the seconds in which a micro-batch through all layers waits for the host."""
         seconds = 0.0
         for layer in range(len(timed_pass.work.layer_kinds)):
-            for is_backward, run_count in ((False, 1 + step_plan.recompute), (True, 1.0)):
-                kernels = timed_pass.layer_seconds(layer, is_backward=is_backward)
+            skipped_seconds = timed_pass.ending_seconds(layer) if step_plan.stops_early else 0.0
+            for is_backward, run_count, skipped in (
+                (False, 1.0, 0.0),
+                (False, step_plan.recompute, skipped_seconds),
+                (True, 1.0, 0.0),
+            ):
+                kernels = timed_pass.layer_seconds(layer, is_backward=is_backward) - skipped
                 wait_seconds = host_wait(timed_pass, self.stack, layer, is_backward, kernels)
                 seconds += float(timed_pass.work.count(layer) * run_count * wait_seconds)
         return seconds
@@ -496,7 +537,7 @@ def time_inference(
             return decode(spec, device, time_stack, batch, seq, replica_layout, formats)
         return prefill(spec, device, time_stack, batch, seq, context, chunk, replica_layout, formats, has_server_delay)
 
-    time_stack = _with_class_attention(supporting_stack, model_memory)
+    time_stack = _with_class_attention(supporting_stack, model_memory, hardware)
     inference_pass = pass_on(device, time_stack)
     timed_operations = tuple(
         (float(operation.times * timed_pass.work.count(operation.layer)), operation)

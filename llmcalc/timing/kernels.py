@@ -56,6 +56,7 @@ class Kernel:
     launches: kernels that the forward and the backward pass launch; 0 for a product beside another one.
     frozen: whether its weight has no gradient.
     in_16_bits: whether it stays in 16 bits in a run of narrower formats.
+    ends_layer: whether it is the last product of a layer, whose result no gradient in the layer needs.
     """
 
     path: str
@@ -81,6 +82,7 @@ class Kernel:
     launches: tuple[int, int] = (1, 2)
     in_16_bits: bool = False
     frozen: bool = False
+    ends_layer: bool = False
 
 
 class Adapters(NamedTuple):
@@ -103,6 +105,7 @@ class LayerMessage(NamedTuple):
     copies: rows of each token that it sends, one for each of its experts.
     groups: the groups of experts from which a token's experts are selected.
     is_dispatch: whether it sends tokens to their experts, whose products may read them in a narrower format.
+    ends_layer: whether it sends the result of a layer's last product, which no gradient in the layer needs.
     """
 
     layer: int
@@ -110,6 +113,7 @@ class LayerMessage(NamedTuple):
     copies: Number = 1
     groups: ExpertGroups = ONE_GROUP
     is_dispatch: bool = False
+    ends_layer: bool = False
 
 
 class LayerKind(NamedTuple):

@@ -67,6 +67,11 @@ def with_attention(time_stack: TimeStack, implementation: str | None) -> TimeSta
     return time_stack.model_copy(update={"attention": "scores", "kernels": time_stack.kernels | eager_kernels})
 
 
+def with_cudnn_attention(time_stack: TimeStack) -> TimeStack:
+    """Returns a software stack whose scaled_dot_product_attention runs cuDNN's kernel; others unchanged."""
+    return time_stack.model_copy(update={"attention": "cudnn"}) if time_stack.torch_attention else time_stack
+
+
 def with_schedule(time_stack: TimeStack, schedule: Schedule) -> TimeStack:
     """Returns a software stack with a pipeline schedule: DualPipe hides the exchanges of experts' tokens.
 

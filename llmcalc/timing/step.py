@@ -48,6 +48,7 @@ class StepPlan:
     recompute: share of the layers whose forward pass runs again; 0 by default.
     recompute_core: whether attention's forward pass runs again.
     recompute_nodes: paths of modules below a layer whose forward pass runs again.
+    stops_early: whether a layer that runs again stops at the last tensor that its backward pass needs.
     zero: ZeRO stage.
     replicas: groups of data-parallel ranks, each with all shards.
     stage_sizes: layers of each stage, for stages that are not even.
@@ -68,6 +69,7 @@ class StepPlan:
     recompute: float = 0.0
     recompute_core: bool = False
     recompute_nodes: frozenset[str] = frozenset()
+    stops_early: bool = False
     sequence_parallel: bool = False
     zero: int = 0
     replicas: Number = 1
@@ -154,7 +156,7 @@ class StepTime:
 class LayerCosts(NamedTuple):
     """Seconds and parameters of a micro-batch by kind of layer, without recomputed layers.
 
-    both_passes, forward_passes: seconds of both passes and of the forward pass, per kind.
+    both_passes, repeated_passes: seconds of both passes, and of a forward pass that runs again, per kind.
     start_seconds, head_seconds: of what runs before the first and after the last layer.
     dense_params, expert_params: parameters per kind; of experts, those of all expert ranks.
     end_params: parameters before and after the layers.
@@ -163,7 +165,7 @@ class LayerCosts(NamedTuple):
 
     kinds: tuple[LayerKind, ...]
     both_passes: list[Number]
-    forward_passes: list[Number]
+    repeated_passes: list[Number]
     start_seconds: Number
     head_seconds: Number
     dense_params: list[Number]
@@ -197,12 +199,17 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
     layers = range(len(pass_work.layer_kinds))
     layer_wait = time_stack.layer_wait if pass_work.rank_pass.tp > 1 else 0.0
 
-    def seconds(layer: int, is_backward: bool) -> Number:
-        kernel_seconds = timed_pass.layer_seconds(layer, is_backward=is_backward)
+    def seconds(layer: int, is_backward: bool, skipped_seconds: Number = 0.0) -> Number:
+        kernel_seconds = timed_pass.layer_seconds(layer, is_backward=is_backward) - skipped_seconds
         return kernel_seconds + host_wait(timed_pass, time_stack, layer, is_backward, kernel_seconds) + layer_wait
 
     forward_passes = [seconds(layer, is_backward=False) for layer in layers]
     both_pass_seconds = [forward_passes[layer] + seconds(layer, is_backward=True) for layer in layers]
+    repeated_passes = (
+        [seconds(layer, False, timed_pass.ending_seconds(layer)) for layer in layers]
+        if step_plan.stops_early
+        else forward_passes
+    )
     recomputed_modules = step_plan.recompute_core, step_plan.recompute_nodes
     if any(recomputed_modules):
         check_node_names(step_plan.recompute_nodes, _modules_of_layers(timed_pass))
@@ -212,7 +219,7 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
     return LayerCosts(
         tuple(pass_work.layer_kinds),
         both_pass_seconds,
-        forward_passes,
+        repeated_passes,
         timed_pass.layer_seconds(BEFORE),
         timed_pass.layer_seconds(AFTER),
         [pass_work.params.get((layer, False), 0) for layer in layers],
@@ -239,7 +246,7 @@ def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, is_backw
     if time_stack.dtensor_operation:
         dtensor_count = timed_pass.dtensor_operations(layer, is_backward, time_stack.dtensor_operations)
         host_seconds = host_seconds + dtensor_count * time_stack.dtensor_operation
-    return maximum(0.0, host_seconds - kernels)
+    return maximum(0.0, host_seconds * timed_pass.host_launch - kernels)
 
 
 @cache
@@ -295,8 +302,8 @@ def pipeline_ranks(
     """Computes the seconds of the slowest and of the average pipeline rank, and the most parameters of a rank."""
     layers = rank_layers(costs.kinds, pp, vpp, stage_sizes)
     seconds = [
-        both_pass_seconds + recompute * forward_seconds
-        for both_pass_seconds, forward_seconds in zip(costs.both_passes, costs.forward_passes, strict=True)
+        both_pass_seconds + recompute * repeated_seconds
+        for both_pass_seconds, repeated_seconds in zip(costs.both_passes, costs.repeated_passes, strict=True)
     ]
     ranks = [_weighted_sum(layer_counts, seconds) for layer_counts in layers]
     ranks[0] = ranks[0] + costs.start_seconds
@@ -536,6 +543,7 @@ class StepTimer:
             step_plan.dtype,
             step_plan.recompute_core,
             step_plan.recompute_nodes,
+            step_plan.stops_early,
         )
         if timing_key not in self._timed_passes:
             timed_pass = time_pass(

@@ -106,6 +106,7 @@ class TimedOperation:
     backward: whether it runs in the backward pass.
     is_message: whether it is a message.
     compute, memory, network, wait: seconds that each takes by itself; wait is the time until the kernel starts.
+    ends_layer: as of `Kernel`.
     """
 
     path: str
@@ -118,6 +119,7 @@ class TimedOperation:
     memory: Number
     network: Number
     wait: Number
+    ends_layer: bool = False
 
     @property
     def seconds(self) -> Number:
@@ -138,10 +140,14 @@ class TimedOperation:
 
 @dataclass
 class TimedPass:
-    """The timed kernels and messages of one micro-batch or pass, on a rank with all layers."""
+    """The timed kernels and messages of one micro-batch or pass, on a rank with all layers.
+
+    host_launch: times the seconds of a launch that the accelerator's host needs.
+    """
 
     work: RankWork
     operations: list[TimedOperation]
+    host_launch: float = 1.0
 
     def layer_seconds(self, layer: int, is_backward: bool | None = None) -> Number:
         """Returns the seconds of one layer of a kind. is_backward: direction; None (default) for both directions."""
@@ -162,6 +168,14 @@ class TimedPass:
             if operation.layer == layer
             and not operation.backward
             and operation.is_recomputed(recomputes_core, recomputed_nodes)
+        )
+
+    def ending_seconds(self, layer: int) -> Number:
+        """Returns the forward seconds at the end of a layer whose results no gradient in the layer needs."""
+        return sum(
+            operation.times * operation.seconds
+            for operation in self.operations
+            if operation.layer == layer and operation.ends_layer and not operation.backward
         )
 
     def layer_launches(self, layer: int, is_backward: bool, kernels: KernelCounts) -> Number:
@@ -267,9 +281,10 @@ class TimeEstimator:
                     0.0,
                     seconds,
                     wait_seconds,
+                    layer_message.ends_layer,
                 )
             )
-        return TimedPass(rank_work, timed_operations)
+        return TimedPass(rank_work, timed_operations, self.device.generation.host_launch)
 
     def timed_kernels(self, kernel: Kernel) -> Iterator[TimedOperation]:
         """Returns the timed kernels of a product. A backward product is two kernels, for the input and the weight."""
@@ -299,6 +314,7 @@ class TimeEstimator:
                 memory_seconds,
                 0.0,
                 launch_seconds,
+                kernel.ends_layer,
             )
 
     def product_wait(self, kernel: Kernel) -> float:
@@ -487,6 +503,8 @@ class TimeEstimator:
             kernel.keys, kernel.n
         ):  # a window is a mask, and no pair is skipped
             key_count = kernel.n
+            if self.stack.attention == "cudnn":
+                efficiency *= older_kernels["fa2"]
             forward_flops = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
             flops_of_passes = forward_flops, ATTENTION_BACKWARD * forward_flops
         for is_backward in (False, True):

@@ -67,6 +67,7 @@ class AcceleratorGeneration(Record):
     unaligned: tuple[Share, Share]
     kernel_start: float
     launch_gap: float
+    host_launch: float = Field(gt=0)
     latency: float
     far_latency: float
     ring_protocols: tuple[tuple[Share, float, float], ...] = Field(min_length=1)
@@ -139,7 +140,8 @@ class TimeStack(Record):
     fused: bool = True
     regathers: bool = True
     reduces_late: bool = False
-    attention: Literal["flash", "fa2", "triton", "scores"] = "flash"
+    attention: Literal["flash", "cudnn", "fa2", "triton", "scores"] = "flash"
+    torch_attention: bool = False
     hidden: dict[str, float] = {}
     hides_all_reduces: bool = False
     overlapped_stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
@@ -174,6 +176,7 @@ class TimeStack(Record):
     most_gathering_ranks: int = Field(0, ge=0)
     exchange: str = ""
     sends_copies: bool = False
+    copying_stack: str = ""
     moves_all_rows: bool = False
     fuses_gates: bool = False
     splits_to_host: bool = False
@@ -204,6 +207,7 @@ class TimeStack(Record):
     repeats_heads: bool = False
     shared_experts: Share = 0.0
     mixed_steps: bool = True
+    stops_early: bool = False
     host_update: float = 0.0
     offloaded_update: float = 2e-9
     passes: dict[str, float] = {}

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..algebra import Number, exact_div, is_zero, maximum, minimum
 from ..costs.params import total_params_of
+from ..costs.recomputation import SAVES_NOTHING
 from ..flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
 from ..flow.tree import Node
 from ..flow.value import Value
@@ -98,6 +99,8 @@ class WorkRecorder(PlacementTracker):
         self.shared_inputs: set[tuple[int, int]] = set()
         self.shares_parameters: bool = False
         self.gathering_verb: str = ""
+        self.last_product: Step | None = None
+        self.is_past_last_product: bool = False
         self.scopes: dict[int, ModuleScope] = {
             id(module_scope.items): module_scope for module_scope in self._running_scopes(program.root)
         }
@@ -220,9 +223,23 @@ class WorkRecorder(PlacementTracker):
         )
         self.work.layer_kinds.append(layer_kind)
         self.layer, self.layers = len(self.work.layer_kinds) - 1, repeats
+        self.last_product, self.is_past_last_product = self._last_product(scope_items), False
         self._run_scope(scope_items, module_path, repeats)
         self._record_elementwise_group()
+        self.last_product, self.is_past_last_product = None, False
         self.layer, self.layers = AFTER, 1
+
+    def _last_product(self, scope_items: Iterable[Item]) -> Step | None:
+        """Returns a layer's last product if only steps follow that save no tensor; None for another end or adapters.
+
+        None for routed experts too: Automodel runs shared experts before them, torchtitan after them.
+        """
+        saving_steps = [
+            operation for operation in self._running_steps(scope_items) if operation.verb not in SAVES_NOTHING
+        ]
+        is_routed = any(operation.verb == "dispatch" for operation in saving_steps)
+        ends_in_product = bool(saving_steps) and saving_steps[-1].verb == "linear" and not is_routed
+        return saving_steps[-1] if ends_in_product and self.rank_pass.adapters is None else None
 
     def _run_step(self, operation: Step) -> None:
         self.gathering_verb = operation.verb
@@ -327,8 +344,10 @@ class WorkRecorder(PlacementTracker):
         message = message._replace(times=exact_div(message.times, self.layers))
         routed_rows = recorded_value.rows if isinstance(recorded_value.rows, RoutedRows) else RoutedRows()
         is_dispatch = self.gathering_verb == "dispatch" and process_group == "ep"
+        ends_layer = self.is_past_last_product and not message.backward
+        sized_message = self._with_group_size(message)
         self.work.messages.append(
-            LayerMessage(self.layer, self._with_group_size(message), routed_rows.top_k, routed_rows.groups, is_dispatch)
+            LayerMessage(self.layer, sized_message, routed_rows.top_k, routed_rows.groups, is_dispatch, ends_layer)
         )
 
     @property
@@ -408,6 +427,7 @@ class WorkRecorder(PlacementTracker):
         gradient_flops = 0 if x.fixed else 2 * (row_count - constant_rows) * y.width * x.width
         module_name = self.where.rpartition(".")[2]
         is_frozen = self.rank_pass.adapters is not None
+        self.is_past_last_product |= operation is self.last_product
         is_in_16_bits = not {operation.about.get("kind"), module_name}.isdisjoint(IN_16_BITS)
         self._add_kernel(
             "product",
@@ -420,6 +440,7 @@ class WorkRecorder(PlacementTracker):
             launches=(0, 0) if shares_input else (1, 1 if is_frozen else 2 + extra_launches),
             in_16_bits=is_in_16_bits,
             frozen=is_frozen,
+            ends_layer=operation is self.last_product,
         )
         if self.rank_pass.adapters is None:
             return

@@ -722,6 +722,59 @@ def test_fused_and_compiled_kernels_are_timed_as_such(run: Any) -> None:
         assert not any("timed as without" in note for note in update_of(run, *words)[1])
 
 
+def test_torch_chooses_the_kernel_of_attention_by_its_version_and_the_accelerator(run: Any) -> None:
+    """From torch 2.11 on, attention of an H100 is cuDNN's (tests/data/gpu), in place of FlashAttention-2.
+
+    One layer of 32 heads of 128 for 32,768 tokens takes 14.3 ms forward and 40.3 ms backward.
+    """
+    layer = "llama3-8b?num_hidden_layers=1", "--framework", "fsdp2", "--compile", "--seq", "32k"
+
+    def attention(*words: str) -> float:
+        nodes = answer(run, "time", *layer, *words)["nodes"]
+        return sum(node["seconds"] for node in nodes if node["kind"] == "attention")
+
+    seconds = attention(*H100)
+    assert 1.0 < seconds / (0.01434 + 0.04028) < 1.25  # under load for hours, products keep 0.87 of their rate
+    assert attention(*H100, "--torch", "2.11") == attention(*H100, "--attn", "sdpa") == seconds
+    older = attention(*H100, "--torch", "2.10")
+    assert older == attention(*H100, "--attn", "flash") == pytest.approx(seconds / 0.6, rel=1e-3)
+    on_ampere = "--hardware", "a100"
+    assert attention(*on_ampere) == attention(*on_ampere, "--torch", "2.10")
+
+
+def test_programs_that_call_torch_s_attention_run_the_kernel_of_its_version(run: Any, tmp_path: Path) -> None:
+    """Their files have `flash` for memory, as torchtitan's, whose attention is scaled_dot_product_attention."""
+    job = tmp_path / "job.toml"
+    job.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 32768\n'
+        "[parallelism]\ndata_parallel_shard_degree = 8\n[compile]\nenable = true\n"
+    )
+    step = "time", "--launch", str(job), *H100
+    newest, same, older = (
+        answer(run, *step, *words)["seconds"]["estimate"] for words in ((), ("--attn", "sdpa"), ("--torch", "2.10"))
+    )
+    assert newest == same < 0.85 * older
+
+
+@pytest.mark.parametrize(
+    ("framework", "mode", "repeats"), [("fsdp2", "full", 0), ("fsdp2", "full-reentrant", 1), ("megatron", "full", 1)]
+)
+def test_a_layer_that_runs_again_stops_at_the_last_tensor_that_it_needs(
+    run: Any, framework: str, mode: str, repeats: int
+) -> None:
+    """torch's checkpoints leave a layer's last product out, as `flops` says; reentrant ones and Megatron do not."""
+    words = "llama3-8b?num_hidden_layers=4", "--framework", framework, "--tp", "2", "--sequence-parallel"
+
+    def seconds(recompute: str) -> dict[str, float]:
+        step = ("time", *words, *H100, "--seq", "8k", "--by-node", "3", "--recompute", recompute)
+        return {node["path"]: node["seconds"] for node in answer(run, *step)["nodes"] if node["kind"] == "product"}
+
+    without, recomputed = seconds("none"), seconds(mode)
+    for name, times in (("up_proj", 1), ("down_proj", repeats)):
+        path = f"layers.mlp.{name}"
+        assert recomputed[path] == pytest.approx(without[path] * (3 + times) / 3, rel=0.02)
+
+
 def test_heads_that_ranks_of_a_context_cannot_share_out_have_no_time(run: Any) -> None:
     """`memory` refuses them, too: 8 heads of keys, of which a rank of --tp 2 has 4."""
     words = "time", "llama3-8b", *H100, "--devices", "16", "--framework", "megatron", "--seq", "64k", "--cp-comm", "a2a"

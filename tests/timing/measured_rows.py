@@ -106,6 +106,9 @@ RECOMPUTED = {"none": 0.0, "full": 1.0, "selective-layer": 0.5, "selective-op": 
 recipes, which keep or offload the inputs of products of attention): the feed-forward network.
 """
 
+WHOLE_LAYERS = "full", "selective-layer"
+"""What a run recomputes, where that is whole layers."""
+
 MODULES = {
     "core_attn": ("self_attn.core",),
     "layernorm": ("self_attn_pre_norm", "mlp_pre_norm", "mamba_pre_norm"),
@@ -377,6 +380,7 @@ def _step_seconds(row: Row, factors: CalibrationFactors, on_fastest_host: bool =
         include=frozenset({"mtp"} if row["mtp"] else ()),
         adapters=Adapters(int(row["lora"]), TARGETS[row["lora_targets"]]) if row["lora"] else None,
         recompute_nodes=_recomputed_modules(row["model"], row["recompute_modules"]),
+        stops_early=prices.stack.stops_early and row["recompute"] in WHOLE_LAYERS,
     )
     return float(prices.step(plan).seconds)
 

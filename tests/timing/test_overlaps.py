@@ -100,6 +100,11 @@ def test_recipes_of_megatron_bridge_overlap_gradients_as_their_common_functions_
     assert megatron.overlapped_groups is not None
     assert megatron.overlapped_groups(pretraining) == frozenset({"dp", "weights"})
     assert megatron.stack(adapters, False) == "megatron-no-overlap"
+    experts = "model.tensor_model_parallel_size=1 model.expert_model_parallel_size=4"  # whose tokens alltoall exchanges
+    assert megatron.stack(pretraining, False) == "megatron"
+    assert (
+        megatron.stack(read_launch(f"{recipes} qwen25_7b_pretrain_8gpu_config {experts}"), False) == "megatron-alltoall"
+    )
     text = (DATA / "llama_factory_megatron.yaml").read_text()
     changed = tmp_path / "train.yaml"
     changed.write_text(text.replace("overlap_grad_reduce: true", "overlap_grad_reduce: false"))
@@ -119,6 +124,17 @@ def test_what_a_launch_file_sets_that_slows_each_step_is_named(run: Any, tmp_pat
     answer = run("time", "--launch", str(script), "--hardware", "h100")
     text = " ".join(answer.out.split())
     assert "timed as without CUDA_LAUNCH_BLOCKING=1, TORCH_DISTRIBUTED_DEBUG=DETAIL, --deterministic-mode" in text
+
+
+def test_exchanges_of_experts_between_machines_are_noted_to_be_those_of_deepep(run: Any) -> None:
+    """The documented run of Qwen3-30B on 16 H100 by plain all-to-all takes 41.3 s (tests/data/timing/CAUSES.md)."""
+    step = ("time", "qwen3-30b-a3b", "--hardware", "h100", "--framework", "megatron", "--zero", "1", "--seq", "4k")
+    words = *step, "--devices", "16", "--global-batch", "1024"
+    text = " ".join(run(*words, "--ep", "16").out.split())
+    assert "those of DeepEP; by NCCL's all-to-all 39 s (--stack megatron-alltoall)" in text
+    assert "likely 39" in run(*words, "--ep", "16", "--stack", "megatron-alltoall").out
+    for options in (("--ep", "8"), ("--ep", "16", "--stack", "megatron-alltoall")):
+        assert "those of DeepEP" not in " ".join(run(*words, *options, "--notes").out.split())
 
 
 def test_an_overlap_that_needs_sequence_parallelism_is_named_without_it(run: Any) -> None:

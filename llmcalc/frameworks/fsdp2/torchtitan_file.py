@@ -381,6 +381,7 @@ def _local_batch(job_config: _JobConfig) -> int:
 def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
     """Returns option of `llmcalc memory` → value, from the job's keys."""
     reader, training_section = job_config.reading, "training"
+    reader.torch_attention = True
     local_batch, schedule_count = _local_batch(job_config), _schedules_per_step(job_config, layout)
     batch, microbatches = local_batch, schedule_count
     if layout.pp > 1:

@@ -65,6 +65,8 @@ class Launch:
     end_stage_layers: layers of the first and of the last rank of a pipeline; None (default) for as many as others.
     counted_ends: whether the embedding, and whether the loss, takes the place of a layer in a pipeline's stages.
     longest_samples: whether samples that may be shorter are counted at the file's longest; false by default.
+    torch_attention: whether the program calls torch's attention, whose version chooses a kernel; default false. The
+        settings then say `flash`, which keeps as much.
     """
 
     where: str
@@ -90,6 +92,7 @@ class Launch:
     end_stage_layers: tuple[int | None, int | None] = (None, None)
     counted_ends: tuple[bool, bool] = (False, False)
     longest_samples: bool = False
+    torch_attention: bool = False
 
     def with_stage_sizes(self, layers: int) -> Launch:
         """Returns the run with the layers of each stage of its pipeline. layers: those of the model."""
@@ -304,8 +307,7 @@ class LaunchReader:
     frozen: a frozen copy of the trained model; None (default) without one.
     expandable: whether the program asks torch's allocator for expandable segments, where the environment does not say;
         false by default.
-    end_stage_layers: as in `Launch`.
-    counted_ends, longest_samples: as in `Launch`.
+    end_stage_layers, counted_ends, longest_samples, torch_attention: as in `Launch`.
     """
 
     source: LaunchSource
@@ -318,6 +320,7 @@ class LaunchReader:
     end_stage_layers: tuple[int | None, int | None] = (None, None)
     counted_ends: tuple[bool, bool] = (False, False)
     longest_samples: bool = False
+    torch_attention: bool = False
 
     @property
     def where(self) -> str:
@@ -525,6 +528,7 @@ class LaunchReader:
             end_stage_layers=self.end_stage_layers,
             counted_ends=self.counted_ends,
             longest_samples=self.longest_samples,
+            torch_attention=self.torch_attention,
             **launch_fields,
         )
 

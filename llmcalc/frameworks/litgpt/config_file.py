@@ -72,6 +72,7 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
         world_size = source_file.world_size or _device_count(reader, config)
         batch = reader.integer(train_table, "micro_batch_size", 1)
         global_batch = reader.integer(train_table, "global_batch_size", 16)
+        reader.torch_attention = True
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,

@@ -21,8 +21,11 @@ def time_stack_name(launched_run: Launch | None, is_compiled: bool) -> str:
     if not overlapped_groups(launched_run):
         return "megatron-no-overlap"
     settings = launched_run.own_settings
-    sends_copies = isinstance(settings, MegatronSettings) and settings.moe_token_dispatcher_type == "alltoall"
-    if sends_copies and settings.num_experts is not None:
+    if isinstance(settings, MegatronSettings):
+        sends_copies = settings.num_experts is not None and settings.moe_token_dispatcher_type == "alltoall"
+    else:  # programs that name a model: their readers count experts' tokens as alltoall's, and refuse flex
+        sends_copies = launched_run.layout.ep > 1
+    if sends_copies:
         return "megatron-alltoall"
     is_captured = isinstance(settings, MegatronSettings) and captures_layers(settings)
     return "megatron-layer-graphs" if is_captured else "megatron"

@@ -138,6 +138,7 @@ def _read_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch
     }
     if run_values["dtype"] not in format_settings:
         raise reader.wrong("dtype", f"{shown(run_values['dtype'])}; expected bfloat16, float16 or float32")
+    reader.torch_attention = True
     settings: dict[str, Any] = {
         "phase": "training",
         "batch": integer_of(reader, "batch_size", run_values["batch_size"]),

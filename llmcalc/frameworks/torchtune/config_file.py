@@ -113,6 +113,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         dtype = str(reader.value(config, "dtype", "fp32"))
         if dtype not in ("bf16", "fp32"):
             raise reader.wrong("dtype", f"{shown(dtype)}; expected bf16 or fp32")
+        reader.torch_attention = True
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": reader.integer(config, "batch_size", 1),
