@@ -15,7 +15,7 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from _pytest.mark.structures import ParameterSet
 
-from tests.exhaustive import EXHAUSTIVE, LONGEST
+from tests.exhaustive import EXHAUSTIVE, LONGEST, OF_THE_SITE
 from tests.in_process import Result, command
 from tests.quick import QUICK, is_quick
 
@@ -72,8 +72,8 @@ def _is_left_out(case: Any) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what `tests/exhaustive.py` lists, and puts the files with the longest tests first: of several processes
-    none has one of them left when the others end. With `--quick` it leaves out the cases that are not quick.
+    """Marks the tests that `tests/exhaustive.py` lists, and puts the files with the longest tests first: of several
+    processes none has one of them left when the others end. With `--quick` it leaves out the cases that are not quick.
     """
     _spare_the_search_for_constants()
     _spare_docstrings_of_transformers()
@@ -82,8 +82,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if is_quick(item.nodeid)]
     for item in items:
         name = item.nodeid.removeprefix("tests/")
-        if {name, name.partition("[")[0], name.partition("::")[0]} & EXHAUSTIVE.keys():
+        names = {name, name.partition("[")[0], name.partition("::")[0]}
+        if names & EXHAUSTIVE.keys():
             item.add_marker(pytest.mark.exhaustive)
+        if names & OF_THE_SITE:
+            item.add_marker(pytest.mark.browser)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 

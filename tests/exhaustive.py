@@ -1,5 +1,6 @@
 """Slow tests: those, or cases of them, that only `pytest -m exhaustive` runs, with what finds the same in every run;
-and files that start first. Beside these are the cases that a test's own sample leaves out (tests/samples.py).
+those that the site's test command runs; and files that start first. Beside these are the cases that a test's own sample
+leaves out (tests/samples.py).
 """
 
 FEW_LAYERS = "frameworks/fsdp2/test_fsdp2.py::test_a_run_of_few_layers_stands_for_all"
@@ -103,10 +104,6 @@ EXHAUSTIVE: dict[str, str] = {
     "studies/test_serving.py::test_the_cheapest_is_never_dearer_than_a_layout_that_is_typed": "serve_identities",
     "witnesses/test_verify.py::test_running_one_layer_of_a_kind_measures_what_running_all_does[t5-base]": "the others",
     "witnesses/test_verify.py::test_running_one_layer_of_a_kind_measures_what_running_all_does[deepseek-v3]": "others",
-    "web/test_serving_panels.py": "the site's test command, which runs all of web/; test_bridge.py",
-    "web/test_memory_panels.py": "the site's test command; test_bridge.py",
-    "web/test_shape_panels.py": "the site's test command; test_bridge.py",
-    "web/test_preset_pages.py": "the site's test command; test_bridge.py",
     "frameworks/test_selective_recompute.py::test_plans_and_fits_read_it_too": "the test above; test_fit_options.py",
     "frameworks/fsdp2/test_fsdp2_pipeline_replay.py::test_passes_recorded_with_few_layers_are_those_of_all_layers"
     "[qwen3-8b-two chunks]": "the passes that are played, of two chunks; the other stages",
@@ -150,11 +147,6 @@ EXHAUSTIVE: dict[str, str] = {
     "studies/test_walk_errors.py::test_a_replay_needs_what_is_stated[mixtral-8x7b-512-64-megatron]": (
         "frameworks/torch/test_pipeline.py"
     ),
-    "web/test_links.py": "the site's test command",
-    "web/test_answers_in_chinese.py::test_refused_servers_and_runs_are_in_chinese": "the site's test command",
-    "web/test_answers_in_chinese.py::test_sentences_of_servers_and_costs_are_in_chinese": "the site's test command",
-    "web/test_answers_in_chinese.py::test_sentences_of_a_model_are_in_chinese": "the site's test command",
-    "web/test_command.py": "the site's test command",
     "studies/test_plan.py::test_a_row_needs_what_memory_says_of_it[experts under megatron]": "FSDP2; sequences",
     "studies/test_plan.py::test_stages_that_may_need_most[qwen3-0.6b?num_hidden_layers=8-fsdp2-layout4-8]": "others",
     "studies/test_fit_options.py::test_one_accelerator_proposes_more_of_it": "those that fit come first",
@@ -168,6 +160,23 @@ EXHAUSTIVE: dict[str, str] = {
     "frameworks/llama_cpp/test_llama_cpp.py::test_fit_names_the_placements_that_a_card_holds": "the next test",
 }
 """Test, or file, below tests/ → where the same is found."""
+
+OF_THE_SITE = frozenset(
+    {
+        "web/test_serving_panels.py",
+        "web/test_memory_panels.py",
+        "web/test_shape_panels.py",
+        "web/test_preset_pages.py",
+        "web/test_links.py",
+        "web/test_command.py",
+        "web/test_answers_in_chinese.py::test_refused_servers_and_runs_are_in_chinese",
+        "web/test_answers_in_chinese.py::test_sentences_of_servers_and_costs_are_in_chinese",
+        "web/test_answers_in_chinese.py::test_sentences_of_a_model_are_in_chinese",
+    }
+)
+"""Slow tests, or files, of the page's own code, which the site's test command runs although they need no browser;
+test_bridge.py finds what of them is llmcalc's.
+"""
 
 LONGEST = (
     "tests/test_checks.py",

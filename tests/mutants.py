@@ -87,6 +87,12 @@ MUTANTS = (
         "(longer_value - shorter_value) * missing_layers // added_layers",
         "(longer_value - shorter_value) * (missing_layers - 1) // added_layers",
     ),
+    Mutant(
+        "simulator/layer_loops.py",
+        "return pattern_repeats * self.times + self.rest",
+        "return pattern_repeats * self.times",
+    ),
+    Mutant("workload/recompute.py", '"bmm", "baddbmm", "grouped_mm"', '"bmm", "grouped_mm"'),
     # the memory of one device
     Mutant("device_memory/static.py", '"float32" if has_master else weight_format', "weight_format"),
     Mutant("device_memory/static.py", 'self.workload.seq + (self.phase == "decode")', "self.workload.seq"),

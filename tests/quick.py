@@ -32,6 +32,7 @@ QUICK = (
     "simulator/test_unfolding.py::test_training",
     "simulator/test_unfolding.py::test_where_repeats_differ_all_layers_are_replayed",
     "simulator/test_unfolding.py::test_the_allocators_bytes_grow_by_the_same_for_each_layer",
+    "device_memory/test_fold.py::test_a_run_of_four_repeats_has_the_layers_before_the_end_of_its_pattern",
     "device_memory/test_memory.py",
     "device_memory/test_inference.py",
     "device_memory/test_resident.py",

@@ -27,6 +27,19 @@ def compiled(folder, optimize=2):
     options = {"quiet": 1, "legacy": True, "workers": 1, "force": True, "invalidation_mode": unchecked}
     if not compileall.compile_dir(folder, optimize=optimize, **options):
         raise SystemExit("a module does not compile")
+
+def is_packed(path, only, without):
+    return "__pycache__" not in path and "/tests/" not in path and path.startswith(only) and not path.startswith(without)
+
+def paths_below(folder):
+    return [os.path.relpath(os.path.join(parent, name), folder) for parent, _, names in os.walk(folder) for name in names]
+
+def remove_unpacked(folder, choices):
+    """Removes the files that no archive has, before they are compiled. choices: (only, without) of each archive."""
+    choices = [(tuple(only), tuple(without)) for only, without in choices]
+    for path in paths_below(folder):
+        if not any(is_packed(path, *choice) for choice in choices):
+            os.remove(os.path.join(folder, path))
 `);
 
 function save(name, archive) {
@@ -34,11 +47,14 @@ function save(name, archive) {
   console.log(`${basename(name)} ${(archive.length / 1e6).toFixed(2)} MB`);
 }
 
-/** The folder in which a wheel is unpacked and compiled. */
+/** The folder in which a wheel is unpacked, and what archives have of it is compiled. */
 function unpacked(wheel) {
   if (!folders.has(wheel)) {
     const folder = `/wheel-${folders.size}`;
+    const archives = Object.values(plan.archives).filter(({ wheels }) => wheels.includes(wheel));
+    const choices = archives.map(({ only = [""], without = [] }) => [only, without]);
     python.unpackArchive(bytes(wheel), "zip", { extractDir: folder });
+    python.globals.get("remove_unpacked")(folder, python.toPy(choices));
     python.globals.get("compiled")(folder);
     folders.set(wheel, folder);
   }
@@ -61,14 +77,12 @@ for (const [name, { wheels, files = {}, only = [""], without = [] }] of Object.e
 wanted, left_out = tuple(only), tuple(without)
 found = {}
 for source in sources:
-    for folder, _, names in os.walk(source):
-        for name in names:
-            path = os.path.relpath(os.path.join(folder, name), source)
-            if path.endswith(".py") or "__pycache__" in path or "/tests/" in path or not path.startswith(wanted) or path.startswith(left_out):
-                continue
-            if ".dist-info/" in path and name != "METADATA" and "/licenses/" not in path:
-                continue
-            found[path] = os.path.join(folder, name)
+    for path in paths_below(source):
+        if path.endswith(".py") or not is_packed(path, wanted, left_out):
+            continue
+        if ".dist-info/" in path and os.path.basename(path) != "METADATA" and "/licenses/" not in path:
+            continue
+        found[path] = os.path.join(source, path)
 paths = sorted(found, key=lambda path: (path.rpartition(".")[2], path))
 packed = json.dumps([[path, os.path.getsize(found[path])] for path in paths], separators=(",", ":")).encode() + b"\\n"
 for path in paths:
@@ -84,13 +98,12 @@ with open("/packed", "wb") as file:
 python.unpackArchive(bytes(join(plan.pyodide, "python_stdlib.zip")), "zip", { extractDir: "/standard" });
 python.globals.set("without", python.toPy(plan.standard_library.without));
 python.runPython(`
+remove_unpacked("/standard", [([""], without)])
 compiled("/standard")
 compiled("/standard/_pyodide", optimize=0)
-left_out = tuple(without)
 with zipfile.ZipFile("/standard.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-    paths = [os.path.relpath(os.path.join(folder, name), "/standard") for folder, _, names in os.walk("/standard") for name in names]
-    for path in sorted(paths):
-        if path.endswith(".py") or "__pycache__" in path or path.startswith(left_out):
+    for path in sorted(paths_below("/standard")):
+        if path.endswith(".py"):
             continue
         moment = (1980, 1, 1, 0, 0, 0)  # so that the same modules give the same archive
         with open(os.path.join("/standard", path), "rb") as file:

@@ -35,8 +35,9 @@ from llmcalc.components.networks.moe import MoE
 from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec
 from llmcalc.witnesses.reference import verify_reference
+from tests.builders import verbs_of
 from tests.contracts.test_parts import around_a_model, decoder
-from tests.samples import in_one_test
+from tests.samples import in_one_test, sampled, spread
 
 
 def changed(part: Any, **fields: Any) -> Any:
@@ -325,8 +326,16 @@ def test_layers_that_share_parameters_share_what_is_kept_beside_them() -> None:
 MIXING = [cls for cls in MIXERS.classes() if issubclass(cls, Component)]
 
 
-@pytest.mark.parametrize("seq", [1, 2])
-@pytest.mark.parametrize("part", MIXING, ids=[cls.__name__ for cls in MIXING])
+def verbs_of_mixer(case: tuple[type[Component], int]) -> set[Any]:
+    """What may go wrong in a short pass: the mixer with one token, and each of its verbs at either length."""
+    part, seq = case
+    return {part if seq == 1 else None, *((verb, seq) for verb in verbs_of(around_a_model(part.examples()[0])))}
+
+
+@pytest.mark.parametrize(
+    ("part", "seq"),
+    spread(sampled({f"{part.__name__}-{seq}": (part, seq) for part in MIXING for seq in (1, 2)}, verbs_of_mixer)),
+)
 def test_passes_of_one_token_and_of_two(part: type[Component], seq: int) -> None:
     verdict = verify_reference(around_a_model(part.examples()[0]), batch=2, seq=seq)
     assert verdict.ok, verdict.failures

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.contracts.rooms import PACKAGE, ROOT
-from tests.exhaustive import EXHAUSTIVE, LONGEST
+from tests.exhaustive import EXHAUSTIVE, LONGEST, OF_THE_SITE
 from tests.mutants import MUTANTS
 from tests.quick import CASES, QUICK, SLOW
 
@@ -15,7 +15,7 @@ def test_every_mutant_changes_one_place() -> None:
 
 
 def test_every_test_that_is_listed_exists() -> None:
-    for name in (*QUICK, *SLOW, *CASES, *EXHAUSTIVE):
+    for name in (*QUICK, *SLOW, *CASES, *EXHAUSTIVE, *OF_THE_SITE):
         file, _, test = name.partition("::")
         path = ROOT / "tests" / file
         assert path.is_file(), name

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import flop_registry
 
 import llmcalc
 from llmcalc.components.base import Nothing
@@ -36,7 +37,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.witnesses.flop_counter import flop_counter
-from llmcalc.witnesses.kernel_variants import add_checkpoints
+from llmcalc.witnesses.kernel_variants import SAVED_OPERATIONS, add_checkpoints
 from llmcalc.workload.recompute import recompute_of
 from tests.builders import run_config, verbs_of
 from tests.contracts.test_parts import around_a_model, decoder, encoder_decoder
@@ -355,6 +356,12 @@ def test_other_modes_recompute_what_torch_does(mode: str, number: int) -> None:
         net(torch.empty(2, 7, dtype=torch.long, device="meta"), None).float().sum().backward()
     assert counter.get_total_flops() == count.total - count.skipped_by_early_stop
     assert (count.recomputed == 0) == (mode == "attention+matmuls")
+
+
+def test_the_saved_operations_are_those_with_flops() -> None:
+    """The products and kernels for which torch has a formula, and the product of experts, for which it has none."""
+    counted_by_torch = {name for name, op in SAVED_OPERATIONS.items() if op._overloadpacket in flop_registry}
+    assert recompute_of("attention+matmuls").saved_operations == counted_by_torch | {"grouped_mm"}
 
 
 def test_a_module_that_no_layer_has_is_refused() -> None:

@@ -70,6 +70,13 @@ def test_where_one_layer_of_some_differs_a_repeat_has_a_multiple_of_them() -> No
     assert (loop.period, loop.repeats, loop.repeats_of_layer_types(4)) == (3, 26, 4 * 3 + 2)
 
 
+@pytest.mark.parametrize(("name", "interval"), [("gemma3-27b", 1), ("gemma3-27b", 4), ("llama3-70b", 3)])
+def test_a_run_of_four_repeats_has_the_layers_before_the_end_of_its_pattern(name: str, interval: int) -> None:
+    (loop,) = layer_stacks(llmcalc.load(name).model, recompute_interval=interval)
+    layers_of_types = loop.repeats_of_layer_types(4) * (loop.period // loop.times)
+    assert loop.before + layers_of_types + loop.after == loop.end(4)
+
+
 def test_the_pattern_that_leaves_the_fewest_layers_is_found() -> None:
     """Layers before it, and layers after it that it does not continue."""
     window, full = ModuleScope("layers", {}), ModuleScope("layers", {})

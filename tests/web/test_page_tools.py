@@ -137,7 +137,7 @@ def test_a_picture_has_the_colours_of_the_panel(visit: Open) -> None:
 
 def test_a_picture_in_chinese_has_whole_lines_and_no_room_for_controls(visit: Open) -> None:
     """Chinese is broken between any two characters, and a table is wider than a telephone."""
-    page = visit("zh/#m=llama3-8b", 390)
+    page = visit("zh/#m=qwen3-0.6b", 390)
     seen(page, "serve")
     for place in (".on-demand", ".beside"):
         page.click(f"#serve {place} > summary")

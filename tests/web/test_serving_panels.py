@@ -18,7 +18,7 @@ from .test_memory_panels import seen, shown
 
 SERVERS: list[tuple[str, dict[str, Any]]] = [
     ("llama3-8b", {"hardware": "h100-sxm", "concurrency": 64, "input": 4096, "output": 1024, "tpot": 30, "price": 2.5}),
-    ("deepseek-v2-lite", {"hardware": "h200", "concurrency": 32, "input": 2048, "output": 512}),
+    ("deepseek-v2-lite", {"hardware": "h200", "concurrency": 32, "input": 2048, "output": 512, "devices": 2}),
     (
         "qwen3-8b",
         {"hardware": "h100-sxm", "engine": "sglang", "quantize": "fp8-dynamic", "kv_dtype": "fp8", "devices": 2}
@@ -45,7 +45,7 @@ def words(options: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("model", "options"),
-    [SERVERS[0], pytest.param(*SERVERS[1], marks=pytest.mark.exhaustive), SERVERS[2]],
+    SERVERS[:3],
     ids=["dense", "experts", "engine and formats"],
 )
 def test_servers_are_those_of_the_command(model: str, options: dict[str, Any], run: Any) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -155,14 +155,32 @@ def _turns(frame: Any) -> bool:
     return "rope" in frame.f_code.co_name
 
 
+class ClassReads:
+    """The class for a config, built, with the paths of the attributes that it reads.
+
+    at_start: the paths that it reads while it is built.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config: dict[str, Any] = config
+        with recorded() as self.reads:
+            self.model: Any = build_class_model(deepcopy(config))
+        self.at_start: set[str] = self.reads.counting()
+
+    @cached_property
+    def all(self) -> set[str]:
+        """The paths that it reads while it is built and processes a few tokens."""
+        with (
+            mock.patch.object(transformers_witness, "count_flops", run_alone),
+            suppress(Exception),  # some classes read values, which meta tensors do not have; the rest was recorded
+        ):
+            run_forward(spec_of(self.config), self.model, 1, 12, class_settings_of(self.config))
+        return self.reads.counting()
+
+
 def class_reads(config: dict[str, Any]) -> set[str]:
     """Returns the paths that the class for a config reads while it is built and processes a few tokens."""
-    spec = spec_of(config)
-    with recorded() as reads, mock.patch.object(transformers_witness, "count_flops", run_alone):
-        model = build_class_model(deepcopy(config))
-        with suppress(Exception):  # some classes read values, which meta tensors do not have; the rest was recorded
-            run_forward(spec, model, 1, 12, class_settings_of(config))
-    return reads.counting()
+    return ClassReads(config).all
 
 
 def run_alone(module: Any, run: Callable[[], Any]) -> tuple[dict[str, int], dict[str, int]]:
@@ -264,9 +282,13 @@ def differences(config: dict[str, Any], known: set[str] | None = None) -> Iterat
     table, asked = read_config(config)[0], fields_asked(config)
     made, known = configured(config), set() if known is None else known
 
-    @cache
-    def before() -> dict[str, Any]:
-        return {path: attribute(made, path) for path in class_reads(config)}
+    class_of_config = cache(lambda: ClassReads(config))
+
+    def is_read_otherwise(theirs: Any) -> bool:
+        """Whether an attribute that the class reads has another value; it runs only where none is read before."""
+        return any(attribute(theirs, path) != attribute(made, path) for path in class_of_config().at_start) or any(
+            attribute(theirs, path) != attribute(made, path) for path in class_of_config().all
+        )
 
     depth = text_model_of(config)[1].get("num_hidden_layers") or 3
     for path, default in sorted(asked.items()):
@@ -286,7 +308,7 @@ def differences(config: dict[str, Any], known: set[str] | None = None) -> Iterat
             strict = isinstance(value, list) and isinstance(other, list)
             if compared == ENOUGH and not strict:
                 continue
-            reason = _difference(config, changed(config, path, other), table, before, strict)
+            reason = _difference(config, changed(config, path, other), table, is_read_otherwise, strict)
             compared += reason is not None
             if reason:
                 yield Difference(kind, architecture, path, other, reason)
@@ -299,7 +321,7 @@ def _difference(
     config: dict[str, Any],
     variation: dict[str, Any],
     table: dict[str, Any],
-    before: Callable[[], Mapping[str, Any]],
+    is_read_otherwise: Callable[[Any], bool],
     strict: bool,
 ) -> str | None:
     """Returns how llmcalc and the class differ on a config with a changed field.
@@ -307,7 +329,7 @@ def _difference(
     It is empty if they do not differ, and None if the field changes nothing in llmcalc or is rejected.
 
     table: the description of the unchanged config.
-    before: returns path → value of every attribute that the class reads, of the unchanged config.
+    is_read_otherwise: whether the class reads an attribute of a configuration that the unchanged config has otherwise.
     strict: whether the class's rejection of the changed config counts.
     """
     try:
@@ -322,7 +344,7 @@ def _difference(
     except Exception as error:
         answered = strict and counts(variation) is not None
         return f"the class rejects it: {' '.join(str(error).split())[:160]}" if answered else None
-    if same or any(attribute(theirs, path) != value for path, value in before().items()):
+    if same or is_read_otherwise(theirs):
         return ""
     return "the class does not read it" if counts(variation) not in (None, counts(config)) else None
 
