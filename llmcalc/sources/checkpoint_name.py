@@ -127,9 +127,7 @@ def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | 
         f"the config of {hub_id} is not in the cache, and the hub cannot be reached; by its name it has the sizes of "
         f"this preset, in {formats or 'its published format'}. Its config.json as TARGET has the checkpoint's own"
     )
-    preset_table = read_preset(model.name)
-    notes = (note, *preset_table.get("notes", ()))
-    description = {**preset_table, "named_checkpoint": hub_id, "notes": notes}
+    description = {**read_preset(model.name), "named_checkpoint": hub_id, "notes": (note,)}
     if table is not None:
         description["quantization_config"] = table
     return model.name, model.name, description

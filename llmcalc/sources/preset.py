@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -91,6 +91,7 @@ class Preset(Record):
         layer (`full_attention`, `sliding_attention`); none by default.
     quantization_config: how the published weights are stored, the table of that name in their config; none by default.
     assumptions: field that was never published → the assumed value and the reason.
+    omissions: what the description leaves out of the published model, in sentences that are among the notes.
     """
 
     name: str = ""
@@ -108,10 +109,21 @@ class Preset(Record):
     published: Published = Published.model_construct()
     training: Training = Training.model_construct()
     assumptions: tuple[str, ...] = ()
+    omissions: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=8)
     notes: tuple[str, ...] = ()
     config: dict[str, Any] | None = None
     named_checkpoint: str = ""
     model: ModelSpec
+
+    @model_validator(mode="before")
+    @classmethod
+    def _note_omissions(cls, preset_fields: Any) -> Any:
+        """Adds what the description leaves out to the notes."""
+        if not isinstance(preset_fields, dict) or not isinstance(preset_fields.get("omissions"), list | tuple):
+            return preset_fields
+        notes = tuple(preset_fields.get("notes", ()))
+        added_notes = tuple(omission for omission in preset_fields["omissions"] if omission not in notes)
+        return {**preset_fields, "notes": (*added_notes, *notes)}
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -122,6 +134,8 @@ class Preset(Record):
                 raise ValueError(f"{field}: {error}") from None
         if not self.title.isprintable():
             raise ValueError("title: has characters that cannot be printed; expected text on one line")
+        if not all(omission.isprintable() for omission in self.omissions):
+            raise ValueError("omissions: has characters that cannot be printed; expected sentences on one line each")
         return self
 
     @property

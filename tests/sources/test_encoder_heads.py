@@ -39,6 +39,7 @@ NAMED = {
     "MPNetForMaskedLM": ["all-mpnet-base-v2"],
     "NomicBertModel": ["nomic-embed-text-v1", "nomic-embed-text-v1.5"],
     "RobertaForMaskedLM": ["distilroberta-base", "roberta-base", "roberta-large"],
+    "Gemma3TextModel": ["embeddinggemma-300m"],
     "XLMRobertaForMaskedLM": ["xlm-roberta-base", "xlm-roberta-large"],
     "XLMRobertaForSequenceClassification": ["bge-reranker-large", "bge-reranker-v2-m3"],
     "XLMRobertaModel": ["bge-m3", "multilingual-e5-base", "multilingual-e5-large"],

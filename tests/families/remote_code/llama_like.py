@@ -49,18 +49,25 @@ SHAPES = {
             "head_dim": 12,
             "vocab_size": 96,
             "max_position_embeddings": 64,
-        }
+        },
+        {"model_type": "talkie", "n_embd": 32, "n_head": 2, "n_layer": 2, "head_dim": 16, "vocab_size": 80},
     ],
     "InstellaForCausalLM": [
         {"model_type": "instella", **SMALL},
         {"model_type": "instella", **GROUPED, "attention_bias": True, "tie_word_embeddings": True},
     ],
-    "ZhinaoForCausalLM": [{"model_type": "zhinao", **GROUPED}],
+    "ZhinaoForCausalLM": [
+        {"model_type": "zhinao", **GROUPED},
+        {"model_type": "zhinao", **SMALL, "tie_word_embeddings": True},
+    ],
     "BlueLMForCausalLM": [
         {"model_type": "BlueLM", **GROUPED, "use_stable_embedding": True},
         {"model_type": "BlueLM", **SMALL, "use_stable_embedding": False},
     ],
-    "IndexForCausalLM": [{"model_type": "index", **SMALL, "norm_head": True, "rope_ratio": 32}],
+    "IndexForCausalLM": [
+        {"model_type": "index", **SMALL, "norm_head": True, "rope_ratio": 32},
+        {"model_type": "index", **SMALL, "norm_head": False, "tie_word_embeddings": True},
+    ],
     "AprielForCausalLM": [
         {"model_type": "apriel", **GROUPED, "head_dim": 16},
         {"model_type": "apriel", **GROUPED, "attention_bias": True, "mlp_bias": True},
