@@ -9,15 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import InputError, shown
+from ...record import TEXT_SECTIONS
 from ...sources.preset import Preset
 from ..engines.engine import EngineVersion
 from ..engines.rank import architectures
 from ..engines.versions import parse_version
 from .gguf_model import GgufModel
 from .versions import GgmlEngineRecord
-
-TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
-"""Sections of a config with the sizes of its text model, whose class decides before the class of the whole model."""
 
 
 def converted_class(preset: Preset) -> str:
@@ -28,6 +26,7 @@ def converted_class(preset: Preset) -> str:
     if GgufModel.from_quantize_flag(preset, None).gguf_file is not None:
         return ""
     config = preset.config or {}
+    # the class of the text model decides before that of the whole model
     text_sections = [config.get(section_name) for section_name in TEXT_SECTIONS]
     text_classes = [
         text_section["architectures"]
