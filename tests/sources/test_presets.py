@@ -102,7 +102,7 @@ def test_presets_without_the_encoders_of_their_model_say_so() -> None:
 
 
 def test_the_index_of_minimax_m3_has_its_encoder_and_one_module_of_prediction():
-    """Its `total_size`: bfloat16, but float32 routers of 57 layers and a module, their score corrections and patches."""
+    """Its `total_size`: bfloat16, but float32 routers of 57 layers and a module, score corrections, and patches."""
     total = llmcalc.params("minimax-m3", with_mtp=True, with_towers=True).total
     routers, score_corrections, patches = 58 * 128 * 6144, 58 * 128, 1280 * 3 * 2 * 14 * 14
     assert 2 * total + 2 * (routers + patches) + 4 * score_corrections == 869_157_697_024
