@@ -334,7 +334,7 @@ FAMILIES = {
     "jiutian": Family(_read_jiutian, {**COMMON, "qkv_bias": True}, source=f"{CHATLLM}jiutian.cpp"),
     "wedlm": Family(
         _read_wedlm,
-        {**COMMON, "attention_bias": True, "qk_norm": False, "sliding_window": None},
+        {**COMMON, "attention_bias": True, "qk_norm": False, "sliding_window": None, "layer_types": None},
         frozenset({"mask_token_id", "max_window_layers", "use_sliding_window"}),
         source=f"{HUB}tencent/WeDLM-8B-Base modeling_wedlm.py",
     ),
