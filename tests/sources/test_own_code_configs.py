@@ -536,3 +536,19 @@ def test_a_type_whose_layers_no_description_has_is_refused_with_their_name(model
         InputError, match=rf"'{model_type}' is not supported.* which a description in TOML does not have"
     ):
         llmcalc.params({"model_type": model_type, "auto_map": {"AutoModelForCausalLM": "modeling.Model"}})
+
+
+def test_wedlm_8b_has_the_parameters_of_qwen3_8b() -> None:
+    """The headers of its 399 tensors have that sum; its code has biases unless `attention_bias` is false."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "vocab_size": 151936}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    wedlm = {
+        "model_type": "wedlm",
+        **sizes,
+        **heads,
+        "qk_norm": True,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 512,
+    }
+    assert llmcalc.params({**wedlm, "attention_bias": False}).total == 8_190_735_360
+    assert llmcalc.params(wedlm).total == 8_190_735_360 + 36 * (32 + 2 * 8) * 128

@@ -95,10 +95,17 @@ def test_modules_of_multi_token_prediction_have_the_published_sums() -> None:
 
 
 def test_presets_without_the_encoders_of_their_model_say_so() -> None:
-    for name in ("inkling", "mimo-v2.5", "minimax-m3", "muse-spark-816b-a42b", "step-3.7-flash"):
+    for name in ("inkling", "mimo-v2.5", "muse-spark-816b-a42b", "step-3.7-flash"):
         preset = load_preset(name)
         assert any("encoder" in note for note in preset.notes), name
         assert not preset.model.towers, name
+
+
+def test_the_index_of_minimax_m3_has_its_encoder_and_one_module_of_prediction():
+    """Its `total_size`: bfloat16, but float32 routers of 57 layers and a module, score corrections, and patches."""
+    total = llmcalc.params("minimax-m3", with_mtp=True, with_towers=True).total
+    routers, score_corrections, patches = 58 * 128 * 6144, 58 * 128, 1280 * 3 * 2 * 14 * 14
+    assert 2 * total + 2 * (routers + patches) + 4 * score_corrections == 869_157_697_024
 
 
 def test_the_hub_total_of_deepseek_v3():

@@ -87,6 +87,7 @@ def test_a_router_computes_in_the_number_format_of_its_config(model_type: str) -
         ("hymba", "attention and a state-space scan on the same input"),
         ("gigachat3_5", "norms gated by a projection of rank 16"),
         ("Motif", "activations of normalized powers"),
+        ("openpangu_v2", "convolutions over tokens within latent attention"),
     ],
 )
 def test_a_published_type_that_no_description_has_is_refused_with_its_part(model_type: str, part: str) -> None:

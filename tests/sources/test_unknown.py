@@ -12,6 +12,7 @@ import llmcalc
 from llmcalc.errors import InputError, edit_distance, similar_name
 from llmcalc.sources.huggingface.config import Config
 from llmcalc.sources.huggingface.config_file import describe_data
+from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.unknown_fields import UnknownField
 from tests.builders import CASES
 from tests.families import shapes_of
@@ -186,3 +187,12 @@ def test_a_model_type_of_its_own_with_a_known_class_names_the_type_that_is_read(
     config = {**LLAMA, "model_type": "bot_v1", "architectures": ["LlamaForCausalLM"], "auto_map": {"AutoModel": "x.Y"}}
     with pytest.raises(InputError, match="its class is named as that of llama: with that model_type it is read"):
         describe_data(config)
+
+
+def test_modules_of_prediction_that_a_family_does_not_count_are_named_once() -> None:
+    """Readers of Ling 3.0 and Kimi K3 ignore the field; K-EXAONE's makes the remark; a draft's is its target's."""
+    remark = "num_nextn_predict_layers: the multi-token-prediction modules are not counted"
+    remarks_by_type = {"bailing_hybrid": 1, "kimi_k3_text": 1, "exaone_moe": 1, "eagle3_deepseek": 0}
+    for model_type, expected in remarks_by_type.items():
+        _, notes = read_config({**shapes_of(model_type)[0], "num_nextn_predict_layers": 1})
+        assert notes.count(remark) == expected, model_type

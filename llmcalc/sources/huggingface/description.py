@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from ...components.head_kind import HeadKind
 from ...errors import InputError, shown
-from .config import Config
+from .config import Config, is_json_integer
 from .drafts import with_draft_type
 from .dropout import dropout_of
 from .family import Family
@@ -206,6 +206,23 @@ def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any], has_
 @cache
 def _library_class_names_in_lower_case() -> frozenset[str]:
     return frozenset(class_name.lower() for names in library_class_names().values() for class_name in names)
+
+
+PREDICTION_FIELDS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+"""Fields with a number of modules of multi-token prediction."""
+
+
+def _remarks_on_prediction(config: Config, notes: Sequence[str]) -> list[str]:
+    """Returns a remark for each field with modules that are not counted, if no other remark names the field."""
+    noted_fields = {note.partition(":")[0] for note in notes}
+    unknown_names = {field.path.rpartition(".")[2] for field in config.unknown}
+    return [
+        f"{field_name}: the multi-token-prediction modules are not counted"
+        for field_name in PREDICTION_FIELDS
+        if field_name not in noted_fields | unknown_names
+        and is_json_integer(config.data.get(field_name))
+        and config.data[field_name] > 0
+    ]
 
 
 def _check_wrapper_vocabulary(model_type: str, root_config: Mapping[str, Any], model_fields: Mapping[str, Any]) -> None:
@@ -408,6 +425,9 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         if fields.get(ignored_field)
     ]
     notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(root_model_type, root_config, model_fields)]
+    is_draft = FILE_OF[model_type].startswith("drafts.")
+    if "mtp" not in model_fields and model_fields["head"]["type"] == "lm" and not is_draft:
+        notes += _remarks_on_prediction(config, notes)
     if head is None:
         notes += _remark_on_other_class(root_model_type, root_config, model_fields["head"]["type"] != "none")
     projection_field = family_of(root_model_type).projection_size

@@ -519,6 +519,14 @@ WRAPPERS: dict[str, Shapes] = {
                 "vision_config": {**MINIMAX, "num_channels": 1, "spatial_merge_size": 3, "temporal_patch_size": 1},
                 "projector_hidden_size": 30,
             },
+            {
+                "vision_config": {
+                    **MINIMAX,
+                    "model_type": "clip_vision_model",
+                    "rope_mode": "3d",
+                    "img_token_compression_config": {"spatial_merge_size": 2, "temporal_patch_size": 2},
+                },
+            },
         ],
     ),
     "glm4v": ("Glm4vForConditionalGeneration", GLM_PLACES, GLM_SHAPES),

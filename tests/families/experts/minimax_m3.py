@@ -35,5 +35,6 @@ SHAPES = {
         {**SMALL, "layer_types": TYPES},
         {**SMALL, "sparse_attention_config": OLDER, "moe_layer_freq": [0, 0, 1, 1], "tie_word_embeddings": True},
         {**SMALL, "mlp_layer_types": ["dense", "sparse", "sparse", "dense"]},
+        {**SMALL, "layer_types": TYPES, "mlp_layer_types": ["sparse"] * 3 + ["dense"], "num_nextn_predict_layers": 1},
     ],
 }

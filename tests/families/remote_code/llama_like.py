@@ -60,6 +60,36 @@ SHAPES = {
         {"model_type": "zhinao", **GROUPED},
         {"model_type": "zhinao", **SMALL, "tie_word_embeddings": True},
     ],
+    "JiutianForCausalLM": [
+        {"model_type": "jiutian", **GROUPED},
+        {"model_type": "jiutian", **SMALL, "qkv_bias": False, "tie_word_embeddings": True},
+    ],
+    "WeDLMForCausalLM": [
+        {"model_type": "wedlm", **GROUPED, "head_dim": 16, "qk_norm": True, "attention_bias": False},
+        {"model_type": "wedlm", **SMALL},
+    ],
+    "GPTRefactForCausalLM": [
+        {
+            "model_type": "gpt_refact",
+            "vocab_size": 96,
+            "n_embd": 96,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 64,
+            "layer_norm_epsilon": 1e-5,
+            "multi_query": True,
+        },
+        {
+            "model_type": "gpt_refact",
+            "vocab_size": 96,
+            "n_embd": 128,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_positions": 64,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+        },
+    ],
     "BlueLMForCausalLM": [
         {"model_type": "BlueLM", **GROUPED, "use_stable_embedding": True},
         {"model_type": "BlueLM", **SMALL, "use_stable_embedding": False},

@@ -130,6 +130,15 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "MageVLForConditionalGeneration": [
         {"model_type": "mage_vl", "text_config": {"model_type": "qwen3", **SMALL, "head_dim": 8}}
     ],
+    "MossAudioModel": [
+        {
+            "model_type": "moss_audio",
+            "language_config": {"model_type": "qwen3", **SMALL, "head_dim": 8},
+            "audio_config": {"d_model": 24},
+            "adapter_hidden_size": 48,
+            "deepstack_num_inject_layers": 3,
+        }
+    ],
     "LlmJpVLForConditionalGeneration": [{"model_type": "llmjpvl", "text_config": {"model_type": "llama", **SMALL}}],
     "LocateAnythingForConditionalGeneration": [
         {

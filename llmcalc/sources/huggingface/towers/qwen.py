@@ -251,13 +251,17 @@ def _read_ernie(root_config: Config, config: Config, text_hidden_size: int) -> T
 
 
 def _read_minimax(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads MiniMax-M3: two linear layers on each patch, then two linear layers on square blocks of patches."""
+    """Reads MiniMax-M3: two linear layers on each patch, then two linear layers on square blocks of patches.
+
+    Published configs state both merge sizes in the table `img_token_compression_config`.
+    """
     norm, projector_width = layernorm(config.number("layer_norm_eps")), root_config.integer("projector_hidden_size")
-    patches = {
-        "num_channels": config.integer("num_channels"),
-        "temporal_patch_size": config.integer("temporal_patch_size"),
-    }
-    merge_size = config.integer("spatial_merge_size")
+    compression = config.section("img_token_compression_config")
+    temporal_patch_size, merge_size = (
+        compression.integer(field) if compression.has(field) else config.integer(field)
+        for field in ("temporal_patch_size", "spatial_merge_size")
+    )
+    patches = {"num_channels": config.integer("num_channels"), "temporal_patch_size": temporal_patch_size}
     image_resizing = {
         "type": "smart_resize",
         "merge": merge_size,
@@ -373,6 +377,9 @@ MINIMAX: Table = {
     "layer_norm_eps": 1e-5,
 }
 
+MINIMAX_FIELDS = field_names("position_embedding_type rope_mode rope_theta vision_segment_max_frames")
+"""Fields of MiniMax-M3's published encoder that change no count; its class has rotary positions in three dimensions."""
+
 QWEN2_5_TYPES = {"qwen2_5_vl_vision": QWEN2_5, "qwen2_5_vl": QWEN2_5}
 QWEN3_TYPES = {"qwen3_vl_vision": QWEN3, "qwen3_vl": QWEN3}
 EXAONE: Table = {**QWEN2_5, "num_key_value_heads": 8}
@@ -399,5 +406,10 @@ WRAPPERS = {
         aliases=KIMI_NAMES,
     ),
     "ernie4_5_vl_moe": vision_section(_read_ernie, {"ernie4_5_vl_moe_vision": ERNIE}),
-    "minimax_m3_vl": vision_section(_read_minimax, {"minimax_m3_vl_vision": MINIMAX}, {"projector_hidden_size": 6144}),
+    "minimax_m3_vl": vision_section(
+        _read_minimax,
+        {"minimax_m3_vl_vision": MINIMAX, "clip_vision_model": MINIMAX},
+        {"projector_hidden_size": 6144},
+        ignored_fields=MINIMAX_FIELDS,
+    ),
 }

@@ -14,6 +14,7 @@ from ...family import Family, module_names
 from ...parts import (
     DENSE_OR_MOE,
     Table,
+    add_prediction,
     attention,
     clamped_gpt_oss_ffn,
     decoder,
@@ -54,7 +55,6 @@ FIXED = {
 
 
 def _read_minimax_m3(config: Config) -> Table:
-    uncounted_prediction(config)
     for field_name, field_value in FIXED.items():
         config.require(field_name, None, field_value)
     if config.has("moe_intermediate_size"):
@@ -90,14 +90,25 @@ def _read_minimax_m3(config: Config) -> Table:
     block = layer_table(mixer, experts, norm)
     attention_fields: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer_table, "norm": norm}}}}
     dense_ffn: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
-    return decoder(
-        config,
-        block,
-        norm,
-        stack=stack_of_combined_kinds(
-            (attention_kinds, attention_fields), (ffn_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}})
-        ),
+    stack = stack_of_combined_kinds(
+        (attention_kinds, attention_fields), (ffn_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}})
     )
+    return decoder(config, block, norm, stack=stack, **_prediction(config, stack, attention_fields["sparse"], norm))
+
+
+def _prediction(config: Config, stack: Table, sparse_layer: Table, norm: Table) -> Table:
+    """Returns the field `mtp`: modules whose layer has sparse attention and experts, whatever the decoder's last has.
+
+    Sources: vLLM, models/minimax_m3/nvidia/mtp.py; the released index, whose `total_size` has one module. Published
+    configs state 1 in `num_nextn_predict_layers` and 7 in `num_mtp_modules`.
+    """
+    if not config.has("num_nextn_predict_layers"):
+        uncounted_prediction(config)
+        return {}
+    module_count = config.count("num_nextn_predict_layers")
+    if config.has("num_mtp_modules") and config.count("num_mtp_modules") != module_count:
+        config.notes.append(f"num_mtp_modules: ignored beside num_nextn_predict_layers, which is {module_count}")
+    return add_prediction(config, stack, "sparse-moe", sparse_layer, norm)
 
 
 def _swiglu(config: Config, width_field: str) -> Table:

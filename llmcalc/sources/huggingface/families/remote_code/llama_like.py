@@ -12,7 +12,7 @@ from typing import Any
 from .....errors import shown
 from ...code_addresses import CHATLLM, GITHUB, HUB, LLAMA_CPP, MLX, SGLANG, VLLM
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     QKV,
     QKVO,
@@ -28,6 +28,7 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
     rope,
+    sliding_stack,
 )
 from ..deepseek.deepseek import LATENT, latent_attention
 from ..llama.llama import llama_decoder
@@ -113,6 +114,32 @@ def _read_instella(config: Config) -> Table:
 def _read_zhinao(config: Config) -> Table:
     """Reads 360Zhinao: queries, keys and values have a bias, as Qwen2's."""
     return llama_decoder(config, attention(config, **biases(True, *QKV)))
+
+
+def _read_jiutian(config: Config) -> Table:
+    """Reads Jiutian: Qwen2's layers; the field `qkv_bias` is for queries, keys and values."""
+    return llama_decoder(config, attention(config, **biases(config.flag("qkv_bias"), *QKV)))
+
+
+def _read_wedlm(config: Config) -> Table:
+    """Reads WeDLM: Qwen3's layers with `qk_norm`, Qwen2's without; `attention_bias` has no effect on the output."""
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    norms_of_heads = qk_norm_fields(norm) if config.flag("qk_norm") else {}
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKV), **norms_of_heads)
+    stack = sliding_stack(config, ["full"] * config.integer("num_hidden_layers"))
+    return decoder(config, layer_table(mixer, glu(config), norm), norm, stack=stack)
+
+
+def _read_refact(config: Config) -> Table:
+    """Reads Refact: ALiBi, one head of keys and values, LayerNorm without biases, and an FFN of 8/3 of the width.
+
+    The FFN's width is rounded up to a multiple of 256.
+    """
+    norm = layernorm(config.number("layer_norm_epsilon"), bias=False)
+    ffn_width = -(-(8 * config.integer("hidden_size") // 3) // 256) * 256
+    ffn = {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True}
+    mixer = attention(config, num_key_value_heads=1, position={"type": "alibi"})
+    return decoder(config, layer_table(mixer, ffn, norm), norm)
 
 
 def _read_bluelm(config: Config) -> Table:
@@ -303,6 +330,30 @@ FAMILIES = {
         {**COMMON, "use_stable_embedding": True},
         modules={"embed_norm": "embed_layer_norm"},
         source=f"{GITHUB}vivo-ai-lab/BlueLM/blob/main/example/vllm/vllm/model_executor/models/bluelm.py",
+    ),
+    "jiutian": Family(_read_jiutian, {**COMMON, "qkv_bias": True}, source=f"{CHATLLM}jiutian.cpp"),
+    "wedlm": Family(
+        _read_wedlm,
+        {**COMMON, "attention_bias": True, "qk_norm": False, "sliding_window": None, "layer_types": None},
+        frozenset({"mask_token_id", "max_window_layers", "use_sliding_window"}),
+        source=f"{HUB}tencent/WeDLM-8B-Base modeling_wedlm.py",
+    ),
+    "gpt_refact": Family(
+        _read_refact,
+        {"layer_norm_epsilon": 1e-5, "head_dim": None, "tie_word_embeddings": False},
+        field_names(
+            """
+            activation_function attention_bias_in_fp32 attention_softmax_in_fp32 attn_pdrop embd_pdrop multi_query
+            n_inner resid_pdrop scale_attention_softmax_in_fp32 scale_attn_weights
+            """
+        ),
+        aliases={
+            "hidden_size": "n_embd",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions",
+        },
+        source=f"{LLAMA_CPP}refact.cpp",
     ),
     "index": Family(_read_llama, COMMON, frozenset({"norm_head", "rope_ratio"}), source=f"{CHATLLM}index.cpp"),
     "apriel": Family(

@@ -11,7 +11,7 @@ from typing import Any
 from ...class_defaults import class_defaults, class_fields
 from ...code_addresses import GITHUB, HUB, MLX_VLM, SGLANG, VLLM
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import Table
 from ..qwen import qwen_vl
 
@@ -187,6 +187,16 @@ FAMILIES = {
     ),
     "funaudiochat": _wrapper_family(
         "qwen3", f"{VLLM}funaudiochat.py", uncounted_encoders={"audio_config": "funaudiochat_audio_encoder"}
+    ),
+    "moss_audio": replace(
+        _wrapper_family(
+            "qwen3",
+            f"{HUB}OpenMOSS-Team/MOSS-Audio-4B-Instruct modeling_moss_audio.py",
+            "language_config",
+            ignored_fields=field_names("adapter_hidden_size deepstack_num_inject_layers num_hidden_layers vocab_size"),
+            uncounted_encoders={"audio_config": "moss_audio_encoder"},
+        ),
+        tying_source="never",
     ),
     "meralion2": _wrapper_family(
         "gemma2", f"{HUB}MERaLiON/MERaLiON-2-10B modeling_meralion2.py", uncounted_encoders={"speech_config": "whisper"}
