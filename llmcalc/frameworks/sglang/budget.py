@@ -604,6 +604,8 @@ def memory(server: SGLangServer) -> EngineMemory:
         kv_tokens=cache_tokens,
         blocks=cache_tokens // page_tokens,
         max_concurrency=concurrency if slot_pool is None else min(concurrency, slot_pool.requests),
+        state_requests=None if slot_pool is None else slot_pool.requests,
+        divides_request_limit=server.has_divided_attention,
         starts=not startup_error,
         message=startup_error,
         max_model_len=request_length,
