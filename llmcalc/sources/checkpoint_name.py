@@ -105,6 +105,12 @@ def table_of_nvfp4(checkpoint_name: str, preset_name: str) -> tuple[dict[str, An
             for algorithm, module_patterns in stored["quantized_layers"].items()
             for module_pattern in module_patterns
         }
+    if stored.get("keeps_published_format"):
+        published_table = read_preset(preset_name)["quantization_config"]
+        return {
+            **published_table,
+            "quantized_layers": table["quantized_layers"],
+        }, "nvfp4, with the other layers as in the model's own release"
     if publisher == "nvidia":
         return table | {"kv_cache_quant_algo": stored.get("kv_cache")}, "nvfp4, with its layers in 8 or 16 bits"
     return table, "nvfp4, with the layers in 8 or 16 bits of NVIDIA's checkpoint of this model"
