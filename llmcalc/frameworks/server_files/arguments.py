@@ -172,7 +172,7 @@ def _require_resolved(flag: Flag, value: Any) -> None:
 
 
 def _parse_marked_yaml(yaml_text: str, file_name: str) -> Any:
-    """Parses YAML with unresolved names. Raises `InputError`, which names a line that a command of the script prints."""
+    """Parses YAML with unresolved names. Raises `InputError`, which names a line that a command prints."""
     try:
         return parse_yaml(_with_yaml_marks(yaml_text), file_name)
     except InputError:
