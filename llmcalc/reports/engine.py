@@ -289,6 +289,8 @@ def _limit_notes(engine_use: EngineUse) -> list[str]:
     if not engine_memory.starts or request_limit is None or int(engine_memory.max_concurrency) <= request_limit:
         return []
     limit_flag = f"{engine.spelling(engine.step_sequences)} {engine_memory.settings[engine.step_sequences]:,}"
+    if engine.step_sequences not in engine_use.flags:
+        limit_flag = f"default {limit_flag}"
     limit_text = (
         "no more" if replicas == 1 else f"{request_limit:,} on each rank, no more than {request_limit * replicas:,}"
     )

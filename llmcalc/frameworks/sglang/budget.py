@@ -613,7 +613,7 @@ def memory(server: SGLangServer) -> EngineMemory:
         devices=server.device_count,
         block_size=page_tokens,
         assumed=server.assumed_flags,
-        settings=server.settings,
+        settings={**server.settings, "max_running_requests": server.max_running_requests},
         layout=server.whole_layout,
         notes=tuple(
             filter(
