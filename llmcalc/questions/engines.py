@@ -18,7 +18,7 @@ from ..frameworks.engines.registry import engine_and_version
 from ..frameworks.server_files.server import LaunchedServer
 from ..parallel.layout import ImpossibleLayout
 from ..reports.answer import ReportedAnswer
-from ..sources.checkpoint_name import table_of_nvfp4
+from ..sources.checkpoint_name import preset_in_named_format
 from ..sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from ..sources.preset import Preset
 from ..sources.presets import known_checkpoint, scheme_in_name
@@ -202,14 +202,7 @@ def _model_of_server(
         if preset_and_scheme is None:
             raise
     preset, quantization_scheme = preset_and_scheme
-    stored = table_of_nvfp4(server.target, preset.name) if quantization_scheme == "nvfp4" else None
-    formats = quantization_scheme or "its published format"
-    if stored is not None:
-        table, formats = stored
-        preset, quantization_scheme = (
-            preset.model_copy(update={"quantization_config": table, "named_checkpoint": server.target}),
-            "",
-        )
+    preset, quantization_scheme, formats = preset_in_named_format(server.target, preset, quantization_scheme)
     model_name_note = (
         f"the model of {server.location}, {shown(server.target)}, cannot be read; by its name it is the preset "
         f"{preset.name} in {formats}, which a TARGET or --quantize replaces"

@@ -20,6 +20,7 @@ from ..frameworks.logs.log_contents import LogTerm, ParsedLog
 from ..frameworks.logs.log_text import read_log_text
 from ..frameworks.logs.registry import read_log
 from ..reports.answer import ReportedAnswer
+from ..sources.checkpoint_name import preset_in_named_format
 from ..sources.hardware import find_hardware, memory_only_hardware
 from ..sources.preset import Preset
 from ..sources.presets import known_checkpoint, known_model
@@ -78,10 +79,10 @@ class _LoggedRun:
             return self.question.preset
         preset = known_model(self.reading.model)
         if preset is None and (known_preset := known_checkpoint(self.reading.model)) is not None:
-            preset, self.scheme_in_name = known_preset
+            preset, self.scheme_in_name, formats = preset_in_named_format(self.reading.model, *known_preset)
             self.notes.append(
-                f"the log names {one_line(self.reading.model)}: taken as {preset.name} in "
-                f"{self.scheme_in_name or 'its published format'}, which a TARGET or --quantize replaces"
+                f"the log names {one_line(self.reading.model)}: taken as {preset.name} in {formats}, which a TARGET or "
+                "--quantize replaces"
             )
         needs_model = self.reading.program in FOLDERS or any(
             log_term.per_parameter or log_term.name == "kv_buffer" for log_term in self.reading.terms

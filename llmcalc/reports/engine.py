@@ -285,11 +285,16 @@ def _memory_notes(engine_memory: EngineMemory) -> list[str]:
 def _limit_notes(engine_use: EngineUse) -> list[str]:
     """Returns a note if the engine runs fewer requests at once than its cache has room for."""
     engine, engine_memory = engine_use.engine, engine_use.memory
-    most_sequences = engine_memory.settings.get(engine.step_sequences)
-    if not engine_memory.starts or not most_sequences or int(engine_memory.max_concurrency) <= most_sequences:
+    request_limit, replicas = engine.request_limit(engine_memory), engine_memory.data_parallel_ranks
+    if not engine_memory.starts or request_limit is None or int(engine_memory.max_concurrency) <= request_limit:
         return []
-    limit_flag = f"{engine.spelling(engine.step_sequences)} {most_sequences:,}"
-    return [f"{limit_flag}: no more of these users run at once, the others wait"]
+    limit_flag = f"{engine.spelling(engine.step_sequences)} {engine_memory.settings[engine.step_sequences]:,}"
+    if engine.step_sequences not in engine_use.flags:
+        limit_flag = f"default {limit_flag}"
+    limit_text = (
+        "no more" if replicas == 1 else f"{request_limit:,} on each rank, no more than {request_limit * replicas:,}"
+    )
+    return [f"{limit_flag}: {limit_text} of these users run at once, the others wait"]
 
 
 def _memory_term_source(memory_term: MemoryTerm) -> str:

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .preset import Preset
 from .presets import known_checkpoint, known_model, read_preset
 
 
@@ -105,9 +106,29 @@ def table_of_nvfp4(checkpoint_name: str, preset_name: str) -> tuple[dict[str, An
             for algorithm, module_patterns in stored["quantized_layers"].items()
             for module_pattern in module_patterns
         }
+    if stored.get("keeps_published_format"):
+        published_table = read_preset(preset_name)["quantization_config"]
+        return {
+            **published_table,
+            "quantized_layers": table["quantized_layers"],
+        }, "nvfp4, with the other layers as in the model's own release"
     if publisher == "nvidia":
         return table | {"kv_cache_quant_algo": stored.get("kv_cache")}, "nvfp4, with its layers in 8 or 16 bits"
     return table, "nvfp4, with the layers in 8 or 16 bits of NVIDIA's checkpoint of this model"
+
+
+def preset_in_named_format(checkpoint_name: str, preset: Preset, scheme: str) -> tuple[Preset, str, str]:
+    """Returns a preset as a checkpoint known by its name stores it, the scheme to apply, and the formats in words.
+
+    scheme: the scheme in the checkpoint's name, empty for none. It is applied unless the formats of the layers are
+    known, which the preset then has in its `quantization_config`.
+    """
+    stored = table_of_nvfp4(checkpoint_name, preset.name) if scheme == "nvfp4" else None
+    if stored is None:
+        return preset, scheme, scheme or "its published format"
+    table, formats = stored
+    named_preset = preset.model_copy(update={"quantization_config": table, "named_checkpoint": checkpoint_name})
+    return named_preset, "", formats
 
 
 def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | None:

@@ -333,8 +333,9 @@ class ServeStudy:
             if "divide" not in str(error) and not isinstance(error, ImpossibleLayout):
                 raise
             raise ImpossibleLayout(str(error)) from None
-        step_sequences = int(model_memory.settings.get(engine.step_sequences) or request_capacity)
-        most_requests = max(1, min(request_capacity, step_sequences)) * layout_sizes.dp
+        request_limits = (request_capacity, engine.request_limit(model_memory), model_memory.state_requests)
+        rank_requests = min(request_limit for request_limit in request_limits if request_limit is not None)
+        most_requests = max(1, rank_requests) * layout_sizes.dp
         engine_flags = {
             flag_name: flag_value for flag_name, flag_value in used_flags.items() if flag_name != "quantize"
         }

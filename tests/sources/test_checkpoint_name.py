@@ -97,6 +97,11 @@ def test_checkpoints_in_nvfp4_have_the_layers_in_16_bits_of_nvidias(tmp_path: Pa
 
     assert round(weights("nvidia/Gemma-4-31B-IT-NVFP4") / 2**30, 2) == 29.32  # its config.json gives the same
     assert round(weights("nvidia/Qwen3.6-35B-A3B-NVFP4") / 2**30, 3) == 19.395
+    # 43 layers with 256 experts of 3 * 4096 * 2048 numbers: in 4.5 bits where the release has 4.25, and 2 * 3 scales
+    experts = 43 * 256
+    assert weights("nvidia/DeepSeek-V4-Flash-NVFP4") - weights("deepseek-v4-flash") == experts * (
+        3 * 4096 * 2048 // 32 + 3 * 2 * 4
+    )
     assert weights("unsloth/Gemma-4-31B-IT-NVFP4") == weights("nvidia/Gemma-4-31B-IT-NVFP4")
     assert weights("RedHatAI/Gemma-4-31B-IT-NVFP4") < weights("nvidia/Gemma-4-31B-IT-NVFP4")  # every linear layer
     script = tmp_path / "serve.sh"

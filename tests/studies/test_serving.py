@@ -220,6 +220,14 @@ def test_a_cached_prefix_shortens_the_first_token(run: Any) -> None:
     assert half["output_tokens_per_second"] > whole["output_tokens_per_second"]
 
 
+def test_a_replica_holds_no_more_requests_than_it_has_states_for() -> None:
+    """SGLang's scheduler runs no more than `max_mamba_cache_size // ratio` requests, however large the cache is."""
+    model, run = "qwen3-next-80b-a3b", {"hardware": "h200", "engine": "sglang"}
+    (server,) = llmcalc.serve(model, **run, input=1000, output=1000, tp=2).result.servers
+    states = llmcalc.memory(model, **run, tp_size=2, context_length=2000).result
+    assert server.most_sequences == states.state_requests == int(states.max_concurrency)
+
+
 @pytest.mark.parametrize("engine", ["vllm==0.19", "sglang", "tensorrt-llm"])
 def test_engines_have_layouts_and_rules_of_their_own(run: Any, engine: str) -> None:
     words = ("qwen3-30b-a3b", "--hardware", "h200", "--input", "1k", "--output", "256", "--engine", engine)

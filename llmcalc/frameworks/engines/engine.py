@@ -80,6 +80,9 @@ class EngineMemory:
         is in use (`share`); empty if not known.
     heading: a remark that stands below the heading of a screen; default none.
     most_sequences: sequences of a step above which the engine refuses to start; 0 where that is not why it refuses.
+    state_requests: requests of a rank for which there are slots of recurrent states; None for no such slots.
+    divides_request_limit: whether the limit of requests, `Engine.step_sequences`, is that of all data-parallel ranks
+        together; false where each rank runs as many.
     """
 
     terms: tuple[MemoryTerm, ...]
@@ -98,6 +101,8 @@ class EngineMemory:
     layout: Layout | None = None
     heading: str = ""
     most_sequences: int = 0
+    state_requests: int | None = None
+    divides_request_limit: bool = False
 
     @property
     def data_parallel_ranks(self) -> int:
@@ -197,6 +202,14 @@ class Engine:
     step_sequences: str = ""
     start: tuple[str, ...] = ()
     applied_schemes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def request_limit(self, engine_memory: EngineMemory) -> int | None:
+        """Returns the requests that a data-parallel rank runs at once by the engine's flag; None without a limit."""
+        request_limit = engine_memory.settings.get(self.step_sequences)
+        if not request_limit:
+            return None
+        replicas = engine_memory.data_parallel_ranks if engine_memory.divides_request_limit else 1
+        return max(1, int(request_limit) // replicas)
 
     def runs_on(self, hardware: Hardware) -> bool:
         """Whether the engine runs on this GPU, by vendor and compute capability; true if both are unknown."""

@@ -308,6 +308,14 @@ def _suggested_length(flag_name: str, flags_by_name: Mapping[str, Flag]) -> str:
     return f" Did you mean {next((spelling for spelling in LENGTH_FLAGS if spelling in flags_by_name), '--seq')}?"
 
 
+def _check_refused_flags(flags_by_name: Mapping[str, Flag], arguments: Sequence[str]) -> None:
+    """Raises the refusal of a flag that is not modelled, which may be why others are unknown (`--omni` of vLLM)."""
+    for argument in arguments:
+        flag = flags_by_name.get(argument.partition("=")[0]) if argument.startswith("--") else None
+        if flag is not None and flag.refused:
+            flag.read_value(True)
+
+
 def _unknown_flag_error(
     engine_title: str, flag_name: str, suggestion: str, alternatives_by_flag: Mapping[str, str]
 ) -> InputError:
@@ -415,6 +423,7 @@ def split_arguments(
             }
             suggestion = _suggested_length(option, flags_by_name) or suggest(with_hyphens(option), known_spellings)
             if unknown_flags is None:
+                _check_refused_flags(flags_by_name, arguments)
                 raise _unknown_flag_error(engine_title, option, suggestion, other_ways)
             unknown_flags[option] = f"{engine_title} has no such flag"
             _take_values(argument_queue)

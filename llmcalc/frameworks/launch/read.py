@@ -407,7 +407,7 @@ def _read_by_arguments(
     options: Mapping[str, Any],
 ) -> Launch:
     """Returns the training run of a command whose program is unknown, recognized by its arguments."""
-    name_in_errors = source_file.where
+    name_in_errors, commands = source_file.where, shell_script.commands
     argument_readers = [file_kind for file_kind in launch_file_kinds() if file_kind.read_arguments is not None]
     for file_kind in argument_readers:
         matching_commands = [command for command in shell_script.commands if file_kind.is_run_by(command.words)]
@@ -441,6 +441,13 @@ def _read_by_arguments(
     runs_programs = (
         f"; it runs {', '.join(map(printable, list(programs_with_lines)[:4]))}" if programs_with_lines else ""
     )
+    if not command_lines and not unresolved_word:
+        other_commands = [f"{printable(' '.join(command.words[:2]), 40)} (line {command.line})" for command in commands]
+        runs_commands = f"; it runs {', '.join(other_commands[:4])}" if other_commands else ""
+        raise InputError(
+            f"{name_in_errors}: no command trains or serves a model{runs_commands}; expected one that does, such as "
+            f"torchrun train.py … or vllm serve MODEL, or {SETTINGS_ADVICE}"
+        )
     known_programs = " or ".join(file_kind.arguments_of for file_kind in argument_readers)
     raise InputError(
         f"{name_in_errors}: no command runs with arguments of {known_programs}{reason_text}{runs_programs}; expected "

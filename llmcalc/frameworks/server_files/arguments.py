@@ -13,7 +13,7 @@ from ..argument_names import keyword_of
 from ..engines.engine import Engine
 from ..engines.flags import Flag, find_flag, flags_by_spelling, split_arguments
 from ..engines.registry import FOLDERS, engine
-from ..launch.unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
+from ..launch.unresolved import UNRESOLVED, is_unresolved, is_unset_variable, printable, unresolved_reason
 from ..launch.yaml_text import parse_yaml
 from .programs import PROGRAMS, ServerProgram
 from .server import ReadNamedFile
@@ -78,7 +78,7 @@ def read_arguments(
             if is_unresolved(str(config)):
                 raise InputError(unresolved_reason(str(config)))
             config_words = list(
-                words_of_tables(parse_yaml(_with_yaml_marks(read_named_file(str(config))), str(config)), flags_by_name)
+                words_of_tables(_parse_marked_yaml(read_named_file(str(config)), str(config)), flags_by_name)
             )
             positional_words, flag_values = split_arguments(
                 serving_engine.title, flags[::-1], [*config_words, *command_words], {}, {}, unknown_flags
@@ -169,6 +169,22 @@ def _require_resolved(flag: Flag, value: Any) -> None:
     for nested_value in nested_values:
         if isinstance(nested_value, str) and is_unresolved(nested_value):
             raise InputError(f"{flag.names[0]}: {unresolved_reason(nested_value)}")
+
+
+def _parse_marked_yaml(yaml_text: str, file_name: str) -> Any:
+    """Parses YAML with unresolved names. Raises `InputError`, which names a line that a command prints."""
+    try:
+        return parse_yaml(_with_yaml_marks(yaml_text), file_name)
+    except InputError:
+        printed_lines = (
+            (line_number, line)
+            for line_number, line in enumerate(yaml_text.splitlines(), 1)
+            if is_unresolved(line) and ":" not in re.sub(f"{UNRESOLVED}[^{UNRESOLVED}]*{UNRESOLVED}", "", line)
+        )
+        line_number, line = next(printed_lines, (0, ""))
+        if not line_number:
+            raise
+        raise InputError(f"{file_name}: line {line_number}: {unresolved_reason(line)}") from None
 
 
 def _with_yaml_marks(yaml_text: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...components.mixers.attention import Attention
 from ...components.mixers.mla import MLA
+from ...components.no_head import NoHead
 from ...components.towers.vision import VisionTower
 from ...errors import InputError
 from ...parallel.layout import ONE_DEVICE, Layout
@@ -604,13 +605,15 @@ def memory(server: SGLangServer) -> EngineMemory:
         kv_tokens=cache_tokens,
         blocks=cache_tokens // page_tokens,
         max_concurrency=concurrency if slot_pool is None else min(concurrency, slot_pool.requests),
+        state_requests=None if slot_pool is None else slot_pool.requests,
+        divides_request_limit=server.has_divided_attention,
         starts=not startup_error,
         message=startup_error,
         max_model_len=request_length,
         devices=server.device_count,
         block_size=page_tokens,
         assumed=server.assumed_flags,
-        settings=server.settings,
+        settings={**server.settings, "max_running_requests": server.max_running_requests},
         layout=server.whole_layout,
         notes=tuple(
             filter(
@@ -633,6 +636,13 @@ def _server_notes(server: SGLangServer) -> list[str]:
         *filter(None, [class_note, server.long_request_note]),
         *host_expert_notes(server.rank_of_stage(0), server.flags),
     ]
+    model = server.preset.model
+    if server.flags.get("is_embedding") and isinstance(model.head, NoHead) and not model.tie_word_embeddings:
+        head_gib = model.vocab_size * model.hidden_size * server.element_bytes / 2**30 / server.tp
+        server_notes.append(
+            f"weights: a class of SGLang that generates allocates {head_gib:.2f} GiB more for its output head, which "
+            "this checkpoint does not have (models/qwen3.py)"
+        )
     if "speculative_algorithm" in server.flags and not server.rules.counts_drafts:
         server_notes.append(
             "the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"

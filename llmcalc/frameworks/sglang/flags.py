@@ -136,11 +136,12 @@ FLAGS = (
     *refused_flags("an online scheme", "--torchao-config --modelopt-quant", switch_names="--quantize-and-serve"),
     *refused_flags("a size of states", "--int8-mamba-ckpt-size"),
     *refused_flags("a pool of that ratio", "--hybrid-kvcache-ratio --num-reserved-decode-tokens"),
+    Flag(("--is-embedding",), "switch"),  # the class that generates ends with a pooler (models/qwen3.py)
     *refused_flags(
         "such a model",
         "--dllm-algorithm",
         switch_names="""
-        --is-embedding --encoder-only --language-only --enable-multi-layer-eagle
+        --encoder-only --language-only --enable-multi-layer-eagle
         --enable-draft-weights-cpu-backup --mm-enable-dp-encoder
         """,
     ),

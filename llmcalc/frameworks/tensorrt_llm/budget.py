@@ -16,6 +16,7 @@ from ...parallel.layout import Layout
 from ..engines.engine import EngineMemory, MemoryTerm
 from ..engines.rank import EngineRank
 from ..engines.server import EngineServer
+from .speculation import Speculation, speculation_of
 from .versions import TensorRTLLMRecord, TensorRTLLMRules, tensorrt_llm_record
 
 MIB = 2**20
@@ -37,10 +38,16 @@ class TensorRTLLMServer(EngineServer):
     length_field = "max_seq_len"
     layout_fields = "tp_size", "pp_size", "ep_size"
     decided_by = {
-        "weights": ("dtype", "quantize"),
+        "weights": ("dtype", "quantize", "speculative_config"),
         "profile_run": ("max_num_tokens",),
         "non_torch": ("max_batch_size",),
-        "kv_cache": ("kv_cache_free_gpu_memory_fraction", "max_num_tokens", "max_batch_size", "quantize"),
+        "kv_cache": (
+            "kv_cache_free_gpu_memory_fraction",
+            "max_num_tokens",
+            "max_batch_size",
+            "quantize",
+            "speculative_config",
+        ),
     }
 
     def __post_init__(self) -> None:
@@ -111,12 +118,39 @@ class TensorRTLLMServer(EngineServer):
     def rank_of_stage(self, stage_number: int) -> EngineRank:
         """Returns the model on the first rank of a pipeline stage."""
         return EngineRank(
-            self.preset, self.layout, self.layout.rank(pp=stage_number), self.flags.get("quantize"), self.dtype
+            self.preset,
+            self.layout,
+            self.layout.rank(pp=stage_number),
+            self.flags.get("quantize"),
+            self.dtype,
+            with_mtp=self.speculation.with_mtp and stage_number == self.pp - 1,
         ).shared()
 
+    @cached_property
+    def speculation(self) -> Speculation:
+        """The server's settings of speculative decoding."""
+        return speculation_of(self.flags, self.preset)
+
+    @cached_property
+    def draft(self) -> EngineRank | None:
+        """The draft model on one rank; None without one."""
+        if self.speculation.draft is None:
+            return None
+        return EngineRank(self.speculation.draft, Layout(tp=self.layout.tp), 0, None, self.dtype).shared()
+
     def stored_weights_bytes(self, rank: EngineRank) -> int:
-        """Returns the bytes of the weights, with RoPE tables and copies of MLA's up-projections."""
-        return rank.weight_bytes + rank.rope_table_elements(is_scaled=False) * ROPE_BYTES + rank.up_projection_size * 2
+        """Returns the bytes of the weights, with a draft's, RoPE tables and copies of MLA's up-projections."""
+        draft_bytes = (
+            0
+            if self.draft is None
+            else self.draft.weight_bytes + self.draft.rope_table_elements(is_scaled=False) * ROPE_BYTES
+        )
+        return (
+            rank.weight_bytes
+            + draft_bytes
+            + rank.rope_table_elements(is_scaled=False) * ROPE_BYTES
+            + rank.up_projection_size * 2
+        )
 
     def dummy_run_bytes(self, rank: EngineRank) -> int:
         """Returns the peak activation bytes of torch in the dummy run, in the widest layer of the rank."""
@@ -139,8 +173,14 @@ class TensorRTLLMServer(EngineServer):
         if not rank.token_caches:
             raise rank.no_cache_error(self.name)
         element_bytes = Fraction(self.cached_element_bytes)
-        layer_caches = rank.token_caches
-        return int(sum(cache.layers * rank.token_bytes(cache, element_bytes, False) for cache in layer_caches))
+        ranks = [rank] if self.draft is None else [rank, self.draft]
+        return int(
+            sum(
+                cache.layers * caching_rank.token_bytes(cache, element_bytes, False)
+                for caching_rank in ranks
+                for cache in caching_rank.token_caches
+            )
+        )
 
     def blocks(self, available_bytes: int, token_bytes: int) -> int:
         """Returns the number of KV cache blocks, including a partly filled block."""
@@ -224,6 +264,8 @@ def memory(server: TensorRTLLMServer) -> EngineMemory:
 def _cache_notes(server: TensorRTLLMServer, cache_tokens: int, is_startup_error: bool) -> list[str]:
     """Returns notes on sliding windows, and on a KV cache that is too small for the longest request."""
     cache_notes = []
+    if server.speculation.with_mtp or server.draft is not None:
+        cache_notes.append("the passes that draft tokens, and their CUDA graphs, are not counted; they may take more")
     if not is_startup_error and cache_tokens < server.longest_request:
         cache_notes.append(
             f"requests of more than {cache_tokens:,} tokens are refused: --max_seq_len {server.longest_request:,} is "

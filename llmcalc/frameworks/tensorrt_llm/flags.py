@@ -29,7 +29,7 @@ FLAGS = (
     *refused_flags("context parallelism", "--cp_size|--context_parallel_size"),
     *refused_flags("clusters of experts", "--cluster_size|--moe_cluster_parallel_size"),
     Flag(("--enable_attention_dp",), "switch"),
-    *refused_flags("speculative decoding", "--speculative_config"),
+    Flag(("--speculative_config",), "table"),
     *refused_flags("adapters", "--lora_config"),
     *refused_flags("pools of windows", "--max_attention_window|--kv_cache_config.max_attention_window"),
     *refused_flags("sparse attention", "--sparse_attention_config|--sparse_attention_config.algorithm"),

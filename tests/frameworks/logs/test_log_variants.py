@@ -294,6 +294,16 @@ def test_the_scheme_in_a_name_holds_without_an_accelerator(tmp_path: Path) -> No
     assert document["terms"][0]["computed"] == pytest.approx(8.8 * 2**30, rel=0.02)
 
 
+def test_a_checkpoint_in_nvfp4_of_a_log_has_the_layers_of_the_answer_by_its_name(tmp_path: Path) -> None:
+    """Its attention is in 16 bits: 31.0 GiB with the head; with every linear layer in NVFP4 they were 19.5."""
+    name, log = "lukealonso/Gemma-4-31B-IT-NVFP4", tmp_path / "vllm.log"
+    log.write_text((LOGS[0].parent / "vllm_v1.log").read_text().replace("meta-llama/Llama-3.1-8B-Instruct", name))
+    explained = llmcalc.explain_log(log, hardware="b200").document["terms"]
+    named = llmcalc.memory(name, engine="vllm==0.19", hardware="b200", max_model_len=32768).result
+    weights = next(term for term in explained if term["name"] == "weights")
+    assert weights["computed"] == named.bytes_of("weights")
+
+
 def test_a_first_start_is_computed_as_one_that_compiles(tmp_path: Path) -> None:
     """A log of vLLM 0.28 with the lines of a start that compiles (compilation/backends.py)."""
     lines = (

@@ -391,6 +391,8 @@ REFUSED = {
     "vllm serve qwen3-8b --tensor-parallel-size $GPUS": r"--tensor-parallel-size: '\$GPUS' is known only when",
     "vllm serve qwen3-8b other": "'other' stands behind no flag",
     "vllm serve --config missing.yaml": "missing.yaml: no such file beside serve.sh",
+    "vllm serve qwen3-8b --deploy-config x.yaml --omni": "line 1: --omni: starts vLLM-Omni",
+    "cat > c.yaml <<E\na: 1\n$(date)\nE\nvllm serve --config c.yaml": r"c.yaml: line 2: '\$\(date\)' is known only",
     "cat > c.yaml <<E\n- 1\nE\nvllm serve --config c.yaml": "the configuration is no table",
     "cat > c.yaml <<E\nmax-model-lenn: 1\nE\nvllm serve --config c.yaml": "--max-model-lenn: vLLM has no such flag",
     "python -m ktransformers.server.main --model-path x": "starts a server of ktransformers, which is not modelled",

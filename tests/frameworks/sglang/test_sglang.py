@@ -476,3 +476,12 @@ def test_states_have_the_number_format_of_a_flag(format_name: str, factor: int) 
     assert slot_bytes_of(rank, {}) == 36 * (32 * 128 * 128 * 4 + inputs)
     with pytest.raises(InputError, match="--mamba-ssm-dtype 'int8'"):
         memory("qwen3-next-80b-a3b", "h200", tp=2, mamba_ssm_dtype="int8")
+
+
+def test_a_server_of_embeddings_has_the_memory_of_the_class_that_generates() -> None:
+    """SGLang ends the same class with a pooler; a head of its own, which the checkpoint lacks, is 151665 * 4096 * 2."""
+    embeds, generates = (memory("qwen3-8b", **flags) for flags in ({"is_embedding": True}, {}))
+    assert embeds.terms == generates.terms
+    headless = memory("qwen3-embedding-8b", is_embedding=True)
+    assert any(f"allocates {151665 * 4096 * 2 / GIB:.2f} GiB more for its output head" in n for n in headless.notes)
+    assert not any("output head" in note for note in memory("qwen3-embedding-4b", is_embedding=True).notes)  # tied

@@ -128,3 +128,38 @@ def test_too_large_weights_do_not_start() -> None:
     answer = functions.memory("llama3.1-70b", hardware="rtx-4090", engine="tensorrt-llm")
     assert not answer.ok
     assert "dummy run" in answer.document["message"]
+
+
+def test_modules_that_draft_add_a_layer_of_cache() -> None:
+    """DeepSeek-V3 has 61 layers of 576 numbers a token and one module, which is replayed (`get_num_spec_layers`)."""
+    sizes = {"tp_size": 8, "ep_size": 8, "hardware": "b200", "max_gpu_total_bytes": GIB}
+    mtp = {"decoding_type": "MTP", "max_draft_len": 3}
+    plain, drafting = (memory("deepseek-v3", **sizes, **flags) for flags in ({}, {"speculative_config": mtp}))
+    assert plain.blocks == -(-(GIB // (61 * 576 * 2)) // 32)
+    assert drafting.blocks == -(-(GIB // (62 * 576 * 2)) // 32)
+    assert drafting.bytes_of("weights") > plain.bytes_of("weights")
+    with pytest.raises(InputError, match="counts no modules of multi-token prediction of this model"):
+        memory(speculative_config=mtp)
+    with pytest.raises(InputError, match="decoding_type 'Medusa' is not modelled; expected MTP"):
+        memory(speculative_config={"decoding_type": "Medusa"})
+
+
+def test_a_draft_of_eagle_3_adds_its_weights_and_its_cache(tmp_path: Path) -> None:
+    record = json.loads((Path(__file__).parents[2] / "data" / "drafts.json").read_text())["eagle3-llama-3.1-8b"]
+    path = tmp_path / "eagle3.json"
+    path.write_text(json.dumps(record["config"]))
+    options = tmp_path / "options.yaml"
+    options.write_text(
+        f"speculative_config:\n  decoding_type: Eagle3\n  speculative_model: {path}\n  max_draft_len: 3\n"
+    )
+    (tmp_path / "serve.sh").write_text("trtllm-serve llama3.1-8b --max_tokens 3200 --config options.yaml\n")
+    plain = memory(max_gpu_total_bytes=GIB)
+    drafting = memory(
+        max_gpu_total_bytes=GIB, speculative_config={"decoding_type": "Eagle", "speculative_model_dir": str(path)}
+    )
+    added = drafting.bytes_of("weights") - plain.bytes_of("weights")
+    assert 0 <= added - 424_689_664 * 2 <= 4 * 131072 * 128  # and a RoPE table
+    assert drafting.blocks == -(-(GIB // (33 * 8 * 128 * 2 * 2)) // 32)  # of 32 layers and the draft's one
+    assert functions.memory(launch=tmp_path / "serve.sh", hardware="h100").result.bytes_of("weights") == (
+        drafting.bytes_of("weights")
+    )

@@ -958,3 +958,16 @@ def test_a_cache_for_more_users_than_the_engine_runs_has_a_note() -> None:
     assert limited["max_concurrency"] > 16
     assert "--max-num-seqs 16: no more of these users run at once, the others wait" in limited["notes"]
     assert not any("run at once" in note for note in default["notes"])  # the default is 1,024
+
+
+def test_the_limit_of_requests_is_of_each_rank_and_of_all_where_sglang_divides_attention() -> None:
+    """SGLang's scheduler runs `max_running_requests // attn_dp_size` (model_runner_kv_cache_mixin.py)."""
+    users = {"hardware": "h200", "tp_size": 8, "dp_size": 8, "context_length": 4096, "max_running_requests": 128}
+    ranks = llmcalc.memory("qwen3-235b-a22b", engine="sglang", enable_dp_attention=True, **users).document
+    assert any("16 on each rank, no more than 128 of these users" in note for note in ranks["notes"])
+    drafts = {"speculative_algorithm": "NGRAM", "context_length": 4096}  # 48 of them, where the user sets no limit
+    drafting = llmcalc.memory("qwen3-8b", hardware="h200", engine="sglang", **drafts).document
+    assert any("default --max-running-requests 48: no more of these" in note for note in drafting["notes"])
+    run = {"hardware": "h200", "engine": "vllm", "data_parallel_size": 2, "max_num_seqs": 16, "max_model_len": 4096}
+    replicas = llmcalc.memory("qwen3-8b", **run).document
+    assert any("16 on each rank, no more than 32 of these users" in note for note in replicas["notes"])

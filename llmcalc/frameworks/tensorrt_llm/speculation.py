@@ -1,0 +1,71 @@
+"""Speculative decoding in TensorRT-LLM (_torch/speculative/utils.py): modules or a draft model, and their cache.
+
+Modules of multi-token prediction cache one layer each; a single module is replayed for every drafted token
+(`get_num_spec_layers`). A draft of Eagle 3 adds its weights and its own layers of cache (_torch/pyexecutor/_util.py,
+`_get_kv_size_per_token`). Tokens that are found in earlier ones take nothing on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ...costs.draft import check_draft, states_reader_of
+from ...errors import InputError, shown
+from ...sources.preset import Preset
+from ..engines.draft_models import read_draft
+
+FLAG = "--speculative_config"
+
+EAGLE_TYPES = ("eagle", "eagle3")
+"""Values of `decoding_type` whose draft reads the target's hidden states."""
+
+MODEL_KEYS = ("speculative_model", "speculative_model_dir")
+"""Keys that name the draft model: of 1.2 and later, and of earlier versions."""
+
+UNMODELLED_KEYS = {"mtp_eagle_one_model": False, "use_mtp_vanilla": True, "eagle3_model_arch": "mistral_large3"}
+"""Keys whose value here runs another way of drafting, whose memory is not modelled."""
+
+
+class Speculation(NamedTuple):
+    """The settings of speculative decoding.
+
+    with_mtp: whether the model's own modules draft. draft: the draft model; None without one.
+    """
+
+    with_mtp: bool = False
+    draft: Preset | None = None
+
+
+def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
+    """Returns the speculative decoding of a server's flags. Raises `InputError` for unmodelled ways of drafting."""
+    config = flags.get("speculative_config", {})
+    if not config:
+        return Speculation()
+    decoding_type = str(config.get("decoding_type", "")).lower()
+    for key, unmodelled_value in UNMODELLED_KEYS.items():
+        if str(config.get(key)).lower() == str(unmodelled_value).lower():
+            raise InputError(f"{FLAG}: {key}: {shown(config[key])} is not modelled; remove the key")
+    model = next((config[key] for key in MODEL_KEYS if config.get(key) is not None), None)
+    if decoding_type == "ngram":
+        return Speculation()
+    if decoding_type == "mtp" and model is None:
+        if preset.model.mtp is None:
+            raise InputError(
+                f"{FLAG}: decoding_type MTP: llmcalc counts no modules of multi-token prediction of this model; "
+                "expected the run without speculative_config"
+            )
+        return Speculation(with_mtp=True)
+    if decoding_type not in EAGLE_TYPES or not isinstance(model, str | Preset):
+        named_model = "" if model is None else f" with {shown(model)}"
+        raise InputError(
+            f"{FLAG}: decoding_type {shown(config.get('decoding_type'))}{named_model} is not modelled; expected MTP "
+            "without a model, Eagle3 with speculative_model, or NGram"
+        )
+    draft_model = read_draft(model, f"{FLAG}: speculative_model", "a folder or a hub id")
+    if states_reader_of(draft_model.model) is None:
+        raise InputError(
+            f"{FLAG}: {draft_model.name} reads no hidden states of its target; expected a draft of Eagle 3"
+        )
+    check_draft(preset.model, draft_model.model, preset.name, f"{FLAG}: {draft_model.name}")
+    return Speculation(draft=draft_model)
