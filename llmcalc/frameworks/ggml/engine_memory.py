@@ -96,7 +96,7 @@ def engine_memory(
             filter(
                 None,
                 (
-                    _wired_limit_note(server, buffers) if startup_error else "",
+                    _wired_limit_note(server, buffers),
                     server.version.note,
                     *memory_notes,
                     *_server_notes(server, note_texts),
@@ -133,24 +133,36 @@ def _startup_error(server: GgmlServer, device_buffers: BufferSizes) -> str:
     for device in server.devices:
         needed_bytes = device_buffers.bytes_on(device)
         if needed_bytes > server.free_bytes:
-            error_text = server.engine_record.messages["no_memory"]
+            messages = server.engine_record.messages
+            error_text = messages.get(f"no_memory_{device.rstrip('0123456789')}", messages["no_memory"])
             free_gib = server.free_bytes / GIB
             return f"{error_text}: {device} needs {needed_bytes / GIB:.2f} GiB and has {free_gib:.2f} GiB free"
     return ""
 
 
 def _wired_limit_note(server: GgmlServer, buffers: BufferSizes) -> str:
-    """Returns a note on the limit of a Mac's GPU if the buffers fit into all of the memory; else empty."""
+    """Returns a note on the limit of a Mac's GPU, if a higher one or a newer macOS lets the server start; else empty.
+
+    server: a server whose buffers are placed. buffers: the sizes of its buffers.
+    """
     needed_bytes = sum(buffers.bytes_on(device) for device in (*server.devices, HOST))
-    needed_on_gpu = max(buffers.bytes_on(device) for device in server.devices)
-    if server.hardware.vendor != "Apple" or needed_bytes + MACOS_BYTES > server.hardware.memory_bytes:
+    needed_on_gpu = max((buffers.bytes_on(device) for device in server.devices), default=0)
+    memory_bytes, limit_bytes = server.hardware.memory_bytes, server.hardware.capacity_bytes
+    if server.hardware.vendor != "Apple" or needed_bytes + MACOS_BYTES > memory_bytes:
         return ""
-    limit_mib = -(-(needed_on_gpu + server.engine_record.context.mib * MIB) // MIB)
-    usable_gib = server.hardware.capacity_bytes / GIB
-    return (
-        f"macOS lets the GPU use {usable_gib:.2f} GiB by default, newer versions more: "
-        f"sudo sysctl iogpu.wired_limit_mb={limit_mib} would let it start"
-    )
+    limit_mib = -(-needed_on_gpu // MIB)
+    older_limit = memory_bytes * 2 // 3 if memory_bytes <= 32 * GIB else memory_bytes * 3 // 4
+    if needed_on_gpu > server.free_bytes:
+        return (
+            f"macOS lets the GPU use {limit_bytes / GIB:.2f} GiB by default: "
+            f"sudo sysctl iogpu.wired_limit_mb={limit_mib} would let it start"
+        )
+    if server.hardware.like is None and needed_on_gpu > older_limit - server.reserved_bytes:
+        return (
+            f"macOS before 26 lets the GPU use {older_limit / GIB:.2f} GiB by default: there "
+            f"sudo sysctl iogpu.wired_limit_mb={limit_mib} lets it start"
+        )
+    return ""
 
 
 def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:

@@ -278,9 +278,17 @@ class GgmlSettings(EngineServer):
         return layer_count if flag_text == "all" or int(flag_text) < 0 else min(int(flag_text), layer_count)
 
     @property
+    def context_bytes(self) -> int:
+        """GPU memory in use before llama.cpp allocates; 0 through Metal, whose free memory is all of its limit.
+
+        Source: `ggml_metal_device_get_memory`; logs of Macs list as much free as in total.
+        """
+        return 0 if self.hardware.vendor == "Apple" else self.engine_record.context.mib * MIB
+
+    @property
     def free_bytes(self) -> int:
         """The free bytes of a GPU when the server starts."""
-        return max(0, self.hardware.capacity_bytes - self.engine_record.context.mib * MIB - self.reserved_bytes)
+        return max(0, self.hardware.capacity_bytes - self.context_bytes - self.reserved_bytes)
 
     @property
     def is_fit_enabled(self) -> bool:
