@@ -62,14 +62,22 @@ def test_fit_works_over_the_devices_that_an_option_counts() -> None:
 
 
 def test_a_mac_whose_memory_suffices_has_the_limit_to_raise() -> None:
-    # 32 GiB, of which macOS lets the GPU use two thirds
-    small, large = (
-        memory("qwen3-32b", hardware="m2-max-32gb", n_gpu_layers="all", fit="off", ctx_size=tokens)
-        for tokens in (16384, 131072)
-    )
-    assert (small.starts, large.starts) == (False, False)
-    assert any("iogpu.wired_limit_mb=" in note for note in small.notes)
-    assert not any("wired" in note for note in large.notes)
+    # 32 GiB, of which macOS lets the GPU use 24.96 GiB, before version 26 two thirds; Metal takes no context of it
+    def on_a_mac(tokens: int) -> Any:
+        return memory("qwen3-32b", hardware="m2-max-32gb", n_gpu_layers="all", fit="off", ctx_size=tokens)
+
+    for tokens, starts, text in ((26624, True, "macOS before 26"), (30720, False, "use 24.96 GiB by default: sudo")):
+        mac = on_a_mac(tokens)
+        assert mac.starts == starts and text in mac.notes[0] and "iogpu.wired_limit_mb=" in mac.notes[0], tokens
+    assert not any("wired" in note for tokens in (4096, 131072) for note in on_a_mac(tokens).notes)
+    assert "24.96 GiB free" in on_a_mac(131072).message and "recommended max working set" in on_a_mac(131072).message
+    assert "vk::Device" in memory("qwen3-32b", n_gpu_layers="all", fit="off", device="Vulkan0").message
+
+
+def test_no_change_splits_layers_among_gpus_that_a_mac_has_not() -> None:
+    line = "memory qwen3-32b --engine llama.cpp --fit off --quantize q8_0 --hardware "
+    assert "-ts 1,1" in command(*f"{line}rtx-3090".split()).out
+    assert "-ts" not in command(*f"{line}m2-max-32gb".split()).out
 
 
 def test_a_cache_of_an_indexer() -> None:
