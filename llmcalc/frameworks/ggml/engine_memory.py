@@ -53,7 +53,7 @@ def engine_memory(
             MemoryTerm(
                 "model_buffer",
                 buffers.model.get(device, 0),
-                "source" if model.near_mix is None else "estimate",
+                "source" if model.near_mix is None and server.has_exact_modules_file else "estimate",
                 tensors_text,
                 _model_origin(server, device),
                 device,
@@ -117,7 +117,10 @@ def _model_origin(server: GgmlServer, device: str) -> str:
     scheme_text = (server.model.scheme if near_mix is None else f"{near_mix} for {server.model.scheme}") + (
         f", with {server.draft_server.preset.name} that drafts" if server.draft_server else ""
     )
-    scheme_text += ", with modules that draft" if server.is_drafting_with_mtp else ""
+    if server.modules_file is not None:
+        scheme_text += f", with a file of modules that draft in {server.modules_file.quantize}"
+    elif server.is_drafting_with_mtp:
+        scheme_text += ", with modules that draft"
     if server.encoder_bytes and device == encoder_device(server.flags, server.devices):
         scheme_text += "; with the encoder of images"
     return f"{scheme_text}; with token embeddings" if device == HOST else scheme_text
@@ -174,6 +177,12 @@ def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
         )
     if server.model.gguf_file is None and server.model.scheme == "bf16":
         server_remarks.append(note_texts.unquantized)
+    if not server.has_exact_modules_file:
+        file_gib = sum(tensor.nbytes for tensor in server.module_tensors) / GIB
+        server_remarks.append(
+            f"the file of modules that draft is counted as llama-quantize makes it, {file_gib:.2f} GiB; published "
+            "files in 4 bits have other mixes too, some a third smaller"
+        )
     if server.encoder_bytes and server.encoder_shape is None:
         server_remarks.append(note_texts.encoder)
     elif server.encoder_shape is not None and not server.encoder_shape.is_largest_image:

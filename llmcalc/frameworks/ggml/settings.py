@@ -13,7 +13,7 @@ from ...frozen import frozen
 from ..engines.server import EngineServer
 from .encoder import encoder_bytes
 from .gguf_model import GgufModel
-from .speculation import MTP_TYPE, draft_model_of, draft_scheme, drafted_tokens, drafting_types
+from .speculation import MTP_TYPE, draft_model_of, draft_scheme, drafted_tokens, drafting_types, modules_scheme
 from .versions import GgmlEngineRecord, GgmlRules
 
 GIB, MIB = 2**30, 2**20
@@ -228,6 +228,17 @@ class GgmlSettings(EngineServer):
         """The draft model; None without a draft model."""
         preset = draft_model_of(self.flags, self.preset)
         return None if preset is None else GgufModel.from_quantize_flag(preset, draft_scheme(self.flags))
+
+    @cached_property
+    def modules_file(self) -> GgufModel | None:
+        """The model in the format of a separate file of its modules that draft; None without such a file."""
+        scheme = modules_scheme(self.flags, self.preset)
+        return None if scheme is None else GgufModel.from_quantize_flag(self.preset, scheme)
+
+    @property
+    def has_exact_modules_file(self) -> bool:
+        """Whether no separate file of modules has a format that publishers mix: all tensors of q8_0 files have one."""
+        return self.modules_file is None or self.modules_file.quantize in ("q8_0", "f16", "bf16")
 
     @property
     def is_cache_on_layer_device(self) -> bool:

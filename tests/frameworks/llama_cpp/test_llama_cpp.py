@@ -408,6 +408,22 @@ def test_modules_of_the_model_draft() -> None:
     assert drafted.bytes_of("compute_buffer") > plain.bytes_of("compute_buffer")
 
 
+def test_modules_that_draft_from_a_file_of_their_own() -> None:
+    # ggml-org's mtp-Qwen3.8-27B-Q8_0.gguf, 2.94 GiB: the modules, embeddings, last norm and output matrix (18 tensors)
+    flags = {"ctx_size": 8192, "fit": "off", "spec_type": "draft-mtp"}
+    shared, q8, q4 = (
+        memory("qwen3.8-27b", **flags, **({"model_draft": f"/m/mtp-Qwen3.8-27B-{name}.gguf"} if name else {}))
+        for name in ("", "Q8_0", "Q4_0")
+    )
+    modules = sum(
+        tensor.nbytes for tensor in GgufModel.from_quantize_flag(llmcalc.load("qwen3.8-27b"), "q4_k_m").mtp_tensors
+    )
+    assert q8.bytes_of("model_buffer") - shared.bytes_of("model_buffer") + modules == 3_153_061_888
+    assert q8.bytes_of("kv_buffer") == shared.bytes_of("kv_buffer")
+    assert {term.status for term in q4.terms if term.name == "model_buffer"} == {"estimate"}
+    assert any("other mixes too" in note for note in q4.notes)
+
+
 def test_modules_of_a_file_stay_in_it_where_they_do_not_draft(tmp_path: Path) -> None:
     write_gguf(tmp_path / "plain.gguf", METADATA, tensors())
     write_gguf(tmp_path / "modules.gguf", METADATA, [*tensors(), ("blk.2.nextn.eh_proj.weight", (256, 512), "Q4_K")])
@@ -464,6 +480,7 @@ def test_slots_that_share_a_cache_may_state_their_context() -> None:
         ({"model_draft": "llama3.2-1b", "engine": "llama.cpp==b5000"}, "modelled from build b9440"),
         ({"spec_type": "draft-eagle3"}, "--spec-type 'draft-eagle3': is not modelled"),
         ({"spec_type": "draft-mtp"}, "the model has no modules of multi-token prediction"),
+        ({"target": "qwen3.8-27b", "spec_type": "draft-mtp", "model_draft": "x.gguf"}, "file of qwen3.8-27b.s modules"),
         ({"mla_use": 3}, "mla"),
         ({"device": ",".join(["CUDA0"] * 99)}, "--device"),
         ({"target": "t5-base"}, "encoder"),
