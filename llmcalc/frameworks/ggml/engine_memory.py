@@ -97,6 +97,7 @@ def engine_memory(
                 None,
                 (
                     _wired_limit_note(server, buffers),
+                    _context_note(server, buffers) if startup_error else "",
                     server.version.note,
                     *memory_notes,
                     *_server_notes(server, note_texts),
@@ -166,6 +167,22 @@ def _wired_limit_note(server: GgmlServer, buffers: BufferSizes) -> str:
             f"sudo sysctl iogpu.wired_limit_mb={limit_mib} lets it start"
         )
     return ""
+
+
+SMALL_GPU_CONTEXTS = 8
+"""Largest memory of a small GPU, in CUDA contexts of large ones (4 GiB)."""
+
+
+def _context_note(server: GgmlServer, buffers: BufferSizes) -> str:
+    """Returns a note if a small GPU lacks only the memory of the context that large ones have; else empty."""
+    needed_on_gpu = max(buffers.bytes_on(device) for device in server.devices)
+    is_small = server.hardware.capacity_bytes <= SMALL_GPU_CONTEXTS * server.context_bytes
+    if not is_small or needed_on_gpu > server.free_bytes + server.context_bytes:
+        return ""
+    return (
+        f"{server.engine_record.context.mib} MiB are counted for CUDA's context, as on large GPUs; a small one takes "
+        "less and may start it (a GeForce 940M had 948 of 1,024 MiB free)"
+    )
 
 
 def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:

@@ -74,6 +74,15 @@ def test_a_mac_whose_memory_suffices_has_the_limit_to_raise() -> None:
     assert "vk::Device" in memory("qwen3-32b", n_gpu_layers="all", fit="off", device="Vulkan0").message
 
 
+def test_buffers_that_miss_only_the_context_may_start() -> None:
+    small, full = (
+        memory(target, hardware="1GiB", n_gpu_layers=14, fit="off", ctx_size=4096)
+        for target in ("gemma3-1b", "llama3.1-8b")
+    )
+    assert (small.starts, "may start" in small.notes[0]) == (False, True)
+    assert (full.starts, any("may start" in note for note in full.notes)) == (False, False)
+
+
 def test_no_change_splits_layers_among_gpus_that_a_mac_has_not() -> None:
     line = "memory qwen3-32b --engine llama.cpp --fit off --quantize q8_0 --hardware "
     assert "-ts 1,1" in command(*f"{line}rtx-3090".split()).out
