@@ -162,10 +162,7 @@ def _wired_limit_note(server: GgmlServer, buffers: BufferSizes) -> str:
             f"sudo sysctl iogpu.wired_limit_mb={limit_mib} would let it start"
         )
     if server.hardware.like is None and needed_on_gpu > older_limit - server.reserved_bytes:
-        return (
-            f"macOS before 26 lets the GPU use {older_limit / GIB:.2f} GiB by default: there "
-            f"sudo sysctl iogpu.wired_limit_mb={limit_mib} lets it start"
-        )
+        return f"macOS before 26: sudo sysctl iogpu.wired_limit_mb={limit_mib} (default {older_limit / GIB:.2f} GiB)"
     return ""
 
 
