@@ -357,7 +357,7 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
             raise InputError(f"{option(field)}: is of prompts; expected {expected_option}")
     hardware = run.hardware
     assert hardware is not None
-    _check_served_model(run, options.engine)
+    engine_notes = _check_served_model(run, options.engine)
     layout_request, run_memory = run.layout, run.memory_on_one_device()
     for field in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
         if getattr(layout_request, field) not in (None, 1, 0):
@@ -380,18 +380,24 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
         if layout_request.framework is None:
             layout_request = layout_request.with_experts_of_a_server()
         layout = serving_layout(run_memory, hardware, layout_request)
-        return time_inference(run_memory, hardware, layout, settings, cached_tokens, options.server)
+        timed_run = time_inference(run_memory, hardware, layout, settings, cached_tokens, options.server)
+        return replace(timed_run, engine_notes=engine_notes)
 
 
-def _check_served_model(run: RunQuestion, engine_text: str | None) -> None:
-    """Raises `InputError` for a model that the engine of `--engine` does not run."""
+def _check_served_model(run: RunQuestion, engine_text: str | None) -> tuple[str, ...]:
+    """Returns notes on the model's class in the engine of `--engine`; none without an engine.
+
+    Raises `InputError` for a model that the engine does not run.
+    """
+    from ..frameworks.engines.rank import architectures
     from ..frameworks.engines.registry import FOLDERS, engine_and_version
 
     if engine_text is None or engine_text.partition("==")[0].strip().lower() not in FOLDERS:
-        return
+        return ()
     engine_record, version = engine_and_version(engine_text)
     if engine_record.model_check is not None:
         engine_record.model_check(run.preset, version)
+    return tuple(engine_record.rules().class_notes(architectures(run.preset), version))
 
 
 def _inference_stack_of_framework(framework_name: str | None, options: TimeOptions) -> str:

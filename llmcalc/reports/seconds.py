@@ -249,6 +249,7 @@ def report(
     answer_text = f"{SUBJECTS[timed_run.phase]} takes {range_text(timed_run.range)}"
     notes = [
         *warnings,
+        *timed_run.engine_notes,
         *(large_step_notes(timed_run.sequences, timed_run.seq) if timed_run.phase == "training" else ()),
         test_errors_text(timed_run.range, timed_run.stack.title),
         *unknown_link_notes(timed_run.hardware, timed_run.device, _messaging_devices(timed_run)),

@@ -87,6 +87,7 @@ class TimedRun:
     chosen_options: options of a layout that was chosen since the run does not fit without one; empty for none.
     is_planned: whether `plan` has the memory of the run's precision; default true.
     unpriced: options that change the kernels of a training step but not the estimate; default none.
+    engine_notes: remarks on the engine's version and the model's class; default none.
     alternatives: description of other settings → seconds with them.
     seconds_on: the estimate on another device under another stack.
     """
@@ -112,6 +113,7 @@ class TimedRun:
     is_planned: bool = True
     include: frozenset[str] = frozenset()
     unpriced: tuple[str, ...] = ()
+    engine_notes: tuple[str, ...] = ()
     alternatives: dict[str, float] = field(default_factory=dict)
     seconds_on: Callable[[Device, TimeStack], float] | None = field(default=None, repr=False)
 

@@ -98,6 +98,16 @@ def test_without_an_engine_it_is_the_one_that_people_run_there(
     assert usual["class"]["stack"] == {"llama.cpp": "llamacpp"}.get(engine, engine)
 
 
+def test_a_model_whose_class_the_version_lacks_has_the_note_of_memory(run: Any) -> None:
+    words = ("glm-5.2", "--hardware", "h200", "--notes", "--engine")
+    for name in ("vllm==0.9", "vllm==0.19"):
+        texts = [
+            " ".join(run(verb, *words, name, *layout)[1].split())
+            for verb, layout in (("time", ("--phase", "decode", "--tp", "8")), ("memory", ("--devices", "16")))
+        ]
+        assert [("has no class for GlmMoeDsaForCausalLM" in text) for text in texts] == [name == "vllm==0.9"] * 2
+
+
 @pytest.mark.parametrize(
     ("hardware", "engine", "expected"),
     [

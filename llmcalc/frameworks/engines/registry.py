@@ -27,6 +27,7 @@ ON_LLAMA_CPP = {
     "jan": "Jan",
     "gpt4all": "GPT4All",
     "localai": "LocalAI",
+    "lemonade": "Lemonade",
     "text-generation-webui": "text-generation-webui",
 }
 """Words for programs that run llama.cpp → the program's title."""

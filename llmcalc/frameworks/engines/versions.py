@@ -216,6 +216,10 @@ class EngineRecord(Record, Generic[RuleType]):
                 )
         return ""
 
+    def class_notes(self, class_names: tuple[str, ...], engine_version: EngineVersion) -> list[str]:
+        """Returns notes if a version has no class for a model; none if it has one, or if unknown."""
+        return [*filter(None, [self.missing_class_note(class_names, engine_version)])]
+
     def version_of(self, version_text: str) -> EngineVersion:
         """Returns the typed version, or the newest, and the range of versions with the same rules.
 

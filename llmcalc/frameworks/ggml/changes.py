@@ -18,6 +18,9 @@ SMALL_CACHE_TYPE = "q8_0"
 SMALL_BATCH = 128
 """The micro-batch that is tried."""
 
+ONE_GPU_VENDOR = "Apple"
+"""The vendor whose machines have a single GPU, so that no server shares its layers among several."""
+
 
 def memory(server: GgmlServer) -> EngineMemory:
     """Returns the memory of a server after --fit."""
@@ -138,6 +141,8 @@ def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
     gpu_layers = most_layers(server)
     if gpu_layers is not None and gpu_layers <= len(server.model.layers):
         yield f"-ngl {gpu_layers}", {"n_gpu_layers": gpu_layers}
+    if server.hardware.vendor == ONE_GPU_VENDOR:
+        return
     tensor_split = ",".join(["1"] * 2 * len(server.devices))
     yield f"{typed_layer_flag}-ts {tensor_split}", layer_flags | {"tensor_split": tensor_split}
 
@@ -146,7 +151,7 @@ def layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, A
     """Yields (flags, server memory) of each placement, fewest devices first.
 
     Of as many devices: everything on GPUs, a smaller cache, experts on the host, layers on the host. A placement that
-    the user's flags fix is the only one.
+    the user's flags fix is the only one. A Mac has one GPU.
     """
     fixed_flags = [flag_name for flag_name in ("tensor_split", "device") if flag_name in server.flags]
     has_chosen_placement = server.has_stated_gpu_layers or any(
@@ -160,7 +165,7 @@ def layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, A
             yield split_flags, memory(server_on_devices)
         else:
             yield from _placements(server_on_devices, split_flags)
-        if fixed_flags or not server.devices:
+        if fixed_flags or not server.devices or server.hardware.vendor == ONE_GPU_VENDOR:
             return
         device_count *= 2
 

@@ -53,7 +53,7 @@ def engine_memory(
             MemoryTerm(
                 "model_buffer",
                 buffers.model.get(device, 0),
-                "source" if model.near_mix is None else "estimate",
+                "source" if model.near_mix is None and server.has_exact_modules_file else "estimate",
                 tensors_text,
                 _model_origin(server, device),
                 device,
@@ -96,7 +96,8 @@ def engine_memory(
             filter(
                 None,
                 (
-                    _wired_limit_note(server, buffers) if startup_error else "",
+                    _wired_limit_note(server, buffers),
+                    _context_note(server, buffers) if startup_error else "",
                     server.version.note,
                     *memory_notes,
                     *_server_notes(server, note_texts),
@@ -117,7 +118,10 @@ def _model_origin(server: GgmlServer, device: str) -> str:
     scheme_text = (server.model.scheme if near_mix is None else f"{near_mix} for {server.model.scheme}") + (
         f", with {server.draft_server.preset.name} that drafts" if server.draft_server else ""
     )
-    scheme_text += ", with modules that draft" if server.is_drafting_with_mtp else ""
+    if server.modules_file is not None:
+        scheme_text += f", with a file of modules that draft in {server.modules_file.quantize}"
+    elif server.is_drafting_with_mtp:
+        scheme_text += ", with modules that draft"
     if server.encoder_bytes and device == encoder_device(server.flags, server.devices):
         scheme_text += "; with the encoder of images"
     return f"{scheme_text}; with token embeddings" if device == HOST else scheme_text
@@ -133,23 +137,48 @@ def _startup_error(server: GgmlServer, device_buffers: BufferSizes) -> str:
     for device in server.devices:
         needed_bytes = device_buffers.bytes_on(device)
         if needed_bytes > server.free_bytes:
-            error_text = server.engine_record.messages["no_memory"]
+            messages = server.engine_record.messages
+            error_text = messages.get(f"no_memory_{device.rstrip('0123456789')}", messages["no_memory"])
             free_gib = server.free_bytes / GIB
             return f"{error_text}: {device} needs {needed_bytes / GIB:.2f} GiB and has {free_gib:.2f} GiB free"
     return ""
 
 
 def _wired_limit_note(server: GgmlServer, buffers: BufferSizes) -> str:
-    """Returns a note on the limit of a Mac's GPU if the buffers fit into all of the memory; else empty."""
+    """Returns a note on the limit of a Mac's GPU, if a higher one or a newer macOS lets the server start; else empty.
+
+    server: a server whose buffers are placed. buffers: the sizes of its buffers.
+    """
     needed_bytes = sum(buffers.bytes_on(device) for device in (*server.devices, HOST))
-    needed_on_gpu = max(buffers.bytes_on(device) for device in server.devices)
-    if server.hardware.vendor != "Apple" or needed_bytes + MACOS_BYTES > server.hardware.memory_bytes:
+    needed_on_gpu = max((buffers.bytes_on(device) for device in server.devices), default=0)
+    memory_bytes, limit_bytes = server.hardware.memory_bytes, server.hardware.capacity_bytes
+    if server.hardware.vendor != "Apple" or needed_bytes + MACOS_BYTES > memory_bytes:
         return ""
-    limit_mib = -(-(needed_on_gpu + server.engine_record.context.mib * MIB) // MIB)
-    usable_gib = server.hardware.capacity_bytes / GIB
+    limit_mib = -(-needed_on_gpu // MIB)
+    older_limit = memory_bytes * 2 // 3 if memory_bytes <= 32 * GIB else memory_bytes * 3 // 4
+    if needed_on_gpu > server.free_bytes:
+        return (
+            f"macOS lets the GPU use {limit_bytes / GIB:.2f} GiB by default: "
+            f"sudo sysctl iogpu.wired_limit_mb={limit_mib} would let it start"
+        )
+    if server.hardware.like is None and needed_on_gpu > older_limit - server.reserved_bytes:
+        return f"macOS before 26: sudo sysctl iogpu.wired_limit_mb={limit_mib} (default {older_limit / GIB:.2f} GiB)"
+    return ""
+
+
+SMALL_GPU_CONTEXTS = 8
+"""Largest memory of a small GPU, in CUDA contexts of large ones (4 GiB)."""
+
+
+def _context_note(server: GgmlServer, buffers: BufferSizes) -> str:
+    """Returns a note if a small GPU lacks only the memory of the context that large ones have; else empty."""
+    needed_on_gpu = max(buffers.bytes_on(device) for device in server.devices)
+    is_small = server.hardware.capacity_bytes <= SMALL_GPU_CONTEXTS * server.context_bytes
+    if not is_small or needed_on_gpu > server.free_bytes + server.context_bytes:
+        return ""
     return (
-        f"macOS lets the GPU use {usable_gib:.2f} GiB by default, newer versions more: "
-        f"sudo sysctl iogpu.wired_limit_mb={limit_mib} would let it start"
+        f"{server.engine_record.context.mib} MiB are counted for CUDA's context, as on large GPUs; a small one takes "
+        "less and may start it (a GeForce 940M had 948 of 1,024 MiB free)"
     )
 
 
@@ -162,6 +191,12 @@ def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
         )
     if server.model.gguf_file is None and server.model.scheme == "bf16":
         server_remarks.append(note_texts.unquantized)
+    if not server.has_exact_modules_file:
+        file_gib = sum(tensor.nbytes for tensor in server.module_tensors) / GIB
+        server_remarks.append(
+            f"the file of modules that draft is counted as llama-quantize makes it, {file_gib:.2f} GiB; published "
+            "files in 4 bits have other mixes too, some a third smaller"
+        )
     if server.encoder_bytes and server.encoder_shape is None:
         server_remarks.append(note_texts.encoder)
     elif server.encoder_shape is not None and not server.encoder_shape.is_largest_image:

@@ -297,9 +297,17 @@ class GgmlServer(GgmlSettings):
     def file_bytes(self) -> int:
         """The bytes of tensors in all files: of the model, the draft model and the image encoder."""
         total_bytes = self.model.file_bytes + self.encoder_bytes
-        if self.is_drafting_with_mtp and self.model.gguf_file is None:
-            total_bytes += sum(tensor.nbytes for tensor in self.model.mtp_tensors)
+        if self.modules_file is not None or (self.is_drafting_with_mtp and self.model.gguf_file is None):
+            total_bytes += sum(tensor.nbytes for tensor in self.module_tensors)
         return total_bytes + (0 if self.draft_server is None else self.draft_server.model.file_bytes)
+
+    @cached_property
+    def module_tensors(self) -> tuple[GgufTensor, ...]:
+        """The tensors that modules of multi-token prediction add: those of a separate file, or of the model's file."""
+        if self.modules_file is None:
+            return self.model.mtp_tensors
+        shared_tensors = (tensor for tensor in self.modules_file.tensors if tensor.layer is None)
+        return (*self.modules_file.mtp_tensors, *shared_tensors)
 
     def module_buffers(self, tensor_placement: TensorDevices) -> BufferSizes:
         """Returns the buffers of the multi-token-prediction modules, which are additional last layers.
@@ -313,14 +321,16 @@ class GgmlServer(GgmlSettings):
         }
         module_server = self.with_flags(**cache_types, spec_type="none")
         tensor_sizes: dict[str, int] = {}
-        for tensor in self.model.mtp_tensors:
+        for tensor in self.module_tensors:
             device = tensor_placement.device(tensor)
             tensor_sizes[device] = tensor_sizes.get(device, 0) + tensor.nbytes
         cache_device = tensor_placement.layers.device(layer_count) if self.is_cache_on_layer_device else HOST
         cache = {cache_device: sum(sum(module_server.layer_cache(module_shape)) for module_shape in mtp_modules)}
         layers = {layer_count + i: module_shape for i, module_shape in enumerate(mtp_modules)}
         return BufferSizes(
-            tensor_sizes, cache, module_server.graph_buffers(tensor_placement, layers, self.model.mtp_tensors)
+            tensor_sizes,
+            cache,
+            module_server.graph_buffers(tensor_placement, layers, (self.modules_file or self.model).mtp_tensors),
         )
 
     def with_flags(self, **changed_flags: Any) -> GgmlServer:

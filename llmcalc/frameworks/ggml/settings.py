@@ -13,7 +13,7 @@ from ...frozen import frozen
 from ..engines.server import EngineServer
 from .encoder import encoder_bytes
 from .gguf_model import GgufModel
-from .speculation import MTP_TYPE, draft_model_of, draft_scheme, drafted_tokens, drafting_types
+from .speculation import MTP_TYPE, draft_model_of, draft_scheme, drafted_tokens, drafting_types, modules_scheme
 from .versions import GgmlEngineRecord, GgmlRules
 
 GIB, MIB = 2**30, 2**20
@@ -229,6 +229,17 @@ class GgmlSettings(EngineServer):
         preset = draft_model_of(self.flags, self.preset)
         return None if preset is None else GgufModel.from_quantize_flag(preset, draft_scheme(self.flags))
 
+    @cached_property
+    def modules_file(self) -> GgufModel | None:
+        """The model in the format of a separate file of its modules that draft; None without such a file."""
+        scheme = modules_scheme(self.flags, self.preset)
+        return None if scheme is None else GgufModel.from_quantize_flag(self.preset, scheme)
+
+    @property
+    def has_exact_modules_file(self) -> bool:
+        """Whether no separate file of modules has a format that publishers mix: all tensors of q8_0 files have one."""
+        return self.modules_file is None or self.modules_file.quantize in ("q8_0", "f16", "bf16")
+
     @property
     def is_cache_on_layer_device(self) -> bool:
         """Whether a layer's cache is on the layer's device; --no-kv-offload puts the cache on the host."""
@@ -278,9 +289,17 @@ class GgmlSettings(EngineServer):
         return layer_count if flag_text == "all" or int(flag_text) < 0 else min(int(flag_text), layer_count)
 
     @property
+    def context_bytes(self) -> int:
+        """GPU memory in use before llama.cpp allocates; 0 through Metal, whose free memory is all of its limit.
+
+        Source: `ggml_metal_device_get_memory`; logs of Macs list as much free as in total.
+        """
+        return 0 if self.hardware.vendor == "Apple" else self.engine_record.context.mib * MIB
+
+    @property
     def free_bytes(self) -> int:
         """The free bytes of a GPU when the server starts."""
-        return max(0, self.hardware.capacity_bytes - self.engine_record.context.mib * MIB - self.reserved_bytes)
+        return max(0, self.hardware.capacity_bytes - self.context_bytes - self.reserved_bytes)
 
     @property
     def is_fit_enabled(self) -> bool:

@@ -64,9 +64,7 @@ def drafting_types(flags: Mapping[str, Any]) -> list[str]:
 def drafted_tokens(flags: Mapping[str, Any]) -> int:
     """Returns the maximum of drafted tokens per slot. Raises `InputError` for unmodelled drafting methods."""
     chosen_types = drafting_types(flags)
-    if flags.get("model_draft"):
-        if MTP_TYPE in chosen_types:
-            raise InputError(f"--spec-type {MTP_TYPE}: with --model-draft is not modelled; remove one of them")
+    if flags.get("model_draft") and MTP_TYPE not in chosen_types:
         chosen_types.append("draft-simple")
     tokens = 0
     for drafting_type in chosen_types:
@@ -83,7 +81,7 @@ def drafted_tokens(flags: Mapping[str, Any]) -> int:
 def draft_model_of(flags: Mapping[str, Any], target_model: Preset) -> Preset | None:
     """Returns the draft model; None without one. Raises `InputError` if draft and target model are incompatible."""
     draft_name = flags.get("model_draft")
-    if not draft_name:
+    if not draft_name or MTP_TYPE in drafting_types(flags):
         return None
     named_checkpoint = _checkpoint_by_name(str(draft_name))
     if named_checkpoint is not None:
@@ -100,6 +98,31 @@ def draft_scheme(flags: Mapping[str, Any]) -> str | None:
     """Returns the scheme in the name of a draft model's GGUF file that is not here; None for other draft models."""
     named_checkpoint = _checkpoint_by_name(str(flags.get("model_draft") or ""))
     return None if named_checkpoint is None else named_checkpoint[1] or None
+
+
+def modules_scheme(flags: Mapping[str, Any], target_model: Preset) -> str | None:
+    """Returns the scheme in the name of a separate file of the model's modules of multi-token prediction.
+
+    Such a file has the modules and a second copy of embeddings, last norm and output matrix (`--mtp` of
+    convert_hf_to_gguf.py, which names it mtp-….gguf). None without such a file. Raises `InputError` for a file whose
+    name states no scheme, or a model of other widths.
+    """
+    file_name = str(flags.get("model_draft") or "")
+    if not file_name or MTP_TYPE not in drafting_types(flags):
+        return None
+    base_name = file_name.replace("\\", "/").rpartition("/")[2].removeprefix("mtp-")
+    named_checkpoint = known_checkpoint(base_name) if base_name.lower().endswith(".gguf") else None
+    widths = {
+        (preset.model.hidden_size, preset.model.vocab_size)
+        for preset in (target_model, *(() if named_checkpoint is None else named_checkpoint[:1]))
+    }
+    if named_checkpoint is None or not named_checkpoint[1] or len(widths) > 1:
+        raise InputError(
+            f"--model-draft {shown(file_name)}: with --spec-type {MTP_TYPE}, expected a file of {target_model.name}'s "
+            "modules with its format in the name, such as mtp-NAME-Q8_0.gguf; or without --model-draft, for modules in "
+            "the model's file"
+        )
+    return named_checkpoint[1]
 
 
 def _checkpoint_by_name(draft_name: str) -> tuple[Preset, str] | None:

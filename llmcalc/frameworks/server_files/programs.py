@@ -28,6 +28,8 @@ class ServerProgram(NamedTuple):
     package: the name of its Python package.
     fork_of: the engine whose commands it shares; empty for a program with its own.
     variables: the beginning of environment variables that stand for its flags; empty for none.
+    daemon: the command of a process that serves the models which other commands name; empty without such a process.
+    download: the command that downloads a model for the daemon; empty for none.
     """
 
     engine: str
@@ -44,6 +46,8 @@ class ServerProgram(NamedTuple):
     package: str = ""
     fork_of: str = ""
     variables: str = ""
+    daemon: str = ""
+    download: str = ""
 
 
 PROGRAMS = (
@@ -116,6 +120,8 @@ PROGRAMS = (
         images=("ollama",),
         idle=("--keepalive",),
         idle_switches=("--verbose",),
+        daemon="ollama serve",
+        download="ollama pull",
     ),
     ServerProgram(
         engine="tensorrt-llm",
@@ -177,6 +183,8 @@ PROGRAMS = (
         images=("aphrodite",),
         entry="aphrodite run",
     ),
+    ServerProgram(engine="LM Studio", commands=("lms load",)),
+    ServerProgram(engine="Lemonade", commands=("lemonade load", "lemonade run", "lemonade-server run")),
     ServerProgram(engine="KoboldCpp", commands=("koboldcpp",), modules=("koboldcpp",), images=("koboldcpp",)),
 )  # fmt: skip
 """The programs that start servers, in the end those of engines that are not modelled.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from ...errors import InputError
 from ..engines.registry import FOLDERS
-from ..launch.command_line import WITHOUT_PROGRAMS
+from ..launch.command_line import TRAINING_COMMAND, WITHOUT_PROGRAMS
 from ..launch.shell import read_script
 from ..launch.shell_words import ShellScript
 from ..launch.unresolved import is_unresolved
@@ -66,6 +67,14 @@ class ServerFinder:
             raise InputError(f"{self.where}: too many scripts inside it; expected at most {MOST_SCRIPTS}")
         shell_script = read_script(script_text, self.where, variables, arguments, outer_container.gpus)
         engine_versions = engine_versions_in(script_text)
+        daemon_environment = {
+            name: variable_value
+            for command_line in shell_script.commands
+            if any(_is_command(command_line.words, program.daemon) for program in PROGRAMS)
+            for name, variable_value in _known_variables(command_line.env).items()
+        }
+        started_engines: set[str] = set()
+        daemon_servers: list[StartedServer] = []
         for command_line in shell_script.commands:
             command_words = [
                 command_word for command_word in command_line.words if command_word not in ("&", "&&", "|", ";")
@@ -73,10 +82,19 @@ class ServerFinder:
             if not command_words or command_words[0] in WITHOUT_PROGRAMS:
                 continue
             place_of_line = outer_container.place if outer_container.image else f"line {command_line.line}"
-            command_environment = {**outer_container.env, **shell_script.env(), **_known_variables(command_line.env)}
+            command_environment = {
+                **outer_container.env,
+                **shell_script.env(),
+                **daemon_environment,
+                **_known_variables(command_line.env),
+            }
             container = replace(outer_container, place=place_of_line, words=command_words, env=command_environment)
             for started_server in self.servers_in_words(container, shell_script.files, nesting_depth, True):
+                started_engines.add(started_server.start.program.engine)
                 yield started_server.with_version_in_file(engine_versions)
+            daemon_servers += _servers_of_daemon(command_words, container)
+        if TRAINING_COMMAND.search(script_text) is None:
+            yield from _daemon_servers_without_start(daemon_servers, started_engines)
         yield from _modelfile_servers(shell_script, self.where, outer_container)
 
     def servers_in_words(
@@ -123,6 +141,33 @@ class ServerFinder:
         for command_word in command_words:
             if any(character.isspace() for character in command_word) and starts_server(command_word):
                 yield from self.servers_in_script(command_word, container.env, (), container, depth + 1)
+
+
+def _is_command(command_words: Sequence[str], command_name: str) -> bool:
+    """Whether a command has the two words of a command's name, the first one with or without its folder."""
+    first_word, _, second_word = command_name.partition(" ")
+    return bool(command_name) and any(
+        word.rpartition("/")[2] == first_word and next_word == second_word
+        for word, next_word in pairwise(command_words)
+    )
+
+
+def _servers_of_daemon(command_words: Sequence[str], container: Container) -> Iterator[StartedServer]:
+    """Yields the server of a daemon's command, without a model, or of the model that a command downloads for it."""
+    for program in PROGRAMS:
+        if _is_command(command_words, program.daemon):
+            yield StartedServer(ServerStart(program, ()), container)
+        elif _is_command(command_words, program.download):
+            download_end = command_words.index(program.download.partition(" ")[2]) + 1
+            yield StartedServer(ServerStart(program, tuple(command_words[download_end:])), container)
+
+
+def _daemon_servers_without_start(
+    daemon_servers: Sequence[StartedServer], started_engines: Collection[str]
+) -> Iterator[StartedServer]:
+    """Yields the daemons' servers of engines that no command starts: those of downloaded models, else one without."""
+    daemon_servers = [server for server in daemon_servers if server.start.program.engine not in started_engines]
+    yield from [server for server in daemon_servers if server.start.arguments] or daemon_servers[:1]
 
 
 def _known_variables(env: Mapping[str, str]) -> dict[str, str]:

@@ -421,7 +421,8 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory, concurrency: f
 
 
 def _server_notes(server: VLLMServer) -> list[str]:
-    server_notes = [*filter(None, [*_class_notes(server), server.long_request_note])]
+    class_notes = server.engine_record.class_notes(architectures(server.preset), server.version)
+    server_notes = [*filter(None, [*class_notes, server.long_request_note])]
     if server.falls_back_to_float32:
         server_notes.append(
             f"{server.hardware.title} has no bfloat16, and in float16 vLLM refuses the model: it runs in float32, as "
@@ -445,19 +446,6 @@ def _server_notes(server: VLLMServer) -> list[str]:
             server_notes.append("the profile run of the model's encoders is not modelled; it may take more")
         if server.flags.get("mm_encoder_tp_mode") == "data":
             server_notes.append("each rank has the encoders whole; vLLM divides those whose classes have no such mode")
-    return server_notes
-
-
-def _class_notes(server: VLLMServer) -> list[str]:
-    """Returns notes if the version lacks a class for the model: not yet added, or already removed."""
-    engine_record, class_names = server.engine_record, architectures(server.preset)
-    server_notes = [engine_record.missing_class_note(class_names, server.version)]
-    last_version = engine_record.last_supported_version(class_names, server.version_numbers)
-    if last_version is not None:
-        server_notes.append(
-            f"vLLM {last_version} was the last version with a class for {class_names[0]}: a later one starts only if "
-            f"transformers' own class runs in it; expected --engine vllm=={last_version}"
-        )
     return server_notes
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from ...accelerator import Hardware
 from ...errors import InputError
 from ...record import Record
+from ..engines.engine import EngineVersion
 from ..engines.versions import (
     EngineRecord,
     MeasuredCudaContext,
@@ -223,6 +224,15 @@ class VLLMRecord(EngineRecord[VLLMRules]):
             ),
             None,
         )
+
+    def class_notes(self, class_names: tuple[str, ...], engine_version: EngineVersion) -> list[str]:
+        """Returns notes if a version lacks a class for a model: not yet added, or already removed."""
+        last_version = self.last_supported_version(class_names, parse_version(engine_version.version))
+        last_version_notes = [] if last_version is None else [
+            f"vLLM {last_version} was the last version with a class for {class_names[0]}: a later one starts only if "
+            f"transformers' own class runs in it; expected --engine vllm=={last_version}"
+        ]  # fmt: skip
+        return [*super().class_notes(class_names, engine_version), *last_version_notes]
 
     def classes_without_float16(self, version_numbers: Numbers) -> tuple[str, ...]:
         """Returns the classes of models that a version refuses to run in float16."""

@@ -62,14 +62,31 @@ def test_fit_works_over_the_devices_that_an_option_counts() -> None:
 
 
 def test_a_mac_whose_memory_suffices_has_the_limit_to_raise() -> None:
-    # 32 GiB, of which macOS lets the GPU use two thirds
-    small, large = (
-        memory("qwen3-32b", hardware="m2-max-32gb", n_gpu_layers="all", fit="off", ctx_size=tokens)
-        for tokens in (16384, 131072)
+    # 32 GiB, of which macOS lets the GPU use 24.96 GiB, before version 26 two thirds; Metal takes no context of it
+    def on_a_mac(tokens: int) -> Any:
+        return memory("qwen3-32b", hardware="m2-max-32gb", n_gpu_layers="all", fit="off", ctx_size=tokens)
+
+    for tokens, starts, text in ((26624, True, "macOS before 26"), (30720, False, "use 24.96 GiB by default: sudo")):
+        mac = on_a_mac(tokens)
+        assert (mac.starts, text in mac.notes[0], "iogpu.wired_limit_mb=" in mac.notes[0]) == (starts, True, True)
+    assert not any("wired" in note for tokens in (4096, 131072) for note in on_a_mac(tokens).notes)
+    assert re.search("recommended max working set .* 24.96 GiB free", on_a_mac(131072).message)
+    assert "vk::Device" in memory("qwen3-32b", n_gpu_layers="all", fit="off", device="Vulkan0").message
+
+
+def test_buffers_that_miss_only_the_context_may_start() -> None:
+    small, full = (
+        memory(target, hardware="1GiB", n_gpu_layers=14, fit="off", ctx_size=4096)
+        for target in ("gemma3-1b", "llama3.1-8b")
     )
-    assert (small.starts, large.starts) == (False, False)
-    assert any("iogpu.wired_limit_mb=" in note for note in small.notes)
-    assert not any("wired" in note for note in large.notes)
+    assert (small.starts, "may start" in small.notes[0]) == (False, True)
+    assert (full.starts, any("may start" in note for note in full.notes)) == (False, False)
+
+
+def test_no_change_splits_layers_among_gpus_that_a_mac_has_not() -> None:
+    line = "memory qwen3-32b --engine llama.cpp --fit off --quantize q8_0 --hardware "
+    assert "-ts 1,1" in command(*f"{line}rtx-3090".split()).out
+    assert "-ts" not in command(*f"{line}m2-max-32gb".split()).out
 
 
 def test_a_cache_of_an_indexer() -> None:
@@ -400,6 +417,22 @@ def test_modules_of_the_model_draft() -> None:
     assert drafted.bytes_of("compute_buffer") > plain.bytes_of("compute_buffer")
 
 
+def test_modules_that_draft_from_a_file_of_their_own() -> None:
+    # ggml-org's mtp-Qwen3.8-27B-Q8_0.gguf, 2.94 GiB: the modules, embeddings, last norm and output matrix (18 tensors)
+    flags = {"ctx_size": 8192, "fit": "off", "spec_type": "draft-mtp"}
+    shared, q8, q4 = (
+        memory("qwen3.8-27b", **flags, **({"model_draft": f"/m/mtp-Qwen3.8-27B-{name}.gguf"} if name else {}))
+        for name in ("", "Q8_0", "Q4_0")
+    )
+    modules = sum(
+        tensor.nbytes for tensor in GgufModel.from_quantize_flag(llmcalc.load("qwen3.8-27b"), "q4_k_m").mtp_tensors
+    )
+    assert q8.bytes_of("model_buffer") - shared.bytes_of("model_buffer") + modules == 3_153_061_888
+    assert q8.bytes_of("kv_buffer") == shared.bytes_of("kv_buffer")
+    assert {term.status for term in q4.terms if term.name == "model_buffer"} == {"estimate"}
+    assert any("other mixes too" in note for note in q4.notes)
+
+
 def test_modules_of_a_file_stay_in_it_where_they_do_not_draft(tmp_path: Path) -> None:
     write_gguf(tmp_path / "plain.gguf", METADATA, tensors())
     write_gguf(tmp_path / "modules.gguf", METADATA, [*tensors(), ("blk.2.nextn.eh_proj.weight", (256, 512), "Q4_K")])
@@ -456,6 +489,7 @@ def test_slots_that_share_a_cache_may_state_their_context() -> None:
         ({"model_draft": "llama3.2-1b", "engine": "llama.cpp==b5000"}, "modelled from build b9440"),
         ({"spec_type": "draft-eagle3"}, "--spec-type 'draft-eagle3': is not modelled"),
         ({"spec_type": "draft-mtp"}, "the model has no modules of multi-token prediction"),
+        ({"target": "qwen3.8-27b", "spec_type": "draft-mtp", "model_draft": "x.gguf"}, "file of qwen3.8-27b.s modules"),
         ({"mla_use": 3}, "mla"),
         ({"device": ",".join(["CUDA0"] * 99)}, "--device"),
         ({"target": "t5-base"}, "encoder"),

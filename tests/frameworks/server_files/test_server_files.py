@@ -399,6 +399,8 @@ REFUSED = {
     "text-generation-launcher --model-id gpt2": "starts a server of TGI, .* alone: llmcalc memory MODEL --hardware",
     "docker run ghcr.io/huggingface/text-generation-inference:3 --model-id gpt2": "starts a server of TGI",
     "lmdeploy serve api_server internlm/internlm2_5-7b-chat --tp 2": "starts a server of LMDeploy",
+    "lms load qwen3-8b --gpu max": "starts a server of LM Studio, .*It runs llama.cpp",
+    "lemonade load Qwen3-8B-GGUF --ctx-size 8192": "starts a server of Lemonade, .*It runs llama.cpp",
     "mlx_lm.server --model mlx-community/Qwen3-8B-4bit": "starts a server of MLX",
     "python3 -m atom.entrypoints.openai_server --model openai/gpt-oss-120b -tp 1": "starts a server of ATOM",
     "python -m mlx_lm.server --model mlx-community/Qwen3-8B-4bit": "starts a server of MLX",
@@ -652,3 +654,17 @@ def test_fields_of_tensorrt_llms_file_that_change_no_memory_are_read(tmp_path: P
     script = tmp_path / "serve.sh"
     script.write_text("trtllm-serve openai/gpt-oss-20b --max_seq_len 4096 --config options.yaml\n")
     assert [server.engine for server in servers_of_file(script)] == ["tensorrt-llm"]
+
+
+def test_a_daemon_serves_what_a_script_runs_or_downloads() -> None:
+    """Ollama's settings are those of `ollama serve`; without `ollama run` its models are those of `ollama pull`."""
+
+    def servers(script: str) -> list[tuple[str, str, str]]:
+        served = servers_of_text(script, typed_launch("serve.sh"))
+        return [(server.engine, server.target, server.env.get("OLLAMA_NUM_PARALLEL", "")) for server in served]
+
+    daemon = "OLLAMA_NUM_PARALLEL=4 ollama serve &\nollama pull qwen3:8b\n"
+    assert servers(daemon) == [("ollama", "qwen3:8b", "4")]
+    assert servers(daemon + "ollama run llama3.2:3b\n") == [("ollama", "llama3.2:3b", "4")]
+    assert servers("ollama serve\n") == [("ollama", "", "")]
+    assert servers(daemon + "torchrun train.py --model x\n") == []
