@@ -33,8 +33,8 @@ from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .share import layout_text
 from .summary import model_data
 
-ASSUMPTIONS = re.compile(r"([\d,]+ devices?|\"auto\"|experts in 4 bits) (is|are) assumed")
-"""A launch file's note on its number of devices, its batch or what divides them, on which the whole answer depends."""
+ASSUMPTIONS = re.compile(r"([\d,]+ devices?|\"auto\"|experts in 4 bits) (is|are) assumed|CUDA graphs: ")
+"""A launch file's note on which the whole answer depends: devices, batch, what divides them, or what is not counted."""
 
 
 def _shorten_even_chunks(layers: str) -> str:

@@ -56,11 +56,9 @@ COMMON: dict[str, Config] = {
 
 OFF: dict[str, tuple[Any, ...]] = {
     "ddp.use_megatron_fsdp": (False, None),
-    "model.cuda_graph_impl": ("none", None),
     "model.fine_grained_activation_offloading": (False, None),
     "model.cpu_offloading": (False, None),
     "model.pipeline_model_parallel_layout": (None,),
-    "model.moe_token_dispatcher_type": ("alltoall", None),
     "model.freeze_language_model": (False, None),
     "comm_overlap.overlap_moe_expert_parallel_comm": (False, None),
 }
@@ -264,6 +262,10 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         recompute_modules=config_value("model.recompute_modules"),
         fuses_cross_entropy=config_value("model.cross_entropy_loss_fusion") is True,
         grad_dtype="bf16" if config.get("mixed_precision.grad_reduce_in_fp32") is False else "fp32",
+        dispatcher=config_value("model.moe_token_dispatcher_type"),
+        dispatcher_backend=config_value("model.moe_flex_dispatcher_backend"),
+        cuda_graph_impl=config_value("model.cuda_graph_impl"),
+        cuda_graph_modules=config_value("model.cuda_graph_modules") or config_value("model.cuda_graph_scope"),
     )
     if world_size is None and gpu_match is not None and int(gpu_match[1]) % smallest_device_count(parallel_run) == 0:
         world_size = int(gpu_match[1])
