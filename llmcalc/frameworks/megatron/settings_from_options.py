@@ -18,7 +18,7 @@ from ...errors import InputError
 from ...flow.axis import element_count
 from ...flow.program import all_steps
 from ...model import ModelSpec
-from ...optional import MTP
+from ...optional import MTP, TOWERS
 from ...parallel.layout import ImpossibleLayout, Layout
 from ...parallel.layout_request import version_date
 from ...parallel.rank_program import divides_state_space_groups, model_axes
@@ -152,6 +152,11 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
     if MTP.name in memory_estimate.states.count.include:
         raise InputError(
             "--with-mtp: with --framework megatron it is read from launch files (--mtp-num-layers); expected --launch"
+        )
+    if TOWERS.name in memory_estimate.states.count.include:
+        raise InputError(
+            f"{TOWERS.option}: encoders of images and sound are not modelled with --framework megatron; expected no "
+            f"{TOWERS.option}"
         )
     experts = routed_experts(memory_estimate.spec)
     if experts and experts % layout.ep:

@@ -59,7 +59,6 @@ OFF: dict[str, tuple[Any, ...]] = {
     "model.fine_grained_activation_offloading": (False, None),
     "model.cpu_offloading": (False, None),
     "model.pipeline_model_parallel_layout": (None,),
-    "model.freeze_language_model": (False, None),
     "comm_overlap.overlap_moe_expert_parallel_comm": (False, None),
 }
 """Keys of which only these values are modelled for a model that is named."""
@@ -225,6 +224,11 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     if has_one_stage and isinstance(config.get(STAGE_LAYOUT), UnknownValue):  # a function of stages: all layers in one
         config = {**config, STAGE_LAYOUT: None}
     reader.refuse_other_values(config, OFF, suffix=" for a model that is named")
+    if config.get("model.freeze_language_model") not in (False, None):  # gradients of the projector pass all layers
+        reader.unknown["model.freeze_language_model"] = (
+            "training of an encoder or its projector beside frozen layers is not modelled; --allow-unknown counts "
+            "the layers as trained, which need more"
+        )
     _check_precision(reader, config)
     model_name = next(
         (model_id for key, model_id in config.items() if key.startswith("model") and _is_model_name_key(key, config)),

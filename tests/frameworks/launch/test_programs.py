@@ -116,6 +116,23 @@ def test_a_run_that_does_not_fit_names_the_length_of_samples_unless_they_are_pac
     assert longest == {"verl_fsdp.sh": True, "trl_sft.yaml": False}
 
 
+def test_an_error_about_an_option_of_the_file_names_the_files_argument(run: Any) -> None:
+    """FSDP has no 8-bit AdamW of bitsandbytes; nobody typed the option that stands for the Trainer's `optim`."""
+    text = (FILES / "trl_sft.yaml").read_text() + "\noptim: adamw_bnb_8bit\n"
+    path = Path("sft.yaml")
+    path.write_text(text)
+    words = "memory", "qwen2.5-0.5b", "--launch", str(path), "--devices", "2", "--framework", "fsdp2", "--fsdp", "2"
+    error = run(*words).error
+    assert "sft.yaml: optim adamw_bnb_8bit (--optimizer adamw-8bit-trainer): on shards it is not modelled" in error
+    assert "sft.yaml" not in run(*words, "--optimizer", "adamw-8bit").error
+
+
+def test_ranks_say_that_encoders_are_not_counted(run: Any) -> None:
+    words = "memory", "qwen3-vl-2b", "--framework", "megatron", "--tp", "2", "--seq", "64"
+    assert "not counted: encoders of images and sound, " in run(*words).out
+    assert "--with-towers: encoders of images and sound are not modelled" in run(*words, "--with-towers").error
+
+
 def test_a_model_that_is_not_here_asks_for_a_target() -> None:
     with pytest.raises(InputError, match="its model, 'nobody/nothing', cannot be read") as stop:
         llmcalc.memory(launch=_with_model("nobody/nothing"))
