@@ -34,7 +34,7 @@ from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .share import layout_text
 from .summary import model_data
 
-ASSUMPTIONS = re.compile(r"([\d,]+ devices?|\"auto\"|experts in 4 bits) (is|are) assumed|CUDA graphs: ")
+ASSUMPTIONS = re.compile(r"([\d,]+ devices?|\"auto\"|experts in 4 bits) (is|are) assumed|(CUDA graphs|DeepEP): ")
 """A launch file's note on which the whole answer depends: devices, batch, what divides them, or what is not counted."""
 
 

@@ -59,12 +59,14 @@ class NamedModelArguments:
     """Arguments of Megatron-Core of a named model's run that no option of llmcalc states.
 
     recompute_modules: modules of selective recomputation; None (default) for those of `--recompute`.
-    uses_hybridep: whether experts' tokens are sent by HybridEP; by all-to-all as a default.
+    uses_hybridep, uses_deepep: whether experts' tokens are sent by HybridEP, or by DeepEP, whose memory is counted as
+        all-to-all's; by all-to-all as a default.
     has_layer_graphs: whether CUDA graphs launch layers or their modules; default false.
     """
 
     recompute_modules: tuple[str, ...] | None = None
     uses_hybridep: bool = False
+    uses_deepep: bool = False
     has_layer_graphs: bool = False
 
     def arguments(self, recompute_option: str | None, has_experts: bool) -> dict[str, Any]:
@@ -182,9 +184,11 @@ def megatron_run(
     recompute_value = _recompute_setting(reader, parallel_run)
     if recompute_value is not None:
         run_settings["recompute"] = recompute_value
+    flex_backend = _flex_backend(reader, parallel_run)
     named_arguments = NamedModelArguments(
         recompute_modules=_recomputed_modules(reader, parallel_run) if recompute_value is None else None,
-        uses_hybridep=_uses_hybridep(reader, parallel_run),
+        uses_hybridep=flex_backend == "hybridep",
+        uses_deepep=flex_backend == "deepep",
         has_layer_graphs=_has_layer_graphs(reader, parallel_run),
     )
     own_settings = None if named_arguments == NamedModelArguments() else named_arguments
@@ -225,16 +229,18 @@ def _recomputed_modules(reader: LaunchReader, parallel_run: MegatronRun) -> tupl
     return modelled_names
 
 
-def _uses_hybridep(reader: LaunchReader, parallel_run: MegatronRun) -> bool:
-    """Whether HybridEP sends tokens to experts; records another dispatcher than it and all-to-all as unknown."""
+def _flex_backend(reader: LaunchReader, parallel_run: MegatronRun) -> str:
+    """Returns what sends tokens to experts: `hybridep` or `deepep`; empty for all-to-all. Records others as unknown."""
     if parallel_run.dispatcher in ("alltoall", None):
-        return False
-    backend = parallel_run.dispatcher_backend or "deepep"
-    if parallel_run.dispatcher == "flex" and backend == "hybridep":
-        return True
-    written = f"flex by {backend}" if parallel_run.dispatcher == "flex" else str(parallel_run.dispatcher)
-    reader.unknown["moe_token_dispatcher_type"] = f"{written[:60]} is not modelled; alltoall and flex by hybridep are"
-    return False
+        return ""
+    backend = str(parallel_run.dispatcher_backend or "deepep")
+    if parallel_run.dispatcher != "flex" or backend not in ("hybridep", "deepep"):
+        written = f"flex by {backend}" if parallel_run.dispatcher == "flex" else str(parallel_run.dispatcher)
+        reader.unknown["moe_token_dispatcher_type"] = f"{written[:60]} is not modelled; alltoall and flex are"
+        return ""
+    if backend == "deepep" and parallel_run.ep > 1:
+        reader.notes.append("DeepEP: experts' tokens are counted as alltoall's, without DeepEP's own buffers")
+    return backend
 
 
 def _has_layer_graphs(reader: LaunchReader, parallel_run: MegatronRun) -> bool:

@@ -24,9 +24,9 @@ def time_stack_name(launched_run: Launch | None, is_compiled: bool) -> str:
     settings = launched_run.own_settings
     if isinstance(settings, MegatronSettings):
         sends_copies = settings.num_experts is not None and settings.moe_token_dispatcher_type == "alltoall"
-    else:  # programs that name a model: their readers count experts' tokens as alltoall's, or HybridEP's
-        uses_hybridep = isinstance(settings, NamedModelArguments) and settings.uses_hybridep
-        sends_copies = launched_run.layout.ep > 1 and not uses_hybridep
+    else:  # programs that name a model: their readers say what sends experts' tokens
+        uses_flex = isinstance(settings, NamedModelArguments) and (settings.uses_hybridep or settings.uses_deepep)
+        sends_copies = launched_run.layout.ep > 1 and not uses_flex
     if sends_copies:
         return "megatron-alltoall"
     is_captured = (isinstance(settings, MegatronSettings) and captures_layers(settings)) or (

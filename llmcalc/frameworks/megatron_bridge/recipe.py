@@ -164,7 +164,7 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_
             f"{suggest(recipe_name, known_recipes)}",
         )
     if recipe_name in recipe_names:
-        return configurations.configuration_of(recipe_name), recipe_name
+        return _with_flex_dispatcher(configurations, recipe_name), recipe_name
     recipe_file, imported_name = recipes_by_alias[recipe_name]
     try:
         if reader.source.read_text is None:
@@ -179,7 +179,26 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_
     imported_file = Configurations(parse_python(file_text, file_path), COMMON)
     if imported_name not in imported_file.functions:
         raise reader.wrong(imported_name[:80], f"is no recipe of {file_path[:80]}")
-    return imported_file.configuration_of(imported_name), imported_name
+    return _with_flex_dispatcher(imported_file, imported_name), imported_name
+
+
+def _with_flex_dispatcher(configurations: Configurations, recipe_name: str) -> Config:
+    """Returns a recipe's configuration after its `apply_flex_dispatcher_backend`, which sets the dispatcher to `flex`.
+
+    Source: training/flex_dispatcher_backend.py, for a GPU that has DeepEP or HybridEP (Ampere, Hopper, B200, B300).
+    """
+    config = configurations.configuration_of(recipe_name)
+    backend = config.get("model.moe_flex_dispatcher_backend")
+    for node in ast.walk(configurations.functions[recipe_name]):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "apply_flex_dispatcher_backend"
+            and any(isinstance(argument, ast.Attribute) for argument in node.args[1:])  # the configuration's own
+            and backend in ("deepep", "hybridep")
+        ):
+            return {**config, "model.moe_token_dispatcher_type": "flex"}
+    return config
 
 
 def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:

@@ -245,7 +245,9 @@ def test_a_recipe_states_what_megatron_lm_has_as_arguments() -> None:
     text = FILES["megatron_bridge_recipes.py"].replace("    return cfg\n", GRAPHS + "    return cfg\n", 1)
     recipe = ("qwen25_7b_pretrain_8gpu_config",)
     launch = launch_of(text, "recipes.py", arguments=recipe)
-    assert launch.own_settings == NamedModelArguments(("moe_act", "layernorm"), True, True)
+    assert launch.own_settings == NamedModelArguments(
+        ("moe_act", "layernorm"), uses_hybridep=True, has_layer_graphs=True
+    )
     assert launch.own_settings.arguments(None, has_experts=True) == {
         "recompute_granularity": "selective",
         "recompute_modules": ("moe_act", "layernorm"),
@@ -256,12 +258,27 @@ def test_a_recipe_states_what_megatron_lm_has_as_arguments() -> None:
     assert any(note.startswith("CUDA graphs: ") for note in launch.notes)
     assert framework("megatron").stack(launch, False) == "megatron-layer-graphs"
     for written, other, message in [
-        ('"hybridep"', '"deepep"', "moe_token_dispatcher_type (flex by deepep is not modelled"),
+        ('"hybridep"', '"ncclep"', "moe_token_dispatcher_type (flex by ncclep is not modelled"),
         ('["attn"]', '["full_iteration"]', "cuda_graph_impl (a CUDA graph of the whole step"),
         ('"layernorm"', '"mhc"', "recompute_modules (mhc is not modelled"),
     ]:
         with pytest.raises(InputError, match=re.escape(message)):
             launch_of(text.replace(written, other), "recipes.py", arguments=recipe)
+
+
+def test_a_recipe_applies_the_backend_of_the_flex_dispatcher() -> None:
+    """`apply_flex_dispatcher_backend` replaces the dispatcher that the recipe has assigned."""
+    assigned = (
+        '    cfg.model.moe_token_dispatcher_type = "alltoall"\n    cfg.model.moe_flex_dispatcher_backend = "deepep"\n'
+        "    cfg.model.expert_model_parallel_size = 4\n"
+    )
+    applied = "    apply_flex_dispatcher_backend(cfg.model, cfg.model.moe_flex_dispatcher_backend)\n"
+    text = FILES["megatron_bridge_recipes.py"]
+    for lines, note_count, stack in [(assigned, 0, "megatron-alltoall"), (assigned + applied, 1, "megatron")]:
+        recipes = text.replace("    return cfg\n", lines + "    return cfg\n", 1)
+        launch = launch_of(recipes, "recipes.py", arguments=("qwen25_7b_pretrain_8gpu_config",))
+        assert len([note for note in launch.notes if note.startswith("DeepEP: ")]) == note_count
+        assert framework("megatron").stack(launch, False) == stack
 
 
 def test_a_recipe_counts_embedding_and_loss_as_layers_of_its_pipeline() -> None:
