@@ -1,8 +1,8 @@
 """Reads recipes of Megatron-Bridge from their syntax tree, with overrides as `key=value`.
 
 Source: NVIDIA-NeMo/Megatron-Bridge at 067f987 (2026-08-22): src/megatron/bridge/recipes/common.py for the defaults of
-`_pretrain_common`, `_sft_common` and `_peft_common`; training/mixed_precision.py for the format of gradients;
-peft/lora.py for adapters.
+`_pretrain_common`, `_sft_common` and `_peft_common`, and those with `_vlm`; training/mixed_precision.py for the format
+of gradients; peft/lora.py for adapters; training/flex_dispatcher_backend.py for what sends experts' tokens.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ COMMON: dict[str, Config] = {
         "dataset.seq_length": 2048,
     },
 }
+VISION: Config = {"train.global_batch_size": 32, "train.micro_batch_size": 2, "dataset.seq_length": 4096}
+"""What common.py's functions for models of images change."""
+
+COMMON |= {f"{name}_vlm": COMMON[name] | VISION for name in ("_sft_common", "_peft_common")}
 """Functions of common.py → the values that they set and that matter."""
 
 OFF: dict[str, tuple[Any, ...]] = {

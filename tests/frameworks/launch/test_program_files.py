@@ -266,6 +266,12 @@ def test_a_recipe_states_what_megatron_lm_has_as_arguments() -> None:
             launch_of(text.replace(written, other), "recipes.py", arguments=recipe)
 
 
+def test_a_recipe_for_images_has_the_defaults_of_its_common_function() -> None:
+    text = FILES["megatron_bridge_recipes.py"].replace("_peft_common()", "_peft_common_vlm()")
+    launch = launch_of(text, "recipes.py", arguments=("qwen25_7b_peft_config",))
+    assert (launch.settings["seq"], launch.settings["batch"]) == (4096, 2)
+
+
 def test_a_recipe_applies_the_backend_of_the_flex_dispatcher() -> None:
     """`apply_flex_dispatcher_backend` replaces the dispatcher that the recipe has assigned."""
     assigned = (
