@@ -531,6 +531,14 @@ OWN_ARGUMENTS = {
 """A command of a script with arguments of its own → settings that they or the script's defaults decide."""
 
 
+def test_a_script_of_liger_is_known_by_use_liger_without_the_trainers_model() -> None:
+    words = "torchrun --nproc-per-node=4 training.py --bf16 --per_device_train_batch_size 64 --learning_rate 6e-6"
+    launch = launch_of(f"{words} --output_dir out --use_liger True", "run.sh")
+    assert (launch.target, launch.settings["seq"]) == ("meta-llama/Meta-Llama-3-8B", 512)
+    trainer = launch_of(f"train.py --use_liger_kernel True --max_length 512 --bf16{SHARED}", "x.sh")
+    assert launch.settings["cross_entropy"] == trainer.settings["cross_entropy"]
+
+
 REFUSED_OWN_ARGUMENTS = {
     "train.py --use_peft_lora 1 --use_unsloth True": "use_unsloth (Unsloth's kernels are not modelled)",
     "train_qwen.py --tune_mm_mlp True": "tune_mm_llm (a frozen language model, its default, is not modelled)",
