@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ..accelerator import Hardware
 from ..costs.context_length import usual_sequence
@@ -395,6 +395,26 @@ def _draft_of_run(run: RunQuestion, target_memory: Memory) -> Draft | None:
     return draft_costs(run.preset, run.draft, workload.batch, seq, target_memory.states.kv_dtype or "bfloat16")
 
 
+Parameters = ParamSpec("Parameters")
+QuestionAnswer = TypeVar("QuestionAnswer")
+
+
+def in_words_of_file(
+    question: Callable[Concatenate[RunQuestion, Parameters], QuestionAnswer],
+) -> Callable[Concatenate[RunQuestion, Parameters], QuestionAnswer]:
+    """Returns a question whose errors about an option of a launch file name the file and its argument."""
+
+    @wraps(question)
+    def ask(run: RunQuestion, /, *arguments: Parameters.args, **options: Parameters.kwargs) -> QuestionAnswer:
+        try:
+            return question(run, *arguments, **options)
+        except InputError as error:
+            raise error if run.launch is None else run.launch.in_words_of_file(error) from None
+
+    return ask
+
+
+@in_words_of_file
 def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUse | RanksUse:
     """Computes the memory of one device or of a layout's ranks, and the accelerators that fit.
 
@@ -458,6 +478,7 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
         return ranks_answer
 
 
+@in_words_of_file
 def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
     """Computes whether a run fits on the accelerators, and changes that make it fit.
 

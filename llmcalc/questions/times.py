@@ -17,7 +17,7 @@ from ..timing.calibration import UNCHANGED, Calibration
 from ..workload.lora import PARALLEL_LIBRARIES
 from ..workload.setting import declarations_of, option
 from .options import OPTIONS_OF_AN_ORDER, TimeOptions
-from .runs import RunQuestion
+from .runs import RunQuestion, in_words_of_file
 
 if TYPE_CHECKING:
     from ..accelerator import Hardware
@@ -53,6 +53,7 @@ def settings_with_phase(run: RunQuestion, options: TimeOptions, is_setting_given
     return settings.with_(phase="prefill" if reads_prompt else "decode")
 
 
+@in_words_of_file
 def ask_time(
     run: RunQuestion,
     options: TimeOptions,

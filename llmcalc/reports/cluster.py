@@ -12,6 +12,7 @@ from ..accelerator import Hardware, MemoryFit
 from ..device_memory.settings import NARROW_PRODUCTS
 from ..frameworks.launch.record import Launch
 from ..frameworks.ranks import Cluster
+from ..optional import TOWERS
 from ..parallel.layout import stages
 from ..sources.preset import Preset
 from ..studies.rollout_phases import RolloutPhase
@@ -33,8 +34,8 @@ from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .share import layout_text
 from .summary import model_data
 
-ASSUMPTIONS = re.compile(r"([\d,]+ devices?|\"auto\"|experts in 4 bits) (is|are) assumed")
-"""A launch file's note on its number of devices, its batch or what divides them, on which the whole answer depends."""
+ASSUMPTIONS = re.compile(r"([\d,]+ devices?|\"auto\"|experts in 4 bits) (is|are) assumed|(CUDA graphs|DeepEP): ")
+"""A launch file's note on which the whole answer depends: devices, batch, what divides them, or what is not counted."""
 
 
 def _shorten_even_chunks(layers: str) -> str:
@@ -124,7 +125,7 @@ def report(
         phase = largest_phase(rollout)
         needed_bytes, rank_text = max(needed_bytes, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
     answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
-    answer_text += verdict_text(accelerator_fits)
+    answer_text += verdict_text(accelerator_fits, 0 if rollout else needed_bytes)
     devices_text = f"{plural(layout.world, 'device')}: {layout_text(layout)}"
     settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices_text}{_override_text(launched_run)}"
     layout_note = "" if planned_hardware is None else _layout_note(planned_hardware, accelerator_fits)
@@ -135,6 +136,7 @@ def report(
             *warnings,
             *assumptions,
             *_longest_samples_notes(cluster, accelerator_fits, launched_run, assumed_accelerator),
+            *_uncounted_towers_notes(cluster),
             layout_note,
             *_whole_replica_notes(cluster, accelerator_fits, launched_run),
             *notes_on_host,
@@ -214,6 +216,14 @@ def _whole_replica_notes(
     shards_states_alone = cluster.framework.layouts.zero == 1
     shard_options = "--zero 1 shards its optimizer" if shards_states_alone else f"--fsdp {layout.world} shards it"
     return [f"each device holds the whole model: {shard_options}, llmcalc plan lists layouts that fit"]
+
+
+def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
+    """Returns a note on encoders of images and sound that a training run has and the answer leaves out; else none."""
+    tower_elements = cluster.memory.states.count.left_out.get(TOWERS.name) if cluster.trains else None
+    if not tower_elements:
+        return []
+    return [f"not counted: encoders of images and sound, {tower_elements:,} parameters"]
 
 
 def _longest_samples_notes(

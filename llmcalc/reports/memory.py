@@ -97,7 +97,7 @@ def report(
     ]
     warnings += untested_notes(device) + stored_weights_notes(preset, memory_use)
     answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
-    answer_text += verdict_text(accelerator_fits)
+    answer_text += verdict_text(accelerator_fits, device.device_bytes)
     parameters = "" if memory_use.phase == "training" else f", {units.count(memory_use.count.total)} parameters"
     settings_line = settings_text(run_memory, run_memory.attention) + parameters
     notes = without_repetitions([*warnings, *memory_notes(preset, run_memory, assumed_accelerator)])
@@ -120,11 +120,16 @@ VERDICTS = {"fits": "fits on", "tight": "is tight on", "no": "does not fit on"}
 """Verdict → the words before an accelerator's name in the first line."""
 
 
-def verdict_text(accelerator_fits: Sequence[MemoryFit]) -> str:
-    """Writes whether a run fits on the accelerator that was named; empty for none and for several."""
+def verdict_text(accelerator_fits: Sequence[MemoryFit], required_bytes: int) -> str:
+    """Writes whether a run fits on the accelerator that was named; empty for none and for several.
+
+    required_bytes: the bytes that the answer states. Paged states beyond the accelerator's memory lie on the host.
+    """
     if len(accelerator_fits) != 1:
         return ""
-    return f": {VERDICTS[accelerator_fits[0].verdict]} {accelerator_fits[0].hardware.title}"
+    moved_bytes = required_bytes - accelerator_fits[0].needed
+    moved_text = f", {units.GIB.write(moved_bytes)} of them paged to the host" if moved_bytes > 0 else ""
+    return f"{moved_text}: {VERDICTS[accelerator_fits[0].verdict]} {accelerator_fits[0].hardware.title}"
 
 
 def estimated_parts(device: DeviceMemory, *, includes_runtime: bool = True) -> list[tuple[str, int]]:

@@ -94,7 +94,7 @@ def allocate_on_stream(memory_meter: Meter, cuda_stream: int) -> Iterator[None]:
 class Storage:
     """The memory that a tensor and its views share."""
 
-    __slots__ = ("__weakref__", "block", "bytes", "meter")
+    __slots__ = ("__weakref__", "block", "bytes", "meter", "shared")
 
     def __init__(self, memory_meter: Meter, nbytes: Number) -> None:
         self.meter: Meter = memory_meter
@@ -111,7 +111,7 @@ class Storage:
 
     def share(self, other_storage: Storage) -> None:
         """Uses the memory of another storage after this storage's `release`."""
-        self.block = other_storage
+        self.block, self.shared = other_storage.block, other_storage
 
 
 class Tensor:

@@ -112,7 +112,6 @@ REFUSED = {
     "tiled_mlp": "tiled networks are not modelled",
     "selective_checkpointing": "selective checkpointing is not modelled",
     "auto_find_batch_size": "it is modelled without",
-    "llama4_linearized_experts": "experts as linear layers are not modelled",
     "use_scattermoe": "ScatterMoE's kernels are not modelled",
     "use_sonicmoe": "SonicMoE's kernels are not modelled",
     "use_onebitllms": "weights of one bit are not modelled",
@@ -346,10 +345,15 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return loss_settings
 
 
+LINEAR_EXPERTS = "llama4_linearized_experts"
+"""Key of Llama 4's experts as linear layers, which bitsandbytes quantizes."""
+
+
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of adapters. QLoRA uses double quantization (loaders/model.py)."""
     adapter_kind = config.get("adapter")
     if adapter_kind in (None, "", False):
+        reader.refuse_if_set(config, {LINEAR_EXPERTS: "experts as linear layers are not modelled without adapters"})
         for argument_name in ("load_in_4bit", "load_in_8bit"):
             if config.get(argument_name):
                 reader.unknown[argument_name] = "quantized weights take no gradient without an adapter"
@@ -359,6 +363,13 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if config.get("lora_r") is None:
         raise reader.wrong("lora_r", "missing; expected the rank of the adapters, or --lora-rank")
     target_modules = "all-linear" if config.get("lora_target_linear") else config.get("lora_target_modules")
+    has_linear_experts = (
+        reader.flag(config, LINEAR_EXPERTS)
+        and adapter_kind == "qlora"
+        and not (target_modules == "all-linear" or "experts." in str(target_modules))
+    )
+    if reader.flag(config, LINEAR_EXPERTS) and not has_linear_experts:
+        reader.unknown[LINEAR_EXPERTS] = "experts as linear layers are modelled in 4 bits and without adapters alone"
     adapter_settings = lora_settings(
         reader,
         rank=("lora_r", config["lora_r"]),
@@ -370,13 +381,15 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     )
     if adapter_kind == "qlora" and config.get("load_in_4bit") is not False:
         adapter_settings["base"] = _four_bit_format(reader, config)
-        if reader.flag(config, "quantize_moe_experts"):
+        if reader.flag(config, "quantize_moe_experts") or has_linear_experts:
             if "lora_experts" in adapter_settings:
                 refusal_reason = (
                     "adapters of experts in 4 bits are not modelled; expected it without quantize_moe_experts"
                 )
                 reader.unknown["lora_target_parameters"] = refusal_reason
             adapter_settings["quantized_experts"] = True
+            if has_linear_experts:  # monkeypatch/models/llama4/modeling.py: three linear layers of each expert
+                reader.notes.append("llama4_linearized_experts: a layer's experts are decoded at once, an upper bound")
             if config.get("fsdp_config") or config.get("fsdp"):
                 # docs/expert_quantization.qmd, "Limitations"; examples/glm47-flash: 24 GiB alone, 29 on each of two
                 reader.notes.append(

@@ -67,6 +67,7 @@ class Launch:
     longest_samples: whether samples that may be shorter are counted at the file's longest; false by default.
     torch_attention: whether the program calls torch's attention, whose version chooses a kernel; default false. The
         settings then say `flash`, which keeps as much.
+    written_options: option → the file's own argument with its value, where an error may name the option.
     """
 
     where: str
@@ -93,6 +94,18 @@ class Launch:
     counted_ends: tuple[bool, bool] = (False, False)
     longest_samples: bool = False
     torch_attention: bool = False
+    written_options: Mapping[str, str] = field(default_factory=dict)
+
+    def in_words_of_file(self, error: InputError) -> InputError:
+        """Returns an error about an option that the file sets, with the file's name and argument; else the error."""
+        named_option = re.match(r"--([a-z0-9-]+) (\S+): ", str(error))
+        setting_name = named_option[1].replace("-", "_") if named_option else ""
+        if named_option is None or setting_name in self.overridden or setting_name not in self.settings:
+            return error
+        option_text = named_option[0].removesuffix(": ")
+        written_text = self.written_options.get(setting_name)
+        argument_text = f"{option_text} of the file" if written_text is None else f"{written_text} ({option_text})"
+        return InputError(f"{self.where}: {argument_text}: {str(error)[named_option.end() :]}")
 
     def with_stage_sizes(self, layers: int) -> Launch:
         """Returns the run with the layers of each stage of its pipeline. layers: those of the model."""
@@ -303,6 +316,7 @@ class LaunchReader:
     unknown: argument → why it is not modelled.
     ignored: arguments that do not change memory.
     notes: values that were assumed.
+    written_options: option → the file's own argument with its value.
     filled_in: argument that the file leaves out → the program's default.
     frozen: a frozen copy of the trained model; None (default) without one.
     expandable: whether the program asks torch's allocator for expandable segments, where the environment does not say;
@@ -314,6 +328,7 @@ class LaunchReader:
     unknown: dict[str, str] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    written_options: dict[str, str] = field(default_factory=dict)
     filled_in: dict[str, Any] = field(default_factory=dict)
     frozen: FrozenModel | SecondLoss | None = None
     expandable: bool = False
@@ -529,6 +544,7 @@ class LaunchReader:
             counted_ends=self.counted_ends,
             longest_samples=self.longest_samples,
             torch_attention=self.torch_attention,
+            written_options=dict(self.written_options),
             **launch_fields,
         )
 

@@ -336,6 +336,7 @@ def optimizer_settings(reader: LaunchReader, argument_name: str, written_name: A
     if optimizer_name not in OPTIMIZERS:
         reader.unknown[argument_name] = f"'{optimizer_name}' is not modelled"
         return {}
+    reader.written_options["optimizer"] = f"{argument_name} {optimizer_name}"
     return dict(OPTIMIZERS[optimizer_name])
 
 

@@ -1,8 +1,8 @@
 """Training scripts that take the Trainer's arguments beside arguments of their own, as arguments of the Trainer alone.
 
-Sources: examples/sft/{train,utils}.py of PEFT (2026-08), qlora.py of artidoro/qlora, lmflow/args.py of LMFlow
-(2026-08), llava/train/train.py of LLaVA 1.5, qwenvl/train/{train_qwen,argument}.py of Qwen's VL models, and train.py
-and component/argument.py of Firefly.
+Sources: examples/sft/{train,utils}.py of PEFT (2026-08), examples/huggingface/training.py of Liger-Kernel
+(2026-08), qlora.py of artidoro/qlora, lmflow/args.py of LMFlow (2026-08), llava/train/train.py of LLaVA 1.5,
+qwenvl/train/{train_qwen,argument}.py of Qwen's VL models, and train.py and component/argument.py of Firefly.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class TrainerScript:
 
     title: the script's name in notes.
     signs: arguments of which the others have none; one of them is enough to recognize the script.
+    absent: arguments that the script has not, where the signs are another program's too; empty by default.
     read: the arguments that `translated` reads.
     ignored: arguments that change no memory of a step.
     refused: argument → what is not modelled where it is true.
@@ -40,11 +41,16 @@ class TrainerScript:
     translated: Callable[[LaunchReader, Table], dict[str, Any]]
     refused: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
+    absent: frozenset[str] = frozenset()
+
+    def runs(self, config: Table) -> bool:
+        """Whether arguments are those of the script."""
+        return bool(self.signs & config.keys()) and not self.absent & config.keys()
 
 
 def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
     """Returns the arguments of the Trainer that do the same as those of a known script; other arguments unchanged."""
-    training_script = next((script for script in SCRIPTS if script.signs & config.keys()), None)
+    training_script = next((script for script in SCRIPTS if script.runs(config)), None)
     if training_script is None:
         return config
     for argument_name, refusal_reason in training_script.refused.items():
@@ -112,6 +118,15 @@ def _arguments_of_peft(reader: LaunchReader, config: Table) -> dict[str, Any]:
         arguments |= _adapter_arguments(reader, config, 64, modules, "0.1")
     bits = 4 if is_4_bit else 8 if reader.flag(config, "use_8bit_quantization") else 16
     return arguments | _quantization_arguments(reader, bits, reader.flag(config, "use_nested_quant"))
+
+
+def _arguments_of_liger(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    return {
+        "model_name_or_path": reader.value(config, "model_name", "meta-llama/Meta-Llama-3-8B"),
+        "dtype": "bfloat16",
+        "max_length": reader.integer(config, "max_seq_length", 512),
+        "use_liger_kernel": reader.flag(config, "use_liger"),
+    }
 
 
 def _arguments_of_qlora(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -188,6 +203,14 @@ def _arguments_of_firefly(reader: LaunchReader, config: Table) -> dict[str, Any]
 ENCODER_NOTE = "the encoder of images and its projector are not counted; images take tokens of the length"
 
 SCRIPTS = (
+    TrainerScript(
+        "Liger-Kernel's training.py",
+        frozenset({"use_liger"}),
+        field_names("use_liger model_name max_seq_length"),
+        field_names("dataset"),
+        _arguments_of_liger,
+        absent=frozenset({"model_name_or_path"}),  # which TRL's scripts need
+    ),
     TrainerScript(
         "PEFT's examples/sft/train.py",
         frozenset({"use_peft_lora", "use_4bit_quantization", "use_8bit_quantization", "use_nested_quant"}),
@@ -272,5 +295,5 @@ SCRIPTS = (
 )
 """The scripts whose own arguments are read, in the order of recognition."""
 
-SIGNS = frozenset(sign for script in SCRIPTS for sign in script.signs)
+SIGNS = frozenset(sign for script in SCRIPTS for sign in script.signs if not script.absent)
 """Arguments of the scripts above, of which the Trainer and other programs have none."""

@@ -271,6 +271,8 @@ class MegatronArguments:
     enable_cuda_graph: bool = False
     external_cuda_graph: bool = False
     cuda_graph_impl: Literal["none", "local", "transformer_engine", "full_iteration"] = "none"
+    cuda_graph_modules: tuple[str, ...] | None = None
+    cuda_graph_scope: tuple[str, ...] | None = None
     optimizer_cuda_graph: bool = False
 
     # The layout.

@@ -20,7 +20,7 @@ IGNORED = field_names("""
     ckpt-fully-parallel-load-per-rank-objects ckpt-fully-parallel-load-process-group ckpt-fully-parallel-save
     ckpt-fully-parallel-save-process-group ckpt-pg-tensors-cache-create ckpt-pg-tensors-cache-path ckpt-step
     classes-fraction clip-grad config-logger-dir cpu-offloading-retain-pinned-cpu-buffers create-all-gather-group
-    cuda-graph-modules cuda-graph-scope cuda-graph-warmup-steps data-args-path data-cache-path
+    cuda-graph-warmup-steps data-args-path data-cache-path
     data-parallel-random-init data-path data-per-class-fraction dataloader-defer-npy-index-mmap
     dataloader-fast-cache-load dataloader-type ddp-average-in-collective decode-only-cuda-graphs decoupled-lr
     decoupled-min-lr delay-offload-until-cuda-graph delta-offload-bytes-across-pp-ranks disable-align-grad-reduce

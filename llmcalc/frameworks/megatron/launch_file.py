@@ -34,9 +34,11 @@ from ..launch.record import (
 from ..launch.shell_arithmetic import evaluate_expression
 from ..launch.unresolved import is_unresolved, is_unset_variable, unresolved_reason
 from .arguments import RENAMED, Kind, flag_of
+from .cuda_graphs import layer_graphs_note
 from .ignored_flags import IGNORED, IGNORED_ONCE
 from .model_from_flags import model_of_arguments
 from .settings import MegatronSettings
+from .stack import captures_layers
 from .unsupported import unmodelled_arguments
 
 REMOVED = {
@@ -212,6 +214,8 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
             "--overlap-moe-expert-parallel-comm: an estimate; the passes of two micro-batches are taken one after the "
             "other"
         )
+    if captures_layers(settings):
+        reader.notes.append(layer_graphs_note(settings.pp))
     if settings.step_batch_size_schedule is not None:
         reader.notes.append(f"--step-batch-size-schedule: the batch of the first steps, {settings.batch} sequences")
     for flag, refusal_reason in unmodelled_arguments(settings).items():

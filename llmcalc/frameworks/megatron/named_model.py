@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from ...errors import InputError
 from ...parallel.layout import Layout
 from ..launch.record import LaunchReader, LaunchSettings, Table, share_of
 from ..launch.trainer import lora_settings
+from .cuda_graphs import LAYER_GRAPHS, WHOLE_STEP, captures_step, layer_graphs_note
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class MegatronRun:
     batch, seq, num_microbatches: sequences of a micro-batch, their tokens, and the micro-batches of a step.
     recompute_granularity, recompute_method, recompute_num_layers, recompute_modules: as in Megatron-LM; None for none.
     fuses_cross_entropy: whether the loss is fused.
+    dispatcher, dispatcher_backend: what sends tokens to experts, and how `flex` does; None for Megatron-LM's default.
+    cuda_graph_impl, cuda_graph_modules: how CUDA graphs are captured, and of what.
     grad_dtype: the number format of main gradients.
     """
 
@@ -44,7 +48,39 @@ class MegatronRun:
     recompute_modules: Any = None
     fuses_cross_entropy: bool = False
     grad_dtype: str = "fp32"
+    dispatcher: Any = None
+    dispatcher_backend: Any = None
+    cuda_graph_impl: Any = "none"
+    cuda_graph_modules: Any = ()
 
+
+@dataclass(frozen=True)
+class NamedModelArguments:
+    """Arguments of Megatron-Core of a named model's run that no option of llmcalc states.
+
+    recompute_modules: modules of selective recomputation; None (default) for those of `--recompute`.
+    uses_hybridep, uses_deepep: whether experts' tokens are sent by HybridEP, or by DeepEP, whose memory is counted as
+        all-to-all's; by all-to-all as a default.
+    has_layer_graphs: whether CUDA graphs launch layers or their modules; default false.
+    """
+
+    recompute_modules: tuple[str, ...] | None = None
+    uses_hybridep: bool = False
+    uses_deepep: bool = False
+    has_layer_graphs: bool = False
+
+    def arguments(self, recompute_option: str | None, has_experts: bool) -> dict[str, Any]:
+        """Returns the fields of `MegatronSettings` to set. recompute_option: `--recompute`, which comes first."""
+        arguments: dict[str, Any] = {}
+        if self.recompute_modules is not None and recompute_option is None:
+            arguments |= {"recompute_granularity": "selective", "recompute_modules": self.recompute_modules}
+        if self.uses_hybridep and has_experts:
+            arguments |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
+        return arguments
+
+
+RECOMPUTED_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+"""Modules of selective recomputation whose memory is counted."""
 
 STAGE_ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
 """Megatron-Core's fields of the layers of a pipeline's first and last rank."""
@@ -148,7 +184,15 @@ def megatron_run(
     recompute_value = _recompute_setting(reader, parallel_run)
     if recompute_value is not None:
         run_settings["recompute"] = recompute_value
-    return LaunchSettings(layout, {**run_settings, **settings})
+    flex_backend = _flex_backend(reader, parallel_run)
+    named_arguments = NamedModelArguments(
+        recompute_modules=_recomputed_modules(reader, parallel_run) if recompute_value is None else None,
+        uses_hybridep=flex_backend == "hybridep",
+        uses_deepep=flex_backend == "deepep",
+        has_layer_graphs=_has_layer_graphs(reader, parallel_run),
+    )
+    own_settings = None if named_arguments == NamedModelArguments() else named_arguments
+    return LaunchSettings(layout, {**run_settings, **settings}, own_settings)
 
 
 def _recompute_setting(reader: LaunchReader, parallel_run: MegatronRun) -> str | None:
@@ -156,11 +200,59 @@ def _recompute_setting(reader: LaunchReader, parallel_run: MegatronRun) -> str |
     if parallel_run.recompute_granularity is None:
         return None
     if parallel_run.recompute_granularity == "selective":
-        recomputed_modules = parallel_run.recompute_modules or ["core_attn"]
-        if list(recomputed_modules) != ["core_attn"]:
-            reader.unknown["recompute_modules"] = f"{', '.join(map(str, recomputed_modules))[:60]} is not modelled here"
-        return "attention"
+        return "attention" if _module_names(parallel_run.recompute_modules) in ((), ("core_attn",)) else None
     if parallel_run.recompute_method in (None, "uniform") and parallel_run.recompute_num_layers in (None, 1):
         return "full"
     reader.unknown["recompute_method"] = "other than each layer by itself is not modelled for a model that is named"
     return "full"
+
+
+def _module_names(written_modules: Any) -> tuple[str, ...]:
+    """Returns the names of a list of modules, which a file may write as a text; empty for none."""
+    if isinstance(written_modules, str):
+        return tuple(re.findall(r"[\w.]+", written_modules))
+    return tuple(map(str, written_modules or ()))
+
+
+def _recomputed_modules(reader: LaunchReader, parallel_run: MegatronRun) -> tuple[str, ...] | None:
+    """Returns the modules of selective recomputation, and records those that are not modelled; None without it."""
+    if parallel_run.recompute_granularity != "selective":
+        return None
+    module_names = _module_names(parallel_run.recompute_modules)
+    unmodelled_names = [module_name for module_name in module_names if module_name not in RECOMPUTED_MODULES]
+    if unmodelled_names:
+        reader.unknown["recompute_modules"] = (
+            f"{', '.join(unmodelled_names)[:60]} is not modelled; {', '.join(RECOMPUTED_MODULES)} are"
+        )
+    modelled_names = tuple(module_name for module_name in module_names if module_name in RECOMPUTED_MODULES)
+    reader.notes.append(f"selective recomputation of {', '.join(modelled_names) or 'no module'}")
+    return modelled_names
+
+
+def _flex_backend(reader: LaunchReader, parallel_run: MegatronRun) -> str:
+    """Returns what sends tokens to experts: `hybridep` or `deepep`; empty for all-to-all. Records others as unknown."""
+    if parallel_run.dispatcher in ("alltoall", None):
+        return ""
+    backend = str(parallel_run.dispatcher_backend or "deepep")
+    if parallel_run.dispatcher != "flex" or backend not in ("hybridep", "deepep"):
+        written = f"flex by {backend}" if parallel_run.dispatcher == "flex" else str(parallel_run.dispatcher)
+        reader.unknown["moe_token_dispatcher_type"] = f"{written[:60]} is not modelled; alltoall and flex are"
+        return ""
+    if backend == "deepep" and parallel_run.ep > 1:
+        reader.notes.append("DeepEP: experts' tokens are counted as alltoall's, without DeepEP's own buffers")
+    return backend
+
+
+def _has_layer_graphs(reader: LaunchReader, parallel_run: MegatronRun) -> bool:
+    """Whether CUDA graphs launch layers, with a note; records a graph of the whole step as unknown."""
+    implementation = str(parallel_run.cuda_graph_impl or "none")
+    if captures_step(implementation, _module_names(parallel_run.cuda_graph_modules)):
+        reader.unknown["cuda_graph_impl"] = f"{WHOLE_STEP} is not modelled; graphs of layers are"
+        return False
+    if implementation == "none":
+        return False
+    if implementation not in LAYER_GRAPHS:
+        reader.unknown["cuda_graph_impl"] = f"{implementation[:60]} is not modelled; {' and '.join(LAYER_GRAPHS)} are"
+        return False
+    reader.notes.append(layer_graphs_note(parallel_run.pp))
+    return True

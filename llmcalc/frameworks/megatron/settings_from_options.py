@@ -18,7 +18,7 @@ from ...errors import InputError
 from ...flow.axis import element_count
 from ...flow.program import all_steps
 from ...model import ModelSpec
-from ...optional import MTP
+from ...optional import MTP, TOWERS
 from ...parallel.layout import ImpossibleLayout, Layout
 from ...parallel.layout_request import version_date
 from ...parallel.rank_program import divides_state_space_groups, model_axes
@@ -27,6 +27,7 @@ from ...units import dtype, short_dtype
 from ...workload.lora import PARALLEL_LIBRARIES
 from ...workload.setting import declarations_of, option
 from ..framework import RunOnRanks
+from .named_model import NamedModelArguments
 from .parallel_adapters import OPTIONS as ADAPTER_OPTIONS
 from .parallel_adapters import ParallelAdapters
 from .rank_run import STATES
@@ -58,9 +59,15 @@ KNOWN: dict[str, tuple[str, ...]] = {
 
 
 def megatron_settings_of(
-    memory_estimate: Memory, layout: Layout, megatron_version: str = "", gpu: str = ""
+    memory_estimate: Memory,
+    layout: Layout,
+    megatron_version: str = "",
+    gpu: str = "",
+    named_arguments: NamedModelArguments | None = None,
 ) -> MegatronSettings:
     """Returns the arguments that run a model in a layout. gpu: name of a device; empty for the run's device.
+
+    named_arguments: a file's arguments beside those of the options; None (default) without a file.
 
     Raises `InputError` for options that Megatron-LM has not, or that are not modelled.
     """
@@ -100,6 +107,8 @@ def megatron_settings_of(
         arguments["moe_pad_expert_input_to_capacity"] = True
     if memory_estimate.runtime.expandable:
         arguments["env"] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    if named_arguments is not None:
+        arguments |= named_arguments.arguments(options.recompute, has_experts="num_experts" in arguments)
     settings = MegatronSettings(**arguments)
     if settings.fp8_format is not None and not gpu_runs_recipe(settings):
         raise InputError(
@@ -117,9 +126,11 @@ def settings_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> Megatron
         """Returns the arguments that correspond to llmcalc's options."""
         launch_settings = training_run.own_settings
         settings: MegatronSettings = (
-            megatron_settings_of(training_run.memory, training_run.layout, training_run.version, cuda_runtime.gpu)
-            if launch_settings is None
-            else launch_settings
+            launch_settings
+            if isinstance(launch_settings, MegatronSettings)
+            else megatron_settings_of(
+                training_run.memory, training_run.layout, training_run.version, cuda_runtime.gpu, launch_settings
+            )
         )
         allocator_env = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if cuda_runtime.expandable else {}
         return replace(settings, gpu=cuda_runtime.gpu, env={**settings.env, **allocator_env})
@@ -141,6 +152,11 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
     if MTP.name in memory_estimate.states.count.include:
         raise InputError(
             "--with-mtp: with --framework megatron it is read from launch files (--mtp-num-layers); expected --launch"
+        )
+    if TOWERS.name in memory_estimate.states.count.include:
+        raise InputError(
+            f"{TOWERS.option}: encoders of images and sound are not modelled with --framework megatron; expected no "
+            f"{TOWERS.option}"
         )
     experts = routed_experts(memory_estimate.spec)
     if experts and experts % layout.ep:

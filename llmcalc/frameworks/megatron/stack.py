@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..launch.record import Launch
+from .named_model import NamedModelArguments
 from .settings import MegatronSettings
 
 OVERLAPS = {
@@ -23,11 +24,14 @@ def time_stack_name(launched_run: Launch | None, is_compiled: bool) -> str:
     settings = launched_run.own_settings
     if isinstance(settings, MegatronSettings):
         sends_copies = settings.num_experts is not None and settings.moe_token_dispatcher_type == "alltoall"
-    else:  # programs that name a model: their readers count experts' tokens as alltoall's, and refuse flex
-        sends_copies = launched_run.layout.ep > 1
+    else:  # programs that name a model: their readers say what sends experts' tokens
+        uses_flex = isinstance(settings, NamedModelArguments) and (settings.uses_hybridep or settings.uses_deepep)
+        sends_copies = launched_run.layout.ep > 1 and not uses_flex
     if sends_copies:
         return "megatron-alltoall"
-    is_captured = isinstance(settings, MegatronSettings) and captures_layers(settings)
+    is_captured = (isinstance(settings, MegatronSettings) and captures_layers(settings)) or (
+        isinstance(settings, NamedModelArguments) and settings.has_layer_graphs
+    )
     return "megatron-layer-graphs" if is_captured else "megatron"
 
 
@@ -50,6 +54,8 @@ def overlapped_groups(launched_run: Launch) -> frozenset[str]:
     return frozenset(groups)
 
 
-def product_format(settings: MegatronSettings) -> str:
-    """Returns the number format of matrix products."""
+def product_format(settings: MegatronSettings | NamedModelArguments) -> str:
+    """Returns the number format of matrix products; empty for that of the options, for a named model."""
+    if isinstance(settings, NamedModelArguments):
+        return ""
     return "bf16" if settings.fp8_format is None else "fp8"

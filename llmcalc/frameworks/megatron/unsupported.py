@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .arguments import flag_of
+from .cuda_graphs import WHOLE_STEP, captures_step
 from .settings import GATED_DELTA_NET, MegatronSettings
 
 
@@ -32,6 +33,12 @@ def unmodelled_arguments(megatron_settings: MegatronSettings) -> dict[str, str]:
         megatron_settings.num_experts is not None or megatron_settings.is_latent or megatron_settings.kind == "hybrid"
     ):
         refusal_reasons["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
+    is_local = megatron_settings.enable_cuda_graph or megatron_settings.cuda_graph_impl == "local"
+    graph_modules = megatron_settings.cuda_graph_modules or megatron_settings.cuda_graph_scope or ()
+    if captures_step("local" if is_local else megatron_settings.cuda_graph_impl, graph_modules):
+        refusal_reasons["--enable-cuda-graph" if megatron_settings.enable_cuda_graph else "--cuda-graph-impl"] = (
+            WHOLE_STEP
+        )
     refusal_reasons |= _unsupported_fp8(megatron_settings)
     if megatron_settings.use_megatron_fsdp:
         refusal_reasons |= _unsupported_sharding(megatron_settings)
@@ -143,7 +150,7 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
         "fine_grained_activation_offloading",
         "moe_paged_stash",
     ),
-    "CUDA graphs": ("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "optimizer_cuda_graph"),
+    "a CUDA graph of the optimizer's step": ("optimizer_cuda_graph",),
     "communication buffers of the user": ("use_nccl_ub",),
     "another kind of attention": (
         "experimental_attention_variant",

@@ -1,8 +1,8 @@
 """Reads recipes of Megatron-Bridge from their syntax tree, with overrides as `key=value`.
 
 Source: NVIDIA-NeMo/Megatron-Bridge at 067f987 (2026-08-22): src/megatron/bridge/recipes/common.py for the defaults of
-`_pretrain_common`, `_sft_common` and `_peft_common`; training/mixed_precision.py for the format of gradients;
-peft/lora.py for adapters.
+`_pretrain_common`, `_sft_common` and `_peft_common`, and those with `_vlm`; training/mixed_precision.py for the format
+of gradients; peft/lora.py for adapters; training/flex_dispatcher_backend.py for what sends experts' tokens.
 """
 
 from __future__ import annotations
@@ -52,16 +52,17 @@ COMMON: dict[str, Config] = {
         "dataset.seq_length": 2048,
     },
 }
+VISION: Config = {"train.global_batch_size": 32, "train.micro_batch_size": 2, "dataset.seq_length": 4096}
+"""What common.py's functions for models of images change."""
+
+COMMON |= {f"{name}_vlm": COMMON[name] | VISION for name in ("_sft_common", "_peft_common")}
 """Functions of common.py → the values that they set and that matter."""
 
 OFF: dict[str, tuple[Any, ...]] = {
     "ddp.use_megatron_fsdp": (False, None),
-    "model.cuda_graph_impl": ("none", None),
     "model.fine_grained_activation_offloading": (False, None),
     "model.cpu_offloading": (False, None),
     "model.pipeline_model_parallel_layout": (None,),
-    "model.moe_token_dispatcher_type": ("alltoall", None),
-    "model.freeze_language_model": (False, None),
     "comm_overlap.overlap_moe_expert_parallel_comm": (False, None),
 }
 """Keys of which only these values are modelled for a model that is named."""
@@ -167,7 +168,7 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_
             f"{suggest(recipe_name, known_recipes)}",
         )
     if recipe_name in recipe_names:
-        return configurations.configuration_of(recipe_name), recipe_name
+        return _with_flex_dispatcher(configurations, recipe_name), recipe_name
     recipe_file, imported_name = recipes_by_alias[recipe_name]
     try:
         if reader.source.read_text is None:
@@ -182,7 +183,26 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_
     imported_file = Configurations(parse_python(file_text, file_path), COMMON)
     if imported_name not in imported_file.functions:
         raise reader.wrong(imported_name[:80], f"is no recipe of {file_path[:80]}")
-    return imported_file.configuration_of(imported_name), imported_name
+    return _with_flex_dispatcher(imported_file, imported_name), imported_name
+
+
+def _with_flex_dispatcher(configurations: Configurations, recipe_name: str) -> Config:
+    """Returns a recipe's configuration after its `apply_flex_dispatcher_backend`, which sets the dispatcher to `flex`.
+
+    Source: training/flex_dispatcher_backend.py, for a GPU that has DeepEP or HybridEP (Ampere, Hopper, B200, B300).
+    """
+    config = configurations.configuration_of(recipe_name)
+    backend = config.get("model.moe_flex_dispatcher_backend")
+    for node in ast.walk(configurations.functions[recipe_name]):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "apply_flex_dispatcher_backend"
+            and any(isinstance(argument, ast.Attribute) for argument in node.args[1:])  # the configuration's own
+            and backend in ("deepep", "hybridep")
+        ):
+            return {**config, "model.moe_token_dispatcher_type": "flex"}
+    return config
 
 
 def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:
@@ -227,6 +247,11 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     if has_one_stage and isinstance(config.get(STAGE_LAYOUT), UnknownValue):  # a function of stages: all layers in one
         config = {**config, STAGE_LAYOUT: None}
     reader.refuse_other_values(config, OFF, suffix=" for a model that is named")
+    if config.get("model.freeze_language_model") not in (False, None):  # gradients of the projector pass all layers
+        reader.unknown["model.freeze_language_model"] = (
+            "training of an encoder or its projector beside frozen layers is not modelled; --allow-unknown counts "
+            "the layers as trained, which need more"
+        )
     _check_precision(reader, config)
     model_name = next(
         (model_id for key, model_id in config.items() if key.startswith("model") and _is_model_name_key(key, config)),
@@ -264,6 +289,10 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         recompute_modules=config_value("model.recompute_modules"),
         fuses_cross_entropy=config_value("model.cross_entropy_loss_fusion") is True,
         grad_dtype="bf16" if config.get("mixed_precision.grad_reduce_in_fp32") is False else "fp32",
+        dispatcher=config_value("model.moe_token_dispatcher_type"),
+        dispatcher_backend=config_value("model.moe_flex_dispatcher_backend"),
+        cuda_graph_impl=config_value("model.cuda_graph_impl"),
+        cuda_graph_modules=config_value("model.cuda_graph_modules") or config_value("model.cuda_graph_scope"),
     )
     if world_size is None and gpu_match is not None and int(gpu_match[1]) % smallest_device_count(parallel_run) == 0:
         world_size = int(gpu_match[1])

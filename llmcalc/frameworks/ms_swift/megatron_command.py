@@ -35,7 +35,7 @@ READ = field_names("""
     recompute_num_layers recompute_modules cross_entropy_loss_fusion use_distributed_optimizer torch_dtype
     attention_backend
     use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_grads_dtype decoder_first_pipeline_num_layers
-    decoder_last_pipeline_num_layers
+    decoder_last_pipeline_num_layers moe_token_dispatcher_type moe_flex_dispatcher_backend
     """) | set(SIZES)
 
 OFF: dict[str, tuple[Any, ...]] = {
@@ -44,7 +44,6 @@ OFF: dict[str, tuple[Any, ...]] = {
     "optimizer": ("adam",),
     "main_params_dtype": ("fp32", None),
     "pipeline_model_parallel_layout": (None,),
-    "moe_token_dispatcher_type": ("alltoall", None),
     "moe_enable_deepep": (False, None),
     "freeze_parameters": (None,),
     "freeze_llm": (False, None),
@@ -103,6 +102,8 @@ def run_of_megatron(
         recompute_method=config.get("recompute_method"),
         recompute_num_layers=config.get("recompute_num_layers"),
         recompute_modules=[recomputed_modules] if isinstance(recomputed_modules, str) else recomputed_modules,
+        dispatcher=config.get("moe_token_dispatcher_type"),
+        dispatcher_backend=config.get("moe_flex_dispatcher_backend"),
         fuses_cross_entropy=reader.flag(config, "cross_entropy_loss_fusion", True),
     )
     settings = {

@@ -50,13 +50,13 @@ READ = argument_names(__file__, "read")
 OF_MEGATRON_CORE = {
     *(f"megatron_cfg.{name}" for name in STAGE_ENDS),
     *(f"megatron_cfg.optimizer.{name}" for name in HOST_OPTIMIZER),
+    *(f"megatron_cfg.cuda_graph_{name}" for name in ("impl", "modules", "scope")),
 }
 """Keys of `policy` that readers of Megatron-Core's named models read."""
 
 MODELLED: Mapping[str, tuple[Any, ...]] = {
     "megatron_cfg.optimizer.optimizer": ("adam",),
     "megatron_cfg.fine_grained_activation_offloading": (False,),
-    "megatron_cfg.cuda_graph_impl": ("none",),
     "megatron_cfg.fp8_cfg.enabled": (False,),
     "megatron_cfg.mtp_num_layers": (0,),
     "megatron_cfg.use_fused_linear_logprobs": (False,),
@@ -379,6 +379,9 @@ def _megatron_run(reader: LaunchReader, policy_table: Table, world_size: int) ->
         **_batch_settings(reader, policy_table, max(1, world_size // (tp * pp * cp))),
         recompute_granularity=recompute_value,
         recompute_modules=policy_table.get("megatron_cfg.recompute_modules"),
+        cuda_graph_impl=policy_table.get("megatron_cfg.cuda_graph_impl"),
+        cuda_graph_modules=policy_table.get("megatron_cfg.cuda_graph_modules")
+        or policy_table.get("megatron_cfg.cuda_graph_scope"),
         grad_dtype="fp32" if sums_in_fp32 else "bf16",
     )
     settings: dict[str, Any] = {}

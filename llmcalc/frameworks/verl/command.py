@@ -329,6 +329,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         recompute_granularity=config.get(f"{override_section}.recompute_granularity"),
         recompute_method=config.get(f"{override_section}.recompute_method"),
         recompute_num_layers=config.get(f"{override_section}.recompute_num_layers"),
+        recompute_modules=config.get(f"{override_section}.recompute_modules"),
     )
     settings = {**_megatron_adapters(reader, config), **host_optimizer_settings(reader, config, OPTIMIZER)}
     if reader.flag(config, f"{OPTIMIZER}use_precision_aware_optimizer"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.file_kinds import PROGRAMS, launch_file_kinds, program_files
 from llmcalc.frameworks.launch.python_source import Configurations, UnknownValue, parse_python
 from llmcalc.frameworks.launch.read import launch_of, read_launch
+from llmcalc.frameworks.megatron.named_model import NamedModelArguments
+from llmcalc.frameworks.registry import framework
 from llmcalc.frameworks.server_files.read import starts_any_server
 from tests.samples import in_one_test
 
@@ -226,6 +229,62 @@ def test_a_recipe_states_bf16_by_the_fields_of_its_mixed_precision() -> None:
     assert launch_of(by_name, "recipes.py", arguments=recipe).layout.dp == 4
     with pytest.raises(InputError, match=r"mixed_precision .'fp8' is not modelled; bf16_mixed is"):
         launch_of(text.replace("bf16=True", "bf16=True, fp8='e4m3'"), "recipes.py", arguments=recipe)
+
+
+GRAPHS = """    cfg.model.cuda_graph_impl = "transformer_engine"
+    cfg.model.cuda_graph_scope = ["attn"]
+    cfg.model.moe_token_dispatcher_type = "flex"
+    cfg.model.moe_flex_dispatcher_backend = "hybridep"
+    cfg.model.recompute_granularity = "selective"
+    cfg.model.recompute_modules = ["moe_act", "layernorm"]
+"""
+
+
+def test_a_recipe_states_what_megatron_lm_has_as_arguments() -> None:
+    """HybridEP and modules that run again are counted for a named model as for Megatron-LM's own arguments."""
+    text = FILES["megatron_bridge_recipes.py"].replace("    return cfg\n", GRAPHS + "    return cfg\n", 1)
+    recipe = ("qwen25_7b_pretrain_8gpu_config",)
+    launch = launch_of(text, "recipes.py", arguments=recipe)
+    assert launch.own_settings == NamedModelArguments(
+        ("moe_act", "layernorm"), uses_hybridep=True, has_layer_graphs=True
+    )
+    assert launch.own_settings.arguments(None, has_experts=True) == {
+        "recompute_granularity": "selective",
+        "recompute_modules": ("moe_act", "layernorm"),
+        "moe_token_dispatcher_type": "flex",
+        "moe_flex_dispatcher_backend": "hybridep",
+    }
+    assert launch.own_settings.arguments("full", has_experts=False) == {}
+    assert any(note.startswith("CUDA graphs: ") for note in launch.notes)
+    assert framework("megatron").stack(launch, False) == "megatron-layer-graphs"
+    for written, other, message in [
+        ('"hybridep"', '"ncclep"', "moe_token_dispatcher_type (flex by ncclep is not modelled"),
+        ('["attn"]', '["full_iteration"]', "cuda_graph_impl (a CUDA graph of the whole step"),
+        ('"layernorm"', '"mhc"', "recompute_modules (mhc is not modelled"),
+    ]:
+        with pytest.raises(InputError, match=re.escape(message)):
+            launch_of(text.replace(written, other), "recipes.py", arguments=recipe)
+
+
+def test_a_recipe_for_images_has_the_defaults_of_its_common_function() -> None:
+    text = FILES["megatron_bridge_recipes.py"].replace("_peft_common()", "_peft_common_vlm()")
+    launch = launch_of(text, "recipes.py", arguments=("qwen25_7b_peft_config",))
+    assert (launch.settings["seq"], launch.settings["batch"]) == (4096, 2)
+
+
+def test_a_recipe_applies_the_backend_of_the_flex_dispatcher() -> None:
+    """`apply_flex_dispatcher_backend` replaces the dispatcher that the recipe has assigned."""
+    assigned = (
+        '    cfg.model.moe_token_dispatcher_type = "alltoall"\n    cfg.model.moe_flex_dispatcher_backend = "deepep"\n'
+        "    cfg.model.expert_model_parallel_size = 4\n"
+    )
+    applied = "    apply_flex_dispatcher_backend(cfg.model, cfg.model.moe_flex_dispatcher_backend)\n"
+    text = FILES["megatron_bridge_recipes.py"]
+    for lines, note_count, stack in [(assigned, 0, "megatron-alltoall"), (assigned + applied, 1, "megatron")]:
+        recipes = text.replace("    return cfg\n", lines + "    return cfg\n", 1)
+        launch = launch_of(recipes, "recipes.py", arguments=("qwen25_7b_pretrain_8gpu_config",))
+        assert len([note for note in launch.notes if note.startswith("DeepEP: ")]) == note_count
+        assert framework("megatron").stack(launch, False) == stack
 
 
 def test_a_recipe_counts_embedding_and_loss_as_layers_of_its_pipeline() -> None:
@@ -470,6 +529,14 @@ OWN_ARGUMENTS = {
     "train.py --template_name qwen --max_seq_length 64 --lora_rank 16 --fp16": {"lora_rank": 16, "base": "nf4-dq"},
 }  # fmt: skip
 """A command of a script with arguments of its own → settings that they or the script's defaults decide."""
+
+
+def test_a_script_of_liger_is_known_by_use_liger_without_the_trainers_model() -> None:
+    words = "torchrun --nproc-per-node=4 training.py --bf16 --per_device_train_batch_size 64 --learning_rate 6e-6"
+    launch = launch_of(f"{words} --output_dir out --use_liger True", "run.sh")
+    assert (launch.target, launch.settings["seq"]) == ("meta-llama/Meta-Llama-3-8B", 512)
+    trainer = launch_of(f"train.py --use_liger_kernel True --max_length 512 --bf16{SHARED}", "x.sh")
+    assert launch.settings["cross_entropy"] == trainer.settings["cross_entropy"]
 
 
 REFUSED_OWN_ARGUMENTS = {

@@ -116,6 +116,33 @@ def test_a_run_that_does_not_fit_names_the_length_of_samples_unless_they_are_pac
     assert longest == {"verl_fsdp.sh": True, "trl_sft.yaml": False}
 
 
+def test_an_error_about_an_option_of_the_file_names_the_files_argument(run: Any) -> None:
+    """FSDP has no 8-bit AdamW of bitsandbytes; nobody typed the option that stands for the Trainer's `optim`."""
+    text = (FILES / "trl_sft.yaml").read_text() + "\noptim: adamw_bnb_8bit\n"
+    path = Path("sft.yaml")
+    path.write_text(text)
+    words = "memory", "qwen2.5-0.5b", "--launch", str(path), "--devices", "2", "--framework", "fsdp2", "--fsdp", "2"
+    error = run(*words).error
+    assert "sft.yaml: optim adamw_bnb_8bit (--optimizer adamw-8bit-trainer): on shards it is not modelled" in error
+    assert "sft.yaml" not in run(*words, "--optimizer", "adamw-8bit").error
+
+
+def test_ranks_say_that_encoders_are_not_counted(run: Any) -> None:
+    words = "memory", "qwen3-vl-2b", "--framework", "megatron", "--tp", "2", "--seq", "64"
+    assert "not counted: encoders of images and sound, " in run(*words).out
+    assert "--with-towers: encoders of images and sound are not modelled" in run(*words, "--with-towers").error
+
+
+def test_linear_experts_of_llama_4_are_quantized_with_the_layers_and_take_no_adapters() -> None:
+    given: dict[str, Any] = {"llama4_linearized_experts": True, "lora_target_linear": None}
+    launch = changed("axolotl_qlora.yaml", **given, lora_target_modules=["self_attn.q_proj"])
+    assert launch.settings["quantized_experts"] is True
+    for targets in (["experts.up_projs.[0-9]+$"], None):
+        more = {"lora_target_linear": True} if targets is None else {"lora_target_modules": targets}
+        with pytest.raises(InputError, match="llama4_linearized_experts"):
+            changed("axolotl_qlora.yaml", **given | more)
+
+
 def test_a_model_that_is_not_here_asks_for_a_target() -> None:
     with pytest.raises(InputError, match="its model, 'nobody/nothing', cannot be read") as stop:
         llmcalc.memory(launch=_with_model("nobody/nothing"))

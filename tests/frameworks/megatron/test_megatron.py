@@ -22,6 +22,7 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.record import LaunchSource
 from llmcalc.frameworks.megatron.launch_file import read_megatron
+from llmcalc.frameworks.megatron.named_model import NamedModelArguments
 from llmcalc.frameworks.megatron.param_and_grad_buffer import is_updated_by_muon
 from llmcalc.frameworks.megatron.rank_memory import rank_memory, replay_rank
 from llmcalc.frameworks.megatron.rank_run import FLAGS, RankRun
@@ -361,6 +362,15 @@ def test_settings_that_megatron_has_not_are_refused(given: dict[str, Any], words
         megatron_settings_of(one, Layout(dp=8))
 
 
+def test_a_files_arguments_of_a_named_model_join_those_of_the_options() -> None:
+    one = memory(llmcalc.load("mixtral-8x7b").model, Settings(phase="training"))
+    arguments = NamedModelArguments(("moe_act",), uses_hybridep=True)
+    of_file = megatron_settings_of(one, Layout(dp=8, ep=8), named_arguments=arguments)
+    assert (of_file.recomputed_modules, of_file.moe_token_dispatcher_type) == (("moe_act",), "flex")
+    by_option = memory(llmcalc.load("mixtral-8x7b").model, Settings(phase="training", recompute="attention"))
+    assert megatron_settings_of(by_option, Layout(dp=8), named_arguments=arguments).recomputed_modules == ("core_attn",)
+
+
 @pytest.mark.parametrize(
     ("name", "layout", "words"),
     [
@@ -534,7 +544,7 @@ def test_ranks_of_a_stage_agree_but_for_their_shards() -> None:
     [
         ({"use_torch_fsdp2": True}, "--use-torch-fsdp2"),
         ({"fp4_format": "e2m1"}, "--fp4-format"),
-        ({"enable_cuda_graph": True}, "--enable-cuda-graph"),
+        ({"optimizer_cuda_graph": True}, "--optimizer-cuda-graph"),
         ({"cpu_offloading_num_layers": 2}, "--cpu-offloading-num-layers"),
         ({"use_nccl_ub": True}, "--use-nccl-ub"),
         ({"num_experts": 4, "tp_comm_overlap": True}, "--tp-comm-overlap"),

@@ -261,6 +261,13 @@ def test_what_runs_again_leaves_nothing(module: str) -> None:
     assert saved(settings(**given, **again(module))) < saved(settings(**given))
 
 
+def test_experts_that_run_again_read_a_norm_that_does() -> None:
+    """The router's second pass keeps the norm's output, whose memory is that of the norm's own second pass."""
+    both = {**EXPERTS, **again("layernorm", "moe")}
+    assert after(settings(**both)) == after(settings(**EXPERTS))
+    assert saved(settings(**both)) < saved(settings(**EXPERTS, **again("moe")))
+
+
 def test_batches_of_a_schedule() -> None:
     one = settings(step_batch_size_schedule="0:8 1.5B:16", world_size=2)
     assert one.batch == 8

@@ -277,7 +277,8 @@ def test_the_script_or_an_argument_tells_the_model() -> None:
     ("more", "said"),
     [
         ({"fp4_format": "e2m1"}, "--fp4-format"),
-        ({"cuda_graph_impl": "local"}, "--cuda-graph-impl (CUDA graphs)"),
+        ({"cuda_graph_impl": "full_iteration"}, "--cuda-graph-impl (a CUDA graph of the whole step)"),
+        ({"enable_cuda_graph": True, "cuda_graph_scope": "full_iteration"}, "--enable-cuda-graph (a CUDA graph of the"),
         ({"use_torch_fsdp2": True}, "--use-torch-fsdp2 (sharded weights)"),
         (
             {"use_custom_fsdp": True, "fsdp_double_buffer": True},

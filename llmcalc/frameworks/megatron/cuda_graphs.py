@@ -1,0 +1,27 @@
+"""CUDA graphs of a training run of Megatron-Core: those of layers are accepted, with a note; one of a step is not.
+
+A graph's tensors lie in a pool that nothing else can use (core/transformer/cuda_graphs.py, `global_mempool`), beside
+static copies of its inputs. Their bytes are not counted: NVIDIA's figures are docs/performance-guide.md of
+Megatron-Bridge at 067f987 ("a few gigabytes …, PP size > 1 may consume over 10GB"), and its skill perf-cuda-graphs
+("full-iteration graphs can increase peak memory by 1.5–2×").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+LAYER_GRAPHS = ("local", "transformer_engine")
+"""Values of `cuda_graph_impl` that capture each layer, or modules of it."""
+
+WHOLE_STEP = "a CUDA graph of the whole step"
+
+
+def captures_step(implementation: str, modules: Collection[str]) -> bool:
+    """Whether one CUDA graph has the whole step. modules: what `cuda_graph_modules` or `cuda_graph_scope` names."""
+    return implementation == "full_iteration" or (implementation in LAYER_GRAPHS and "full_iteration" in modules)
+
+
+def layer_graphs_note(pipeline_stages: int) -> str:
+    """Writes a note on the memory of CUDA graphs of layers, which is not counted."""
+    more_memory = "a few GB more, at times over 10" if pipeline_stages > 1 else "a few GB more"
+    return f"CUDA graphs: their pools and static buffers are not counted; NVIDIA documents {more_memory}"
