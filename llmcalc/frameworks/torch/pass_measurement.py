@@ -9,6 +9,7 @@ from ...device_memory.estimate import Memory
 from ...device_memory.training import TrainingConfig
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
+from ...simulator.effort import EFFORT
 from ...simulator.event_log import EventRecorder
 from ...simulator.layer_loops import SHORT_RUN_REPEATS
 from ...simulator.meter import Meter
@@ -91,6 +92,7 @@ class StageRun:
         remaining_bytes = self.meter.now - set_up_bytes - gradient_bytes
         self.has_whole_layer_gradients: bool = any("layers" in parameter_path for parameter_path, _ in whole_gradients)
         self._constant_bytes = remaining_bytes + sum(extra_bytes for _, extra_bytes in whole_gradients)
+        self._has_whole_gradients = bool(whole_gradients)
         self._extra_elements = sum(gradient.count - weight.count for _, gradient, weight in gradients)
         self._latest: tuple[int, PassVisits, PassVisits] | None = None
 
@@ -115,15 +117,19 @@ class StageRun:
     def passes_without_repeat(self) -> MicroBatchBytes | None:
         """Returns the bytes of the latest micro-batch with one repeat less of its four.
 
+        The passes count as work as if a run of their own had first made its gradients, so that a search over layouts
+        does not go on to more replays than a user waits for.
         None if the repeats do not do the same, or the passes leave other bytes than were there before.
         """
         if self._latest is None or self.layers.stack is None:
             return None
         saved_bytes, forward, backward = self._latest
+        longer_work = forward.work + backward.work
         shorter_passes = passes_without_repeat(forward, backward, self.layers.stack)
         if shorter_passes is None:
             return None
         forward, backward, repeat_bytes = shorter_passes
+        EFFORT.units += 2 * (forward.work + backward.work) + (longer_work if self._has_whole_gradients else 0)
         return self._micro_batch_bytes(saved_bytes - repeat_bytes, forward, backward)
 
     def _micro_batch_bytes(self, saved_bytes: int, forward: PassVisits, backward: PassVisits) -> MicroBatchBytes:
