@@ -71,7 +71,11 @@ COUNTED_BESIDE_THE_CLASS: dict[str, str] = {
 }
 """Field → why it counts although the class does not read it."""
 
-COUNTED_OF_OWN_CODE = {"moe_layer_start_index": ("ernie4_5_vl_moe", "ernie4_5_vl_moe_text")}
+COUNTED_OF_OWN_CODE = {
+    "moe_layer_start_index": ("ernie4_5_vl_moe", "ernie4_5_vl_moe_text"),
+    # published in the table img_token_compression_config
+    **dict.fromkeys(("spatial_merge_size", "temporal_patch_size"), ("minimax_m3_vl",)),
+}
 """Field of the publisher's own code that counts → the model types whose class in `transformers` does not read it."""
 
 READ_AS_A_COPY = {"vibevoice": "audio_config"}

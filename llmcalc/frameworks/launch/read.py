@@ -445,8 +445,8 @@ def _read_by_arguments(
         other_commands = [f"{printable(' '.join(command.words[:2]), 40)} (line {command.line})" for command in commands]
         runs_commands = f"; it runs {', '.join(other_commands[:4])}" if other_commands else ""
         raise InputError(
-            f"{name_in_errors}: no command trains or serves a model{runs_commands}; expected one that does, such as "
-            f"torchrun train.py … or vllm serve MODEL, or {SETTINGS_ADVICE}"
+            f"{name_in_errors}: no command trains a model{runs_commands}; expected one that does, such as "
+            f"torchrun train.py …, or {SETTINGS_ADVICE}{SERVER_FILES}"
         )
     known_programs = " or ".join(file_kind.arguments_of for file_kind in argument_readers)
     raise InputError(

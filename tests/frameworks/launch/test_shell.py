@@ -207,8 +207,8 @@ def test_devices_that_the_launcher_says(text: str, world: int) -> None:
         (f"torchrun pretrain_gpt.py $MORE {ARGUMENTS}", "'$MORE' is known only when the script runs"),
         (f"torchrun a.py {ARGUMENTS}\ntorchrun b.py {ARGUMENTS} --swiglu", "several commands train (lines 1, 2)"),
         (f"torchrun {ARGUMENTS}", "no Python file is run by 'torchrun'"),
-        ("#!/bin/sh\necho --a\n", "no command trains or serves a model; expected one that does"),
-        ("docker pull vllm/vllm-openai\n", "trains or serves a model; it runs docker pull (line 1); expected one that"),
+        ("#!/bin/sh\necho --a\n", "no command trains a model; expected one that does"),
+        ("docker pull vllm/vllm-openai\n", "trains a model; it runs docker pull (line 1); expected one that"),
     ],
 )
 def test_scripts_that_say_too_little(text: str, said_: str) -> None:
