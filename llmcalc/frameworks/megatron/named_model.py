@@ -12,6 +12,7 @@ from ...parallel.layout import Layout
 from ..launch.record import LaunchReader, LaunchSettings, Table, share_of
 from ..launch.trainer import lora_settings
 from .cuda_graphs import LAYER_GRAPHS, WHOLE_STEP, captures_step, layer_graphs_note
+from .named_arguments import NamedModelArguments
 
 
 @dataclass(frozen=True)
@@ -52,31 +53,6 @@ class MegatronRun:
     dispatcher_backend: Any = None
     cuda_graph_impl: Any = "none"
     cuda_graph_modules: Any = ()
-
-
-@dataclass(frozen=True)
-class NamedModelArguments:
-    """Arguments of Megatron-Core of a named model's run that no option of llmcalc states.
-
-    recompute_modules: modules of selective recomputation; None (default) for those of `--recompute`.
-    uses_hybridep, uses_deepep: whether experts' tokens are sent by HybridEP, or by DeepEP, whose memory is counted as
-        all-to-all's; by all-to-all as a default.
-    has_layer_graphs: whether CUDA graphs launch layers or their modules; default false.
-    """
-
-    recompute_modules: tuple[str, ...] | None = None
-    uses_hybridep: bool = False
-    uses_deepep: bool = False
-    has_layer_graphs: bool = False
-
-    def arguments(self, recompute_option: str | None, has_experts: bool) -> dict[str, Any]:
-        """Returns the fields of `MegatronSettings` to set. recompute_option: `--recompute`, which comes first."""
-        arguments: dict[str, Any] = {}
-        if self.recompute_modules is not None and recompute_option is None:
-            arguments |= {"recompute_granularity": "selective", "recompute_modules": self.recompute_modules}
-        if self.uses_hybridep and has_experts:
-            arguments |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
-        return arguments
 
 
 RECOMPUTED_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")

@@ -27,7 +27,7 @@ from ...units import dtype, short_dtype
 from ...workload.lora import PARALLEL_LIBRARIES
 from ...workload.setting import declarations_of, option
 from ..framework import RunOnRanks
-from .named_model import NamedModelArguments
+from .named_arguments import NamedModelArguments
 from .parallel_adapters import OPTIONS as ADAPTER_OPTIONS
 from .parallel_adapters import ParallelAdapters
 from .rank_run import STATES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..launch.record import Launch
-from .named_model import NamedModelArguments
+from .named_arguments import NamedModelArguments
 from .settings import MegatronSettings
 
 OVERLAPS = {

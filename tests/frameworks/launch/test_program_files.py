@@ -15,7 +15,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.file_kinds import PROGRAMS, launch_file_kinds, program_files
 from llmcalc.frameworks.launch.python_source import Configurations, UnknownValue, parse_python
 from llmcalc.frameworks.launch.read import launch_of, read_launch
-from llmcalc.frameworks.megatron.named_model import NamedModelArguments
+from llmcalc.frameworks.megatron.named_arguments import NamedModelArguments
 from llmcalc.frameworks.registry import framework
 from llmcalc.frameworks.server_files.read import starts_any_server
 from tests.samples import in_one_test
