@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self
 
 from ...algebra import Number
-from ...components.mixers.attention import Attention
 from ...components.mixers.compressed_attention import CompressedAttention
 from ...components.mixers.mla import MLA
 from ...components.position import Rope
@@ -56,10 +55,6 @@ SAME_FORMATS: Mapping[str, Fraction] = {}
 def float8_bytes(element_count: int) -> int:
     """Returns the bytes of a float8 indexer key or latent, with a float32 scale for each group of elements."""
     return element_count + element_count // INDEXER_GROUP * 4
-
-
-FUSED_PROJECTIONS = (".q_proj", ".k_proj", ".v_proj")
-"""Ends of the paths of the projections that engines hold as one matrix."""
 
 
 class StageWithoutCache(InputError):
@@ -251,8 +246,6 @@ class EngineRank:
             is_unchecked = weight.path.rpartition(".")[2] in unchecked_projections and ".experts." not in weight.path
             if is_unchecked or not tensor_shapes or weight.tensor.shape in tensor_shapes:
                 continue
-            if self._quantizes_projections_anew and weight.path.endswith(FUSED_PROJECTIONS):
-                continue
             named_tensor = weight if path_names is None else replace(weight, names=path_names(weight.path))
             refusal_reasons = [
                 scheme.shard_refusal_reason(named_tensor, tensor_shape) for tensor_shape in tensor_shapes
@@ -264,18 +257,6 @@ class EngineRank:
                     f"{weight.path}: {refusal_reasons[0]}, which no kernel computes; expected a smaller --tp, "
                     f"{remedy}or another scheme"
                 )
-
-    @cached_property
-    def _quantizes_projections_anew(self) -> bool:
-        """Whether the class divides queries, keys and values inside blocks, with new scales for each rank's rows.
-
-        The class of MiMo-V2 does, whose keys have 192 rows a head and whose values have a size of their own
-        (vllm/model_executor/models/mimo_v2.py, `_shard_fp8_qkv_proj`; vLLM pull request 30836 serves it on 4 ranks).
-        """
-        layers = (layer for _, stack in self.preset.model.stacks() for layer in stack.layers_by_kind().values())
-        return any(
-            isinstance(layer.attention, Attention) and layer.attention.v_head_dim is not None for layer in layers
-        )
 
     def _bytes_with_divided_blocks(self) -> int:
         """Bytes of weights with MXFP4 experts, divided evenly over ranks even inside a quantization block."""

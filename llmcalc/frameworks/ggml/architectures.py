@@ -39,7 +39,7 @@ def converted_class(preset: Preset) -> str:
 
 
 def check_architecture(preset: Preset, engine_record: GgmlEngineRecord, version: EngineVersion) -> None:
-    """Raises `InputError` for a model that a version has no architecture for; of an unknown class nothing is said."""
+    """Raises `InputError` for a model that a version has no architecture for. An unknown class is accepted."""
     class_name = converted_class(preset)
     if not class_name:
         return

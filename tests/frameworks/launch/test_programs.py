@@ -134,13 +134,13 @@ def test_ranks_say_that_encoders_are_not_counted(run: Any) -> None:
 
 
 def test_linear_experts_of_llama_4_are_quantized_with_the_layers_and_take_no_adapters() -> None:
-    given: dict[str, Any] = {"llama4_linearized_experts": True, "lora_target_linear": None}
-    launch = changed("axolotl_qlora.yaml", **given, lora_target_modules=["self_attn.q_proj"])
+    linearized: dict[str, Any] = {"llama4_linearized_experts": True, "lora_target_linear": None}
+    launch = changed("axolotl_qlora.yaml", **linearized, lora_target_modules=["self_attn.q_proj"])
     assert launch.settings["quantized_experts"] is True
     for targets in (["experts.up_projs.[0-9]+$"], None):
         more = {"lora_target_linear": True} if targets is None else {"lora_target_modules": targets}
         with pytest.raises(InputError, match="llama4_linearized_experts"):
-            changed("axolotl_qlora.yaml", **given | more)
+            changed("axolotl_qlora.yaml", **linearized | more)
 
 
 def test_a_model_that_is_not_here_asks_for_a_target() -> None:

@@ -29,9 +29,13 @@ MIB = 2**20
 
 
 def answer(
-    target: str = "llama3.1-8b", hardware: str = "rtx-3090", engine: str = "llama.cpp==b10488", **flags: Any
+    target: str = "llama3.1-8b",
+    hardware: str = "rtx-3090",
+    engine: str = "llama.cpp==b10488",
+    quantize: str = "q4_k_m",
+    **flags: Any,
 ) -> Any:
-    return llmcalc.memory(target, hardware=hardware, engine=engine, quantize="q4_k_m", **flags)
+    return llmcalc.memory(target, hardware=hardware, engine=engine, quantize=quantize, **flags)
 
 
 def memory(target: str = "llama3.1-8b", **flags: Any) -> Any:
@@ -380,9 +384,8 @@ def test_a_draft_file_that_is_elsewhere_has_the_sizes_of_its_name() -> None:
     alone, both = (
         memory("qwen3-30b-a3b", **flags, **draft) for draft in ({}, {"model_draft": "/models/Qwen3-0.6B-Q8_0.gguf"})
     )
-    draft = llmcalc.memory("qwen3-0.6b", hardware="rtx-3090", engine="llama.cpp==b10488", quantize="q8_0", **flags)
-    drafted_bytes = draft.result.bytes_of("model_buffer")  # type: ignore[union-attr]
-    assert both.bytes_of("model_buffer") == alone.bytes_of("model_buffer") + drafted_bytes
+    draft = memory("qwen3-0.6b", quantize="q8_0", **flags)
+    assert both.bytes_of("model_buffer") == alone.bytes_of("model_buffer") + draft.bytes_of("model_buffer")
 
 
 def test_a_draft_model_may_stay_on_the_host() -> None:

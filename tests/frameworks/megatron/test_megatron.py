@@ -363,9 +363,9 @@ def test_settings_that_megatron_has_not_are_refused(given: dict[str, Any], words
 
 
 def test_a_files_arguments_of_a_named_model_join_those_of_the_options() -> None:
-    one = memory(llmcalc.load("mixtral-8x7b").model, Settings(phase="training"))
+    mixtral_run = memory(llmcalc.load("mixtral-8x7b").model, Settings(phase="training"))
     arguments = NamedModelArguments(("moe_act",), uses_hybridep=True)
-    of_file = megatron_settings_of(one, Layout(dp=8, ep=8), named_arguments=arguments)
+    of_file = megatron_settings_of(mixtral_run, Layout(dp=8, ep=8), named_arguments=arguments)
     assert (of_file.recomputed_modules, of_file.moe_token_dispatcher_type) == (("moe_act",), "flex")
     by_option = memory(llmcalc.load("mixtral-8x7b").model, Settings(phase="training", recompute="attention"))
     assert megatron_settings_of(by_option, Layout(dp=8), named_arguments=arguments).recomputed_modules == ("core_attn",)
