@@ -30,7 +30,7 @@ from llmcalc.timing.calibration import UNCHANGED, CalibrationFactors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, RankPass
-from llmcalc.timing.stack import with_attention, with_loss, with_overlap
+from llmcalc.timing.stack import with_attention, with_loss, with_overlap, with_overlapped_groups
 from llmcalc.timing.step import StepPlan, StepTimer
 from llmcalc.timing.time_estimator import NumberFormats
 from llmcalc.timing.timing_constants import TimeStack, time_stacks
@@ -43,6 +43,8 @@ STACKS = {
     "megatron-bridge-graphs": "megatron-graphs",
     "nemo": "megatron",
     "nemo-perf": "megatron",
+    "nemo-perf-alltoall": "megatron-alltoall",
+    "megatron-bridge-alltoall": "megatron-alltoall",
     "megatron-no-overlap": "megatron-no-overlap",
     "megatron-deepspeed-2022": "megatron-2021",
     "megatron-deepspeed-2021": "megatron-2021",
@@ -90,7 +92,13 @@ WIDE_PASSES = {"batched_spark", "llamacpp_strix_halo", "llamacpp_r9700"}
 benchmark/run_benchmarks.sh of kyuz0's repositories, on the R9700 under ROCm alone).
 """
 
-GRADIENTS_IN_16_BITS = {"megatron-bridge", "megatron-bridge-graphs", "nemo-perf"}
+GRADIENTS_IN_16_BITS = {
+    "megatron-bridge",
+    "megatron-bridge-alltoall",
+    "megatron-bridge-graphs",
+    "nemo-perf",
+    "nemo-perf-alltoall",
+}
 """Software of rows whose recipes reduce gradients in 16 bits (`grad_reduce_in_fp32 = False` in Megatron-Bridge's and
 NeMo's recipes for performance), where Megatron-Core's default is 32.
 """
@@ -130,8 +138,15 @@ ADAPTED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 ALL_ADAPTED = ADAPTED | {"gate_proj", "up_proj", "down_proj"}
 """Those of rows that adapt every linear layer but the head."""
 
-TARGETS = {"": ADAPTED, "all": ALL_ADAPTED, "joined": ALL_ADAPTED - {"k_proj", "v_proj"}}
-"""Adapted layers of a row → their names; `joined`: queries, keys and values are one layer with one adapter."""
+TARGETS = {
+    "": ADAPTED,
+    "all": ALL_ADAPTED,
+    "joined": ALL_ADAPTED - {"k_proj", "v_proj"},
+    "fused": ALL_ADAPTED - {"k_proj", "v_proj", "up_proj"},
+}
+"""Adapted layers of a row → their names; `joined`: queries, keys and values are one layer with one adapter, `fused`:
+both projections of a gated network as well, as in Megatron-Core.
+"""
 
 STEP_TOKENS = 8192
 """Most tokens of a step of a server: the default of vLLM and TensorRT-LLM on the rows' accelerators."""
@@ -317,7 +332,9 @@ def _prices(
     model: str, device: tuple[str, str], software: str, overlap: str, attention: str, factors: CalibrationFactors,
     on_fastest_host: bool = False, is_captured: bool = False, cross_entropy: str = "",
 ) -> StepTimer:  # fmt: skip
-    stack = with_attention(with_overlap(_stack(software), overlap or None), attention or None)
+    groups = frozenset(overlap.split("+")) if "+" in overlap else None
+    stack = with_overlapped_groups(with_overlap(_stack(software), None if groups else overlap or None), groups)
+    stack = with_attention(stack, attention or None)
     stack = with_loss(stack, cross_entropy or None)
     if is_captured:
         stack = stack.model_copy(update={"host_kernel": 0.0})
