@@ -6,7 +6,7 @@ with an element per layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import comb, prod
 from typing import TypeAlias
@@ -138,6 +138,34 @@ class TimedOperation:
         return max(("compute", "memory", "network", "wait"), key=lambda resource_name: getattr(self, resource_name))
 
 
+GRAPH_MODULES: dict[str, tuple[str, ...]] = {
+    "attn": ("self_attn", "self_attn_pre_norm"),
+    "mamba": ("mamba", "mamba_pre_norm"),
+    "mlp": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "mlp_pre_norm"),
+    "moe": ("mlp", "mlp_pre_norm"),
+    "moe_router": ("mlp.router", "mlp.shared_expert", "mlp.latent_in", "mlp_pre_norm"),
+}
+"""Modules that Megatron-Core captures as graphs → their modules below a layer (core/transformer/cuda_graphs.py).
+
+Sums with the residual are parts of the modules before them. Experts, and what sends their tokens, are in `moe` alone,
+which needs a fixed capacity.
+"""
+
+
+def _is_captured(kernel: Kernel, captured_modules: Collection[str]) -> bool:
+    """Returns whether a graph of captured modules launches a kernel."""
+    if not captured_modules:
+        return False
+    module_path = kernel.path.partition(".")[2]
+    if not module_path or kernel.verb == "route":
+        return True
+    return any(
+        module_path == module or module_path.startswith(f"{module}.")
+        for name in captured_modules
+        for module in GRAPH_MODULES[name]
+    )
+
+
 @dataclass
 class TimedPass:
     """The timed kernels and messages of one micro-batch or pass, on a rank with all layers.
@@ -178,12 +206,25 @@ class TimedPass:
             if operation.layer == layer and operation.ends_layer and not operation.backward
         )
 
-    def layer_launches(self, layer: int, is_backward: bool, kernels: KernelCounts) -> Number:
-        """Returns the number of kernel launches in the forward (or backward) pass of one layer."""
+    def layer_launches(
+        self, layer: int, is_backward: bool, kernels: KernelCounts, captured_modules: Collection[str] = ()
+    ) -> Number:
+        """Returns the number of kernel launches in the forward (or backward) pass of one layer.
+
+        captured_modules: those of `GRAPH_MODULES`, whose kernels a graph launches.
+        """
         return sum(
             kernel.times * kernels.get(kernel.verb, kernel.launches)[is_backward]
             for kernel in self.work.kernels
-            if kernel.layer == layer
+            if kernel.layer == layer and not _is_captured(kernel, captured_modules)
+        )
+
+    def expert_launches(self, layer: int, is_backward: bool, captured_modules: Collection[str] = ()) -> Number:
+        """Returns the number of products of single experts in the forward (or backward) pass of one layer."""
+        return sum(
+            kernel.times * kernel.experts * kernel.launches[is_backward]
+            for kernel in self.work.kernels
+            if kernel.layer == layer and kernel.kind == "experts" and not _is_captured(kernel, captured_modules)
         )
 
     def dtensor_operations(self, layer: int, is_backward: bool, operations: KernelCounts) -> Number:
@@ -495,7 +536,8 @@ class TimeEstimator:
             return
         older_kernels = device.generation.older_attention
         efficiency = older_kernels.get(self.stack.attention, 1.0)
-        if maximum(kernel.dim, kernel.k) > FUSED_HEAD_DIM and not self.stack.server:
+        has_own_kernels = self.stack.server or (self.stack.wide_single_keys and kernel.kv_heads == 1)
+        if maximum(kernel.dim, kernel.k) > FUSED_HEAD_DIM and not has_own_kernels:
             efficiency = min(efficiency, older_kernels["triton"])
         efficiency *= device.sustained_share() if self.is_training else 1.0
         flops_of_passes, key_count = kernel.flops, kernel.keys
@@ -640,9 +682,8 @@ class TimeEstimator:
         )
         if self.rank_pass.phase == "decode" or self.stack.sends_copies:
             return share_of_16_bits
-        domains = maximum(1.0, ranks / self.device.domain)
-        copies_of_domains = _copies_per_domain(domains, copies_per_token, layer_message.groups)
-        return share_of_16_bits * choose(ranks > self.device.domain, copies_of_domains, 1.0)
+        places = choose(ranks > self.device.domain, maximum(1.0, ranks / self.device.domain), ranks)
+        return share_of_16_bits * _copies_per_domain(places, copies_per_token, layer_message.groups)
 
 
 def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGroups = ONE_GROUP) -> Number:

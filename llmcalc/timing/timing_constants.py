@@ -142,6 +142,7 @@ class TimeStack(Record):
     reduces_late: bool = False
     attention: Literal["flash", "cudnn", "fa2", "triton", "scores"] = "flash"
     torch_attention: bool = False
+    wide_single_keys: bool = False
     hidden: dict[str, float] = {}
     hides_all_reduces: bool = False
     overlapped_stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
@@ -187,6 +188,8 @@ class TimeStack(Record):
     kernels: dict[str, tuple[float, float]] = {}
     host_kernel: float = 0.0
     host_prompt_kernel: float = 0.0
+    host_expert: float = 0.0
+    captured: tuple[Literal["attn", "mamba", "mlp", "moe", "moe_router"], ...] = ()
     library_layers: bool = False
     dtensor_operation: float = 0.0
     dtensor_operations: dict[str, tuple[float, float]] = {}

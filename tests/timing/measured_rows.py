@@ -32,7 +32,7 @@ from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, RankPass
 from llmcalc.timing.stack import with_attention, with_loss, with_overlap, with_overlapped_groups
 from llmcalc.timing.step import StepPlan, StepTimer
-from llmcalc.timing.time_estimator import NumberFormats
+from llmcalc.timing.time_estimator import GRAPH_MODULES, NumberFormats
 from llmcalc.timing.timing_constants import TimeStack, time_stacks
 from llmcalc.timing.work_recorder import rank_work
 
@@ -330,14 +330,14 @@ def device_of_row(name: str, nic: str) -> Device:
 @cache
 def _prices(
     model: str, device: tuple[str, str], software: str, overlap: str, attention: str, factors: CalibrationFactors,
-    on_fastest_host: bool = False, is_captured: bool = False, cross_entropy: str = "",
+    on_fastest_host: bool = False, captured: tuple[str, ...] = (), cross_entropy: str = "",
 ) -> StepTimer:  # fmt: skip
     groups = frozenset(overlap.split("+")) if "+" in overlap else None
     stack = with_overlapped_groups(with_overlap(_stack(software), None if groups else overlap or None), groups)
     stack = with_attention(stack, attention or None)
     stack = with_loss(stack, cross_entropy or None)
-    if is_captured:
-        stack = stack.model_copy(update={"host_kernel": 0.0})
+    if captured:
+        stack = stack.model_copy(update={"captured": captured})
     if on_fastest_host:
         stack = stack.on_fastest_host or stack
     return StepTimer(spec_of(model), factors.device(device_of_row(*device)), factors.stack(stack))
@@ -381,9 +381,9 @@ def _step_seconds(row: Row, factors: CalibrationFactors, on_fastest_host: bool =
     precision = row["precision"]
     dtype = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision)
     device = row["hardware"], row["nic_gb_s"]
-    is_captured = "attn" in row["graphs"].split("+")
+    captured = tuple(name for name in row["graphs"].split("+") if name in GRAPH_MODULES)
     prices = _prices(
-        row["model"], device, row["stack"], row["overlap"], row["attention"], factors, on_fastest_host, is_captured,
+        row["model"], device, row["stack"], row["overlap"], row["attention"], factors, on_fastest_host, captured,
         row["cross_entropy"],
     )  # fmt: skip
     micro_batch = float(row["micro_batch"])
