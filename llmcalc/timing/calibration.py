@@ -27,8 +27,8 @@ Pricer: TypeAlias = Callable[["CalibrationFactors"], float]
 """Seconds that are estimated for a run with these factors."""
 
 WAITS = (
-    "kernel_gap", "host_kernel", "host_prompt_kernel", "host_step", "host_sequence", "first_token", "layer_wait",
-    "exchange_wait", "host_update", "offloaded_update", "dtensor_operation",
+    "kernel_gap", "host_kernel", "host_expert", "host_prompt_kernel", "host_step", "host_sequence", "first_token",
+    "layer_wait", "exchange_wait", "host_update", "offloaded_update", "dtensor_operation",
 )  # fmt: skip
 """Seconds of a stack in which no kernel runs."""
 

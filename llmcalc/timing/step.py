@@ -241,12 +241,10 @@ def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, is_backw
 
     kernels: seconds of the kernels and messages of that direction.
     """
-    pass_of_layer = layer, is_backward
-    captured_modules = time_stack.captured
-    launch_count = timed_pass.layer_launches(*pass_of_layer, time_stack.kernels, captured_modules)
+    launch_count = timed_pass.layer_launches(layer, is_backward, time_stack.kernels, time_stack.captured)
     host_seconds = launch_count * time_stack.host_kernel
     if time_stack.host_expert:
-        expert_count = timed_pass.expert_launches(*pass_of_layer, captured_modules)
+        expert_count = timed_pass.expert_launches(layer, is_backward, time_stack.captured)
         host_seconds = host_seconds + expert_count * time_stack.host_expert
     if time_stack.dtensor_operation:
         dtensor_count = timed_pass.dtensor_operations(layer, is_backward, time_stack.dtensor_operations)

@@ -64,7 +64,7 @@ MOST_VECTORS = 8
 FUSED_HEAD_DIM = 256
 """Width of a head up to which attention has kernels of an accelerator's generation: FlashAttention and cuDNN refuse
 more (check_head_dim_size_flash in torch's sdp_utils.cpp), so that torch runs its memory-efficient kernel. Servers have
-kernels of their own.
+kernels of their own, and so has Megatron-Core for a single key of all heads (`TimeStack.wide_single_keys`).
 """
 
 LOSS_BACKWARD = 0.7
@@ -141,29 +141,22 @@ class TimedOperation:
 GRAPH_MODULES: dict[str, tuple[str, ...]] = {
     "attn": ("self_attn", "self_attn_pre_norm"),
     "mamba": ("mamba", "mamba_pre_norm"),
-    "mlp": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "mlp_pre_norm"),
+    "mlp": ("mlp.gate_proj", "mlp.up_proj", "mlp.act", "mlp.mul", "mlp.down_proj", "mlp_pre_norm"),
     "moe": ("mlp", "mlp_pre_norm"),
-    "moe_router": ("mlp.router", "mlp.shared_expert", "mlp.latent_in", "mlp_pre_norm"),
+    "moe_router": ("mlp_pre_norm", "mlp.router", "mlp.route", "mlp.shared_expert", "mlp.latent_in"),
 }
-"""Modules that Megatron-Core captures as graphs → their modules below a layer (core/transformer/cuda_graphs.py).
+"""Modules of layers that Megatron-Core captures as graphs → the modules or steps below a layer that are in them.
 
-Sums with the residual are parts of the modules before them. Experts, and what sends their tokens, are in `moe` alone,
-which needs a fixed capacity.
+Sums with the residual belong to the modules before them. Experts, and what sends their tokens, are in `moe` alone,
+which needs a fixed capacity (core/transformer/cuda_graphs.py).
 """
 
 
 def _is_captured(kernel: Kernel, captured_modules: Collection[str]) -> bool:
-    """Returns whether a graph of captured modules launches a kernel."""
-    if not captured_modules:
-        return False
-    module_path = kernel.path.partition(".")[2]
-    if not module_path or kernel.verb == "route":
-        return True
-    return any(
-        module_path == module or module_path.startswith(f"{module}.")
-        for name in captured_modules
-        for module in GRAPH_MODULES[name]
-    )
+    """Returns whether graphs of these modules have a kernel, so that the host does not launch it."""
+    path_in_layer = f"{kernel.path}.{kernel.verb}.".partition(".")[2]
+    captured_paths = [path for module_name in captured_modules for path in GRAPH_MODULES[module_name]]
+    return path_in_layer == "add." or any(path_in_layer.startswith(f"{path}.") for path in captured_paths)
 
 
 @dataclass
@@ -211,20 +204,22 @@ class TimedPass:
     ) -> Number:
         """Returns the number of kernel launches in the forward (or backward) pass of one layer.
 
-        captured_modules: those of `GRAPH_MODULES`, whose kernels a graph launches.
+        captured_modules: names of `GRAPH_MODULES`, whose kernels graphs launch.
         """
         return sum(
             kernel.times * kernels.get(kernel.verb, kernel.launches)[is_backward]
             for kernel in self.work.kernels
-            if kernel.layer == layer and not _is_captured(kernel, captured_modules)
+            if kernel.layer == layer and not (captured_modules and _is_captured(kernel, captured_modules))
         )
 
     def expert_launches(self, layer: int, is_backward: bool, captured_modules: Collection[str] = ()) -> Number:
-        """Returns the number of products of single experts in the forward (or backward) pass of one layer."""
+        """Returns the number of products of single experts that the host launches in one direction of a layer."""
         return sum(
             kernel.times * kernel.experts * kernel.launches[is_backward]
             for kernel in self.work.kernels
-            if kernel.layer == layer and kernel.kind == "experts" and not _is_captured(kernel, captured_modules)
+            if kernel.layer == layer
+            and kernel.kind == "experts"
+            and not (captured_modules and _is_captured(kernel, captured_modules))
         )
 
     def dtensor_operations(self, layer: int, is_backward: bool, operations: KernelCounts) -> Number:
@@ -672,7 +667,8 @@ class TimeEstimator:
     def _exchanged_share(self, layer_message: LayerMessage) -> Number:
         """Returns the bytes that an exchange of experts' tokens sends, as a share of all copies in 16 bits.
 
-        Experts in one network domain share a copy of a token, but for decoded tokens: their kernels send every copy
+        Experts of one rank share a copy of a token, and with ranks in several network domains those of one domain
+        (is_token_in_rank of deep_ep, csrc/kernels/layout.cu), but for decoded tokens: their kernels send every copy
         to its rank (DeepEP's low-latency kernels, csrc/kernels/internode_ll.cu). Inference sends 8-bit inputs of
         products. Where a stack sends copies, each goes to its rank by itself, as in NCCL's all-to-all.
         """
@@ -688,6 +684,8 @@ class TimeEstimator:
 
 def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGroups = ONE_GROUP) -> Number:
     """Returns the share of a token's expert copies that are sent, if experts in one network domain share a copy.
+
+    domains: network domains, or ranks of a single one.
 
     Its groups are any topk_group of the n_group, and each of its experts is in any of these groups. A group is in
     several domains, or a domain has several groups: some domains one more than others if they cannot be equal.

@@ -23,7 +23,7 @@ from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, LayerKind, RankPass
 from llmcalc.timing.stack import find_stack, stack_names, with_loss, with_overlap
-from llmcalc.timing.step import StepPlan, StepTimer, pipeline_ranks, training_step, training_steps
+from llmcalc.timing.step import StepPlan, StepTimer, host_wait, pipeline_ranks, training_step, training_steps
 from llmcalc.timing.time_estimator import NumberFormats, time_pass
 from llmcalc.timing.time_ranges import RangedAmount, expected_range
 from llmcalc.timing.timing_constants import accelerator_generations, time_stacks
@@ -588,6 +588,57 @@ def test_ranks_wait_before_they_exchange_tokens_of_experts() -> None:
     assert seconds(0.001, "all") - seconds(0, "all") == pytest.approx((1 - 0.45) * 0.001 * layers)
     alone = replace(plan, ep=1)
     assert seconds(0.001, None, alone) == pytest.approx(seconds(0, None, alone))
+
+
+def host_seconds(preset: str, stack: Any, ep: int = 1, hardware: str = "h100-sxm") -> list[float]:
+    """Seconds of the host for the forward and backward pass of a model's last kind of layer."""
+    work = rank_work(load_preset(preset).model, RankPass(1, 4096, ep=ep))
+    timed_pass = time_pass(work, device_of(load_hardware(hardware)), stack, NumberFormats())
+    last_kind = len(work.layer_kinds) - 1
+    return [float(host_wait(timed_pass, stack, last_kind, is_backward, 0.0)) for is_backward in (False, True)]
+
+
+def test_hosts_launch_the_products_of_experts_one_by_one() -> None:
+    """Products of all gates and of all last projections: Transformer Engine's loop over cuBLAS's (its pull 3134)."""
+    without = MEGATRON.model_copy(update={"host_expert": 0.0})
+    for ep, experts in ((8, 16), (64, 2)):
+        added = [
+            seconds - seconds_without
+            for seconds, seconds_without in zip(
+                host_seconds("qwen3-30b-a3b", MEGATRON, ep), host_seconds("qwen3-30b-a3b", without, ep), strict=True
+            )
+        ]
+        assert added == pytest.approx([2 * experts * MEGATRON.host_expert, 4 * experts * MEGATRON.host_expert])
+    assert host_seconds("llama3-8b", MEGATRON) == host_seconds("llama3-8b", without)
+    assert host_seconds("qwen3-30b-a3b", find_stack("megatron-graphs"), 8) == [0, 0]
+
+
+def test_graphs_of_layers_launch_all_but_the_experts() -> None:
+    """Routers, attention and dense layers are captured; shapes of experts change (core/transformer/cuda_graphs.py)."""
+    graphs = find_stack("megatron-layer-graphs")
+    assert host_seconds("llama3-8b", graphs) == [0, 0]
+    launches = [3 + 2 + 2 + 3, 4 + 2 * 2 + 2 + 4]  # of dispatching, of the products, of the activation, of combining
+    seconds = [
+        count * graphs.host_kernel + 2 * products * 16 * graphs.host_expert
+        for count, products in zip(launches, (1, 2), strict=True)
+    ]
+    assert host_seconds("qwen3-30b-a3b", graphs, 8) == pytest.approx(seconds)
+    with_fixed_capacity = graphs.model_copy(update={"captured": ("attn", "moe")})
+    assert host_seconds("qwen3-30b-a3b", with_fixed_capacity, 8) == [0, 0]
+
+
+def test_attention_to_one_wide_key_has_kernels_of_its_own_in_megatron() -> None:
+    """DeepSeek-V4's keys have 512 elements: cuDNN's and FlashMLA's sparse kernels (deepseek_v4_bridge.py of Bridge)."""
+
+    def seconds(preset: str, stack: Any) -> float:
+        work = rank_work(load_preset(preset).model, RankPass(1, 4096, ep=8))
+        lines = time_pass(work, h100(), stack, NumberFormats()).operations
+        return sum(float(line.compute) for line in lines if line.kind == "attention")
+
+    without = MEGATRON.model_copy(update={"wide_single_keys": False})
+    triton = h100().generation.older_attention["triton"]
+    assert seconds("deepseek-v4-flash", MEGATRON) == pytest.approx(triton * seconds("deepseek-v4-flash", without))
+    assert seconds("deepseek-v3", MEGATRON) == seconds("deepseek-v3", without)
 
 
 def test_fused_experts_move_no_activation_and_cast_less() -> None:
