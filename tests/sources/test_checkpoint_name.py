@@ -11,7 +11,7 @@ import pytest
 import llmcalc
 from llmcalc.costs.quantization.named import scheme_named
 from llmcalc.errors import InputError
-from llmcalc.sources.checkpoint_name import TABLES_BY_SCHEME, published_nvfp4
+from llmcalc.sources.checkpoint_name import TABLES_BY_SCHEME, published_gptq, published_nvfp4
 from llmcalc.sources.presets import model_names
 from tests.in_process import Result
 from tests.samples import sampled, spread
@@ -114,6 +114,45 @@ def test_checkpoints_in_nvfp4_have_the_layers_in_16_bits_of_nvidias(tmp_path: Pa
     published = llmcalc.memory("nvidia/Gemma-4-31B-IT-NVFP4", engine="vllm", hardware="b200", max_model_len=4096)
     assert published.result.terms[1][2] == "source"
     assert any("in nvfp4, with the layers in 8 or 16 bits of NVIDIA's" in note for note in of_path.document["notes"])
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "version", "logged_gib"),
+    [
+        # start-up logs of vLLM on a DGX Spark (index:51900802258) and an RTX A6000 (club-3090, issue 1047)
+        ("RedHatAI/Qwen3.6-35B-A3B-NVFP4", "0.20", 21.86),
+        ("RadixArk/Qwen3.8-27B-NVFP4", "0.26", 19.75),
+    ],
+)
+def test_linear_attention_has_the_bits_of_the_checkpoints_recipe(hub_id: str, version: str, logged_gib: float) -> None:
+    """llm-compressor's recipes leave gated DeltaNets in 16 bits; RadixArk's checkpoint has them in FP8."""
+    server = llmcalc.memory(hub_id, engine=f"vllm=={version}", hardware="rtx-pro-6000", max_model_len=4096)
+    assert round(server.result.bytes_of("weights") / 2**30, 2) == logged_gib
+
+
+def test_linear_attention_of_a_path_is_that_of_the_id(tmp_path: Path) -> None:
+    script = tmp_path / "serve.sh"
+    script.write_text("vllm serve /models/Qwen3-Next-80B-A3B-Instruct-FP8-dynamic --max-model-len 4096\n")
+    of_path = llmcalc.memory(launch=script, engine="vllm", hardware="h200")
+    of_id = llmcalc.memory(
+        "RedHatAI/Qwen3-Next-80B-A3B-Instruct-FP8-dynamic", engine="vllm", hardware="h200", max_model_len=4096
+    )
+    assert of_path.result.bytes_of("weights") == of_id.result.bytes_of("weights")
+
+
+def test_qwens_checkpoints_in_gptq_convert_experts_and_networks_alone() -> None:
+    """The `dynamic` of Qwen/Qwen3.5-27B-GPTQ-Int4 leaves out all attention; that of Qwen3 30B-A3B leaves out none."""
+    assert set(published_gptq()) <= set(model_names())
+
+    def weights(model: str, **options: Any) -> int:
+        return int(llmcalc.memory(model, phase="inference", seq=128, **options).document["memory"]["weights"])
+
+    networks = 64 * 3 * 5120 * 17_408
+    # 4 bits, and of every 128 numbers a scale of 2 bytes and a zero of half a byte; an index of 4 bytes for each column
+    columns = 64 * (2 * 5120 + 17_408)
+    saved = networks * 2 - (networks // 2 + networks // 128 * 5 // 2 + columns * 4)
+    assert weights("Qwen/Qwen3.5-27B-GPTQ-Int4") == weights("qwen3.5-27b") - saved
+    assert weights("Qwen/Qwen3-30B-A3B-GPTQ-Int4") == weights("qwen3-30b-a3b", quantize="gptq-int4-g128")
 
 
 @pytest.mark.parametrize(
