@@ -41,13 +41,22 @@ quantization_w8a8_fp8/qwen3_next_example.py).
 """
 
 
+def _tables_of_groups(group_size: int) -> dict[str, dict[str, Any]]:
+    """Returns the tables of schemes with a scale for each group of columns, by scheme."""
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": group_size}
+    gptq = {"quant_method": "gptq", "group_size": group_size, "desc_act": False, "sym": True}
+    awq = {"quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": True, "version": "gemm"}
+    return {
+        f"awq-int4-g{group_size}": awq,
+        f"gptq-int4-g{group_size}": gptq | {"bits": 4},
+        f"gptq-int8-g{group_size}": gptq | {"bits": 8},
+        f"w4a16-g{group_size}": _compressed_tensors_config("pack-quantized", weights),
+    }
+
+
 TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
-    "awq-int4-g128": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
-    "gptq-int4-g128": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
-    "gptq-int8-g128": {"quant_method": "gptq", "bits": 8, "group_size": 128, "desc_act": False, "sym": True},
-    "w4a16-g128": _compressed_tensors_config(
-        "pack-quantized", {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
-    ),
+    **_tables_of_groups(128),
+    **_tables_of_groups(32),
     "w8a8": _compressed_tensors_config(
         "int-quantized", {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
     ),

@@ -196,6 +196,22 @@ def test_checkpoints_whose_config_was_read_leave_out_what_it_does() -> None:
     assert weights == {"nvidia/Gemma-4-31B-IT-NVFP4": 31_481_767_840, "nvidia/Qwen3.6-27B-NVFP4": 20_150_569_220}
 
 
+def test_groups_of_32_stand_where_128_divide_no_matrix() -> None:
+    """GLM-4.5-Air-AWQ-4bit takes 59.1 GiB on disk (index:56795897453); its first layer is 10,944 wide.
+
+    Of Gemma 4 26B-A4B the experts are 704 wide, and the networks beside them 2,112.
+    """
+    air = llmcalc.memory("cyankiwi/GLM-4.5-Air-AWQ-4bit", phase="inference", seq=128)
+    assert air.document["memory"]["weights"] / 2**30 == pytest.approx(59.1, rel=0.003)
+    for name, preset, scheme in (
+        ("cyankiwi/gemma-4-26B-A4B-it-AWQ-4bit", "gemma4-26b-a4b", "awq-int4-g32"),
+        ("RedHatAI/gemma-4-26B-A4B-it-quantized.w4a16", "gemma4-26b-a4b", "w4a16-g32"),
+        ("someone/DeepSeek-V2-Lite-GPTQ-Int4", "deepseek-v2-lite", "gptq-int4-g32"),
+    ):
+        named = llmcalc.memory(name, phase="inference", seq=128).states
+        assert named.weights == llmcalc.memory(preset, phase="inference", seq=128, quantize=scheme).states.weights
+
+
 @pytest.mark.parametrize("scheme", TABLES_BY_SCHEME)
 def test_tables_have_the_names_of_schemes(scheme: str) -> None:
     assert scheme_named(scheme) is not None
