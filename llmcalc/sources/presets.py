@@ -193,6 +193,10 @@ cpatonn/GLM-4.5-Air-AWQ-4bit, whose first layer has 10,944 columns, has groups o
 """
 
 
+SCHEMES_OF_WHOLE_GROUPS = ("awq-int4-g128", "w4a16-g128")
+"""Schemes that convert a matrix only in whole groups (AutoAWQ and llm-compressor); GPTQ's last group may be smaller."""
+
+
 PUBLISHERS_OF_BLOCKS = ("qwen",)
 """Publishers whose checkpoints `-FP8` have a scale for each block of 128 x 128 weights.
 
@@ -240,7 +244,11 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
             if quantization_scheme == "fp8-dynamic" and not last_segment.lower().endswith("dynamic"):
                 has_blocks = _publisher(checkpoint_name, preset) in PUBLISHERS_OF_BLOCKS
                 return preset, "fp8-block128" if has_blocks else quantization_scheme
-            if quantization_scheme.endswith(USUAL_GROUP) and not _has_whole_groups(preset):
+            if (
+                quantization_scheme in SCHEMES_OF_WHOLE_GROUPS
+                and "round" not in last_segment.lower()  # AutoRound fills the last group
+                and not _has_whole_groups(preset)
+            ):
                 quantization_scheme = quantization_scheme.removesuffix(USUAL_GROUP) + SMALLER_GROUP
             if quantization_scheme == "mxfp4" and not _has_experts(preset):
                 quantization_scheme = "mxfp4-linear"

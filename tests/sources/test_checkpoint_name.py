@@ -206,7 +206,8 @@ def test_groups_of_32_stand_where_128_divide_no_matrix() -> None:
     for name, preset, scheme in (
         ("cyankiwi/gemma-4-26B-A4B-it-AWQ-4bit", "gemma4-26b-a4b", "awq-int4-g32"),
         ("RedHatAI/gemma-4-26B-A4B-it-quantized.w4a16", "gemma4-26b-a4b", "w4a16-g32"),
-        ("someone/DeepSeek-V2-Lite-GPTQ-Int4", "deepseek-v2-lite", "gptq-int4-g32"),
+        ("Intel/gemma-4-26B-A4B-it-int4-AutoRound", "gemma4-26b-a4b", "w4a16-g128"),
+        ("someone/DeepSeek-V2-Lite-GPTQ-Int4", "deepseek-v2-lite", "gptq-int4-g128"),
     ):
         named = llmcalc.memory(name, phase="inference", seq=128).states
         assert named.weights == llmcalc.memory(preset, phase="inference", seq=128, quantize=scheme).states.weights
