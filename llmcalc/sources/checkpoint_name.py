@@ -17,28 +17,51 @@ from .preset import Preset
 from .presets import known_checkpoint, known_model, read_preset
 
 
-def _compressed_tensors_config(storage_format: str, weight_format: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns llm-compressor's `quantization_config` for every linear layer except routers and the output head."""
+def _compressed_tensors_config(
+    storage_format: str, weight_format: Mapping[str, Any], *modules_in_16_bits: str
+) -> dict[str, Any]:
+    """Returns llm-compressor's `quantization_config` for every linear layer except routers and the output head.
+
+    modules_in_16_bits: patterns of further modules that the recipes of this format leave out.
+    """
     return {
         "quant_method": "compressed-tensors",
         "format": storage_format,
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": dict(weight_format)}},
-        "ignore": ["lm_head", r"re:.*mlp\.gate$", r"re:.*shared_expert_gate$"],
+        "ignore": ["lm_head", r"re:.*mlp\.gate$", r"re:.*shared_expert_gate$", *modules_in_16_bits],
+    }
+
+
+LINEAR_ATTENTION = r"re:.*\.linear_attn\..*"
+"""The gated DeltaNets of Qwen3-Next, Qwen3.5 and their successors, which llm-compressor's recipes leave in 16 bits.
+
+They do so where other layers are floats of 4 or 8 bits (vllm-project/llm-compressor, examples,
+quantization_w4a4_fp4/qwen3_6_example.py, quantization_w4a16_fp4/mxfp4/qwen3.5_example.py and
+quantization_w8a8_fp8/qwen3_next_example.py).
+"""
+
+
+def _tables_of_groups(group_size: int) -> dict[str, dict[str, Any]]:
+    """Returns the tables of schemes with a scale for each group of columns, by scheme."""
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": group_size}
+    gptq = {"quant_method": "gptq", "group_size": group_size, "desc_act": False, "sym": True}
+    awq = {"quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": True, "version": "gemm"}
+    return {
+        f"awq-int4-g{group_size}": awq,
+        f"gptq-int4-g{group_size}": gptq | {"bits": 4},
+        f"gptq-int8-g{group_size}": gptq | {"bits": 8},
+        f"w4a16-g{group_size}": _compressed_tensors_config("pack-quantized", weights),
     }
 
 
 TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
-    "awq-int4-g128": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
-    "gptq-int4-g128": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
-    "gptq-int8-g128": {"quant_method": "gptq", "bits": 8, "group_size": 128, "desc_act": False, "sym": True},
-    "w4a16-g128": _compressed_tensors_config(
-        "pack-quantized", {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
-    ),
+    **_tables_of_groups(128),
+    **_tables_of_groups(32),
     "w8a8": _compressed_tensors_config(
         "int-quantized", {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
     ),
     "fp8-dynamic": _compressed_tensors_config(
-        "float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+        "float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}, LINEAR_ATTENTION
     ),
     "fp8-block128": {
         "quant_method": "fp8",
@@ -50,11 +73,13 @@ TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
     "nvfp4": _compressed_tensors_config(
         "nvfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16},
+        LINEAR_ATTENTION,
     ),
     "mxfp4": {"quant_method": "mxfp4"},
     "mxfp4-linear": _compressed_tensors_config(
         "mxfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32},
+        LINEAR_ATTENTION,
     ),
     "mxfp8": {"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": ["lm_head", "*router", "*gate"]},
     "nf4-double": {
@@ -69,11 +94,20 @@ TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
 """Scheme of `--quantize` → the table `quantization_config` of a checkpoint in that scheme."""
 
 
+RECIPES_WITHOUT_LINEAR_ATTENTION = ("fp8-dynamic", "nvfp4", "mxfp4-linear")
+"""Schemes whose table leaves gated DeltaNets in 16 bits, unlike the scheme of the same name for `--quantize`."""
+
 EVERY_LINEAR_LAYER = ("nvfp4", "mxfp4-linear", "mxfp8")
 """Schemes whose checkpoints leave out layers by model and publisher, such as those of attention."""
 
 PUBLISHERS_OF_ALL_LINEAR_LAYERS = ("redhatai", "neuralmagic")
 """Publishers whose checkpoints `-NVFP4` have every linear layer in it (llm-compressor with `targets: Linear`)."""
+
+
+@cache
+def published_gptq() -> dict[str, dict[str, list[str]]]:
+    """Returns the contents of `published_gptq.toml`: preset → the `dynamic` of Qwen's checkpoint in GPTQ."""
+    return tomllib.loads(Path(__file__).with_name("published_gptq.toml").read_text(encoding="utf-8"))
 
 
 @cache
@@ -117,16 +151,30 @@ def table_of_nvfp4(checkpoint_name: str, preset_name: str) -> tuple[dict[str, An
     return table, "nvfp4, with the layers in 8 or 16 bits of NVIDIA's checkpoint of this model"
 
 
+def table_of_layers(checkpoint_name: str, preset_name: str, scheme: str) -> tuple[dict[str, Any], str] | None:
+    """Returns the `quantization_config` of a checkpoint whose layers in 16 bits are known, and its formats in words.
+
+    checkpoint_name: a hub id or a path. scheme: the scheme in its name. None if the scheme alone says how it is stored.
+    """
+    if scheme == "nvfp4":
+        return table_of_nvfp4(checkpoint_name, preset_name)
+    if scheme != "gptq-int4-g128" or preset_name not in published_gptq():
+        return None
+    rules: dict[str, dict[str, Any]] = {pattern: {} for pattern in published_gptq()[preset_name]["dynamic"]}
+    table = TABLES_BY_SCHEME[scheme] | {"dynamic": rules}
+    return table, f"{scheme}, with attention and shared experts in 16 bits"
+
+
 def preset_in_named_format(checkpoint_name: str, preset: Preset, scheme: str) -> tuple[Preset, str, str]:
     """Returns a preset as a checkpoint known by its name stores it, the scheme to apply, and the formats in words.
 
     scheme: the scheme in the checkpoint's name, empty for none. It is applied unless the formats of the layers are
     known, which the preset then has in its `quantization_config`.
     """
-    stored = table_of_nvfp4(checkpoint_name, preset.name) if scheme == "nvfp4" else None
-    if stored is None:
+    stored = table_of_layers(checkpoint_name, preset.name, scheme)
+    if stored is None and scheme not in RECIPES_WITHOUT_LINEAR_ATTENTION:
         return preset, scheme, scheme or "its published format"
-    table, formats = stored
+    table, formats = stored or (TABLES_BY_SCHEME[scheme], scheme)
     named_preset = preset.model_copy(update={"quantization_config": table, "named_checkpoint": checkpoint_name})
     return named_preset, "", formats
 
@@ -140,7 +188,7 @@ def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | 
     model, quantization = checkpoint if checkpoint is not None else (known_model(hub_id), "")
     if model is None or (quantization and quantization not in TABLES_BY_SCHEME):
         return None
-    stored = table_of_nvfp4(hub_id, model.name) if quantization == "nvfp4" else None
+    stored = table_of_layers(hub_id, model.name, quantization)
     table, formats = stored or (TABLES_BY_SCHEME.get(quantization), quantization)
     if stored is None and quantization in EVERY_LINEAR_LAYER:
         formats += " in every linear layer, of which publishers leave some out"

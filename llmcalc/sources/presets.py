@@ -186,6 +186,17 @@ SCHEMES_OF_MLX = tuple((rf"(?:mlx[-_])?{bits}[-_]?bit(?:[-_](?:dwq|mlx))*", f"ml
 """End of the name of a checkpoint of mlx-lm, such as `mlx-community/Qwen3-8B-4bit` → its scheme of `--quantize`."""
 
 
+USUAL_GROUP, SMALLER_GROUP = "-g128", "-g32"
+"""Columns of a group of weights in 4 or 8 bits, and those where 128 does not divide a matrix.
+
+cpatonn/GLM-4.5-Air-AWQ-4bit, whose first layer has 10,944 columns, has groups of 32: 59.1 GiB on disk.
+"""
+
+
+SCHEMES_OF_WHOLE_GROUPS = ("awq-int4-g128", "w4a16-g128")
+"""Schemes that convert a matrix only in whole groups (AutoAWQ and llm-compressor); GPTQ's last group may be smaller."""
+
+
 PUBLISHERS_OF_BLOCKS = ("qwen",)
 """Publishers whose checkpoints `-FP8` have a scale for each block of 128 x 128 weights.
 
@@ -233,12 +244,30 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
             if quantization_scheme == "fp8-dynamic" and not last_segment.lower().endswith("dynamic"):
                 has_blocks = _publisher(checkpoint_name, preset) in PUBLISHERS_OF_BLOCKS
                 return preset, "fp8-block128" if has_blocks else quantization_scheme
+            if (
+                quantization_scheme in SCHEMES_OF_WHOLE_GROUPS
+                and "round" not in last_segment.lower()  # AutoRound fills the last group
+                and not _has_whole_groups(preset)
+            ):
+                quantization_scheme = quantization_scheme.removesuffix(USUAL_GROUP) + SMALLER_GROUP
             if quantization_scheme == "mxfp4" and not _has_experts(preset):
                 quantization_scheme = "mxfp4-linear"
             if quantization_scheme in ("f16", "fp16", "bf16"):  # experts that are published in MXFP4 stay so
                 return preset, "none" if (preset.quantization_config or {}).get("quant_method") != "mxfp4" else ""
             return preset, quantization_scheme
     return None
+
+
+def _has_whole_groups(preset: Preset) -> bool:
+    """Whether groups of 128 columns divide the inputs of every down projection, of width `intermediate_size`."""
+    networks = [preset.model.model_dump(mode="json", include={"encoder", "decoder"})]
+    for network in networks:
+        for field_name, field_value in network.items():
+            if field_name == "intermediate_size" and isinstance(field_value, int) and field_value % 128:
+                return False
+            parts = field_value if isinstance(field_value, list) else [field_value]
+            networks.extend(part for part in parts if isinstance(part, dict))
+    return True
 
 
 def _has_experts(preset: Preset) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import llmcalc
 from llmcalc.costs.quantization.named import scheme_named
 from llmcalc.errors import InputError
-from llmcalc.sources.checkpoint_name import TABLES_BY_SCHEME, published_nvfp4
+from llmcalc.sources.checkpoint_name import TABLES_BY_SCHEME, published_gptq, published_nvfp4
 from llmcalc.sources.presets import model_names
 from tests.in_process import Result
 from tests.samples import sampled, spread
@@ -117,6 +117,45 @@ def test_checkpoints_in_nvfp4_have_the_layers_in_16_bits_of_nvidias(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    ("hub_id", "version", "logged_gib"),
+    [
+        # start-up logs of vLLM on a DGX Spark (index:51900802258) and an RTX A6000 (club-3090, issue 1047)
+        ("RedHatAI/Qwen3.6-35B-A3B-NVFP4", "0.20", 21.86),
+        ("RadixArk/Qwen3.8-27B-NVFP4", "0.26", 19.75),
+    ],
+)
+def test_linear_attention_has_the_bits_of_the_checkpoints_recipe(hub_id: str, version: str, logged_gib: float) -> None:
+    """llm-compressor's recipes leave gated DeltaNets in 16 bits; RadixArk's checkpoint has them in FP8."""
+    server = llmcalc.memory(hub_id, engine=f"vllm=={version}", hardware="rtx-pro-6000", max_model_len=4096)
+    assert round(server.result.bytes_of("weights") / 2**30, 2) == logged_gib
+
+
+def test_linear_attention_of_a_path_is_that_of_the_id(tmp_path: Path) -> None:
+    script = tmp_path / "serve.sh"
+    script.write_text("vllm serve /models/Qwen3-Next-80B-A3B-Instruct-FP8-dynamic --max-model-len 4096\n")
+    of_path = llmcalc.memory(launch=script, engine="vllm", hardware="h200")
+    of_id = llmcalc.memory(
+        "RedHatAI/Qwen3-Next-80B-A3B-Instruct-FP8-dynamic", engine="vllm", hardware="h200", max_model_len=4096
+    )
+    assert of_path.result.bytes_of("weights") == of_id.result.bytes_of("weights")
+
+
+def test_qwens_checkpoints_in_gptq_convert_experts_and_networks_alone() -> None:
+    """The `dynamic` of Qwen/Qwen3.5-27B-GPTQ-Int4 leaves out all attention; that of Qwen3 30B-A3B leaves out none."""
+    assert set(published_gptq()) <= set(model_names())
+
+    def weights(model: str, **options: Any) -> int:
+        return int(llmcalc.memory(model, phase="inference", seq=128, **options).document["memory"]["weights"])
+
+    networks = 64 * 3 * 5120 * 17_408
+    # 4 bits, and of every 128 numbers a scale of 2 bytes and a zero of half a byte; an index of 4 bytes for each column
+    columns = 64 * (2 * 5120 + 17_408)
+    saved = networks * 2 - (networks // 2 + networks // 128 * 5 // 2 + columns * 4)
+    assert weights("Qwen/Qwen3.5-27B-GPTQ-Int4") == weights("qwen3.5-27b") - saved
+    assert weights("Qwen/Qwen3-30B-A3B-GPTQ-Int4") == weights("qwen3-30b-a3b", quantize="gptq-int4-g128")
+
+
+@pytest.mark.parametrize(
     ("hub_id", "preset", "scheme"),
     spread(case for case in FIRST if case.values[0][2] in ("nf4-double", "awq-int4-g128")),
 )
@@ -155,6 +194,23 @@ def test_checkpoints_whose_config_was_read_leave_out_what_it_does() -> None:
         for hub_id in ("nvidia/Gemma-4-31B-IT-NVFP4", "nvidia/Qwen3.6-27B-NVFP4")
     }
     assert weights == {"nvidia/Gemma-4-31B-IT-NVFP4": 31_481_767_840, "nvidia/Qwen3.6-27B-NVFP4": 20_150_569_220}
+
+
+def test_groups_of_32_stand_where_128_divide_no_matrix() -> None:
+    """GLM-4.5-Air-AWQ-4bit takes 59.1 GiB on disk (index:56795897453); its first layer is 10,944 wide.
+
+    Of Gemma 4 26B-A4B the experts are 704 wide, and the networks beside them 2,112.
+    """
+    air = llmcalc.memory("cyankiwi/GLM-4.5-Air-AWQ-4bit", phase="inference", seq=128)
+    assert air.document["memory"]["weights"] / 2**30 == pytest.approx(59.1, rel=0.003)
+    for name, preset, scheme in (
+        ("cyankiwi/gemma-4-26B-A4B-it-AWQ-4bit", "gemma4-26b-a4b", "awq-int4-g32"),
+        ("RedHatAI/gemma-4-26B-A4B-it-quantized.w4a16", "gemma4-26b-a4b", "w4a16-g32"),
+        ("Intel/gemma-4-26B-A4B-it-int4-AutoRound", "gemma4-26b-a4b", "w4a16-g128"),
+        ("someone/DeepSeek-V2-Lite-GPTQ-Int4", "deepseek-v2-lite", "gptq-int4-g128"),
+    ):
+        named = llmcalc.memory(name, phase="inference", seq=128).states
+        assert named.weights == llmcalc.memory(preset, phase="inference", seq=128, quantize=scheme).states.weights
 
 
 @pytest.mark.parametrize("scheme", TABLES_BY_SCHEME)

@@ -401,6 +401,9 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory, concurrency: f
     if server.state_rules.needs_batch_of_a_block and stage_memory.pool.aligns_states and block_tokens > batch_tokens:
         message_start = message_texts["aligned_block"]
         return f"{message_start} (--max-num-batched-tokens {batch_tokens}); expected at least {block_tokens}"
+    if batch_tokens < server.batch_of_an_item:
+        message_start = message_texts["whole_item"]
+        return f"{message_start} (--max-num-batched-tokens {batch_tokens}); expected at least {server.batch_of_an_item}"
     if version_rules.checks_free_memory and server.free_bytes_at_start < budget_bytes:
         free_gib = server.free_bytes_at_start / GIB
         return f"{message_texts['free_memory']} ({server.utilization}): {free_gib:.2f} GiB are free"

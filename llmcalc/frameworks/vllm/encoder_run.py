@@ -128,6 +128,18 @@ def has_chunked_images(spec: ModelSpec) -> bool:
     return vision_tower is not None and isinstance(vision_tower.image, TokenBudget)
 
 
+def tokens_of_whole_images(spec: ModelSpec) -> int:
+    """Returns the tokens of the largest image whose tokens all see each other in Gemma 4; 0 for other models.
+
+    The configs of 12B, 26B-A4B and 31B state it (`use_bidirectional_attention`: vision). Those of E2B and E4B, which
+    have an embedding of every layer, do not.
+    """
+    budgets = [getattr(tower, "image", None) for tower in spec.towers.values()]
+    if any(stack.per_layer_embedding is not None for _, stack in spec.stacks()):
+        return 0
+    return max((budget.max_tokens for budget in budgets if isinstance(budget, TokenBudget)), default=0)
+
+
 def encoder_run(
     spec: ModelSpec, encoder_request: EncoderRequest, processor_settings: Mapping[str, Any]
 ) -> EncoderRun | None:

@@ -21,12 +21,12 @@ from ..engines.rope_override import has_score_class
 from ..engines.server import DTYPE_WORDS, EngineServer
 from .context_length import scaled_length, short_rope_length
 from .cuda_graphs import graph_mode_of
-from .encoder_run import input_limit
+from .encoder_run import image_limit, input_limit, tokens_of_whole_images
 from .flags import CPU_CONNECTORS, POOLING_TASKS
 from .flashinfer_sampler import assumes_torch_sampler, rules_with_sampler
 from .model_runner import rules_with_runner, second_runner
 from .speculation import Speculation, speculation_of
-from .versions import SecondModelRunner, StateRules, VLLMRecord, VLLMRules, vllm_record
+from .versions import SecondModelRunner, StateRules, VideosAsImages, VLLMRecord, VLLMRules, vllm_record
 
 POOLING_WORDS = ("pooling", *POOLING_TASKS)
 """Values of `--runner`, `--task` and `--convert` with which a server gives embeddings or scores."""
@@ -378,11 +378,30 @@ class VLLMSettings(EngineServer):
             default_tokens = max(self.longest_request, default_tokens)
         if self.rules.generation == "v0":
             return default_tokens
+        if self.whole_videos is not None and self.whole_videos.raises_batch:
+            default_tokens = max(default_tokens, self.whole_videos.tokens)
         sequence_count = int(self.flags.get("max_num_seqs", batch_defaults.max_num_seqs * self.default_limit_factor))
         return max(
             min(default_tokens, sequence_count * self.longest_request),
             sequence_count if "max_num_seqs" in self.flags else 1,
         )
+
+    @cached_property
+    def whole_videos(self) -> VideosAsImages | None:
+        """The rules of videos that must fit in one batch as a whole; None where they need not."""
+        videos = self.engine_record.videos_as_images(self.version_of_rules)
+        is_whole = videos is not None and videos.whole_in_batch and tokens_of_whole_images(self.preset.model) > 0
+        return videos if is_whole else None
+
+    @property
+    def batch_of_an_item(self) -> int:
+        """The fewest tokens of a batch, in which the largest image or video that the flags allow fits; 0 for any."""
+        if self.whole_videos is None or not self.loads_towers:
+            return 0
+        input_limits = self.flags.get("limit_mm_per_prompt", {})
+        if input_limit(input_limits.get("video", 1)) != 0:
+            return self.whole_videos.tokens
+        return tokens_of_whole_images(self.preset.model) if image_limit(input_limits) else 0
 
     @property
     def tokens_in_flight(self) -> int:

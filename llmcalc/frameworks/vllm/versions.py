@@ -101,6 +101,13 @@ class VideosAsImages(VersionRange):
     frame_tokens: int
     marks: int
     reads_chunks: bool = False
+    whole_in_batch: bool = False
+    raises_batch: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the longest video."""
+        return self.frames * (self.frame_tokens + self.marks)
 
 
 class BatchDefaults(VersionRange):

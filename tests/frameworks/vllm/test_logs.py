@@ -191,6 +191,29 @@ POOLS = (
         "index:69766907673, Zamba2", "zamba2-2.7b", "0.12.0", "rtx-5060-ti-16gb", {"max_model_len": 2048}, 6.16, 5_088
     ),
     Pool("index:68936788784", "qwen3.8-27b", "0.29.0", "rtx-pro-6000", {"max_model_len": 8192}, 31.24, 314_187),
+    # its default batch is that of the longest video, 2,496 tokens, which lie beside every window
+    Pool("index:60491628666", "gemma4-26b-a4b", "0.25.1", "l40s", {"max_model_len": 32_768}, 12.7535, 321_600),
+    Pool("index:60491628666, E4B", "gemma4-e4b", "0.25.1", "l40s", {"max_model_len": 16_384}, 22.0143, 1_033_831),
+    Pool("index:51781852921", "qwen3.5-9b", "0.19.0", "l40s", {"enable_prefix_caching": False}, 20.27, 165_792),
+    Pool("index:55770092662", "qwen3.5-4b", "0.22.0", "l40s", {"max_model_len": 1024}, 11.11, 141_107),
+    Pool(
+        "index:51900802258",
+        "qwen3.6-35b-a3b",
+        "0.20.0",
+        "dgx-spark",
+        PREFIXES | OF_262144 | {"kv_cache_dtype": "fp8_e4m3", "max_num_batched_tokens": 65_536},
+        66.93,
+        1_754_352,
+    ),
+    Pool(
+        "index:61544841280",
+        "qwen3.6-27b",
+        "0.23.1",
+        "dgx-spark",
+        PREFIXES | OF_262144 | {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 65_536},
+        47.84,
+        1_505_068,
+    ),
 )
 
 
@@ -280,7 +303,7 @@ def test_a_term_is_that_of_the_logs(term: str, most: float, within: float, least
 
 @pytest.mark.parametrize("pool", POOLS, ids=lambda pool: pool.source)
 def test_tokens_of_a_cache_of_several_kinds_of_layers_are_exact(pool: Pool) -> None:
-    """The logs print the cache's size to 0.01 GiB: less than a block, but for Gemma 4's (0.93; 10,200 blocks)."""
+    """The logs print the cache's size to 0.01 GiB: less than a block, but for those of Gemma 4."""
     record, version = engine_and_version(f"vllm=={pool.version}")
     flags = {**pool.flags, "kv_cache_memory_bytes": int(pool.kv_gib * GIB)}
     memory = record.memory_on(llmcalc.load(pool.target), find_hardware(pool.hardware), version, flags)

@@ -574,6 +574,33 @@ def test_fit_has_no_time_where_the_users_do_not_fit() -> None:
     assert [option["tpot"] for option in document["options"]] == [None]
 
 
+@pytest.mark.parametrize(
+    ("model", "version", "flags", "starts"),
+    [
+        ("gemma4-26b-a4b", "0.19", {}, True),
+        ("gemma4-26b-a4b", "0.21", {}, False),  # max_tokens_per_mm_item (2496), of 32 frames of 78 tokens
+        ("gemma4-26b-a4b", "0.21", {"limit_mm_per_prompt": '{"video": 0}'}, True),  # an image has 280
+        ("gemma4-26b-a4b", "0.21", {"language_model_only": True}, True),
+        ("gemma4-26b-a4b", "0.22", {}, True),  # which raises its default to 2,496
+        ("gemma4-26b-a4b", "0.25.1", {"max_num_batched_tokens": 2048}, False),
+        ("gemma4-12b", "0.25.1", {"max_num_batched_tokens": 2048}, False),
+        ("gemma4-e4b", "0.21", {}, True),  # whose images do not see what comes later
+    ],
+)
+def test_a_batch_holds_the_longest_video_where_images_see_all_of_themselves(
+    model: str, version: str, flags: dict[str, Any], starts: bool
+) -> None:
+    """platforms/cuda.py, `check_and_update_config`, and engine/arg_utils.py, `_get_min_mm_batched_tokens`."""
+    answer = llmcalc.memory(
+        model, engine=f"vllm=={version}", hardware="l40s", quantize="fp8-dynamic", max_model_len=8192, **flags
+    )
+    assert answer.result.starts == starts
+    if not starts:
+        assert answer.result.message.startswith("Chunked MM input disabled")
+        assert answer.document["changes"][0]["flag"] == "--max-num-batched-tokens 2496"
+        assert answer.document["changes"][0]["starts"]
+
+
 def test_throughput_doubles_the_defaults_of_a_batch() -> None:
     memory = answer(engine="vllm==0.33", performance_mode="throughput").result
     assert (memory.assumed["--max-num-seqs"], memory.assumed["--max-num-batched-tokens"]) == (2048, 16384)
