@@ -43,7 +43,6 @@ SHAPES = {
                 "cross_attn_k": 3,
                 "cross_attn_all_layers": False,
                 "num_key_value_heads": 2,
-                "head_dim": 6,  # which its class replaces by hidden_size / num_attention_heads
             },
         },
         {**BLT, "patching_mode": "byte"},

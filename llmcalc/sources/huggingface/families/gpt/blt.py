@@ -93,25 +93,20 @@ def _check_vocabulary(config: Config, local_encoder: Config) -> None:
 
 
 def _llama_layers(config: Config, attention_fields: Table | None = None) -> Table:
-    """Returns layers of Llama's kind. Their class does not read head_dim: it is hidden_size / num_attention_heads.
-
-    attention_fields: further fields of their attention.
-    """
+    """Returns layers of Llama's kind. attention_fields: further fields of their attention."""
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
-    config.quotient("num_attention_heads", hidden, heads)
+    head_size = config.quotient("num_attention_heads", hidden, heads)
+    if config.has("head_dim"):  # its class rotates so many numbers, and projects to head_size
+        config.require("head_dim", head_size)
     config.require("dropout", 0, 0.0, None)
     ffn = glu(config, ffn_width=config.optional_integer("intermediate_size") or int(8 * hidden / 3))
-    block = layer_table(
-        attention(config, head_dim=None, **(attention_fields or {})), ffn, rmsnorm(config.number("rms_norm_eps"))
-    )
+    block = layer_table(attention(config, **(attention_fields or {})), ffn, rmsnorm(config.number("rms_norm_eps")))
     return {"num_hidden_layers": config.integer("num_hidden_layers"), "block": block}
 
 
 def _cross_attention(config: Config) -> Table:
     """Returns cross-attention, whose norms of queries and keys stand before the projections."""
-    mixer = {
-        field: field_value for field, field_value in attention(config, head_dim=None).items() if field != "position"
-    }
+    mixer = {field: field_value for field, field_value in attention(config).items() if field != "position"}
     return {"attention": mixer, "norm": rmsnorm(config.number("rms_norm_eps"))}
 
 
