@@ -114,6 +114,46 @@ def names_by_alias() -> dict[str, str]:
     return presets_by_alias
 
 
+@cache
+def _presets_by_spelling() -> dict[str, str]:
+    """Returns the presets by name, alias and repository without its owner, normalized with decimal points."""
+    spellings = {
+        normalized_with_points(preset_alias.rpartition("/")[2]): preset_name
+        for preset_name in model_names()
+        for preset_alias in read_preset(preset_name).get("aliases", ())
+    }
+    return spellings | {normalized_with_points(preset_name): preset_name for preset_name in model_names()}
+
+
+def preset_within_name(model_name: str) -> str | None:
+    """Returns the preset whose name, with its size, is the longest part of another model's name; None without one.
+
+    `dolphin-2.9-llama3-8b` has llama3-8b in it. A part begins and ends at words; of parts of equal length the first.
+    """
+    words = re.split(r"[-_ :]+", model_name[:LONGEST_NAME])[:MOST_WORDS]
+    parts = (
+        "-".join(words[start : start + length])
+        for length in range(len(words), 0, -1)
+        for start in range(len(words) - length + 1)
+    )
+    spellings = _presets_by_spelling()
+    return next((spellings[spelling] for part in parts if (spelling := _sized_spelling(part)) in spellings), None)
+
+
+MOST_WORDS = 20
+"""Largest number of words of a name whose parts are compared with the presets'."""
+
+
+def _sized_spelling(name_part: str) -> str:
+    """Returns a part of a name, normalized with decimal points; empty if it states no number of parameters."""
+    return normalized_with_points(name_part) if _has_size(name_part) else ""
+
+
+def _has_size(model_name: str) -> bool:
+    """Whether a name states a number of parameters, such as 8B or 350M."""
+    return re.search(r"[0-9][bm](?![a-z])", model_name, re.IGNORECASE) is not None
+
+
 _CACHED = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{1,96}?)(?:/|$)")
 """A folder of the hub's cache: `models--meta-llama--Llama-3.1-8B`."""
 
@@ -297,19 +337,32 @@ _UNQUANTIZED = re.compile(r"-(?:bf16|hf)$", re.IGNORECASE)
 """End of the name of a repository with unquantized weights, which names of its quantized versions leave out."""
 
 
+_META = re.compile(r"^meta-", re.IGNORECASE)
+"""Beginning of the names of Llama 2, 3 and 3.1, which most people leave out."""
+
+_VERSION = re.compile(r"-(?:v[0-9]+(?:\.[0-9]+)?|[0-9]{4})$", re.IGNORECASE)
+"""Version or date at the end of a repository's name: `Mixtral-8x7B-Instruct-v0.1`, `Apertus-70B-Instruct-2509`."""
+
+
 @cache
 def _presets_by_repository() -> dict[str, str]:
-    """Returns the presets by repository name without the owner, also without the ending of unquantized weights.
+    """Returns the presets by repository name without the owner, and by shorter forms that name one preset alone.
 
-    `NVIDIA-Nemotron-3-Nano-30B-A3B-BF16` is also found as `NVIDIA-Nemotron-3-Nano-30B-A3B`.
+    `NVIDIA-Nemotron-3-Nano-30B-A3B-BF16` is also found as `NVIDIA-Nemotron-3-Nano-30B-A3B`, and
+    `Meta-Llama-3-8B-Instruct` as `Llama-3-8B-Instruct`. Of names that state a size, a version is left out too.
     """
-    repositories = [
-        (preset_alias.rpartition("/")[2], preset_name)
-        for preset_name in model_names()
-        for preset_alias in read_preset(preset_name).get("aliases", ())
-    ]
-    presets_of_short_names = {
-        normalized(_UNQUANTIZED.sub("", repository)): preset_name for repository, preset_name in repositories
+    presets_of_short_names: dict[str, set[str]] = {}
+    presets_of_full_names: dict[str, str] = {}
+    for preset_name in model_names():
+        for preset_alias in read_preset(preset_name).get("aliases", ()):
+            repository = preset_alias.rpartition("/")[2]
+            short_name = _META.sub("", _UNQUANTIZED.sub("", repository))
+            presets_of_full_names[normalized(repository)] = preset_name
+            for shorter_name in {short_name, _VERSION.sub("", short_name) if _has_size(short_name) else short_name}:
+                presets_of_short_names.setdefault(normalized(shorter_name), set()).add(preset_name)
+    unique_short_names = {
+        short_name: min(preset_names)
+        for short_name, preset_names in presets_of_short_names.items()
+        if len(preset_names) == 1
     }
-    presets_of_full_names = {normalized(repository): preset_name for repository, preset_name in repositories}
-    return presets_of_short_names | presets_of_full_names
+    return unique_short_names | presets_of_full_names

@@ -15,7 +15,15 @@ from ..errors import InputError, MissingExtra, one_line, suggest
 from .files import is_object, parse_toml, read_stdin, read_text, require_shallow_nesting, validate
 from .names import STDIN, hub_id_of, is_checkpoint, is_hub_id
 from .preset import NOT_IN_FILES, Preset
-from .presets import find_by_repository, find_preset, known_checkpoint, model_names, names_by_alias, read_preset
+from .presets import (
+    find_by_repository,
+    find_preset,
+    known_checkpoint,
+    model_names,
+    names_by_alias,
+    preset_within_name,
+    read_preset,
+)
 
 if TYPE_CHECKING:
     from ..components.head_kind import HeadKind
@@ -168,12 +176,12 @@ def _describe_hub_model(
 
     try:
         _, error_location, preset_description = _read_config(fetch_config(model_target), head, allow_unknown)
-    except (UnreachableHub, MissingExtra):
+    except (UnreachableHub, MissingExtra) as error:
         from .checkpoint_name import describe_named_checkpoint
 
         named_description = describe_named_checkpoint(model_target)
         if named_description is None:
-            raise
+            raise InputError(f"{error}{_advice_on_name(model_target)}") from None
         return named_description
     return model_target, error_location, preset_description
 
@@ -240,21 +248,58 @@ def _unknown_target(model_target: str) -> str:
     known_names = {**names_by_alias(), **dict.fromkeys(model_names())}
     if len(target_names) > 1 and all(target_name in known_names for target_name in target_names):
         return f"'{model_target}': models are separate words; expected {' '.join(target_names)}"
-    checkpoint = known_checkpoint(model_target)
-    if checkpoint is not None and checkpoint[1]:
-        model_name, scheme_name = checkpoint[0].name, checkpoint[1]
-        if scheme_name.startswith("ud"):
-            return (
-                f"{model_target}: has no config, and Unsloth's dynamic files have types of their own; expected the "
-                f".gguf file, or a mix near it: {model_name} --quantize q4_k_m"
-            )
-        return f"{model_target}: has no config; by its name it is {model_name} --quantize {scheme_name}: type these"
-    base_preset = find_preset(VARIANT.sub("", model_target))
+    checkpoint_advice = _advice_on_checkpoint(model_target)
+    if checkpoint_advice:
+        return f"{model_target}{checkpoint_advice}"
+    base_preset = find_preset(VARIANT.sub("", model_target)) or preset_within_name(model_target)
     if base_preset is not None:
-        fix_text = f"Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
-        return f"no preset, file or hub id called '{model_target}'. {fix_text}"
+        return f"no preset, file or hub id called '{model_target}'.{_advice_on_base(base_preset)}"
     suggestion = suggest(model_target, names_by_alias() | {preset_name: preset_name for preset_name in model_names()})
     return f"no preset, file or hub id called '{model_target}'.{suggestion} (llmcalc presets lists all)"
+
+
+def _advice_on_base(base_preset: str) -> str:
+    """Returns what to type for a name that has the name of a preset in it, as a sentence after a space."""
+    return f" Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
+
+
+def _advice_on_checkpoint(model_target: str) -> str:
+    """Returns what to type for a quantized checkpoint that has no config; empty for a name that states no scheme."""
+    checkpoint = known_checkpoint(model_target)
+    if checkpoint is None or not checkpoint[1]:
+        return ""
+    model_name, scheme_name = checkpoint[0].name, checkpoint[1]
+    if scheme_name.startswith("ud"):
+        return (
+            ": has no config, and Unsloth's dynamic files have types of their own; expected the .gguf file, or a mix "
+            f"near it: {model_name} --quantize q4_k_m"
+        )
+    return f": has no config; by its name it is {model_name} --quantize {scheme_name}: type these"
+
+
+def _advice_on_name(hub_id: str) -> str:
+    """Returns which presets a hub id may mean, as a sentence that goes on after its error; empty if none is near.
+
+    Near are the presets whose name is a part of the repository's, else those of its family: `Qwen3-Reranker-4B` has the
+    letters of qwen3-reranker-0.6b before the first digit.
+    """
+    checkpoint_advice = _advice_on_checkpoint(hub_id)
+    if checkpoint_advice:
+        return checkpoint_advice.replace(": has no config;", ";", 1)
+    repository = hub_id.partition("/")[2].partition("@")[0]
+    base_preset = find_preset(VARIANT.sub("", repository)) or preset_within_name(repository)
+    if base_preset is not None:
+        return f".{_advice_on_base(base_preset)}"
+    family = _letters_before_digits(repository)
+    relatives = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family]
+    suggestion = suggest(repository, relatives)
+    return f".{suggestion} Any other model needs its own config.json" if suggestion else ""
+
+
+def _letters_before_digits(model_name: str) -> str:
+    """Returns the letters at the beginning of a name, in lower case: `qwen` of `Qwen3-8B`."""
+    name_match = re.match(r"[a-z]+", model_name.lower())
+    return name_match[0] if name_match else ""
 
 
 def _set_field(model_table: dict[str, Any], override: str) -> dict[str, Any]:

@@ -187,6 +187,22 @@ def test_other_names_are_refused(hub_id: str) -> None:
         llmcalc.params(hub_id)
 
 
+@pytest.mark.parametrize(
+    ("hub_id", "advice"),
+    [
+        ("gradientai/Llama-3-8B-Instruct-262k", r"shape of their base: expected llama3-8b, or"),
+        ("cognitivecomputations/dolphin-2.9-llama3-8b", r"expected llama3-8b, or"),
+        ("princeton-nlp/Sheared-LLaMA-2.7B", r"or unreachable$"),
+        ("Qwen/Qwen3-Reranker-4B", r"Did you mean qwen3-reranker-0\.6b.*Any other model needs its own config\.json"),
+        ("unsloth/gpt-oss-20b-GGUF", r"by its name it is gpt-oss-20b --quantize mxfp4-moe"),
+        ("nobody/Foo-7B", r"or unreachable$"),
+    ],
+)
+def test_an_unknown_hub_id_is_answered_with_the_nearest_presets(hub_id: str, advice: str) -> None:
+    with pytest.raises(InputError, match=advice):
+        llmcalc.params(hub_id)
+
+
 def test_checkpoints_whose_config_was_read_leave_out_what_it_does() -> None:
     """Of Gemma 4 31B, NVIDIA's config leaves attention in 16 bits; Qwen3.6 27B has it in fp8, and the head in NVFP4."""
     weights = {

@@ -94,6 +94,14 @@ def test_modules_of_multi_token_prediction_have_the_published_sums() -> None:
         assert with_modules - without == parameters, name
 
 
+def test_the_module_of_k_exaone_has_a_dense_layer() -> None:
+    """vLLM's exaone_moe_mtp.py: two norms, a projection, a dense layer, a norm; the hub shows 237B with it."""
+    attention, network = 2 * 6144 * (64 + 8) * 128 + 2 * 128, 3 * 6144 * 18_432
+    with_module, without = (llmcalc.params("k-exaone-236b-a23b", with_mtp=included).total for included in (True, False))
+    assert with_module - without == 2 * 6144**2 + 5 * 6144 + attention + network
+    assert round(with_module / 1e9) == 237
+
+
 def test_presets_without_the_encoders_of_their_model_say_so() -> None:
     for name in ("inkling", "mimo-v2.5", "muse-spark-816b-a42b", "step-3.7-flash"):
         preset = load_preset(name)

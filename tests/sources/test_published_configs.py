@@ -68,6 +68,44 @@ def test_they_are_counted_as_their_class(name: str) -> None:
     assert counted == sum(parameter.numel() for parameter in model.parameters())
 
 
+LIKE_BERT = {
+    "model_type": "bert",
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+}
+
+
+def test_colbert_projects_the_states_of_bert_with_its_pooler() -> None:
+    """colbert-ir/colbertv2.0: `HF_ColBERT` of stanford-futuredata/ColBERT (colbert/modeling/hf_colbert.py).
+
+    It has the model and `linear`, from its width to `dim` = 128 without a bias; bert-base-uncased has 109,482,240
+    parameters.
+    """
+    description = describe_data({**LIKE_BERT, "architectures": ["HF_ColBERT"]})
+    counted = ModelSpec.model_validate(description["model"]).tree().total(total_params_of)
+    assert counted == 109_482_240 + 768 * 128
+    assert any(note.startswith("dim: not in the config") for note in description["notes"])
+
+
+@pytest.mark.parametrize(("cls", "patch"), [("ChronosBoltModelForForecasting", 16), ("Chronos2Model", 16)])
+def test_patches_of_time_series_are_refused(cls: str, patch: int) -> None:
+    """amazon/chronos-bolt-base and amazon/chronos-2 state the model type of T5, and have other inputs and outputs."""
+    config = {
+        "model_type": "t5",
+        "architectures": [cls],
+        "d_model": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "vocab_size": 2,
+    }
+    with pytest.raises(InputError, match=r"chronos_config\.input_patch_size: 16; .*patches of a time series"):
+        describe_data({**config, "chronos_config": {"input_patch_size": patch}})
+    assert describe_data({**config, "chronos_config": {"n_tokens": 4096}})
+
+
 def test_a_bias_of_doges_first_code_is_refused() -> None:
     with pytest.raises(InputError, match="hidden_bias: true; expected one of false"):
         read_config({**published("doge-160m"), "hidden_bias": True})

@@ -191,10 +191,23 @@ class TestLengths:
 
 @pytest.mark.parametrize(
     ("repository", "preset"),
-    [("Meta-Llama-3-8B-Instruct", "llama3-8b"), ("gemma 3 27b it", "gemma3-27b"), ("llama-2-7b-chat-hf", "llama2-7b")],
+    [
+        ("Meta-Llama-3-8B-Instruct", "llama3-8b"),
+        ("gemma 3 27b it", "gemma3-27b"),
+        ("llama-2-7b-chat-hf", "llama2-7b"),
+        ("llama-3-70b-instruct", "llama3-70b"),
+        ("mixtral-8x7b-instruct", "mixtral-8x7b"),
+        ("apertus-70b-instruct", "apertus-70b"),
+    ],
 )
 def test_a_repository_is_found_without_its_owner(repository: str, preset: str) -> None:
     assert load(repository).name == preset
+
+
+@pytest.mark.parametrize("name", ["mistral-7b-instruct", "deepseek", "mistral-large"])
+def test_a_name_that_several_presets_have_names_none(name: str, run: Any) -> None:
+    """Versions of Mistral 7B have vocabularies of their own, so that a name without one is answered with all."""
+    assert run("params", name).code == 2
 
 
 def test_an_unknown_fine_tune_is_told_its_base(run: Any) -> None:

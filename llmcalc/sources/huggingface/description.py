@@ -12,7 +12,7 @@ from .config import Config, is_json_integer
 from .drafts import with_draft_type
 from .dropout import dropout_of
 from .family import Family
-from .head_kinds import architecture_of, head_kind_of_config
+from .head_kinds import PROJECTION_SIZES, architecture_of, head_kind_of_config
 from .registry import (
     FILE_OF,
     OTHER_NAMES,
@@ -430,6 +430,10 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         notes += _remarks_on_prediction(config, notes)
     if head is None:
         notes += _remark_on_other_class(root_model_type, root_config, model_fields["head"]["type"] != "none")
+    if head is None and architecture_of(root_config) in PROJECTION_SIZES:
+        vector_size = PROJECTION_SIZES[architecture_of(root_config)]
+        model_fields["head"] = {"type": "projection", "size": vector_size}
+        notes.append(f"dim: not in the config; tokens are projected to ColBERT's usual {vector_size} numbers")
     projection_field = family_of(root_model_type).projection_size
     if projection_field is not None:
         root_model_type, root_config, vector_size = _inner_model_config(root_model_type, root_config, *projection_field)

@@ -40,12 +40,20 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
     "DPRQuestionEncoder": "none",
     "DPRContextEncoder": "none",
     "RND1LM": "lm",
+    "HF_ColBERT": "none",
 }
 """Class-name suffix → head kind; the first matching suffix wins.
 
 `OmniModel` is what the first checkpoints of Qwen2.5-Omni call the class of the whole model; the class of Pix2Struct's
 text model has its head. Classes of reward models are code of the models' repositories; `parts.REWARD_HEADS` has their
 heads.
+"""
+
+
+PROJECTION_SIZES = {"HF_ColBERT": 128}
+"""Class that projects every token's hidden state, without a bias → the size of the vector that its code sets.
+
+ColBERT's size is in `artifact.metadata` (`dim`), not in the config.
 """
 
 

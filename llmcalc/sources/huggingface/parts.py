@@ -335,6 +335,28 @@ REWARD_HEADS: dict[str, Table] = {
 """Class of a reward model → its head, which scores every token (qwen2_rm.py and internlm2.py of vLLM)."""
 
 
+def scores_of_layers(config: Config, head: Table, layer_step: int = 1) -> Table:
+    """Returns the head of a reranker that scores the output of each layer from `start_layer` on by a weight of its own.
+
+    The weights are counted as one matrix that runs on every token, with a remark.
+
+    head: the head that `architectures` or `--head` names; only a language-model head is replaced.
+    layer_step: number of layers from one score to the next.
+    Raises `InputError` for a start_layer beyond the last layer.
+    """
+    first_layer, depth = config.integer("start_layer"), config.integer("num_hidden_layers")
+    if first_layer > depth:
+        raise config.error("start_layer", first_layer, f"at most num_hidden_layers = {depth}")
+    if head["type"] != "lm":
+        return head
+    label_count = len(range(first_layer, depth + 1, layer_step))
+    config.notes.append(
+        f"start_layer: {label_count} layers have a score of their own; that a pass computes those of cutoff_layers "
+        "alone, by default the last layer's, is not counted"
+    )
+    return {"type": "classification", "num_labels": label_count, "over": "token", "bias": False}
+
+
 def head_table(
     config: Config, head: Table | None = None, score_head: Table | None = None, answer_scores: int = 2
 ) -> Table:

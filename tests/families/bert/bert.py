@@ -52,7 +52,10 @@ SHAPES = {
     "FNetForSequenceClassification": [{**FNET, "num_labels": 5}],
     "FNetModel": [FNET],
     "BigBirdForMaskedLM": [BIG_BIRD, {**BIG_BIRD, "use_bias": False, "tie_word_embeddings": False}],
-    "BigBirdForCausalLM": [{**BIG_BIRD, "is_decoder": True}],
+    "BigBirdForCausalLM": [
+        {**BIG_BIRD, "is_decoder": True},
+        {**BIG_BIRD, "is_decoder": True, "add_cross_attention": True, "use_bias": False},
+    ],
     "BigBirdForSequenceClassification": [{**BIG_BIRD, "num_labels": 5}],
     "BigBirdModel": [BIG_BIRD],
     "IBertForMaskedLM": [IBERT, {**IBERT, "type_vocab_size": 1, "pad_token_id": 0}],

@@ -31,7 +31,7 @@ SHAPES = {
             **SMALL,
             "is_decoder": False,
             "axial_pos_embds": False,
-            "attn_layers": ["local", "local", "lsh"],
+            "attn_layers": ["lsh", "local", "local"],
             "local_num_chunks_after": 1,
             "lsh_num_chunks_after": 1,
             "hidden_act": "gelu",

@@ -31,6 +31,13 @@ SHAPES = {
         {
             "model_type": "step3p5",
             **SMALL,
+            "num_key_value_heads": 4,  # as many as query heads, and fewer than those of layers with a window
+            "layer_types": KINDS,
+            "num_sliding_attention_heads": 8,
+        },
+        {
+            "model_type": "step3p5",
+            **SMALL,
             "layer_types": KINDS,
             "attention_other_setting": {"num_attention_heads": 8},
             "moe_layers_enum": "1,2,4",

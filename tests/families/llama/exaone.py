@@ -38,6 +38,7 @@ SHAPES = {
             "head_dim": 12,
             "layer_types": [FULL, SLIDING, SLIDING],
             "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "num_nextn_predict_layers": 1,
         },
     ],
 }

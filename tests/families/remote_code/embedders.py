@@ -24,6 +24,8 @@ NEOBERT: dict[str, Any] = {
 LLAMA: dict[str, Any] = {"model_type": "llama_bidirec", **SMALL, "num_key_value_heads": 2, "pooling": "avg"}
 NEW: dict[str, Any] = {"model_type": "new", **SMALL, "type_vocab_size": 0, "pack_qkv": True, "rope_theta": 160000}
 
+COST_WISE: dict[str, Any] = {"model_type": "cost_wise_gemma", **SMALL, "head_dim": 8, "sliding_window": 16}
+
 NOMIC: dict[str, Any] = {
     "model_type": "nomic_bert_moe",
     "vocab_size": 96,
@@ -75,6 +77,10 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             "position_embedding_type": "rotary",
             "rotary_emb_base": 20000.0,
         }
+    ],
+    "CostWiseGemmaForCausalLM": [
+        {**COST_WISE, "layer_wise": True, "start_layer": 1, "layer_sep": 2},
+        {**COST_WISE, "start_layer": 1},
     ],
     "NewModel": [NEW],
     "NewForMaskedLM": [{**NEW, "type_vocab_size": 2}],

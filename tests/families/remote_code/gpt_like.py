@@ -11,6 +11,14 @@ USUAL: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 64,
 }
+PROGEN: dict[str, Any] = {
+    "model_type": "progen",
+    "vocab_size_emb": 96,
+    "embed_dim": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+}
 PHI: list[dict[str, Any]] = [
     {**SMALL, "rotary_dim": 4, "n_inner": None},
     {**SMALL, "rotary_dim": 8, "n_inner": 48, "activation_function": "gelu_new"},
@@ -22,6 +30,10 @@ NO_OP = {"no_op": True, "replace_with_linear": False, "sparsify": None}
 NAS: dict[str, Any] = {"model_type": "nemotron-nas", **USUAL, "num_hidden_layers": 3}
 
 SHAPES: dict[str, list[dict[str, Any]]] = {
+    "ProGenForCausalLM": [
+        {**PROGEN, "vocab_size_lm_head": 96, "rotary_dim": 4},
+        {**PROGEN, "rotary_dim": 8, "n_inner": 48},
+    ],
     "CodeShellForCausalLM": [
         {"model_type": "codeshell", **SMALL, "num_query_groups": 2, "position_embedding_type": "rope"},
         {

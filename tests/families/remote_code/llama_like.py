@@ -32,6 +32,9 @@ SHAPES = {
         {"model_type": "minicpm", **GROUPED, "num_experts": 4, "num_experts_per_tok": 2},
         {"model_type": "minicpm", **GROUPED, "sparse_config": {"topk": 64, "dense_len": 8192}},
     ],
+    "LayerWiseMiniCPMForCausalLM": [
+        {"model_type": "minicpm", **SMALL, "start_layer": 2, "head_type": "simple", "head_multi": True},
+    ],
     "TeleFLMForCausalLM": [
         {"model_type": "teleflm", **SMALL, "use_mup": True, "mup_scale_factor": 16.0},
         {"model_type": "teleflm", **GROUPED, "attention_bias": True, "mlp_bias": True},

@@ -190,6 +190,8 @@ def _read_big_bird(config: Config) -> Table:
         **biases(config.flag("use_bias"), *QKV),
         "o_bias": True,
     }
+    if "cross_attention" in stack["block"]:
+        stack["block"]["cross_attention"] = stack["block"]["attention"]
     model_fields |= pooler(True, 2 if has_pretraining_head(config) else None)
     if scores_sequences(config) and not architecture(config).endswith(OF_CHOICES):
         model_fields["head"] |= bert_score_head(bert_activation(config))  # its class has a pooler too

@@ -11,6 +11,7 @@ from ...parts import QKVO, Table, attention, biases, encoder, glu, layer_table, 
 
 
 def _read_esmc(config: Config) -> Table:
+    config.require("head_dim", config.integer("hidden_size") // config.integer("num_attention_heads"), None)
     mixer = attention(
         config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(layernorm(bias=False), "projection")
     )

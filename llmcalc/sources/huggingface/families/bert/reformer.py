@@ -67,7 +67,7 @@ def _attention(config: Config, attention_kind: str) -> Table:
         "chunks_after": config.count(f"{field_prefix}_num_chunks_after"),
     }
     if not is_hashed:
-        return attention_fields
+        return {**attention_fields, "num_hashes": None}  # a block whose first layer is hashed states a number
     bucket_counts = config.get("num_buckets")
     listed_buckets = bucket_counts if isinstance(bucket_counts, list) else [bucket_counts]
     if not listed_buckets or not all(

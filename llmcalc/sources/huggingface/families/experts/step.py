@@ -41,6 +41,8 @@ def _read_step3p5(config: Config) -> Table:
     if window is None and "sliding" in attention_kinds:
         raise config.error("sliding_window", None, "a number of tokens, for there are layers with a window")
     sliding_attention: Table = {"num_attention_heads": _sliding_attention_heads(config), "sliding_window": window}
+    if mixer.get("num_key_value_heads") is None:  # otherwise as many as the query heads of its own layer
+        sliding_attention["num_key_value_heads"] = config.integer("num_key_value_heads")
     for field_name, field_value in (
         ("num_experts", config.integer("n_routed_experts")),
         ("n_shared_experts", 1),

@@ -61,7 +61,8 @@ def _read_gemma(config: Config) -> Table:
     return gemma_decoder(config, _gemma_attention(config), "pre", activation="hidden_act")
 
 
-def _read_gemma2(config: Config) -> Table:
+def read_gemma2(config: Config) -> Table:
+    """Reads Gemma 2: norms before and after each part, and windows in every second layer."""
     return gemma_decoder(
         config,
         _gemma_attention(config, **score_cap_fields(config)),
@@ -110,7 +111,7 @@ LOCAL_THETA_WRITES: Writes = {"rope_local_base_freq": lambda s: s.sliding_mixer.
 
 FAMILIES = {
     "gemma": Family(_read_gemma, ignored_fields=frozenset({"hidden_activation", "num_image_tokens"})),
-    "gemma2": Family(_read_gemma2, ignored_fields=IGNORED | {"hidden_act"}),
+    "gemma2": Family(read_gemma2, ignored_fields=IGNORED | {"hidden_act"}),
     "vaultgemma": Family(_read_vaultgemma, ignored_fields=IGNORED | {"hidden_act"}),
     "gemma3_text": Family(
         _read_gemma3, {"sliding_window_pattern": 6}, IGNORED | {"hidden_act"}, field_writers=LOCAL_THETA_WRITES

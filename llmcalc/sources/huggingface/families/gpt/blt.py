@@ -95,7 +95,9 @@ def _check_vocabulary(config: Config, local_encoder: Config) -> None:
 def _llama_layers(config: Config, attention_fields: Table | None = None) -> Table:
     """Returns layers of Llama's kind. attention_fields: further fields of their attention."""
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
-    config.quotient("num_attention_heads", hidden, heads)
+    head_size = config.quotient("num_attention_heads", hidden, heads)
+    if config.has("head_dim"):  # its class rotates so many numbers, and projects to head_size
+        config.require("head_dim", head_size)
     config.require("dropout", 0, 0.0, None)
     ffn = glu(config, ffn_width=config.optional_integer("intermediate_size") or int(8 * hidden / 3))
     block = layer_table(attention(config, **(attention_fields or {})), ffn, rmsnorm(config.number("rms_norm_eps")))

@@ -144,7 +144,8 @@ def _read_openai_gpt(config: Config) -> Table:
     return decoder(config, block, None, stack={"position": learned_positions(config)}, **_multiple_choice_head(config))
 
 
-def _read_gptj(config: Config) -> Table:
+def read_gptj(config: Config) -> Table:
+    """Reads GPT-J and CodeGen: attention and network side by side, behind one norm, and a head with a bias."""
     rotary_dim = config.optional_integer("rotary_dim")
     position = {"type": "rope", **({} if rotary_dim is None else {"rotary_dim": rotary_dim})}
     return _gpt(
@@ -259,10 +260,10 @@ FAMILIES = {
         },
     ),
     "gptj": Family(
-        _read_gptj, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gptj"), dropout_fields=GPT2_DROPOUT
+        read_gptj, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gptj"), dropout_fields=GPT2_DROPOUT
     ),
     "codegen": Family(
-        _read_gptj,
+        read_gptj,
         ignored_fields=NO_COUNT,
         aliases=ALIASES,
         modules=module_names("codegen"),

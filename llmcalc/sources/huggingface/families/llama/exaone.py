@@ -10,6 +10,7 @@ from ...family import Family, field_names
 from ...parts import (
     FULL_OR_SLIDING,
     Table,
+    add_prediction,
     attention,
     decoder,
     glu,
@@ -49,7 +50,10 @@ def _read_exaone4(config: Config) -> Table:
 
 
 def _read_exaone_moe(config: Config) -> Table:
-    uncounted_prediction(config)
+    """Reads K-EXAONE, whose modules of multi-token prediction have a dense layer.
+
+    Source of the modules: vLLM, models/exaone_moe_mtp.py; SGLang, models/exaone_moe.py (`is_mtp`).
+    """
     norm = rmsnorm(config.number("rms_norm_eps"))
     depth = config.integer("num_hidden_layers")
     window = config.optional_integer("sliding_window")
@@ -73,18 +77,16 @@ def _read_exaone_moe(config: Config) -> Table:
         glu(config, ffn_width=expert_width * shared_expert_count) if shared_expert_count else None,
         router={"score_correction": "buffer", "scoring_func": "sigmoid"},
     )
+    attention_changes: Table = {
+        "sliding": {} if window is None else {"sliding_window": window},
+        "full": {} if window is None else {"position": "none"},
+    }
+    dense_network: Table = {"feed_forward": {"type": "mlp", **glu(config)}}
     layer_variants: Table = {}
     for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, ffn_kinds, strict=True)):
-        layer_changes: Table = (
-            {}
-            if window is None
-            else {"sliding_window": window}
-            if attention_kind == "sliding"
-            else {"position": "none"}
-        )
         layer_variants[f"{network_kind}_{attention_kind}"] = {
-            "attention": layer_changes,
-            **({"feed_forward": {"type": "mlp", **glu(config)}} if network_kind == "dense" else {}),
+            "attention": attention_changes[attention_kind],
+            **(dense_network if network_kind == "dense" else {}),
         }
     kind_pattern = layer_pattern(
         [
@@ -93,13 +95,19 @@ def _read_exaone_moe(config: Config) -> Table:
         ]
     )
     block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm)
-    return decoder(config, block, norm, stack={"variants": layer_variants, **kind_pattern})
+    stack: Table = {"variants": layer_variants, **kind_pattern}
+    module_kind = config.texts("mtp_layer_types")[:1] if config.has("mtp_layer_types") else []
+    module_attention = FULL_OR_SLIDING.get(module_kind[0], "full") if module_kind else attention_kinds[0]
+    mtp_fields = add_prediction(
+        config, stack, "mtp", {"attention": attention_changes[module_attention], **dense_network}, norm
+    )
+    return decoder(config, block, norm, stack=stack, **mtp_fields)
 
 
 IGNORED = field_names(
     """
-    mtp_loss_scaling_factor mtp_share_layers scoring_func topk_method n_group topk_group norm_topk_prob
-    routed_scaling_factor cache_implementation
+    mtp_loss_scaling_factor mtp_share_layers mtp_sliding_windows scoring_func topk_method n_group topk_group
+    norm_topk_prob routed_scaling_factor cache_implementation
     """
 )
 

@@ -152,7 +152,8 @@ def _read_zamba2(config: Config) -> Table:
         "norm": rmsnorm(1e-5),
     }
     mixer = {"type": "mamba2", **mamba_fields, **other_fields, "use_bias": has_bias, "out_bias": has_bias}
-    double_head_dim = 2 * config.integer("hidden_size") // config.integer("num_attention_heads")
+    double_width, heads = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
+    double_head_dim = config.quotient("num_attention_heads", double_width, heads)
     if (config.optional_integer("attention_head_dim") or double_head_dim) != double_head_dim:
         raise config.error(
             "attention_head_dim",

@@ -1,8 +1,8 @@
 """Encoders whose class is code in the model's own repository.
 
 Jina embeddings 2 (jina_bert), MosaicBERT and DNABERT-2 (mosaic_bert), Nucleotide Transformer 2, NeoBERT, nomic's
-experts, Llama and Mistral without a causal mask (llama_bidirec, bidir_mistral of NV-Embed), and the first names of GTE
-(new) and Jina embeddings 3 (xlm_roberta_flash).
+experts, Llama and Mistral without a causal mask (llama_bidirec, bidir_mistral of NV-Embed), the first names of GTE
+(new) and Jina embeddings 3 (xlm_roberta_flash), and BAAI's reranker of Gemma 2's layers (cost_wise_gemma).
 
 Sources: the modeling files of the models' repositories, in `Family.source` of each model type.
 """
@@ -28,6 +28,7 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
     rope,
+    scores_of_layers,
     scores_sequences,
     stack_of_combined_kinds,
     token_types,
@@ -35,6 +36,16 @@ from ...parts import (
 from ..bert.bert import OLD, bert_activation, bert_head, padded_positions
 from ..bert.esm import IGNORED as OF_ESM
 from ..bert.esm import esm_encoder
+from ..gemma.gemma import read_gemma2
+
+
+def _read_cost_wise_gemma(config: Config) -> Table:
+    """Reads BAAI's lightweight reranker: Gemma 2 with scores of some layers (`layer_wise`) or with its head."""
+    model_fields = read_gemma2(config)
+    layer_step = config.integer("layer_sep")
+    if config.flag("layer_wise"):
+        model_fields["head"] = scores_of_layers(config, model_fields["head"], layer_step)
+    return model_fields
 
 
 def _read_jina_bert(config: Config) -> Table:
@@ -241,6 +252,13 @@ FAMILIES = {
         },
         source=f"{HUB}nomic-ai/nomic-bert-2048 modeling_hf_nomic_bert.py",
         dropout_fields=BERT_DROPOUT,
+    ),
+    "cost_wise_gemma": Family(
+        _read_cost_wise_gemma,
+        {**class_defaults("gemma2"), "start_layer": 28, "layer_sep": 28, "layer_wise": False},
+        class_fields("gemma2") | {"start_layer"},
+        source=f"{GITHUB}FlagOpen/FlagEmbedding/blob/master/FlagEmbedding/inference/reranker/decoder_only/models/"
+        "gemma_model.py",
     ),
     "llama_bidirec": Family(
         _read_llama_bidirec,

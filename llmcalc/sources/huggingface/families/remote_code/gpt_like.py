@@ -1,4 +1,4 @@
-"""Decoders with LayerNorm (CodeShell, Jais, BTLM, nanoGPT, the first Phi and Falcon), and with sizes per layer.
+"""Decoders with LayerNorm (CodeShell, Jais, BTLM, ProGen2, nanoGPT, first Phi and Falcon), and with sizes per layer.
 
 OpenELM and the models of NVIDIA's architecture search have heads and FFN widths that differ by layer.
 
@@ -35,7 +35,7 @@ from ...parts import (
     rope,
     stack_of_layers,
 )
-from ..gpt.gpt import full_width_heads, non_gated_ffn
+from ..gpt.gpt import full_width_heads, non_gated_ffn, read_gptj
 
 
 def _gpt_decoder(config: Config, mixer: Table, ffn: Table, head: Table | None = None, **block_fields: Any) -> Table:
@@ -288,6 +288,13 @@ def _block_part_config(config: Config, layer: int, block_config: Table, part_nam
 
 BLOCK_PART: dict[str, Any] = {"no_op": False, "replace_with_linear": False, "sparsify": None, "window_length": None}
 
+
+def _read_progen(config: Config) -> Table:
+    """Reads ProGen2, which has CodeGen's layers, and states the vocabulary of the embedding and of the head."""
+    config.require("vocab_size_lm_head", config.integer("vocab_size"), None)
+    return read_gptj(config)
+
+
 COMMON: dict[str, Any] = {"layer_norm_epsilon": 1e-5, "num_key_value_heads": None, "head_dim": None}
 GPT2_NAMES = {
     "hidden_size": "n_embd",
@@ -338,6 +345,26 @@ JAIS = Family(
 )
 
 FAMILIES = {
+    "progen": Family(
+        _read_progen,
+        {
+            **COMMON,
+            "activation_function": "gelu_new",
+            "n_inner": None,
+            "rotary_dim": 32,
+            "vocab_size_lm_head": None,
+            "tie_word_embeddings": False,
+        },
+        field_names(
+            """
+            embed_dropout n_ctx scale_attn_weights summary_activation summary_first_dropout summary_proj_to_labels
+            summary_type summary_use_proj
+            """
+        ),
+        aliases={**GPT2_NAMES, "hidden_size": "embed_dim", "vocab_size": "vocab_size_emb"},
+        source=f"{GITHUB}hugohrban/ProGen2-finetuning/blob/main/src/models/progen/modeling_progen.py",
+        dropout_fields=GPT2_DROPOUT,
+    ),
     "codeshell": Family(
         _read_codeshell,
         {

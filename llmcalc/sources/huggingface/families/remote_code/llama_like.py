@@ -28,6 +28,7 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
     rope,
+    scores_of_layers,
     sliding_stack,
 )
 from ..deepseek.deepseek import LATENT, latent_attention
@@ -72,7 +73,7 @@ def _read_baichuan(config: Config) -> Table:
 def _read_minicpm(config: Config) -> Table:
     """Reads MiniCPM 1 to 4, whose scales of the embedding and the residual stream have no parameters.
 
-    MiniCPM-MoE has experts of the network's form in every layer.
+    MiniCPM-MoE has experts of the network's form in every layer. BAAI has a reranker with scores of some layers.
     """
     if config.has("sparse_config"):
         dense_length = config.table("sparse_config").get("dense_len")
@@ -82,6 +83,10 @@ def _read_minicpm(config: Config) -> Table:
     if config.has("num_experts") and config.count("num_experts"):
         experts = moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), glu(config))
         model_fields["decoder"]["block"]["feed_forward"] = experts
+    if config.has("start_layer"):  # BAAI's reranker, LayerWiseMiniCPMForCausalLM
+        config.require("head_type", "simple")
+        config.require("head_multi", True)
+        model_fields["head"] = scores_of_layers(config, model_fields["head"])
     return model_fields
 
 

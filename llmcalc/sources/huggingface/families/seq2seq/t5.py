@@ -20,6 +20,18 @@ from ...writes import Writes
 
 
 def _read_t5(config: Config) -> Table:
+    """Reads T5, and Chronos, whose tokens are values of a time series.
+
+    Raises `InputError` for Chronos-Bolt and Chronos-2, whose classes embed patches of a time series.
+    """
+    if config.has("chronos_config"):
+        patch_size = config.table("chronos_config").get("input_patch_size")
+        if patch_size is not None:
+            raise config.error(
+                "chronos_config.input_patch_size",
+                patch_size,
+                "no such field: patches of a time series are not supported, only Chronos's tokens are",
+            )
     stack = shared_position_bias(config)
     stack["relative_bias"]["bias_in_sdpa"] = True
     return t5_model(config, t5_block(config), stack)
