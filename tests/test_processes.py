@@ -32,10 +32,10 @@ def squared(calls: ForkedCalls[int, int], count: int) -> list[int]:
     return [calls.result(number) for number in range(count)]
 
 
-@pytest.mark.parametrize("process_count", [1, 2, 4, 30])
-def test_results_are_those_of_one_process(process_count: int) -> None:
+@pytest.mark.parametrize(("process_count", "count"), [(1, 20), (2, 20), (4, 20), (8, 6)])
+def test_results_are_those_of_one_process(process_count: int, count: int) -> None:
     with ForkedCalls(square, process_count) as calls:
-        assert squared(calls, 20) == [square(number) for number in range(20)]
+        assert squared(calls, count) == [square(number) for number in range(count)]
         assert calls.result(50) == 2500  # it was not begun
 
 
@@ -124,12 +124,12 @@ def test_a_number_of_processes_that_is_none_is_refused(run: Any, monkeypatch: py
 
 PLANS = [
     # passes of chunks are recorded for several layouts
-    ("deepseek-v2-lite?num_hidden_layers=8", "--devices", "16"),
+    ("deepseek-v2-lite?num_hidden_layers=8", "--devices", "16", "--rows", "4"),
     # layouts that do not fit are replayed again with more recomputation
     ("qwen3-8b", "--devices", "16", "--seq", "16384", "--rows", "4"),
     # none fits, and the nearest is searched with a limit
-    ("glm-4.6?num_hidden_layers=24", "--devices", "4", "--rows", "2"),
-    ("qwen3-0.6b?num_hidden_layers=6", "--devices", "4", "--seq", "128", "--framework", "torch"),
+    ("glm-4.6?num_hidden_layers=12", "--devices", "4", "--rows", "2"),
+    ("qwen3-0.6b?num_hidden_layers=4", "--devices", "4", "--seq", "128", "--framework", "torch", "--rows", "3"),
     ("qwen3-0.6b?num_hidden_layers=6", "--devices", "8", "--seq", "128", "--framework", "fsdp2", "--by", "memory"),
     ("qwen3-0.6b?num_hidden_layers=6", "--devices", "8", "--seq", "128", "--framework", "deepspeed"),
 ]
@@ -138,14 +138,14 @@ PLANS = [
 @pytest.mark.parametrize("words", PLANS, ids=" ".join)
 def test_plans_are_those_of_one_process(run: Any, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     results, units = [], []
-    for process_count in (1, 2, 4):
+    for process_count in (1, 3):
         monkeypatch.setattr(layout_replays, "usable_processes", lambda: process_count)  # noqa: B023
         units_before = EFFORT.units
         results.append(run("plan", *words, "--hardware", "h100", "--format", "json"))
         units.append(EFFORT.units - units_before)
     assert results[0].out
-    assert results[0] == results[1] == results[2]
-    assert len(set(units)) == 1, units
+    assert results[0] == results[1]
+    assert units[0] == units[1]
 
 
 def test_interrupted_processes_print_nothing() -> None:

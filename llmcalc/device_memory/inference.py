@@ -338,8 +338,8 @@ def rank_recording_key(spec: RankModel, repeats_by_stack: Mapping[int, int]) -> 
     assert isinstance(program, RankFlow)
     if program.divides_evenly:
         rank_coordinates = rank_coordinates._replace(tp=0, ep=0, etp=0)
-    layer_names = [sys.intern(layer_name) for _, stack in spec.stacks() for layer_name in stack.layer_names()]
-    rank_layers = [layer_names[i] for i in spec.chunks.layers]
+    layer_names = [layer_name for _, stack in spec.stacks() for layer_name in stack.layer_names()]
+    rank_layers = [sys.intern(layer_names[i]) for i in spec.chunks.layers]
     if len(spec.stacks()) == 1:
         rank_layers = shortened_layers(rank_layers, repeats_by_stack.get(0))
     return (

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from itertools import groupby
+from itertools import accumulate, chain, groupby
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from ..errors import InputError
@@ -246,12 +246,12 @@ def rank_chunks(layout: Layout, layers: int, rank: int) -> RankChunks:
     layers: number of layers of the model.
     Raises `InputError` for a number of layers that the stages do not add up to.
     """
-    ranks = {rank, layout.pp - 1 - rank} if layout.is_bidirectional else {rank}
-    rank_stages = [stage for stage in stages(layout, layers) if stage.rank in ranks]
-    layer_indices = tuple(layer_index for stage in rank_stages for layer_index in stage.layers)
-    return RankChunks(
-        rank, layer_indices, any(stage.first for stage in rank_stages), any(stage.last for stage in rank_stages)
-    )
+    stage_sizes, last_stage = layers_of_stages(layout, layers), layout.pp * layout.vpp - 1
+    stage_starts = [*accumulate(stage_sizes, initial=0)]
+    ranks = sorted({rank, layout.pp - 1 - rank}) if layout.is_bidirectional else [rank]
+    stage_indices = [chunk * layout.pp + stage_rank for chunk in range(layout.vpp) for stage_rank in ranks]
+    layer_ranges = (range(stage_starts[i], stage_starts[i + 1]) for i in stage_indices)
+    return RankChunks(rank, tuple(chain.from_iterable(layer_ranges)), 0 in stage_indices, last_stage in stage_indices)
 
 
 def stage_sizes_between_ends(
@@ -314,6 +314,23 @@ def check_divided_heads(head_counts: Sequence[int], tp: int, cp: int, option_nam
         )
 
 
+def layers_of_stages(layout: Layout, layers: int) -> tuple[int, ...]:
+    """Returns the number of layers of each stage of a pipeline, in the order of a micro-batch.
+
+    layers: number of layers of the model.
+    Raises `InputError` for a number of layers that the stages do not add up to.
+    """
+    stage_count = layout.pp * layout.vpp
+    if layout.pp_layout is None and layers % stage_count:
+        raise ImpossibleLayout(
+            f"--pp {layout.pp}: {stage_count} stages do not divide {layers} layers; expected a divisor, or --pp-layout"
+        )
+    stage_sizes = layout.pp_layout or (layers // stage_count,) * stage_count
+    if sum(stage_sizes) != layers:
+        raise ImpossibleLayout(f"--pp-layout: {sum(stage_sizes)} layers in all; expected the model's {layers}")
+    return stage_sizes
+
+
 def stages(layout: Layout, layers: int) -> Iterator[Stage]:
     """Yields a pipeline's stages in the order of a micro-batch.
 
@@ -322,16 +339,8 @@ def stages(layout: Layout, layers: int) -> Iterator[Stage]:
     pp − 1 − r (DeepSeek-V3, arXiv:2412.19437, §3.2.1), and this function yields stage r alone.
     Raises `InputError` for a number of layers that the stages do not add up to.
     """
-    stage_count = layout.pp * layout.vpp
-    if layout.pp_layout is None and layers % stage_count:
-        raise ImpossibleLayout(
-            f"--pp {layout.pp}: {stage_count} stages do not divide {layers} layers; expected a divisor, or --pp-layout"
-        )
-    layers_per_stage = layout.pp_layout or (layers // stage_count,) * stage_count
-    if sum(layers_per_stage) != layers:
-        raise ImpossibleLayout(f"--pp-layout: {sum(layers_per_stage)} layers in all; expected the model's {layers}")
-    first_layer = 0
-    for stage_index, stage_layers in enumerate(layers_per_stage):
+    stage_count, first_layer = layout.pp * layout.vpp, 0
+    for stage_index, stage_layers in enumerate(layers_of_stages(layout, layers)):
         yield Stage(
             stage_index % layout.pp,
             stage_index // layout.pp,

@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..flow.axis import Axis
 from ..model import ModelSpec
 from .divisors import divisors
-from .layout import ImpossibleLayout, Layout, Schedule, stages
+from .layout import ImpossibleLayout, Layout, Schedule, layers_of_stages
 from .layout_request import LayoutRequest
 from .rank_model import rank_model
 from .rank_program import COPIED, NEAR_ROWS, TENSOR, RankAxes, model_axes
@@ -252,7 +252,7 @@ def _divides_sequence(layout: Layout, seq: int | None) -> bool:
 def _is_possible_layout(spec: ModelSpec, layout: Layout, layers: int) -> bool:
     """Whether every pipeline stage of the layout has a program."""
     try:
-        list(stages(layout, layers))
+        layers_of_stages(layout, layers)
         for stage in {0, layout.pp - 1}:
             rank_model(spec, layout, layout.rank(pp=stage)).program()
     except InputError:

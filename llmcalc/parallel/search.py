@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..flow.axis import Axis
 from ..model import ModelSpec
 from .divisors import divisors
-from .layout import ImpossibleLayout, Layout, Zero, stages
+from .layout import ImpossibleLayout, Layout, Zero, layers_of_stages
 from .layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from .layout_rules import LayoutRules
 from .rank_program import RankAxes, divides_state_space_groups, model_axes, no_pipeline_reason
@@ -336,7 +336,7 @@ def even_stage_sizes(layers: int, stage_count: int) -> tuple[int, ...]:
 def layout_refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: int) -> str:
     """Returns the reason why a model cannot have a layout; empty if it can."""
     try:
-        list(stages(layout, layers))
+        layers_of_stages(layout, layers)
     except InputError:
         return LAYERS
     rank_axes = RankAxes(layout, layout.coordinates(0))

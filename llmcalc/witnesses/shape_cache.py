@@ -8,8 +8,7 @@ This module imports torch, so import it only in functions that run torch.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,6 +29,7 @@ class ShapeCache(TorchDispatchMode):
     def __init__(self, flop_counter: FlopCounterMode | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own __init__ has no types
         self.counter = flop_counter
+        self._packets_with_formula = frozenset(map(id, flop_counter.flop_registry)) if flop_counter else frozenset()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -38,22 +38,24 @@ class ShapeCache(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _is_composed(function):
+        operation = _OPERATIONS.get(id(function)) or _described_operation(function)
+        if operation.is_composed:
             return function(*args, **kwargs)  # counted by the counter, because its parts may have FLOPs
         with torch._C._DisableTorchDispatch():  # bypasses the counter
-            empty_results = self._empty_result(function, args, kwargs)
-        if self.counter is not None and function._overloadpacket in self.counter.flop_registry:
-            self.counter._count_flops(function._overloadpacket, empty_results, args, kwargs)
+            empty_results = self._empty_result(operation, args, kwargs)
+        if self.counter is not None and id(operation.packet) in self._packets_with_formula:
+            self.counter._count_flops(operation.packet, empty_results, args, kwargs)
         return empty_results
 
-    def _empty_result(self, function: Any, args: Any, kwargs: Any) -> Any:
-        shape_key = shape_cache_key((*args, *kwargs.items())) if _only_creates_tensors(function) else None
+    def _empty_result(self, operation: Operation, args: Any, kwargs: Any) -> Any:
+        shape_key = shape_cache_key((*args, *kwargs.items())) if operation.only_creates_tensors else None
         if shape_key is None:
-            return function(*args, **kwargs)
-        input_key = function, shape_key
-        if input_key in self.known:
-            return _new_tensors(self.known[input_key])
-        operation_results = function(*args, **kwargs)
+            return operation.function(*args, **kwargs)
+        input_key = id(operation.function), shape_key
+        result_description = self.known.get(input_key)
+        if result_description is not None:
+            return _new_tensors(result_description)
+        operation_results = operation.function(*args, **kwargs)
         if _is_cacheable(operation_results, args):
             if len(self.known) >= MOST:
                 self.known.clear()
@@ -61,13 +63,31 @@ class ShapeCache(TorchDispatchMode):
         return operation_results
 
 
-@cache
-def _is_composed(function: Any) -> bool:
-    """Whether an operation is implemented by several other operations, some of which may have FLOPs."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
+class Operation(NamedTuple):
+    """An operation of torch.
+
+    function: its overload. packet: the operation with all of its overloads.
+    is_composed: whether it is implemented by several other operations, some of which may have FLOPs.
+    only_creates_tensors: as `_only_creates_tensors` says.
+    """
+
+    function: Any
+    packet: Any
+    is_composed: bool
+    only_creates_tensors: bool
 
 
-@cache
+_OPERATIONS: dict[int, Operation] = {}
+"""Id of an overload → its operation, which has a reference to it. torch computes the hash of an overload in Python."""
+
+
+def _described_operation(function: Any) -> Operation:
+    """Returns what is known of an operation, and keeps it for its next call."""
+    is_composed = torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
+    operation = Operation(function, function._overloadpacket, is_composed, _only_creates_tensors(function))
+    return _OPERATIONS.setdefault(id(function), operation)
+
+
 def _only_creates_tensors(function: Any) -> bool:
     """Whether an operation only creates tensors, whose shapes depend on the input shapes alone.
 
