@@ -144,15 +144,9 @@ def base_of_checkpoint(stored_config: Mapping[str, Any] | None) -> str | None:
         bits_per_weight = quant_table.get("bits", quant_table.get("w_bit"))
         group_size = quant_table.get("group_size", quant_table.get("q_group_size"))
         has_small_groups = isinstance(group_size, int) and 0 < group_size <= 64
-        return (
-            "int8"
-            if bits_per_weight == 8
-            else None
-            if bits_per_weight != 4
-            else "nf4"
-            if has_small_groups
-            else "nf4-dq"
-        )
+        if bits_per_weight == 4:
+            return "nf4" if has_small_groups else "nf4-dq"
+        return "int8" if bits_per_weight == 8 else None
     if quant_table.get("quant_method", "bitsandbytes") == "bitsandbytes" and quant_table.get("load_in_4bit"):
         return "nf4-dq" if quant_table.get("bnb_4bit_use_double_quant") else "nf4"
     return "int8" if quant_table.get("quant_method") == "bitsandbytes" and quant_table.get("load_in_8bit") else None

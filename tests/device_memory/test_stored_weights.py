@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from llmcalc import fit, memory
-from llmcalc.device_memory.training import training_memory
 from tests.device_memory import published
+from tests.device_memory.training_memory import training_memory
 
 CONFIG = {
     "model_type": "llama",
