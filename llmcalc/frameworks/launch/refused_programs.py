@@ -90,8 +90,8 @@ PROGRAMS = (
     RefusedProgram(
         "slime",
         r"train(_async)?\.py",
-        "its actor is trained by Megatron-LM on batches of tokens (--max-tokens-per-gpu) beside rollouts of SGLang, which "
-        "are not modelled together; expected TARGET with --framework megatron, the layout (--tp, --pp, --cp, --ep), "
+        "its actor is trained by Megatron-LM on batches of tokens (--max-tokens-per-gpu) beside rollouts of SGLang, "
+        "which are not modelled together; expected TARGET with --framework megatron, the layout (--tp, --pp, --cp, --ep), "
         "--recompute and those tokens as --seq",
         signs=r"--(actor-num-gpus-per-node|rollout-num-gpus(-per-engine)?)(=|$)",
     ),
