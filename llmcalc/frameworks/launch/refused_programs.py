@@ -91,8 +91,8 @@ PROGRAMS = (
         "slime",
         r"train(_async)?\.py",
         "its actor is trained by Megatron-LM on batches of tokens (--max-tokens-per-gpu) beside rollouts of SGLang, "
-        "which are not modelled together; expected TARGET with --framework megatron, the layout (--tp, --pp, --cp, --ep), "
-        "--recompute and those tokens as --seq",
+        "which are not modelled together; expected TARGET with --framework megatron, the layout (--tp, --pp, --cp, "
+        "--ep), --recompute and those tokens as --seq",
         signs=r"--(actor-num-gpus-per-node|rollout-num-gpus(-per-engine)?)(=|$)",
     ),
     RefusedProgram(
