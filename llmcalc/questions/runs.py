@@ -128,12 +128,25 @@ class RunQuestion(RunOptions):
         return replace(cuda_runtime, is_tried=self.is_tried)
 
 
-def base_of_checkpoint(stored_config: Mapping[str, Any] | None) -> str | None:
-    """Returns the `base` setting that corresponds to a bitsandbytes checkpoint's format; None for other checkpoints.
+INTEGER_METHODS = ("gptq", "awq")
+"""Methods of checkpoints in integers beside which transformers trains adapters (quantizers, `is_trainable`)."""
 
+
+def base_of_checkpoint(stored_config: Mapping[str, Any] | None) -> str | None:
+    """Returns the `base` setting that corresponds to a checkpoint's format of 4 or 8 bits; None for other checkpoints.
+
+    GPTQ and AWQ have a scale of 16 bits and a zero point of 4 bits per group: of 128 weights as much as the scales of
+    NF4 with double quantization, of 32 as much as those of NF4. Their layers too decode a whole matrix for a product.
     stored_config: the table `quantization_config` of the checkpoint; None without one.
     """
     quant_table = stored_config or {}
+    if quant_table.get("quant_method") in INTEGER_METHODS:
+        bits_per_weight = quant_table.get("bits", quant_table.get("w_bit"))
+        group_size = quant_table.get("group_size", quant_table.get("q_group_size"))
+        has_small_groups = isinstance(group_size, int) and 0 < group_size <= 64
+        if bits_per_weight == 4:
+            return "nf4" if has_small_groups else "nf4-dq"
+        return "int8" if bits_per_weight == 8 else None
     if quant_table.get("quant_method", "bitsandbytes") == "bitsandbytes" and quant_table.get("load_in_4bit"):
         return "nf4-dq" if quant_table.get("bnb_4bit_use_double_quant") else "nf4"
     return "int8" if quant_table.get("quant_method") == "bitsandbytes" and quant_table.get("load_in_8bit") else None

@@ -445,6 +445,12 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
         )
     if not cluster.trains:
         notes = [*_serving_notes(cluster), *notes]
+    optimizer_state = cluster.memory.states.optimizer
+    if cluster.layout.world > 1 and optimizer_state is not None and optimizer_state.paged:
+        notes.append(
+            "paged optimizer states are counted on the device; the driver may move them to the host, where the device "
+            "has no room for them"
+        )
     has_expert_capacity = getattr(
         cluster.own_settings, "moe_expert_capacity_factor", None
     ) or cluster.settings.moe not in (

@@ -95,11 +95,16 @@ def untested_notes(device: DeviceMemory) -> list[str]:
 
 
 def stored_weights_notes(preset: Preset, memory_use: MemoryUse) -> list[str]:
-    """Returns a warning if the checkpoint's weights are quantized and the training run is counted with wider ones."""
+    """Returns a warning if the training run is counted with another format than that of the checkpoint's weights."""
     quantization_method = str((preset.stored_as or {}).get("quant_method", ""))[:40]
-    is_counted = memory_use.adapters is not None and memory_use.adapters.base != "none"
-    if memory_use.phase != "training" or is_counted or not quantization_method or quantization_method in CONVERTED:
+    frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base
+    if memory_use.phase != "training" or not quantization_method or quantization_method in (*CONVERTED, "bitsandbytes"):
         return []
+    if frozen_base != "none":
+        return [
+            f"the checkpoint is quantized by {quantization_method}; its frozen weights are counted as {frozen_base}, "
+            "which differs in scales"
+        ]
     return [
         f"the checkpoint is quantized by {quantization_method}; its training is counted over {memory_use.dtype} weights"
     ]

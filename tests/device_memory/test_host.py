@@ -66,6 +66,16 @@ def test_paged_states_are_those_of_large_tensors() -> None:
     assert host("gpt2", optimizer="adamw_8bit") == {}
 
 
+def test_paged_states_of_shards_are_on_the_device_with_a_note() -> None:
+    paged, plain = (
+        llmcalc.memory("llama3.2-1b?num_hidden_layers=2", phase="training", optimizer=name, fsdp=2, seq=64)
+        for name in ("paged_adamw_32bit", "adamw")
+    )
+    note = "paged optimizer states are counted on the device; the driver may move them to the host"
+    assert any(note in line for line in paged.report().tables[0].notes)
+    assert not any(note in line for line in plain.report().tables[0].notes)
+
+
 def test_paged_states_leave_a_full_device() -> None:
     """torchtune's recipe of an 8B on 24 GB: 15 GiB of states page to the host, and all else fits."""
     settings: dict[str, Any] = {

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmcalc import fit, memory
+from tests.device_memory import published
+from tests.device_memory.training_memory import training_memory
 
 CONFIG = {
     "model_type": "llama",
@@ -33,9 +36,13 @@ def _trained(folder: Path, quantization: dict[str, Any] | None, **options: Any) 
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "nf4"),
         ({"load_in_4bit": True, "bnb_4bit_use_double_quant": True}, "nf4-dq"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}, "nf4-dq"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}, "nf4"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128, "desc_act": False}, "int8"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}, "nf4-dq"),
     ],
 )
-def test_adapters_stand_beside_the_weights_of_a_bitsandbytes_checkpoint(
+def test_adapters_stand_beside_the_weights_of_a_quantized_checkpoint(
     tmp_path: Path, quantization: dict[str, Any], base: str
 ) -> None:
     """transformers loads such a checkpoint in its format; its weights were counted in bf16."""
@@ -46,12 +53,26 @@ def test_adapters_stand_beside_the_weights_of_a_bitsandbytes_checkpoint(
 
 
 def test_other_quantized_weights_are_counted_wide_with_a_warning(tmp_path: Path) -> None:
-    table = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+    table = {"quant_method": "gptq", "bits": 3, "group_size": 128, "desc_act": False}
     answer = _trained(tmp_path, table)
     assert answer.document["memory"]["peak_bytes"] == _trained(tmp_path, None).document["memory"]["peak_bytes"]
     (warning,) = answer.report().warnings
     assert "quantized by gptq; its training is counted over bfloat16 weights" in warning
     assert _trained(tmp_path, None).report().warnings == []
+    (warning,) = _trained(tmp_path, table | {"bits": 4}).report().warnings
+    assert "quantized by gptq; its frozen weights are counted as nf4-dq, which differs in scales" in warning
+
+
+@pytest.mark.parametrize("row_id", ["qwen1_ft/7B/Q-LoRA/8192", "qwen1_ft/14B/Q-LoRA/1024"])
+def test_adapters_beside_weights_of_gptq_need_what_was_published(row_id: str) -> None:
+    """Qwen's README.md ("Profiling of Memory"): 23.5 and 18.9 GB, which its bf16 weights alone nearly are."""
+    (row,) = (row for row in published.rows("finetune_peak_mem") if row["id"] == row_id)
+    training = published.qwen_run(row)
+    assert training.adapters is not None
+    stored = replace(training, adapters=replace(training.adapters, base="nf4-dq"))
+    found = training_memory(published.spec(published.QWEN_MODELS[row["model"]]), stored, published.A100)
+    assert found.peak_bytes / 1e9 < 1.09 * row["measured"]["total_mem_gb"]
+    assert found.device_bytes / 1e9 > 0.92 * row["measured"]["total_mem_gb"]
 
 
 def test_the_heading_of_fit_names_the_adapters_and_their_base(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def bitsandbytes_optimizer(
         state_format="uint8" if layout.in_8_bits else "float32",
         state_format_note="its states are 8-bit, with fp32 scales" if layout.in_8_bits else "its states are fp32",
         by_element=not layout.in_8_bits,
+        by_range=True,
         paged=layout.paged_bytes if is_paged else None,
         witness=source_code_witness("bitsandbytes/optim/optimizer.py, and on an H200 (tests/data/gpu)", COMPARISON),
     )

@@ -66,6 +66,8 @@ class Optimizer:
         default.
     by_rows: whether it updates whole rows of a tensor without the rest, as a rank of FSDP2 has them; by default as
         `by_element`.
+    by_range: whether it updates a range of a tensor's elements without the rest, as a rank of FSDP 1 has them, and
+        takes no DTensor; false by default.
     by_matrix: whether it updates the matrices of layers apart from all other tensors; false by default.
     per_element: (whether a rank's parameters are one tensor without rows) → states of each element of a layer's matrix,
         and how many more any other element has; None (default) where estimates take the mean over all tensors.
@@ -93,6 +95,7 @@ class Optimizer:
     state_format_note: str = ""
     by_element: bool = False
     by_rows: bool = False
+    by_range: bool = False
     by_matrix: bool = False
     per_element: Callable[[bool], tuple[int, int] | None] = _no_exact_state_bytes
     product_flops: Callable[[Sequence[TrainedTensor]], Number] | None = None

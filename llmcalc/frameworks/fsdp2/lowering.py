@@ -68,23 +68,25 @@ class FsdpProfile(RingAttentionKernels):
 
     traffic: the communication state of the groups; None in a run that only lists the parameters.
     layer_paths: per stack, the path of its layers.
-    splits: whether embedding and head are separate groups.
+    outer_groups: the groups of parameters outside the layers, beside the group of the model.
     groups: the group of the model first, and the group of each layer.
     sharded: the parameters by their paths, in the order of their first use.
     """
 
     traffic: CommunicationState | None = None
     layer_paths: Collection[str] = ()
-    splits: bool = False
+    outer_groups: Collection[LayerKey] = ()
 
-    def shard(self, communication_state: CommunicationState, layer_paths: Collection[str], splits_head: bool) -> None:
+    def shard(
+        self, communication_state: CommunicationState, layer_paths: Collection[str], outer_groups: Collection[LayerKey]
+    ) -> None:
         """Shards all parameters created from this call on.
 
-        splits_head: whether embedding and head are separate groups.
+        outer_groups: the groups of parameters outside the layers, beside the group of the model.
         """
         self.traffic: CommunicationState = communication_state
         self.layer_paths: Collection[str] = layer_paths
-        self.splits = splits_head
+        self.outer_groups = outer_groups
         self.groups: dict[LayerKey, ParamGroup] = {MODEL: ParamGroup(communication_state, "", reshards=False)}
         self.sharded: dict[Path, Parameter] = {}
 
@@ -134,9 +136,13 @@ class FsdpProfile(RingAttentionKernels):
     def _new_quantised_weight(self, group_name: str, row_count: Number, columns: Number) -> Tensor:
         """Returns the sharded 4-bit codes of a quantized weight, whose scales every rank has in full.
 
-        Source: bitsandbytes/nn/modules.py, `Params4bit`, whose `quant_state` holds the scales.
+        Source: bitsandbytes/nn/modules.py, `Params4bit`, whose `quant_state` holds the scales. torchao's scales are
+        sharded with the codes (torchao/dtypes/nf4tensor.py, `_INNER_TENSOR_NAMES_FOR_SHARDING`).
         """
         assert self.adapters is not None
+        if self.adapters.library == "torchtune":
+            stored_bytes = self.adapters.stored_bytes(row_count, columns)
+            return self.parameter((*self.module_path(), f"{group_name}.weight"), (stored_bytes,), UINT8, trained=False)
         code_bytes = ceil_div(row_count * columns, 2)
         weight_path = (*self.module_path(), f"{group_name}.weight")
         scales_path = (*weight_path[:-1], f"{group_name}.quant_state")
@@ -189,10 +195,11 @@ class FsdpProfile(RingAttentionKernels):
 
     def parameter_layer(self, parameter_key: Path) -> LayerKey:
         """Returns a parameter's FSDP group: the layer, the embedding, the head, or the root model."""
-        if self.splits and len(parameter_key) > 1:
+        if self.outer_groups and len(parameter_key) > 1:
             top_module = str(parameter_key[1]).partition(".")[0]
-            if top_module == EMBEDDING.path or top_module in IN_HEAD:
-                return EMBEDDING if top_module == EMBEDDING.path else HEAD
+            outer_group = EMBEDDING if top_module == EMBEDDING.path else HEAD if top_module in IN_HEAD else MODEL
+            if outer_group in self.outer_groups:
+                return outer_group
         module_names: list[str] = []
         for path_part in parameter_key[1:]:
             if type(path_part) is not int:
@@ -249,7 +256,7 @@ class FsdpProfile(RingAttentionKernels):
     def run_step(self, operation: Step) -> None:
         """Runs an operation of the program; an embedding's FSDP group is all-gathered before and freed after."""
         is_embedding = len(self.frames) <= 1 and operation.name == EMBEDDING.path and bool(operation.outs)
-        if self.traffic is None or not self.splits or not is_embedding:
+        if self.traffic is None or EMBEDDING not in self.outer_groups or not is_embedding:
             super().run_step(operation)
             return
         embedding_group = self.groups[EMBEDDING]
@@ -260,7 +267,8 @@ class FsdpProfile(RingAttentionKernels):
     def run_module(self, module_call: ModuleFrame) -> None:
         """Runs a module of the program; the output head's FSDP group is all-gathered before and freed after."""
         module_scope = module_call.scope
-        if self.traffic is None or not self.splits or len(self.frames) != 1 or module_scope.name not in IN_HEAD:
+        is_in_head = HEAD in self.outer_groups and len(self.frames) == 1 and module_scope.name in IN_HEAD
+        if self.traffic is None or not is_in_head:
             super().run_module(module_call)
             return
         assert module_scope.argument is not None

@@ -144,6 +144,8 @@ def reduction_settings(
     """Returns the settings of gradient reduction in the format of matrix products (`set_mixed_precision`).
 
     Version 1 keeps whole gradients until the last micro-batch (`Accelerator.no_sync`); version 2 has no such method.
+    Version 1 wraps the layers and the model; for version 2 accelerate wraps the embedding, and the last norm with the
+    head, too (utils/fsdp_utils.py at 16cb6eb, `fsdp2_prepare_model`).
     Beside adapters version 1 has a flat parameter for each adapter, and others for frozen weights, which have no
     gradients (peft/utils/other.py, `fsdp_auto_wrap_policy`, which transformers' Trainer sets).
     fsdp_table: FSDP's keys without the prefix `fsdp_`.
@@ -159,8 +161,10 @@ def reduction_settings(
         reduced="bfloat16" if is_half_precision else "",
         reduces_each=fsdp_version > 1,
         flat=fsdp_version == 1 and "lora_rank" not in command_settings,
+        version=1 if fsdp_version == 1 else 2,
         loss_parallel=loss_parallel,
         offloads=flag_value(reader, "fsdp_config.fsdp_offload_params", fsdp_table.get("offload_params") or False),
+        outer_groups="together" if fsdp_version == 1 else "separate",
     )
 
 

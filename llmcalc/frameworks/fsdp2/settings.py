@@ -13,6 +13,10 @@ from ...frozen import frozen
 
 Float8Recipe: TypeAlias = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
+OuterGroups: TypeAlias = Literal["separate", "embedding", "together"]
+"""Groups of the parameters outside the layers: one of the embedding and one of the last norm with the output layer; one
+of the embedding alone, with the others in the group of the model; or the group of the model for all of them."""
+
 MULTIPLE = 16
 """The number that must divide both sides of a float8 matrix (`module_filter_fn`)."""
 
@@ -50,7 +54,7 @@ class Float8Settings:
 
 @frozen
 class TitanSettings:
-    """A torchtitan job's settings without a `llmcalc memory` option. accelerate's files set the last four.
+    """A torchtitan job's settings without a `llmcalc memory` option. accelerate's files set the last six.
 
     old: whether the file has the form of 2024.
     float8: the conversion of linear layers to float8; None (default) for none.
@@ -61,7 +65,9 @@ class TitanSettings:
     reduced: number format in which gradients are reduced; empty (default) for torchtitan's.
     reduces_each: whether every micro-batch reduces its gradients, or only the last one of a step; true by default.
     flat: whether the parameters of a layer are one flat tensor, as in FSDP version 1; false by default.
+    version: version of FSDP; 2 by default. Version 1 is counted as version 2.
     offloads: whether shards, gradients and optimizer states are on the host; false by default.
+    outer_groups: groups of the parameters outside the layers; by default those of torchtitan and of accelerate's FSDP2.
     """
 
     old: bool = False
@@ -73,7 +79,9 @@ class TitanSettings:
     reduced: str = ""
     reduces_each: bool = True
     flat: bool = False
+    version: Literal[1, 2] = 2
     offloads: bool = False
+    outer_groups: OuterGroups = "separate"
 
 
 def titan_settings(file_settings: Any, precision: str | None = None) -> TitanSettings:

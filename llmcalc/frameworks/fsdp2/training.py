@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from itertools import pairwise
+from typing import Literal
 
 from ...device_memory.estimate import Memory
 from ...device_memory.optimizers.record import Optimizer
@@ -43,6 +44,7 @@ class FsdpSettings:
         step does (`set_requires_gradient_sync`).
     splits: whether the embedding is one group, and the last norm with the output layer another, as in torchtitan since
         2025-07-28. Otherwise they are one group, whose gradients are reduced at the end of the backward pass.
+    splits_embedding: whether the embedding alone is a group of its own, as in verl; false by default.
     float8: the linear layers that run in 8 bits; None (default) for none.
     divides_loss: with tensor parallelism, whether the loss is computed on divided logits (`loss_parallel`), as in
         torchtitan; true by default.
@@ -60,6 +62,7 @@ class FsdpSettings:
     keeps_last: bool = True
     reduces_each: bool = True
     splits: bool = False
+    splits_embedding: bool = False
     float8: Float8Settings | None = None
     divides_loss: bool = True
     prefetch: int = 0
@@ -67,6 +70,11 @@ class FsdpSettings:
     copies_gathered: bool = False
     overlaps: bool = False
     offloads: bool = False
+
+    @property
+    def outer_groups(self) -> tuple[LayerKey, ...]:
+        """The groups of parameters outside the layers, beside the group of the model."""
+        return (EMBEDDING, HEAD) if self.splits else (EMBEDDING,) if self.splits_embedding else ()
 
 
 TITAN = FsdpSettings()
@@ -110,7 +118,7 @@ def torchtitan_training(
     settings: settings of a job; the defaults of torchtitan by default.
     Raises `InputError` for frozen weights under version 1 of FSDP.
     """
-    check_optimizer(training_config, settings.flat)
+    check_optimizer(training_config, settings.version)
     version = torchtitan_date(version, settings)
     dtype, frozen_format = "float32" if training_config.master else training_config.dtype, ""
     reduction_format = settings.reduced or (
@@ -134,13 +142,15 @@ def torchtitan_training(
         )
     if eager_loss:
         training_config = replace(training_config, choices=replace(training_config.choices, compiled_loss=False))
-    splits_head = has_separate_head and no_head_group_reason(spec, training_config) == ""
+    is_divisible = has_separate_head and no_head_group_reason(spec, training_config) == ""
+    outer_groups = settings.outer_groups if is_divisible else "together"
     return training_config, FsdpSettings(
         dtype,
         reduction_format,
         keeps_last=not has_separate_head,
         reduces_each=settings.reduces_each,
-        splits=splits_head,
+        splits=outer_groups == "separate",
+        splits_embedding=outer_groups == "embedding",
         float8=settings.float8,
         divides_loss=settings.loss_parallel,
         frozen=frozen_format,
@@ -154,20 +164,24 @@ def check_run(memory_estimate: Memory, version_text: str) -> None:
     """Raises `InputError` for a run whose optimizer cannot update shards."""
     optimizer_name = memory_estimate.settings.optimizer
     check_optimizer(
-        TrainingConfig() if optimizer_name is None else TrainingConfig(optimizer=optimizer_name),
-        has_flat_parameters=False,
+        TrainingConfig() if optimizer_name is None else TrainingConfig(optimizer=optimizer_name), fsdp_version=2
     )
 
 
-def check_optimizer(training_config: TrainingConfig, has_flat_parameters: bool) -> None:
+def check_optimizer(training_config: TrainingConfig, fsdp_version: Literal[1, 2] | None = None) -> None:
     """Raises `InputError` for an optimizer that cannot update shards.
 
-    has_flat_parameters: whether shards are flat parameters.
+    fsdp_version: version of FSDP, whose shards are ranges of a flat tensor in 1 and rows of each tensor (DTensor) in 2;
+        None (default) for either.
     """
 
     def runs_on_shards(optimizer_record: Optimizer) -> bool:
         """Whether an optimizer can update a shard alone: rows of a tensor, or any range of its elements."""
-        return optimizer_record.by_element or (optimizer_record.by_rows and not has_flat_parameters)
+        return (
+            optimizer_record.by_element
+            or (optimizer_record.by_rows and fsdp_version != 1)
+            or (optimizer_record.by_range and fsdp_version != 2)
+        )
 
     if not runs_on_shards(optimizer(training_config.optimizer)):
         known_names = " or ".join(record.name for record in optimizers() if runs_on_shards(record))
@@ -192,7 +206,7 @@ def sharding_of_rank(
         raise InputError(
             f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
         )
-    check_optimizer(training_config, has_flat_parameters=False)
+    check_optimizer(training_config)
     for format_name in (fsdp_settings.dtype, fsdp_settings.reduced):
         if format_name not in DTYPES:
             raise InputError(f"FSDP2 in {format_name} is not modelled; expected one of {', '.join(DTYPES)}")
@@ -274,9 +288,9 @@ class FsdpRun(TrainingRun):
         self.lowering.ring = context_parallel_ring
         self.traffic: CommunicationState = CommunicationState(self.graph, fsdp_sharding)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(spec)]
-        if fsdp_settings.splits and (sharing_reason := no_head_group_reason(spec, training_config)):
+        if fsdp_settings.outer_groups and (sharing_reason := no_head_group_reason(spec, training_config)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {sharing_reason}")
-        self.lowering.shard(self.traffic, self.stacks, fsdp_settings.splits)
+        self.lowering.shard(self.traffic, self.stacks, fsdp_settings.outer_groups)
 
     @property
     def has_equal_shards(self) -> bool:
@@ -362,8 +376,8 @@ def no_head_group_reason(spec: ModelSpec, training_config: TrainingConfig) -> st
     """Returns the reason why embedding and head cannot be separate FSDP groups; empty if they can."""
     if spec.kind != "decoder" or spec.tie_word_embeddings or spec.head.type != "lm":
         return "the model is no decoder with an untied language-model head"
-    if training_config.choices.cross_entropy in ("chunked", "split", "selective-chunked") or training_config.include:
-        return "the loss runs the head"
+    if training_config.include:
+        return "other parts of the model are trained too"
     return ""
 
 

@@ -16,7 +16,7 @@ from ...parallel.rank_program import AxisShard, flat_axes, is_divided
 from ...simulator.lowering import Path
 from ...simulator.profiles.dtensor import DTensorKernels, named_steps
 from ...simulator.strides import Shape
-from .lowering import FsdpProfile, torchtitan_name
+from .lowering import FsdpProfile, LayerKey, torchtitan_name
 from .param_groups import CommunicationState
 
 
@@ -28,9 +28,11 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
 
     unsharded_shapes: Mapping[str, Shape] = {}
 
-    def shard(self, communication_state: CommunicationState, layer_paths: Collection[str], splits_head: bool) -> None:
+    def shard(
+        self, communication_state: CommunicationState, layer_paths: Collection[str], outer_groups: Collection[LayerKey]
+    ) -> None:
         """Shards all parameters created from this call on."""
-        super().shard(communication_state, layer_paths, splits_head)
+        super().shard(communication_state, layer_paths, outer_groups)
         self.divides_loss: bool = communication_state.sharding.divides_loss
         self.copies_gathered: bool = communication_state.sharding.copies_gathered
 

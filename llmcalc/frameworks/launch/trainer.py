@@ -31,7 +31,7 @@ from .record import (
     integer_of,
     reader_of,
 )
-from .trainer_scripts import without_script_arguments
+from .trainer_scripts import ALPACA_LORA_SIGNS, without_script_arguments
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},
@@ -143,9 +143,10 @@ def is_trainer(config: Table) -> bool:
 def is_run_by(command_words: Sequence[str]) -> bool:
     """Whether a command's words are arguments of the Trainer, which has a default for the batch size."""
     option_names = {command_word.partition("=")[0] for command_word in command_words}
-    return {"--do_train", "--model_name_or_path"} <= option_names or any(
-        option_name.startswith("--per_device_train_batch") for option_name in option_names
-    )
+    alpaca_lora_options = {f"--{argument_name}" for argument_name in ALPACA_LORA_SIGNS}
+    return any(
+        options <= option_names for options in ({"--do_train", "--model_name_or_path"}, alpaca_lora_options)
+    ) or any(option_name.startswith("--per_device_train_batch") for option_name in option_names)
 
 
 def read_trainer(config: Table, source_file: LaunchSource) -> Launch:

@@ -2,7 +2,8 @@
 
 Sources: examples/sft/{train,utils}.py of PEFT (2026-08), examples/huggingface/training.py of Liger-Kernel
 (2026-08), qlora.py of artidoro/qlora, lmflow/args.py of LMFlow (2026-08), llava/train/train.py of LLaVA 1.5,
-qwenvl/train/{train_qwen,argument}.py of Qwen's VL models, and train.py and component/argument.py of Firefly.
+qwenvl/train/{train_qwen,argument}.py of Qwen's VL models, train.py and component/argument.py of Firefly, and
+finetune.py of alpaca-lora (8bb8579).
 """
 
 from __future__ import annotations
@@ -200,6 +201,29 @@ def _arguments_of_firefly(reader: LaunchReader, config: Table) -> dict[str, Any]
     return arguments | _quantization_arguments(reader, 4 if train_mode == "qlora" else 16, is_nested=True)
 
 
+ALPACA_LORA_SIGNS = frozenset({"base_model", "data_path"})
+"""Arguments of alpaca-lora's commands."""
+
+
+def _arguments_of_alpaca_lora(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Weights in 8 bits, and the others in float32 (`prepare_model_for_int8_training`), under autocast to fp16."""
+    micro_batch = reader.integer(config, "micro_batch_size", 4)
+    micro_batches = reader.integer(config, "batch_size", 128) // micro_batch // (reader.source.world_size or 1)
+    return {
+        "model_name_or_path": config.get("base_model"),
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": max(1, micro_batches),
+        "max_length": reader.integer(config, "cutoff_len", 256),
+        "optim": "adamw_torch",
+        "fp16": True,
+        "dtype": "float32",
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": True},
+        **_adapter_arguments(reader, config, 8, ["q_proj", "v_proj"], "0.05"),
+        **_quantization_arguments(reader, 8, is_nested=False),
+    }
+
+
 ENCODER_NOTE = "the encoder of images and its projector are not counted; images take tokens of the length"
 
 SCRIPTS = (
@@ -291,6 +315,17 @@ SCRIPTS = (
         field_names("template_name eval_file max_prompt_length beta tokenize_num_workers"),
         _arguments_of_firefly,
         {"use_unsloth": "Unsloth's kernels are"},
+    ),
+    TrainerScript(
+        "alpaca-lora's finetune.py",
+        ALPACA_LORA_SIGNS,
+        field_names("base_model batch_size micro_batch_size cutoff_len"),
+        field_names("""
+            data_path num_epochs val_set_size train_on_inputs add_eos_token prompt_template_name wandb_project
+            wandb_run_name wandb_watch wandb_log_model
+            """),
+        _arguments_of_alpaca_lora,
+        absent=frozenset({"model_name_or_path"}),
     ),
 )
 """The scripts whose own arguments are read, in the order of recognition."""

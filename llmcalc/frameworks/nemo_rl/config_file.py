@@ -341,7 +341,9 @@ def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> Lau
         return LaunchSettings(layout, settings)
     offloads_to_host = reader.flag(policy_table, "dtensor_cfg.cpu_offload")
     return LaunchSettings(
-        layout, settings, TitanSettings(reduced="float32", reduces_each=True, offloads=offloads_to_host)
+        layout,
+        settings,
+        TitanSettings(reduced="float32", reduces_each=True, offloads=offloads_to_host, outer_groups="together"),
     )
 
 

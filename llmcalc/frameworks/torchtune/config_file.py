@@ -13,7 +13,7 @@ from ...errors import shown, suggest
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..fsdp2.plugin import sharded_launch
-from ..fsdp2.settings import TitanSettings
+from ..fsdp2.settings import OuterGroups, TitanSettings
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
 from ..launch.teacher import with_teacher_model
 from ..launch.trainer import HEAD_ADAPTER, lora_settings, pair_settings
@@ -26,12 +26,13 @@ READ = field_names("""
     enable_activation_checkpointing enable_activation_offloading fsdp_cpu_offload fsdp_reshard_after_forward
     tensor_parallel_dim context_parallel_dim data_parallel_shard_dim data_parallel_replicate_dim quantizer
     use_fp8 enable_fp8_training ac_mode fsdp fake_quant_after_n_steps teacher_model kd_loss
+    custom_sharded_layers
     """)
 
 IGNORED = field_names("""
     output_dir checkpointer resume_from_checkpoint save_adapter_weights_only seed shuffle run_val_every_n_steps
     dataset_val batch_size_val lr_scheduler epochs max_steps_per_epoch clip_grad_norm metric_logger log_every_n_steps
-    log_peak_memory_stats log_level device profiler custom_sharded_layers enable_async_checkpointing
+    log_peak_memory_stats log_level device profiler enable_async_checkpointing
     cudnn_deterministic_mode keep_last_n_checkpoints epochs_to_run compile_components packed
     low_cpu_ram tensor_parallel_plan name ref_checkpointer save_every_n_epochs fp8_recipe_name ac_option
     teacher_checkpointer kd_ratio
@@ -148,11 +149,25 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         offloads_to_host = reader.flag(config, "fsdp_cpu_offload") or reader.flag(
             reader.table(config, "fsdp"), "cpu_offload"
         )
-        fsdp_settings = TitanSettings(reduced="bfloat16" if dtype == "bf16" else "", offloads=offloads_to_host)
+        fsdp_settings = TitanSettings(
+            reduced="bfloat16" if dtype == "bf16" else "",
+            offloads=offloads_to_host,
+            outer_groups=_outer_groups(reader, config),
+        )
         launched_run = sharded_launch(
             reader, world_size, run_settings, fsdp_settings, reshards_weights, target=MODELS[plain_name]
         )
         return _with_teacher(reader, config, launched_run, dtype) if config.get("teacher_model") else launched_run
+
+
+def _outer_groups(reader: LaunchReader, config: Table) -> OuterGroups:
+    """Returns the groups of the modules that `custom_sharded_layers` names beside the layers (`shard_model`)."""
+    module_names = config.get("custom_sharded_layers") or []
+    if not isinstance(module_names, list):
+        raise reader.wrong("custom_sharded_layers", f"{shown(module_names)}; expected a list of modules")
+    if "tok_embeddings" not in module_names:
+        return "together"
+    return "separate" if "output" in module_names else "embedding"
 
 
 DISTILLATION = {"ForwardKLLoss": 1, "ForwardKLWithChunkedOutputLoss": 8}

@@ -36,7 +36,7 @@ from ..megatron.named_model import (
 )
 from .known_keys import check_keys
 from .rollout import ACTOR, MODEL, REFERENCE, ROLLOUT, read_rollout
-from .sft import ENGINE_SFT_TRAINER, FP32_SHARDS, SFT_TRAINER, run_of_sft, with_keys_of_fsdp
+from .sft import ENGINE_SFT_TRAINER, FP32_SHARDS, OUTER_GROUPS, SFT_TRAINER, run_of_sft, with_keys_of_fsdp
 
 TRAINERS = ("verl.trainer.main_ppo", "main_ppo.py", "recipe.dapo.main_dapo", "verl.trainer.main_ppo_sync")
 
@@ -291,7 +291,13 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
             "products in bf16 and sums in fp32 or bf16 alone are modelled"
         )
     reduce_dtype = "bfloat16" if number_formats["reduce_dtype"] in BF16 else "float32"
-    fsdp_settings = TitanSettings(reduced=reduce_dtype, reduces_each=True, flat=has_flat_params)
+    fsdp_settings = TitanSettings(
+        reduced=reduce_dtype,
+        reduces_each=True,
+        flat=has_flat_params,
+        version=1 if fsdp_strategy == "fsdp" else 2,
+        outer_groups=OUTER_GROUPS[fsdp_strategy],
+    )
     return LaunchSettings(layout, settings, fsdp_settings)
 
 

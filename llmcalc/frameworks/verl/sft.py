@@ -7,13 +7,14 @@ in fp32.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shown
 from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
-from ..fsdp2.settings import TitanSettings
+from ..fsdp2.settings import OuterGroups, TitanSettings
 from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of
 from ..launch.trainer import lora_settings
 
@@ -37,6 +38,9 @@ ENGINE_IGNORED = (
     "engine.param_offload", "engine.optimizer_offload", "engine.entropy_",
 )  # fmt: skip
 """Beginnings of its keys that change no memory of a step: states that are offloaded come back for it."""
+
+OUTER_GROUPS: Mapping[str, OuterGroups] = {"fsdp": "together", "fsdp2": "embedding"}
+"""Strategy → groups of the parameters outside the layers (verl/utils/fsdp_utils.py, `apply_fsdp2`)."""
 
 FP32_SHARDS = FrozenModel(
     "verl/trainer/fsdp_sft_trainer.py, verl/workers/fsdp_workers.py", "bfloat16", name="fp32 shards beyond 16 bits"
@@ -128,5 +132,12 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
     has_flat_params = (
         fsdp_strategy == "fsdp" and "lora_rank" not in settings
     )  # its policy wraps each adapter on its own
-    fsdp_settings = TitanSettings(reduced="float32", reduces_each=True, flat=has_flat_params, offloads=offloads_to_host)
+    fsdp_settings = TitanSettings(
+        reduced="float32",
+        reduces_each=True,
+        flat=has_flat_params,
+        version=1 if fsdp_strategy == "fsdp" else 2,
+        offloads=offloads_to_host,
+        outer_groups=OUTER_GROUPS[fsdp_strategy],
+    )
     return LaunchSettings(layout, settings, fsdp_settings)

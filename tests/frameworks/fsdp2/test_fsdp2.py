@@ -372,6 +372,37 @@ def test_codes_of_4_bits_are_sharded_and_their_scales_are_not(ranks: int, others
     assert weights == codes // ranks + scales + 2 * others + 4 * adapters
 
 
+def test_scales_of_torchao_are_sharded_with_the_codes() -> None:
+    """torchao/dtypes/nf4tensor.py: `_INNER_TENSOR_NAMES_FOR_SHARDING` has codes, scales and the scales' factors."""
+
+    def quantized_weights(library: str, ranks: int) -> int:
+        settings = Settings(
+            "training",
+            batch=2,
+            seq=16,
+            lora_rank=4,
+            lora_targets=("q_proj",),
+            base="nf4-dq",
+            lora_library=library,  # type: ignore[arg-type]
+            dtype="bf16",
+        )
+        layout = Layout(dp=ranks, zero=3)
+        cluster = Cluster.with_framework(memory(family("llama3-8b"), settings), layout, "fsdp2")
+        return cluster.device_rank.device.moments["step"]["weights"]
+
+    scales = quantized_weights("peft", 4) - quantized_weights("torchtune", 4)
+    assert scales > 0
+    assert quantized_weights("peft", 2) - quantized_weights("torchtune", 2) == pytest.approx(scales * 2 / 3, rel=0.2)
+
+
+def test_bitsandbytes_takes_flat_parameters_and_no_dtensor() -> None:
+    """axolotl, utils/schemas/validation.py, `check_fsdp2_w_8bit_optimizer`: 8 bits run with version 1 alone."""
+    training = TrainingConfig(optimizer="adamw-8bit")
+    check_optimizer(training, fsdp_version=1)
+    with pytest.raises(InputError, match="on shards it is not modelled"):
+        check_optimizer(training, fsdp_version=2)
+
+
 # --- further witnesses ------------------------------------------------------------------------------------------------
 
 
@@ -403,11 +434,20 @@ def test_a_whole_model_on_many_ranks() -> None:
     assert theirs.bytes[Seen(1, 0, "backward")] > 25e9
 
 
-@pytest.mark.parametrize(("microbatches", "keeps_last"), [(1, True), (1, False), (2, True), (2, False)])
-def test_embedding_and_head_as_groups_of_their_own(microbatches: int, keeps_last: bool) -> None:
+@pytest.mark.parametrize(
+    ("microbatches", "fsdp"),
+    [
+        (1, FsdpSettings(splits=True)),
+        (1, FsdpSettings(splits=True, keeps_last=False)),
+        (2, FsdpSettings(splits=True)),
+        (2, FsdpSettings(splits=True, keeps_last=False)),
+        (2, FsdpSettings(splits_embedding=True, keeps_last=False)),
+    ],
+)
+def test_embedding_and_head_as_groups_of_their_own(microbatches: int, fsdp: FsdpSettings) -> None:
     """The tracker would run the hooks of a group at each of its modules."""
     spec, training = family("llama3-8b"), TrainingConfig(batch=2, seq=7, microbatches=microbatches)
-    fsdp, layout = FsdpSettings(splits=True, keeps_last=keeps_last), Layout(dp=5, zero=3)
+    layout = Layout(dp=5, zero=3)
     ours, theirs = (run(spec, training, layout, 1, fsdp) for run in (replayed, partial(by_torch, watch=Followed)))
     assert differences(ours, theirs) == {}
     one_group = replayed(spec, training, layout, 1)
@@ -699,7 +739,7 @@ def test_states_of_8_bits_are_those_of_local_rows() -> None:
         expected += trained_tensor.times * 2 * state
     assert phases["step"]["optimizer"] == expected
     with pytest.raises(InputError, match="on shards it is not modelled"):
-        check_optimizer(TrainingConfig(optimizer="adamw-8bit-torchao"), has_flat_parameters=True)
+        check_optimizer(TrainingConfig(optimizer="adamw-8bit-torchao"), fsdp_version=1)
 
 
 def test_layers_that_share_parameters_are_refused() -> None:

@@ -531,6 +531,27 @@ OWN_ARGUMENTS = {
 """A command of a script with arguments of its own → settings that they or the script's defaults decide."""
 
 
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        ("", {"batch": 4, "seq": 256, "num_microbatches": 32, "lora_targets": ("q_proj", "v_proj")}),
+        (
+            " --batch_size 64 --micro_batch_size 8 --cutoff_len 512 --lora_r 16"
+            " --lora_target_modules '[q_proj,k_proj,v_proj,o_proj]'",
+            {"batch": 8, "seq": 512, "num_microbatches": 8, "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj")},
+        ),
+    ],
+)
+def test_commands_of_alpaca_lora_train_beside_weights_of_8_bits(words: str, settings: dict[str, Any]) -> None:
+    """tloen/alpaca-lora at 8bb8579, finetune.py and the README's two commands."""
+    launch = launch_of(
+        f"python finetune.py --base_model huggyllama/llama-7b --data_path x --output_dir o{words}", "x.sh"
+    )
+    expected = settings | {"base": "int8", "recompute": "full-reentrant", "optimizer_impl": "foreach"}
+    assert launch.target == "huggyllama/llama-7b"
+    assert {name: launch.settings[name] for name in expected} == expected
+
+
 def test_a_script_of_liger_is_known_by_use_liger_without_the_trainers_model() -> None:
     words = "torchrun --nproc-per-node=4 training.py --bf16 --per_device_train_batch_size 64 --learning_rate 6e-6"
     launch = launch_of(f"{words} --output_dir out --use_liger True", "run.sh")
@@ -716,6 +737,7 @@ COMMANDS = [
     ("python trl/scripts/distillation.py --model_name_or_path a/b", "trl distillation is TRL's"),
     ("litgpt finetune_lora a/b", "litgpt finetune_lora is litgpt's"),
     ("nemo llm pretrain --factory x", "nemo llm is NeMo's"),
+    ("python3 train.py --actor-num-gpus-per-node 8 --tensor-model-parallel-size 2", "train.py is slime's: its actor"),
     ("deepspeed main.py --actor_zero_stage 3 --actor_model_name_or_path x --enable_ema", "--enable_ema (a moving"),
     ("python -m openrlhf.cli.train_prm --zero_stage 2", "train_prm: is not read; expected train_ppo_ray, train_sft"),
     ("python -m verl.trainer.main_ppo data.max_prompt_length=8", "ppo_micro_batch_size_per_gpu: missing"),

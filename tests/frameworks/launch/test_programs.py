@@ -717,6 +717,48 @@ def test_the_model_of_olmo() -> None:
     assert (sharded.framework, sharded.own_settings.flat, sharded.own_settings.reduced) == ("fsdp2", True, "")
 
 
+@pytest.mark.parametrize(
+    ("file_name", "changes", "outer_groups"),
+    [
+        ("axolotl_full_fsdp2.yaml", {}, "separate"),
+        ("axolotl_full_fsdp2.yaml", {"fsdp_version": 1}, "together"),
+        ("olmo_tiny.yaml", {"fsdp": {"wrapping_strategy": "by_block"}, "ddp": None}, "together"),
+        ("olmo_tiny.yaml", {"fsdp": {"wrapping_strategy": "by_block_and_size"}, "ddp": None}, "separate"),
+        ("llm_foundry_mpt.yaml", {}, "together"),
+        ("nemo_rl_grpo.yaml", {}, "together"),
+        ("litgpt_lora.yaml", {}, "together"),
+        ("torchtune_lora.yaml", {}, "together"),
+        ("torchtune_lora.yaml", {"custom_sharded_layers": ["tok_embeddings"]}, "embedding"),
+        ("torchtune_lora.yaml", {"custom_sharded_layers": ["tok_embeddings", "output"]}, "separate"),
+    ],
+)
+def test_modules_outside_the_layers_are_groups_as_the_program_wraps_them(
+    file_name: str, changes: dict[str, Any], outer_groups: str
+) -> None:
+    """Programs differ in the modules that they give to `fully_shard` or to FSDP's wrapping policy.
+
+    accelerate at 16cb6eb, utils/fsdp_utils.py, `fsdp2_prepare_model`; olmo/model.py; torchtune 0.7, training/
+    _distributed.py, `shard_model`.
+    """
+    assert changed(file_name, 2, **changes).own_settings.outer_groups == outer_groups
+
+
+def test_peak_of_torchtunes_70b_on_8_devices(run: Any, tmp_path: Path) -> None:
+    """13.9 GiB with shards on the host (torchtune 0.7, README.md; recipes/configs/llama3_1/70B_full.yaml)."""
+    data = yaml.safe_load((FILES / "torchtune_lora.yaml").read_text()) | {
+        "model": {"_component_": "torchtune.models.llama3_1.llama3_1_70b"},
+        "tokenizer": {"_component_": "torchtune.models.llama3.llama3_tokenizer", "max_seq_len": 2048},
+        "custom_sharded_layers": ["tok_embeddings", "output"],
+        "gradient_accumulation_steps": 1,
+        "fsdp_cpu_offload": True,
+        "compile": True,
+    }
+    path = tmp_path / "70b_full.yaml"
+    path.write_text(yaml.safe_dump(data))
+    document = run("memory", "--launch", str(path), "--devices", "8", "--format", "json").document
+    assert document["memory"]["peak_bytes"] / 2**30 == pytest.approx(13.9, rel=0.01)
+
+
 def test_the_model_of_llm_foundry() -> None:
     launch = read_launch(FILES / "llm_foundry_mpt.yaml", 2)
     assert launch.spec is not None

@@ -17,6 +17,20 @@ from .modules import ScanModuleKernels
 class DeltaRuleKernels(ScanModuleKernels):
     """Kernels of DeltaNet, gated DeltaNet and Kimi delta attention."""
 
+    def takes_float32_weights(self, operations: ModuleSteps) -> bool:
+        """Whether a gated DeltaNet layer runs as in transformers.
+
+        Autocast casts the projections. The kernel of the convolution takes filters in another format than its input
+        (csrc/causal_conv1d.cpp, `weight_type`), and the gates and the norm are torch's.
+        """
+        core = operations["core"].op if "core" in operations else None
+        is_gated_delta = isinstance(core, DeltaRule) and not core.by_channel and "A_log" in operations
+        return is_gated_delta and "conv1d" in operations and self._is_like_class(operations)
+
+    def _is_like_class(self, operations: ModuleSteps) -> bool:
+        """Whether a layer runs as the class of transformers does, with a norm of torch."""
+        return self.choices.like_classes and operations["norm"].options["spec"].type == "rmsnorm"
+
     @compared(PUBLISHED)
     def module_DeltaRule(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         assert isinstance(operations["core"].op, DeltaRule)
@@ -24,7 +38,7 @@ class DeltaRuleKernels(ScanModuleKernels):
             return self.jet_block(operations, x)
         if "A_log" not in operations:
             return self.delta_net(operations, x)
-        is_class = self.choices.like_classes and operations["norm"].options["spec"].type == "rmsnorm"
+        is_class = self._is_like_class(operations)
         if operations["core"].op.by_channel:
             return (self.kimi_delta_like_class if is_class else self.kimi_delta)(operations, x)
         return (self.gated_delta_like_class if is_class else self.gated_delta)(operations, x)

@@ -55,8 +55,9 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
     ) -> None:
         """Runs all operations of a module by `compute_module`, which returns the last output."""
         assert module_scope.argument is not None
-        self._check_number_formats()
         module_operations = ModuleSteps(module_scope)
+        if not self.takes_float32_weights(module_operations):
+            self._check_number_formats()
         for operation in module_operations.all:
             if operation.verb == "keep":
                 raise self.unknown_verb_error(operation, "a recurrence whose output higher layers read")
@@ -71,6 +72,10 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
             for recorded_value in operation.ins:
                 if self.last.get(id(recorded_value.storage)) == id(operation):
                     self.forget(recorded_value.storage)
+
+    def takes_float32_weights(self, operations: ModuleSteps) -> bool:
+        """Whether the kernels of a module take weights in float32 beside activations in 16 bits; false by default."""
+        return False
 
     def _check_number_formats(self) -> None:
         """Raises `UnsupportedKernel` for number formats that the kernels do not support.
