@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from functools import cache
 from importlib import import_module
@@ -266,6 +267,10 @@ def _usage_message(usage_error: Any) -> str:
             parameter.param_type_name == "argument" for parameter in context.command.params
         ):
             problem = f"No such option: {typed_option}; expected the model without it: {context.command_path} llama3-8b"
+        elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", problem):
+            is_second_model = _is_model_name(extra_words[1].split()[0])
+            limit_text = "one model; llmcalc compare takes several" if is_second_model else "no further argument"
+            problem = f"'{extra_words[1]}': {context.command_path} takes {limit_text}"
     if parameter is None:
         return f"{problem}{help_hint}"
     from .options import typed_name
@@ -276,7 +281,9 @@ def _usage_message(usage_error: Any) -> str:
         else (parameter.metavar or parameter.name or "").rstrip(".")
     )
     if not usage_error.message:  # nothing was given
-        return f"missing argument {parameter_name}{help_hint}"
+        kind_name = f"{parameter.param_type_name} {parameter_name}"
+        value_name = f" {parameter.metavar}" if parameter.param_type_name == "option" and parameter.metavar else ""
+        return f"missing {kind_name}{value_name}{help_hint}"
     validation_errors = getattr(usage_error.__cause__, "errors", None)  # pydantic's, where typer has it check values
     if validation_errors is not None:
         from ..sources.files import explain_value

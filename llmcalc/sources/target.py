@@ -168,13 +168,16 @@ def _describe_hub_model(
 
     try:
         _, error_location, preset_description = _read_config(fetch_config(model_target), head, allow_unknown)
-    except (UnreachableHub, MissingExtra):
+    except (UnreachableHub, MissingExtra) as error:
         from .checkpoint_name import describe_named_checkpoint
 
         named_description = describe_named_checkpoint(model_target)
-        if named_description is None:
+        if named_description is not None:
+            return named_description
+        base_preset = find_preset(VARIANT.sub("", model_target.rpartition("/")[2]))
+        if base_preset is None:
             raise
-        return named_description
+        raise InputError(f"{error}; by its name it has the shape of {base_preset}: expected that name") from None
     return model_target, error_location, preset_description
 
 
