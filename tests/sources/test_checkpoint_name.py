@@ -148,6 +148,11 @@ def test_other_names_are_refused(hub_id: str) -> None:
         llmcalc.params(hub_id)
 
 
+def test_an_id_that_is_refused_names_the_preset_of_its_shape() -> None:
+    with pytest.raises(InputError, match=r"by its name it has the shape of llama3\.1-8b: expected that name"):
+        llmcalc.params("bartowski/Meta-Llama-3.1-8B-Instruct-GGUF")
+
+
 def test_checkpoints_whose_config_was_read_leave_out_what_it_does() -> None:
     """Of Gemma 4 31B, NVIDIA's config leaves attention in 16 bits; Qwen3.6 27B has it in fp8, and the head in NVFP4."""
     weights = {
