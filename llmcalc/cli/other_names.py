@@ -15,7 +15,7 @@ OTHER_NAMES = {
     "--devices N, those of all nodes": "--nodes --nnodes --num-nodes",
     "--batch": "--batch-size --bs --micro-batch-size --mbs --train-batch-size",
     "--input": "--input-len --input-length --input-tokens --isl --prompt --prompt-len --prompt-length --prompt-tokens",
-    "--output": "--output-len --output-length --output-tokens --osl --max-new-tokens --generate",
+    "--input N --output N": "--output-len --output-length --output-tokens --osl --max-new-tokens --generate",
     "--phase prefill --seq N for a prompt, or llmcalc serve": "--input --prompt --isl",
     "--seq": "--context-length --context --ctx --ctx-size --ctx-len --context-len --context-size --context-window "
     "--seq-len --seqlen --seq-length --sequence-length --sequence --max-seq-len --max-seq-length --max-length --length "
@@ -30,7 +30,7 @@ OTHER_NAMES = {
     "--dtype fp16": "--fp16 --half --float16",
     "--dtype fp32": "--fp32 --float32",
     "--dtype fp8": "--fp8",
-    "--quantize": "--quantization --quant --quantized --quantise --weight-quant --load-format --bits",
+    "--quantize": "--quantization --quant --quantized --quantise --weight-quant --bits",
     "--quantize nf4, or --base nf4 with --lora-rank N": "--load-in-4bit --4bit --int4",
     "--quantize int8, or --base int8 with --lora-rank N": "--load-in-8bit --8bit --int8",
     "--kv-dtype": "--kv-cache-dtype --kv-cache --cache-dtype --kv-quant --kv-format --cache-type-k",
