@@ -245,11 +245,11 @@ def _usage_message(usage_error: Any) -> str:
 
     parameter, problem = getattr(usage_error, "param", None), usage_error.format_message().rstrip(".")
     if parameter is None and context is not None:
-        typed_option, options = getattr(usage_error, "option_name", None), _command_options(context)
+        typed_option, options = str(getattr(usage_error, "option_name", "")), _command_options(context)
         from .other_names import OTHER_NAMES, engine_of_flag, name_here
 
-        option = name_here((typed_option or "").replace("_", "-"), OTHER_NAMES, options)
-        takes_engine_flags = str(typed_option).startswith("--") and isinstance(context.command, EngineCommand)
+        option = name_here(typed_option.replace("_", "-"), OTHER_NAMES, options)
+        takes_engine_flags = typed_option.startswith("--") and isinstance(context.command, EngineCommand)
         if option:
             problem = f"No such option: {typed_option}; expected {option}"
         elif typed_option == "--model" and any(
