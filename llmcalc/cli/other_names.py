@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
+from ..frameworks.registry import NAMES
+
 OTHER_NAMES = {
     "--format json": "--json",
     "--format csv": "--csv",
@@ -40,9 +42,7 @@ OTHER_NAMES = {
     "--num-microbatches": "--gradient-accumulation-steps --gradient-accumulation --grad-accum --accumulate",
     "--global-batch": "--global-batch-size --gbs",
     "--zero": "--zero-stage",
-    "--framework deepspeed": "--deepspeed",
-    "--framework megatron": "--megatron",
-    "--framework fsdp2": "--fsdp2",
+    **{f"--framework {name}": f"--{name}" for name in NAMES},
     "--engine vllm": "--vllm",
     "--sequence-parallel": "--sp",
     "--tp": "--tensor-parallel-size --tensor-parallel --tp-size",
