@@ -71,8 +71,9 @@ MOST_SUGGESTIONS = 3
 def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     """Returns ` Did you mean a, b?` with the nearest known names; empty if no name is near.
 
-    Names that begin with the given text come first, then names that contain it, then names with the fewest letters
-    that differ. So `t5` finds t5-base, and `layers` num_hidden_layers.
+    Names that begin with the given text come first, then names that begin with its letters and digits, then names
+    that contain these, then names with the fewest letters that differ. So `t5` finds t5-base, and `layers`
+    num_hidden_layers.
     known_names: the known names, or a mapping from other spellings to the names that the message prints.
     """
     import difflib
@@ -80,7 +81,8 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     names_by_spelling = (
         known_names if isinstance(known_names, dict) else {known_name: known_name for known_name in known_names}
     )
-    wrong_letters = _letters_and_digits(wrong_name[:100])
+    lowercase_name, name_count = wrong_name.lower()[:100], 2 * MOST_SUGGESTIONS
+    wrong_letters = _letters_and_digits(lowercase_name)
     sorted_names = sorted(
         (known_name for known_name in set(names_by_spelling.values())),
         key=lambda known_name: (len(known_name), known_name),
@@ -90,12 +92,12 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
         for known_name in sorted_names
         if len(wrong_letters) > 1 and _letters_and_digits(known_name).startswith(wrong_letters)
     ]
+    matching_names.sort(key=lambda known_name: not known_name.lower().startswith(lowercase_name))
     matching_names += [
         known_name
         for known_name in sorted_names
         if len(wrong_letters) > 2 and wrong_letters in _letters_and_digits(known_name)
     ]
-    lowercase_name, name_count = wrong_name.lower()[:100], 2 * MOST_SUGGESTIONS
     similar_spellings = difflib.get_close_matches(lowercase_name, names_by_spelling, name_count, cutoff=0.6)
     suggestions = list(
         dict.fromkeys([*matching_names, *(names_by_spelling[lowercase_name] for lowercase_name in similar_spellings)])

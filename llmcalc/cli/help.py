@@ -6,7 +6,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -46,6 +46,17 @@ def option_values(option: str, arguments: Sequence[str]) -> Iterator[str]:
             yield arguments[argument_index + 1]
 
 
+def _with_hyphens_in_names(arguments: Sequence[str], option_names: Container[str]) -> Iterator[str]:
+    """Yields the arguments, with `--kv-dtype` for `--kv_dtype`, as Python and engines spell options."""
+    is_option_possible = True
+    for argument in arguments:
+        is_option_possible &= argument != "--"
+        option_name, equals_sign, option_value = argument.partition("=")
+        known_name = option_name.replace("_", "-")
+        is_spelling = is_option_possible and known_name.startswith("--") and known_name in option_names
+        yield f"{known_name}{equals_sign}{option_value}" if is_spelling else argument
+
+
 class Command(TyperCommand):
     """A command whose hidden options only `--help-all` lists."""
 
@@ -57,13 +68,17 @@ class Command(TyperCommand):
                 option.hidden = False  # type: ignore[attr-defined]  # the shell completes it too
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuses an option name in the place of another option's value, which typer would accept."""
+        """Reads underscores in an option's name as hyphens.
+
+        Refuses an option name in the place of another option's value, which typer would accept.
+        """
         valued_options = {
             option_name: not option.is_flag
             for option in self.get_params(ctx)
             if hasattr(option, "is_flag")
             for option_name in (*option.opts, *option.secondary_opts)
         }
+        args[:] = _with_hyphens_in_names(args, valued_options)
         for argument, next_argument in pairwise(args):
             if argument == "--":
                 break

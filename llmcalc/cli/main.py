@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from functools import cache
 from importlib import import_module
@@ -71,8 +72,16 @@ class LazyGroup(TyperGroup):
         return printable_help(super().get_help(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Treats `--help-all` as `--help`, which shows the whole group."""
-        return super().parse_args(ctx, ["--help", *args[1:]] if args[:1] == ["--help-all"] else args)
+        """Treats `--help-all` as `--help`, which shows the whole group.
+
+        `help COMMAND` is `COMMAND --help`, and `version` is `--version`.
+        """
+        first_word, *other_words = args or [""]
+        if first_word in ("--help-all", "version"):
+            args = ["--version" if first_word == "version" else "--help", *other_words]
+        elif first_word == "help":
+            args = [*other_words, "--help"]
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.names)
@@ -100,10 +109,11 @@ class LazyGroup(TyperGroup):
                 raise InputError(
                     f"'{cmd_name}' is a model; expected a command first: {group_name} {example_command} {cmd_name}"
                 )
-            raise InputError(
-                f"there is no command '{cmd_name}'.{suggest(cmd_name, list(self.names))} "
-                f"({group_name} --help lists all)"
-            )
+            from .other_names import OTHER_COMMANDS, name_here
+
+            other_command = name_here(cmd_name.lower(), OTHER_COMMANDS, self.names)
+            suggestion = f" Did you mean {other_command}?" if other_command else suggest(cmd_name, list(self.names))
+            raise InputError(f"there is no command '{cmd_name}'.{suggestion} ({group_name} --help lists all)")
         return build_command(self.within, cmd_name)
 
 
@@ -134,7 +144,13 @@ def _command_group(group_name: str, module: Any) -> typer.Typer:
     return command_group
 
 
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
 
 
 def _print_version(is_requested: bool) -> None:
@@ -205,37 +221,6 @@ def _handle_closed_pipe() -> int:
     return 0
 
 
-OTHER_NAMES = {
-    "--json": "--format json",
-    "--csv": "--format csv",
-    "--markdown": "--format markdown",
-    "--gpu": "--hardware",
-    "--device": "--hardware",
-    "--accelerator": "--hardware",
-    "--num-devices": "--devices",
-    "--batch-size": "--batch",
-    "--context-length": "--seq",
-    "--context": "--seq",
-    "--ctx": "--seq",
-    "--ctx-size": "--seq",
-    "--seq-len": "--seq",
-    "--sequence-length": "--seq",
-    "--max-seq-len": "--seq",
-    "--lora": "--lora-rank N",
-    "--sp": "--sequence-parallel",
-    "--tensor-parallel-size": "--tp",
-    "--pipeline-parallel-size": "--pp",
-    "--data-parallel-size": "--dp",
-    "--tp-size": "--tp",
-    "--dp-size": "--dp",
-    "--ep-size": "--ep",
-    "--enable-expert-parallel": "--ep N, as many as --tp times --dp",
-    "--kv-cache-dtype": "--kv-dtype",
-    "--quantization": "--quantize",
-}
-"""Names that other programs give an option → the option here, where a command has it. Letters do not show it."""
-
-
 def _command_options(context: Any) -> set[str]:
     """Returns the options of the running command."""
     return {option_name for parameter in context.command.params for option_name in parameter.opts}
@@ -256,16 +241,27 @@ def _usage_message(usage_error: Any) -> str:
     """Returns a usage error of typer as one line: the option, the value and the expected values."""
     context = getattr(usage_error, "ctx", None)
     help_hint = f" ({context.command_path} --help explains)" if context is not None else ""
+    from .engine_options import EngineCommand
+
     parameter, problem = getattr(usage_error, "param", None), usage_error.format_message().rstrip(".")
     if parameter is None and context is not None:
-        typed_option, options = getattr(usage_error, "option_name", None), _command_options(context)
-        option = OTHER_NAMES.get(typed_option or "", "")
-        if option.partition(" ")[0] in options:
+        typed_option, options = str(getattr(usage_error, "option_name", "")), _command_options(context)
+        from .other_names import OTHER_NAMES, engine_of_flag, name_here
+
+        option = name_here(typed_option.replace("_", "-"), OTHER_NAMES, options)
+        takes_engine_flags = typed_option.startswith("--") and isinstance(context.command, EngineCommand)
+        if option:
             problem = f"No such option: {typed_option}; expected {option}"
         elif typed_option == "--model" and any(
             parameter.param_type_name == "argument" for parameter in context.command.params
         ):
             problem = f"No such option: {typed_option}; expected the model without it: {context.command_path} llama3-8b"
+        elif takes_engine_flags and (engine_word := engine_of_flag(typed_option)):
+            problem = f"No such option: {typed_option}; a flag of an engine needs --engine, such as {engine_word}"
+        elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", problem):
+            is_second_model = _is_model_name(extra_words[1].split()[0])
+            limit_text = "one model; llmcalc compare takes several" if is_second_model else "no further argument"
+            problem = f"'{extra_words[1]}': {context.command_path} takes {limit_text}"
     if parameter is None:
         return f"{problem}{help_hint}"
     from .options import typed_name
@@ -276,7 +272,9 @@ def _usage_message(usage_error: Any) -> str:
         else (parameter.metavar or parameter.name or "").rstrip(".")
     )
     if not usage_error.message:  # nothing was given
-        return f"missing argument {parameter_name}{help_hint}"
+        kind_name = f"{parameter.param_type_name} {parameter_name}"
+        value_name = f" {parameter.metavar}" if parameter.param_type_name == "option" and parameter.metavar else ""
+        return f"missing {kind_name}{value_name}{help_hint}"
     validation_errors = getattr(usage_error.__cause__, "errors", None)  # pydantic's, where typer has it check values
     if validation_errors is not None:
         from ..sources.files import explain_value

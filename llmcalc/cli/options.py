@@ -331,6 +331,11 @@ def _file_option(option_name: str) -> Any:
         if output_path == Path("-"):
             return None
         if output_path is not None:
+            if str(output_path) in get_args(Format):
+                raise InputError(
+                    f"{option_name}: {output_path} is a format; expected --format {output_path}, or a file such as "
+                    f"answer.{output_path}"
+                )
             check_writable(output_path, option_name)
         return output_path
 

@@ -269,7 +269,7 @@ class LayoutRequest:
         if self.devices % replica_devices or (dp is not None and self.devices != replica_devices * dp):
             expected_devices = f"a multiple of {replica_devices}" if dp is None else str(replica_devices * dp)
             raise ImpossibleLayout(
-                f"--devices {self.devices}: tp · cp · pp · dp is another number; expected {expected_devices}"
+                f"--devices {self.devices}: is not the product tp · cp · pp · dp; expected {expected_devices}"
             )
         return self.devices // replica_devices
 

@@ -9,13 +9,16 @@ from collections.abc import Iterator, Mapping
 from itertools import islice, takewhile
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from ..components.choice import PartError
 from ..errors import InputError, shown, suggest
 from .bounded import MOST_JSON_ELEMENTS, MOST_TOML_ELEMENTS, read_bytes, require_few_elements
+
+if TYPE_CHECKING:
+    from json import JSONDecodeError
 
 LARGEST_TOML = 1_000_000
 """Largest TOML file in bytes. The largest preset is under 5 000."""
@@ -121,15 +124,28 @@ def parse_json(json_text: str, error_location: str) -> Any:
     try:
         parsed_value = json.loads(json_text)
     except json.JSONDecodeError as error:
-        raise InputError(
-            f"{error_location}: not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
-        ) from None
+        raise InputError(f"{error_location}: not valid JSON: {_json_problem(error)}") from None
     except (RecursionError, ValueError):
         raise InputError(
             f"{error_location}: not valid JSON: nested too deeply, or with a number of thousands of digits"
         ) from None
     require_shallow_nesting(parsed_value, error_location)
     return parsed_value
+
+
+def _json_problem(error: JSONDecodeError) -> str:
+    """Returns what is wrong with a JSON text, with its place, and the fix of what people often write."""
+    text_before, wrong_character = error.doc[: error.pos].rstrip(), error.doc[error.pos : error.pos + 1]
+    if not error.doc.strip():
+        return "it is empty"
+    fix_text = ""
+    if text_before.endswith(",") and wrong_character in "]}":
+        fix_text = "; remove the comma before it"
+    elif wrong_character == "'" and "quotes" not in error.msg:
+        fix_text = "; expected double quotes"
+    elif error.doc.startswith("/", error.pos):
+        fix_text = "; JSON has no comments"
+    return f"{error.msg} (line {error.lineno}, column {error.colno}){fix_text}"
 
 
 def require_shallow_nesting(parsed_value: Any, error_location: str) -> None:

@@ -29,9 +29,6 @@ from ..units import short_dtype
 FORMATS = ("fp8", "int8", "nf4", "awq-int4-g128", "mxfp4", "q8_0", "q4_k_m")
 """Formats, as `--quantize` names them, in which the bytes of the weights are locked beside those of the checkpoint."""
 
-SEQUENCE = 2048
-"""Tokens of the sequence whose forward pass is locked."""
-
 
 @dataclass(frozen=True)
 class LockEntry:
@@ -68,7 +65,7 @@ def program_version() -> str:
 def locked_model(preset: Preset) -> LockEntry:
     """Returns a model's lock-file entry. Raises `InputError` if the model's counts have no closed form."""
     spec = preset.model
-    parameter_count, flop_count = params(spec), flops(spec, run_config_of(spec, 1, SEQUENCE))
+    parameter_count, flop_count = params(spec), flops(spec, run_config_of(spec))
     return LockEntry(
         preset,
         {
@@ -83,7 +80,7 @@ def locked_model(preset: Preset) -> LockEntry:
                 "active": parameter_count.active,
                 "embedding": parameter_count.embedding,
             },
-            "flops": {"seq": SEQUENCE, "full": flop_count.full, "causal": flop_count.causal},
+            "flops": {"seq": flop_count.workload.seq, "full": flop_count.full, "causal": flop_count.causal},
             "cache": _cache_bytes(preset),
             "weights": _weight_bytes(preset),
             "statuses": {

@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from llmcalc.cli.main import COMMANDS, app
+from llmcalc.cli.other_names import OTHER_COMMANDS, OTHER_NAMES
 from tests.samples import spread, with_rest
 
 MODEL = """
@@ -263,6 +264,17 @@ USAGE = {
     "params llama3-8b --json": "No such option: --json; expected --format json (llmcalc params --help explains)",
     "memory llama3-8b --gpu h100": "No such option: --gpu; expected --hardware",
     "kv llama3-8b --ctx 8k": "No such option: --ctx; expected --seq",
+    "serve llama3-8b --isl 4k": "No such option: --isl; expected --input",
+    "time llama3-8b --isl 4k": "No such option: --isl; expected --phase prefill --seq N for a prompt",
+    "memory llama3-8b --batch_size 4": "No such option: --batch_size; expected --batch",
+    "memory llama3-8b --load-in-4bit": "expected --quantize nf4, or --base nf4 with --lora-rank N",
+    "memory llama3-8b --gpu-memory-utilization 0.9": "a flag of an engine needs --engine, such as vllm",
+    "memory llama3-8b llama3-70b": "'llama3-70b': llmcalc memory takes one model; llmcalc compare takes several",
+    "budget one two": "'two': llmcalc budget takes no further argument",
+    "plan llama3-8b": "missing option --hardware NAME (llmcalc plan --help explains)",
+    "params llama3-8b -o json": "--output: json is a format; expected --format json, or a file such as answer.json",
+    "params llama3": "Did you mean llama3-8b, llama3-70b, llama3.1-8b?",
+    "models": "there is no command 'models'. Did you mean presets?",
     "kv llama3-8b --tensor-parallel-size 8": "No such option: --tensor-parallel-size; expected --tp",
     "serve mixtral-8x7b --tp 2 --enable-expert-parallel": "expected --ep N, as many as --tp times --dp",
     "memory --model llama3-8b": "No such option: --model; expected the model without it: llmcalc memory llama3-8b",
@@ -315,6 +327,19 @@ USAGE = {
 @pytest.mark.parametrize("line", USAGE)
 def test_bad_usage(line: str, run: Any) -> None:
     refused(run(*line.split()), USAGE[line])
+
+
+def test_options_are_read_with_underscores_too_and_help_by_other_spellings(run: Any) -> None:
+    assert run("kv", "gpt2", "--kv_dtype=fp8").out == run("kv", "gpt2", "--kv-dtype", "fp8").out
+    assert run("kv", "-h").out == run("help", "kv").out == run("kv", "--help").out
+    assert run("version").out == run("--version").out
+
+
+def test_every_other_name_stands_for_an_option_of_some_command() -> None:
+    commands = [typer.main.get_command(app).get_command(None, command) for command in COMMANDS]  # type: ignore[attr-defined]
+    options = {name for command in commands for parameter in command.params for name in parameter.opts}
+    assert {name.partition(" ")[0] for name in OTHER_NAMES} <= options
+    assert {name.partition(" ")[0] for name in OTHER_COMMANDS} <= set(COMMANDS)
 
 
 SHALLOW = "gpt2?num_hidden_layers=2"

@@ -186,9 +186,13 @@ def test_buffers_of_deepep_are_refused_by_flag_and_by_variable(engine: str, name
         ("llama.cpp", "max_model_len", "--ctx-size"),
         ("vllm", "context_length", "--max-model-len"),
         ("sglang", "num_ctx", "--context-length"),
+        ("sglang", "gpu_memory_utilization", "--mem-fraction-static"),
+        ("vllm", "mem_fraction_static", "--gpu-memory-utilization"),
+        ("vllm", "max_running_requests", "--max-num-seqs"),
+        ("llama.cpp", "max_num_seqs", "--parallel"),
     ],
 )
-def test_the_length_of_another_engine_names_the_engines_own(engine: str, flag: str, expected: str) -> None:
+def test_a_flag_of_another_engine_names_the_engines_own(engine: str, flag: str, expected: str) -> None:
     length: dict[str, Any] = {flag: 8192}
     with pytest.raises(InputError, match=f"has no such flag. Did you mean {expected}"):
         llmcalc.memory("qwen3-8b", engine=engine, hardware="rtx-3090", **length)

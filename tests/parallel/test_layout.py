@@ -89,7 +89,7 @@ def test_what_is_left_of_the_devices_are_replicas() -> None:
     [
         (
             LayoutRequest(devices=10, tp=4),
-            "--devices 10: tp · cp · pp · dp is another number; expected a multiple of 4",
+            "--devices 10: is not the product tp · cp · pp · dp; expected a multiple of 4",
         ),
         (LayoutRequest(devices=16, tp=4, dp=2), "expected 8"),
         (LayoutRequest(fsdp=8, zero=1), "--zero 1: --fsdp divides the weights too"),

@@ -132,8 +132,8 @@ def test_a_terminal_has_colours(run: Any, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--pp 4", "missing argument --num-microbatches"),
-        ("--num-microbatches 4", "missing argument --pp"),
+        ("--pp 4", "missing option --num-microbatches"),
+        ("--num-microbatches 4", "missing option --pp"),
         ("--pp 0 --num-microbatches 4", "--pp: 0 is too small"),
         ("--pp 4 --num-microbatches 0", "--num-microbatches: 0 is too small"),
         ("--pp 4 --vpp 2 --num-microbatches 10", "expected a multiple of 4, such as 8 or 12, or no --vpp"),

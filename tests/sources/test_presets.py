@@ -154,6 +154,11 @@ def test_tags_of_ollama_with_a_size_alone_find_their_presets() -> None:
         ("qwen3:30b", "qwen3-30b-a3b"),
         ("mistral-small:24b", "mistral-small-24b-2501"),
         ("deepseek-r1:14b", "deepseek-r1-distill-qwen-14b"),
+        ("deepseek-r1:671b", "deepseek-r1"),  # registry.ollama.ai/library/deepseek-r1, as the others: a size of its own
+        ("deepseek-v2:16b", "deepseek-v2-lite"),
+        ("phi4:14b", "phi-4"),
+        ("llama4:16x17b", "llama4-scout"),
+        ("llama3.2-vision:11b", "llama3.2-11b-vision"),
         ("llama3:1b", None),  # and not llama3-1 with the wrong size
         ("qwen2.5:7", None),
     ):

@@ -123,7 +123,7 @@ def test_torchrun_runs_the_same_command() -> None:
     [
         ("--tp 2", "options of layouts only apply to --distributed"),
         ("--distributed --memory", "--against, --device, --every-layer and --memory do not apply"),
-        ("--distributed --tp 2 --fsdp 2 --devices 3", "--devices 3: tp · cp · pp · dp is another number"),
+        ("--distributed --tp 2 --fsdp 2 --devices 3", "--devices 3: is not the product tp · cp · pp · dp"),
     ],
 )
 def test_options_of_something_else_are_refused(

@@ -256,8 +256,19 @@ def with_hyphens(argument: str) -> str:
     return argument.replace("_", "-") if argument.startswith("--") else argument
 
 
-LENGTH_FLAGS = ("--max-model-len", "--context-length", "--ctx-size", "--num-ctx", "--max-seq-len")
-"""The flags of the engines with the tokens of a request."""
+SAME_MEANING = (
+    ("--max-model-len", "--context-length", "--ctx-size", "--num-ctx", "--max-seq-len"),
+    ("--gpu-memory-utilization", "--mem-fraction-static", "--free-gpu-memory-fraction"),
+    ("--max-num-seqs", "--max-running-requests", "--max-batch-size", "--num-parallel", "--parallel"),
+    ("--max-num-batched-tokens", "--chunked-prefill-size", "--max-num-tokens"),
+    ("--tensor-parallel-size", "--tp-size", "--tp"),
+    ("--pipeline-parallel-size", "--pp-size"),
+    ("--data-parallel-size", "--dp-size"),
+    ("--enforce-eager", "--disable-cuda-graph"),
+    ("--kv-cache-dtype", "--cache-type-k"),
+)
+"""Flags of different engines with one meaning, in each group: the tokens of a request, the share of the device's
+memory, the requests at once, the tokens of a step, the ranks of a layout, no CUDA graphs, the format of the cache."""
 
 
 def read_flag_values(
@@ -289,7 +300,7 @@ def read_flag_values(
             spellings = (flag_spelling for flag in flags for flag_spelling in flag.names)
             suggestion = suggest(flag_name, {keyword_of(flag_spelling): flag_spelling for flag_spelling in spellings})
             typed_flag = flag_name if flag_name.isupper() else f"--{flag_name.replace('_', '-')}"
-            suggestion = _suggested_length(typed_flag, flags_by_name) or suggestion
+            suggestion = _suggested_equivalent(typed_flag, flags_by_name) or suggestion
             raise _unknown_flag_error(engine_title, typed_flag, suggestion, other_ways)
         flag = flags_by_keyword[flag_name]
         needs_value = flag.kind in VALUE_KINDS and not (flag.bare or flag.off or flag.refused or flag.is_idle)
@@ -301,11 +312,18 @@ def read_flag_values(
     }
 
 
-def _suggested_length(flag_name: str, flags_by_name: Mapping[str, Flag]) -> str:
-    """Returns the engine's flag that has the meaning of another engine's; empty for another flag."""
-    if flag_name not in LENGTH_FLAGS:
-        return ""
-    return f" Did you mean {next((spelling for spelling in LENGTH_FLAGS if spelling in flags_by_name), '--seq')}?"
+def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> str:
+    """Returns a suggestion of the engine's flag that has the meaning of another engine's; empty without one."""
+    typed_flag = with_hyphens(flag_name)
+    equivalents = (
+        spelling
+        for flag_group in SAME_MEANING
+        if typed_flag in flag_group
+        for spelling in flag_group
+        if spelling in flags_by_name
+    )
+    equivalent_flag = next(equivalents, "")
+    return equivalent_flag and f" Did you mean {equivalent_flag}?"
 
 
 def _check_refused_flags(flags_by_name: Mapping[str, Flag], arguments: Sequence[str]) -> None:
@@ -421,7 +439,7 @@ def split_arguments(
                 with_hyphens(spelling): spelling
                 for spelling in (*(spelling for flag in flags for spelling in flag.names), *other_arguments)
             }
-            suggestion = _suggested_length(option, flags_by_name) or suggest(with_hyphens(option), known_spellings)
+            suggestion = _suggested_equivalent(option, flags_by_name) or suggest(with_hyphens(option), known_spellings)
             if unknown_flags is None:
                 _check_refused_flags(flags_by_name, arguments)
                 raise _unknown_flag_error(engine_title, option, suggestion, other_ways)

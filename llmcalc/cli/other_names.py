@@ -1,0 +1,92 @@
+"""Names of options and commands that other programs use, with their names here, for the errors that suggest them."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+from ..frameworks.registry import NAMES
+
+OTHER_NAMES = {
+    "--format json": "--json",
+    "--format csv": "--csv",
+    "--format markdown": "--markdown --md",
+    "--format": "-f",
+    "--notes": "--verbose -v --all-rows --full",
+    "--hardware": "--gpu --device --accelerator --card --gpu-type",
+    "--devices": "--num-devices --ngpu --ngpus --n-gpus --num-gpu --world-size",
+    "--devices N, those of all nodes": "--nodes --nnodes --num-nodes",
+    "--batch": "--batch-size --bs --micro-batch-size --mbs --train-batch-size",
+    "--input": "--input-len --input-length --input-tokens --isl --prompt --prompt-len --prompt-length --prompt-tokens",
+    "--input N --output N": "--output-len --output-length --output-tokens --osl --max-new-tokens --generate",
+    "--phase prefill --seq N for a prompt, or llmcalc serve": "--input --prompt --isl",
+    "--seq": "--context-length --context --ctx --ctx-size --ctx-len --context-len --context-size --context-window "
+    "--seq-len --seqlen --seq-length --sequence-length --sequence --max-seq-len --max-seq-length --max-length --length "
+    "--max-model-len --max-tokens --tokens",
+    "--phase": "--mode --stage --pass",
+    "--phase training": "--train --training --finetune --fine-tune --backward",
+    "--phase inference": "--inference --infer --serving",
+    "--phase decode": "--decode --generation",
+    "--phase prefill": "--prefill",
+    "--dtype": "--torch-dtype --data-type --weight-dtype --weights-dtype",
+    "--dtype bf16": "--bf16 --bfloat16",
+    "--dtype fp16": "--fp16 --half --float16",
+    "--dtype fp32": "--fp32 --float32",
+    "--dtype fp8": "--fp8",
+    "--quantize": "--quantization --quant --quantized --quantise --weight-quant --bits",
+    "--quantize nf4, or --base nf4 with --lora-rank N": "--load-in-4bit --4bit --int4",
+    "--quantize int8, or --base int8 with --lora-rank N": "--load-in-8bit --8bit --int8",
+    "--kv-dtype": "--kv-cache-dtype --kv-cache --cache-dtype --kv-quant --kv-format --cache-type-k",
+    "--lora-rank N": "--lora --rank-lora --lora-r --use-lora --peft",
+    "--lora-rank N --base nf4": "--qlora",
+    "--recompute": "--checkpointing --activation-checkpointing --grad-checkpointing --remat",
+    "--num-microbatches": "--gradient-accumulation-steps --gradient-accumulation --grad-accum --accumulate",
+    "--global-batch": "--global-batch-size --gbs",
+    "--zero": "--zero-stage",
+    **{f"--framework {name}": f"--{name}" for name in NAMES},
+    "--engine vllm": "--vllm",
+    "--sequence-parallel": "--sp",
+    "--tp": "--tensor-parallel-size --tensor-parallel --tp-size",
+    "--pp": "--pipeline-parallel-size --pipeline-parallel --pp-size",
+    "--dp": "--data-parallel-size --data-parallel --dp-size",
+    "--ep": "--ep-size --expert-parallel --expert-parallel-size",
+    "--ep N, as many as --tp times --dp": "--enable-expert-parallel",
+    "--rows": "--limit --top",
+    "--price": "--cost --price-per-hour --hourly",
+}
+"""Options here, with the names that other programs give them, which have other letters. The first that a command has
+is what an error suggests."""
+
+OTHER_COMMANDS = {
+    "presets": "list models ls search",
+    "memory": "estimate vram mem calc calculate run",
+    "params": "count size parameters info show",
+    "hardware": "gpus gpu devices accelerators",
+    "time": "latency speed perf throughput benchmark",
+    "kv": "cache kv-cache kvcache",
+    "memory --phase training": "train training finetune",
+    "memory --phase inference": "inference infer",
+}
+"""Commands here, with the words that people type for them, which have other letters."""
+
+
+def name_here(typed_name: str, names: Mapping[str, str], known_names: Container[str]) -> str:
+    """Returns the first known name for another spelling; empty without one.
+
+    names: `OTHER_NAMES` or `OTHER_COMMANDS`.
+    """
+    return next(
+        (
+            name
+            for name, other_spellings in names.items()
+            if typed_name in other_spellings.split() and name.partition(" ")[0] in known_names
+        ),
+        "",
+    )
+
+
+def engine_of_flag(flag_name: str) -> str:
+    """Returns the word of `--engine` for the first engine that has this flag; empty if no engine has it."""
+    from ..frameworks.engines.flags import flags_by_spelling
+    from ..frameworks.engines.registry import FOLDERS, engine
+
+    return next((word for word in FOLDERS if flag_name in flags_by_spelling(engine(word).known_flags())), "")
