@@ -262,6 +262,8 @@ def _usage_message(usage_error: Any) -> str:
         option = OTHER_NAMES.get(typed_option or "", "")
         if option.partition(" ")[0] in options:
             problem = f"No such option: {typed_option}; expected {option}"
+        elif typed_option == "--engine":
+            problem = f"No such option: {typed_option}; expected llmcalc fit, memory, time or kv, which know servers"
         elif typed_option == "--model" and any(
             parameter.param_type_name == "argument" for parameter in context.command.params
         ):

@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import units
 from ..errors import InputError
+from ..frameworks.nccl import is_counted
 from ..frameworks.ranks import attention_of
 from ..frameworks.registry import FOR_PLANS, WITHOUT_A_NAME, framework
 from ..sources.preset import Preset
@@ -80,6 +81,7 @@ def report(
             *large_step_notes(layout_plan.global_batch, int(run_memory.states.workload.seq)),
             *warnings,
             nearest_text,
+            *_tight_notes(layout_plan),
             *unpriced_notes([] if layout_plan.times is None else layout_plan.times.unpriced),
             *([] if layout_position is None else [_order_position_text(layout_position)]),
             f"assumed: {layout_plan.assumed_batch}, {layout_plan.step_tokens:,} tokens a step"
@@ -218,6 +220,25 @@ def _order_notes(layout_plan: LayoutPlan) -> list[str]:
         *([] if first_time is None else [test_errors_text(first_time, software_stack.title)]),
         f"=: within {TIE * 100:g} % of the fastest of its tie, where the smallest cp and fewest kinds of parallelism "
         "come first; ranges move together, so the order is surer than the seconds: measure the first three",
+    ]
+
+
+LITTLE_HEADROOM = 0.02
+"""Share of a device's memory that the buffers of NCCL may take; llmcalc counts them for few layouts."""
+
+
+def _tight_notes(layout_plan: LayoutPlan) -> list[str]:
+    """Returns a note if the first layout leaves too little memory for NCCL's buffers, and these are not counted."""
+    first_plan, first_layout = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
+    if (
+        first_layout is None
+        or first_layout.headroom > LITTLE_HEADROOM * first_layout.capacity
+        or is_counted(first_layout.layout, first_plan.framework, first_plan.memory.runtime)
+    ):
+        return []
+    return [
+        f"the first layout leaves {units.GIB.write(first_layout.headroom)} {units.GIB.name}, and NCCL's buffers, which "
+        "are not counted, come on top: it may run out of memory"
     ]
 
 

@@ -262,6 +262,7 @@ USAGE = {
     "plot my.gguf": "expected a command first: llmcalc plot memory my.gguf",
     "params llama3-8b --json": "No such option: --json; expected --format json (llmcalc params --help explains)",
     "memory llama3-8b --gpu h100": "No such option: --gpu; expected --hardware",
+    "plan qwen3-0.6b --engine vllm": "No such option: --engine; expected llmcalc fit, memory, time or kv",
     "kv llama3-8b --ctx 8k": "No such option: --ctx; expected --seq",
     "kv llama3-8b --tensor-parallel-size 8": "No such option: --tensor-parallel-size; expected --tp",
     "serve mixtral-8x7b --tp 2 --enable-expert-parallel": "expected --ep N, as many as --tp times --dp",

@@ -611,6 +611,15 @@ def test_a_row_without_replicas_has_the_options_of_memory(run: Any) -> None:
     assert answer["memory"]["device_bytes"] == planned["feasible"][0]["device_bytes"]
 
 
+def test_a_first_layout_without_room_for_nccl_says_so(run: Any) -> None:
+    words = ("plan", SMALL, "--devices", "2", "--seq", "128", "--rows", "1")
+    row = asked(run, *words, "--hardware", "h100", "--pp", "2")["feasible"][0]
+    for more_bytes, is_said in ((2**20, True), (2**30, False)):
+        hardware = f"{-(-(row['device_bytes'] + more_bytes) // 2**20)}MiB"
+        output = " ".join(run(*words, "--hardware", hardware, "--by", "memory", "--pp", "2")[1].split())
+        assert ("and NCCL's buffers, which are not counted, come on top" in output) == is_said
+
+
 @pytest.mark.parametrize(
     ("words", "reason", "batch"),
     [
