@@ -252,6 +252,8 @@ def _usage_message(usage_error: Any) -> str:
         takes_engine_flags = typed_option.startswith("--") and isinstance(context.command, EngineCommand)
         if option:
             problem = f"No such option: {typed_option}; expected {option}"
+        elif typed_option == "--engine":
+            problem = f"No such option: {typed_option}; expected llmcalc fit, memory, time or kv, which know servers"
         elif typed_option == "--model" and any(
             parameter.param_type_name == "argument" for parameter in context.command.params
         ):

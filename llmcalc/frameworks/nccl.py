@@ -65,16 +65,19 @@ def communicator_sizes(layout: Layout, framework: Framework) -> list[int]:
     return [layout.tp, layout.cp, layout.dp // layout.hsdp_replicas, layout.hsdp_replicas]
 
 
+def is_counted(layout: Layout, framework: Framework, cuda_runtime: CudaRuntime) -> bool:
+    """Whether the size of NCCL's buffers is known for the ranks of a layout; true without other ranks."""
+    if layout.world == 1:
+        return True
+    is_known_machine = layout.world <= MACHINE and cuda_runtime.gpu.startswith("A100")
+    return framework.nccl_is_known and layout.pp == 1 and is_known_machine
+
+
 def with_nccl_buffers(
     rank_memory: DeviceMemory, layout: Layout, framework: Framework, cuda_runtime: CudaRuntime, torch_version: str = ""
 ) -> DeviceMemory:
     """Returns a rank's memory plus NCCL's buffers, if the size of the buffers is known."""
-    if (
-        not framework.nccl_is_known
-        or layout.pp > 1
-        or layout.world > MACHINE
-        or not cuda_runtime.gpu.startswith("A100")
-    ):
+    if not is_counted(layout, framework, cuda_runtime):
         return rank_memory
     nccl_bytes = sum(communicator_bytes(ranks, torch_version) for ranks in communicator_sizes(layout, framework))
     if not nccl_bytes:

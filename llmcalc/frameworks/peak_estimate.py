@@ -358,7 +358,7 @@ class PeakEstimate:
             self.stage_parameters(layout, stage)._replace(extra_gradients=batch.extra_gradients)
             for stage, batch in zip(rank_stages, pass_bytes, strict=True)
         ]
-        transient_bytes = self.transient_bytes(layout, parameters)
+        transient_bytes = self.transient_bytes(layout, parameters, micro_batches)
         chunk_peaks = [
             _pass_peaks(batch, stage, transient_bytes, micro_batches)
             for batch, stage in zip(pass_bytes, rank_stages, strict=True)

@@ -87,11 +87,13 @@ class TransientBytes(NamedTuple):
     optimizer_step: int = 0
 
 
-TransientBytesOfRank: TypeAlias = Callable[[Layout, Sequence[StageParameters]], TransientBytes]
-"""Counts the transient bytes of a rank from the parameters of its stages."""
+TransientBytesOfRank: TypeAlias = Callable[[Layout, Sequence[StageParameters], int], TransientBytes]
+"""Counts the transient bytes of a rank from the parameters of its stages and the micro-batches of a step."""
 
 
-def no_transient_bytes(layout: Layout, stage_parameters: Sequence[StageParameters]) -> TransientBytes:
+def no_transient_bytes(
+    layout: Layout, stage_parameters: Sequence[StageParameters], micro_batches: int
+) -> TransientBytes:
     """Returns zero temporary bytes, for frameworks that allocate no temporary tensors."""
     return TransientBytes()
 

@@ -188,6 +188,8 @@ class Layout:
             field_value, option = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
             if field_value == field.default or (field_value == "interleaved" and self.vpp > 1):
                 continue
+            if field.name == "reshard" and not self.zero:  # nothing is gathered
+                continue
             if isinstance(field_value, bool):
                 option_texts.append(option if field_value else f"--no-{option[2:]}")
             else:

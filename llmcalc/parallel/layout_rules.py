@@ -42,7 +42,7 @@ class LayoutRules:
         """Whether gathered weights stay on the device after the forward pass by default."""
         if self.divides_weights and zero_stage == 2:
             return True
-        return self.keeps_gathered_in_pipelines and pp > 1 and zero_stage == 3
+        return self.keeps_gathered_in_pipelines and pp > 1 and (self.divides_weights or zero_stage == 3)
 
     def with_divided_weights(self, layout: Layout) -> Layout:
         """Returns the layout, with the framework's ZeRO stage if the framework always divides weights."""

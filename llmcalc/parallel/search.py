@@ -208,12 +208,23 @@ def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> 
 
 
 def check_planned(layout: Layout, layout_rules: LayoutRules, global_batch: int, micro_batch: int) -> None:
-    """Raises `ImpossibleLayout` if a search does not try the layout, or if replicas do not divide the global batch."""
+    """Raises `ImpossibleLayout` if a search does not try the layout, or if the global batch does not suit it."""
     group_sizes = {option_name: getattr(layout, option_name) for option_name in layout_rules.untried}
     if not _follows_layout_rules(layout_rules, group_sizes):
         raise ImpossibleLayout(f"--framework {layout_rules.name}: {layout.options()} is not tried")
-    if global_batch % (layout.dp * micro_batch):
+    micro_batches, remainder = divmod(global_batch, layout.dp * micro_batch)
+    if remainder:
         raise ImpossibleLayout(BATCH)
+    if not _fills_pipeline(layout, layout_rules, micro_batches):
+        raise ImpossibleLayout(ROUNDS)
+
+
+def _fills_pipeline(layout: Layout, layout_rules: LayoutRules, micro_batches: int) -> bool:
+    """Whether a framework's 1F1B schedule has enough micro-batches for the stages of a layout.
+
+    Source: torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`.
+    """
+    return not layout_rules.fills_pipeline or layout.schedule != "1f1b" or micro_batches >= layout.pp
 
 
 def divisible_batch(devices: int, global_batch: int, micro_batch: int) -> int:
@@ -315,8 +326,8 @@ def _try_layout(
         refusal_reason = WIDTHS
     else:
         refusal_reason = layout_refusal(axes, layout, layers, micro_batches)
-    if not refusal_reason and layout_rules.fills_pipeline and layout.schedule == "1f1b" and micro_batches < layout.pp:
-        refusal_reason = ROUNDS  # torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`
+    if not refusal_reason and not _fills_pipeline(layout, layout_rules, micro_batches):
+        refusal_reason = ROUNDS
     if refusal_reason:
         layout_search.refused[refusal_reason] += 1
     else:

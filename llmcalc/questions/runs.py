@@ -703,7 +703,7 @@ def ask_plan(
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
     from ..parallel.nearest import nearest_layouts_text
-    from ..parallel.search import BATCH, check_planned, divisible_batch
+    from ..parallel.search import BATCH, ROUNDS, check_planned, divisible_batch
     from ..reports.plan import report
     from ..studies.layout_candidates import parse_sizes
     from ..studies.plan import first_fitting_plan, plan_of
@@ -744,8 +744,11 @@ def ask_plan(
             workload.seq,
             check_layout=lambda nearby_layout: check_planned(nearby_layout, layout_rules, *batch_sizes),
         )
-        if not suggestions and BATCH in layout_plan.plan.refused:
-            suggestions = f"{BATCH}; expected such as --global-batch {divisible_batch(layout.devices, *batch_sizes)}"
+        refused, batch_reasons = layout_plan.plan.refused, (BATCH, ROUNDS)
+        batch_refusals = [reason for reason in batch_reasons if reason in refused]
+        if batch_refusals and (layout_plan.is_batch_assumed or not suggestions or len(refused) == len(batch_refusals)):
+            suitable_batch = divisible_batch(layout.devices, *batch_sizes)
+            suggestions = f"{batch_refusals[0]}; expected such as --global-batch {suitable_batch}"
     return ReportedAnswer(
         layout_plan, lambda: report(preset, layout_plan, suggestions, requested_sizes), bool(layout_plan.plan.feasible)
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import units
 from ..errors import InputError
+from ..frameworks.nccl import is_counted
 from ..frameworks.ranks import attention_of
 from ..frameworks.registry import FOR_PLANS, WITHOUT_A_NAME, framework
 from ..sources.preset import Preset
@@ -17,7 +18,14 @@ from ..timing.time_ranges import TIE, TimeRange
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, without_repetitions
 from .memory_notes import run_text
 from .notes import large_step_notes, plural, too_long_notes, warnings_of_notes
-from .seconds import duration_text, range_ends_text, range_text, test_errors_text, unpriced_notes
+from .seconds import (
+    copying_exchange_notes,
+    duration_text,
+    range_ends_text,
+    range_text,
+    test_errors_text,
+    unpriced_notes,
+)
 from .share import candidate_cell, shared_layout_words
 from .summary import model_data
 
@@ -80,6 +88,8 @@ def report(
             *large_step_notes(layout_plan.global_batch, int(run_memory.states.workload.seq)),
             *warnings,
             nearest_text,
+            *_tight_notes(layout_plan),
+            *_exchange_notes(layout_plan),
             *unpriced_notes([] if layout_plan.times is None else layout_plan.times.unpriced),
             *([] if layout_position is None else [_order_position_text(layout_position)]),
             f"assumed: {layout_plan.assumed_batch}, {layout_plan.step_tokens:,} tokens a step"
@@ -219,6 +229,39 @@ def _order_notes(layout_plan: LayoutPlan) -> list[str]:
         f"=: within {TIE * 100:g} % of the fastest of its tie, where the smallest cp and fewest kinds of parallelism "
         "come first; ranges move together, so the order is surer than the seconds: measure the first three",
     ]
+
+
+LITTLE_HEADROOM = 0.02
+"""Share of a device's memory that the buffers of NCCL may take; llmcalc counts them for few layouts."""
+
+
+def _tight_notes(layout_plan: LayoutPlan) -> list[str]:
+    """Returns a note if the first layout leaves too little memory for NCCL's buffers, and these are not counted."""
+    first_plan, first_layout = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
+    if (
+        first_layout is None
+        or first_layout.headroom > LITTLE_HEADROOM * first_layout.capacity
+        or is_counted(first_layout.layout, first_plan.framework, first_plan.memory.runtime)
+    ):
+        return []
+    return [
+        f"the first layout leaves {units.GIB.write(first_layout.headroom)} {units.GIB.name}, and NCCL's buffers, which "
+        "are not counted, come on top: it may run out of memory"
+    ]
+
+
+def _exchange_notes(layout_plan: LayoutPlan) -> list[str]:
+    """Returns a note if the first layout takes longer by the framework's default exchanges of experts' tokens."""
+    first_plan, first_layout = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
+    if first_layout is None or first_layout.seconds is None or first_plan.times is None or first_layout.layout.ep == 1:
+        return []
+    training_times = first_plan.times.with_memory(first_plan.estimates.with_recompute(first_layout.recompute).memory)
+    return copying_exchange_notes(
+        training_times.stack,
+        first_layout.seconds,
+        lambda time_stack: training_times.seconds_on(time_stack, first_layout.layout, first_layout.micro_batches),
+        "the first layout takes ",
+    )
 
 
 def notes_on_other_accelerators(layout_plan: LayoutPlan) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -204,15 +204,28 @@ TIE = 1.03
 
 def _copying_exchange_notes(timed_run: TimedRun) -> list[str]:
     """Returns a note with the seconds of a step whose exchanges of experts' tokens are the software's default."""
-    copying_stack = timed_run.stack.copying_stack
-    if not copying_stack or timed_run.layout.ep == 1 or timed_run.seconds_on is None:
+    seconds_on, device = timed_run.seconds_on, timed_run.device
+    if timed_run.layout.ep == 1 or seconds_on is None:
         return []
-    seconds = timed_run.seconds_on(timed_run.device, timed_run.stack.model_copy(update={"sends_copies": True}))
-    if seconds <= TIE * timed_run.seconds:
+    return copying_exchange_notes(timed_run.stack, timed_run.seconds, lambda time_stack: seconds_on(device, time_stack))
+
+
+def copying_exchange_notes(
+    time_stack: TimeStack, seconds: float, seconds_on: Callable[[TimeStack], float], subject: str = ""
+) -> list[str]:
+    """Returns a note if a step with expert parallelism takes longer by the software's default exchanges of tokens.
+
+    seconds: of the step on `time_stack`. seconds_on: software stack → seconds of the same step.
+    subject: the run that takes them, with a space at its end; default the run of the answer.
+    """
+    copying_stack = time_stack.copying_stack
+    if not copying_stack or (copying_seconds := seconds_on(time_stack.model_copy(update={"sends_copies": True}))) <= (
+        TIE * seconds
+    ):
         return []
     return [
-        f"exchanges of experts' tokens are those of DeepEP; by NCCL's all-to-all {duration_text(seconds)} "
-        f"(--stack {copying_stack})"
+        f"exchanges of experts' tokens are those of DeepEP; by NCCL's all-to-all {subject}"
+        f"{duration_text(copying_seconds)} (--stack {copying_stack})"
     ]
 
 

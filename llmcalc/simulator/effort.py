@@ -24,6 +24,11 @@ class CountedWork(NamedTuple):
     units: int
     recordings: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def total(self) -> int:
+        """The work with the work of each recording, once."""
+        return self.units + sum(dict(self.recordings).values())
+
 
 class SimulatedWork:
     """The counter of the work of all simulated runs so far.
@@ -95,3 +100,8 @@ class WorkBudget:
     def is_spent(self, budget_share: float = 1) -> bool:
         """Whether this share of the budget is spent, by default all of it."""
         return EFFORT.units - self._start >= budget_share * self._units
+
+    @property
+    def units_left(self) -> int:
+        """The units of work that the search may still do; 0 if the budget is spent."""
+        return max(0, self._start + self._units - EFFORT.units)

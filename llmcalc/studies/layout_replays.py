@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from ..device_memory.estimate import Memory
 from ..frameworks.framework import Framework
-from ..frameworks.ranks import Cluster, rank_needing_most
+from ..frameworks.ranks import Cluster
 from ..parallel.layout import Layout
 from ..processes import ForkedCalls, usable_processes
-from ..simulator.effort import EFFORT, CountedWork
+from ..simulator.effort import EFFORT, CountedWork, WorkBudget
 
 
 class LayoutRun(NamedTuple):
@@ -31,11 +31,13 @@ class ReplayTask(NamedTuple):
     run: the layout and its run.
     first_stage: the pipeline stage whose rank is replayed first; None for the order of the ranks.
     byte_limit: bytes of that rank above which the others are not replayed; None to replay all.
+    work_limit: units of work after which no further rank is replayed; None (default) to replay all.
     """
 
     run: LayoutRun
     first_stage: int | None = None
     byte_limit: int | None = None
+    work_limit: int | None = None
 
 
 class ReplayedLayout(NamedTuple):
@@ -64,8 +66,12 @@ def replay_layout(model_memory: Memory, framework: Framework, version: str, task
             first_work = work_so_far()
             if task.byte_limit is not None and first_bytes > task.byte_limit:
                 return ReplayedLayout(first_bytes, first_work, first_bytes, first_work)
-        ranks = [cluster.rank_memory(rank, cuda_runtime) for rank in cluster.ranks_that_may_need_most]
-        return ReplayedLayout(first_bytes, first_work, rank_needing_most(ranks).device.device_bytes, work_so_far())
+        largest_bytes = first_bytes
+        for rank in cluster.ranks_that_may_need_most:
+            if largest_bytes and task.work_limit is not None and work_so_far().total > task.work_limit:
+                break
+            largest_bytes = max(largest_bytes, cluster.rank_memory(rank, cuda_runtime).device.device_bytes)
+        return ReplayedLayout(first_bytes, first_work, largest_bytes, work_so_far())
 
 
 class LayoutReplays:
@@ -74,6 +80,8 @@ class LayoutReplays:
     framework, version: as in `Cluster`.
     memory_of_run: (micro-batches per step, recomputation) → the model and its run.
     largest_stage: (layout, micro-batches, recomputation) → the pipeline stage with the largest estimated rank.
+    budget: the work of the search. A run without a limit of bytes replays the rank with the largest estimate, and
+        others until the budget is spent.
     """
 
     def __init__(
@@ -82,11 +90,13 @@ class LayoutReplays:
         version: str,
         memory_of_run: Callable[[int, str], Memory],
         largest_stage: Callable[[Layout, int, str], int],
+        budget: WorkBudget,
     ) -> None:
         self._framework: Framework = framework
         self._version: str = version
         self._memory_of_run: Callable[[int, str], Memory] = memory_of_run
         self._largest_stage: Callable[[Layout, int, str], int] = largest_stage
+        self._budget: WorkBudget = budget
         self._calls: ForkedCalls[ReplayTask, ReplayedLayout] = ForkedCalls(self._replay, usable_processes())
         self._begun: dict[LayoutRun, ReplayTask] = {}
 
@@ -108,9 +118,7 @@ class LayoutReplays:
             return
         for run_number, run in enumerate(runs):
             if run not in self._begun:
-                self._begun[run] = ReplayTask(
-                    run, self._first_stage(run, byte_limit is not None or run_number > 0), byte_limit
-                )
+                self._begun[run] = self._task(run, byte_limit, has_no_limit=byte_limit is None and run_number == 0)
         self._calls.begin((self._begun[run], _sizes_of_passes(run)) for run in runs)
 
     def bytes(self, layout: Layout, micro_batches: int, recompute: str, byte_limit: int | None) -> int:
@@ -120,11 +128,14 @@ class LayoutReplays:
         Raises `InputError` for a run that cannot be replayed.
         """
         run = LayoutRun(layout, micro_batches, recompute)
-        task = ReplayTask(run, self._first_stage(run, byte_limit is not None), byte_limit)
+        task = self._task(run, byte_limit, has_no_limit=byte_limit is None)
         begun_task = self._begun.pop(run, None)
         if begun_task is not None and begun_task.first_stage == task.first_stage:
             begun_limit = begun_task.byte_limit
-            if begun_limit is None or (byte_limit is not None and begun_limit >= byte_limit):
+            if begun_task == task or (
+                begun_task.work_limit is None
+                and (begun_limit is None or (byte_limit is not None and begun_limit >= byte_limit))
+            ):
                 task = begun_task  # it ended early only where this one would
         replayed_layout = self._calls.result(task)
         if byte_limit is not None and replayed_layout.first_bytes > byte_limit:
@@ -133,9 +144,10 @@ class LayoutReplays:
         EFFORT.add(replayed_layout.work)
         return replayed_layout.bytes
 
-    def _first_stage(self, run: LayoutRun, has_limit: bool) -> int | None:
-        """Returns the stage whose rank is replayed first; None where no limit can end the replay after it."""
-        return self._largest_stage(*run) if has_limit and run.layout.pp > 1 else None
+    def _task(self, run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
+        """Returns the task of a run. has_no_limit: whether no bytes of a rank can end it, so that its work does."""
+        first_stage = self._largest_stage(*run) if run.layout.pp > 1 else None
+        return ReplayTask(run, first_stage, byte_limit, self._budget.units_left if has_no_limit else None)
 
     def _replay(self, task: ReplayTask) -> ReplayedLayout:
         """Runs a task. Its work is counted where the result is asked for, as it may run in another process."""

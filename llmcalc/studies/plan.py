@@ -317,8 +317,9 @@ def plan_of(
         memory_estimate = layout_estimates.with_recompute(recompute).estimates_as_configured
         return memory_estimate.exceeds(layout, micro_batch_count, is_too_large)
 
+    budget = budget or search_budget()
     with LayoutReplays(
-        framework_record, version, memory_of_run, lambda *layout_run: largest_rank(*layout_run)[1]
+        framework_record, version, memory_of_run, lambda *layout_run: largest_rank(*layout_run)[1], budget
     ) as replays:
         layout_order = LayoutOrder(
             layouts,
@@ -333,7 +334,7 @@ def plan_of(
             else (AS_CONFIGURED,),
             least_bytes,
             exceeds,
-            budget or search_budget(),
+            budget,
             replays.begin,
         ).plan(row_limit, suggests_nearest)
     layout_plan = LayoutPlan(

@@ -238,6 +238,11 @@ class TrainingTimes:
         """Returns the training step with its seconds. Raises `InputError` for a layout that is not modelled."""
         return self.step_timer.step(self.plan(layout, micro_batches))
 
+    def seconds_on(self, time_stack: TimeStack, layout: Layout, micro_batches: int) -> float:
+        """Returns the seconds of a step of a layout under another software stack."""
+        step_timer = StepTimer(self.memory.spec, self.device, time_stack)
+        return float(step_timer.step(self.plan(layout, micro_batches)).seconds)
+
     def range(self, seconds: float, layout: Layout, micro_batches: int) -> TimeRange:
         """Returns the range of an estimate in seconds of a layout's step.
 

@@ -263,6 +263,7 @@ USAGE = {
     "plot my.gguf": "expected a command first: llmcalc plot memory my.gguf",
     "params llama3-8b --json": "No such option: --json; expected --format json (llmcalc params --help explains)",
     "memory llama3-8b --gpu h100": "No such option: --gpu; expected --hardware",
+    "plan qwen3-0.6b --engine vllm": "No such option: --engine; expected llmcalc fit, memory, time or kv",
     "kv llama3-8b --ctx 8k": "No such option: --ctx; expected --seq",
     "serve llama3-8b --isl 4k": "No such option: --isl; expected --input",
     "time llama3-8b --isl 4k": "No such option: --isl; expected --phase prefill --seq N for a prompt",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from llmcalc.errors import InputError
@@ -105,8 +107,10 @@ def test_options_that_contradict_each_other(asked: LayoutRequest, message: str) 
 
 
 def test_the_options_of_a_layout_ask_for_it() -> None:
-    assert Layout(tp=2, sequence_parallel=True, pp=2, pp_layout=(3, 5), reshard=False).options() == (
-        "--tp 2 --pp 2 --sequence-parallel --no-reshard --pp-layout 3,5"
+    layout = Layout(tp=2, sequence_parallel=True, pp=2, pp_layout=(3, 5), reshard=False)
+    assert layout.options() == "--tp 2 --pp 2 --sequence-parallel --pp-layout 3,5"  # there is nothing to gather
+    assert replace(layout, dp=2, zero=3).options() == (
+        "--tp 2 --pp 2 --dp 2 --sequence-parallel --zero 3 --no-reshard --pp-layout 3,5"
     )
 
 

@@ -21,6 +21,7 @@ from llmcalc.parallel.search import LayoutSearch, search_layouts
 from llmcalc.simulator.effort import EFFORT, WorkBudget
 from llmcalc.studies import fit_devices
 from llmcalc.studies.layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory
+from llmcalc.studies.layout_replays import LayoutReplays, LayoutRun
 from llmcalc.studies.plan import TOO_MUCH, UNTRIED, LayoutEstimates, LayoutOrder, RankedLayouts, search_budget
 from llmcalc.studies.step_size import default_batch, usual_batch
 from tests.samples import with_rest
@@ -591,6 +592,81 @@ def test_fsdp2_keeps_gathered_weights_with_stage_2_and_has_no_stage_1(run: Any) 
         assert code == 2
         assert "--zero 1: fsdp2 divides gradients and weights too; expected --zero 3" in err
     assert asked(run, *words[:-2], "--zero", "2")["framework"]["name"] == "deepspeed"
+
+
+@pytest.mark.parametrize("sizes", ["--dp 2", "--devices 4", "--zero 3 --dp 2"])
+def test_pipelines_of_fsdp2_keep_gathered_weights_with_any_option_of_shards(run: Any, sizes: str) -> None:
+    # torchtitan, distributed/fsdp.py: by default `reshard_after_forward` is false in a pipeline
+    words = ("memory", SMALL, "--seq", "64", "--framework", "fsdp2", "--num-microbatches", "4", "--pp", "2")
+    sharded = asked(run, *words, "--fsdp", "2")
+    assert not sharded["layout"]["reshard"]
+    assert asked(run, *words, *sizes.split())["memory"] == sharded["memory"]
+
+
+def test_a_row_without_replicas_has_the_options_of_memory(run: Any) -> None:
+    words = (SMALL, "--seq", "64", "--framework", "fsdp2", "--tp", "2", "--pp", "2")
+    planned = asked(run, "plan", *words, "--devices", "4", "--hardware", "h100", "--global-batch", "4", "--rows", "1")
+    options = planned["feasible"][0]["options"].split()
+    answer = asked(run, "memory", *words[:5], *options, "--num-microbatches", "4", "--hardware", "h100")
+    assert answer["memory"]["device_bytes"] == planned["feasible"][0]["device_bytes"]
+
+
+def test_experts_over_nodes_are_said_to_be_exchanged_by_deepep(run: Any) -> None:
+    """Megatron-LM's default is NCCL's all-to-all, which sends a token's copies to a node (token_dispatcher.py)."""
+    words = ("plan", "qwen3-30b-a3b?num_hidden_layers=4", "--devices", "16", "--hardware", "h100", "--seq", "4k")
+    for ep, is_said in ((16, True), (1, False)):
+        output = " ".join(run(*words, "--rows", "1", "--pp", "1", "--tp", "1", "--ep", str(ep))[1].split())
+        assert ("by NCCL's all-to-all the first layout takes" in output) == is_said
+
+
+def test_a_first_layout_without_room_for_nccl_says_so(run: Any) -> None:
+    words = ("plan", SMALL, "--devices", "2", "--seq", "128", "--rows", "1")
+    row = asked(run, *words, "--hardware", "h100", "--pp", "2")["feasible"][0]
+    for more_bytes, is_said in ((2**20, True), (2**30, False)):
+        hardware = f"{-(-(row['device_bytes'] + more_bytes) // 2**20)}MiB"
+        output = " ".join(run(*words, "--hardware", hardware, "--by", "memory", "--pp", "2")[1].split())
+        assert ("and NCCL's buffers, which are not counted, come on top" in output) == is_said
+
+
+@pytest.mark.parametrize(
+    ("words", "reason", "batch"),
+    [
+        ("--devices 16 --tp 2 --pp 8 --seq 1m", "the schedule does not take the micro-batches", 16),
+        ("--devices 8 --dp 8 --seq 64 --global-batch 5", "--dp does not divide the global batch", 8),
+    ],
+)
+def test_a_step_that_suits_no_layout_is_what_is_changed(run: Any, words: str, reason: str, batch: int) -> None:
+    command = ("plan", "qwen3-0.6b", *words.split(), "--framework", "fsdp2", "--hardware", "h100")
+    code, output, _ = run(*command)
+    assert code == 1
+    assert f"{reason}; expected such as --global-batch {batch}" in " ".join(output.split())
+    assert "nearest layouts" not in output
+
+
+def test_the_nearest_layout_of_a_spent_search_is_counted_by_its_largest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, replayed = memory(load(SMALL).model, Settings("training", seq=128)), list[int]()
+    rank_memory = Cluster.rank_memory
+
+    def count_rank(cluster: Cluster, rank: int, runtime: Any) -> Any:
+        replayed.append(rank)
+        return rank_memory(cluster, rank, runtime)
+
+    monkeypatch.setattr(Cluster, "rank_memory", count_rank)
+    layout = Layout(pp=3, zero=0)
+    run_of_layout = LayoutRun(layout, 3, AS_CONFIGURED)
+
+    def replays(units: int) -> LayoutReplays:
+        return LayoutReplays(
+            framework_of("megatron"), "", lambda *_: model.with_(num_microbatches=3), lambda *_: 1, WorkBudget(units)
+        )
+
+    with replays(10**9) as unlimited:
+        all_bytes = unlimited.bytes(*run_of_layout, None)
+    assert set(replayed) == {0, 1, 2}
+    replayed.clear()
+    with replays(1) as limited:
+        assert 0 < limited.bytes(*run_of_layout, None) <= all_bytes
+    assert replayed == [1]
 
 
 def test_a_plan_in_whole_replicas_without_room_says_what_has_shards(run: Any) -> None:

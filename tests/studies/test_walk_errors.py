@@ -40,6 +40,16 @@ def test_a_replay_needs_what_is_stated(model: str, seq: int, devices: int, frame
         assert -stated.under <= error.share <= stated.over, error
 
 
+@pytest.mark.parametrize("stage", [0, 3])
+def test_with_one_round_of_micro_batches_one_stage_of_a_rank_has_whole_gradients(stage: int) -> None:
+    """torch/distributed/pipelining/stage.py, `perform_reduce_grad`: after a stage's last micro-batch."""
+    layout = Layout(pp=4, vpp=4, dp=16, zero=3, reshard=False, schedule="interleaved")
+    run = memory(load("olmoe-1b-7b").model, Settings("training", seq=512, num_microbatches=4))
+    walked = framework_named("fsdp2").estimate(run).peaks_by_stage(layout, 4)[stage]
+    replayed = Cluster.with_framework(run, layout, "fsdp2").rank_memory(layout.rank(pp=stage), run.runtime).device
+    assert walked == pytest.approx(replayed.peak_bytes + run.runtime.context, rel=0.1)
+
+
 def test_one_of_three_dense_layers_is_walked_alone() -> None:
     """The first stage has one of DeepSeek-V3's three dense layers, and the next stage the other two."""
     run = memory(load("deepseek-v3").model, Settings("training", seq=2048, num_microbatches=16))

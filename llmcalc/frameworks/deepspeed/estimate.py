@@ -33,7 +33,11 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
 
 
 def transient_bytes(
-    optimizer_step: OptimizerStepBytes, element_bytes: int, layout: Layout, stage_parameters: Sequence[StageParameters]
+    optimizer_step: OptimizerStepBytes,
+    element_bytes: int,
+    layout: Layout,
+    stage_parameters: Sequence[StageParameters],
+    micro_batches: int,
 ) -> TransientBytes:
     """Returns the temporary bytes of a rank. element_bytes: bytes per element of weights and gradients.
 

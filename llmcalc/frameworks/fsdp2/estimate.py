@@ -59,6 +59,7 @@ def transient_bytes(
     keeps_last_layer: bool,
     layout: Layout,
     stage_parameters: Sequence[StageParameters],
+    micro_batches: int,
 ) -> TransientBytes:
     """Returns the temporary bytes of a rank: gathered parameters, gradient reductions and the optimizer step.
 
@@ -71,8 +72,9 @@ def transient_bytes(
     embedding and head, of one size, are gathered by themselves (`splits_head`). The last layer may stay gathered
     after its forward pass; if not, it is gathered again when the head's backward pass begins. A layer's gradients
     are whole until its backward pass ends, and the reduced ones, in fp32, exist until the next layer's ends. In a
-    pipeline gradients stay whole, in fp32, until the last micro-batch, and parameters from one backward pass to the
-    next forward pass.
+    pipeline gradients stay whole, in fp32, until the last micro-batch of their stage, and parameters from one backward
+    pass to the next forward pass. With no more micro-batches than ranks a stage is through with all of them before the
+    rank's stage before it begins, so that the gradients of one stage are whole at a time.
     """
     from .pipeline import ACTIVE
 
@@ -106,10 +108,12 @@ def transient_bytes(
             gradient_reduction=round(max(element_bytes * largest_group * (1 + trained_share), reduce_bytes)),
             optimizer_step=step_bytes,
         )
-    parameter_count = sum(stage.total for stage in stage_parameters)
+    totals = [stage.total for stage in stage_parameters]
+    parameter_count = sum(totals)
     gathered_bytes = element_bytes * (outside_layers + 2 * layer)
     unsharded_bytes = round(element_bytes * parameter_count * min(1, ACTIVE / layout.vpp))
-    gradients = round(trained_share * parameter_count * (fp32_bytes - shard_width / layout.shards))
+    whole_gradients = max(totals) if micro_batches <= layout.pp else parameter_count
+    gradients = round(trained_share * whole_gradients * (fp32_bytes - shard_width / layout.shards))
     reduced_gradient_bytes = round(trained_share * outside_layers * (fp32_bytes + shard_width / layout.shards))
     return TransientBytes(
         in_passes=gradients + (gathered_bytes if layout.reshard else unsharded_bytes),

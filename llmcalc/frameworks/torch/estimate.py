@@ -25,7 +25,11 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
 
 
 def transient_bytes(
-    step_bytes: OptimizerStepBytes, bucket_bytes: float, layout: Layout, stage_parameters: Sequence[StageParameters]
+    step_bytes: OptimizerStepBytes,
+    bucket_bytes: float,
+    layout: Layout,
+    stage_parameters: Sequence[StageParameters],
+    micro_batches: int,
 ) -> TransientBytes:
     """Returns a rank's temporary bytes of all-reducing gradients in buckets (c10d `Reducer`).
 
