@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from functools import reduce
 from itertools import chain
+from math import inf
 from typing import Literal, TypeAlias
 
 from ..accelerator import Hardware
@@ -157,6 +158,12 @@ class Device:
         """Returns the fraction of benchmark FLOP/s that a device sustains under long load."""
         share_by_format = self.generation.sustained
         return share_by_format.get(dtype, share_by_format["bf16"])
+
+    @property
+    def vector_rate(self) -> float:
+        """The bytes/s of weights that the units read in llama.cpp's kernels of matrix by vector; inf if unknown."""
+        bytes_per_flop = self.generation.vector_read
+        return self.peaks["fp32"] * bytes_per_flop if bytes_per_flop and "fp32" in self.peaks else inf
 
     def memory_seconds(self, byte_count: Number) -> Number:
         """Returns the seconds in which a kernel reads and writes `byte_count` bytes."""

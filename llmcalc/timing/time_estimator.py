@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import comb, prod
+from math import comb, inf, prod
 from typing import TypeAlias
 
 from ..algebra import Number, are_equal, choose, exact_div, is_zero, log2, maximum, minimum
@@ -346,12 +346,14 @@ class TimeEstimator:
             )
             weight *= self._prompt_passes(kernel)
             weight_bytes, value_bytes = self._weight_bytes(kernel, weight), 2.0 * m * (k + n)
+            vector_seconds = weight_bytes / self.vector_rate(kernel)
             if dtype != QUANTIZED or not self.stack.reads_before_products:
-                yield False, compute_seconds, device.memory_seconds(weight_bytes + value_bytes)
+                read_seconds = device.memory_seconds(weight_bytes + value_bytes)
+                yield False, compute_seconds, maximum(read_seconds, vector_seconds)
                 return
-            tokens = kernel.routed_tokens if kernel.kind == "experts" else m
-            read_before = choose(tokens > MOST_VECTORS, weight_bytes, 0.0)
-            yield False, compute_seconds, device.memory_seconds(weight_bytes - read_before + value_bytes)
+            read_before = choose(self._is_vector(kernel), 0.0, weight_bytes)
+            read_seconds = device.memory_seconds(weight_bytes - read_before + value_bytes)
+            yield False, compute_seconds, maximum(read_seconds, vector_seconds)
             yield False, 0.0, device.memory_seconds(read_before)
             return
         dtype = "bf16" if kernel.in_16_bits and self.formats.dtype != "fp32" else self.formats.dtype
@@ -385,6 +387,16 @@ class TimeEstimator:
             yield from self._time_with_weights(
                 kernel, True, backward_seconds, self._gradient_bytes(bytes_per_element) * weight, moved_bytes
             )
+
+    def _is_vector(self, kernel: Kernel) -> Number:
+        """Whether a product has so few tokens that llama.cpp runs its kernel of matrix by vector."""
+        return (kernel.routed_tokens if kernel.kind == "experts" else kernel.m) <= MOST_VECTORS
+
+    def vector_rate(self, kernel: Kernel) -> Number:
+        """Returns the bytes/s at which a product's kernel of matrix by vector reads weights; inf without that kernel."""
+        if not self.stack.vector_kernels:
+            return inf
+        return choose(self._is_vector(kernel), self.device.vector_rate, inf)
 
     def _wave_factor(self, kernel: Kernel, row_count: Number, column_count: Number) -> Number:
         """The slowdown of a dense training product by compute units that its last tiles leave idle."""
