@@ -31,6 +31,8 @@ SYMBOLS = {
     "e": "share of the peak that kernels of its generation reach, in training under load",
     "r": "FLOP/s of operations without a share of their own",
     "w": "share of the memory's bandwidth that they reach",
+    "P32": "peak FLOP/s of the device in float32",
+    "v": "bytes of weights that the units read for each of these FLOP",
     "l": "kernels that are launched",
     "t": "seconds until a kernel starts",
     "S": "keys of a query",
@@ -215,11 +217,8 @@ def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: Ti
 
 def _is_vector_read(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
     """Whether the units, and not the memory, bound how fast a product's kernel of matrix by vector reads weights."""
-    device = time_estimator.device
-    return (
-        kernel.kind in ("product", "experts")
-        and time_estimator.vector_rate(kernel) < device.bandwidth * device.generation.memory
-    )
+    is_product = kernel.kind in ("product", "experts")
+    return is_product and bool(time_estimator.vector_rate(kernel) < time_estimator.device.memory_rate)
 
 
 def _memory_figure(time_estimator: TimeEstimator, kernel: Kernel) -> str:

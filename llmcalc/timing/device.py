@@ -165,9 +165,14 @@ class Device:
         bytes_per_flop = self.generation.vector_read
         return self.peaks["fp32"] * bytes_per_flop if bytes_per_flop and "fp32" in self.peaks else inf
 
+    @property
+    def memory_rate(self) -> float:
+        """The bytes/s that a kernel reads and writes."""
+        return self.bandwidth * self.generation.memory
+
     def memory_seconds(self, byte_count: Number) -> Number:
         """Returns the seconds in which a kernel reads and writes `byte_count` bytes."""
-        return byte_count / (self.bandwidth * self.generation.memory)
+        return byte_count / self.memory_rate
 
     def cache_seconds(self, byte_count: Number) -> Number:
         """Returns the seconds in which decoding attention reads `byte_count` bytes of the cache."""

@@ -393,7 +393,7 @@ class TimeEstimator:
         return (kernel.routed_tokens if kernel.kind == "experts" else kernel.m) <= MOST_VECTORS
 
     def vector_rate(self, kernel: Kernel) -> Number:
-        """Returns the bytes/s at which a product's kernel of matrix by vector reads weights; inf without that kernel."""
+        """Returns the bytes/s at which the units read a product's weights for few tokens; inf without that kernel."""
         if not self.stack.vector_kernels:
             return inf
         return choose(self._is_vector(kernel), self.device.vector_rate, inf)
