@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import comb, inf, prod
+from statistics import NormalDist
 from typing import TypeAlias
 
 from ..algebra import Number, are_equal, choose, exact_div, is_zero, log2, maximum, minimum
@@ -471,11 +472,17 @@ class TimeEstimator:
     def experts_read(self, kernel: Kernel) -> Number:
         """Returns the expected number of distinct experts that T tokens select: E · (1 − (1 − k/E)^T).
 
-        Tokens that a batch decodes together select the same experts more often than by chance.
+        Tokens that a batch decodes together select the same experts more often than by chance. Of expert-parallel ranks
+        it is that of the rank with most of them, for which all others wait.
         """
         shared_experts = self.stack.shared_experts if self.rank_pass.phase == "decode" else 0.0
         tokens = 1 + (kernel.routed_tokens / self._prompt_passes(kernel) - 1) * (1 - shared_experts)
-        return kernel.experts * (1 - (1 - kernel.selection_chance) ** tokens)
+        chance = 1 - (1 - kernel.selection_chance) ** tokens
+        mean_experts, ranks = kernel.experts * chance, self.rank_pass.ep
+        if self.is_training or are_equal(ranks, 1):
+            return mean_experts
+        deviation = (mean_experts * (1 - chance) * (1 - 1 / ranks)) ** 0.5  # of a hypergeometric number
+        return minimum(kernel.experts, mean_experts + _expected_maximum(ranks) * deviation)
 
     def _attention_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         device, rank_pass = self.device, self.rank_pass
@@ -675,6 +682,11 @@ def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGrou
         mean_copy_chance = (1 - share_of_larger_domains) * copy_chances[0] + share_of_larger_domains * copy_chances[1]
         copies_per_token = choose(domains < n_group, domains * mean_copy_chance, copies_per_token)
     return minimum(1.0, copies_per_token / top_k)
+
+
+def _expected_maximum(count: int) -> float:
+    """Returns the expected largest of independent normal numbers, in standard deviations (Blom 1958)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 def _chance_of_copy(groups_in_domain: Number, top_k: Number, expert_groups: ExpertGroups) -> Number:
