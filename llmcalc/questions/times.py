@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training_error
 from ..errors import InputError, shown
@@ -14,6 +14,7 @@ from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..timing.calibration import UNCHANGED, Calibration
+from ..units import DTYPE_BITS
 from ..workload.lora import PARALLEL_LIBRARIES
 from ..workload.setting import declarations_of, option
 from .options import OPTIONS_OF_AN_ORDER, TimeOptions
@@ -360,6 +361,7 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
     assert hardware is not None
     engine_notes = _check_served_model(run, options.engine)
     layout_request, run_memory = run.layout, run.memory_on_one_device()
+    run_memory, scheme_notes = _with_usual_scheme(run_memory, options.engine)
     for field in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
         if getattr(layout_request, field) not in (None, 1, 0):
             raise InputError(f"{option(field)}: is of training; expected --phase training")
@@ -382,7 +384,7 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
             layout_request = layout_request.with_experts_of_a_server()
         layout = serving_layout(run_memory, hardware, layout_request)
         timed_run = time_inference(run_memory, hardware, layout, settings, cached_tokens, options.server)
-        return replace(timed_run, engine_notes=engine_notes)
+        return replace(timed_run, engine_notes=(*scheme_notes, *engine_notes))
 
 
 def _check_served_model(run: RunQuestion, engine_text: str | None) -> tuple[str, ...]:
@@ -391,14 +393,37 @@ def _check_served_model(run: RunQuestion, engine_text: str | None) -> tuple[str,
     Raises `InputError` for a model that the engine does not run.
     """
     from ..frameworks.engines.rank import architectures
-    from ..frameworks.engines.registry import FOLDERS, engine_and_version
+    from ..frameworks.engines.registry import engine_and_version
 
-    if engine_text is None or engine_text.partition("==")[0].strip().lower() not in FOLDERS:
+    if not _is_registered_engine(engine_text):
         return ()
     engine_record, version = engine_and_version(engine_text)
     if engine_record.model_check is not None:
         engine_record.model_check(run.preset, version)
     return tuple(engine_record.rules().class_notes(architectures(run.preset), version))
+
+
+def _with_usual_scheme(run_memory: Memory, engine_text: str | None) -> tuple[Memory, tuple[str, ...]]:
+    """Returns a run with the scheme in which an engine's users run weights of 16 bits, and the note on it, if any.
+
+    The run is unchanged where a format of the weights is stated or published.
+    """
+    from ..frameworks.engines.registry import engine_and_version
+
+    usual_scheme = engine_and_version(engine_text)[0].usual_scheme if _is_registered_engine(engine_text) else None
+    settings = run_memory.settings
+    is_stated = settings.quantize or settings.dtype is not None or run_memory.states.quantized is not None
+    if usual_scheme is None or is_stated or DTYPE_BITS[run_memory.published] < 16:
+        return run_memory, ()
+    scheme, remark = usual_scheme
+    return run_memory.with_(quantize=scheme), (remark,)
+
+
+def _is_registered_engine(engine_text: str | None) -> TypeGuard[str]:
+    """Whether a text names an engine, with or without a version, and not a software stack."""
+    from ..frameworks.engines.registry import FOLDERS
+
+    return engine_text is not None and engine_text.partition("==")[0].strip().lower() in FOLDERS
 
 
 def _inference_stack_of_framework(framework_name: str | None, options: TimeOptions) -> str:

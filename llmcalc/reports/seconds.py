@@ -373,7 +373,7 @@ def _seconds_with_host(timed_run: TimedRun) -> float:
     share_on_host = 1 - timed_run.hardware.capacity_bytes / timed_run.resident_bytes
     device = timed_run.device
     read_bytes = sum(
-        count * operation.memory * device.bandwidth * device.generation.memory
+        count * operation.memory * min(device.memory_rate, device.vector_rate)
         for count, operation in timed_run.operations
         if operation.kind in ("product", "experts")
     )

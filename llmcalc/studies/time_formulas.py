@@ -31,6 +31,8 @@ SYMBOLS = {
     "e": "share of the peak that kernels of its generation reach, in training under load",
     "r": "FLOP/s of operations without a share of their own",
     "w": "share of the memory's bandwidth that they reach",
+    "P32": "peak FLOP/s of the device in float32",
+    "v": "bytes of weights that the units read for each of these FLOP",
     "l": "kernels that are launched",
     "t": "seconds until a kernel starts",
     "S": "keys of a query",
@@ -207,7 +209,23 @@ def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: Ti
             "B / (W · w) · (1 + 1 / b)",
             f"{_number_text(cache_bytes)} / {rate_text} · (1 + 1 / {_number_text(unit_ratio)})",
         )
+    if _is_vector_read(time_estimator, kernel):
+        byte_text, rate_text = _number_text(seconds * device.vector_rate), _number_text(device.generation.vector_read)
+        return _FormulaTerm("B / (P32 · v)", f"{byte_text} / ({_number_text(device.peaks['fp32'])} · {rate_text})")
     return _FormulaTerm("B / (W · w)", f"{_number_text(seconds * device.bandwidth * efficiency)} / {rate_text}")
+
+
+def _is_vector_read(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
+    """Whether the units, and not the memory, bound how fast a product's kernel of matrix by vector reads weights."""
+    is_product = kernel.kind in ("product", "experts")
+    return is_product and bool(time_estimator.vector_rate(kernel) < time_estimator.device.memory_rate)
+
+
+def _memory_figure(time_estimator: TimeEstimator, kernel: Kernel) -> str:
+    """Returns the name of the generation's figure behind a kernel's memory traffic."""
+    if _reads_cache(time_estimator, kernel):
+        return "cache"
+    return "vector_read" if _is_vector_read(time_estimator, kernel) else "memory"
 
 
 def _formula_source(
@@ -221,7 +239,7 @@ def _formula_source(
     is_fused_attention = kernel.kind == "attention" and time_estimator.stack.attention != "scores"
     figure_names = [
         *(["attention"] if is_fused_attention and compute_term else ["products"] if compute_term else []),
-        *(["cache"] if _reads_cache(time_estimator, kernel) and memory_term else ["memory"] if memory_term else []),
+        *([_memory_figure(time_estimator, kernel)] if memory_term else []),
         *(["kernel_start" if time_estimator.is_training else "launch_gap"] if wait_term else []),
     ]
     sources = [

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from functools import reduce
 from itertools import chain
+from math import inf
 from typing import Literal, TypeAlias
 
 from ..accelerator import Hardware
@@ -158,9 +159,20 @@ class Device:
         share_by_format = self.generation.sustained
         return share_by_format.get(dtype, share_by_format["bf16"])
 
+    @property
+    def vector_rate(self) -> float:
+        """The bytes/s of weights that the units read in llama.cpp's kernels of matrix by vector; inf if unknown."""
+        bytes_per_flop = self.generation.vector_read
+        return self.peaks["fp32"] * bytes_per_flop if bytes_per_flop and "fp32" in self.peaks else inf
+
+    @property
+    def memory_rate(self) -> float:
+        """The bytes/s that a kernel reads and writes."""
+        return self.bandwidth * self.generation.memory
+
     def memory_seconds(self, byte_count: Number) -> Number:
         """Returns the seconds in which a kernel reads and writes `byte_count` bytes."""
-        return byte_count / (self.bandwidth * self.generation.memory)
+        return byte_count / self.memory_rate
 
     def cache_seconds(self, byte_count: Number) -> Number:
         """Returns the seconds in which decoding attention reads `byte_count` bytes of the cache."""

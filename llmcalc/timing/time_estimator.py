@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import comb, prod
+from math import comb, inf, prod
+from statistics import NormalDist
 from typing import TypeAlias
 
 from ..algebra import Number, are_equal, choose, exact_div, is_zero, log2, maximum, minimum
@@ -382,12 +383,14 @@ class TimeEstimator:
             )
             weight *= self._prompt_passes(kernel)
             weight_bytes, value_bytes = self._weight_bytes(kernel, weight), 2.0 * m * (k + n)
+            vector_seconds = weight_bytes / self.vector_rate(kernel)
             if dtype != QUANTIZED or not self.stack.reads_before_products:
-                yield False, compute_seconds, device.memory_seconds(weight_bytes + value_bytes)
+                read_seconds = device.memory_seconds(weight_bytes + value_bytes)
+                yield False, compute_seconds, maximum(read_seconds, vector_seconds)
                 return
-            tokens = kernel.routed_tokens if kernel.kind == "experts" else m
-            read_before = choose(tokens > MOST_VECTORS, weight_bytes, 0.0)
-            yield False, compute_seconds, device.memory_seconds(weight_bytes - read_before + value_bytes)
+            read_before = choose(self._is_vector(kernel), 0.0, weight_bytes)
+            read_seconds = device.memory_seconds(weight_bytes - read_before + value_bytes)
+            yield False, compute_seconds, maximum(read_seconds, vector_seconds)
             yield False, 0.0, device.memory_seconds(read_before)
             return
         dtype = "bf16" if kernel.in_16_bits and self.formats.dtype != "fp32" else self.formats.dtype
@@ -421,6 +424,16 @@ class TimeEstimator:
             yield from self._time_with_weights(
                 kernel, True, backward_seconds, self._gradient_bytes(bytes_per_element) * weight, moved_bytes
             )
+
+    def _is_vector(self, kernel: Kernel) -> Number:
+        """Whether a product has so few tokens that llama.cpp runs its kernel of matrix by vector."""
+        return (kernel.routed_tokens if kernel.kind == "experts" else kernel.m) <= MOST_VECTORS
+
+    def vector_rate(self, kernel: Kernel) -> Number:
+        """Returns the bytes/s at which the units read a product's weights for few tokens; inf without that kernel."""
+        if not self.stack.vector_kernels:
+            return inf
+        return choose(self._is_vector(kernel), self.device.vector_rate, inf)
 
     def _wave_factor(self, kernel: Kernel, row_count: Number, column_count: Number) -> Number:
         """The slowdown of a dense training product by compute units that its last tiles leave idle."""
@@ -495,11 +508,17 @@ class TimeEstimator:
     def experts_read(self, kernel: Kernel) -> Number:
         """Returns the expected number of distinct experts that T tokens select: E · (1 − (1 − k/E)^T).
 
-        Tokens that a batch decodes together select the same experts more often than by chance.
+        Tokens that a batch decodes together select the same experts more often than by chance. Of expert-parallel ranks
+        it is that of the rank with most of them, for which all others wait.
         """
         shared_experts = self.stack.shared_experts if self.rank_pass.phase == "decode" else 0.0
         tokens = 1 + (kernel.routed_tokens / self._prompt_passes(kernel) - 1) * (1 - shared_experts)
-        return kernel.experts * (1 - (1 - kernel.selection_chance) ** tokens)
+        chance = 1 - (1 - kernel.selection_chance) ** tokens
+        mean_experts, ranks = kernel.experts * chance, self.rank_pass.ep
+        if self.is_training or are_equal(ranks, 1):
+            return mean_experts
+        deviation = (mean_experts * (1 - chance) * (1 - 1 / ranks)) ** 0.5  # of a hypergeometric number
+        return minimum(kernel.experts, mean_experts + _expected_maximum(ranks) * deviation)
 
     def _attention_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         device, rank_pass = self.device, self.rank_pass
@@ -702,6 +721,11 @@ def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGrou
         mean_copy_chance = (1 - share_of_larger_domains) * copy_chances[0] + share_of_larger_domains * copy_chances[1]
         copies_per_token = choose(domains < n_group, domains * mean_copy_chance, copies_per_token)
     return minimum(1.0, copies_per_token / top_k)
+
+
+def _expected_maximum(count: int) -> float:
+    """Returns the expected largest of independent normal numbers, in standard deviations (Blom 1958)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 def _chance_of_copy(groups_in_domain: Number, top_k: Number, expert_groups: ExpertGroups) -> Number:

@@ -58,6 +58,7 @@ class AcceleratorGeneration(Record):
     attention_backward: tuple[Share, float]
     older_attention: dict[str, Share]
     block_quantized: float = Field(ge=0, le=1)
+    vector_read: float = Field(ge=0)
     scan: Share
     depth: dict[str, float]
     tile_rows: int = Field(gt=0)
@@ -163,6 +164,7 @@ class TimeStack(Record):
     sums_in_16_bits: bool = False
     quantized: Literal["bf16", "int8"] = "bf16"
     reads_before_products: bool = False
+    vector_kernels: bool = False
     prompt_batch: int = Field(0, ge=0)
     halves_float32: bool = False
     four_bit_scheme: str | None = None

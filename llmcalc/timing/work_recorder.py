@@ -92,7 +92,7 @@ class WorkRecorder(PlacementTracker):
         self.full_run: RunConfig = self.rank_pass.run_config()
         self.layer: int = BEFORE
         self.layers: int = 1
-        self.cache_reads: dict[str, Number] = {}
+        self.cache_reads: dict[str | int, Number] = {}
         self.aliases: dict[int, Value] = {}
         self.group: list[Step] = []
         self.group_position: tuple[str, Number] = "", 1
@@ -314,6 +314,7 @@ class WorkRecorder(PlacementTracker):
             element_count = operation.op.cache_bits(self.full_run, 1)  # type: ignore[attr-defined]
             self.work.cache[self.layer] = self.work.cache.get(self.layer, 0) + element_count * self._runs_per_layer()
             self.cache_reads[operation.name] = self.cache_reads[self.where] = element_count
+            self.cache_reads.update((id(cached_value.storage), element_count) for cached_value in operation.outs)
 
     def _count_parameters(self, parameters: Number, repeat_count: Number, experts: bool = False) -> None:
         parameter_key = self.layer, experts
@@ -547,7 +548,11 @@ class WorkRecorder(PlacementTracker):
         ]
         cache_name = operation.options.get("cache") or ""
         module_path = self.where.rpartition(".")[0]
-        cache_elements = self.cache_reads.get(f"{module_path}.{cache_name}", self.cache_reads.get(cache_name, 0))
+        keys = operation.ins[1] if operation.ins[1].once is None else operation.ins[1].once  # also of a lower layer
+        cache_elements = self.cache_reads.get(
+            id(keys.storage),
+            self.cache_reads.get(f"{module_path}.{cache_name}", self.cache_reads.get(cache_name, 0)),
+        )
         if run_config.phase == "decode" and op.selects_keys:  # of the whole cache, the selected keys
             cache_elements = (
                 run_config.batch * exact_div(cache_elements, run_config.batch * key_count) * op.pairs(run_config)

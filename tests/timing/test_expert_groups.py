@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from itertools import combinations, pairwise, product
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -243,3 +245,26 @@ def test_megatron_states_groups() -> None:
         settings(**EXPERTS, moe_router_num_groups=3).check()
     with pytest.raises(InputError, match="--moe-router-group-topk: 5; expected 1 to 4 of --moe-router-num-groups 4"):
         settings(**EXPERTS, moe_router_num_groups=4, moe_router_group_topk=5).check()
+
+
+@pytest.mark.parametrize(("ranks", "tokens"), [(2, 1), (4, 1), (8, 1), (8, 4), (8, 64)])
+def test_ranks_wait_for_the_rank_that_reads_most_experts(ranks: int, tokens: int) -> None:
+    """The same as the mean of drawn tokens, which select experts at random, within a fifth."""
+    spec = load_preset("qwen3-30b-a3b").model
+    stack = time_stacks()["vllm"].model_copy(update={"shared_experts": 0.0})
+    device = device_of(load_hardware("h100-sxm"))
+
+    def experts_read(layout: Layout) -> float:
+        sizes = rank_pass(stack, layout, tokens, 1, 1024, "decode")
+        estimator = TimeEstimator(device, stack, NumberFormats(), sizes)
+        kernel = next(kernel for kernel in rank_work(spec, sizes).kernels if kernel.kind == "experts")
+        return float(estimator.experts_read(kernel))
+
+    generator, experts, top_k = random.Random(1), 128, 8
+    drawn = []
+    for _ in range(500):
+        selected = {expert for _ in range(tokens) for expert in generator.sample(range(experts), top_k)}
+        drawn.append(max(sum(expert % ranks == rank for expert in selected) for rank in range(ranks)))
+    busiest, shared_evenly = experts_read(Layout(tp=ranks, ep=ranks, etp=1)), experts_read(Layout(tp=ranks)) / ranks
+    assert busiest == pytest.approx(mean(drawn), rel=0.2)
+    assert busiest > shared_evenly

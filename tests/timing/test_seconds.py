@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -810,6 +811,24 @@ class TestHostAndProductsOfServers:
         weights = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 128256 * 4096
         assert added_seconds(8) == 0
         assert added_seconds(512) == pytest.approx(device.memory_seconds(weights * 5 / 8), rel=0.01)
+
+    def test_units_bound_how_fast_llama_cpp_reads_weights_for_a_token(self) -> None:
+        """Measured of Llama 3 8B in 16 bits, 16.06 GB, on memories of 1.56 and 2.04 TB/s.
+
+        github.com/argonne-lcf/LLM-Inference-Bench, github.com/XiongjieDai/GPU-Benchmarks-on-LLM-Inference
+        """
+        stack = find_stack("llamacpp")
+        for name, tokens_per_second in (("a100-40gb", 53.1), ("h100-pcie", 67.8)):
+            device = device_of(find_hardware(name))
+            assert device.vector_rate < 0.75 * device.memory_rate
+            token = decode(llama(), device, stack, 1, 512)
+            assert token.seconds == pytest.approx(1 / tokens_per_second, rel=0.05)
+        widest = device_of(find_hardware("b300"))
+        assert widest.vector_rate == pytest.approx(1.65e12, rel=0.01)
+        assert decode(llama(), widest, stack, 16, 512).seconds < decode(llama(), widest, stack, 8, 512).seconds
+        unbound = device_of(find_hardware("rtx-4090"))
+        assert unbound.vector_rate > unbound.memory_rate
+        assert device_of(find_hardware("m3-max")).vector_rate == inf
 
     def test_llama_cpp_reads_experts_for_each_512_tokens_of_a_prompt(self) -> None:
         spec, device, stack = (

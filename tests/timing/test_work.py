@@ -173,6 +173,19 @@ def test_ranks_that_gather_tokens_send_them_to_no_expert() -> None:
     assert messages(dense_experts) == messages(divided)
 
 
+@pytest.mark.parametrize("name", ["gemma4-e2b", "gemma3n-e2b"])
+def test_layers_that_share_keys_read_the_cache_of_their_own_window(name: str) -> None:
+    """A layer with the keys of a lower layer reads that layer's cache: of a window's tokens, or of all."""
+    work = rank_work(model(name), RankPass(1, 1, 99_999, "decode"))
+    reads = {
+        work.layer_kinds[kernel.layer].label: kernel.cache_elements
+        for kernel in work.kernels
+        if kernel.kind == "attention"
+    }
+    assert reads["sliding_shared"] == reads["sliding"] < reads["full"] / 100
+    assert reads["full_shared"] == reads["full"]
+
+
 def test_a_gated_shared_expert_is_summed_with_the_routed_ones() -> None:
     """The gate multiplies a partial sum, so a layer of Qwen3.5 reduces once after attention and once after experts."""
     work = rank_work(model("qwen3.5-35b-a3b"), RankPass(1, 1, 64, "decode", tp=2, reduces_late=True))

@@ -173,6 +173,8 @@ class Engine:
         `ngram` or `model`. None for an engine whose servers with a draft are not modelled.
     start: words of the command that starts it, up to the model's name; empty if none is known.
     applied_schemes: scheme of `--quantize` → the flags with which it applies it to published weights as it loads them.
+    usual_scheme: scheme of `--quantize` in which its users run weights of 16 bits if nothing else is stated, and the
+        remark on it; None (default) for the published weights.
     step_tokens, step_sequences: settings of `EngineMemory`: most tokens and sequences of a step; empty for none.
     """
 
@@ -202,6 +204,7 @@ class Engine:
     step_sequences: str = ""
     start: tuple[str, ...] = ()
     applied_schemes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    usual_scheme: tuple[str, str] | None = None
 
     def request_limit(self, engine_memory: EngineMemory) -> int | None:
         """Returns the requests that a data-parallel rank runs at once by the engine's flag; None without a limit."""

@@ -17,11 +17,13 @@ def ggml_engine(
     shown_defaults: tuple[str, ...] = (),
     server_factory: str = "create_server",
     engine_functions: tuple[str, str] = (__package__, "changes"),
+    usual_scheme: tuple[str, str] | None = None,
 ) -> Engine:
     """Returns the record of an engine based on ggml. engine_package: its folder, with flags and server.
 
     server_factory: the function or class in its file `server.py` that returns a server.
     engine_functions: package and file of the functions that take a server; by default those of llama.cpp.
+    usual_scheme: as of `Engine`.
     """
     functions_folder, functions_file = engine_functions
     return Engine(
@@ -40,4 +42,5 @@ def ggml_engine(
         shows_alternatives=shows_alternatives,
         shown_defaults=shown_defaults,
         stacks=(((0,), "llamacpp"),),
+        usual_scheme=usual_scheme,
     )

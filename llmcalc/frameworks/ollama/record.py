@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from ..ggml.engine import ggml_engine
 
+LIBRARY_SCHEME = "q4_k_m"
+"""The format of the library's tags without one (README.md of Ollama, "Model library": Llama 3.3 70B in 43 GB, Phi 4 14B
+in 9.1 GB)."""
+
+LIBRARY_HEADING = "weights in q4_k_m, as tags without a format have them (for a tag such as fp16: --quantize none)"
+"""The remark on a model for which nothing states the format of the weights."""
+
 ENGINE = ggml_engine(
     __package__,
     "ollama",
@@ -16,4 +23,5 @@ ENGINE = ggml_engine(
     },
     server_factory="OllamaServer",
     engine_functions=(__package__, "server"),
+    usual_scheme=(LIBRARY_SCHEME, LIBRARY_HEADING),
 )

@@ -36,6 +36,7 @@ from ..ggml.layer_fit import FittedServer, fit_server, largest_number
 from ..ggml.server import GgmlServer
 from ..ggml.settings import GIB, MIB
 from ..ggml.versions import GgmlEngineRecord
+from .record import LIBRARY_HEADING, LIBRARY_SCHEME
 
 BATCH_RULES = ((32768, 2048, 2 * GIB, 60), (4096, 1024, 768 * MIB, 75))
 """More tokens of context than that → the batch, what it needs more, and the per cent of the memory that the rest may
@@ -46,14 +47,6 @@ DEFAULT_BATCH = 512
 
 UNQUANTIZED = "bf16"
 """The format of weights for which nothing states a scheme."""
-
-LIBRARY_SCHEME = "q4_k_m"
-"""The format of the library's tags without one (README.md of Ollama, "Model library": Llama 3.3 70B in 43 GB, Phi 4 14B
-in 9.1 GB)."""
-
-LIBRARY_HEADING = "weights in q4_k_m, as tags without a format have them (for a tag such as fp16: --quantize none)"
-"""The remark on a model for which nothing states the format of the weights."""
-
 
 ENCODER_OF_TAG = "projector"
 """The encoder of images that comes with a tag; Ollama passes it to llama-server (llm/llama_server.go, --mmproj)."""

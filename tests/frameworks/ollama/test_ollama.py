@@ -161,3 +161,17 @@ def test_a_server_that_starts_has_no_empty_change() -> None:
         "memory", "llama3.2-1b", "--engine", "ollama==0.32.15", "--hardware", "m4-max", "--format", "json"
     )
     assert document.document_with(0)["changes"] == []
+
+
+def test_a_token_has_the_weights_of_a_tag_without_a_format() -> None:
+    """As `memory` has them: q4_k_m, unless a format is stated or published."""
+
+    def time_of(model: str, **options: Any) -> dict[str, Any]:
+        return llmcalc.time(model, hardware="rtx-4090", engine="ollama", seq=1024, **options).document
+
+    usual, in_16_bits = time_of("llama3.1-8b"), time_of("llama3.1-8b", quantize="none")
+    assert usual["seconds"] == time_of("llama3.1-8b", quantize="q4_k_m")["seconds"]
+    assert in_16_bits["seconds"]["estimate"] > 2 * usual["seconds"]["estimate"]
+    assert in_16_bits["seconds"] == time_of("llama3.1-8b", dtype="bf16")["seconds"]
+    assert any(note.startswith("weights in q4_k_m, as tags") for note in usual["notes"])
+    assert not any("q4_k_m" in note for note in time_of("gpt-oss-20b")["notes"])
