@@ -156,7 +156,7 @@ def test_training_on_several_accelerators_recomputes_before_it_takes_more_of_the
     words = ("fit", "qwen3-8b", "--phase", "training", "--hardware", "rtx-4090", "--format", "json")
     options = [change["option"] for change in json.loads(run(*words).out)["changes"] if change["verdict"] != "no"]
     assert [option.startswith("--devices") for option in options] == [False, True, True]
-    assert "--devices 32 " in options[1]
+    assert "--devices 16 " in options[1]
     assert "--recompute full" in options[1]
     assert options[2] == "--devices 64 --dp 64 --zero 3"
 

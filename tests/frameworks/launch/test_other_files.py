@@ -476,7 +476,11 @@ def test_fsdp_of_accelerate() -> None:
 @pytest.mark.parametrize(
     ("version", "precision", "own"),
     [
-        ({}, "bf16", TitanSettings(reduced="bfloat16", reduces_each=False, flat=True)),
+        (
+            {},
+            "bf16",
+            TitanSettings(reduced="bfloat16", reduces_each=False, flat=True, version=1, outer_groups="together"),
+        ),
         ({"fsdp_version": 2}, "bf16", TitanSettings(reduced="bfloat16")),
         ({"fsdp_version": 2}, "no", TitanSettings()),
     ],
