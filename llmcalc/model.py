@@ -18,7 +18,7 @@ from .components.choices import Head
 from .components.dropout import ATTENTION_ALONE, Dropout
 from .components.head import LMHead
 from .components.output_part import ModelOutput, OutputPart
-from .components.runtime import ForwardPass
+from .components.runtime import ForwardContext
 from .components.stack import Stack
 from .components.towers import Tower, TowerName, check_widths, record_towers
 from .flow.axis import Axis, JoinedShapes
@@ -513,7 +513,7 @@ def _reference_class() -> type[nn.Module]:
         with_mtp: whether to return (logits, [logits of each multi-token-prediction module]); of a draft, (logits,
             [states for its next pass, score of acceptance]), without those that it does not have.
         with_pooled: whether to return (logits, output of the pooler).
-        mla, grouped_experts, expert_capacity: as in `ForwardPass`.
+        mla, grouped_experts, expert_capacity: as in `ForwardContext`.
         """
 
         def __init__(self, spec: ModelSpec) -> None:
@@ -637,20 +637,20 @@ def _reference_class() -> type[nn.Module]:
                 )
             return self.embed_proj(x) if hasattr(self, "embed_proj") else x
 
-        def hidden_states(self, ids: Tensor, source_input: Tensor | None, forward_pass: ForwardPass) -> Tensor:
+        def hidden_states(self, ids: Tensor, source_input: Tensor | None, forward_context: ForwardContext) -> Tensor:
             if not hasattr(self, "encoder"):
-                only_stack: Tensor = self._only[0].forward(self.embed(ids), forward_pass)
+                only_stack: Tensor = self._only[0].forward(self.embed(ids), forward_context)
                 return only_stack
             if source_input is not None:
                 spec = self.spec.encoder
                 reads_features = spec is not None and (spec.stem is not None or spec.vocab_size is not None)
-                forward_pass.memory = self.encoder(
+                forward_context.memory = self.encoder(
                     source_input if reads_features else self.embed(source_input),
-                    ForwardPass(
-                        grouped_experts=forward_pass.grouped_experts, expert_capacity=forward_pass.expert_capacity
+                    ForwardContext(
+                        grouped_experts=forward_context.grouped_experts, expert_capacity=forward_context.expert_capacity
                     ),
                 )
-            hidden_states: Tensor = self.decoder(self.embed(ids), forward_pass)
+            hidden_states: Tensor = self.decoder(self.embed(ids), forward_context)
             return hidden_states
 
         def forward(
@@ -669,7 +669,7 @@ def _reference_class() -> type[nn.Module]:
         ) -> Any:
             experts: dict[str, Any] = {"grouped_experts": grouped_experts, "expert_capacity": expert_capacity}
             keeps_streams = with_mtp and hasattr(self, "mtp") and self._reads_streams
-            run = ForwardPass(past=past, store=store, ids=ids, mla=mla, keeps_streams=keeps_streams, **experts)
+            run = ForwardContext(past=past, store=store, ids=ids, mla=mla, keeps_streams=keeps_streams, **experts)
             x = self.hidden_states(ids, source, run)
             if hasattr(self, "pooler"):
                 pooled_vector, scores = self.get_submodule("pooler")(x)

@@ -340,7 +340,7 @@ class TokenMixer(Component):
         """The name of the mixer's kind in reports, such as `sliding`, `full` or `mamba2`."""
         return str(getattr(self, "type", ""))
 
-    def length_limits(self) -> tuple[int, ...]:
+    def length_thresholds(self) -> tuple[int, ...]:
         """The sequence lengths beyond which the mixer's cost formula changes: windows, chunks, selections."""
         return ()
 

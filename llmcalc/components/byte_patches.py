@@ -21,7 +21,7 @@ from .layers.block import Block
 from .norm import Norm
 from .reading import Reading
 from .residual_streams import ResidualStreams
-from .runtime import ForwardPass
+from .runtime import ForwardContext
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -234,7 +234,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             for layer in self.layers:
-                x = layer(x, ForwardPass())
+                x = layer(x, ForwardContext())
             patches = 1 - (-x.shape[1] // self.patch_size)
             patch_of_byte = torch.arange(x.shape[1], device=x.device).add(self.patch_size - 1) // self.patch_size
             patch_index, empty_maxima = (
@@ -252,7 +252,7 @@ def _reference_class() -> type[nn.Module]:
             self.writes, self.block = cross_attention, block
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-            layer_output: Tensor = self.block(self.writes(x, memory), ForwardPass())
+            layer_output: Tensor = self.block(self.writes(x, memory), ForwardContext())
             return layer_output
 
     class DecoderReference(LocalReference):
@@ -279,7 +279,7 @@ def _reference_class() -> type[nn.Module]:
             memory = self.split_into_vectors(patches)
             x = self.writes(x, memory) if hasattr(self, "writes") else x
             for layer in self.layers:
-                x = layer(x, memory) if isinstance(layer, CrossAttentionFirst) else layer(x, ForwardPass())
+                x = layer(x, memory) if isinstance(layer, CrossAttentionFirst) else layer(x, ForwardContext())
             byte_states: Tensor = self.norm(x)
             return byte_states
 
@@ -298,7 +298,7 @@ def _reference_class() -> type[nn.Module]:
             with torch.no_grad():
                 x = self.embed_tokens(ids)
                 for layer in self.layers:
-                    x = layer(x, ForwardPass())
+                    x = layer(x, ForwardContext())
                 self.lm_head(self.norm(x))
 
     class PatchStreamsReference(nn.Module):
@@ -314,17 +314,17 @@ def _reference_class() -> type[nn.Module]:
             if spec.projected:
                 self.in_proj = nn.Linear(spec.vectors * local_size, hidden_size, bias=False)
 
-        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             if self.spec.patcher is not None and self.spec.patcher_runs:
-                self.patcher(forward_pass.ids)
+                self.patcher(forward_context.ids)
             token_ids = torch.zeros(*x.shape[:2], self.spec.hash_tables, dtype=torch.long, device=x.device)
             x, byte_states = self.local_encoder(x + self.hash_embedding(token_ids).sum(2))
-            forward_pass.memo["bytes"] = x
+            forward_context.memo["bytes"] = x
             patches: Tensor = self.in_proj(byte_states) if hasattr(self, "in_proj") else byte_states
             return patches
 
-        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            byte_states: Tensor = self.local_decoder(forward_pass.memo["bytes"], x)
+        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+            byte_states: Tensor = self.local_decoder(forward_context.memo["bytes"], x)
             return byte_states
 
     return PatchStreamsReference

@@ -34,7 +34,7 @@ from .base import (
 )
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
-from .runtime import ForwardPass
+from .runtime import ForwardContext
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -288,9 +288,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.pos_query = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden_size, heads_width)
                 self.p2c = TableScoreProduct()
 
-        def _relative_positions(self, forward_pass: ForwardPass, tokens: int, device: Any) -> Tensor:
+        def _relative_positions(self, forward_context: ForwardContext, tokens: int, device: Any) -> Tensor:
             """Returns the query position minus the key position, binned if the spec has bins."""
-            positions = forward_pass.positions(0, tokens, device)
+            positions = forward_context.positions(0, tokens, device)
             distance = positions[:, None] - positions[None, :]
             if self.spec.position_buckets is None:
                 return distance
@@ -305,7 +305,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             q: Tensor,
             k: Tensor,
             distance_vectors: Tensor,
-            forward_pass: ForwardPass,
+            forward_context: ForwardContext,
             query_map: nn.Linear,
             key_map: nn.Linear,
         ) -> tuple[Tensor, Tensor | None]:
@@ -316,8 +316,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                     distance_vectors[table_reach - used_reach : table_reach + used_reach],
                     used_reach,
                 )
-            distance = forward_pass.compute_once(
-                ("binned", tokens, table_reach), lambda: self._relative_positions(forward_pass, tokens, q.device)
+            distance = forward_context.compute_once(
+                ("binned", tokens, table_reach), lambda: self._relative_positions(forward_context, tokens, q.device)
             )
             term_count = 1 + self.spec.c2p + self.spec.p2c
             bias: Tensor | None = None

@@ -32,7 +32,7 @@ from .base import (
     TokenMixer,
 )
 from .rotation import rotary_angles
-from .runtime import ForwardPass, vector_module
+from .runtime import ForwardContext, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -289,15 +289,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             self.core = DistanceScores()
 
-        def forward(self, q: Tensor, forward_pass: ForwardPass, total_tokens: int) -> tuple[Tensor, Tensor]:
-            angles = forward_pass.compute_once(
+        def forward(self, q: Tensor, forward_context: ForwardContext, total_tokens: int) -> tuple[Tensor, Tensor]:
+            angles = forward_context.compute_once(
                 ("distances", total_tokens),
-                lambda: rotary_angles(forward_pass.positions(0, total_tokens, q.device), self.hidden_size, 10000.0),
+                lambda: rotary_angles(forward_context.positions(0, total_tokens, q.device), self.hidden_size, 10000.0),
             )
             distance_encoding = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
             distance_scores = self.core(self.r_proj(distance_encoding), q + self.position_bias.weight)
-            queries = forward_pass.positions(total_tokens - q.shape[-2], total_tokens, q.device)
-            keys = forward_pass.positions(0, total_tokens, q.device)
+            queries = forward_context.positions(total_tokens - q.shape[-2], total_tokens, q.device)
+            keys = forward_context.positions(0, total_tokens, q.device)
             distance = (queries[:, None] - keys[None, :]).clamp(min=0).expand(*q.shape[:-1], total_tokens)
             return q + self.content_bias.weight, distance_scores.gather(-1, distance) * q.shape[-1] ** -0.5
 

@@ -19,7 +19,7 @@ from ..workload.rows import SEQUENCES
 from .base import LayerParts, ModelProperties, StackPosition, Width
 from .reading import Reading
 from .residual_streams import ResidualStreams
-from .runtime import ForwardPass, vector_module
+from .runtime import ForwardContext, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -107,11 +107,11 @@ def _reference_class() -> type[nn.Module]:
             self.queries = vector_module(torch.randn(spec.num_queries, spec.query_size) * 0.02)
             self.writes = spec.writes.reference(spec.query_size, latent_size)
 
-        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             latents: Tensor = self.reads(self.latents.weight.expand(len(x), -1, -1), x)
             return latents
 
-        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             latent_vectors: Tensor = self.writes(self.queries.weight.expand(len(x), -1, -1), x)
             return latent_vectors
 

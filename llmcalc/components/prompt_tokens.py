@@ -16,7 +16,7 @@ from ..flow.value import Value
 from ..workload.derived_rows import PromptedRows
 from .base import ModelProperties, StackPosition
 from .residual_streams import ResidualStreams
-from .runtime import ForwardPass
+from .runtime import ForwardContext
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -72,13 +72,13 @@ def _reference_class() -> type[nn.Module]:
             self.length = spec.prompt_length
             self.embed_prompts = nn.Embedding(spec.prompt_types * spec.prompt_length, hidden_size)
 
-        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            if forward_pass.past:
+        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+            if forward_context.past:
                 return x
             prompt = self.embed_prompts(torch.arange(self.length, device=x.device))
             return torch.cat([prompt.expand(x.shape[0], -1, -1), x], 1)
 
-        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            return x if forward_pass.past else x[:, self.length :]
+        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+            return x if forward_context.past else x[:, self.length :]
 
     return PromptTokensReference

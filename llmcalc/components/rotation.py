@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .runtime import ForwardPass
+from .runtime import ForwardContext
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ def rotary_angles(positions: Tensor, rotary_dim: int, rope_theta: float) -> Tens
 
 def rotate(
     x: Tensor,
-    forward_pass: ForwardPass,
+    forward_context: ForwardContext,
     first_position: int,
     rotary_dim: int,
     rope_theta: float,
@@ -35,10 +35,10 @@ def rotate(
 
     def cos_and_sin() -> tuple[Tensor, Tensor]:
         return _cosine_and_sine(
-            forward_pass.positions(first_position, end_position, x.device), rotary_dim, rope_theta, x
+            forward_context.positions(first_position, end_position, x.device), rotary_dim, rope_theta, x
         )
 
-    cos, sin = forward_pass.compute_once(
+    cos, sin = forward_context.compute_once(
         ("rope", first_position, end_position, rotary_dim, rope_theta, x.dtype), cos_and_sin
     )
     return _rotate_pairs(x, rotary_dim, cos, -sin if is_inverse else sin, is_concatenated)

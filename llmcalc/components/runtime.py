@@ -21,7 +21,7 @@ def share_tensors(source_module: nn.Module, target: nn.Module) -> None:
 
 
 @dataclass(eq=False)
-class ForwardPass:
+class ForwardContext:
     """The state of one forward pass of a PyTorch reference: positions, caches, masks.
 
     past: the number of tokens per sequence that earlier passes put into `store`.
@@ -196,16 +196,18 @@ def cache_class() -> type[nn.Module]:
             super().__init__()
             self.limit = token_limit
 
-        def forward(self, forward_pass: ForwardPass, *new_tensors: Tensor) -> tuple[Tensor, ...]:
-            if forward_pass.store is None:
+        def forward(self, forward_context: ForwardContext, *new_tensors: Tensor) -> tuple[Tensor, ...]:
+            if forward_context.store is None:
                 return new_tensors
-            cached_tensors = [[cached_tensor] for cached_tensor in forward_pass.store.pop(self, ())] or [
+            cached_tensors = [[cached_tensor] for cached_tensor in forward_context.store.pop(self, ())] or [
                 [] for _ in new_tensors
             ]
             if self.limit is None:
                 for tensor_index, new_tensor in enumerate(new_tensors):
                     cached_tensors[tensor_index] = [torch.cat([*cached_tensors[tensor_index], new_tensor], -2)]
-                joined_tensors = forward_pass.store[self] = tuple(cached_tensor for (cached_tensor,) in cached_tensors)
+                joined_tensors = forward_context.store[self] = tuple(
+                    cached_tensor for (cached_tensor,) in cached_tensors
+                )
                 return joined_tensors
             joined_tensors = tuple(
                 # the oldest token leaves the window when a new one enters
@@ -221,7 +223,7 @@ def cache_class() -> type[nn.Module]:
                 )
                 for cached_list, new_tensor in zip(cached_tensors, new_tensors, strict=True)
             )
-            forward_pass.store[self] = tuple(
+            forward_context.store[self] = tuple(
                 cached_tensor[..., max(0, cached_tensor.shape[-2] - self.limit) :, :]
                 for cached_tensor in joined_tensors
             )
@@ -241,20 +243,20 @@ def recurrent_state_class() -> type[nn.Module]:
         `keep` replaces them.
         """
 
-        def load(self, forward_pass: ForwardPass) -> tuple[Tensor, ...] | None:
-            return None if forward_pass.store is None else forward_pass.store.get(self)
+        def load(self, forward_context: ForwardContext) -> tuple[Tensor, ...] | None:
+            return None if forward_context.store is None else forward_context.store.get(self)
 
-        def only_tensor(self, forward_pass: ForwardPass) -> Tensor | None:
+        def only_tensor(self, forward_context: ForwardContext) -> Tensor | None:
             """Returns the only tensor of a state; None at the first token or without a cache.
 
             A caller keeps it in a variable until the new state is kept, as transformers does: both are in memory then.
             """
-            tensors = self.load(forward_pass)
+            tensors = self.load(forward_context)
             return None if tensors is None else tensors[0]
 
-        def keep(self, forward_pass: ForwardPass, *tensors: Tensor) -> None:
-            if forward_pass.store is not None:
-                forward_pass.store[self] = tuple(
+        def keep(self, forward_context: ForwardContext, *tensors: Tensor) -> None:
+            if forward_context.store is not None:
+                forward_context.store[self] = tuple(
                     tensor.clone() for tensor in tensors
                 )  # a slice would keep the whole tensor alive
 
@@ -277,14 +279,14 @@ def causal_conv_class() -> type[nn.Module]:
             super().__init__(channels, channels, kernel, groups=channels, bias=bias, padding=kernel - 1)
             self.kept_frames = kernel if stored_frames is None else stored_frames
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass, state_module: Any) -> Tensor:  # type: ignore[override]
+        def forward(self, x: Tensor, forward_context: ForwardContext, state_module: Any) -> Tensor:  # type: ignore[override]
             kernel, tokens = self.kernel_size[0], x.shape[-1]
-            stored_input = state_module.load(forward_pass)
+            stored_input = state_module.load(forward_context)
             if stored_input is None:
                 conv_output = super().forward(x)[
                     ..., :tokens
                 ]  # padded on both sides; outputs beyond the tokens are cut off
-                if forward_pass.store is None:
+                if forward_context.store is None:
                     return conv_output
                 padded_input = nn.functional.pad(x, (self.kept_frames, 0))
             else:
@@ -292,14 +294,14 @@ def causal_conv_class() -> type[nn.Module]:
                 conv_output = nn.functional.conv1d(
                     padded_input[..., self.kept_frames - kernel + 1 :], self.weight, self.bias, groups=self.groups
                 )
-            state_module.keep(forward_pass, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
+            state_module.keep(forward_context, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
             return conv_output
 
     return CausalConv1d
 
 
 def attention_mask(
-    forward_pass: ForwardPass,
+    forward_context: ForwardContext,
     q: Tensor,
     k: Tensor,
     *,
@@ -311,11 +313,11 @@ def attention_mask(
 
     q, k: tensors with a row for each query and for each key, [..., rows, width].
     """
-    query_count, key_count, end_position = q.shape[-2], k.shape[-2], forward_pass.past + q.shape[-2]
+    query_count, key_count, end_position = q.shape[-2], k.shape[-2], forward_context.past + q.shape[-2]
 
     def compute_mask() -> Tensor:
-        query_positions = forward_pass.positions(end_position - query_count, end_position, q.device)[:, None]
-        key_positions = forward_pass.positions(end_position - key_count, end_position, q.device)[None, :]
+        query_positions = forward_context.positions(end_position - query_count, end_position, q.device)[:, None]
+        key_positions = forward_context.positions(end_position - key_count, end_position, q.device)[None, :]
         if not causal:
             tokens_before, tokens_after = (
                 (end_position, end_position) if window is None else ((window - 1) // 2, window // 2)
@@ -330,6 +332,6 @@ def attention_mask(
             mask = mask & (key_positions // chunk_size == query_positions // chunk_size)
         return mask
 
-    return forward_pass.compute_once(
+    return forward_context.compute_once(
         ("mask", end_position, query_count, key_count, causal, window, chunk_size), compute_mask
     )

@@ -15,7 +15,7 @@ from .base import ModelProperties
 from .networks.feed_forward import FeedForward
 from .norm import Norm
 from .residual_streams import ResidualStreams
-from .runtime import ForwardPass
+from .runtime import ForwardContext
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -75,10 +75,10 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.self_conditioning = ConditioningNetwork(spec, model_properties)
 
-        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             return self.self_conditioning(x)
 
-        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             return x
 
     return SelfConditioningReference

@@ -41,7 +41,7 @@ from .mixers.attention import Attention
 from .networks.feed_forward import FeedForward
 from .norm import Norm
 from .position import Position, Rope
-from .runtime import ForwardPass, apply_dropout, share_tensors
+from .runtime import ForwardContext, apply_dropout, share_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .distance_bias import RelativeBias
     from .entities import Entities
     from .input_features import InputFeatures
-    from .layers.per_layer import PerLayerEmbedding
+    from .layers.per_layer_embeddings import PerLayerEmbedding
     from .ngram_embedding import NgramEmbedding
     from .pooler import Pooler
     from .relative_keys import RelativeKeys
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from .unused_modules import SecondStream
 else:
     PerLayerEmbedding, TokenTypes = (
-        component_type("layers.per_layer:PerLayerEmbedding"),
+        component_type("layers.per_layer_embeddings:PerLayerEmbedding"),
         component_type("token_types:TokenTypes"),
     )
     RelativeEmbedding, SideConvolution = (
@@ -458,7 +458,7 @@ class Stack(Component):
         from .layers.gemma4 import Gemma4Layer
         from .layers.grouped_conv import grouped_conv_example
         from .layers.hyper_layer import HyperStreams, hyper_example
-        from .layers.per_layer import PerLayerEmbedding, PerLayerGate
+        from .layers.per_layer_embeddings import PerLayerEmbedding, PerLayerGate
         from .mixers.qk_norm import QKNorm
         from .mixers.shared_entries import shared_entry_examples
         from .ngram_input import NgramInput
@@ -721,41 +721,41 @@ def _reference_class() -> type[nn.Module]:
             optional_module: Any = getattr(self, module_name, None)
             return x if optional_module is None else optional_module(x)
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             for module_name in ("stem", "embed_tokens", "input_features", "ngram_embedding"):
                 x = self._optional_module_output(module_name, x)
             if hasattr(self, "embed_positions"):
                 x = x + self.get_submodule("embed_positions")(
-                    torch.arange(forward_pass.past, forward_pass.past + x.shape[1], device=x.device)
+                    torch.arange(forward_context.past, forward_context.past + x.shape[1], device=x.device)
                 ).to(x.dtype)
             for type_table in self._token_types:
                 x = type_table(x)
             x = apply_dropout(self, "embedding", self._optional_module_output("embed_norm", x))
             x = self._optional_module_output("input_proj", x)
-            forward_pass.bias = getattr(self, "relative_bias", None)
-            if forward_pass.bias is not None:  # no layer owns what all of them add
+            forward_context.bias = getattr(self, "relative_bias", None)
+            if forward_context.bias is not None:  # no layer owns what all of them add
                 for layer_module in self.layers.modules():
                     share_bias: Any = getattr(layer_module, "compute_shared_bias", None)
                     if share_bias is not None:
-                        share_bias(x, forward_pass)
+                        share_bias(x, forward_context)
             if hasattr(self, "relative_keys"):
-                forward_pass.memo["relative_keys"] = self.get_submodule("relative_keys")(x)
+                forward_context.memo["relative_keys"] = self.get_submodule("relative_keys")(x)
             if hasattr(self, "relative_embedding"):
-                forward_pass.memo["relative_embedding"] = self.get_submodule("relative_embedding")()
+                forward_context.memo["relative_embedding"] = self.get_submodule("relative_embedding")()
             if hasattr(self, "per_layer_embedding"):
-                forward_pass.per_layer = self.get_submodule("per_layer_embedding")(x, forward_pass)
-            forward_pass.embedded, forward_pass.lends = x, self.lends
+                forward_context.per_layer = self.get_submodule("per_layer_embedding")(x, forward_context)
+            forward_context.embedded, forward_context.lends = x, self.lends
             for streams in self._streams:
-                x = streams.split_streams(x, forward_pass)
+                x = streams.split_streams(x, forward_context)
             for layer_index, layer in enumerate(self.layers):
-                forward_pass.layer = layer_index
-                layer_output = layer(x, forward_pass)
+                forward_context.layer = layer_index
+                layer_output = layer(x, forward_context)
                 if layer_index == 0 and hasattr(self, "side_convolution"):
                     layer_output = self.get_submodule("side_convolution")(x, layer_output)
                 x = layer_output
             for streams in self._streams:
-                forward_pass.streams = x if forward_pass.keeps_streams else None
-                x = streams.merge_streams(x, forward_pass)
+                forward_context.streams = x if forward_context.keeps_streams else None
+                x = streams.merge_streams(x, forward_context)
             x = apply_dropout(self, "final", self._optional_module_output("norm", x))
             if hasattr(self, "pooler"):
                 self.get_submodule("pooler")(x.detach())

@@ -17,7 +17,7 @@ from ..frozen import frozen
 from ..model import ModelSpec
 from ..simulator.adapters import Adapters
 from ..simulator.autograd import AutogradGraph, backward
-from ..simulator.caching_allocator import PrefixCache, Stretch
+from ..simulator.caching_allocator import ReplayCache, Stretch
 from ..simulator.choices import EAGER, KernelChoices
 from ..simulator.event_log import Event, EventRecorder, RecordedEvents, is_repeatable, is_self_contained, rename_events
 from ..simulator.lowering import Path
@@ -424,7 +424,7 @@ class CountedSteps:
     """Two replayed steps, whose allocations and releases can be played on several allocators.
 
     result: the result of the replay, without the allocator's bytes.
-    pieces, storage_count, pieces_before_backward: as in `PrefixCache.play_step_lists`.
+    pieces, storage_count, pieces_before_backward: as in `ReplayCache.play_step_lists`.
     requested_bytes, peak_requested: the requested bytes at the end and at the peak.
     """
 
@@ -435,10 +435,10 @@ class CountedSteps:
     requested_bytes: int
     peak_requested: int
 
-    def result_on_allocator(self, prefix_cache: PrefixCache) -> ReplayResult:
+    def result_on_allocator(self, replay_cache: ReplayCache) -> ReplayResult:
         """Returns the result with the bytes of an allocator that plays the steps."""
         replay_result = self.result.copy()
-        allocator = prefix_cache.play_step_lists(self.pieces, self.storage_count, self.pieces_before_backward)
+        allocator = replay_cache.play_step_lists(self.pieces, self.storage_count, self.pieces_before_backward)
         replay_result.read_allocator(allocator, self.requested_bytes, self.peak_requested)
         return replay_result
 
@@ -458,16 +458,16 @@ def count_steps(training_run: TrainingSteps, memory_meter: EventMeter) -> Counte
 
 
 def replay_steps_on_allocator(
-    training_run: TrainingSteps, memory_meter: EventMeter, prefix_cache: PrefixCache
+    training_run: TrainingSteps, memory_meter: EventMeter, replay_cache: ReplayCache
 ) -> ReplayResult:
     """Replays a run's set-up and two steps on an allocator. memory_meter: the run's meter."""
-    return count_steps(training_run, memory_meter).result_on_allocator(prefix_cache)
+    return count_steps(training_run, memory_meter).result_on_allocator(replay_cache)
 
 
 def replay_shorter_on_allocator(
     full_run: tuple[TrainingSteps, EventMeter],
     shorter_run: tuple[TrainingSteps, EventMeter],
-    prefix_cache: PrefixCache,
+    replay_cache: ReplayCache,
     micro_batches: int,
 ) -> ReplayResult:
     """Counts the tensors of the full run, and replays only a shorter run on the caching allocator.
@@ -476,7 +476,7 @@ def replay_shorter_on_allocator(
     micro_batches: the micro-batches of a step of the shorter run.
     """
     replay_result = _replay_two_steps(*full_run)
-    replay_result.estimate_from_shorter_replay(replay_steps_on_allocator(*shorter_run, prefix_cache), micro_batches)
+    replay_result.estimate_from_shorter_replay(replay_steps_on_allocator(*shorter_run, replay_cache), micro_batches)
     return replay_result
 
 

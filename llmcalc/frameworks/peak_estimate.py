@@ -53,9 +53,9 @@ class PeakByPath(NamedTuple):
     def peaks_since_restart(memory_meter: Meter, bytes_before: int) -> PeakByPath:
         """Returns the peak bytes since the meter's last restart, minus `bytes_before`, the bytes allocated then."""
         peak_by_path: dict[str, int] = {}
-        for module_path, module_peak in memory_meter.peaks.items():
-            peak_by_path[module_path.path] = max(
-                peak_by_path.get(module_path.path, 0), module_peak.bytes - bytes_before
+        for allocation_place, module_peak in memory_meter.peaks.items():
+            peak_by_path[allocation_place.path] = max(
+                peak_by_path.get(allocation_place.path, 0), module_peak.bytes - bytes_before
             )
         return PeakByPath(peak_by_path)
 

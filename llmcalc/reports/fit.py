@@ -174,8 +174,8 @@ def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
     table_rows = [Row([timed_run.sequences, *decoding_cells(timed_run)]) for timed_run in timed_runs]
     notes = [f"tokens/s of the estimate; {test_errors_text(timed_runs[0].range, timed_runs[0].stack.title)}"]
     notes += _float32_weights_notes(fit_answer.memory, timed_runs[0])
-    stack_title, hardware = timed_runs[0].stack.title, fit_answer.fit.hardware
-    title = f"A token of every user under {stack_title}{_untested_engine_remark(hardware, timed_runs[0])}"
+    software_title, hardware = timed_runs[0].stack.title, fit_answer.fit.hardware
+    title = f"A token of every user under {software_title}{_untested_engine_remark(hardware, timed_runs[0])}"
     return Table(title, USERS_COLUMNS, table_rows, subtitle, notes, name="decoding")
 
 
@@ -291,9 +291,9 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     )
     layout_notes = []
     if timed_run is not None:
-        stack_title = timed_run.stack.title
+        software_title = timed_run.stack.title
         layout_notes = [
-            f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack_title}",
+            f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {software_title}",
             *_float32_weights_notes(serving_answer.memory, timed_run),
         ]
     layout_notes += verdict_notes([tried_replica.fit for tried_replica in serving_answer.tried_replicas])

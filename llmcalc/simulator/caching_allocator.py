@@ -357,10 +357,10 @@ class CachingAllocator:
 
 
 MOST_STATES = 8
-"""Largest number of allocator states that a `PrefixCache` stores of a run: each has every block of the run."""
+"""Largest number of allocator states that a `ReplayCache` stores of a run: each has every block of the run."""
 
 
-class PrefixCache:
+class ReplayCache:
     """Replays several runs on separate allocators, and replays common first events only once.
 
     Ranks of a pipeline differ in the number of forward passes before the first backward pass. The allocator's state

@@ -379,7 +379,7 @@ class Formulas:
                 terms_without_layers.append(summand)
         terms_by_repeat: dict[Any, list[Any]] = {}
         for layer_term, repeated_kinds in layer_terms.items():
-            depth_symbol = next((depth for depth, depth_kinds in depths.items() if depth_kinds == repeated_kinds), None)
+            depth_symbol = next((depth for depth, kind_counts in depths.items() if kind_counts == repeated_kinds), None)
             terms_by_repeat.setdefault(
                 depth_symbol if depth_symbol is not None else sympy.Add(*repeated_kinds), []
             ).append(layer_term)
@@ -467,14 +467,14 @@ class Formulas:
         """Combines the terms that differ only in the layer into one term times the number of layers."""
         import sympy
 
-        for depth, depth_kinds in self.symbolic.depths.items():
+        for depth, kind_counts in self.symbolic.depths.items():
             combined_terms = [
-                {summand / depth_kind for summand in sympy.Add.make_args(total_sum) if summand.has(depth_kind)}
-                for depth_kind in depth_kinds
+                {summand / kind_count for summand in sympy.Add.make_args(total_sum) if summand.has(kind_count)}
+                for kind_count in kind_counts
             ]
             for shared_factor in set.intersection(*combined_terms) if combined_terms else set():
                 total_sum = (
-                    total_sum - sum(shared_factor * depth_kind for depth_kind in depth_kinds) + shared_factor * depth
+                    total_sum - sum(shared_factor * kind_count for kind_count in kind_counts) + shared_factor * depth
                 )
         return total_sum
 

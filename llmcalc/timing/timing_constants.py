@@ -263,6 +263,6 @@ class TimeStack(Record):
 
 @cache
 def time_stacks() -> dict[str, TimeStack]:
-    """Returns every time stack by name."""
+    """Returns the constants of every software stack by its name, as `--stack` takes it."""
     tables_by_name = _read_tables("stacks.toml")
     return {stack_name: TimeStack(**_with_base_table(tables_by_name, stack_name)) for stack_name in tables_by_name}

@@ -87,7 +87,7 @@ class WorkRecorder(PlacementTracker):
     work: RankWork = field(init=False)
 
     def record(self, program: RankFlow) -> RankWork:
-        """Records the program and returns its work."""
+        """Walks the operations of a rank's forward pass, and returns its kernels and messages."""
         self.work = RankWork(self.rank_pass)
         self.full_run: RunConfig = self.rank_pass.run_config()
         self.layer: int = BEFORE

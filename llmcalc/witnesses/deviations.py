@@ -35,7 +35,7 @@ COMMON_DEVIATIONS = (
 
 def cost_in_class(model_type: str, quantity_name: str, cost: Cost, spec: ModelSpec) -> Cost:
     """Returns an operation's cost function, with the deviations of a model type's `transformers` classes."""
-    class_ops = [deviation.class_op for deviation in _class_deviations(model_type, quantity_name, spec)]
+    class_ops = [deviation.class_op for deviation in _applicable_deviations(model_type, quantity_name, spec)]
 
     def changed_cost(counted_op: CountedOp) -> Any:
         op = counted_op.op
@@ -59,7 +59,7 @@ def total_cost_in_class(
         cost_in_class(model_type, quantity_name, cost, spec), run_config, include=included_parts
     )
     return class_count + sum(
-        deviation.further_quantity(spec) for deviation in _class_deviations(model_type, quantity_name, spec)
+        deviation.further_quantity(spec) for deviation in _applicable_deviations(model_type, quantity_name, spec)
     )
 
 
@@ -67,7 +67,7 @@ def class_count_excess(model_type: str, quantity_name: str, spec: ModelSpec) -> 
     """Returns a function: node path → excess of the `transformers` class's count over the formula at this path."""
     counts_by_path = {
         deviation.node_path: deviation.further_quantity(spec)
-        for deviation in _class_deviations(model_type, quantity_name, spec)
+        for deviation in _applicable_deviations(model_type, quantity_name, spec)
         if deviation.node_path
     }
     return lambda module_path: sum(
@@ -77,7 +77,7 @@ def class_count_excess(model_type: str, quantity_name: str, spec: ModelSpec) -> 
     )
 
 
-def _class_deviations(model_type: str, quantity_name: str, spec: ModelSpec) -> list[Deviation]:
+def _applicable_deviations(model_type: str, quantity_name: str, spec: ModelSpec) -> list[Deviation]:
     model_family = family_of_class(model_type)
     candidates = COMMON_DEVIATIONS if model_family is None else (*COMMON_DEVIATIONS, *model_family.deviations)
     return [deviation for deviation in candidates if deviation.quantity == quantity_name and deviation.applies_to(spec)]

@@ -71,7 +71,7 @@ def default_seq(spec: ModelSpec) -> int:
     ]
     mixers = [mixer for layer, layer_width in layers for _, mixer, _ in layer.mixers(layer_width)]
     token_limits = [
-        token_limit for mixer in mixers if isinstance(mixer, TokenMixer) for token_limit in mixer.length_limits()
+        token_limit for mixer in mixers if isinstance(mixer, TokenMixer) for token_limit in mixer.length_thresholds()
     ]
     longest_tokens = longest_pass(spec)
     preferred_seq = max([LEAST_SEQ, *(token_limit + 8 for token_limit in token_limits)])
@@ -142,11 +142,11 @@ def verify_reference(
 
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
     """Measures seconds, FLOP/s and bytes of a forward pass, on CUDA with enough tokens to keep the GPU busy."""
-    tokens = gpu_filling_seq(spec, seq) if device == "cuda" else seq
-    ids = token_ids(spec, batch, tokens, device, is_random=True)
+    seq_len = gpu_filling_seq(spec, seq) if device == "cuda" else seq
+    ids = token_ids(spec, batch, seq_len, device, is_random=True)
     source_input = ids if spec.kind == "encoder-decoder" else None
-    flops = spec.tree().total(forward_flops_of, RunConfig(Workload(batch=batch, seq=tokens)))
-    return measure_forward(module, lambda: module(ids, source_input), flops, batch * tokens)
+    flops = spec.tree().total(forward_flops_of, RunConfig(Workload(batch=batch, seq=seq_len)))
+    return measure_forward(module, lambda: module(ids, source_input), flops, batch * seq_len)
 
 
 def device_dtype(device: Device) -> str:

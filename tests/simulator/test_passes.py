@@ -18,7 +18,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.caching_allocator import (
     CachingAllocator,
     LatestRun,
-    PrefixCache,
+    ReplayCache,
     RequestedBytes,
     encode_allocation,
 )
@@ -98,7 +98,7 @@ def test_what_runs_begin_with_is_played_once(expandable: bool, monkeypatch: pyte
     steps = RequestedBytes(count).steps(events)
     cuts = [0, *sorted(random.sample(range(1, len(steps)), 9)), len(steps)]
     common = [(steps[start:end], 0) for start, end in pairwise(cuts)]
-    prefix_cache = PrefixCache(expandable)
+    replay_cache = ReplayCache(expandable)
     calls = 0
 
     def counted(*given: Any) -> None:
@@ -115,7 +115,7 @@ def test_what_runs_begin_with_is_played_once(expandable: bool, monkeypatch: pyte
         calls = 0
         with monkeypatch.context() as patch:
             patch.setattr(CachingAllocator, "play", counted)
-            replayed_device = prefix_cache.play_step_lists(run, count + 1, 7)
+            replayed_device = replay_cache.play_step_lists(run, count + 1, 7)
         assert [getattr(replayed_device, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
         assert calls == played
 
@@ -222,7 +222,7 @@ def test_played_ranks_are_those_that_are_run(case: Any, monkeypatch: pytest.Monk
     played, rehearsed = ranks()
     assert all(are_played)
     monkeypatch.setattr(rehearsal, "MICROBATCHES_RUN_IN_FULL", 1000)
-    unrecorded = answer.RecordedRank(None, (), (), answer.PrefixCache(False))
+    unrecorded = answer.RecordedRank(None, (), (), answer.ReplayCache(False))
     monkeypatch.setattr(answer, "record_rank", lambda *arguments: unrecorded)
     run, none = ranks()
     assert rehearsed

@@ -18,7 +18,7 @@ from ..base import Flag, Kernel, ModelProperties
 from ..mixers.gated_profile import GatedProfileAttention
 from ..norm import Norm
 from ..residual_convolution import add_convolution, residual_convolution_class
-from ..runtime import ForwardPass
+from ..runtime import ForwardContext
 from .block import LayerSharing
 from .block_residual import BlockResidualLayer, block_residual_classes, record_mix
 from .whole_layer import small_sublayers
@@ -133,7 +133,7 @@ def _reference_class() -> type[nn.Module]:
             for sublayer in ("key", "value") if spec.separate_inputs else ():
                 self.add_module(f"self_attn_{sublayer}_norm", spec.norm.reference(model_properties))
 
-        def _attention_output(self, block_sums: list[Tensor], x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _attention_output(self, block_sums: list[Tensor], x: Tensor, forward_context: ForwardContext) -> Tensor:
             """Returns the output of attention. block_sums: the residual sums of finished blocks of layers."""
             separate_inputs, component = self.spec.separate_inputs, self.get_submodule
             attention_inputs = (
@@ -144,17 +144,19 @@ def _reference_class() -> type[nn.Module]:
                 component(f"self_attn_{input_name}_norm")(kv_input)
                 for input_name, kv_input in zip(("key", "value"), kv_inputs, strict=False)
             ]
-            return component("self_attn")(component("self_attn_pre_norm")(query), forward_pass, *kv_inputs)
+            return component("self_attn")(component("self_attn_pre_norm")(query), forward_context, *kv_inputs)
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             spec, component = self.spec, self.get_submodule
-            block_sums = forward_pass.memo["block_sums"][: spec.attention_blocks]
-            attn_output = component("self_attn_conv")(self._attention_output(block_sums, x, forward_pass), forward_pass)
+            block_sums = forward_context.memo["block_sums"][: spec.attention_blocks]
+            attn_output = component("self_attn_conv")(
+                self._attention_output(block_sums, x, forward_context), forward_context
+            )
             if spec.starts_block:
-                forward_pass.memo["block_sums"] = [*block_sums, x]
+                forward_context.memo["block_sums"] = [*block_sums, x]
             x = attn_output if spec.starts_block else x + attn_output
-            (mixed_sum,) = component("mlp_residual")(forward_pass.memo["block_sums"][: spec.feed_forward_blocks], x)
-            network_output = component("mlp")(component("mlp_pre_norm")(mixed_sum), forward_pass)
-            return x + component("mlp_conv")(network_output, forward_pass)
+            (mixed_sum,) = component("mlp_residual")(forward_context.memo["block_sums"][: spec.feed_forward_blocks], x)
+            network_output = component("mlp")(component("mlp_pre_norm")(mixed_sum), forward_context)
+            return x + component("mlp_conv")(network_output, forward_context)
 
     return ConvolvedResidualReference

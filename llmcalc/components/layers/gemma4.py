@@ -22,9 +22,9 @@ from ..networks.moe import MoE
 from ..networks.router import LinearRouter
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardPass
+from ..runtime import ForwardContext
 from .block import LayerSharing
-from .per_layer import PerLayerGate
+from .per_layer_embeddings import PerLayerGate
 from .whole_layer import WholeLayer
 
 if TYPE_CHECKING:
@@ -149,25 +149,25 @@ def _reference_class() -> type[nn.Module]:
                 self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
         def _normed_sublayer(
-            self, sublayer: str, x: Tensor, forward_pass: ForwardPass, **router_input: Tensor
+            self, sublayer: str, x: Tensor, forward_context: ForwardContext, **router_input: Tensor
         ) -> Tensor:
             pre_norm, component, post_norm = (
                 self.get_submodule(module_name)
                 for module_name in (f"{sublayer}_pre_norm", sublayer, f"{sublayer}_post_norm")
             )
-            return post_norm(component(pre_norm(x), forward_pass, **router_input))
+            return post_norm(component(pre_norm(x), forward_context, **router_input))
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            x = x + self._normed_sublayer("self_attn", x, forward_pass)
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+            x = x + self._normed_sublayer("self_attn", x, forward_context)
             if hasattr(self, "dense"):
-                network_sum = self._normed_sublayer("dense", x, forward_pass) + self._normed_sublayer(
-                    "mlp", x, forward_pass, router_input=x
+                network_sum = self._normed_sublayer("dense", x, forward_context) + self._normed_sublayer(
+                    "mlp", x, forward_context, router_input=x
                 )
                 x = x + self.sum_post_norm(network_sum)
             else:
-                x = x + self._normed_sublayer("mlp", x, forward_pass)
+                x = x + self._normed_sublayer("mlp", x, forward_context)
             if hasattr(self, "per_layer_input"):
-                x = x + self.per_layer_input(x, forward_pass)
+                x = x + self.per_layer_input(x, forward_context)
             return x * self.scale.value
 
     return Gemma4LayerReference

@@ -23,7 +23,7 @@ from ..mixers.grouped_query import EqualHeadsMixer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..residual_streams import ResidualStreams
-from ..runtime import ForwardPass, apply_dropout
+from ..runtime import ForwardContext, apply_dropout
 from .block import LayerSharing
 from .whole_layer import PreNormLayer
 
@@ -119,7 +119,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
             )
         return self
 
-    def length_limits(self) -> tuple[int, ...]:
+    def length_thresholds(self) -> tuple[int, ...]:
         return (self.block_size,)
 
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
@@ -210,13 +210,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.count, self.block, self.tokens = spec.num_global_tokens, spec.block_size, 0
             self.global_tokens = nn.Embedding(spec.num_global_tokens, hidden_size)
 
-        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            self.tokens = forward_pass.memo["text tokens"] = x.shape[1]
+        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+            self.tokens = forward_context.memo["text tokens"] = x.shape[1]
             text_states = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % self.block))
             global_tokens = self.global_tokens(torch.arange(self.count, device=x.device))
             return torch.cat([global_tokens.expand(x.shape[0], -1, -1), text_states], 1)
 
-        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             return x[:, self.count : self.count + self.tokens]
 
     class SoftmaxProducts(nn.Module):
@@ -262,8 +262,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.add_module(projection, nn.Linear(hidden_size, hidden_size, bias=False))
             self.core = SoftmaxProducts(spec)
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            tokens, padding_widths = forward_pass.memo["text tokens"], (self.shift, self.shift)
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+            tokens, padding_widths = forward_context.memo["text tokens"], (self.shift, self.shift)
             text_states = nn.functional.pad(x[:, self.count :], (0, 0, *padding_widths))
             is_text_token = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
             padded_rows = torch.cat([x[:, : self.count], text_states], 1)
@@ -289,13 +289,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.self_attn = spec.attention.reference(model_properties)
             self.mlp = spec.feed_forward.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             global_tokens = self.get_submodule("global_pre_norm")(x[:, : self.count])
             text_states = self.get_submodule("self_attn_pre_norm")(x[:, self.count :])
-            attn_output = self.self_attn(torch.cat([global_tokens, text_states], 1), forward_pass)
+            attn_output = self.self_attn(torch.cat([global_tokens, text_states], 1), forward_context)
             x = x + apply_dropout(self, "attention_output", attn_output)
             return x + apply_dropout(
-                self, "feed_forward", self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_pass)
+                self, "feed_forward", self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_context)
             )
 
     return {

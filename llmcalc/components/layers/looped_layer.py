@@ -30,7 +30,7 @@ from ..mixers.entry_attention import group_map_class
 from ..mixers.grouped_query import GroupedQueryMixer, grouped_reference_class
 from ..networks.feed_forward import FeedForward
 from ..position import Rope
-from ..runtime import ForwardPass, attention_mask, cache_class, share_tensors, softmax_core_class, vector_module
+from ..runtime import ForwardContext, attention_mask, cache_class, share_tensors, softmax_core_class, vector_module
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
@@ -69,7 +69,7 @@ class LoopedAttention(GroupedQueryMixer):
         self.position.check_rotary_size(self.head_dim)
         return self
 
-    def length_limits(self) -> tuple[int, ...]:
+    def length_thresholds(self) -> tuple[int, ...]:
         return (self.loop_window_size,)
 
     def flow(self, recorder: Flow, x: Value, is_second: bool = False) -> Value:
@@ -210,28 +210,28 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             q: Tensor,
             k: Tensor,
             v: Tensor,
-            forward_pass: ForwardPass,
+            forward_context: ForwardContext,
             window: int | None,
         ) -> Tensor:
-            mask = attention_mask(forward_pass, q, k, causal=True, window=window)
+            mask = attention_mask(forward_context, q, k, causal=True, window=window)
             return attention_core(q, *self._for_each_query_head(k, v), mask)
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             spec = self.spec
             q, k, v = (self._split_heads(projection, x) for projection in "qkv")
-            q, k = (spec.position.rotate_heads(heads, forward_pass, forward_pass.past) for heads in (q, k))
+            q, k = (spec.position.rotate_heads(heads, forward_context, forward_context.past) for heads in (q, k))
             if self.first_loop:
                 scores = self.loop_gate(q.transpose(1, 2).flatten(2).unflatten(-1, (spec.num_attention_heads, -1)))
                 gate = (scores[..., 0] + self.loop_gate_bias.weight).sigmoid().transpose(1, 2)[..., None]
-                first_k, first_v = forward_pass.memo[self.first_loop[0]]
-                global_output = self._attend(self.global_core, q, first_k, first_v, forward_pass, None)
-                k, v = self.loop_cache(forward_pass, k, v)
+                first_k, first_v = forward_context.memo[self.first_loop[0]]
+                global_output = self._attend(self.global_core, q, first_k, first_v, forward_context, None)
+                k, v = self.loop_cache(forward_context, k, v)
                 attn_output = gate * global_output + (1 - gate) * self._attend(
-                    self.core, q, k, v, forward_pass, spec.loop_window_size
+                    self.core, q, k, v, forward_context, spec.loop_window_size
                 )
             else:
-                k, v = forward_pass.memo[self] = self.cache(forward_pass, k, v)
-                attn_output = self._attend(self.core, q, k, v, forward_pass, None)
+                k, v = forward_context.memo[self] = self.cache(forward_context, k, v)
+                attn_output = self._attend(self.core, q, k, v, forward_context, None)
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     class LoopedReference(pre_norm_class()):  # type: ignore[misc]
@@ -247,8 +247,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             attention: Any = self.self_attn
             attention.turn_into_second_loop(first_layer.self_attn)
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            x = x + self._sublayer_output("self_attn", x, forward_pass)
-            return x + self._sublayer_output("mlp", x, forward_pass)
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+            x = x + self._sublayer_output("self_attn", x, forward_context)
+            return x + self._sublayer_output("mlp", x, forward_context)
 
     return {"attention": LoopedAttentionReference, "layer": LoopedReference}

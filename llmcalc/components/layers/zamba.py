@@ -40,7 +40,7 @@ from ..mixers.mamba2 import Mamba2
 from ..networks.feed_forward import FeedForward, activate
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardPass
+from ..runtime import ForwardContext
 from .block import Layer, LayerSharing
 
 if TYPE_CHECKING:
@@ -315,8 +315,8 @@ def _reference_class() -> type[nn.Module]:
                     ),
                 )
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            attn_output = self.self_attn(self.self_attn_pre_norm(x), forward_pass)
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+            attn_output = self.self_attn(self.self_attn_pre_norm(x), forward_context)
             return self.mlp(self.mlp_pre_norm(attn_output))
 
     class ZambaReference(nn.Module):
@@ -348,9 +348,9 @@ def _reference_class() -> type[nn.Module]:
                 if "adapters." not in path:
                     setattr(self.transformer.get_submodule(module_path), param_name, parameter)
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            assert forward_pass.embedded is not None
-            block_output = self.linear(self.transformer(torch.cat([x, forward_pass.embedded], -1), forward_pass))
-            return x + self.mixer(self.mixer_pre_norm(x + block_output), forward_pass)
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+            assert forward_context.embedded is not None
+            block_output = self.linear(self.transformer(torch.cat([x, forward_context.embedded], -1), forward_context))
+            return x + self.mixer(self.mixer_pre_norm(x + block_output), forward_context)
 
     return ZambaReference

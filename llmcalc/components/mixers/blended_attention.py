@@ -15,7 +15,14 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import HeadDim, Heads, KVHeads, ModelProperties, Window
 from ..position import Rope
-from ..runtime import ForwardPass, attention_mask, cache_class, recurrent_state_class, softmax_core_class, vector_module
+from ..runtime import (
+    ForwardContext,
+    attention_mask,
+    cache_class,
+    recurrent_state_class,
+    softmax_core_class,
+    vector_module,
+)
 from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -107,23 +114,27 @@ def _reference_class() -> type[nn.Module]:
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
         def _blend_with_previous_row(
-            self, x: Tensor, weights: Tensor, state_module: Any, forward_pass: ForwardPass
+            self, x: Tensor, weights: Tensor, state_module: Any, forward_context: ForwardContext
         ) -> Tensor:
             """Returns the weighted sums over two tokens. x: [batch, kv_heads, tokens, d] → same shape."""
-            stored_row = state_module.load(forward_pass)
+            stored_row = state_module.load(forward_context)
             first_row = torch.zeros_like(x[:, :, :1]) if stored_row is None else stored_row[0][:, :, None]
-            state_module.keep(forward_pass, x[:, :, -1])
+            state_module.keep(forward_context, x[:, :, -1])
             previous_tokens = torch.cat([first_row, x[:, :, :-1]], 2)
             return previous_tokens * weights[0, :, None, None] + x * weights[1, :, None, None]
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             spec = self.spec
-            q = spec.position.rotate_heads(self._split_heads("q", x), forward_pass, forward_pass.past)
-            k = self._blend_with_previous_row(self._split_heads("k", x), self.conv_k.weight, self.last_k, forward_pass)
-            k = spec.position.rotate_heads(k, forward_pass, forward_pass.past)
-            v = self._blend_with_previous_row(self._split_heads("v", x), self.conv_v.weight, self.last_v, forward_pass)
-            k, v = self.cache(forward_pass, k, v)
-            mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
+            q = spec.position.rotate_heads(self._split_heads("q", x), forward_context, forward_context.past)
+            k = self._blend_with_previous_row(
+                self._split_heads("k", x), self.conv_k.weight, self.last_k, forward_context
+            )
+            k = spec.position.rotate_heads(k, forward_context, forward_context.past)
+            v = self._blend_with_previous_row(
+                self._split_heads("v", x), self.conv_v.weight, self.last_v, forward_context
+            )
+            k, v = self.cache(forward_context, k, v)
+            mask = attention_mask(forward_context, x, k, causal=True, window=spec.sliding_window)
             k, v = self._for_each_query_head(k, v)
             return self.o_proj(self.core(q, k, v, mask).transpose(1, 2).flatten(2))
 

@@ -18,7 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ChunkSize, HeadDim, Heads, ModelProperties
 from ..norm import Norm
-from ..runtime import ForwardPass
+from ..runtime import ForwardContext
 from .grouped_query import MultiHeadMixer
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ChunkedAttention(MultiHeadMixer):
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "reversible"}}
 
-    def length_limits(self) -> tuple[int, ...]:
+    def length_thresholds(self) -> tuple[int, ...]:
         return (self.chunk_length,)
 
     def report_label(self) -> str:
@@ -160,7 +160,7 @@ def _reference_class() -> type[nn.Module]:
                 nn.Linear(heads_width, hidden_size, bias=False),
             )
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             q, *k, v = (
                 self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for projection in self.names

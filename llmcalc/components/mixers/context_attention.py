@@ -19,7 +19,7 @@ from ...workload.derived_rows import ConcatenatedRows, RowsOfThisPass
 from ..base import Flag, HeadDim, Heads, KVHeads, ModelProperties, Window
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardPass, product_class, vector_module, with_sink_scores
+from ..runtime import ForwardContext, product_class, vector_module, with_sink_scores
 from ..target_states import DFLASH
 from .two_key_sets import TwoKeySetsMixer, two_key_sets_reference
 
@@ -120,20 +120,22 @@ def _reference_class() -> type[nn.Module]:
             self.block_core = product_class()()
             self.sinks = vector_module(torch.zeros(spec.num_attention_heads)) if spec.sinks else None
 
-        def _project_heads(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _project_heads(self, projection: str, x: Tensor, forward_context: ForwardContext) -> Tensor:
             """Returns the projected heads of x, with RoPE for queries and keys."""
             heads: Tensor = self._split_heads(projection, x)
             return (
-                heads if projection == "v" else self.spec.position.rotate_heads(heads, forward_pass, forward_pass.past)
+                heads
+                if projection == "v"
+                else self.spec.position.rotate_heads(heads, forward_context, forward_context.past)
             )
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            spec, target_states = self.spec, forward_pass.memo["target_states"]
-            q, k, v = (self._project_heads(projection, x, forward_pass) for projection in "qkv")
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+            spec, target_states = self.spec, forward_context.memo["target_states"]
+            q, k, v = (self._project_heads(projection, x, forward_context) for projection in "qkv")
             context_k, context_v = self.cache(
-                forward_pass,
-                self._project_heads("k", target_states, forward_pass),
-                self._project_heads("v", target_states, forward_pass),
+                forward_context,
+                self._project_heads("k", target_states, forward_context),
+                self._project_heads("v", target_states, forward_context),
             )
             k, v, context_k, context_v = self._for_each_query_head(k, v, context_k, context_v)
             scores = torch.cat([self.core(q, context_k.transpose(-1, -2)), self.block_core(q, k.transpose(-1, -2))], -1)

@@ -15,7 +15,7 @@ from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule, Elementwise
-from ..runtime import ForwardPass
+from ..runtime import ForwardContext
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -97,18 +97,25 @@ def delta_rule_class() -> type[nn.Module]:
             self.chunk, self.by_channel = chunk_size, decays_by_channel
 
         def forward(
-            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, forward_pass: ForwardPass, state: Any
+            self,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            g: Tensor | None,
+            beta: Tensor,
+            forward_context: ForwardContext,
+            state: Any,
         ) -> Tensor:
             q, k, v, beta = (x.float() for x in (q, k, v, beta))
             g = None if g is None else g.float()
             q, k = unit_vector(q) * q.shape[-1] ** -0.5, unit_vector(k)
-            stored_state = state.load(forward_pass)
+            stored_state = state.load(forward_context)
             old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state[0]
             decodes_one_token = stored_state is not None and q.shape[2] == 1
             scan_output, new_state = (self._run_token if decodes_one_token else self._run_chunks)(
                 q, k, v, g, beta, old_state
             )
-            state.keep(forward_pass, new_state)
+            state.keep(forward_context, new_state)
             return scan_output
 
         def _run_token(

@@ -19,7 +19,7 @@ from ...workload.with_past import RowsWithPast
 from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Window
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, vector_module
+from ..runtime import ForwardContext, apply_dropout, attention_mask, cache_class, vector_module
 from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class DynamicMaskAttention(WindowedMixer):
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
 
-    def length_limits(self) -> tuple[int, ...]:
-        return (self.keep_window_size, *super().length_limits())
+    def length_thresholds(self) -> tuple[int, ...]:
+        return (self.keep_window_size, *super().length_thresholds())
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
@@ -149,12 +149,16 @@ def _reference_class() -> type[nn.Module]:
             ]
             return torch.full_like(mask, float("-inf")).scatter(-1, strongest_keys, mask.gather(-1, strongest_keys))
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             spec = self.spec
-            q = spec.position.rotate_heads(self.q_norm(self._split_heads("q", x)), forward_pass, forward_pass.past)
-            k = spec.position.rotate_heads(self.k_norm(self._split_heads("k", x)), forward_pass, forward_pass.past)
-            k, v = self.cache(forward_pass, k, self._split_heads("v", x))
-            mask = self._learned_mask(v, attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window))
+            q = spec.position.rotate_heads(
+                self.q_norm(self._split_heads("q", x)), forward_context, forward_context.past
+            )
+            k = spec.position.rotate_heads(
+                self.k_norm(self._split_heads("k", x)), forward_context, forward_context.past
+            )
+            k, v = self.cache(forward_context, k, self._split_heads("v", x))
+            mask = self._learned_mask(v, attention_mask(forward_context, x, k, causal=True, window=spec.sliding_window))
             k, v, mask = self._for_each_query_head(k, v, mask)
             attn_output = self.core(q, k, v, mask)
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))

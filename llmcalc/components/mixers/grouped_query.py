@@ -63,7 +63,7 @@ class OptionalWindowMixer(TokenMixer):
     def window_size(self) -> int | None:
         return self.sliding_window
 
-    def length_limits(self) -> tuple[int, ...]:
+    def length_thresholds(self) -> tuple[int, ...]:
         return () if self.sliding_window is None else (self.sliding_window,)
 
     def without_window(self) -> Self:

@@ -33,7 +33,7 @@ from ..base import (
 )
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardPass, cache_class, product_class
+from ..runtime import ForwardContext, cache_class, product_class
 from ..target_states import DFLASH
 from .grouped_query import OptionalWindowMixer
 from .mla import expansion_class
@@ -178,21 +178,21 @@ def _reference_class() -> type[nn.Module]:
             self.core, self.block_core = product_class()(), product_class()()
             self.cache = cache_class()(spec.sliding_window)
 
-        def _latents_and_keys(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
+        def _latents_and_keys(self, x: Tensor, forward_context: ForwardContext) -> tuple[Tensor, Tensor]:
             """Returns the latents and the rotated keys of x, [batch, tokens, …]."""
             latents, keys = self.kv_a_proj(x).split([self.spec.kv_lora_rank, self.spec.qk_rope_head_dim], -1)
-            return self.kv_a_norm(latents), self.spec.position.rotate_heads(keys, forward_pass, forward_pass.past)
+            return self.kv_a_norm(latents), self.spec.position.rotate_heads(keys, forward_context, forward_context.past)
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             spec = self.spec
             q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(self.q_a_norm(self.q_a_proj(x)))
             q = q.unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
             q_nope, q_rope = q.split([spec.qk_nope_head_dim, spec.qk_rope_head_dim], -1)
-            q_rope = spec.position.rotate_heads(q_rope, forward_pass, forward_pass.past)
+            q_rope = spec.position.rotate_heads(q_rope, forward_context, forward_context.past)
             q = torch.cat([self.kv_b_proj(q_nope, absorbed_form="query"), q_rope], -1)
-            latents, keys = self._latents_and_keys(x, forward_pass)
+            latents, keys = self._latents_and_keys(x, forward_context)
             context_latents, context_keys = self.cache(
-                forward_pass, *self._latents_and_keys(forward_pass.memo["target_states"], forward_pass)
+                forward_context, *self._latents_and_keys(forward_context.memo["target_states"], forward_context)
             )
             scores = [
                 attention_core(q, torch.cat([core_latents, k], -1)[:, None].transpose(-1, -2))

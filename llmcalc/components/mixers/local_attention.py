@@ -29,7 +29,7 @@ from ..base import (
     Window,
 )
 from ..norm import Norm
-from ..runtime import ForwardPass, apply_dropout
+from ..runtime import ForwardContext, apply_dropout
 from .grouped_query import MultiHeadMixer
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class LocalAttention(MultiHeadMixer):
             raise ValueError("global_norm: there are no sums to norm without a global_block_size")
         return self
 
-    def length_limits(self) -> tuple[int, ...]:
+    def length_thresholds(self) -> tuple[int, ...]:
         return tuple(length for length in (self.local_radius, self.global_block_size) if length is not None)
 
     def supported_score_bias(self) -> ScoreBias:
@@ -199,29 +199,35 @@ def _reference_class() -> type[nn.Module]:
             """Splits heads. […, tokens, heads · d] → […, heads, tokens, d]."""
             return x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
 
-        def compute_shared_bias(self, x: Tensor, forward_pass: ForwardPass) -> None:
+        def compute_shared_bias(self, x: Tensor, forward_context: ForwardContext) -> None:
             """Computes the mask and the bias that all layers of a stack use, before the first layer."""
-            self._shared_bias(forward_pass, x.shape[1], x.device)
+            self._shared_bias(forward_context, x.shape[1], x.device)
 
-        def _shared_bias(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
+        def _shared_bias(
+            self, forward_context: ForwardContext, tokens: int, device: Any
+        ) -> tuple[Tensor, Tensor | None]:
             memo_key = "blocks", tokens, self.spec.local_radius, self.spec.global_block_size
-            return forward_pass.compute_once(memo_key, lambda: self._mask_and_bias(forward_pass, tokens, device))
+            return forward_context.compute_once(memo_key, lambda: self._mask_and_bias(forward_context, tokens, device))
 
-        def _index_block_sums(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
+        def _index_block_sums(self, forward_context: ForwardContext, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
             """Returns the index of each token's block sum, and the indices of all sums."""
             block_size = self.spec.global_block_size
             assert block_size is not None
             last_sum_index = tokens // block_size - 1
-            sum_index: Tensor = forward_pass.compute_once(
+            sum_index: Tensor = forward_context.compute_once(
                 ("of_token", tokens, block_size),
-                lambda: (forward_pass.positions(0, tokens, device) // block_size).clamp(max=last_sum_index),
+                lambda: (forward_context.positions(0, tokens, device) // block_size).clamp(max=last_sum_index),
             )
-            return sum_index, forward_pass.positions(0, last_sum_index + 1, device)
+            return sum_index, forward_context.positions(0, last_sum_index + 1, device)
 
-        def _mask_and_bias(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
+        def _mask_and_bias(
+            self, forward_context: ForwardContext, tokens: int, device: Any
+        ) -> tuple[Tensor, Tensor | None]:
             """Returns the mask [blocks, 1, block, keys] of each query's keys, and the bias on the scores."""
             radius = self.spec.local_radius
-            positions = self._split_into_blocks(forward_pass.positions(0, tokens, device)[None] + 1)  # 0 marks padding
+            positions = self._split_into_blocks(
+                forward_context.positions(0, tokens, device)[None] + 1
+            )  # 0 marks padding
             keys = self._join_neighbours(positions)
             key_offsets = torch.arange(-radius - 1, 2 * radius + 2, device=device)
             local_mask = ((key_offsets[None] - key_offsets[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (
@@ -230,23 +236,23 @@ def _reference_class() -> type[nn.Module]:
             mask = local_mask[:, None]
             bias = (
                 None
-                if forward_pass.bias is None
-                else forward_pass.bias(key_offsets[radius + 1 : 2 * radius + 2], key_offsets)[None]
+                if forward_context.bias is None
+                else forward_context.bias(key_offsets[radius + 1 : 2 * radius + 2], key_offsets)[None]
             )
             if self.spec.global_block_size is not None:
-                sum_index, sum_positions = self._index_block_sums(forward_pass, tokens, device)
+                sum_index, sum_positions = self._index_block_sums(forward_context, tokens, device)
                 mask = torch.cat([mask, mask.new_ones(*mask.shape[:-1], len(sum_positions))], -1)
                 if bias is not None:
                     block_sum_bias = self._split_into_blocks(
-                        forward_pass.bias.blocks(sum_index, sum_positions).permute(1, 0, 2)[None]
+                        forward_context.bias.blocks(sum_index, sum_positions).permute(1, 0, 2)[None]
                     )[0].transpose(1, 2)
                     bias = torch.cat([bias.expand(block_sum_bias.shape[0], -1, -1, -1), block_sum_bias], -1)
             return mask, bias
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             tokens, kv_input = x.shape[1], x
             if self.spec.global_block_size is not None:
-                block_sums = self.sums(x, *self._index_block_sums(forward_pass, tokens, x.device))
+                block_sums = self.sums(x, *self._index_block_sums(forward_context, tokens, x.device))
                 kv_input = torch.cat(
                     [x, self.global_norm(block_sums) if hasattr(self, "global_norm") else block_sums], 1
                 )
@@ -255,7 +261,7 @@ def _reference_class() -> type[nn.Module]:
                 self._gather_block_keys(self.get_submodule(projection)(kv_input), tokens)
                 for projection in ("k_proj", "v_proj")
             )
-            mask, bias = self._shared_bias(forward_pass, tokens, x.device)
+            mask, bias = self._shared_bias(forward_context, tokens, x.device)
             attn_output = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
             return self.o_proj(attn_output.flatten(2))
 

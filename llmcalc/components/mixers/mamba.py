@@ -21,7 +21,7 @@ from ...workload.rows import RoutedRows
 from ..base import PUBLISHED, Flag, Heads, Inner, Kernel, ModelProperties, PartWitness, StateSize, StepRank, TokenMixer
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, causal_conv_class, recurrent_state_class
+from ..runtime import ForwardContext, causal_conv_class, recurrent_state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -236,18 +236,18 @@ def _reference_class() -> type[nn.Module]:
             self.scan = SelectiveScanModule(inner_width, spec.state_size)
             self.out_proj = nn.Linear(inner_width, hidden_size, bias=spec.use_bias)
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             spec, heads = self.spec, self.spec.num_heads or 1
             inner_x, gate = self.in_proj(x).chunk(2, -1)
             inner_x = activate(
-                spec.hidden_act, self.conv1d(inner_x.transpose(1, 2), forward_pass, self.conv_state)
+                spec.hidden_act, self.conv1d(inner_x.transpose(1, 2), forward_context, self.conv_state)
             ).transpose(1, 2)
             split_widths = [spec.time_step_rank, spec.state_size, spec.state_size]
             time_step, b, c = self.x_proj(inner_x).unflatten(-1, (heads, -1)).split(split_widths, -1)
             if spec.norm is not None:
                 time_step, b, c = self.dt_norm(time_step), self.b_norm(b), self.c_norm(c)
             time_step = nn.functional.softplus(self.dt_proj(time_step.flatten(2)))
-            stored_state = self.ssm_state.only_tensor(forward_pass)
+            stored_state = self.ssm_state.only_tensor(forward_context)
             scan_output, last_state = self.scan(
                 inner_x,
                 time_step,
@@ -255,9 +255,9 @@ def _reference_class() -> type[nn.Module]:
                 c,
                 stored_state,
             )
-            self.ssm_state.keep(forward_pass, last_state)
+            self.ssm_state.keep(forward_context, last_state)
             if spec.lends_output:
-                forward_pass.memo["scan output"] = scan_output
+                forward_context.memo["scan output"] = scan_output
             return self.out_proj(scan_output * activate(spec.hidden_act, gate))
 
     return MambaReference

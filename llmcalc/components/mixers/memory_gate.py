@@ -14,7 +14,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Flag, Inner, ModelProperties, TokenMixer
 from ..networks.feed_forward import Activation, activate
-from ..runtime import ForwardPass
+from ..runtime import ForwardContext
 from .mamba import SCAN_OUTPUT
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ def _reference_class() -> type[nn.Module]:
             self.in_proj = nn.Linear(hidden_size, intermediate_size, bias=spec.use_bias)
             self.out_proj = nn.Linear(intermediate_size, hidden_size, bias=spec.use_bias)
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             gate = activate(self.spec.hidden_act, self.in_proj(x))
-            memory = forward_pass.memo.get("scan output", x.new_ones(1))
+            memory = forward_context.memo.get("scan output", x.new_ones(1))
             return self.out_proj(gate * memory)
 
     return MemoryGateReference

@@ -19,7 +19,7 @@ from ...workload.rows import SOURCE
 from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Real, StackPosition, Window
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, product_class
+from ..runtime import ForwardContext, apply_dropout, attention_mask, cache_class, product_class
 from .two_key_sets import TwoKeySetsMixer, two_key_sets_reference
 
 if TYPE_CHECKING:
@@ -138,29 +138,31 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, hidden_size)
             self.cross_core, self.cross_cache = product_class()(), cache_class()()
 
-        def _memory_keys_and_values(self, forward_pass: ForwardPass) -> tuple[Tensor, ...]:
-            cached_tensors = None if forward_pass.store is None else forward_pass.store.get(self.cross_cache)
+        def _memory_keys_and_values(self, forward_context: ForwardContext) -> tuple[Tensor, ...]:
+            cached_tensors = None if forward_context.store is None else forward_context.store.get(self.cross_cache)
             if cached_tensors is not None:
                 return cached_tensors
-            assert forward_pass.memory is not None, "merged attention needs the encoder's output or a filled cache"
+            assert forward_context.memory is not None, "merged attention needs the encoder's output or a filled cache"
             return self.cross_cache(
-                forward_pass, self._split_heads("k", forward_pass.memory), self._split_heads("v", forward_pass.memory)
+                forward_context,
+                self._split_heads("k", forward_context.memory),
+                self._split_heads("v", forward_context.memory),
             )
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             spec, tokens = self.spec, x.shape[1]
             q, k = (
-                spec.position.rotate_heads(self._split_heads(projection, x), forward_pass, forward_pass.past)
+                spec.position.rotate_heads(self._split_heads(projection, x), forward_context, forward_context.past)
                 for projection in ("q", "k")
             )
-            k, v = self.cache(forward_pass, k, self._split_heads("v", x))
-            memory_k, memory_v = self._memory_keys_and_values(forward_pass)
+            k, v = self.cache(forward_context, k, self._split_heads("v", x))
+            memory_k, memory_v = self._memory_keys_and_values(forward_context)
             k, v, memory_k, memory_v = self._for_each_query_head(k, v, memory_k, memory_v)
             scores = torch.cat([self.core(q, k.transpose(-1, -2)), self.cross_core(q, memory_k.transpose(-1, -2))], -1)
             scores = scores * spec.head_dim**-0.5
             if spec.attn_logit_softcapping is not None:
                 scores = spec.attn_logit_softcapping * torch.tanh(scores / spec.attn_logit_softcapping)
-            mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
+            mask = attention_mask(forward_context, x, k, causal=True, window=spec.sliding_window)
             mask = torch.cat([mask, mask.new_ones(tokens, memory_k.shape[-2])], -1)
             scores = scores.masked_fill(~mask, float("-inf"))
             attn_weights = apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype))

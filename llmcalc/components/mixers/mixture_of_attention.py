@@ -33,7 +33,7 @@ from ..base import (
 )
 from ..networks.expert_dispatch import dispatch_class, ends_of_groups, expert_map_class
 from ..position import Rope
-from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector_module
+from ..runtime import ForwardContext, attention_mask, cache_class, softmax_core_class, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -163,28 +163,28 @@ def _reference_class() -> type[nn.Module]:
             """Splits heads. [batch, tokens, n · d] → [batch, n, tokens, d]."""
             return x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
-        def _rotate(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            return self.spec.position.rotate_heads(x, forward_pass, forward_pass.past)
+        def _rotate(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+            return self.spec.position.rotate_heads(x, forward_context, forward_context.past)
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
             expert_weights, top_experts = self._route_tokens(x)
-            dispatcher = dispatch_class()(top_experts, forward_pass.grouped_experts)
+            dispatcher = dispatch_class()(top_experts, forward_context.grouped_experts)
             routed_rows = dispatcher.copy_rows_to_experts(x)
             group_ends = ends_of_groups(dispatcher.expert, self.spec.num_experts) if dispatcher.is_grouped else None
             q = dispatcher.sort_by_token(self.q_proj(routed_rows, dispatcher.expert, group_ends)).view(
                 batch, tokens, -1
             )
-            q = self._rotate(self._split_heads(q), forward_pass)
+            q = self._rotate(self._split_heads(q), forward_context)
             k, v = self.cache(
-                forward_pass,
-                self._rotate(self._split_heads(self.k_proj(x)), forward_pass),
+                forward_context,
+                self._rotate(self._split_heads(self.k_proj(x)), forward_context),
                 self._split_heads(self.v_proj(x)),
             )
             if top_k > 1:
                 k = k.repeat(1, top_k, 1, 1)
                 v = v.repeat(1, top_k, 1, 1)
-            mask = attention_mask(forward_pass, x, k, causal=True)
+            mask = attention_mask(forward_context, x, k, causal=True)
             attn_output = self.core(q, k, v, mask).transpose(1, 2)
             routed_rows = dispatcher.sort_by_expert(attn_output.reshape(batch * tokens * top_k, -1))
             attn_output = dispatcher.combine_outputs(

@@ -42,7 +42,7 @@ from ..choices import AnyIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
-from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector_module
+from ..runtime import ForwardContext, attention_mask, cache_class, softmax_core_class, vector_module
 from .grouped_query import OptionalWindowMixer
 from .indexer import Indexer
 from .output_gate import OutputGate, gate_values
@@ -145,7 +145,7 @@ class MLA(OptionalWindowMixer):
     def score_position_encoding(self) -> Rope:
         return self.position
 
-    def length_limits(self) -> tuple[int, ...]:
+    def length_thresholds(self) -> tuple[int, ...]:
         selected_tokens = None if self.indexer is None else self.indexer.index_topk
         return tuple(length for length in (self.sliding_window, selected_tokens) if length is not None)
 
@@ -412,12 +412,12 @@ def _reference_class() -> type[nn.Module]:
                     model_properties, spec.q_lora_rank or hidden, rotary_dim, spec.position.rope_theta
                 )
 
-        def _rotate(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _rotate(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             return (
                 x
                 if self.spec.mla_use_nope
                 else rotate(
-                    x, forward_pass, forward_pass.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta
+                    x, forward_context, forward_context.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta
                 )
             )
 
@@ -435,51 +435,53 @@ def _reference_class() -> type[nn.Module]:
             q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(compressed_query)
             return q.unflatten(-1, head_shape), None, compressed_query
 
-        def _latent_and_key(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
+        def _latent_and_key(self, x: Tensor, forward_context: ForwardContext) -> tuple[Tensor, Tensor]:
             """Returns latents and rotary keys [batch, tokens, …], of this layer or shared by a lower layer."""
             spec = self.spec
             sharing_key = ("latent", spec.kv_lora_rank, spec.qk_rope_head_dim, spec.mla_use_nope, spec.sliding_window)
             if spec.kv_shared:
-                return forward_pass.memo[sharing_key]
+                return forward_context.memo[sharing_key]
             latent, k_rope = self.kv_a_proj(x).split([spec.kv_lora_rank, spec.qk_rope_head_dim], -1)
             latent = self.kv_a_norm(latent) if hasattr(self, "kv_a_norm") else latent
             k_rope = self.k_rope_norm(k_rope) if hasattr(self, "k_rope_norm") else k_rope
-            latent, k_rope = self.cache(forward_pass, latent, self._rotate(k_rope, forward_pass))
-            if forward_pass.lends:
-                forward_pass.memo[sharing_key] = latent, k_rope
+            latent, k_rope = self.cache(forward_context, latent, self._rotate(k_rope, forward_context))
+            if forward_context.lends:
+                forward_context.memo[sharing_key] = latent, k_rope
             return latent, k_rope
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
             nope_dim, rope_dim = spec.qk_nope_head_dim, spec.qk_rope_head_dim
             q, gate, compressed_query = self._queries_and_gate(x)
             q = q.transpose(1, 2)
             if hasattr(self, "position_scale"):
-                q = self.position_scale(q, forward_pass)
+                q = self.position_scale(q, forward_context)
             q_nope, q_rope = q.split([nope_dim, rope_dim], -1)
-            q_rope = self._rotate(q_rope, forward_pass)
-            latent, k_rope = self._latent_and_key(x, forward_pass)
-            mask = attention_mask(forward_pass, x, latent, causal=True, window=spec.sliding_window)
+            q_rope = self._rotate(q_rope, forward_context)
+            latent, k_rope = self._latent_and_key(x, forward_context)
+            mask = attention_mask(forward_context, x, latent, causal=True, window=spec.sliding_window)
             score_scale = (nope_dim + rope_dim) ** -0.5
             if hasattr(self, "indexer"):
-                forward_pass.selected = self.indexer(x, compressed_query, mask, forward_pass)
+                forward_context.selected = self.indexer(x, compressed_query, mask, forward_context)
             if spec.indexer is not None:
-                assert forward_pass.selected is not None, (
+                assert forward_context.selected is not None, (
                     "a layer that shares the choice of another stands above one that chooses"
                 )
-                if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected tokens
+                if forward_context.past and x.shape[1] == 1:  # decoding one token reads only the selected tokens
                     latent, k_rope = (
-                        tensor.gather(1, forward_pass.selected[:, 0, :, None].expand(-1, -1, tensor.shape[-1]))
+                        tensor.gather(1, forward_context.selected[:, 0, :, None].expand(-1, -1, tensor.shape[-1]))
                         for tensor in (latent, k_rope)
                     )
                     mask = mask[:, -latent.shape[1] :]
                 else:
                     mask = mask & torch.zeros_like(mask).expand(x.shape[0], -1, -1).scatter(
-                        -1, forward_pass.selected, True
+                        -1, forward_context.selected, True
                     )
                     mask = mask[:, None]
             sinks = None if self.sinks is None else self.sinks.weight
-            if forward_pass.mla == "absorbed" or (forward_pass.mla == "auto" and forward_pass.past and x.shape[1] == 1):
+            if forward_context.mla == "absorbed" or (
+                forward_context.mla == "auto" and forward_context.past and x.shape[1] == 1
+            ):
                 q = torch.cat([self.kv_b_proj(q_nope, absorbed_form="query"), q_rope], -1)
                 k, v = torch.cat([latent, k_rope], -1)[:, None], latent[:, None]
                 k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)

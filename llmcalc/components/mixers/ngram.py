@@ -21,7 +21,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import MultipliedRows
 from ..base import Heads, HeadSizes, LayerParts, ModelProperties, Positions, StackPosition, UnscalableError
 from ..residual_streams import ResidualStreams
-from ..runtime import ForwardPass, cache_class, softmax_core_class
+from ..runtime import ForwardContext, cache_class, softmax_core_class
 from .grouped_query import EqualHeadsMixer
 
 if TYPE_CHECKING:
@@ -165,12 +165,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.ngram = spec.ngram
             self.predict_streams = nn.Embedding(spec.ngram, hidden_size)
 
-        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             stream_vectors = self.predict_streams(torch.arange(self.ngram, device=x.device))
             streams = stream_vectors[:, None].expand(-1, x.shape[1], -1).flatten(0, 1)
             return torch.cat([x, streams.expand(x.shape[0], -1, -1)], 1)
 
-        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             streams = x[:, x.shape[1] // (self.ngram + 1) :].unflatten(1, (self.ngram, -1)).transpose(1, 2)
             return streams[:, :, 0] if self.ngram == 1 else streams
 
@@ -200,15 +200,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             far_bucket = exact_distances + (distance.clamp(min=1) / exact_distances).log2().long()
             return torch.where(distance < exact_distances, distance, far_bucket).clamp(0, self.spec.num_buckets - 1)
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (
                 self._project_streams(projection, x) for projection in ("q_proj", "k_proj", "v_proj", "relative_proj")
             )
-            keys, values = self.cache(forward_pass, k, v)
+            keys, values = self.cache(forward_context, k, v)
             key_count, end_position = q.shape[2], keys.shape[2]
             queries, all_keys = (
-                forward_pass.positions(end_position - key_count, end_position, x.device),
-                forward_pass.positions(0, end_position, x.device),
+                forward_context.positions(end_position - key_count, end_position, x.device),
+                forward_context.positions(0, end_position, x.device),
             )
             distance = queries[:, None] - all_keys
             distance_index = self._distance_bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)

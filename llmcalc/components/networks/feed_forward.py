@@ -17,7 +17,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Flag, ModelProperties, PartWitness, SingleWidthNetwork, Width
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardPass, apply_dropout, vector_module
+from ..runtime import ForwardContext, apply_dropout, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -272,7 +272,7 @@ def _reference_class() -> type[nn.Module]:
             return self.xielu(x) if self.act == "xielu" else activate(self.act, x)
 
         def forward(
-            self, x: Tensor, forward_pass: ForwardPass | None = None, part_factors: Tensor | None = None
+            self, x: Tensor, forward_context: ForwardContext | None = None, part_factors: Tensor | None = None
         ) -> Tensor:
             """Runs the feed-forward network.
 

@@ -19,7 +19,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Experts, ModelProperties, Network, SizeSymbol, TopK, check_top_k
-from ..runtime import ForwardPass
+from ..runtime import ForwardContext
 from .expert_dispatch import dispatch_class
 from .feed_forward import FeedForward
 from .moe import check_expert, expert_networks, routed_experts_class
@@ -136,9 +136,9 @@ def _reference_class() -> type[nn.Module]:
             adjugate_experts = RoutedExperts(router_module, spec.adjugate_expert, expert_count // self.group, hidden)
             self.chunk_experts: Any = adjugate_experts.experts
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
-            expert_weights, top_experts = self.routing(x, forward_pass)
-            is_grouped = forward_pass is not None and forward_pass.grouped_experts
+        def forward(self, x: Tensor, forward_context: ForwardContext | None = None) -> Tensor:
+            expert_weights, top_experts = self.routing(x, forward_context)
+            is_grouped = forward_context is not None and forward_context.grouped_experts
             expert_sums = []
             for networks, expert_indices in (
                 (self.experts, top_experts),

@@ -28,7 +28,7 @@ from ..conformer_convolution import ConformerConvolution
 from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardPass, vector_module
+from ..runtime import ForwardContext, vector_module
 from .base import TowerPart, check_head_width
 from .subsampling import Subsampling
 
@@ -360,14 +360,14 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
             x = x + 0.5 * self._normalize_output(
-                "mlp_1", self.mlp_1(self.get_submodule("mlp_1_pre_norm")(x), ForwardPass())
+                "mlp_1", self.mlp_1(self.get_submodule("mlp_1_pre_norm")(x), ForwardContext())
             )
             x = x + self._normalize_output(
                 "self_attn", self.self_attn(self.get_submodule("self_attn_pre_norm")(x), bias)
             )
             x = x + self.convolution(self.get_submodule("convolution_pre_norm")(x))
             x = x + 0.5 * self._normalize_output(
-                "mlp_2", self.mlp_2(self.get_submodule("mlp_2_pre_norm")(x), ForwardPass())
+                "mlp_2", self.mlp_2(self.get_submodule("mlp_2_pre_norm")(x), ForwardContext())
             )
             return self.norm(x)
 

@@ -22,7 +22,7 @@ from ..batch_norm import batch_norm_class, record_batch_norm
 from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardPass
+from ..runtime import ForwardContext
 from .base import TowerPart
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def _reference_class() -> type[nn.Module]:
 
         def _add_half_network_output(self, network_name: str, x: Tensor) -> Tensor:
             return x + 0.5 * self.get_submodule(network_name)(
-                self.get_submodule(f"{network_name}_pre_norm")(x), ForwardPass()
+                self.get_submodule(f"{network_name}_pre_norm")(x), ForwardContext()
             )
 
         def forward(self, x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from ..layers.block import Block
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardPass
+from ..runtime import ForwardContext
 from ..stack import Stack
 from .base import TowerPart
 
@@ -213,7 +213,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self._layers = (layers,)  # as a tuple: the stack's children are registered as this module's own
 
         def run_layers(self, x: Tensor) -> Tensor:
-            return self._layers[0].forward(x, ForwardPass(columns=1))
+            return self._layers[0].forward(x, ForwardContext(columns=1))
 
     class SpeakerReference(EncoderLayers):
         """Detects the speakers. frames: [clips, positions, frames · bins] → [clips, positions, speakers]."""

@@ -22,7 +22,7 @@ from ..batch_norm import batch_norm_class, record_batch_norm
 from ..inputs import ImageInput
 from ..mixers.attention import Attention
 from ..norm import Norm
-from ..runtime import ForwardPass
+from ..runtime import ForwardContext
 from .base import TowerPart
 from .projector import Map
 from .vision import Patches
@@ -430,7 +430,7 @@ def _reference_class() -> type[nn.Module]:
 
         def attend(self, module: nn.Module, attention_name: str, x: Tensor, *codes: Tensor) -> Tensor:
             normed_x = module.get_submodule(f"{attention_name}_norm")(x, *codes).flatten(2).transpose(1, 2)
-            attn_output: Tensor = module.get_submodule(attention_name)(normed_x, ForwardPass())
+            attn_output: Tensor = module.get_submodule(attention_name)(normed_x, ForwardContext())
             return x + attn_output.transpose(1, 2).unflatten(2, x.shape[2:])
 
         def run_level(self, level_index: int, x: Tensor, block_count: int, *codes: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from ..base import Layers, ModelProperties, StackPosition
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardPass
+from ..runtime import ForwardContext
 from .base import LearnedQueries
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, latents: Tensor, patches: Tensor) -> Tensor:
             queries = self.get_submodule("latents_norm")(latents)
             memory = torch.cat([self.get_submodule("patches_norm")(patches), queries], 1)
-            latents = latents + self.self_attn(queries, ForwardPass(memory=memory))
-            return latents + self.mlp(self.get_submodule("mlp_pre_norm")(latents), ForwardPass())
+            latents = latents + self.self_attn(queries, ForwardContext(memory=memory))
+            return latents + self.mlp(self.get_submodule("mlp_pre_norm")(latents), ForwardContext())
 
     class PerceiverReference(nn.Module):
         """Reads patches by learned latents. x: [images, patches, hidden] → [images, latents, hidden]."""

@@ -27,7 +27,7 @@ from ..layers.block import Block
 from ..mixers.attention import Attention
 from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
-from ..runtime import ForwardPass
+from ..runtime import ForwardContext
 from ..stack import Stack
 from .base import LearnedQueries, TowerPart
 
@@ -388,8 +388,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             query = self.query_norm(self.query.weight.expand(len(x), -1, -1))
             query = query + self.positions.weight if hasattr(self, "positions") else query
             if not hasattr(self, "attention_out"):
-                return self.attention(query, ForwardPass(memory=keys))
-            heads = self.attention(self.q_in(query), ForwardPass(memory=self.k_in(keys)), self.v_in(keys))
+                return self.attention(query, ForwardContext(memory=keys))
+            heads = self.attention(self.q_in(query), ForwardContext(memory=self.k_in(keys)), self.v_in(keys))
             return self.attention_out(heads)
 
     class ProjectorReference(nn.Module):
@@ -445,7 +445,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             x = self.output_marks(x) if hasattr(self, "output_marks") else x
             x = activate(self.spec.out_act, self.out_norm(x) if hasattr(self, "out_norm") else x)
             for stack in self._stack:
-                x = stack.forward(x, ForwardPass(columns=1))
+                x = stack.forward(x, ForwardContext(columns=1))
             return x
 
         def forward(self, x: Tensor, patch_columns: int) -> Tensor:

@@ -20,7 +20,7 @@ from ...workload.rows import Rows
 from ..base import Heads, Layers, ModelProperties, Positions, Width
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardPass
+from ..runtime import ForwardContext
 from .base import LearnedQueries, check_head_width, later_layer_kinds
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _reference_class() -> type[nn.Module]:
             x = self.get_submodule("self_attn_post_norm")(x + self.self_attn(x, x))
             if self.cross_attn is not None:
                 x = self.get_submodule("cross_attn_post_norm")(x + self.cross_attn(x, patches))
-            layer_output: Tensor = self.get_submodule("mlp_post_norm")(x + self.mlp(x, ForwardPass()))
+            layer_output: Tensor = self.get_submodule("mlp_post_norm")(x + self.mlp(x, ForwardContext()))
             return layer_output
 
     class QFormerReference(nn.Module):

@@ -22,7 +22,7 @@ from ..base import Flag, Heads, Layers, ModelProperties, Width
 from ..inputs import ImageInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardPass, vector_module
+from ..runtime import ForwardContext, vector_module
 from .base import TowerPart, check_head_width
 from .vision import Patches, PatchPositions
 
@@ -273,7 +273,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> Tensor:
             x = x + self.self_attn(self.self_attn_pre_norm(x))
-            return x + self.mlp(self.mlp_pre_norm(x), ForwardPass())
+            return x + self.mlp(self.mlp_pre_norm(x), ForwardContext())
 
     class SamNeck(nn.Module):
         """Applies two convolutions with norms. x: [images, hidden, rows, columns] → [images, channels, …]."""

@@ -19,7 +19,7 @@ from ..base import Heads, Kernel, Layers, ModelProperties, Width
 from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardPass
+from ..runtime import ForwardContext
 from .base import TowerPart, check_head_width, later_layer_kinds
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             attn_output = self.self_attn(self.self_attn_pre_norm(x))
             x = x + attn_output if x.shape == attn_output.shape else attn_output
-            x = x + self.mlp(self.mlp_pre_norm(x), ForwardPass())
+            x = x + self.mlp(self.mlp_pre_norm(x), ForwardContext())
             return self.norm(x) if hasattr(self, "norm") else x
 
     class SanMReference(nn.Module):

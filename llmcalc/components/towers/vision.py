@@ -25,7 +25,7 @@ from ..mixers.short_conv import ShortConv
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardPass, vector_module
+from ..runtime import ForwardContext, vector_module
 from ..stack import Stack
 from .base import TowerPart
 from .window_merger import WindowMerger
@@ -336,8 +336,8 @@ def _reference_class() -> type[nn.Module]:
             self.norm, self.mlp = spec.norm.reference(model_properties), spec.feed_forward.reference(model_properties)
 
         def forward(self, x: Tensor) -> Tensor:
-            pooled_vector = self.attention(self.probe.weight.expand(len(x), 1, -1), ForwardPass(memory=x))
-            return pooled_vector + self.mlp(self.norm(pooled_vector), ForwardPass())
+            pooled_vector = self.attention(self.probe.weight.expand(len(x), 1, -1), ForwardContext(memory=x))
+            return pooled_vector + self.mlp(self.norm(pooled_vector), ForwardContext())
 
     class VisionTowerReference(nn.Module):
         """Encodes pixels: [images, channels, frames, height, width] → [images, patches, hidden].
@@ -411,10 +411,10 @@ def _reference_class() -> type[nn.Module]:
                 x = torch.cat([x, self.registers.weight.expand(len(x), -1, -1)], 1)
             elif hasattr(self, "position_embedding"):
                 x = self._add_position_embeddings(x, patch_rows, patch_columns)
-            x = self._stack[0].forward(x, ForwardPass(columns=patch_columns))
+            x = self._stack[0].forward(x, ForwardContext(columns=patch_columns))
             if self.spec.merger is not None:
                 merged_patches: Tensor = self.upper(
-                    self.merger(x, patch_columns), ForwardPass(columns=patch_columns // self.spec.merger.side)
+                    self.merger(x, patch_columns), ForwardContext(columns=patch_columns // self.spec.merger.side)
                 )
                 return merged_patches
             vector_count = int(self.spec.class_embedding) + self.spec.registers

@@ -17,7 +17,7 @@ from ...workload.derived_rows import MergedPatchRows
 from ..base import ModelProperties, Part, Width
 from ..mixers.attention import Attention
 from ..norm import Norm
-from ..runtime import ForwardPass
+from ..runtime import ForwardContext
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -82,7 +82,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, patch_columns: int) -> Tensor:
             square_side = self.side
-            x = x + self.self_attn(self.self_attn_pre_norm(x), ForwardPass(columns=patch_columns))
+            x = x + self.self_attn(self.self_attn_pre_norm(x), ForwardContext(columns=patch_columns))
             patch_squares = (
                 x.unflatten(1, (-1, square_side, patch_columns // square_side, square_side))
                 .transpose(2, 3)

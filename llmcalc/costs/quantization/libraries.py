@@ -269,16 +269,16 @@ def read_aqlm(config: ConfigFields) -> QuantizationScheme:
         config.get_group_size("in_group_size", 8) or 8,
         config.get_group_size("out_group_size", 1) or 1,
     )
-    codebooks, bits = config.get_group_size("num_codebooks", 1) or 1, config.get("nbits_per_codebook", 16)
-    config.check_choice("nbits_per_codebook", bits, *range(1, 17))
+    codebooks, code_bits = config.get_group_size("num_codebooks", 1) or 1, config.get("nbits_per_codebook", 16)
+    config.check_choice("nbits_per_codebook", code_bits, *range(1, 17))
     module_names = [
         parameter_name.removesuffix(".weight")
         for parameter_name in config.get_strings("linear_weights_not_to_quantize")
     ]
     skipped_modules = ModuleList(module_names, config_field="linear_weights_not_to_quantize")
-    storage_format = AQLM(column_group, row_group, codebooks, bits)
+    storage_format = AQLM(column_group, row_group, codebooks, code_bits)
     return LinearScheme(
-        f"aqlm-{codebooks}x{bits}",
+        f"aqlm-{codebooks}x{code_bits}",
         "AQLM",
         (),
         (LayerGroup(storage_format),),

@@ -55,7 +55,7 @@ def model_of_arguments(settings: MegatronSettings, model_origin: str) -> ModelSp
 
 
 def _norm_table(settings: MegatronSettings) -> Table:
-    """Returns the model-spec table of a norm."""
+    """Returns the norm of the layers as fields of a `ModelSpec` (`--normalization`, `--norm-epsilon`)."""
     return {"type": "rmsnorm" if settings.normalization == "RMSNorm" else "layernorm", "eps": settings.norm_epsilon}
 
 

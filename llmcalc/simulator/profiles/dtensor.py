@@ -348,10 +348,10 @@ class DTensorKernels(EagerKernels):
             ):
                 self._enter_parallel_region(operation)
 
-        def compute_and_reduce(operations: ModuleSteps, x: Tensor) -> Tensor:
-            self.recurrence = recurrence = RecurrentModule(operations.all[-1])
+        def compute_and_reduce(module_steps: ModuleSteps, x: Tensor) -> Tensor:
+            self.recurrence = recurrence = RecurrentModule(module_steps.all[-1])
             try:
-                module_output = compute_module(operations, x)
+                module_output = compute_module(module_steps, x)
             finally:
                 self.recurrence = None
             output_projection = recurrence.last
@@ -366,10 +366,10 @@ class DTensorKernels(EagerKernels):
             self.recurrence.summed = not is_divided(operation.ins[0].axes)
         return super().unadapted_weight(operation)
 
-    def module_SelectiveScan(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def module_SelectiveScan(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs Mamba operation by operation, because Δ, B and C are summed over ranks between convolution and scan."""
-        has_heads = operations["x_proj"].verb == "experts"
-        return super().module_SelectiveScan(operations, x) if has_heads else self.mamba_step_by_step(operations, x)
+        has_heads = module_steps["x_proj"].verb == "experts"
+        return super().module_SelectiveScan(module_steps, x) if has_heads else self.mamba_step_by_step(module_steps, x)
 
     # --- the embedding ----------------------------------------------------------------------------------------------
 

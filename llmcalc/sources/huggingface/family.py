@@ -77,7 +77,7 @@ class Deviation:
 
 
 def op_of_all_experts(op: Op) -> Op:
-    """Returns the operation of a class that runs every expert on every token."""
+    """Returns an operation in which every expert computes every token (`top_k` = `num_experts`), as in some classes."""
     from ...ops import ExpertLinear
 
     return replace(op, top_k=op.num_experts) if isinstance(op, ExpertLinear) else op

@@ -82,9 +82,9 @@ class AttentionKernels(LinearKernels):
             return super().split_product(fused_operations, product, output_widths)
         qkv_parts = self.split_columns(product, output_widths)
         heads = [operation.outs[0].axes[0].size for operation in fused_operations]
-        fewest_heads = min(heads)
+        query_groups = min(heads)
         if (
-            len(fused_operations) in (3, 4) and fewest_heads > 1 and heads[0] > fewest_heads
+            len(fused_operations) in (3, 4) and query_groups > 1 and heads[0] > query_groups
         ):  # [groups, queries of a group]: no view of heads
             del product
             for i in (0, 3)[: len(fused_operations) - 2]:

@@ -34,9 +34,9 @@ class DecodeStepKernels(ScanKernels):
         assert cached_states is not None
         return cached_states[0]
 
-    def normalize_output(self, operations: ModuleSteps, x: Tensor, output_width: Any) -> Tensor:
+    def normalize_output(self, module_steps: ModuleSteps, x: Tensor, output_width: Any) -> Tensor:
         """Runs a norm on a module's output, group by group if the norm has groups."""
-        norm_step = operations["norm"]
+        norm_step = module_steps["norm"]
         group_count = norm_step.options.get("groups")
         return self.norm(
             x,
@@ -48,30 +48,32 @@ class DecodeStepKernels(ScanKernels):
 
     # --- Mamba --------------------------------------------------------------------------------------------------------
 
-    def decode_SelectiveScan(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def decode_SelectiveScan(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Mamba, as MambaReference.forward does."""
-        aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
-        has_heads = operations["x_proj"].verb == "experts"
-        heads = operations["x_proj"].options["experts"].size if has_heads else 1
-        inner_states, gate = aten.split(self.project(operations["in_proj"], x), [op.inner, op.inner])
-        inner_states = self.convolve_after_state(operations["conv1d"], aten.transpose(inner_states, 1, 2), "conv_state")
+        aten, op, activation_name = self.t, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
+        has_heads = module_steps["x_proj"].verb == "experts"
+        heads = module_steps["x_proj"].options["experts"].size if has_heads else 1
+        inner_states, gate = aten.split(self.project(module_steps["in_proj"], x), [op.inner, op.inner])
+        inner_states = self.convolve_after_state(
+            module_steps["conv1d"], aten.transpose(inner_states, 1, 2), "conv_state"
+        )
         inner_states = aten.transpose(self.apply_activation(inner_states, activation_name), 1, 2)
-        projected_width = operations["x_proj"].outs[0].width
+        projected_width = module_steps["x_proj"].outs[0].width
         rank = projected_width - 2 * op.state
         dt_b_c = (
-            self._project_per_head(operations["x_proj"], inner_states, heads, projected_width)
+            self._project_per_head(module_steps["x_proj"], inner_states, heads, projected_width)
             if has_heads
-            else self.project(operations["x_proj"], inner_states)
+            else self.project(module_steps["x_proj"], inner_states)
         )
         time_step, b, c = aten.split(aten.unflatten(dt_b_c, -1, (heads, projected_width)), [rank, op.state, op.state])
         del dt_b_c
-        if "dt_norm" in operations:
+        if "dt_norm" in module_steps:
             time_step, b, c = (
-                self._normalize_with(operations[operation_name], y)
+                self._normalize_with(module_steps[operation_name], y)
                 for operation_name, y in zip(NORMS, (time_step, b, c), strict=True)
             )
         time_step = aten.function(
-            "softplus", self._project_time_step(operations["dt_proj"], aten.flatten(time_step, 2), heads, has_heads)
+            "softplus", self._project_time_step(module_steps["dt_proj"], aten.flatten(time_step, 2), heads, has_heads)
         )
         shape = (heads, exact_div(op.inner, heads), op.state) if has_heads else (op.inner, op.state)
         _cached_state = self.cached_tensors("ssm_state")
@@ -79,7 +81,7 @@ class DecodeStepKernels(ScanKernels):
             inner_states, time_step, aten.repeat_interleave(b, exact_div(op.inner, heads), 2), c, shape
         )
         self.store_in_cache("ssm_state", last_state)
-        return self.project(operations["out_proj"], aten.mul(y, self.apply_activation(gate, activation_name)))
+        return self.project(module_steps["out_proj"], aten.mul(y, self.apply_activation(gate, activation_name)))
 
     def _project_time_step(self, operation: Step, x: Tensor, heads: Any, per_head: bool) -> Tensor:
         """Projects to the time step Δ."""
@@ -126,16 +128,16 @@ class DecodeStepKernels(ScanKernels):
 
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
-    def decode_ChunkedScan(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def decode_ChunkedScan(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Mamba-2, as Mamba2Reference.forward does."""
-        aten, op, activation_name = self.t, operations.op("scan", ChunkedScan), operations.acts[0]
+        aten, op, activation_name = self.t, module_steps.op("scan", ChunkedScan), module_steps.acts[0]
         inner_width = op.heads * op.head_dim
-        group_width = exact_div(operations["conv1d"].outs[0].width - inner_width, 2)
+        group_width = exact_div(module_steps["conv1d"].outs[0].width - inner_width, 2)
         group_count = exact_div(group_width, op.state)
         gate, conv_input, time_step = aten.split(
-            self.project(operations["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
+            self.project(module_steps["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
         )
-        conv_input = self.convolve_after_state(operations["conv1d"], aten.transpose(conv_input, 1, 2), "conv_state")
+        conv_input = self.convolve_after_state(module_steps["conv1d"], aten.transpose(conv_input, 1, 2), "conv_state")
         conv_input = aten.transpose(self.apply_activation(conv_input, activation_name), 1, 2)
         x, b, c = aten.split(conv_input, [inner_width, group_width, group_width])
         b, c = (
@@ -145,8 +147,8 @@ class DecodeStepKernels(ScanKernels):
         y, last_state = self._decode_chunked_scan(self.split_heads(x, op.head_dim), time_step, b, c)
         self.store_in_cache("ssm_state", last_state)
         return self.project(
-            operations["out_proj"],
-            self._gate_output(operations, aten.flatten(y, 2), gate, activation_name, inner_width),
+            module_steps["out_proj"],
+            self._gate_output(module_steps, aten.flatten(y, 2), gate, activation_name, inner_width),
         )
 
     def _decode_chunked_scan(self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,105 +176,105 @@ class DecodeStepKernels(ScanKernels):
         ), next_state
 
     def _gate_output(
-        self, operations: ModuleSteps, y: Tensor, gate: Tensor, activation_name: str, inner_width: Any
+        self, module_steps: ModuleSteps, y: Tensor, gate: Tensor, activation_name: str, inner_width: Any
     ) -> Tensor:
         """Gates Mamba-2's output, as Mamba2Reference._gated_output does."""
         activated_gate = self.apply_activation(gate, activation_name)
-        for operation in operations.all:
+        for operation in module_steps.all:
             if operation.verb == "mul":
                 y = self.t.mul(y, activated_gate)
             if operation.verb == "norm":
-                y = self.normalize_output(operations, y, inner_width)
+                y = self.normalize_output(module_steps, y, inner_width)
         return y
 
     # --- the delta rules ----------------------------------------------------------------------------------------------
 
-    def decode_DeltaRule(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        assert isinstance(operations["core"].op, DeltaRule)
-        self.refuse_dynamic_filters(operations)
-        if "A_log" not in operations:
-            return self._decode_delta_net(operations, x)
-        return (self._decode_kimi_delta if operations["core"].op.by_channel else self._decode_gated_delta)(
-            operations, x
+    def decode_DeltaRule(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
+        assert isinstance(module_steps["core"].op, DeltaRule)
+        self.refuse_dynamic_filters(module_steps)
+        if "A_log" not in module_steps:
+            return self._decode_delta_net(module_steps, x)
+        return (self._decode_kimi_delta if module_steps["core"].op.by_channel else self._decode_gated_delta)(
+            module_steps, x
         )
 
-    def _decode_gated_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def _decode_gated_delta(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Gated DeltaNet, as GatedDeltaNetReference.forward does."""
-        aten, op = self.t, operations.op("core", DeltaRule)
-        _qkv, convolved_qkv = self._convolved_qkv(operations, x)
+        aten, op = self.t, module_steps.op("core", DeltaRule)
+        _qkv, convolved_qkv = self._convolved_qkv(module_steps, x)
         convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
-        projection_widths = [operations[operation_name].outs[0].width for operation_name in QKV]
+        projection_widths = [module_steps[operation_name].outs[0].width for operation_name in QKV]
         q, k, v = aten.split(convolved_qkv, projection_widths)
         heads_per_group = exact_div(op.heads * op.key_dim, projection_widths[0])
         q, k = (self._split_and_repeat_heads(y, op.key_dim, heads_per_group) for y in (q, k))
         decay_rate = aten.scale(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), "neg")
-        raw_decay = aten.to(self.project(operations["a_proj"], x), FLOAT32)
+        raw_decay = aten.to(self.project(module_steps["a_proj"], x), FLOAT32)
         raw_decay = aten.add(raw_decay, aten.to(self.weight("dt_bias", (op.heads,)), FLOAT32))
         raw_decay = aten.function("softplus", raw_decay)
         decay = aten.mul(decay_rate, raw_decay)
         del decay_rate, raw_decay
-        beta = aten.scale(aten.function("sigmoid", self.project(operations["b_proj"], x)))
+        beta = aten.scale(aten.function("sigmoid", self.project(module_steps["b_proj"], x)))
         v = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
         decay, beta = aten.unsqueeze(aten.transpose(decay, 1, 2), -1), aten.transpose(beta, 1, 2)
         output = self._delta_rule(q, k, v, decay, beta)
-        gate = aten.function("silu", self.split_heads(self.project(operations["g_proj"], x), op.value_dim))
+        gate = aten.function("silu", self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim))
         normed_output = aten.mul(
-            self._normalize_with(operations["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype)), gate
+            self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype)), gate
         )
-        return self.project(operations["o_proj"], aten.flatten(normed_output, 2))
+        return self.project(module_steps["o_proj"], aten.flatten(normed_output, 2))
 
-    def _decode_delta_net(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def _decode_delta_net(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of DeltaNet, as DeltaNetReference.forward does."""
-        aten, op = self.t, operations.op("core", DeltaRule)
-        _qkv, convolved_qkv = self._convolved_qkv(operations, x)
+        aten, op = self.t, module_steps.op("core", DeltaRule)
+        _qkv, convolved_qkv = self._convolved_qkv(module_steps, x)
         convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
-        q, k, v = aten.split(convolved_qkv, [operations[operation_name].outs[0].width for operation_name in QKV])
-        beta = aten.transpose(aten.function("sigmoid", self.project(operations["b_proj"], x)), 1, 2)
-        beta = aten.scale(beta) if any(operation.verb == "scale" for operation in operations.all) else beta
+        q, k, v = aten.split(convolved_qkv, [module_steps[operation_name].outs[0].width for operation_name in QKV])
+        beta = aten.transpose(aten.function("sigmoid", self.project(module_steps["b_proj"], x)), 1, 2)
+        beta = aten.scale(beta) if any(operation.verb == "scale" for operation in module_steps.all) else beta
         q, k = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k))
         v = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
         output = self._delta_rule(q, k, v, None, beta)
-        normed = self._normalize_with(operations["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
+        normed = self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
         normed = aten.flatten(normed, 2)
-        if "g_proj" in operations:
-            normed = aten.mul(normed, aten.function("silu", self.project(operations["g_proj"], x)))
-        return self.project(operations["o_proj"], normed)
+        if "g_proj" in module_steps:
+            normed = aten.mul(normed, aten.function("silu", self.project(module_steps["g_proj"], x)))
+        return self.project(module_steps["o_proj"], normed)
 
-    def _convolved_qkv(self, operations: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _convolved_qkv(self, module_steps: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns concatenated queries, keys and values [batch, channels, tokens] and their convolution."""
-        qkv = self.t.transpose(self.t.cat([self.project(operations[proj_name], x) for proj_name in QKV]), 1, 2)
-        return qkv, self.t.function("silu", self.convolve_after_state(operations["conv1d"], qkv, "conv_state"))
+        qkv = self.t.transpose(self.t.cat([self.project(module_steps[proj_name], x) for proj_name in QKV]), 1, 2)
+        return qkv, self.t.function("silu", self.convolve_after_state(module_steps["conv1d"], qkv, "conv_state"))
 
     def _split_and_repeat_heads(self, x: Tensor, head_size: Any, heads_per_group: Any) -> Tensor:
         return self.t.repeat_interleave(self.t.transpose(self.split_heads(x, head_size), 1, 2), heads_per_group, 1)
 
-    def _decode_kimi_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def _decode_kimi_delta(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Kimi Delta Attention, as KimiDeltaAttentionReference.forward does."""
-        aten, op = self.t, operations.op("core", DeltaRule)
-        _qkv, convolved_qkv = self._convolved_qkv(operations, x)
+        aten, op = self.t, module_steps.op("core", DeltaRule)
+        _qkv, convolved_qkv = self._convolved_qkv(module_steps, x)
         channel_count = op.heads * op.key_dim
         q, k, v = aten.split(aten.transpose(convolved_qkv, 1, 2), [channel_count, channel_count, channel_count])
         del convolved_qkv
-        beta = aten.transpose(aten.function("sigmoid", self.project(operations["b_proj"], x)), 1, 2)
+        beta = aten.transpose(aten.function("sigmoid", self.project(module_steps["b_proj"], x)), 1, 2)
         q_heads, k_heads, v_heads = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k, v))
-        output = self._delta_rule(q_heads, k_heads, v_heads, self._log_decay(operations, x), beta)
-        normed_output = self._normalize_with(operations["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
+        output = self._delta_rule(q_heads, k_heads, v_heads, self._log_decay(module_steps, x), beta)
+        normed_output = self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
         normed_output = aten.mul(
-            aten.flatten(normed_output, 2), aten.function("sigmoid", self._gate_projection("g", operations, x))
+            aten.flatten(normed_output, 2), aten.function("sigmoid", self._gate_projection("g", module_steps, x))
         )
-        return self.project(operations["o_proj"], normed_output)
+        return self.project(module_steps["o_proj"], normed_output)
 
-    def _log_decay(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def _log_decay(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Computes the log decay, as KimiDeltaAttentionReference._log_decay does."""
-        aten, op = self.t, operations.op("core", DeltaRule)
-        raw_decay, bias = self._gate_projection("f", operations, x), self.weight("dt_bias", (op.heads * op.key_dim,))
+        aten, op = self.t, module_steps.op("core", DeltaRule)
+        raw_decay, bias = self._gate_projection("f", module_steps, x), self.weight("dt_bias", (op.heads * op.key_dim,))
         float_gate = aten.to(raw_decay, FLOAT32)
         del raw_decay
         gate_logits = aten.transpose(self.split_heads(aten.add(float_gate, aten.to(bias, FLOAT32)), op.key_dim), 1, 2)
         del float_gate
         negative_a = aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32))
         negative_a = aten.unsqueeze(aten.unsqueeze(negative_a, -1), -1)
-        if "softplus" in operations.acts:
+        if "softplus" in module_steps.acts:
             return aten.mul(aten.scale(negative_a, "neg"), aten.function("softplus", gate_logits))
         return aten.scale(aten.function("sigmoid", aten.mul(negative_a, gate_logits)))
 
@@ -306,37 +308,37 @@ class DecodeStepKernels(ScanKernels):
 
     # --- lightning attention, mLSTM, RWKV-4 ---------------------------------------------------------------------------
 
-    def decode_LightningAttentionCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        return self.decode_tokens(operations, x)
+    def decode_LightningAttentionCore(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
+        return self.decode_tokens(module_steps, x)
 
-    def decode_LinearAttentionCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def decode_LinearAttentionCore(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of linear attention with a decay, as LinearAttentionReference.forward does."""
-        if "f_proj" in operations:
-            return self._decode_hgrn2(operations, x)
-        aten, op = self.t, operations.op("core", LinearAttentionCore)
-        rope_operations = [operation for operation in operations.all if operation.verb == "rope"]
+        if "f_proj" in module_steps:
+            return self._decode_hgrn2(module_steps, x)
+        aten, op = self.t, module_steps.op("core", LinearAttentionCore)
+        rope_operations = [operation for operation in module_steps.all if operation.verb == "rope"]
         q, k = (
-            self._mapped_heads(operations, f"{letter}_proj", x, op.key_dim, rope_operations[i : i + 1])
+            self._mapped_heads(module_steps, f"{letter}_proj", x, op.key_dim, rope_operations[i : i + 1])
             for i, letter in enumerate("qk")
         )
         k = self._for_each_query_head(k, op.heads)
-        v = aten.transpose(self.split_heads(self.project(operations["v_proj"], x), op.value_dim), 1, 2)
+        v = aten.transpose(self.split_heads(self.project(module_steps["v_proj"], x), op.value_dim), 1, 2)
         v = self._for_each_query_head(v, op.heads)
-        log_decay = self._linear_attention_decay(operations, x)
+        log_decay = self._linear_attention_decay(module_steps, x)
         output = self._linear_attention_step(q, k, v, log_decay)
         del log_decay
-        normed = self._normalize_with(operations["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
+        normed = self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
         normed = aten.flatten(normed, 2)
-        if "g_proj" in operations:
-            normed = aten.mul(normed, aten.function("silu", self.project(operations["g_proj"], x)))
-        return self.project(operations["o_proj"], normed)
+        if "g_proj" in module_steps:
+            normed = aten.mul(normed, aten.function("silu", self.project(module_steps["g_proj"], x)))
+        return self.project(module_steps["o_proj"], normed)
 
-    def _decode_hgrn2(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def _decode_hgrn2(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of HGRN2, as HGRN2Reference.forward does."""
-        aten, op = self.t, operations.op("core", LinearAttentionCore)
-        q = aten.function("silu", self.project(operations["q_proj"], x))
-        retained = self._retained(operations, self.project(operations["f_proj"], x))
-        v = self.project(operations["i_proj"], x)
+        aten, op = self.t, module_steps.op("core", LinearAttentionCore)
+        q = aten.function("silu", self.project(module_steps["q_proj"], x))
+        retained = self._retained(module_steps, self.project(module_steps["f_proj"], x))
+        v = self.project(module_steps["i_proj"], x)
         k, log_decay = aten.scale(retained, "rsub"), aten.function("log", retained)
         q_heads, k_heads, decay_heads = (
             aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k, log_decay)
@@ -345,37 +347,37 @@ class DecodeStepKernels(ScanKernels):
         output = self._linear_attention_step(q_heads, k_heads, v_heads, decay_heads)
         del k, log_decay, k_heads, decay_heads
         normed = self._normalize_with(
-            operations["norm"], aten.to(aten.flatten(aten.transpose(output, 1, 2), 2), x.dtype)
+            module_steps["norm"], aten.to(aten.flatten(aten.transpose(output, 1, 2), 2), x.dtype)
         )
-        return self.project(operations["o_proj"], normed)
+        return self.project(module_steps["o_proj"], normed)
 
-    def _retained(self, operations: ModuleSteps, forget_logits: Tensor) -> Tensor:
+    def _retained(self, module_steps: ModuleSteps, forget_logits: Tensor) -> Tensor:
         """Computes the share of the state that each channel retains, as HGRN2Reference._retained does."""
         aten = self.t
         gate = aten.function("sigmoid", aten.to(forget_logits, FLOAT32))
-        if "lower_bound" not in operations:
+        if "lower_bound" not in module_steps:
             return gate
         bound = aten.to(self.weight("lower_bound", gate.shape[-1:]), FLOAT32)
-        if any(operation.verb == "sub" for operation in operations.all):
+        if any(operation.verb == "sub" for operation in module_steps.all):
             bound = aten.sub(bound, bound)
         return aten.add(aten.mul(gate, aten.scale(bound, "rsub")), bound)
 
     def _mapped_heads(
-        self, operations: ModuleSteps, projection: str, x: Tensor, head_size: Any, rope_operations: list[Step]
+        self, module_steps: ModuleSteps, projection: str, x: Tensor, head_size: Any, rope_operations: list[Step]
     ) -> Tensor:
         """Returns heads of queries or keys, as LinearAttentionReference._mapped_heads does."""
-        heads = self.t.transpose(self.split_heads(self.project(operations[projection], x), head_size), 1, 2)
-        mapped_heads = self.feature_map(operations, heads)
+        heads = self.t.transpose(self.split_heads(self.project(module_steps[projection], x), head_size), 1, 2)
+        mapped_heads = self.feature_map(module_steps, heads)
         return self.rotate(mapped_heads, rope_operations[0]) if rope_operations else mapped_heads
 
     def _for_each_query_head(self, x: Tensor, heads: Any) -> Tensor:
         return x if are_equal(x.shape[1], heads) else self.t.repeat_interleave(x, exact_div(heads, x.shape[1]), 1)
 
-    def _linear_attention_decay(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def _linear_attention_decay(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Computes the log decay, as the references' _log_decay does."""
-        aten, op = self.t, operations.op("core", LinearAttentionCore)
-        if "gk_b_proj" in operations:
-            logits = self.project(operations["gk_b_proj"], self.project(operations["gk_a_proj"], x))
+        aten, op = self.t, module_steps.op("core", LinearAttentionCore)
+        if "gk_b_proj" in module_steps:
+            logits = self.project(module_steps["gk_b_proj"], self.project(module_steps["gk_a_proj"], x))
             logits = aten.transpose(self.split_heads(logits, op.key_dim), 1, 2)
             return self._for_each_query_head(aten.scale(self._log_sigmoid(logits), "div"), op.heads)
         heads = aten.new_tensor((op.heads,), FLOAT32)
@@ -396,28 +398,28 @@ class DecodeStepKernels(ScanKernels):
         self.store_in_cache("recurrent_state", next_state)
         return output
 
-    def decode_MatrixMemory(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def decode_MatrixMemory(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of mLSTM, as MLSTMReference.forward does."""
-        aten, op = self.t, operations.op("core", MatrixMemory)
-        q, k, v = (self._split_float32_heads(operations[operation_name], x, op.heads) for operation_name in "qkv")
+        aten, op = self.t, module_steps.op("core", MatrixMemory)
+        q, k, v = (self._split_float32_heads(module_steps[operation_name], x, op.heads) for operation_name in "qkv")
         cached_states = self.cached_tensors("recurrent_state")
         assert cached_states is not None
         h, states = self._decode_memory_token(
             q,
             k,
             v,
-            self._float_gate(operations["igate"], x, op.heads),
-            self._float_gate(operations["fgate"], x, op.heads),
+            self._float_gate(module_steps["igate"], x, op.heads),
+            self._float_gate(module_steps["fgate"], x, op.heads),
             [aten.to(y, FLOAT32) for y in cached_states],
         )
         state_copies = [aten.to(y, x.dtype) for y in states]
         self.store_in_cache("recurrent_state", *state_copies)
         del state_copies
         flat_output = aten.to(aten.flatten(aten.transpose(h, 1, 2), 2), x.dtype)
-        normed_output = self.normalize_output(operations, flat_output, op.heads * op.value_dim)
+        normed_output = self.normalize_output(module_steps, flat_output, op.heads * op.value_dim)
         del flat_output
-        output = aten.mul(aten.function("sigmoid", self.project(operations["ogate"], x)), normed_output)
-        return self.project(operations["out_proj"], output)
+        output = aten.mul(aten.function("sigmoid", self.project(module_steps["ogate"], x)), normed_output)
+        return self.project(module_steps["out_proj"], output)
 
     def _split_float32_heads(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
         """Splits into float32 heads, as MLSTMReference._split_heads does."""
@@ -519,13 +521,15 @@ class DecodeStepKernels(ScanKernels):
 
     # --- RG-LRU -------------------------------------------------------------------------------------------------------
 
-    def decode_rglru(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def decode_rglru(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of RG-LRU, as RGLRUReference.forward does."""
-        aten, conv_step = self.t, operations["conv_1d"]
-        gate = self.apply_activation(self.project(operations["linear_y"], x), operations.acts[0])
-        u = aten.transpose(self.project(operations["linear_x"], x), 1, 2)
+        aten, conv_step = self.t, module_steps["conv_1d"]
+        gate = self.apply_activation(self.project(module_steps["linear_y"], x), module_steps.acts[0])
+        u = aten.transpose(self.project(module_steps["linear_x"], x), 1, 2)
         u = aten.transpose(self.convolve_after_state(conv_step, u, "conv_state", conv_step.options["kernel"] - 1), 1, 2)
-        recurrent_gate = aten.to(aten.function("sigmoid", self._block_linear(operations["recurrent_gate"], u)), FLOAT32)
+        recurrent_gate = aten.to(
+            aten.function("sigmoid", self._block_linear(module_steps["recurrent_gate"], u)), FLOAT32
+        )
         recurrent_gate = aten.scale(recurrent_gate)
         recurrent_param = self.weight("recurrent_param", (u.shape[-1],))
         log_a = aten.mul(recurrent_gate, aten.function("softplus", aten.to(recurrent_param, FLOAT32)))
@@ -537,12 +541,12 @@ class DecodeStepKernels(ScanKernels):
         )
         del decay
         gated_input = aten.mul(
-            aten.to(aten.mul(u, self._sigmoid_gate(operations["input_gate"], u)), FLOAT32), saved_gates
+            aten.to(aten.mul(u, self._sigmoid_gate(module_steps["input_gate"], u)), FLOAT32), saved_gates
         )
         _cached_state = self.cached_tensors("recurrent_state")
         next_states = self._recurrence_step(aten.exp(log_a), gated_input, self.cached_state("recurrent_state"))
         self.store_in_cache("recurrent_state", aten.select(next_states, 1))
-        return self.project(operations["linear_out"], aten.mul(aten.to(next_states, x.dtype), gate))
+        return self.project(module_steps["linear_out"], aten.mul(aten.to(next_states, x.dtype), gate))
 
     def _sigmoid_gate(self, operation: Step, x: Tensor) -> Tensor:
         return self.t.function("sigmoid", self._block_linear(operation, x))

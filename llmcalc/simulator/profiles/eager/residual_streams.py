@@ -38,13 +38,13 @@ class ResidualStreamKernels(Lowering):
 
     def core_Product(self, operation: Step) -> None:
         """Multiplies each token's streams by a per-token weight matrix, or by shared vectors."""
-        aten, (matrix, x) = self.t, map(self.tensor_of, operation.ins)
-        if len(x.shape) == 1:
-            self.store_tensor(operation.outs[0], aten.select(aten.linear(matrix, aten.unsqueeze(x, 0)), 3))
-        elif len(x.shape) == 2:
-            self.store_tensor(operation.outs[0], aten.transpose(aten.linear(matrix, x), -1, -2))
+        aten, (left, right) = self.t, map(self.tensor_of, operation.ins)
+        if len(right.shape) == 1:
+            self.store_tensor(operation.outs[0], aten.select(aten.linear(left, aten.unsqueeze(right, 0)), 3))
+        elif len(right.shape) == 2:
+            self.store_tensor(operation.outs[0], aten.transpose(aten.linear(left, right), -1, -2))
         else:
-            self.store_tensor(operation.outs[0], aten.matmul(matrix, x))
+            self.store_tensor(operation.outs[0], aten.matmul(left, right))
 
     def core_ResidualStreamMix(self, operation: Step) -> None:
         matrix, x = map(self.tensor_of, operation.ins)

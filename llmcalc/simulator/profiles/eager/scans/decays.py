@@ -20,51 +20,51 @@ from .modules import ScanModuleKernels
 class DecayScanKernels(AttentionKernels, ScanModuleKernels):
     """Kernels of lightning attention, retention, gated linear attention, mLSTM and RWKV-4."""
 
-    def module_LightningAttentionCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def module_LightningAttentionCore(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a lightning attention layer like the reference, but with the authors' training kernel."""
-        aten, op = self.t, operations.op("core", LightningAttentionCore)
+        aten, op = self.t, module_steps.op("core", LightningAttentionCore)
         if self.has_earlier_tokens:
-            return self.decode_tokens(operations, x)
-        q, k, v = self._lightning_heads(operations, x, op.key_dim)
+            return self.decode_tokens(module_steps, x)
+        q, k, v = self._lightning_heads(module_steps, x, op.key_dim)
         output = lightning_attn.lightning_attn_func(aten, q, k, v, aten.new_tensor((op.heads, 1, 1), FLOAT32))
         if self.store is not None:  # the kernel returns no state
-            self.state_tensors(operations["recurrent_state"], (op.heads, op.key_dim, op.key_dim))
+            self.state_tensors(module_steps["recurrent_state"], (op.heads, op.key_dim, op.key_dim))
             _state = aten.matmul(aten.transpose(aten.like(k), -1, -2), v)
             del _state
-        normed_output = self._normalize_with(operations["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
-        gate = aten.function("sigmoid", self.project(operations["g_proj"], x))
-        return self.project(operations["o_proj"], aten.mul(gate, normed_output))
+        normed_output = self._normalize_with(module_steps["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
+        gate = aten.function("sigmoid", self.project(module_steps["g_proj"], x))
+        return self.project(module_steps["o_proj"], aten.mul(gate, normed_output))
 
-    def _lightning_heads(self, operations: ModuleSteps, x: Tensor, head_dim: Any) -> list[Tensor]:
+    def _lightning_heads(self, module_steps: ModuleSteps, x: Tensor, head_dim: Any) -> list[Tensor]:
         """Returns queries, keys and values of lightning attention, [batch, heads, tokens, head_dim]."""
         projections = {
-            projection_letter: self.project(operations[f"{projection_letter}_proj"], x) for projection_letter in "qkv"
+            projection_letter: self.project(module_steps[f"{projection_letter}_proj"], x) for projection_letter in "qkv"
         }
         rope_operations = dict(
-            zip("qk", (operation for operation in operations.all if operation.verb == "rope"), strict=False)
+            zip("qk", (operation for operation in module_steps.all if operation.verb == "rope"), strict=False)
         )
         heads = []
         for projection_letter, projected in projections.items():
             y = self.split_heads(projected, head_dim)
-            if f"{projection_letter}_norm" in operations:
-                y = self._normalize_with(operations[f"{projection_letter}_norm"], y)
+            if f"{projection_letter}_norm" in module_steps:
+                y = self._normalize_with(module_steps[f"{projection_letter}_norm"], y)
             y = self.t.transpose(y, 1, 2)
             if projection_letter in rope_operations:
                 y = self.rotate(y, rope_operations[projection_letter])
-            heads.append(self.apply_activation(y, operations.acts[0]))
+            heads.append(self.apply_activation(y, module_steps.acts[0]))
         return heads
 
-    def decode_tokens(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def decode_tokens(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs tokens in sequence from a state (LightningReference.forward)."""
-        aten, op = self.t, operations.op("core", DecayScan)
+        aten, op = self.t, module_steps.op("core", DecayScan)
         _cached_state = self.cached_tensors("recurrent_state")
-        q, k, v = self._lightning_heads(operations, x, op.key_dim)
+        q, k, v = self._lightning_heads(module_steps, x, op.key_dim)
         output, next_state = self._decode_from_state(q, k, v)
         self.store_in_cache("recurrent_state", next_state)
-        normed_output = self._normalize_with(operations["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
-        gate = aten.function("sigmoid", self.project(operations["g_proj"], x))
+        normed_output = self._normalize_with(module_steps["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
+        gate = aten.function("sigmoid", self.project(module_steps["g_proj"], x))
         gate = aten.mul(gate, normed_output)
-        return self.project(operations["o_proj"], gate)
+        return self.project(module_steps["o_proj"], gate)
 
     def _decode_from_state(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Runs lightning attention token by token from the cached state, as the reference's Core.forward does.
@@ -89,73 +89,73 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
     def _decay_slopes(self, heads: Any) -> Tensor:
         return self.t.like(self.t.unsqueeze(self.t.unsqueeze(self.t.new_tensor((heads,), INT64), 1), 2), dtype=FLOAT32)
 
-    def module_LinearAttentionCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def module_LinearAttentionCore(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs retention or gated linear attention as fla does (fla/layers/multiscale_retention.py and gla.py)."""
-        if "f_proj" in operations:
-            return self.hgrn2(operations, x)
-        aten, op = self.t, operations.op("core", LinearAttentionCore)
-        q, k, v = (self.project(operations[f"{projection_letter}_proj"], x) for projection_letter in "qkv")
+        if "f_proj" in module_steps:
+            return self.hgrn2(module_steps, x)
+        aten, op = self.t, module_steps.op("core", LinearAttentionCore)
+        q, k, v = (self.project(module_steps[f"{projection_letter}_proj"], x) for projection_letter in "qkv")
         gk = None
-        if "gk_b_proj" in operations:
-            gk = self.project(operations["gk_b_proj"], self.project(operations["gk_a_proj"], x))
+        if "gk_b_proj" in module_steps:
+            gk = self.project(module_steps["gk_b_proj"], self.project(module_steps["gk_a_proj"], x))
             q = self.split_heads(q, op.key_dim)
             k, gk = (self._repeat_heads(self.split_heads(y, op.key_dim), op.heads) for y in (k, gk))
         else:
-            q, k = self._retention_heads(operations, self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim))
+            q, k = self._retention_heads(module_steps, self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim))
         v = self._repeat_heads(self.split_heads(v, op.value_dim), op.heads)
         if gk is not None:
             gk = aten.scale(aten.function("logsigmoid", gk), "div")
-            q, k = self.feature_map(operations, q), self.feature_map(operations, k)
-        _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+            q, k = self.feature_map(module_steps, q), self.feature_map(module_steps, k)
+        _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         if x.shape[1] <= fla.FEW:
             o = fla.fused_recurrent_decay(aten, q, k, v, gk)
         else:
             o = fla.chunk_retention(aten, q, k, v) if gk is None else fla.chunk_gla(aten, q, k, v, gk)
         weight = self.weight("norm.weight", (op.value_dim,))
-        if "g_proj" in operations:
-            output_gate = self.split_heads(self.project(operations["g_proj"], x), op.value_dim)
+        if "g_proj" in module_steps:
+            output_gate = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
             o = fla.rms_norm_gated(aten, o, output_gate, weight, self.accelerator)
         else:
             o = fla.rms_norm(aten, o, weight, self.accelerator)
         o = aten.flatten(o, 2)
-        return self.project(operations["o_proj"], o)
+        return self.project(module_steps["o_proj"], o)
 
-    def hgrn2(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def hgrn2(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs HGRN2 as fla does (fla/layers/hgrn2.py, `HGRN2Attention.forward`)."""
-        aten, op = self.t, operations.op("core", LinearAttentionCore)
-        q, f, i = (self.project(operations[f"{projection_letter}_proj"], x) for projection_letter in "qfi")
+        aten, op = self.t, module_steps.op("core", LinearAttentionCore)
+        q, f, i = (self.project(module_steps[f"{projection_letter}_proj"], x) for projection_letter in "qfi")
         q = aten.function("silu", q)
-        g = self._log_forget_gate(operations, f)
+        g = self._log_forget_gate(module_steps, f)
         k = aten.scale(aten.exp(g), "rsub")
         q, k, g = (self.split_heads(y, op.key_dim) for y in (q, aten.to(k, i.dtype), g))
         i = self.split_heads(i, op.value_dim)
-        _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+        _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         o = (fla.fused_recurrent_decay if x.shape[1] <= fla.FEW else fla.chunk_gla)(aten, q, k, i, g)
         o = aten.flatten(o, 2)
-        weight = self.unadapted_weight(operations["o_proj"])
+        weight = self.unadapted_weight(module_steps["o_proj"])
         return fla.rms_norm_linear(aten, o, self.weight("norm.weight", o.shape[-1:]), weight, self.accelerator)
 
-    def _log_forget_gate(self, operations: ModuleSteps, logits: Tensor) -> Tensor:
+    def _log_forget_gate(self, module_steps: ModuleSteps, logits: Tensor) -> Tensor:
         """Computes the log of what each channel retains. A lower bound, which is in float32, makes it float32."""
         aten = self.t
-        if "lower_bound" not in operations:
+        if "lower_bound" not in module_steps:
             return aten.function("logsigmoid", logits)
         bound = self.weight("lower_bound", logits.shape[-1:])
-        if any(operation.verb == "sub" for operation in operations.all):  # the first layer's bound is 0
+        if any(operation.verb == "sub" for operation in module_steps.all):  # the first layer's bound is 0
             return aten.function("logsigmoid", aten.add(logits, aten.sub(bound, bound)))
         g, bound = aten.function("logsigmoid", logits), aten.to(bound, FLOAT32)
         unbounded = aten.add(aten.function("log1p", aten.scale(bound, "neg")), g)
         return aten.logaddexp(aten.function("log", bound), unbounded)
 
-    def feature_map(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def feature_map(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Returns queries or keys after the feature map, if there is one."""
-        maps = [kind for kind in operations.acts if kind != "logsigmoid"][: -1 if "g_proj" in operations else None]
+        maps = [kind for kind in module_steps.acts if kind != "logsigmoid"][: -1 if "g_proj" in module_steps else None]
         return self.apply_activation(x, maps[0]) if maps else x
 
-    def _retention_heads(self, operations: ModuleSteps, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def _retention_heads(self, module_steps: ModuleSteps, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Returns rotated queries and keys. In training each module computes the tables once, and keeps them."""
         aten, (_batch, tokens, heads, head_size) = self.t, q.shape
-        q, k = self.feature_map(operations, q), self.feature_map(operations, k)
+        q, k = self.feature_map(module_steps, q), self.feature_map(module_steps, k)
         cos_key, sin_key = ((*self.module_path(), table_name) for table_name in ("cos", "sin"))
         if cos_key not in self.left or not are_equal(self.left[cos_key].shape[0], tokens):
             cos, sin = fla.rotary_tables(aten, tokens, head_size, q)
@@ -170,9 +170,9 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         """Repeats keys, values or decays [batch, tokens, heads, size] to the number of query heads."""
         return x if are_equal(x.shape[2], heads) else self.t.repeat_interleave(x, exact_div(heads, x.shape[2]), 2)
 
-    def module_MatrixMemory(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def module_MatrixMemory(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs an mLSTM layer as transformers does (`xLSTMLayer.forward`), with a kernel of mlstm_kernels."""
-        aten, op = self.t, operations.op("core", MatrixMemory)
+        aten, op = self.t, module_steps.op("core", MatrixMemory)
         chunk_rows = x.shape[1] if self.store is None else op.chunk
         if not mlstm_kernels.supports(chunk_rows, op.chunk):
             lengths_text, smallest_chunk = (
@@ -182,10 +182,11 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
             raise self.unsupported(
                 f"mlstm_kernels has no kernel for {lengths_text}; expected powers of two from {smallest_chunk}", "core"
             )
-        q, k, v = (self.project(operations[operation_name], x) for operation_name in "qkv")
-        output_gate = self.project(operations["ogate"], x)
+        q, k, v = (self.project(module_steps[operation_name], x) for operation_name in "qkv")
+        output_gate = self.project(module_steps["ogate"], x)
         input_gate, forget_gate = (
-            self._soft_cap_scores(self.project(operations[operation_name], x)) for operation_name in ("igate", "fgate")
+            self._soft_cap_scores(self.project(module_steps[operation_name], x))
+            for operation_name in ("igate", "fgate")
         )
         q, k = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k))
         v = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
@@ -194,16 +195,16 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
             h = mlstm_kernels.mlstm_chunkwise(aten, q, k, v, input_gate, forget_gate, op.chunk)
         else:
             h, _states = mlstm_kernels.mlstm_with_states(
-                aten, q, k, v, input_gate, forget_gate, op.chunk, self._memory_states(operations["recurrent_state"])
+                aten, q, k, v, input_gate, forget_gate, op.chunk, self._memory_states(module_steps["recurrent_state"])
             )
-            self.state_tensors(operations["recurrent_state"], *self.memory_shapes(op))
+            self.state_tensors(module_steps["recurrent_state"], *self.memory_shapes(op))
         h = aten.transpose(h, 1, 2)
-        norm_step = operations["norm"]
+        norm_step = module_steps["norm"]
         normed_output = self.norm(
             aten.flatten(h, 2), norm_step.options["spec"], norm_step.name, (op.heads * op.value_dim,), op.heads
         )
         output = aten.mul(aten.function("sigmoid", output_gate), normed_output)
-        return self.project(operations["out_proj"], output)
+        return self.project(module_steps["out_proj"], output)
 
     def memory_shapes(self, op: MatrixMemory) -> tuple[Any, ...]:
         """Returns the shapes of each head's matrix memory, normalizer and largest exponent."""

@@ -17,43 +17,43 @@ from .modules import ScanModuleKernels
 class DeltaRuleKernels(ScanModuleKernels):
     """Kernels of DeltaNet, gated DeltaNet and Kimi delta attention."""
 
-    def takes_float32_weights(self, operations: ModuleSteps) -> bool:
+    def takes_float32_weights(self, module_steps: ModuleSteps) -> bool:
         """Whether a gated DeltaNet layer runs as in transformers.
 
         Autocast casts the projections. The kernel of the convolution takes filters in another format than its input
         (csrc/causal_conv1d.cpp, `weight_type`), and the gates and the norm are torch's.
         """
-        core = operations["core"].op if "core" in operations else None
-        is_gated_delta = isinstance(core, DeltaRule) and not core.by_channel and "A_log" in operations
-        return is_gated_delta and "conv1d" in operations and self._is_like_class(operations)
+        core = module_steps["core"].op if "core" in module_steps else None
+        is_gated_delta = isinstance(core, DeltaRule) and not core.by_channel and "A_log" in module_steps
+        return is_gated_delta and "conv1d" in module_steps and self._is_like_class(module_steps)
 
-    def _is_like_class(self, operations: ModuleSteps) -> bool:
+    def _is_like_class(self, module_steps: ModuleSteps) -> bool:
         """Whether a layer runs as the class of transformers does, with a norm of torch."""
-        return self.choices.like_classes and operations["norm"].options["spec"].type == "rmsnorm"
+        return self.choices.like_classes and module_steps["norm"].options["spec"].type == "rmsnorm"
 
     @compared(PUBLISHED)
-    def module_DeltaRule(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        assert isinstance(operations["core"].op, DeltaRule)
-        if "conv1d" not in operations:
-            return self.jet_block(operations, x)
-        if "A_log" not in operations:
-            return self.delta_net(operations, x)
-        is_class = self._is_like_class(operations)
-        if operations["core"].op.by_channel:
-            return (self.kimi_delta_like_class if is_class else self.kimi_delta)(operations, x)
-        return (self.gated_delta_like_class if is_class else self.gated_delta)(operations, x)
+    def module_DeltaRule(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
+        assert isinstance(module_steps["core"].op, DeltaRule)
+        if "conv1d" not in module_steps:
+            return self.jet_block(module_steps, x)
+        if "A_log" not in module_steps:
+            return self.delta_net(module_steps, x)
+        is_class = self._is_like_class(module_steps)
+        if module_steps["core"].op.by_channel:
+            return (self.kimi_delta_like_class if is_class else self.kimi_delta)(module_steps, x)
+        return (self.gated_delta_like_class if is_class else self.gated_delta)(module_steps, x)
 
-    def gated_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def gated_delta(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a gated DeltaNet layer as fla does (fla/layers/gated_deltanet.py:190, `GatedDeltaNet.forward`)."""
-        aten, op = self.t, operations.op("core", DeltaRule)
+        aten, op = self.t, module_steps.op("core", DeltaRule)
         if self.store is None:
             projections = [
-                self.project(operations[operation_name], x) for operation_name in ("q_proj", "k_proj", "v_proj")
+                self.project(module_steps[operation_name], x) for operation_name in ("q_proj", "k_proj", "v_proj")
             ]
             projection_widths = [projection.shape[-1] for projection in projections]
             qkv = aten.cat(projections)
             del projections
-            kernel = operations["conv1d"].options["kernel"]
+            kernel = module_steps["conv1d"].options["kernel"]
             qkv_weight = aten.cat(
                 [
                     self._convolution_weight(operation_name, part_width, kernel)
@@ -64,96 +64,96 @@ class DeltaRuleKernels(ScanModuleKernels):
             qkv = fla.causal_conv1d(aten, qkv, qkv_weight)
             q, k, v = aten.split(qkv, projection_widths)
         else:
-            self._cache_convolution_inputs(operations)
-            q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
+            self._cache_convolution_inputs(module_steps)
+            q, k, v = (self._convolve_by_name(operation_name, module_steps, x) for operation_name in "qkv")
         q, k, v = self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
-        beta = self.project(operations["b_proj"], x)
+        beta = self.project(module_steps["b_proj"], x)
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads,))
-        gate = self.project(operations["a_proj"], x)
-        _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+        gate = self.project(module_steps["a_proj"], x)
+        _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         if self.store is not None and x.shape[1] <= fla.FEW:
             o = fla.fused_recurrent(aten, v)
         else:
             o = fla.chunk_gated_delta_rule(aten, q, k, v, gate, beta, a_log, dt_bias, self.accelerator)
         if self.store is None:
             del gate
-        g = self.split_heads(self.project(operations["g_proj"], x), op.value_dim)
-        has_bias = operations["norm"].options["spec"].has_bias
+        g = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
+        has_bias = module_steps["norm"].options["spec"].has_bias
         weight = self.weight("norm.weight", (op.value_dim,))
         bias = self.weight("norm.bias", (op.value_dim,)) if has_bias else None
         o = fla.layer_norm_gated(aten, o, g, weight, bias, self.accelerator)
         o = aten.flatten(o, 2)
-        return self.project(operations["o_proj"], o)
+        return self.project(module_steps["o_proj"], o)
 
-    def delta_net(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def delta_net(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a DeltaNet layer as fla does (fla/layers/delta_net.py, `DeltaNet.forward`)."""
-        aten, op = self.t, operations.op("core", DeltaRule)
-        self._cache_convolution_inputs(operations)
-        q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
+        aten, op = self.t, module_steps.op("core", DeltaRule)
+        self._cache_convolution_inputs(module_steps)
+        q, k, v = (self._convolve_by_name(operation_name, module_steps, x) for operation_name in "qkv")
         q, k, v = self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
-        beta = aten.function("sigmoid", self.project(operations["b_proj"], x))
-        if any(operation.verb == "scale" for operation in operations.all):
+        beta = aten.function("sigmoid", self.project(module_steps["b_proj"], x))
+        if any(operation.verb == "scale" for operation in module_steps.all):
             beta = aten.scale(beta)
-        _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+        _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         delta_rule = fla.fused_recurrent_delta_rule if x.shape[1] <= fla.FEW else fla.chunk_delta_rule
         o = delta_rule(aten, q, k, v, beta)
         weight = self.weight("norm.weight", (op.value_dim,))
-        if "g_proj" in operations:
-            g = self.split_heads(self.project(operations["g_proj"], x), op.value_dim)
+        if "g_proj" in module_steps:
+            g = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
             o = fla.rms_norm_gated(aten, o, g, weight, self.accelerator)
         else:
             o = fla.rms_norm(aten, o, weight, self.accelerator)
         o = aten.flatten(o, 2)
-        return self.project(operations["o_proj"], o)
+        return self.project(module_steps["o_proj"], o)
 
-    def refuse_dynamic_filters(self, operations: ModuleSteps) -> None:
+    def refuse_dynamic_filters(self, module_steps: ModuleSteps) -> None:
         """Raises `UnsupportedKernel` for values with per-token convolution filters (JetBlock) in a cached pass."""
-        if "conv1d" not in operations:
+        if "conv1d" not in module_steps:
             raise self.unsupported(
                 "the memory of a convolution with filters of each token (jet_block) is modelled in training alone; "
                 "params, flops and kv count this model",
                 "convolution",
             )
 
-    def gated_delta_like_class(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def gated_delta_like_class(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a gated DeltaNet layer as transformers does (modeling_olmo_hybrid.py, `OlmoHybridGatedDeltaNet`).
 
         The classes of Qwen3-Next and Qwen3.5 differ in which projections are one product. Convolution and delta rule
         are kernels of causal-conv1d and fla; the gates and the norm are torch's.
         """
-        aten, op = self.t, operations.op("core", DeltaRule)
-        q, k, v = self._convolved_heads(operations, x)
-        o, _log_decay = self._delta_rule_behind_gates(operations, x, q, k, v)
-        gate = self.split_heads(self.project(operations["g_proj"], x), op.value_dim)
-        return self.project(operations["o_proj"], aten.flatten(self._gated_norm(operations["norm"], o, gate), 2))
+        aten, op = self.t, module_steps.op("core", DeltaRule)
+        q, k, v = self._convolved_heads(module_steps, x)
+        o, _log_decay = self._delta_rule_behind_gates(module_steps, x, q, k, v)
+        gate = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
+        return self.project(module_steps["o_proj"], aten.flatten(self._gated_norm(module_steps["norm"], o, gate), 2))
 
-    def kimi_delta_like_class(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def kimi_delta_like_class(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs Kimi delta attention as transformers does (modeling_kimi_linear.py, `KimiLinearDeltaAttention`)."""
-        aten, op = self.t, operations.op("core", DeltaRule)
-        q, k, v = self._convolved_heads(operations, x)
-        g = self._channel_decays(operations, x)
-        beta = self.apply_activation(self.project(operations["b_proj"], x), "sigmoid")
-        _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+        aten, op = self.t, module_steps.op("core", DeltaRule)
+        q, k, v = self._convolved_heads(module_steps, x)
+        g = self._channel_decays(module_steps, x)
+        beta = self.apply_activation(self.project(module_steps["b_proj"], x), "sigmoid")
+        _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         o = fla.chunk_kda(aten, q, k, v, g, beta)
-        gate = self.split_heads(self._gate_projection("g", operations, x), op.value_dim)
-        o = aten.flatten(self._gated_float32_norm(operations["norm"], o, gate), 2)
-        return self.project(operations["o_proj"], o)
+        gate = self.split_heads(self._gate_projection("g", module_steps, x), op.value_dim)
+        o = aten.flatten(self._gated_float32_norm(module_steps["norm"], o, gate), 2)
+        return self.project(module_steps["o_proj"], o)
 
-    def _channel_decays(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def _channel_decays(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Computes the log decay of each channel (`KimiLinearForgetGate.forward`), cast after a single product."""
-        aten, op = self.t, operations.op("core", DeltaRule)
-        g = aten.to(self._gate_projection("f", operations, x), FLOAT32)
+        aten, op = self.t, module_steps.op("core", DeltaRule)
+        g = aten.to(self._gate_projection("f", module_steps, x), FLOAT32)
         g = self.split_heads(aten.add(g, self.weight("dt_bias", (op.heads * op.key_dim,))), op.key_dim)
         decay_rate = aten.unsqueeze(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), -1)
-        if "softplus" not in operations.acts:
+        if "softplus" not in module_steps.acts:
             g = aten.scale(aten.function("sigmoid", aten.mul(decay_rate, g)))
-        elif "f_proj" in operations:
+        elif "f_proj" in module_steps:
             g = aten.mul(aten.scale(decay_rate, "neg"), aten.function("softplus", g))
         else:
             is_large = aten.compare(g)
             g = aten.where(is_large, g, aten.function("log", aten.add_number(aten.exp(g))))
             g = aten.mul(aten.scale(decay_rate, "neg"), g)
-        return aten.to(g, x.dtype) if "f_proj" in operations else g
+        return aten.to(g, x.dtype) if "f_proj" in module_steps else g
 
     def _gated_float32_norm(self, norm_step: Step, x: Tensor, gate: Tensor) -> Tensor:
         """Runs a norm in float32, multiplied by the sigmoid of a gate (`KimiLinearRMSNormGated.forward`)."""
@@ -164,14 +164,14 @@ class DeltaRuleKernels(ScanModuleKernels):
         y = aten.mul(y, aten.function("sigmoid", aten.to(gate, FLOAT32)))
         return aten.to(y, x.dtype)
 
-    def _convolved_heads(self, operations: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _convolved_heads(self, module_steps: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries, keys and values by head, behind one convolution of causal-conv1d."""
-        aten, op = self.t, operations.op("core", DeltaRule)
-        projections = [self.project(operations[f"{proj_name}_proj"], x) for proj_name in "qkv"]
+        aten, op = self.t, module_steps.op("core", DeltaRule)
+        projections = [self.project(module_steps[f"{proj_name}_proj"], x) for proj_name in "qkv"]
         projection_widths = [projection.shape[-1] for projection in projections]
         qkv = aten.transpose(aten.cat(projections), 1, 2)
         del projections
-        qkv = aten.transpose(self.convolve_after_cached_inputs(operations, qkv, "silu"), 1, 2)
+        qkv = aten.transpose(self.convolve_after_cached_inputs(module_steps, qkv, "silu"), 1, 2)
         q, k, v = aten.split(qkv, projection_widths)
         return self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
 
@@ -186,42 +186,44 @@ class DeltaRuleKernels(ScanModuleKernels):
         y = aten.mul(y, self.apply_activation(aten.to(gate, FLOAT32), "silu"))
         return aten.to(y, x.dtype)
 
-    def jet_block(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def jet_block(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a JetBlock layer in training (`JetBlock.forward`).
 
         Source: NVlabs/Jet-Nemotron at 94cbd12, jetai/modeling/hf/jet_block.py.
         """
         if self.store is not None:
-            self.refuse_dynamic_filters(operations)
-        aten, op = self.t, operations.op("core", DeltaRule)
-        q, k = (self.apply_activation(self.project(operations[f"{proj_name}_proj"], x), "silu") for proj_name in "qk")
-        v = self.project(operations["v_proj"], x)
-        conv_filters = self.project(operations["w2"], self.apply_activation(self.project(operations["w1"], x), "silu"))
+            self.refuse_dynamic_filters(module_steps)
+        aten, op = self.t, module_steps.op("core", DeltaRule)
+        q, k = (self.apply_activation(self.project(module_steps[f"{proj_name}_proj"], x), "silu") for proj_name in "qk")
+        v = self.project(module_steps["v_proj"], x)
+        conv_filters = self.project(
+            module_steps["w2"], self.apply_activation(self.project(module_steps["w1"], x), "silu")
+        )
         v = self.apply_activation(jet_nemotron.dynamic_conv(aten, v, conv_filters), "silu")
         q, k, v = self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
-        o, _log_decay = self._delta_rule_behind_gates(operations, x, q, k, v)
-        gate = self.split_heads(self.project(operations["g_proj"], x), op.value_dim)
+        o, _log_decay = self._delta_rule_behind_gates(module_steps, x, q, k, v)
+        gate = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
         weight = self.weight("norm.weight", (op.value_dim,))
         o = fla.rms_norm_gated(aten, o, gate, weight, self.accelerator)
-        return self.project(operations["o_proj"], aten.flatten(o, 2))
+        return self.project(module_steps["o_proj"], aten.flatten(o, 2))
 
     def _delta_rule_behind_gates(
-        self, operations: ModuleSteps, x: Tensor, q: Tensor, k: Tensor, v: Tensor
+        self, module_steps: ModuleSteps, x: Tensor, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Runs the delta rule with β and log decay from torch operations. Returns the output and the log decay."""
-        aten, op = self.t, operations.op("core", DeltaRule)
-        beta = self.apply_activation(self.project(operations["b_proj"], x), "sigmoid")
+        """Runs the delta rule with β and log decay from torch module_steps. Returns the output and the log decay."""
+        aten, op = self.t, module_steps.op("core", DeltaRule)
+        beta = self.apply_activation(self.project(module_steps["b_proj"], x), "sigmoid")
         decay = self.state_decay((op.heads,))
-        step_size = aten.to(self.project(operations["a_proj"], x), FLOAT32)
+        step_size = aten.to(self.project(module_steps["a_proj"], x), FLOAT32)
         step_size = aten.add(step_size, self.weight("dt_bias", (op.heads,)))
         g = aten.mul(decay, self.apply_activation(step_size, "softplus"))
-        _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+        _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         return fla.chunk_gated_delta_rule(aten, q, k, v, g, beta, accelerator=self.accelerator), g
 
-    def _cache_convolution_inputs(self, operations: ModuleSteps) -> None:
+    def _cache_convolution_inputs(self, module_steps: ModuleSteps) -> None:
         """Caches the last inputs of a layer's three convolutions in one tensor."""
-        conv_step = operations["conv1d"]
-        self.state_tensors(operations["conv_state"], (conv_step.outs[0].width, conv_step.options["kernel"]))
+        conv_step = module_steps["conv1d"]
+        self.state_tensors(module_steps["conv_state"], (conv_step.outs[0].width, conv_step.options["kernel"]))
 
     def _convolution_weight(self, proj_name: str, channel_count: Any, kernel: Any) -> Tensor:
         """Returns the weight of one of a layer's three convolutions."""
@@ -229,33 +231,37 @@ class DeltaRuleKernels(ScanModuleKernels):
             self.weight(f"{proj_name}_conv1d.weight", (channel_count, 1, kernel)), (channel_count, kernel)
         )
 
-    def kimi_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def kimi_delta(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Kimi delta attention layer as fla does (fla/layers/kda.py:186, `KimiDeltaAttention.forward`)."""
-        aten, op = self.t, operations.op("core", DeltaRule)
-        self._cache_convolution_inputs(operations)
-        q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
-        g = self._gate_projection("f", operations, x)
-        beta = self.project(operations["b_proj"], x)
+        aten, op = self.t, module_steps.op("core", DeltaRule)
+        self._cache_convolution_inputs(module_steps)
+        q, k, v = (self._convolve_by_name(operation_name, module_steps, x) for operation_name in "qkv")
+        g = self._gate_projection("f", module_steps, x)
+        beta = self.project(module_steps["b_proj"], x)
         q, k, v, g = (self.split_heads(tensor, op.key_dim) for tensor in (q, k, v, g))
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads * op.key_dim,))
-        _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+        _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         runs_recurrently = self.store is not None and x.shape[1] <= fla.FEW
         o = fla.fused_recurrent(aten, v) if runs_recurrently else fla.chunk_kda(aten, q, k, v, g, beta, a_log, dt_bias)
         weight = self.weight("norm.weight", (op.value_dim,))
         o = fla.rms_norm_gated(
-            aten, o, self.split_heads(self._gate_projection("g", operations, x), op.value_dim), weight, self.accelerator
+            aten,
+            o,
+            self.split_heads(self._gate_projection("g", module_steps, x), op.value_dim),
+            weight,
+            self.accelerator,
         )
         o = aten.flatten(o, 2)
-        return self.project(operations["o_proj"], o)
+        return self.project(module_steps["o_proj"], o)
 
-    def _convolve_by_name(self, proj_name: str, operations: ModuleSteps, x: Tensor) -> Tensor:
-        y = self.project(operations[f"{proj_name}_proj"], x)
+    def _convolve_by_name(self, proj_name: str, module_steps: ModuleSteps, x: Tensor) -> Tensor:
+        y = self.project(module_steps[f"{proj_name}_proj"], x)
         return fla.causal_conv1d(
-            self.t, y, self._convolution_weight(proj_name, y.shape[-1], operations["conv1d"].options["kernel"])
+            self.t, y, self._convolution_weight(proj_name, y.shape[-1], module_steps["conv1d"].options["kernel"])
         )
 
-    def _gate_projection(self, proj_name: str, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def _gate_projection(self, proj_name: str, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Projects to a gate, by one linear layer or two low-rank layers."""
-        if f"{proj_name}_proj" in operations:
-            return self.project(operations[f"{proj_name}_proj"], x)
-        return self.project(operations[f"{proj_name}_b_proj"], self.project(operations[f"{proj_name}_a_proj"], x))
+        if f"{proj_name}_proj" in module_steps:
+            return self.project(module_steps[f"{proj_name}_proj"], x)
+        return self.project(module_steps[f"{proj_name}_b_proj"], self.project(module_steps[f"{proj_name}_a_proj"], x))

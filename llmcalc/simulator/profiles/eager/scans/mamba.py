@@ -22,31 +22,33 @@ class MambaKernels(ScanModuleKernels):
     """Kernels of Mamba and Mamba-2."""
 
     @compared(PUBLISHED)
-    def module_SelectiveScan(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        if operations["x_proj"].verb == "experts":
-            return self.mamba_with_heads(operations, x)
-        has_fused_kernel = 2 <= operations["conv1d"].options["kernel"] <= 4 and operations.acts[0] == "silu"
-        if has_fused_kernel and "dt_norm" not in operations:
-            return self.mamba(operations, x)
-        return self.mamba_step_by_step(operations, x)
+    def module_SelectiveScan(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
+        if module_steps["x_proj"].verb == "experts":
+            return self.mamba_with_heads(module_steps, x)
+        has_fused_kernel = 2 <= module_steps["conv1d"].options["kernel"] <= 4 and module_steps.acts[0] == "silu"
+        if has_fused_kernel and "dt_norm" not in module_steps:
+            return self.mamba(module_steps, x)
+        return self.mamba_step_by_step(module_steps, x)
 
-    def mamba(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def mamba(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba layer as mamba_ssm does (mamba_ssm/modules/mamba_simple.py:119, `Mamba.forward`)."""
         aten, op, conv_step, out_proj_step = (
             self.t,
-            operations.op("scan", SelectiveScan),
-            operations["conv1d"],
-            operations["out_proj"],
+            module_steps.op("scan", SelectiveScan),
+            module_steps["conv1d"],
+            module_steps["out_proj"],
         )
         batch = x.shape[0]
         hidden_columns = aten.flatten(aten.transpose(aten.transpose(x, 1, 2), 0, 1), 1, 2)
-        xz = mamba_ssm.split_tokens(aten, aten.mm(self.unadapted_weight(operations["in_proj"]), hidden_columns), batch)
+        xz = mamba_ssm.split_tokens(
+            aten, aten.mm(self.unadapted_weight(module_steps["in_proj"]), hidden_columns), batch
+        )
         del hidden_columns
-        bias = self.bias(operations["in_proj"])
+        bias = self.bias(module_steps["in_proj"])
         if bias is not None:
             xz = aten.add(xz, aten.unsqueeze(bias, 1))
         a = self.state_decay((op.inner, op.state))
-        d, dt_bias = self.weight("D", (op.inner,)), self.bias(operations["dt_proj"])
+        d, dt_bias = self.weight("D", (op.inner,)), self.bias(module_steps["dt_proj"])
         assert dt_bias is not None
         if self.bias(out_proj_step) is None and self.store is None:
             return mamba_ssm.mamba_inner_fn(
@@ -54,19 +56,19 @@ class MambaKernels(ScanModuleKernels):
                 xz,
                 self.convolution_filters(conv_step),
                 self.bias(conv_step),
-                self.unadapted_weight(operations["x_proj"]),
-                self.unadapted_weight(operations["dt_proj"]),
+                self.unadapted_weight(module_steps["x_proj"]),
+                self.unadapted_weight(module_steps["dt_proj"]),
                 self.unadapted_weight(out_proj_step),
                 a,
                 aten.to(d, FLOAT32),
                 aten.to(dt_bias, FLOAT32),
             )
         u, z = mamba_ssm.split_halves(aten, xz)
-        self.cache_last_inputs(operations["conv_state"], u)
+        self.cache_last_inputs(module_steps["conv_state"], u)
         u = self.causal_conv(conv_step, u)
-        x_dbl = self.project(operations["x_proj"], mamba_ssm.tokens_first(aten, u))
-        dt, b, c = aten.split(x_dbl, [operations["x_proj"].outs[0].width - 2 * op.state, op.state, op.state])
-        dt = aten.mm(self.unadapted_weight(operations["dt_proj"]), aten.transpose(dt, 0, 1))
+        x_dbl = self.project(module_steps["x_proj"], mamba_ssm.tokens_first(aten, u))
+        dt, b, c = aten.split(x_dbl, [module_steps["x_proj"].outs[0].width - 2 * op.state, op.state, op.state])
+        dt = aten.mm(self.unadapted_weight(module_steps["dt_proj"]), aten.transpose(dt, 0, 1))
         dt = mamba_ssm.split_tokens(aten, dt, batch)
         b, c = self._copy_reordered(b, batch), self._copy_reordered(c, batch)
         d, dt_bias = aten.to(d, FLOAT32), aten.to(dt_bias, FLOAT32)
@@ -74,7 +76,7 @@ class MambaKernels(ScanModuleKernels):
         del d, dt_bias
         if self.store is None:
             del _last_state
-        self.state_tensors(operations["ssm_state"], (op.inner, op.state))
+        self.state_tensors(module_steps["ssm_state"], (op.inner, op.state))
         y = aten.transpose(y, 1, 2)
         return self.project(out_proj_step, y)
 
@@ -82,29 +84,29 @@ class MambaKernels(ScanModuleKernels):
         """Reorders and copies a tensor: rearrange(x, "(b l) dstate -> b dstate l").contiguous()."""
         return self.t.contiguous(self.t.transpose(self.t.unflatten(x, 0, (batch, exact_div(x.shape[0], batch))), 1, 2))
 
-    def mamba_step_by_step(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def mamba_step_by_step(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba layer with norms on Δ, B and C as Jamba does (`JambaMambaMixer.forward`, modeling_jamba.py).
 
         An activation that the kernels do not have runs after them.
         """
-        aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
-        projected_input = aten.transpose(self.project(operations["in_proj"], x), 1, 2)
+        aten, op, activation_name = self.t, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
+        projected_input = aten.transpose(self.project(module_steps["in_proj"], x), 1, 2)
         a = self.state_decay((op.inner, op.state))
         u, gate = mamba_ssm.split_halves(aten, projected_input)
-        u = aten.transpose(self.convolve_after_cached_inputs(operations, u, activation_name), 1, 2)
-        rank = operations["x_proj"].outs[0].width - 2 * op.state
-        dt, b, c = aten.split(self.project(operations["x_proj"], u), [rank, op.state, op.state])
-        if "dt_norm" in operations:
+        u = aten.transpose(self.convolve_after_cached_inputs(module_steps, u, activation_name), 1, 2)
+        rank = module_steps["x_proj"].outs[0].width - 2 * op.state
+        dt, b, c = aten.split(self.project(module_steps["x_proj"], u), [rank, op.state, op.state])
+        if "dt_norm" in module_steps:
             dt, b, c = (
-                self._normalize_with(operations[operation_name], y)
+                self._normalize_with(module_steps[operation_name], y)
                 for operation_name, y in zip(NORMS, (dt, b, c), strict=True)
             )
-        dt_bias = self.bias(operations["dt_proj"])
+        dt_bias = self.bias(module_steps["dt_proj"])
         assert dt_bias is not None
         if self.adapters is not None and self.adapters.base != "none":  # `_is_quantized`: the layer, less its bias
-            dt = aten.add(self.project(operations["dt_proj"], dt), dt_bias)
+            dt = aten.add(self.project(module_steps["dt_proj"], dt), dt_bias)
         else:
-            dt = aten.linear(dt, self.unadapted_weight(operations["dt_proj"]))
+            dt = aten.linear(dt, self.unadapted_weight(module_steps["dt_proj"]))
         dt = aten.contiguous(aten.transpose(dt, 1, 2))
         dt_bias = aten.to(dt_bias, FLOAT32)
         d = aten.to(self.weight("D", (op.inner,)), FLOAT32)
@@ -114,22 +116,22 @@ class MambaKernels(ScanModuleKernels):
         )
         if self.store is None:
             del _last_state
-        self.state_tensors(operations["ssm_state"], (op.inner, op.state))
+        self.state_tensors(module_steps["ssm_state"], (op.inner, op.state))
         if activation_name != "silu":
             y = aten.mul(y, self.apply_activation(gate, activation_name))
-        return self.project(operations["out_proj"], aten.transpose(y, 1, 2))
+        return self.project(module_steps["out_proj"], aten.transpose(y, 1, 2))
 
-    def mamba_with_heads(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def mamba_with_heads(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba layer with one scan per head as Zamba does (`ZambaMambaMixer.forward`, modeling_zamba.py)."""
-        aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
-        heads = operations["x_proj"].options["experts"].size
+        aten, op, activation_name = self.t, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
+        heads = module_steps["x_proj"].options["experts"].size
         (batch, tokens), head_width = x.shape[:2], exact_div(op.inner, heads)
-        rank = operations["x_proj"].outs[0].width - 2 * op.state
-        projected_input = aten.transpose(self.project(operations["in_proj"], x), 1, 2)
+        rank = module_steps["x_proj"].outs[0].width - 2 * op.state
+        projected_input = aten.transpose(self.project(module_steps["in_proj"], x), 1, 2)
         u, gate = aten.split(aten.unflatten(projected_input, 1, (op.inner, 2)), [1, 1], 2)
         u = aten.contiguous(aten.reshape(u, (batch, op.inner, tokens)))
         gate = aten.transpose(aten.reshape(gate, (batch, heads, head_width, tokens)), 0, 1)
-        u = self.convolve_after_cached_inputs(operations, u, activation_name)
+        u = self.convolve_after_cached_inputs(module_steps, u, activation_name)
         u = aten.transpose(aten.reshape(u, (batch, heads, head_width, tokens)), 0, 1)
         x_proj = self.weight("x_proj.weight", (heads, rank + 2 * op.state, head_width))
         dt_b_c = aten.transpose(aten.matmul(aten.unsqueeze(x_proj, 1), u), 2, 3)
@@ -160,35 +162,35 @@ class MambaKernels(ScanModuleKernels):
                 _states.append(last_state)
             del last_state
         y = aten.cat(outputs, 1)
-        self.state_tensors(operations["ssm_state"], (op.inner, op.state))
-        return self.project(operations["out_proj"], aten.transpose(y, 1, 2))
+        self.state_tensors(module_steps["ssm_state"], (op.inner, op.state))
+        return self.project(module_steps["out_proj"], aten.transpose(y, 1, 2))
 
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
     @compared(PUBLISHED)
-    def module_ChunkedScan(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        norm_spec: Norm | None = operations["norm"].options["spec"] if "norm" in operations else None
+    def module_ChunkedScan(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
+        norm_spec: Norm | None = module_steps["norm"].options["spec"] if "norm" in module_steps else None
         has_fused_norm = norm_spec is None or (
             norm_spec.type == "rmsnorm" and norm_spec.weight and not norm_spec.has_bias
         )
-        has_fused_kernel = 2 <= operations["conv1d"].options["kernel"] <= 4 and operations.acts[0] == "silu"
-        return (self.mamba2 if has_fused_norm and has_fused_kernel else self.mamba2_step_by_step)(operations, x)
+        has_fused_kernel = 2 <= module_steps["conv1d"].options["kernel"] <= 4 and module_steps.acts[0] == "silu"
+        return (self.mamba2 if has_fused_norm and has_fused_kernel else self.mamba2_step_by_step)(module_steps, x)
 
     @compared(PUBLISHED, mamba2="steps")
-    def mamba2(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def mamba2(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba-2 layer as mamba_ssm does (mamba_ssm/modules/mamba2.py:154, `Mamba2.forward`)."""
         aten, op, conv_step, out_proj_step = (
             self.t,
-            operations.op("scan", ChunkedScan),
-            operations["conv1d"],
-            operations["out_proj"],
+            module_steps.op("scan", ChunkedScan),
+            module_steps["conv1d"],
+            module_steps["out_proj"],
         )
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
         group_width = exact_div(conv_step.outs[0].width - inner_width, 2)
         group_count = exact_div(group_width, op.state)
-        zxbcdt = self.project(operations["in_proj"], x)
+        zxbcdt = self.project(module_steps["in_proj"], x)
         a, d, dt_bias = self.state_decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
-        norm_weight = self.weight("norm.weight", (inner_width,)) if "norm" in operations else None
+        norm_weight = self.weight("norm.weight", (inner_width,)) if "norm" in module_steps else None
         if self.choices.mamba2 == "combined" and self.store is None:
             return mamba_ssm.mamba_split_conv1d_scan_combined(
                 aten,
@@ -207,7 +209,7 @@ class MambaKernels(ScanModuleKernels):
                 self.accelerator,
             )
         z, xbc, dt = aten.split(zxbcdt, [inner_width, inner_width + 2 * group_width, op.heads])
-        self.cache_last_inputs(operations["conv_state"], aten.transpose(xbc, 1, 2))
+        self.cache_last_inputs(module_steps["conv_state"], aten.transpose(xbc, 1, 2))
         xbc = aten.transpose(self.causal_conv(conv_step, aten.transpose(xbc, 1, 2)), 1, 2)
         x, b, c = aten.split(xbc, [inner_width, group_width, group_width])
         y, _last_state = mamba_ssm.mamba_chunk_scan_with_state(
@@ -225,26 +227,26 @@ class MambaKernels(ScanModuleKernels):
         )
         if self.store is None:
             del _last_state
-        self.state_tensors(operations["ssm_state"], (op.heads, op.head_dim, op.state))
+        self.state_tensors(module_steps["ssm_state"], (op.heads, op.head_dim, op.state))
         y = aten.flatten(y, 2)
         if norm_weight is not None:
             y = mamba_ssm.rmsnorm_fn(aten, y, norm_weight, z, group_count, self.accelerator)
         return self.project(out_proj_step, y)
 
-    def mamba2_step_by_step(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def mamba2_step_by_step(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba-2 layer like the reference, but with the convolution and the scan of the libraries."""
         aten, op, conv_step, activation_name = (
             self.t,
-            operations.op("scan", ChunkedScan),
-            operations["conv1d"],
-            operations.acts[0],
+            module_steps.op("scan", ChunkedScan),
+            module_steps["conv1d"],
+            module_steps.acts[0],
         )
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
         group_width = exact_div(conv_step.outs[0].width - inner_width, 2)
         gate, xbc, dt = aten.split(
-            self.project(operations["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
+            self.project(module_steps["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
         )
-        self.cache_last_inputs(operations["conv_state"], aten.transpose(xbc, 1, 2))
+        self.cache_last_inputs(module_steps["conv_state"], aten.transpose(xbc, 1, 2))
         xbc = aten.transpose(self.causal_conv(conv_step, aten.transpose(xbc, 1, 2), activation_name), 1, 2)
         x, b, c = aten.split(xbc, [inner_width, group_width, group_width])
         x, b, c = self.split_heads(x, op.head_dim), self.split_heads(b, op.state), self.split_heads(c, op.state)
@@ -254,14 +256,14 @@ class MambaKernels(ScanModuleKernels):
         )
         if self.store is None:
             del _last_state
-        self.state_tensors(operations["ssm_state"], (op.heads, op.head_dim, op.state))
+        self.state_tensors(module_steps["ssm_state"], (op.heads, op.head_dim, op.state))
         y = aten.flatten(y, 2)
         activated_gate = self.apply_activation(gate, activation_name)
-        for operation in operations.all:
+        for operation in module_steps.all:
             if operation.verb == "mul":
                 y = aten.mul(y, activated_gate)
             if operation.verb == "norm":
                 y = self.norm(
                     y, operation.options["spec"], operation.name, (inner_width,), exact_div(group_width, op.state)
                 )
-        return self.project(operations["out_proj"], y)
+        return self.project(module_steps["out_proj"], y)

@@ -73,7 +73,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
                 if self.last.get(id(recorded_value.storage)) == id(operation):
                     self.forget(recorded_value.storage)
 
-    def takes_float32_weights(self, operations: ModuleSteps) -> bool:
+    def takes_float32_weights(self, module_steps: ModuleSteps) -> bool:
         """Whether the kernels of a module take weights in float32 beside activations in 16 bits; false by default."""
         return False
 
@@ -130,11 +130,11 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         y = aten.slice(aten.convolution(x, weight, self.bias(operation), x.shape[2] + kernel - 1), x.shape[2])
         return y if activation_name is None else self.apply_activation(y, activation_name)
 
-    def convolve_after_cached_inputs(self, operations: ModuleSteps, x: Tensor, activation_name: str) -> Tensor:
+    def convolve_after_cached_inputs(self, module_steps: ModuleSteps, x: Tensor, activation_name: str) -> Tensor:
         """Convolves with the inputs that earlier passes cached (transformers/cache_utils.py, `update_conv_state`)."""
-        aten, state_step, tokens = self.t, operations["conv_state"], x.shape[2]
+        aten, state_step, tokens = self.t, module_steps["conv_state"], x.shape[2]
         if self.store is None:
-            return self.causal_conv(operations["conv1d"], x, activation_name)
+            return self.causal_conv(module_steps["conv1d"], x, activation_name)
         assert isinstance(state_step.op, State)
         cached_tokens, cached_inputs = exact_div(state_step.op.size, x.shape[1]), self.cached_tensors(state_step.name)
         (state_tensor,) = self.state_tensors(state_step, (x.shape[1], cached_tokens))
@@ -142,7 +142,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
             x = aten.cat([state_tensor, x])
         elif tokens < cached_tokens:
             x = aten.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
-        return aten.slice(self.causal_conv(operations["conv1d"], x, activation_name), tokens)
+        return aten.slice(self.causal_conv(module_steps["conv1d"], x, activation_name), tokens)
 
     def do_conv(self, operation: Step) -> None:
         if is_zero(getattr(operation.op, "padding", 0)):

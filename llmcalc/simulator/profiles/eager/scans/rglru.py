@@ -22,22 +22,22 @@ class RGLRUKernels(ScanModuleKernels):
     """Kernels of RG-LRU."""
 
     @compared(PUBLISHED)
-    def module_rglru(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def module_rglru(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs an RG-LRU block as transformers does (modeling_recurrent_gemma.py, `RecurrentGemmaRecurrentBlock`).
 
         No library publishes a kernel of this scan: it runs as a loop over the tokens.
         """
         aten = self.t
-        y = self.apply_activation(self.project(operations["linear_y"], x), operations.acts[0])
-        u = aten.transpose(self.project(operations["linear_x"], x), 1, 2)
-        conv_step = operations["conv_1d"]
+        y = self.apply_activation(self.project(module_steps["linear_y"], x), module_steps.acts[0])
+        u = aten.transpose(self.project(module_steps["linear_x"], x), 1, 2)
+        conv_step = module_steps["conv_1d"]
         weight = self.weight("conv_1d.weight", (conv_step.outs[0].width, 1, conv_step.options["kernel"]))
-        self.state_tensors(operations["recurrent_state"], (conv_step.outs[0].width,))
-        self.cache_last_inputs(operations["conv_state"], u)
+        self.state_tensors(module_steps["recurrent_state"], (conv_step.outs[0].width,))
+        self.cache_last_inputs(module_steps["conv_state"], u)
         u = aten.convolution(u, weight, self.bias(conv_step), u.shape[2] + conv_step.options["kernel"] - 1)
-        u = self._rglru(aten.transpose(aten.slice(u, x.shape[1]), 1, 2), operations["input_gate"])
+        u = self._rglru(aten.transpose(aten.slice(u, x.shape[1]), 1, 2), module_steps["input_gate"])
         output = aten.mul(u, y)
-        return self.project(operations["linear_out"], output)
+        return self.project(module_steps["linear_out"], output)
 
     def _rglru(self, u: Tensor, gate: Step) -> Tensor:
         """Runs the recurrence as `RecurrentGemmaRglru.forward` does."""

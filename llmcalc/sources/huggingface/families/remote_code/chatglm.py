@@ -1,4 +1,4 @@
-"""ChatGLM-6B with norms before the residual additions; ChatGLM2, ChatGLM3 and GLM-4-9B with RMSNorm.
+"""ChatGLM-6B, whose residual branch adds to the normalised input; ChatGLM2, ChatGLM3 and GLM-4-9B with RMSNorm.
 
 Source: modeling_chatglm.py of THUDM/chatglm-6b and THUDM/chatglm3-6b. The first one adds the output of a sublayer to
 its normalised input, which is a norm on the embeddings and one after each addition; the last one is the final norm.

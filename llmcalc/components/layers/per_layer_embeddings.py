@@ -16,7 +16,7 @@ from ...flow.value import Value
 from ..base import BY_TORCH, LayerParts, ModelProperties, Part, PartWitness, PerLayer, PerLayerVocab, StackPart
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
-from ..runtime import ForwardPass
+from ..runtime import ForwardContext
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -125,11 +125,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.projection = nn.Linear(self.hidden, layers * self.width, bias=False)
             self.norm = spec.norm.reference(ModelProperties(self.width))
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             table_vectors = None
             if self.rows is not None:
-                assert forward_pass.ids is not None, "per-layer embeddings are looked up by token"
-                table_vectors = self.embed(forward_pass.ids * (forward_pass.ids < self.rows)) * self.width**0.5
+                assert forward_context.ids is not None, "per-layer embeddings are looked up by token"
+                table_vectors = self.embed(forward_context.ids * (forward_context.ids < self.rows)) * self.width**0.5
             projected_x = self.projection(x) * self.hidden**-0.5
             if table_vectors is None:
                 return self.norm(projected_x.unflatten(-1, (-1, self.width)))
@@ -148,9 +148,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.projection = nn.Linear(spec.hidden_size_per_layer_input, model_properties.hidden_size, bias=False)
             self.norm = norm.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            assert forward_pass.per_layer is not None, "the stack has no per-layer embeddings"
-            gated_vector = activate(self.act, self.gate(x)) * forward_pass.per_layer[:, :, forward_pass.layer]
+        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+            assert forward_context.per_layer is not None, "the stack has no per-layer embeddings"
+            gated_vector = activate(self.act, self.gate(x)) * forward_context.per_layer[:, :, forward_context.layer]
             return self.norm(self.projection(gated_vector))
 
     return {"table": PerLayerTable, "gate": VectorGate}
