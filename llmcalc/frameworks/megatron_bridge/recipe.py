@@ -23,6 +23,7 @@ from ..megatron.named_model import (
     MegatronRun,
     bridge_adapter_settings,
     host_optimizer_settings,
+    loss_of,
     megatron_run,
     smallest_device_count,
 )
@@ -287,7 +288,12 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         recompute_method=config_value("model.recompute_method"),
         recompute_num_layers=config_value("model.recompute_num_layers"),
         recompute_modules=config_value("model.recompute_modules"),
-        fuses_cross_entropy=config_value("model.cross_entropy_loss_fusion") is True,
+        cross_entropy=loss_of(
+            reader,
+            config_value("model.cross_entropy_loss_fusion", True) is True,
+            config_value("model.cross_entropy_fusion_impl", "native"),
+        ),
+        fuses_activation=config_value("model.bias_activation_fusion"),
         grad_dtype="bf16" if config.get("mixed_precision.grad_reduce_in_fp32") is False else "fp32",
         dispatcher=config_value("model.moe_token_dispatcher_type"),
         dispatcher_backend=config_value("model.moe_flex_dispatcher_backend"),
