@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ...device_memory.settings import Settings
     from ...model import ModelSpec
 
 
@@ -19,6 +21,7 @@ class NamedModelArguments:
     has_layer_graphs: whether CUDA graphs launch layers or their modules; default false.
     fuses_activation: whether one kernel computes an activation and its product with the gate; None for what
         Megatron-Bridge chooses for the model's class; default true.
+    fp8_arguments: fields of `MegatronSettings` about products in 8 bits, with `--precision fp8`; none by default.
     """
 
     recompute_modules: tuple[str, ...] | None = None
@@ -26,11 +29,12 @@ class NamedModelArguments:
     uses_deepep: bool = False
     has_layer_graphs: bool = False
     fuses_activation: bool | None = True
+    fp8_arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def arguments(self, recompute_option: str | None, has_experts: bool, spec: ModelSpec) -> dict[str, Any]:
-        """Returns the fields of `MegatronSettings` to set. recompute_option: `--recompute`, which comes first."""
-        arguments: dict[str, Any] = {}
-        if self.recompute_modules is not None and recompute_option is None:
+    def arguments(self, options: Settings, has_experts: bool, spec: ModelSpec) -> dict[str, Any]:
+        """Returns the fields of `MegatronSettings` to set. options: of the run, whose `--recompute` comes first."""
+        arguments: dict[str, Any] = dict(self.fp8_arguments) if options.precision == "fp8" else {}
+        if self.recompute_modules is not None and options.recompute is None:
             arguments |= {"recompute_granularity": "selective", "recompute_modules": self.recompute_modules}
         if self.uses_hybridep and has_experts:
             arguments |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}

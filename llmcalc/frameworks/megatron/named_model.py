@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import InputError, shown
@@ -31,6 +32,7 @@ class MegatronRun:
     dispatcher, dispatcher_backend: what sends tokens to experts, and how `flex` does; None for Megatron-LM's default.
     cuda_graph_impl, cuda_graph_modules: how CUDA graphs are captured, and of what.
     grad_dtype: the number format of main gradients.
+    fp8_arguments: Megatron-LM's arguments of products in 8 bits; none for bf16.
     """
 
     tp: int = 1
@@ -52,6 +54,7 @@ class MegatronRun:
     cross_entropy: CrossEntropy = "eager"
     fuses_activation: bool | None = True
     grad_dtype: str = "fp32"
+    fp8_arguments: Mapping[str, Any] = field(default_factory=dict)
     dispatcher: Any = None
     dispatcher_backend: Any = None
     cuda_graph_impl: Any = "none"
@@ -168,8 +171,11 @@ def megatron_run(
         "batch": parallel_run.batch,
         "seq": parallel_run.seq,
         "num_microbatches": parallel_run.num_microbatches,
-        "dtype": "bf16",
-        "grad_dtype": parallel_run.grad_dtype,
+        **(
+            {"precision": "fp8"}
+            if parallel_run.fp8_arguments
+            else {"dtype": "bf16", "grad_dtype": parallel_run.grad_dtype}
+        ),
         "attn_implementation": "flash",
         "cross_entropy": parallel_run.cross_entropy,
     }
@@ -183,6 +189,7 @@ def megatron_run(
         uses_deepep=flex_backend == "deepep",
         has_layer_graphs=_has_layer_graphs(reader, parallel_run),
         fuses_activation=parallel_run.fuses_activation,
+        fp8_arguments=parallel_run.fp8_arguments,
     )
     own_settings = None if named_arguments == NamedModelArguments() else named_arguments
     return LaunchSettings(layout, {**run_settings, **settings}, own_settings)

@@ -108,7 +108,7 @@ def megatron_settings_of(
     if memory_estimate.runtime.expandable:
         arguments["env"] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     if named_arguments is not None:
-        arguments |= named_arguments.arguments(options.recompute, "num_experts" in arguments, spec)
+        arguments |= named_arguments.arguments(options, "num_experts" in arguments, spec)
     settings = MegatronSettings(**arguments)
     if settings.fp8_format is not None and not gpu_runs_recipe(settings):
         raise InputError(

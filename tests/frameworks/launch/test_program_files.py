@@ -11,6 +11,7 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.params import params
+from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.file_kinds import PROGRAMS, launch_file_kinds, program_files
 from llmcalc.frameworks.launch.python_source import Configurations, UnknownValue, parse_python
@@ -227,8 +228,27 @@ def test_a_recipe_states_bf16_by_the_fields_of_its_mixed_precision() -> None:
     written = precision.partition(" = ")[2].strip()
     by_name = text.replace(written, 'get_mixed_precision_config("bf16_mixed")')
     assert launch_of(by_name, "recipes.py", arguments=recipe).layout.dp == 4
-    with pytest.raises(InputError, match=r"mixed_precision .'fp8' is not modelled; bf16_mixed is"):
+    with pytest.raises(InputError, match=r"mixed_precision .'fp8' is not modelled; bf16_mixed and bf16_with_fp8"):
         launch_of(text.replace("bf16=True", "bf16=True, fp8='e4m3'"), "recipes.py", arguments=recipe)
+
+
+def test_a_recipe_in_8_bits_states_its_scales() -> None:
+    text, recipe = FILES["megatron_bridge_recipes.py"], "qwen25_7b_pretrain_8gpu_config"
+    spec, precision = llmcalc.load("llama3-8b").model, "mixed_precision=bf16_with_fp8_delayed_scaling_mixed"
+    launch = launch_of(text, "recipes.py", arguments=(recipe, precision))
+    assert (launch.settings["precision"], "dtype" in launch.settings) == ("fp8", False)
+    stated = launch.own_settings.arguments(Settings("training", precision="fp8"), False, spec)
+    assert (stated["fp8_recipe"], stated["fp8_amax_history_len"], stated["fp8_param_gather"]) == ("delayed", 1024, True)
+    assert launch.own_settings.arguments(Settings("training", precision="bf16-master"), False, spec) == {}
+    for other, message in [
+        (
+            "mixed_precision=bf16_with_nvfp4_mixed",
+            "bf16_with_nvfp4_mixed' is not modelled; bf16_mixed and bf16_with_fp8",
+        ),
+        ("mixed_precision.fp8_param_gather=false", "mixed_precision.fp8_param_gather (not modelled beside"),
+    ]:
+        with pytest.raises(InputError, match=re.escape(message)):
+            launch_of(text, "recipes.py", arguments=(recipe, precision, other))
 
 
 GRAPHS = """    cfg.model.cuda_graph_impl = "transformer_engine"
@@ -248,14 +268,14 @@ def test_a_recipe_states_what_megatron_lm_has_as_arguments() -> None:
     assert launch.own_settings == NamedModelArguments(
         ("moe_act", "layernorm"), uses_hybridep=True, has_layer_graphs=True, fuses_activation=None
     )
-    spec = llmcalc.load("llama3-8b").model
-    assert launch.own_settings.arguments(None, True, spec) == {
+    spec, options = llmcalc.load("llama3-8b").model, Settings("training")
+    assert launch.own_settings.arguments(options, True, spec) == {
         "recompute_granularity": "selective",
         "recompute_modules": ("moe_act", "layernorm"),
         "moe_token_dispatcher_type": "flex",
         "moe_flex_dispatcher_backend": "hybridep",
     }
-    assert launch.own_settings.arguments("full", False, spec) == {}
+    assert launch.own_settings.arguments(options.with_(recompute="full"), False, spec) == {}
     assert any(note.startswith("CUDA graphs: ") for note in launch.notes)
     assert framework("megatron").stack(launch, False) == "megatron-layer-graphs"
     for written, other, message in [
@@ -306,7 +326,8 @@ def test_an_unknown_fusion_of_the_loss_is_refused() -> None:
 )
 def test_a_recipe_fuses_activations_as_its_model_s_class_does(model: str, is_fused: bool) -> None:
     """Megatron-Bridge 067f987, models/*/*_bridge.py: `bias_activation_fusion`."""
-    arguments = NamedModelArguments(fuses_activation=None).arguments(None, False, llmcalc.load(model).model)
+    stated = NamedModelArguments(fuses_activation=None)
+    arguments = stated.arguments(Settings("training"), False, llmcalc.load(model).model)
     assert arguments == ({} if is_fused else {"no_bias_swiglu_fusion": True, "no_bias_gelu_fusion": True})
 
 
