@@ -508,8 +508,9 @@ class Settings:
     cross_entropy: Annotated[
         CrossEntropy | None,
         Setting(
-            "The loss: eager copies logits to fp32; fused and chunked as Liger-Kernel, split as torchtune, "
-            "flash and flash-in-place as flash-attn, selective as TRL's GRPO, selective-chunked as Liger-Kernel's.",
+            "The loss: eager copies logits to fp32; fused and chunked as Liger-Kernel, native as the "
+            "cross_entropy_fusion_impl of that name, split as torchtune, flash and flash-in-place as flash-attn, "
+            "selective as TRL's GRPO, selective-chunked as Liger-Kernel's.",
             "Precision and kernels",
             "eager",
             TRAINING,

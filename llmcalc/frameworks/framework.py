@@ -162,6 +162,7 @@ class Framework:
     product_format: own settings → number format of matrix products, `bf16`, `fp8` or `fp4`; None (default) for the
         format of the run's precision.
     narrow_precisions: training precisions with products in 8 or 4 bits whose memory it has; none by default.
+    losses: values of `--cross-entropy` that its own library has, beside those of all frameworks; none by default.
     """
 
     name: str
@@ -192,6 +193,7 @@ class Framework:
     overlapped_groups: Callable[[Launch], frozenset[str] | None] | None = None
     product_format: Callable[[Any], str] | None = None
     narrow_precisions: frozenset[str] = frozenset()
+    losses: frozenset[str] = frozenset()
 
     def evidence_for(self, layout: Layout, is_training: bool) -> FrameworkEvidence:
         """Returns the tests and measurements behind the results for a layout. is_training: of a training run."""

@@ -21,6 +21,7 @@ from ..reports.memory_answer import ASSUMED, DeviceUse
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.presets import known_model
+from ..workload.execution import FRAMEWORK_LOSSES
 from ..workload.recompute import SELECTIVE
 from ..workload.setting import option, training_option
 
@@ -354,8 +355,21 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
     )
 
 
+def check_loss(settings: Settings, framework_record: Framework) -> None:
+    """Raises `InputError` for a cross-entropy of another framework's library."""
+    loss = settings.cross_entropy
+    if loss in FRAMEWORK_LOSSES and loss not in framework_record.losses:
+        from ..frameworks.registry import NAMES, framework
+
+        owners = " or ".join(name for name in NAMES if loss in framework(name).losses)
+        raise InputError(
+            f"--cross-entropy {loss}: {framework_record.title} has no such loss; expected --framework {owners}"
+        )
+
+
 def check_precision(settings: Settings, framework_record: Framework) -> None:
-    """Raises `InputError` for an 8-bit or 4-bit precision whose memory is not modelled under the framework."""
+    """Raises `InputError` for an 8-bit or 4-bit precision whose memory is not modelled, and for another's loss."""
+    check_loss(settings, framework_record)
     precision = settings.precision or ""
     if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework
@@ -441,10 +455,11 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
     if launched_run is None and not layout.has_options:
         if run.settings.recompute == SELECTIVE:  # without a framework
             run = replace(run, settings=run.settings.with_(recompute="attention"))
-        if run.settings.precision in NARROW_PRODUCTS:  # the page has no frameworks at first
+        settings = run.settings  # the page has no frameworks at first
+        if settings.precision in NARROW_PRODUCTS or settings.cross_entropy in FRAMEWORK_LOSSES:
             from ..frameworks.registry import framework_of
 
-            check_precision(run.settings, framework_of(layout))
+            check_precision(settings, framework_of(layout))
         memory_on_one_device = run.memory_on_one_device()
         return DeviceUse.of_result(
             memory_on_one_device, **answer_fields, draft=_draft_of_run(run, memory_on_one_device)

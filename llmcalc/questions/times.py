@@ -18,7 +18,7 @@ from ..units import DTYPE_BITS
 from ..workload.lora import PARALLEL_LIBRARIES
 from ..workload.setting import declarations_of, option
 from .options import OPTIONS_OF_AN_ORDER, TimeOptions
-from .runs import RunQuestion, in_words_of_file
+from .runs import RunQuestion, check_loss, in_words_of_file
 
 if TYPE_CHECKING:
     from ..accelerator import Hardware
@@ -116,6 +116,7 @@ def _training_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
     layout_arguments = run.preset.model, run.layout, run.tokens
     with suggest_nearest_layouts(*layout_arguments):
         run_memory, framework_record, layout = training_run(run)
+        check_loss(run.settings, framework_record)
         micro_batches, chosen_options = micro_batch_count_of_run(run_memory, layout, options.global_batch), ""
         needed_bytes = _peak_training_bytes(run_memory, framework_record, layout, micro_batches)
         fastest_layout_plan = _fastest_fitting_layout(run, options) if needed_bytes > hardware.capacity_bytes else None

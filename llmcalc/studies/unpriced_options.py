@@ -6,6 +6,7 @@ from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.settings import Settings
 from ..timing.timing_constants import TimeStack
+from ..workload.execution import FRAMEWORK_LOSSES
 from ..workload.setting import option
 
 UNPRICED_SETTINGS = ("logits_dtype", "offload_activations", "dropout", "lora_dropout", "lora_dtype", "lora_library")
@@ -24,7 +25,7 @@ def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
     setting_names = list(UNPRICED_SETTINGS)
     if not stack.fused:
         setting_names += UNPRICED_OF_EAGER_KERNELS
-    if not (stack.fused and settings.cross_entropy == "fused"):
+    if not (stack.fused and settings.cross_entropy in ("fused", *FRAMEWORK_LOSSES)):
         setting_names.append("cross_entropy")
     if settings.moe not in (None, "dropless", "capacity:1"):
         setting_names.append("moe")

@@ -16,8 +16,10 @@ NormImplementation: TypeAlias = Literal["eager", "fused"]
 NormKernels: TypeAlias = Literal["eager", "fused", "liger"]
 """`liger`: fused norms, and gated activations that keep gate and up-projection alone, as Liger-Kernel's."""
 CrossEntropy: TypeAlias = Literal[
-    "eager", "fused", "chunked", "split", "flash", "flash-in-place", "selective", "selective-chunked"
+    "eager", "fused", "native", "chunked", "split", "flash", "flash-in-place", "selective", "selective-chunked"
 ]
+FRAMEWORK_LOSSES = ("native",)
+"""Values of `CrossEntropy` that only a framework's own library has (`Framework.losses`)."""
 OptimizerImplementation: TypeAlias = Literal["foreach", "fused", "loop"]
 """How a library runs an optimizer's step: `foreach`, each operation over all tensors of one type at once; `fused`, one
 kernel for all operations; `loop`, tensor after tensor.

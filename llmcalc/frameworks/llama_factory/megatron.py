@@ -1,7 +1,9 @@
 """Reads configs of LLaMA-Factory that train with Megatron-Core, by MCoreAdapter or by Megatron-Bridge.
 
 Source: LLaMA-Factory 0.9.6.dev0, src/llamafactory/train/mca/workflow.py, train/megatron_bridge/config_builder.py and
-hparams/megatron_bridge_args.py; alibaba/ROLL 1bc12057, mcore_adapter/src/mcore_adapter/training_args.py.
+hparams/megatron_bridge_args.py; alibaba/ROLL 1bc12057, mcore_adapter/src/mcore_adapter/training_args.py. With one
+tensor-parallel rank MCoreAdapter fuses the loss by a kernel of its own (models/model_factory.py at 8eb27cc2), which is
+counted as Transformer Engine's: it has one bf16 gradient of the logits more, for a moment.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from ...errors import shown
 from ...sources.huggingface.family import field_names
 from ..launch.record import Launch, LaunchReader, Table
-from ..megatron.named_model import MegatronRun, bridge_adapter_settings, megatron_run
+from ..megatron.named_model import MegatronRun, bridge_adapter_settings, loss_of, megatron_run
 
 SIZES = (
     "tensor_model_parallel_size",
@@ -23,11 +25,11 @@ READ = field_names("""
     model_name_or_path stage finetuning_type cutoff_len lora_rank lora_target lora_dropout bf16 mixed_precision
     per_device_train_batch_size gradient_accumulation_steps sequence_parallel use_distributed_optimizer
     virtual_pipeline_model_parallel_size expert_tensor_parallel_size recompute_granularity recompute_method
-    recompute_num_layers cross_entropy_loss_fusion do_train
+    recompute_num_layers cross_entropy_loss_fusion bias_activation_fusion do_train
     """)
 
 IGNORED = field_names("""
-    bias_activation_fusion apply_rope_fusion masked_softmax_fusion overlap_param_gather overlap_grad_reduce
+    apply_rope_fusion masked_softmax_fusion overlap_param_gather overlap_grad_reduce
     moe_grouped_gemm moe_token_dispatcher_type moe_aux_loss_coeff moe_router_dtype calculate_per_token_loss
     use_packed_sequences export_hf_on_finish freeze_vision_tower freeze_multi_modal_projector overlap_p2p_comm
     """)
@@ -71,6 +73,9 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
     elif finetuning_type != "full":
         reader.unknown["finetuning_type"] = f"{shown(finetuning_type)[:40]} is not modelled with MCoreAdapter; full is"
     tp, pp, cp, ep = (reader.integer(config, argument_name, 1) for argument_name in SIZES)
+    fuses_loss = reader.flag(config, "cross_entropy_loss_fusion", uses_bridge)
+    is_stated = config.get("bias_activation_fusion") is not None
+    fuses_activation = reader.flag(config, "bias_activation_fusion") if is_stated else None
     parallel_run = MegatronRun(
         tp=tp,
         pp=pp,
@@ -86,7 +91,8 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
         recompute_granularity=config.get("recompute_granularity"),
         recompute_method=config.get("recompute_method", "uniform"),
         recompute_num_layers=config.get("recompute_num_layers", 1),
-        fuses_cross_entropy=reader.flag(config, "cross_entropy_loss_fusion"),
+        cross_entropy="fused" if fuses_loss and not uses_bridge and tp == 1 else loss_of(reader, fuses_loss, "native"),
+        fuses_activation=fuses_activation if uses_bridge else bool(fuses_activation),
     )
     reader.notes.append("kernels are those that Megatron-Core's scripts choose, with fused rotary embeddings")
     launch_settings = megatron_run(reader, parallel_run, reader.source.world_size, adapter_settings)

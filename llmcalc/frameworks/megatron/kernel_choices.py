@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from ...device_memory.cuda_runtime import LARGE_WORKSPACE, WORKSPACE, workspace_bytes
 from ...errors import InputError
+from ...workload.execution import CrossEntropy
 from .kernels import RankKernelChoices
 from .kernels.choices import AttentionBackend, Loss, Recipe
 from .settings import MegatronSettings
@@ -128,6 +129,10 @@ def choose_loss_implementation(settings: MegatronSettings) -> Loss:
     if not settings.cross_entropy_loss_fusion:
         return "unfused"
     return settings.cross_entropy_fusion_impl
+
+
+CROSS_ENTROPIES: dict[Loss, CrossEntropy] = {"te": "fused", "native": "native", "unfused": "eager"}
+"""Implementation of the loss → the value of `--cross-entropy`."""
 
 
 def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:

@@ -36,6 +36,7 @@ from ..launch.unresolved import is_unresolved, is_unset_variable, unresolved_rea
 from .arguments import RENAMED, Kind, flag_of
 from .cuda_graphs import layer_graphs_note
 from .ignored_flags import IGNORED, IGNORED_ONCE
+from .kernel_choices import CROSS_ENTROPIES, choose_loss_implementation
 from .model_from_flags import model_of_arguments
 from .settings import MegatronSettings
 from .stack import captures_layers
@@ -477,7 +478,7 @@ def options_of_arguments(settings: MegatronSettings) -> dict[str, Any]:
         "optimizer": {"adam": "adamw", "dist_muon": "muon"}.get(settings.optimizer, settings.optimizer),
         "attn_implementation": "eager" if settings.attention_backend in ("unfused", "local") else "flash",
         "norm": "fused",
-        "cross_entropy": "fused" if settings.cross_entropy_loss_fusion else "eager",
+        "cross_entropy": CROSS_ENTROPIES[choose_loss_implementation(settings)],
         "allocator": allocator_of(settings.env),
     }
     if settings.kind == "t5":

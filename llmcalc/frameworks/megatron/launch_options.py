@@ -9,7 +9,7 @@ from ...errors import InputError
 from ...workload.setting import option
 from ..launch.record import Launch, Table
 from .launch_file import WRAPPED
-from .settings_from_options import FP8_ARGUMENTS
+from .settings_from_options import FP8_ARGUMENTS, loss_arguments
 
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "muon": "dist_muon"}
 """Value of `--optimizer` → Megatron-LM's name."""
@@ -80,6 +80,7 @@ CONVERTED: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "optimizer": _optimizer_arguments,
     "precision": _precision_arguments,
     "attn_implementation": _attention_arguments,
+    "cross_entropy": loss_arguments,
     "zero": _zero_arguments,
 }
 """Option → function that returns the arguments of its value."""

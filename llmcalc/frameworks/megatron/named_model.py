@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import InputError
+from ...errors import InputError, shown
 from ...parallel.layout import Layout
+from ...workload.execution import CrossEntropy
 from ..launch.record import LaunchReader, LaunchSettings, Table, share_of
 from ..launch.trainer import lora_settings
 from .cuda_graphs import LAYER_GRAPHS, WHOLE_STEP, captures_step, layer_graphs_note
@@ -25,10 +27,12 @@ class MegatronRun:
     distributed_optimizer: whether optimizer states are divided over replicas.
     batch, seq, num_microbatches: sequences of a micro-batch, their tokens, and the micro-batches of a step.
     recompute_granularity, recompute_method, recompute_num_layers, recompute_modules: as in Megatron-LM; None for none.
-    fuses_cross_entropy: whether the loss is fused.
+    cross_entropy: the loss, as `--cross-entropy` names it.
+    fuses_activation: `bias_activation_fusion`; None for what Megatron-Bridge chooses for the model's class.
     dispatcher, dispatcher_backend: what sends tokens to experts, and how `flex` does; None for Megatron-LM's default.
     cuda_graph_impl, cuda_graph_modules: how CUDA graphs are captured, and of what.
     grad_dtype: the number format of main gradients.
+    fp8_arguments: Megatron-LM's arguments of products in 8 bits; none for bf16.
     """
 
     tp: int = 1
@@ -47,8 +51,10 @@ class MegatronRun:
     recompute_method: Any = None
     recompute_num_layers: Any = None
     recompute_modules: Any = None
-    fuses_cross_entropy: bool = False
+    cross_entropy: CrossEntropy = "eager"
+    fuses_activation: bool | None = True
     grad_dtype: str = "fp32"
+    fp8_arguments: Mapping[str, Any] = field(default_factory=dict)
     dispatcher: Any = None
     dispatcher_backend: Any = None
     cuda_graph_impl: Any = "none"
@@ -102,6 +108,19 @@ def host_optimizer_settings(
     return {"optimizer_offload": True}
 
 
+def loss_of(reader: LaunchReader, is_fused: bool, implementation: Any) -> CrossEntropy:
+    """Returns the value of `--cross-entropy` for Megatron-Core's arguments, and records another one as unknown.
+
+    is_fused, implementation: `cross_entropy_loss_fusion` and `cross_entropy_fusion_impl`.
+    Source: megatron/core/models/common/language_module/language_module.py, `compute_language_model_loss`.
+    """
+    if not is_fused:
+        return "eager"
+    if implementation not in ("native", "te"):
+        reader.unknown["cross_entropy_fusion_impl"] = f"{shown(implementation)[:40]}; expected native or te"
+    return "fused" if implementation == "te" else "native"
+
+
 def end_stage_layers(
     reader: LaunchReader, config: Table, name_prefix: str = "", argument_names: tuple[str, str] = STAGE_ENDS
 ) -> tuple[int | None, int | None]:
@@ -152,10 +171,13 @@ def megatron_run(
         "batch": parallel_run.batch,
         "seq": parallel_run.seq,
         "num_microbatches": parallel_run.num_microbatches,
-        "dtype": "bf16",
-        "grad_dtype": parallel_run.grad_dtype,
+        **(
+            {"precision": "fp8"}
+            if parallel_run.fp8_arguments
+            else {"dtype": "bf16", "grad_dtype": parallel_run.grad_dtype}
+        ),
         "attn_implementation": "flash",
-        "cross_entropy": "fused" if parallel_run.fuses_cross_entropy else "eager",
+        "cross_entropy": parallel_run.cross_entropy,
     }
     recompute_value = _recompute_setting(reader, parallel_run)
     if recompute_value is not None:
@@ -166,6 +188,8 @@ def megatron_run(
         uses_hybridep=flex_backend == "hybridep",
         uses_deepep=flex_backend == "deepep",
         has_layer_graphs=_has_layer_graphs(reader, parallel_run),
+        fuses_activation=parallel_run.fuses_activation,
+        fp8_arguments=parallel_run.fp8_arguments,
     )
     own_settings = None if named_arguments == NamedModelArguments() else named_arguments
     return LaunchSettings(layout, {**run_settings, **settings}, own_settings)

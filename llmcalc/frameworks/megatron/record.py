@@ -36,4 +36,5 @@ FRAMEWORK = Framework(
     overlapped_groups=LazyFunction(__package__, "stack:overlapped_groups"),
     product_format=LazyFunction(__package__, "stack:product_format"),
     narrow_precisions=frozenset({"fp8", "mxfp8"}),
+    losses=frozenset({"native"}),
 )

@@ -14,6 +14,7 @@ from ...parallel.layout import ONE_DEVICE
 from ..framework import RunOnRanks
 from . import rank_memory as replay
 from .evidence import check_components
+from .kernel_choices import CROSS_ENTROPIES, choose_loss_implementation
 from .kernels.attention import unmodelled_reason
 from .settings_from_options import megatron_settings_of, settings_on
 
@@ -45,13 +46,13 @@ def check(memory_estimate: Memory, version_text: str) -> None:
 def document(training_run: RunOnRanks) -> Mapping[str, Any]:
     """Returns the number formats and kernels that follow from Megatron-LM's arguments."""
     settings = settings_on(training_run, training_run.memory.runtime)
-    fuses_loss, weights = settings.cross_entropy_loss_fusion, training_run.memory.states.dtype
+    loss, weights = choose_loss_implementation(settings), training_run.memory.states.dtype
     return {
         "workload": {"grad_dtype": "float32" if settings.reduces_in_fp32 else weights},
         "execution": {
             "norm": "fused",
             "optimizer_impl": "fused",
-            "cross_entropy": "fused" if fuses_loss else "eager",
-            "logits_dtype": weights if fuses_loss else "float32",
+            "cross_entropy": CROSS_ENTROPIES[loss],
+            "logits_dtype": weights if loss == "te" else "float32",
         },
     }

@@ -93,7 +93,7 @@ def megatron_settings_of(
         "no_create_attention_mask_in_dataloader": True,
         "tokenizer_type": "NullTokenizer",
         "vocab_size": spec.vocab_size,
-        **_loss_arguments(options.cross_entropy),
+        **loss_arguments(options.cross_entropy),
         **RECOMPUTED[recompute_value],
         **_shape_arguments(spec),
         **_layout_arguments(layout),
@@ -108,7 +108,7 @@ def megatron_settings_of(
     if memory_estimate.runtime.expandable:
         arguments["env"] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     if named_arguments is not None:
-        arguments |= named_arguments.arguments(options.recompute, has_experts="num_experts" in arguments)
+        arguments |= named_arguments.arguments(options, "num_experts" in arguments, spec)
     settings = MegatronSettings(**arguments)
     if settings.fp8_format is not None and not gpu_runs_recipe(settings):
         raise InputError(
@@ -281,13 +281,13 @@ def optimizer_bytes(options: Settings) -> tuple[int, int]:
     return (4, 12) if settings.reduces_in_fp32 else (2, 12 + 4)
 
 
-def _loss_arguments(cross_entropy: str | None) -> dict[str, Any]:
-    """Returns the arguments that choose the cross-entropy implementation."""
+def loss_arguments(cross_entropy: str | None) -> dict[str, Any]:
+    """Returns the arguments that choose the loss. cross_entropy: the value of `--cross-entropy`; None without."""
     if cross_entropy in (None, "fused"):
         return {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
-    if cross_entropy == "eager":
-        return {}
-    raise InputError(f"--cross-entropy {cross_entropy}: not Megatron's; expected eager or fused")
+    if cross_entropy in ("native", "eager"):
+        return {"cross_entropy_loss_fusion": cross_entropy == "native"}
+    raise InputError(f"--cross-entropy {cross_entropy}: not Megatron's; expected fused, native or eager")
 
 
 def _layout_arguments(layout: Layout) -> dict[str, Any]:

@@ -16,13 +16,14 @@ from typing import Any
 from ...errors import InputError, shown, suggest
 from ..launch.command_line import overrides_of, plain_value
 from ..launch.python_source import CALLED, Config, Configurations, UnknownValue, parse_python
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, integer_of, reader_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, flag_value, integer_of, reader_of
 from ..launch.unresolved import is_unresolved, printable, unresolved_reason
 from ..megatron.named_model import (
     STAGE_ENDS,
     MegatronRun,
     bridge_adapter_settings,
     host_optimizer_settings,
+    loss_of,
     megatron_run,
     smallest_device_count,
 )
@@ -72,6 +73,28 @@ STAGE_LAYOUT = "model.pipeline_model_parallel_layout"
 
 NARROW_PRECISION = ("fp8", "fp4", "fp16", "fp32", "autocast_enabled")
 """Fields of a mixed precision with which products or weights are not in bf16."""
+
+CURRENT_SCALES = {"fp8_format": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True}
+FP8_RECIPES: dict[str, dict[str, Any]] = {
+    "bf16_with_fp8_current_scaling_mixed": {**CURRENT_SCALES, "first_last_layers_bf16": True},
+    "nemotron_h_bf16_with_fp8_current_scaling_mixed": {
+        **CURRENT_SCALES,
+        "first_last_layers_bf16": True,
+        "num_layers_at_start_in_bf16": 2,
+        "num_layers_at_end_in_bf16": 2,
+    },
+    "bf16_with_fp8_delayed_scaling_mixed": {
+        "fp8_format": "hybrid",
+        "fp8_recipe": "delayed",
+        "fp8_param_gather": True,
+        "fp8_amax_history_len": 1024,
+    },
+    "bf16_with_fp8_subchannel_scaling_mixed": {"fp8_format": "hybrid", "fp8_recipe": "blockwise"},
+}
+"""Mixed precisions of Megatron-Bridge with products in 8 bits → Megatron-LM's arguments; the others are not modelled.
+
+Source: training/mixed_precision.py.
+"""
 
 OVERLAPS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather", "comm_overlap.tp_comm_overlap")
 """Keys that send messages beside products; none of them changes memory."""
@@ -252,7 +275,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
             "training of an encoder or its projector beside frozen layers is not modelled; --allow-unknown counts "
             "the layers as trained, which need more"
         )
-    _check_precision(reader, config)
+    fp8_arguments = _fp8_arguments(reader, config)
     model_name = next(
         (model_id for key, model_id in config.items() if key.startswith("model") and _is_model_name_key(key, config)),
         None,
@@ -265,6 +288,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     batch, global_batch = config_size("train.micro_batch_size", 1), config_size("train.global_batch_size", 1)
     gpu_match = re.search(r"_(\d{1,5})gpu_", recipe_name)
     world_size = reader.source.world_size
+    fuses = config_value("model.bias_activation_fusion")
     parallel_run = MegatronRun(
         tp=tp,
         pp=pp,
@@ -287,7 +311,13 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         recompute_method=config_value("model.recompute_method"),
         recompute_num_layers=config_value("model.recompute_num_layers"),
         recompute_modules=config_value("model.recompute_modules"),
-        fuses_cross_entropy=config_value("model.cross_entropy_loss_fusion") is True,
+        cross_entropy=loss_of(
+            reader,
+            config_value("model.cross_entropy_loss_fusion", True) is True,
+            config_value("model.cross_entropy_fusion_impl", "native"),
+        ),
+        fuses_activation=None if fuses is None else flag_value(reader, "model.bias_activation_fusion", fuses),
+        fp8_arguments=fp8_arguments,
         grad_dtype="bf16" if config.get("mixed_precision.grad_reduce_in_fp32") is False else "fp32",
         dispatcher=config_value("model.moe_token_dispatcher_type"),
         dispatcher_backend=config_value("model.moe_flex_dispatcher_backend"),
@@ -318,8 +348,8 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     return reader.launch("megatron", launched_run, target="" if model_name is None else str(model_name)[:200])
 
 
-def _check_precision(reader: LaunchReader, config: Config) -> None:
-    """Records as unknown a mixed precision other than bf16, by its recipe's name or by the fields of its class.
+def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
+    """Returns Megatron-LM's arguments of products in 8 bits; none for bf16. Records another precision as unknown.
 
     Source: training/mixed_precision.py, `MixedPrecisionConfig`, `bf16_mixed` and `get_mixed_precision_config`.
     """
@@ -327,6 +357,11 @@ def _check_precision(reader: LaunchReader, config: Config) -> None:
     if precision == "get_mixed_precision_config":
         precision = str(config.get("mixed_precision.0")).replace("-", "_")
     fields = {key.partition(".")[2]: value for key, value in config.items() if key.startswith("mixed_precision.")}
+    if isinstance(precision, str) and precision in FP8_RECIPES:
+        changed_fields = [f"mixed_precision.{name}" for name in fields if name not in (CALLED, "0")]
+        for name in changed_fields:
+            reader.unknown[name] = f"not modelled beside {precision}"
+        return FP8_RECIPES[precision]
     narrow_fields = [name for name in NARROW_PRECISION if fields.get(name) not in (None, False)]
     is_bf16 = precision == "bf16_mixed" or (
         precision == "MixedPrecisionConfig"
@@ -335,7 +370,10 @@ def _check_precision(reader: LaunchReader, config: Config) -> None:
     )
     if not is_bf16 or narrow_fields:
         written = ", ".join(narrow_fields) or str(precision)
-        reader.unknown["mixed_precision"] = f"{shown(written)[:60]} is not modelled; bf16_mixed is"
+        reader.unknown["mixed_precision"] = (
+            f"{shown(written)[:60]} is not modelled; bf16_mixed and {next(iter(FP8_RECIPES))} are"
+        )
+    return {}
 
 
 def _length_key(reader: LaunchReader, config: Config) -> str:

@@ -16,7 +16,14 @@ from ..frozen_model import FrozenModel
 from ..launch.grpo import SFT_NOTE, grpo_length
 from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
-from ..megatron.named_model import HOST_OPTIMIZER, MegatronRun, end_stage_layers, host_optimizer_settings, megatron_run
+from ..megatron.named_model import (
+    HOST_OPTIMIZER,
+    MegatronRun,
+    end_stage_layers,
+    host_optimizer_settings,
+    loss_of,
+    megatron_run,
+)
 from .rlhf import GRPO_BETA, PAIRS, known_argument_names
 
 SIZES = (
@@ -33,7 +40,7 @@ READ = field_names("""
     model tuner_type train_type lora_rank target_modules lora_dropout max_length packing packing_length
     global_batch_size sequence_parallel virtual_pipeline_model_parallel_size recompute_granularity recompute_method
     recompute_num_layers recompute_modules cross_entropy_loss_fusion use_distributed_optimizer torch_dtype
-    attention_backend
+    cross_entropy_fusion_impl bias_activation_fusion attention_backend
     use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_grads_dtype decoder_first_pipeline_num_layers
     decoder_last_pipeline_num_layers moe_token_dispatcher_type moe_flex_dispatcher_backend
     """) | set(SIZES)
@@ -104,7 +111,12 @@ def run_of_megatron(
         recompute_modules=[recomputed_modules] if isinstance(recomputed_modules, str) else recomputed_modules,
         dispatcher=config.get("moe_token_dispatcher_type"),
         dispatcher_backend=config.get("moe_flex_dispatcher_backend"),
-        fuses_cross_entropy=reader.flag(config, "cross_entropy_loss_fusion", True),
+        cross_entropy=loss_of(
+            reader,
+            reader.flag(config, "cross_entropy_loss_fusion", True),
+            reader.value(config, "cross_entropy_fusion_impl", "native"),
+        ),
+        fuses_activation=reader.flag(config, "bias_activation_fusion", True),
     )
     settings = {
         **adapter_settings,

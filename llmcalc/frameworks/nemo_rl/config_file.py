@@ -385,6 +385,7 @@ def _megatron_run(reader: LaunchReader, policy_table: Table, world_size: int) ->
         cuda_graph_modules=policy_table.get("megatron_cfg.cuda_graph_modules")
         or policy_table.get("megatron_cfg.cuda_graph_scope"),
         grad_dtype="fp32" if sums_in_fp32 else "bf16",
+        fuses_activation=reader.flag(policy_table, "megatron_cfg.bias_activation_fusion", True),
     )
     settings: dict[str, Any] = {}
     if reader.flag(policy_table, "megatron_cfg.peft.enabled"):

@@ -11,6 +11,7 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.params import params
+from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.file_kinds import PROGRAMS, launch_file_kinds, program_files
 from llmcalc.frameworks.launch.python_source import Configurations, UnknownValue, parse_python
@@ -227,8 +228,27 @@ def test_a_recipe_states_bf16_by_the_fields_of_its_mixed_precision() -> None:
     written = precision.partition(" = ")[2].strip()
     by_name = text.replace(written, 'get_mixed_precision_config("bf16_mixed")')
     assert launch_of(by_name, "recipes.py", arguments=recipe).layout.dp == 4
-    with pytest.raises(InputError, match=r"mixed_precision .'fp8' is not modelled; bf16_mixed is"):
+    with pytest.raises(InputError, match=r"mixed_precision .'fp8' is not modelled; bf16_mixed and bf16_with_fp8"):
         launch_of(text.replace("bf16=True", "bf16=True, fp8='e4m3'"), "recipes.py", arguments=recipe)
+
+
+def test_a_recipe_in_8_bits_states_its_scales() -> None:
+    text, recipe = FILES["megatron_bridge_recipes.py"], "qwen25_7b_pretrain_8gpu_config"
+    spec, precision = llmcalc.load("llama3-8b").model, "mixed_precision=bf16_with_fp8_delayed_scaling_mixed"
+    launch = launch_of(text, "recipes.py", arguments=(recipe, precision))
+    assert (launch.settings["precision"], "dtype" in launch.settings) == ("fp8", False)
+    stated = launch.own_settings.arguments(Settings("training", precision="fp8"), False, spec)
+    assert (stated["fp8_recipe"], stated["fp8_amax_history_len"], stated["fp8_param_gather"]) == ("delayed", 1024, True)
+    assert launch.own_settings.arguments(Settings("training", precision="bf16-master"), False, spec) == {}
+    for other, message in [
+        (
+            "mixed_precision=bf16_with_nvfp4_mixed",
+            "bf16_with_nvfp4_mixed' is not modelled; bf16_mixed and bf16_with_fp8",
+        ),
+        ("mixed_precision.fp8_param_gather=false", "mixed_precision.fp8_param_gather (not modelled beside"),
+    ]:
+        with pytest.raises(InputError, match=re.escape(message)):
+            launch_of(text, "recipes.py", arguments=(recipe, precision, other))
 
 
 GRAPHS = """    cfg.model.cuda_graph_impl = "transformer_engine"
@@ -246,15 +266,16 @@ def test_a_recipe_states_what_megatron_lm_has_as_arguments() -> None:
     recipe = ("qwen25_7b_pretrain_8gpu_config",)
     launch = launch_of(text, "recipes.py", arguments=recipe)
     assert launch.own_settings == NamedModelArguments(
-        ("moe_act", "layernorm"), uses_hybridep=True, has_layer_graphs=True
+        ("moe_act", "layernorm"), uses_hybridep=True, has_layer_graphs=True, fuses_activation=None
     )
-    assert launch.own_settings.arguments(None, has_experts=True) == {
+    spec, options = llmcalc.load("llama3-8b").model, Settings("training")
+    assert launch.own_settings.arguments(options, True, spec) == {
         "recompute_granularity": "selective",
         "recompute_modules": ("moe_act", "layernorm"),
         "moe_token_dispatcher_type": "flex",
         "moe_flex_dispatcher_backend": "hybridep",
     }
-    assert launch.own_settings.arguments("full", has_experts=False) == {}
+    assert launch.own_settings.arguments(options.with_(recompute="full"), False, spec) == {}
     assert any(note.startswith("CUDA graphs: ") for note in launch.notes)
     assert framework("megatron").stack(launch, False) == "megatron-layer-graphs"
     for written, other, message in [
@@ -264,6 +285,50 @@ def test_a_recipe_states_what_megatron_lm_has_as_arguments() -> None:
     ]:
         with pytest.raises(InputError, match=re.escape(message)):
             launch_of(text.replace(written, other), "recipes.py", arguments=recipe)
+
+
+LOSSES = [
+    # file · recipe and overrides · changes of its text · cross_entropy · fuses_activation
+    ("megatron_bridge_recipes.py", "qwen25_7b_peft_config", {}, "native", None),
+    ("megatron_bridge_recipes.py", "qwen25_7b_peft_config model.bias_activation_fusion=true", {}, "native", True),
+    ("megatron_bridge_recipes.py", "qwen25_7b_peft_config model.cross_entropy_fusion_impl=te", {}, "fused", None),
+    ("megatron_bridge_recipes.py", "qwen25_7b_peft_config model.cross_entropy_loss_fusion=false", {}, "eager", None),
+    ("swift_megatron.sh", "", {}, "native", True),
+    ("swift_megatron.sh", "", {"--packing true": "--cross_entropy_fusion_impl te"}, "fused", True),
+    ("swift_megatron.sh", "", {"--packing true": "--cross_entropy_loss_fusion false"}, "eager", True),
+    ("swift_megatron.sh", "", {"--packing true": "--bias_activation_fusion false"}, "native", False),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "changes", "loss", "fuses_activation"), LOSSES)
+def test_kernels_of_loss_and_activation_follow_the_program(
+    name: str, arguments: str, changes: dict[str, str], loss: str, fuses_activation: bool | None
+) -> None:
+    """Defaults: Megatron-Bridge 067f987, models/gpt_provider.py; ms-swift 3602360a, megatron_args.py."""
+    text = FILES[name]
+    for written, other in changes.items():
+        text = text.replace(written, other)
+    launch = launch_of(text, name, 4, arguments=tuple(arguments.split()))
+    assert launch.settings["cross_entropy"] == loss
+    stated = NamedModelArguments() if launch.own_settings is None else launch.own_settings
+    assert stated.fuses_activation is fuses_activation
+
+
+def test_an_unknown_fusion_of_the_loss_is_refused() -> None:
+    text = FILES["swift_megatron.sh"].replace("--packing true", "--cross_entropy_fusion_impl liger")
+    with pytest.raises(InputError, match=r"cross_entropy_fusion_impl \('liger'; expected native or te"):
+        launch_of(text, "swift.sh", 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "is_fused"),
+    [("llama3-8b", True), ("deepseek-v3", True), ("gpt-oss-20b", True), ("qwen3-8b", False), ("qwen3-30b-a3b", False)],
+)
+def test_a_recipe_fuses_activations_as_its_model_s_class_does(model: str, is_fused: bool) -> None:
+    """Megatron-Bridge 067f987, models/*/*_bridge.py: `bias_activation_fusion`."""
+    stated = NamedModelArguments(fuses_activation=None)
+    arguments = stated.arguments(Settings("training"), False, llmcalc.load(model).model)
+    assert arguments == ({} if is_fused else {"no_bias_swiglu_fusion": True, "no_bias_gelu_fusion": True})
 
 
 def test_a_recipe_for_images_has_the_defaults_of_its_common_function() -> None:

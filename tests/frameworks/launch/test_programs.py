@@ -691,6 +691,14 @@ def test_llama_factory_trains_with_megatron_core() -> None:
         "llama_factory_megatron.yaml", 8, mixed_precision="bf16_mixed", finetuning_type="lora", lora_rank=4
     )
     assert (bridge.settings["lora_library"], bridge.settings["lora_rank"]) == ("megatron-bridge", 4)
+    assert bridge.settings["cross_entropy"] == "native"
+    losses = [
+        changed("llama_factory_megatron.yaml", 8, cross_entropy_loss_fusion=True, tensor_model_parallel_size=tp)
+        for tp in (1, 2)
+    ]
+    assert [launch.settings["cross_entropy"] for launch in losses] == ["fused", "native"]
+    activations = (plain, bridge, changed("llama_factory_megatron.yaml", 8, bias_activation_fusion=True))
+    assert [getattr(launch.own_settings, "fuses_activation", True) for launch in activations] == [False, None, True]
     command = "USE_MEGATRON_BRIDGE=1 llamafactory-cli train llama_factory_megatron.yaml\n"
     typed = launch_of(command, "run.sh", 8, launch_folder=FILES)
     assert any("MCoreAdapter is assumed" in note for note in launch.notes)

@@ -139,7 +139,7 @@ def test_the_words_of_memory() -> None:
         "optimizer": "adamw",
         "attn_implementation": "eager",
         "norm": "fused",
-        "cross_entropy": "fused",
+        "cross_entropy": "native",
         "allocator": "expandable",
     }
     assert read("gpt_tp2_pp2.yaml").settings["allocator"] == "segments"

@@ -68,6 +68,19 @@ def test_settings_of_adapters_are_taken(name: str) -> None:
     llmcalc.memory("mixtral-8x7b", "training", **small, **adapters).report()
 
 
+@pytest.mark.parametrize("loss", ["fused", "native", "eager"])
+def test_each_loss_of_megatron_core_is_its_own(loss: str) -> None:
+    document = llmcalc.memory("gpt2", "training", framework="megatron", seq=1024, cross_entropy=loss).document
+    assert document["execution"]["cross_entropy"] == loss
+    assert document["execution"]["logits_dtype"] == ("bfloat16" if loss == "fused" else "float32")
+
+
+@pytest.mark.parametrize("options", [{}, {"framework": "fsdp2", "devices": 2}])
+def test_the_loss_of_megatron_core_is_refused_of_others(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"--cross-entropy native: .* no such loss; expected --framework megatron"):
+        llmcalc.memory("gpt2", "training", cross_entropy="native", **options)
+
+
 @in_one_test
 @pytest.mark.parametrize(
     "name",
