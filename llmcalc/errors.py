@@ -83,7 +83,6 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     known_names: the known names, or a mapping from other spellings to the names that the message prints.
     """
     import difflib
-    from os.path import commonprefix
 
     names_by_spelling = (
         known_names if isinstance(known_names, dict) else {known_name: known_name for known_name in known_names}
@@ -109,6 +108,7 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     similar_texts = difflib.get_close_matches(lowercase_name.lstrip("-"), names_by_text, name_count, cutoff=SIMILARITY)
     matching_names += [names_by_text[similar_text] for similar_text in similar_texts]
     names_by_beginning: dict[str, list[str]] = {}
+    start = wrong_letters[:2]
     for known_name in sorted_names:
         beginning = _letters_and_digits(known_name)[: len(wrong_letters)]
         if wrong_letters and beginning[:1] == wrong_letters[0]:
@@ -116,8 +116,8 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     similar_beginnings = difflib.get_close_matches(
         wrong_letters, names_by_beginning, name_count, cutoff=SIMILARITY_OF_BEGINNING
     )
-    similar_beginnings.sort(key=lambda beginning: -len(commonprefix([beginning, wrong_letters])))
-    for beginning in sorted(similar_beginnings, key=lambda beginning: edit_distance(beginning, wrong_letters)):
+    similar_beginnings.sort(key=lambda beginning: (edit_distance(beginning, wrong_letters), beginning[:2] != start))
+    for beginning in similar_beginnings:
         matching_names += names_by_beginning[beginning]
     suggestions = list(dict.fromkeys(matching_names))
     return f" Did you mean {', '.join(suggestions[:MOST_SUGGESTIONS])}?" if suggestions else ""
