@@ -691,7 +691,7 @@ def compare(
 
     kv_dtype = options.pop("dtype", kv_dtype)
     parsed_options, selection = sort_options(options), selection_of(kind, attention, moe, min_params, max_params)
-    check_compared(bool(models), all, selection)
+    check_compared(bool(models), all, selection, sort)
     compared_models: list[tuple[Any, Any]] = select_presets(selection) if all else []
     if not all or parsed_options.reading.get("set") or parsed_options.reading.get("head"):
         chosen_names = [preset.name for preset, _ in compared_models] if all else models

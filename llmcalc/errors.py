@@ -67,13 +67,19 @@ def _pip_requirement(optional_group: str) -> str:
 MOST_SUGGESTIONS = 3
 """Largest number of names that a message suggests."""
 
+SIMILARITY = 0.67
+"""Smallest `difflib` ratio of a name that is suggested; `nope` and `gopher`, which share o, p and e, have 0.6."""
+
+SIMILARITY_OF_BEGINNING = 0.75
+"""The same of a beginning that has as many letters as the given text: one letter of four may differ."""
+
 
 def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     """Returns ` Did you mean a, b?` with the nearest known names; empty if no name is near.
 
     Names that begin with the given text come first, then names that begin with its letters and digits, then names
-    that contain these, then names with the fewest letters that differ. So `t5` finds t5-base, and `layers`
-    num_hidden_layers.
+    that contain these, then names with the fewest letters that differ, then names whose beginnings differ least. So
+    `t5` finds t5-base, `layers` num_hidden_layers, and `falcom`, whose first letter is right, falcon-7b.
     known_names: the known names, or a mapping from other spellings to the names that the message prints.
     """
     import difflib
@@ -98,10 +104,22 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
         for known_name in sorted_names
         if len(wrong_letters) > 2 and wrong_letters in _letters_and_digits(known_name)
     ]
-    similar_spellings = difflib.get_close_matches(lowercase_name, names_by_spelling, name_count, cutoff=0.6)
-    suggestions = list(
-        dict.fromkeys([*matching_names, *(names_by_spelling[lowercase_name] for lowercase_name in similar_spellings)])
+    names_by_text = {spelling.lower().lstrip("-"): name for spelling, name in names_by_spelling.items()}
+    similar_texts = difflib.get_close_matches(lowercase_name.lstrip("-"), names_by_text, name_count, cutoff=SIMILARITY)
+    matching_names += [names_by_text[similar_text] for similar_text in similar_texts]
+    names_by_beginning: dict[str, list[str]] = {}
+    start = wrong_letters[:2]
+    for known_name in sorted_names:
+        beginning = _letters_and_digits(known_name)[: len(wrong_letters)]
+        if wrong_letters and beginning[:1] == wrong_letters[0]:
+            names_by_beginning.setdefault(beginning, []).append(known_name)
+    similar_beginnings = difflib.get_close_matches(
+        wrong_letters, names_by_beginning, name_count, cutoff=SIMILARITY_OF_BEGINNING
     )
+    similar_beginnings.sort(key=lambda beginning: (edit_distance(beginning, wrong_letters), beginning[:2] != start))
+    for beginning in similar_beginnings:
+        matching_names += names_by_beginning[beginning]
+    suggestions = list(dict.fromkeys(matching_names))
     return f" Did you mean {', '.join(suggestions[:MOST_SUGGESTIONS])}?" if suggestions else ""
 
 

@@ -38,7 +38,7 @@ def command(
     from ..reports.compare import LAYOUTS
     from ..sources.hardware import find_hardware
 
-    check_compared(bool(targets), everything, selection)
+    check_compared(bool(targets), everything, selection, sort)
     models: list[tuple[Any, Any]] = select_presets(selection) if everything else []
     if not everything or target_options.changes_model:  # the filters of --all apply to the models without overrides
         preset_names = [preset.name for preset, _ in models] if everything else targets or []

@@ -2,18 +2,21 @@ from __future__ import annotations
 
 import typer
 
-from ..device_memory.settings import Settings
+from ..device_memory.settings import Settings, settings_with_shorthands
 from ..parallel.layout_request import LayoutRequest
 from ..questions.options import CostOptions
+from ..workload.lengths import USUAL_TRAINING
 from .hardware import OneAccelerator
 from .layout_options import add_layout_options
 from .options import TableOption, Target, is_given
-from .run_options import add_settings_options
-from .setting_options import add_declared_options
+from .run_options import settings_options
+from .setting_options import add_declared_options, replace_parameter
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
+SEQ_DEFAULT = f"{USUAL_TRAINING:,}, or the model's context where it is shorter"
 
-@add_settings_options
+
+@replace_parameter("settings", settings_options(seq=SEQ_DEFAULT), settings_with_shorthands)
 @add_layout_options
 @add_declared_options("options", CostOptions)
 @add_target_options

@@ -32,18 +32,18 @@ from .setting_options import add_input_options
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 SEQ_HELP = (
-    f"New tokens of each sequence; {USUAL:,}, or all learned positions where they are fewer, if not given. In "
-    "decode, where --context is not given: the context."
+    "New tokens of each sequence. In decode, where --context is not given: the context. "
+    f"[default: {USUAL:,}, or all learned positions where they are fewer]"
 )
 CONTEXT_HELP = (
-    "Tokens of each sequence that are in the cache: decode adds one token to them, prefill --seq (chunked prefill)."
+    "Tokens of each sequence that are in the cache. Decode adds one token to them, prefill --seq (chunked prefill)."
 )
 MLA_HELP = (
     "Form of multi-head latent attention: keys and values expanded from the latents, or the expansion absorbed into "
     "query and output. auto: absorbed in decode, expanded elsewhere."
 )
 RATE_HELP = (
-    "Tokens per second of a measured run, of all devices together, such as 12k: its MFU and HFU under each convention."
+    "Tokens per second of a measured run, of all devices together (12k). Adds its MFU and HFU under each convention."
 )
 DTYPE_HELP = "With --tokens-per-second, number format of the products, whose peak counts; bf16 if not given."
 RULES_HELP = "Compare with rules of thumb (2N, 6N, Kaplan, Chinchilla, PaLM, …)."

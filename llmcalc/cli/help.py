@@ -34,6 +34,18 @@ def printable_help(help_text: str) -> str:
     return fit_to_encoding(help_text, getattr(sys.stdout, "encoding", None) or "utf-8")
 
 
+def write_examples(context: Any, formatter: Any) -> None:
+    """Writes the examples of a command or a group of commands, one per line. They are never wrapped, to be copied."""
+    from .examples import EXAMPLES
+
+    program_name, _, command_words = context.command_path.partition(" ")
+    examples = [f"{program_name} {arguments}\n" for arguments in EXAMPLES.get(command_words, ())]
+    heading = "Example: " if len(examples) == 1 else "Examples: "
+    if examples:
+        formatter.write_paragraph()
+        formatter.write(heading + (" " * len(heading)).join(examples))
+
+
 def option_values(option: str, arguments: Sequence[str]) -> Iterator[str]:
     """Yields the values of an option on a command line."""
     for argument_index, argument in enumerate(arguments):
@@ -97,6 +109,9 @@ class Command(TyperCommand):
 
     def get_help(self, ctx: Any) -> str:
         return printable_help(super().get_help(ctx))
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        write_examples(ctx, formatter)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the arguments and the option panels in the order of `PANELS`."""

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..characters import let_streams_replace_characters
 from ..errors import InputError, suggest
-from .help import Command, command_summary, printable_help, with_help_all_option
+from .help import Command, command_summary, printable_help, with_help_all_option, write_examples
 from .output import discard_stream, drop_remarks, print_line, print_remarks
 
 COMMANDS = (
@@ -70,6 +70,9 @@ class LazyGroup(TyperGroup):
 
     def get_help(self, ctx: Any) -> str:
         return printable_help(super().get_help(ctx))
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        write_examples(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Treats `--help-all` as `--help`, which shows the whole group.

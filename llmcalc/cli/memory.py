@@ -41,7 +41,7 @@ def command(
         value_option(
             "--launch",
             "FILE",
-            "The file that starts a run, or 'NAME=VALUE FILE ARGUMENTS'. It defines the model, or the settings "
+            "The file that starts a run. Or 'NAME=VALUE FILE ARGUMENTS'. It defines the model, or the settings "
             f"with which TARGET is trained. Files that are read: {launch_file_titles()}. Or a file that starts servers "
             "of engines: a script, a compose file, a manifest of Kubernetes, a Modelfile.",
             panel="What runs",
@@ -62,8 +62,7 @@ def command(
     output_options: OutputOptions,
 ) -> None:
     """Memory of a device, by kind and over time.
-    Weights, cache, gradients, optimizer states and activations, and the accelerators on which they fit; of many
-    devices, every rank that differs.
+    The accelerators on which it fits; of many devices, every rank that differs.
     """
     from ..questions.runs import RunOptions, ask_memory, memory_question
     from ..sources.hardware import find_accelerators

@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..optional import MTP, TOWERS, OptionalPart
 from ..reports.formats import Format
 from ..sources.names import STDIN
-from ..studies.model_selection import KINDS
+from ..studies.model_selection import ATTENTION_EXAMPLES, KINDS
 from ..units import parse_count, parse_length
 from ..workload.counting import Pairs
 from ..workload.execution import AttentionImplementation
@@ -267,9 +267,7 @@ def count_option(option_name: str, help_text: str) -> Any:
 Kind: TypeAlias = Annotated[str | None, value_option("--kind", "KIND", f"Only models of a kind: {', '.join(KINDS)}.")]
 AttentionKind: TypeAlias = Annotated[
     str | None,
-    value_option(
-        "--attention", "KIND", "Only models with such layers: mha, gqa, mqa, mla, sliding, mamba2, gated_delta_net, …"
-    ),
+    value_option("--attention", "KIND", f"Only models with such layers: {ATTENTION_EXAMPLES}"),
 ]
 Experts: TypeAlias = Annotated[
     bool | None, typer.Option("--moe/--dense", help="Only mixtures of experts, or none.", show_default=False)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Annotated, TypeAlias
 
 from ..device_memory.settings import SHORTHANDS, Settings, settings_with_shorthands
+from ..workload.setting import declarations_of
 from .options import value_option
 from .setting_options import OptionOfCommand, option_of_setting, options_of_settings, replace_parameter
 
@@ -21,12 +22,14 @@ CublasWorkspace: TypeAlias = Annotated[
 ]
 
 
-def settings_options() -> dict[str, OptionOfCommand]:
+def settings_options(**defaults: str) -> dict[str, OptionOfCommand]:
     """Returns the options of `Settings`, with the short forms.
 
     Without a phase option, the other options imply the phase.
+    defaults: setting → its default in words, where a command has another one.
     """
-    options = options_of_settings(Settings)
+    options, declarations = options_of_settings(Settings), declarations_of(Settings)
+    options |= {name: option_of_setting(declarations[name], default=default) for name, default in defaults.items()}
     options["phase"] = options["phase"]._replace(default=None)
     return options | {option_name: option_of_setting(setting) for option_name, setting in SHORTHANDS.items()}
 

@@ -16,6 +16,7 @@ from ..frozen import frozen
 from ..workload.execution import AttentionImplementation, CrossEntropy, LatentForm, NormKernels, OptimizerImplementation
 from ..workload.inference import CACHE_FORMATS, USERS, batch_from_options
 from ..workload.inputs import AUDIO, IMAGE, IMAGES, Inputs
+from ..workload.lengths import MOST_CONTEXT, USUAL
 from ..workload.lora import ALL_LINEAR, Base, Library
 from ..workload.recompute import MODES, Recompute, recompute_of
 from ..workload.setting import (
@@ -125,9 +126,9 @@ class Settings:
     seq: Annotated[
         int | None,
         Setting(
-            "Tokens of each sequence, such as 4096 or 32k. In decode those in the cache before the step. By default "
-            "2,048 in training, else the context that the model was made for, at most 32,768.",
+            "Tokens of each sequence, such as 32k. In decode those in the cache before the step.",
             "What runs",
+            f"{USUAL:,} in training, else the context up to {MOST_CONTEXT:,}",
             spellings=("-s", "--ctx", "--max-model-len"),
             common=True,
             every_framework=True,
@@ -370,7 +371,7 @@ class Settings:
         int | None,
         Setting(
             "Train low-rank adapters of this rank (LoRA). The weights beside them are frozen.",
-            "Low-rank adapters",
+            "Training",
             "",
             TRAINING,
             common=True,
@@ -379,8 +380,8 @@ class Settings:
     base: Annotated[
         Base | None,
         Setting(
-            "With --lora-rank: none, nf4, nf4-dq or int8. How frozen matrices of the layers are stored.",
-            "Low-rank adapters",
+            "With --lora-rank: nf4, nf4-dq or int8. How frozen matrices of the layers are stored.",
+            "Training",
             "none",
             TRAINING,
             "lora_rank",
@@ -392,7 +393,7 @@ class Settings:
         tuple[str, ...] | None,
         Setting(
             f"Linear layers with an adapter: names, or {ALL_LINEAR}.",
-            "Low-rank adapters",
+            "Training",
             "q_proj,v_proj",
             TRAINING,
             "lora_rank",
@@ -403,7 +404,7 @@ class Settings:
         str | None,
         Setting(
             "Number format of adapters.",
-            "Low-rank adapters",
+            "Training",
             "fp32, as in PEFT",
             TRAINING,
             "lora_rank",
@@ -413,13 +414,13 @@ class Settings:
     ] = None
     lora_dropout: Annotated[
         bool | None,
-        Setting("The input of an adapter passes dropout.", "Low-rank adapters", phases=TRAINING, needs="lora_rank"),
+        Setting("The input of an adapter passes dropout.", "Training", phases=TRAINING, needs="lora_rank"),
     ] = None
     lora_library: Annotated[
         Library | None,
         Setting(
             "Whose adapters run; libraries differ in casts and copies.",
-            "Low-rank adapters",
+            "Training",
             "peft",
             TRAINING,
             "lora_rank",
@@ -429,7 +430,7 @@ class Settings:
         tuple[str, ...] | None,
         Setting(
             "Modules of which a copy is trained in full beside the frozen one: embed_tokens,lm_head.",
-            "Low-rank adapters",
+            "Training",
             "none",
             TRAINING,
             "lora_rank",
@@ -440,7 +441,7 @@ class Settings:
         bool | None,
         Setting(
             "--base includes the output head, as in Lightning Fabric.",
-            "Low-rank adapters",
+            "Training",
             phases=TRAINING,
             needs="lora_rank",
         ),
@@ -449,7 +450,7 @@ class Settings:
         bool | None,
         Setting(
             "--base includes routed experts, as in axolotl's quantize_moe_experts; in 4 bits.",
-            "Low-rank adapters",
+            "Training",
             phases=TRAINING,
             needs="lora_rank",
         ),
@@ -458,7 +459,7 @@ class Settings:
         bool | None,
         Setting(
             "Fused routed experts have adapters, too, as with PEFT's all-linear for classes like Qwen3-MoE.",
-            "Low-rank adapters",
+            "Training",
             phases=TRAINING,
             needs="lora_rank",
         ),
@@ -467,7 +468,7 @@ class Settings:
         bool | None,
         Setting(
             "Adapters train the magnitude of each output, too (DoRA), with --lora-library peft or torchtune.",
-            "Low-rank adapters",
+            "Training",
             phases=TRAINING,
             needs="lora_rank",
         ),
@@ -476,7 +477,7 @@ class Settings:
         str | None,
         Setting(
             "Version of bitsandbytes; before 0.43.2 products with 4-bit weights keep their inputs.",
-            "Low-rank adapters",
+            "Training",
             "the newest",
             TRAINING,
             "lora_rank",

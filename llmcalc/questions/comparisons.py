@@ -22,8 +22,14 @@ if TYPE_CHECKING:
     from ..studies.timed_run import TimedRun
 
 
-def check_compared(has_targets: bool, all_presets: bool, selection: Selection) -> None:
-    """Raises `InputError` unless models or `--all` are given. has_targets: whether models are given."""
+def check_compared(has_targets: bool, all_presets: bool, selection: Selection, sort_key: str | None) -> None:
+    """Raises `InputError` unless models or `--all` are given, and for an unknown `sort_key`, before models are read.
+
+    has_targets: whether models are given.
+    """
+    from ..studies.compare import check_sort_key
+
+    check_sort_key(sort_key)
     if all_presets and has_targets:
         raise InputError("--all: compares all presets; expected --all or TARGETs, not both")
     if not all_presets and not has_targets:

@@ -12,14 +12,12 @@ from ..reports.answer import ReportedAnswer
 from ..studies.cost import Cost, RunCost, add_lost_time
 from ..studies.step_size import default_batch, is_pretraining, usual_batch
 from ..timing.time_ranges import RangedAmount
+from ..workload.lengths import USUAL_TRAINING
 from ..workload.setting import declarations_of, option
 from .options import CostOptions, ServeOptions, TimeOptions
 from .runs import RunQuestion
 from .serving import serve_study
 from .times import fastest_plan
-
-USUAL_TRAINING_SEQ = 4096
-"""Default tokens of a sequence: what most pre-training runs since Llama 2 start with."""
 
 
 def ask_cost(
@@ -113,8 +111,8 @@ def _with_usual_step(run: RunQuestion) -> tuple[RunQuestion, list[str]]:
     assumed_options: list[str] = []
     if settings.seq is None:
         spec = run.preset.model
-        longest_sequence_length = learned_positions(spec) or longest_sequence(spec) or USUAL_TRAINING_SEQ
-        settings = settings.with_(seq=min(USUAL_TRAINING_SEQ, longest_sequence_length))
+        longest_sequence_length = learned_positions(spec) or longest_sequence(spec) or USUAL_TRAINING
+        settings = settings.with_(seq=min(USUAL_TRAINING, longest_sequence_length))
         assumed_options.append(f"--seq {settings.seq}")
     return replace(run, settings=settings), assumed_options
 

@@ -88,8 +88,8 @@ Price: TypeAlias = Annotated[
 Stack: TypeAlias = Annotated[
     str | None,
     listed(
-        "Software whose fusion, overlap and host times are priced (maxtext, gpt-fast, …; a wrong name lists all). "
-        "Default that of the framework or the engine.",
+        "Software whose overheads are priced: maxtext, gpt-fast, … These are its fusion, overlap and host times; a "
+        "wrong name lists all. Default that of the framework or the engine.",
         "Hardware",
         example="maxtext",
         metavar="NAME",
@@ -143,9 +143,7 @@ class TimeOptions:
         int | None,
         listed("Sequences per step of all devices; default a micro-batch of each replica, or about 4M tokens."),
     ] = None
-    context: Annotated[int | None, listed("In prefill, tokens of each sequence cached before the prompt.", least=0)] = (
-        None
-    )
+    context: Annotated[int | None, listed("In prefill, tokens that are cached before the prompt.", least=0)] = None
     server: Annotated[bool, listed("In prefill, add a server's time before the first token.")] = False
     stack: Stack = None
     overlap: Overlap = None
@@ -155,7 +153,8 @@ class TimeOptions:
         int | None, listed("List the time by nodes of the model, to this depth.", most=MAX_DEPTH, metavar="DEPTH")
     ] = None
     measured: Annotated[
-        float | None, in_seconds("A measured time (8.1s, 35ms): whether it is in the range, and what could explain it.")
+        float | None,
+        in_seconds("A measured time (8.1s, 35ms). Says whether it is in the range, and what could explain it."),
     ] = None
     factors: Any = None
 
@@ -228,7 +227,7 @@ class ServeOptions:
     ] = None
     acceptance: Annotated[
         float | None,
-        of_load("Chance that a drafted token is accepted (0.7); with --draft.", parse=parse_share, metavar="P"),
+        of_load("Chance that a drafted token is accepted (0.7); --draft needs it.", parse=parse_share, metavar="P"),
     ] = None
     draft_tokens: Annotated[
         int | None, of_load(f"Tokens that are drafted in a step; default {DRAFT_TOKENS}.", most=64)

@@ -171,15 +171,18 @@ def _answer_text(layout_plan: LayoutPlan) -> str:
             framework_plan.framework.title for framework_plan in (layout_plan, *layout_plan.other_plans)
         ]
         return f"it fits under {', '.join(framework_titles[:-1])} and {framework_titles[-1]}{time_text}"
-    return _fitting_layouts_text(layout_plan.plan) + time_text
+    with_expandable_text = "" if layout_plan.expandable_bytes is None else f", but one does with {EXPANDABLE}"
+    return _fitting_layouts_text(layout_plan.plan) + with_expandable_text + time_text
 
 
 def _fitting_layouts_text(plan: RankedLayouts) -> str:
     fits_verb = "fits" if len(plan.feasible) == 1 else "fit"
     if not plan.unreplayed and UNTRIED in plan.refused:
-        return f"{len(plan.feasible):,} of {plan.tried - plan.refused[UNTRIED]:,} layouts that were tried {fits_verb}"
+        return f"{len(plan.feasible):,} of {plural(plan.tried - plan.refused[UNTRIED], 'tried layout')} {fits_verb}"
+    if not plan.unreplayed and not plan.feasible:
+        return "no layout fits"
     if not plan.unreplayed:
-        return f"{len(plan.feasible):,} of {plan.tried:,} layouts {fits_verb}" if plan.feasible else "no layout fits"
+        return f"{len(plan.feasible):,} of {plural(plan.tried, 'layout')} {fits_verb}"
     return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'layout')} counted in full {fits_verb}"
 
 
@@ -230,6 +233,9 @@ def _order_notes(layout_plan: LayoutPlan) -> list[str]:
         "come first; ranges move together, so the order is surer than the seconds: measure the first three",
     ]
 
+
+EXPANDABLE = "--allocator expandable"
+"""The option with which torch's allocator leaves few unused bytes between tensors."""
 
 LITTLE_HEADROOM = 0.02
 """Share of a device's memory that the buffers of NCCL may take; llmcalc counts them for few layouts."""
@@ -303,6 +309,12 @@ def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
         notes.insert(0, f"the given group sizes do not divide {plural(layout_plan.devices, 'device')}")
     if not layout_plan.plan.feasible and layout_plan.plan.nearest is not None:
         notes.append("shown: the layout that requires least, of those that do not fit")
+        if layout_plan.expandable_bytes is not None:
+            notes.insert(
+                0,
+                f"with {EXPANDABLE}, which is PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, it requires "
+                f"{units.GIB.write(layout_plan.expandable_bytes)} {units.GIB.name} and fits",
+            )
         notes[:0] = advice_on_shards(layout_plan)
     return notes
 

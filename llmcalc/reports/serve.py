@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import units
+from ..costs.context_length import learned_positions
 from ..frameworks.engines.start_command import start_command
 from ..studies.serve_trace import LIMIT_PERCENTILE, TraceTimes
 from ..studies.server import LoadPoint, Server
@@ -101,6 +102,12 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
     preset, requests = serve_study.preset, serve_study.requests
     warnings = too_long_notes(preset.model, Workload(1, requests.total_tokens))
     chosen_server = servers.chosen
+    variable_name = serve_study.long_request_variable
+    if variable_name and not _exceeds_learned_positions(serve_study):
+        warnings.append(
+            f"{serve_study.engine.title} refuses requests of {serve_study.longest_request:,} tokens without "
+            f"{variable_name}=1"
+        )
     notes = [*warnings, *_serve_notes(serve_study, servers)]
     title = f"{preset.display}, {load_text(serve_study)}"
     table_rows = _server_rows(serve_study, servers)
@@ -496,9 +503,18 @@ def _times_data(serve_study: ServeStudy, server: Server, trace_times: TraceTimes
     }
 
 
+def _exceeds_learned_positions(serve_study: ServeStudy) -> bool:
+    """Whether the longest request has more tokens than the model's table of learned positions."""
+    positions = learned_positions(serve_study.preset.model)
+    return positions is not None and serve_study.longest_request > positions
+
+
 def _start_command(serve_study: ServeStudy, server: Server) -> str | None:
-    """Returns the command that starts a replica; None for replicas of two kinds, or without such a command."""
-    if server.group is not None:
+    """Returns the command that starts a replica; None for replicas of two kinds, or without such a command.
+
+    None starts requests beyond the model's table of learned positions.
+    """
+    if server.group is not None or _exceeds_learned_positions(serve_study):
         return None
     command = start_command(serve_study.engine, serve_study.preset, server.flags, server.quantize)
     has_exchange = bool(exchange_notes(serve_study.stack, server.replica.layout))

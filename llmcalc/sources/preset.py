@@ -14,7 +14,7 @@ from ..errors import InputError, MissingExtra, shown
 from ..model import ModelSpec
 from ..record import TEXT_SECTIONS, FigureSource, Record
 from ..units import dtype as dtype_of
-from .names import normalized
+from .names import STDIN, normalized
 
 if TYPE_CHECKING:
     from ..flow.module_names import Checkpoint
@@ -207,10 +207,13 @@ class Preset(Record):
 
 @contextmanager
 def name_in_errors(preset: Preset | None) -> Iterator[None]:
-    """Returns a context manager that adds the model's name to an `InputError`, except for a missing package."""
+    """Returns a context manager that adds the TARGET, as typed, to an `InputError`, except for a missing package."""
     try:
         yield
     except MissingExtra:
         raise
     except InputError as error:
-        raise InputError(str(error) if preset is None else f"{preset.name}: {error}") from None
+        if preset is None:
+            raise
+        stated_target = "standard input" if preset.asked == STDIN else preset.asked or preset.name
+        raise InputError(f"{stated_target}: {error}") from None

@@ -232,18 +232,23 @@ def _head_sizes(layer: Layer, input_width: int) -> HeadSizes | None:
     return layer.attention.head_sizes(input_width) if isinstance(layer.attention, TokenMixer) else None
 
 
+def check_sort_key(sort_key: str | None) -> None:
+    """Raises `InputError` for an unknown quantity to sort by; None is no quantity."""
+    if sort_key is not None and sort_key not in SORT_KEYS:
+        raise InputError(
+            f"--sort: there is no '{sort_key}'; expected one of "
+            f"{', '.join(SORT_KEYS)}.{suggest(sort_key, list(SORT_KEYS))}"
+        )
+
+
 def sort_order(compared_models: list[ModelQuantities], sort_key: str | None) -> list[int]:
     """Returns the indices of models sorted by a quantity, smallest first; models without the quantity come last.
 
     Without a key the order is unchanged. Raises `InputError` for an unknown key.
     """
+    check_sort_key(sort_key)
     model_order = list(range(len(compared_models)))
     if sort_key is None:
         return model_order
-    if sort_key not in SORT_KEYS:
-        raise InputError(
-            f"--sort: there is no '{sort_key}'; expected one of "
-            f"{', '.join(SORT_KEYS)}.{suggest(sort_key, list(SORT_KEYS))}"
-        )
     sort_values = [SORT_KEYS[sort_key](model) for model in compared_models]
     return sorted(model_order, key=lambda i: (1, 0.0) if sort_values[i] is None else (0, sort_values[i]))

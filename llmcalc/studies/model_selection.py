@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 
 KINDS = ("decoder", "encoder", "encoder-decoder")
 
+KINDS_BY_HEADS = ("mha", "gqa", "mqa", "sliding")
+"""Kinds of attention that its heads and its window make; any other is the `type` of a token mixer."""
+
+ATTENTION_EXAMPLES = f"{', '.join(KINDS_BY_HEADS)}, mla, mamba2, gated_delta_net, …"
+"""Kinds of token mixers of published models."""
+
 
 @frozen(slots=True)
 class Selection:
@@ -31,12 +37,14 @@ class Selection:
     most: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for an unknown kind, or a lower bound above the upper bound."""
+        """Raises `InputError` for an unknown kind or kind of attention, or a lower bound above the upper bound."""
         if self.kind is not None and self.kind not in KINDS:
             raise InputError(
                 f"--kind: '{self.kind}' is not known; expected one of {', '.join(KINDS)}."
                 f"{suggest(self.kind, list(KINDS))}"
             )
+        if self.attention is not None:
+            _check_attention_name(self.attention)
         if self.least is not None and self.most is not None and self.least > self.most:
             raise InputError(f"--min-params: {self.least:,} is more than --max-params, {self.most:,}")
 
@@ -53,6 +61,18 @@ class Selection:
 
 EVERY_MODEL = Selection()
 """No filter."""
+
+
+def _check_attention_name(attention_name: str) -> None:
+    """Raises `InputError` for a kind of attention that no description can have."""
+    from ..components.choices import MIXERS
+
+    known_names = [*KINDS_BY_HEADS, *MIXERS.class_paths]
+    if attention_name.lower() not in known_names:
+        raise InputError(
+            f"--attention: no model has '{attention_name}'; expected one of {ATTENTION_EXAMPLES}"
+            f"{suggest(attention_name, known_names)}"
+        )
 
 
 def require_attention(attention_name: str | None, specs: Sequence[ModelSpec]) -> str | None:

@@ -131,6 +131,7 @@ class LayoutPlan:
     untimed_reason: the reason why they are not timed, where the user did not choose; empty otherwise.
     other_plans: plans of the same run under other frameworks, whose layouts fit too.
     is_batch_assumed: whether nobody stated the global batch.
+    version: the framework's version; empty for the newest.
     """
 
     estimates: LayoutEstimates
@@ -144,6 +145,7 @@ class LayoutPlan:
     untimed_reason: str = ""
     other_plans: tuple[LayoutPlan, ...] = ()
     is_batch_assumed: bool = False
+    version: str = ""
 
     @property
     def assumed_batch(self) -> str:
@@ -205,6 +207,23 @@ class LayoutPlan:
             return None
         training_times = self.times.with_memory(self.estimates.with_recompute(candidate.recompute).memory)
         return training_times.range(candidate.seconds, candidate.layout, candidate.micro_batches)
+
+    @cached_property
+    def expandable_bytes(self) -> int | None:
+        """The bytes that the nearest layout requires with expandable segments of torch's allocator, if it fits then.
+
+        None if a layout fits without them, if the run has them already, if the search ended early, and if it does not
+        fit with them.
+        """
+        nearest = self.plan.nearest
+        has_fit = self.plan.feasible or self.plan.unreplayed
+        if has_fit or nearest is None or not nearest.may_fit or self.plan.ended_early or self.memory.runtime.expandable:
+            return None
+        run_memory = self.estimates.with_recompute(nearest.recompute).memory
+        run_memory = run_memory.with_(num_microbatches=nearest.micro_batches)
+        run_memory = replace(run_memory, runtime=replace(run_memory.runtime, expandable=True))
+        required_bytes = replayed_bytes(run_memory, self.framework, self.version, nearest)
+        return required_bytes if required_bytes <= nearest.capacity else None
 
     @cached_property
     def recomputed(self) -> int | None:
@@ -348,6 +367,7 @@ def plan_of(
         layout_times,
         untimed_reason,
         is_batch_assumed=is_batch_assumed,
+        version=version,
     )
     if layout_order.ended_early and not layout_order.feasible and not layout_order.unreplayed:
         raise ended_search_error(layout_plan)

@@ -198,6 +198,13 @@ class ServeStudy:
         """Tokens of the longest request."""
         return self.requests.total_tokens if self.trace is None else self.trace.longest_request
 
+    @property
+    def long_request_variable(self) -> str:
+        """The environment variable without which the engine refuses the longest request; empty if it takes it."""
+        flags = {self.engine.field_of_option("--seq"): self.longest_request, **self.engine_flags}
+        variable_name: str = self.engine.server(self.preset, self.hardware, self.version, flags).missing_variable
+        return variable_name
+
     def find_servers(self) -> StudiedServers:
         """Tries every layout with every pair of number formats. Raises `InputError` if no layout is possible."""
         reasons_against: Counter[str] = Counter()
@@ -302,6 +309,7 @@ class ServeStudy:
         used_flags |= {} if quantize is None else {"quantize": quantize}
         used_flags |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
         try:
+            used_flags |= dict.fromkeys(filter(None, [self.long_request_variable]), 1)
             model_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
             if model_memory.most_sequences:
                 used_flags |= {engine.step_sequences: model_memory.most_sequences}

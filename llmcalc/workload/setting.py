@@ -20,7 +20,6 @@ Panel: TypeAlias = Literal[
     "Precision and kernels",
     "Inference",
     "Training",
-    "Low-rank adapters",
     "Layout",
     "Hardware",
     "Model",

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from llmcalc.cli.main import COMMANDS
 from llmcalc.errors import InputError, suggest
 from llmcalc.reports.document import Column, Report, Row, Table
+from llmcalc.sources.hardware import hardware_names
+from llmcalc.sources.huggingface.registry import model_types
 from llmcalc.sources.presets import model_names
 
 
@@ -104,10 +107,26 @@ def test_whole_numbers_have_no_decimal_point(run: Any) -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "first"),
-    [("t5", "t5-3b"), ("llama", "llama-7b"), ("phi", "phi-1"), ("mixtrl", "mixtral-8x7b"), ("lama3-8b", "llama3-8b")],
+    [
+        ("t5", "t5-3b"),
+        ("llama", "llama-7b"),
+        ("phi", "phi-1"),
+        ("mixtrl", "mixtral-8x7b"),
+        ("lama3-8b", "llama3-8b"),
+        ("falcom", "falcon-7b"),
+        ("gema", "gemma-2b"),
+        ("gtp-2", "gpt2"),
+    ],
 )
 def test_suggestions_begin_with_what_was_typed(wrong: str, first: str) -> None:
     assert suggest(wrong, list(model_names())).startswith(f" Did you mean {first}")
+
+
+@pytest.mark.parametrize("word", ["nope", "foo", "hello", "claude", "gemini-2", "---", "模型"])
+def test_a_word_that_is_near_no_name_has_no_suggestion(word: str) -> None:
+    for names in (list(model_names()), list(model_types()), list(hardware_names()), list(COMMANDS)):
+        assert suggest(word, names) == ""
+    assert suggest("--foo", ["--format", "--moe"]) == ""
 
 
 def test_a_field_is_found_by_its_middle() -> None:

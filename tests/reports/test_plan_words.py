@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from typing import Any
+
 from llmcalc.parallel.layout import Layout
 from llmcalc.reports.share import candidate_cell, shared_layout_words
 from llmcalc.studies.layout_candidates import Candidate
@@ -35,3 +38,17 @@ def test_ranks_of_tensor_parallelism_that_divide_no_expert_are_named() -> None:
     assert candidate_cell(whole, "none", words) == "tp2 dp8 ep4"
     assert shared_layout_words(candidates(whole, divided)) == []
     assert shared_layout_words(candidates(Layout(dp=16, ep=4, etp=1), Layout(dp=8, pp=2, ep=4, etp=1))) == []
+
+
+def test_a_layout_that_fits_with_expandable_segments_alone_is_said_to(run: Any) -> None:
+    """`memory` calls the same run tight; with the option that the note names, the plan has it."""
+    words = shlex.split("llama3-8b --devices 4 --hardware l40s --seq 4k --framework fsdp2 --fsdp 4")
+    plan = run("plan", *words)
+    assert plan.code == 1
+    assert plan.out.startswith("Llama 3 8B: no layout fits, but one does with --allocator expandable\n")
+    assert "it requires 41." in " ".join(plan.out.split())
+    expandable = run("plan", *words, "--allocator", "expandable")
+    assert expandable.code == 0
+    assert expandable.out.startswith("Llama 3 8B: 1 of 1 layout fits; ")
+    assert run("memory", *words, "--phase", "training", "--recompute", "full").err.startswith("warning: l40s: tight")
+    assert run("plan", *words[:2], "2", *words[3:-1], "2").out.startswith("Llama 3 8B: no layout fits\n")

@@ -381,7 +381,8 @@ REFUSED_LATER: dict[str, tuple[Config, str]] = {
 def test_what_is_found_later_names_the_model_too(line: str, run: Any, tmp_path: Path) -> None:
     config, words = REFUSED_LATER[line]
     command, *options = line.split()
-    assert f"error: somewhere: {words}" in run(command, written(config, tmp_path, "somewhere"), *options).error
+    file = written(config, tmp_path, "somewhere")
+    assert f"error: {file}: {words}" in run(command, file, *options).error
 
 
 def test_a_file_that_is_there_stays_as_it_is(run: Any, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from llmcalc.questions import listings
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.studies.model_selection import Selection, attention_kinds, has_experts
 
@@ -63,7 +64,8 @@ def test_a_list_is_sorted_by_what_is_asked(run: Any) -> None:
     ("options", "words"),
     [
         (["--kind", "decodr"], "--kind: 'decodr' is not known; expected one of decoder, encoder, encoder-decoder."),
-        (["--attention", "mhaa"], "--attention: no model has 'mhaa'; expected one of "),
+        (["--attention", "mhaa"], "--attention: no model has 'mhaa'; expected one of mha, "),
+        (["--attention", "hgrn2"], "--attention: no model has 'hgrn2'; expected one of "),
         (["--min-params", "2B", "--max-params", "1B"], "--min-params: 2,000,000,000 is more than --max-params"),
         (["--max-params", "10"], "no preset passes the filters"),
         (["--max-params", "many"], "--max-params: 'many' is not a positive number"),
@@ -72,6 +74,17 @@ def test_a_list_is_sorted_by_what_is_asked(run: Any) -> None:
 )
 def test_wrong_filters(options: list[str], words: str, run: Any) -> None:
     assert words in run("presets", *options).error
+
+
+@pytest.mark.parametrize("options", [["--sort", "size"], ["--attention", "foo"], ["--kind", "foo"]])
+def test_wrong_names_are_refused_before_a_preset_is_read(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, run: Any
+) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    monkeypatch.setattr(listings, "load_preset", refuse)
+    assert options[0] in run("compare", "--all", *options).error
 
 
 class TestCompareAll:

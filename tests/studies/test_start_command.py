@@ -41,6 +41,32 @@ def test_the_command_starts_the_server(case: str, tmp_path: Path) -> None:
         assert memory["devices"] == server.sizes.devices, command
 
 
+@pytest.mark.parametrize(
+    ("engine_name", "variable"),
+    [("vllm", "VLLM_ALLOW_LONG_MAX_MODEL_LEN"), ("sglang", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")],
+)
+def test_requests_longer_than_the_model_need_a_variable(engine_name: str, variable: str, tmp_path: Path) -> None:
+    """By vllm/config/model.py, `_get_and_verify_max_len`, and sglang/srt/configs/model_config.py."""
+    answer = llmcalc.serve("llama3-8b", "h100", input="16k", output="1k", concurrency=8, tp=1, engine=engine_name)
+    report = answer.report()
+    command, script = report.data["chosen"]["command"], tmp_path / "start.sh"
+    assert command.startswith(f"{variable}=1 ")
+    assert f"refuses requests of 17,408 tokens without {variable}=1" in report.tables[0].notes[1]
+    script.write_text(f"{command}\n")
+    started = llmcalc.memory(launch=script, hardware="h100").report()
+    assert started.data["kv_tokens"] == answer.result.servers[0].memory.kv_tokens
+    assert not any("refuses" in note for table in started.tables for note in table.notes)
+    shorter = llmcalc.serve("llama3-8b", "h100", input="4k", output="1k", concurrency=8, tp=1, engine=engine_name)
+    assert variable not in str(shorter.report().data)
+
+
+def test_no_command_starts_requests_beyond_learned_positions() -> None:
+    """GPT-2 has 1,024 positions in a table; with vLLM's variable its lookup fails on the device."""
+    report = llmcalc.serve("gpt2", "h100", input=1024, output=256, concurrency=8, tp=1).report()
+    assert report.data["chosen"]["command"] is None
+    assert "could not run this" in report.tables[0].notes[0]
+
+
 def test_the_document_has_the_command() -> None:
     answer = llmcalc.serve("llama3-8b", "h100", **REQUESTS).report()
     command = "vllm serve meta-llama/Meta-Llama-3-8B --max-model-len 1280"

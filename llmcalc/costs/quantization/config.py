@@ -42,9 +42,7 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
     if quantization_table is None:
         return None
     if not isinstance(quantization_table, dict):
-        raise InputError(
-            f"quantization_config: {type(quantization_table).__name__}; expected a table of fields ({WITHOUT})"
-        )
+        raise InputError(f"quantization_config: {shown(quantization_table)}; expected a table of fields ({WITHOUT})")
     method_name = quantization_table.get("quant_method", _method_without_name(quantization_table))
     method_name = OTHER_METHODS.get(method_name, method_name) if isinstance(method_name, str) else method_name
     if not isinstance(method_name, str) or method_name not in METHODS:

@@ -234,15 +234,20 @@ class EngineServer:
         return None if has_unknown_length(self.preset) else self.model_length
 
     @property
+    def missing_variable(self) -> str:
+        """The environment variable without which the engine refuses requests this long; empty if it takes them."""
+        is_allowed = self.flags.get(self.long_request_variable) in (1, "1", "true")
+        is_longer = self.longest_length is not None and self.longest_request > self.longest_length
+        return self.long_request_variable if is_longer and not is_allowed else ""
+
+    @property
     def long_request_note(self) -> str:
         """A note if the engine refuses requests as long as the flag says; otherwise an empty text."""
-        longest_length, environment_variable = self.longest_length, self.long_request_variable
-        is_allowed = not environment_variable or self.flags.get(environment_variable) in (1, "1", "true")
-        if is_allowed or longest_length is None or self.longest_request <= longest_length:
+        if not self.missing_variable:
             return ""
         return (
-            f"{option(self.length_field)} {self.longest_request:,} is more than the model's {longest_length:,} "
-            f"tokens, which the engine refuses without {environment_variable}=1; counted with it"
+            f"{option(self.length_field)} {self.longest_request:,} is more than the model's {self.longest_length:,} "
+            f"tokens, which the engine refuses without {self.missing_variable}=1; counted with it"
         )
 
     @property

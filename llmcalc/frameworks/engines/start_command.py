@@ -26,7 +26,8 @@ def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quan
     """Returns the command that starts a replica with these flags; None if there is no such command.
 
     That is so without published weights, and for a scheme of `--quantize` that the engine does not apply when it loads
-    weights, or not to quantized ones. flags: field name → value, as of `Engine.memory_on`.
+    weights, or not to quantized ones. flags: field name → value, as of `Engine.memory_on`; those without dashes are
+    environment variables, which precede the command.
     """
     draft_or_model, scheme_flags = hub_id(preset), {} if quantize is None else engine.applied_schemes.get(quantize)
     if quantize is not None and (preset.stored_as is not None or DTYPE_BITS.get(preset.dtype, 16) < PLAIN_BITS):
@@ -34,13 +35,18 @@ def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quan
     if draft_or_model is None or scheme_flags is None or not engine.start:
         return None
     hub_repository, _, hub_revision = draft_or_model.partition("@")
+    environment: list[str] = []
     command_words = [*engine.start, hub_repository, *(["--revision", hub_revision] if hub_revision else [])]
     try:
         for flag_name, flag_value in {**flags, **scheme_flags}.items():
-            command_words += [engine.spelling(flag_name), *([] if flag_value is True else [_typed_value(flag_value)])]
+            flag_words = [engine.spelling(flag_name), *([] if flag_value is True else [_typed_value(flag_value)])]
+            if flag_words[0].startswith("-"):
+                command_words += flag_words
+            else:
+                environment.append(f"{flag_words[0]}={shlex.quote(flag_words[1])}")
     except LookupError:
         return None
-    return shlex.join(command_words)
+    return " ".join([*environment, shlex.join(command_words)])
 
 
 def _typed_value(flag_value: Any) -> str:

@@ -322,7 +322,7 @@ def test_towers_of_published_configs(name: str) -> None:
         ("gemma3", {"vision_config": {**SIGLIP, "image_size": [24, 24]}}, "vision_config.image_size: a list"),
         ("gemma3", {"vision_config": {**SIGLIP, "image_size": 2}}, "vision_config.image_size: 2"),
         ("gemma3", {"vision_config": SIGLIP, "mm_tokens_per_image": 256}, "mm_tokens_per_image: 256"),
-        ("gemma3", {"vision_config": 3}, "vision_config: int; expected a table of fields"),
+        ("gemma3", {"vision_config": 3}, "vision_config: 3; expected a table of fields"),
         ("mistral3", {"vision_config": PIXTRAL, "vision_feature_layer": [-1, -2]}, "vision_feature_layer: a list"),
         ("llama4", {"vision_config": {**LLAMA4, "intermediate_size": 80}}, "vision_config.intermediate_size: 80"),
         ("llama4", {"vision_config": {**LLAMA4, "pixel_shuffle_ratio": 0.3}}, "vision_config.pixel_shuffle_ratio: 0.3"),

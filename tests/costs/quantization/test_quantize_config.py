@@ -18,6 +18,7 @@ from llmcalc.device_memory.static import memory
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from tests.costs.quantization.test_quantize import DENSE, MIXTURE, WEIGHTS, deep, size
+from tests.families import shapes_of
 from tests.samples import in_one_test
 
 GROUPS = {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}}
@@ -264,6 +265,18 @@ def test_entries_that_name_nothing_are_said() -> None:
 def test_a_config_that_is_not_understood_is_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         of_config(DENSE, **config)
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [("awq", "'awq'; expected a table"), (["awq"], "a list; expected a table"), (4, "4; expected")],
+)
+def test_a_config_whose_quantization_is_no_table_is_refused_by_the_name_of_its_file(
+    stated: Any, message: str, tmp_path: Path, run: Any
+) -> None:
+    file = tmp_path / "quant.json"
+    file.write_text(json.dumps({**shapes_of("llama")[0], "quantization_config": stated}))
+    assert f"{file}: quantization_config: {message}" in run("memory", str(file)).error
 
 
 @pytest.mark.parametrize(
