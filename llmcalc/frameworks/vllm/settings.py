@@ -16,7 +16,7 @@ from ...errors import InputError, shown
 from ...parallel.layout import Layout
 from ...sources.presets import known_model
 from ..engines.context_length import has_unknown_length
-from ..engines.rank import EngineRank, MissingKernels, architectures, key_heads
+from ..engines.rank import EngineRank, MissingKernels, architectures, key_heads, mixers
 from ..engines.rope_override import has_score_class
 from ..engines.server import DTYPE_WORDS, EngineServer
 from .context_length import scaled_length, short_rope_length
@@ -433,7 +433,14 @@ class VLLMSettings(EngineServer):
 
     @property
     def block_size(self) -> int:
-        return int(self.flags.get("block_size", DEFAULT_BLOCK_TOKENS))
+        """Tokens of a block: by default those that an indexer selects together (MiniMax-M3), as its kernels read pages.
+
+        A server's log says "Setting KV cache block size to 128 to match MiniMax-M3 sparse block size (was 16)"
+        (index:60171799662); its backend supports no other size (v1/attention/backends/minimax_m3_sparse.py).
+        """
+        indexers = [getattr(mixer, "block_indexer", None) for mixer, _ in mixers(self.preset.model)]
+        selected_blocks = [indexer.index_block_size for indexer in indexers if indexer is not None]
+        return int(self.flags.get("block_size", max(selected_blocks, default=DEFAULT_BLOCK_TOKENS)))
 
     @property
     def defaults(self) -> dict[str, Any]:
