@@ -219,11 +219,27 @@ def test_wrong_flags_are_refused(flags: dict[str, Any], message: str) -> None:
         answer(**flags)
 
 
+@pytest.mark.parametrize(("hardware", "is_noted"), [("mi300x", True), ("h200", False)])
+def test_compressed_attention_on_amd_is_said_to_need_more(hardware: str, is_noted: bool) -> None:
+    """https://github.com/vllm-project/vllm/issues/41962: a decoding pass took 13.54 GiB beside the cache."""
+    server = {"engine": "vllm==0.28", "hardware": hardware, "tensor_parallel_size": 8, "max_model_len": 8192}
+    notes = answer("deepseek-v4-flash", **server).document["notes"]
+    assert any("fallback kernels for compressed attention" in note for note in notes) == is_noted
+
+
 def test_blocks_have_the_tokens_that_an_indexer_selects_together() -> None:
-    """A log of MiniMax-M3: "Setting KV cache block size to 128 to match MiniMax-M3 sparse block size (was 16)"."""
+    """A log of MiniMax-M3: "Setting KV cache block size to 128 to match MiniMax-M3 sparse block size (was 16)".
+
+    One of DeepSeek-V3.2: "Forcing kv cache block size to 64 for FlashMLASparse backend".
+    """
     server = {"hardware": "b300", "tensor_parallel_size": 2, "max_model_len": 8192, "quantize": "nvfp4"}
     result = answer("minimax-m3", engine="vllm==0.23", **server).result
     assert (result.assumed["--block-size"], result.kv_tokens % 128) == (128, 0)
+    sizes = {
+        hardware: answer("deepseek-v3.2", engine="vllm==0.13", hardware=hardware, tensor_parallel_size=8).result.assumed
+        for hardware in ("h200", "mi300x")
+    }
+    assert {hardware: flags["--block-size"] for hardware, flags in sizes.items()} == {"h200": 64, "mi300x": 16}
     assert answer("minimax-m3", engine="vllm==0.23", block_size=256, **server).result.kv_tokens % 256 == 0
 
 
