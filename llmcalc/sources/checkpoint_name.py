@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .preset import Preset
-from .presets import known_checkpoint, known_model, read_preset
+from .presets import known_checkpoint, known_model, publisher_of, read_preset
 
 
 def _compressed_tensors_config(
@@ -174,7 +174,7 @@ def table_of_recipe(checkpoint_name: str, preset_name: str, scheme: str) -> tupl
     """
     is_block_recipe = scheme == "fp8-block128" and checkpoint_name.lower().endswith("block")
     table = FP8_BLOCKS_OF_LLM_COMPRESSOR if is_block_recipe else TABLES_BY_SCHEME.get(scheme, {})
-    recipes, publisher = published_recipes(), checkpoint_name.partition("/")[0].lower()
+    recipes, publisher = published_recipes(), publisher_of(checkpoint_name, preset_name)
     recipe = recipes.get(f"{publisher}/{preset_name}", recipes.get(preset_name))
     library = table.get("quant_method")
     if (

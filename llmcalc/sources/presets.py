@@ -287,7 +287,7 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
             )
             if quantization_scheme == "fp8-dynamic" and not last_segment.lower().endswith("dynamic"):
                 has_blocks = preset.name.startswith(
-                    PUBLISHERS_OF_BLOCKS.get(_publisher(checkpoint_name, preset), "none")
+                    PUBLISHERS_OF_BLOCKS.get(publisher_of(checkpoint_name, preset.name), "none")
                 )
                 return preset, "fp8-block128" if has_blocks else quantization_scheme
             if (
@@ -325,10 +325,10 @@ def _has_experts(preset: Preset) -> bool:
     )
 
 
-def _publisher(checkpoint_name: str, preset: Preset) -> str:
+def publisher_of(checkpoint_name: str, preset_name: str) -> str:
     """Returns the owner in a hub id, in small letters; of a path or a bare name that of its preset's repository."""
     id_match = re.fullmatch(r"(?P<owner>[A-Za-z0-9_-][A-Za-z0-9_.-]*)/[^/]+", _repository_name(checkpoint_name))
-    aliases = [] if id_match else read_preset(preset.name).get("aliases", ())
+    aliases = [] if id_match else read_preset(preset_name).get("aliases", ())
     owners = [id_match["owner"]] if id_match else [alias.partition("/")[0] for alias in aliases if "/" in alias]
     return owners[0].lower() if owners else ""
 

@@ -264,11 +264,15 @@ def test_recipes_leave_modules_of_their_model_in_16_bits() -> None:
     assert unconverted_bytes("x/Olmo-Hybrid-7B-GPTQ-Int4") == unconverted_bytes("x/Olmo-Hybrid-7B-AWQ")
 
 
-def test_metas_maverick_has_its_experts_alone_in_8_bits() -> None:
+def test_metas_maverick_has_its_experts_alone_in_8_bits(tmp_path: Path) -> None:
     """A rank of 8 H100 has 48.8682 GiB (https://github.com/vllm-project/vllm/issues/16152)."""
     server = {"engine": "vllm==0.8.3", "hardware": "h100", "tensor_parallel_size": 8, "max_model_len": 8192}
     rank = llmcalc.memory("meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", **server).result
     assert rank.bytes_of("weights") / 2**30 == pytest.approx(48.8682, rel=0.0015)
+    script = tmp_path / "serve.sh"
+    script.write_text("vllm serve /models/Llama-4-Maverick-17B-128E-Instruct-FP8 -tp 8 --max-model-len 8192\n")
+    of_path = llmcalc.memory(launch=script, engine="vllm==0.8.3", hardware="h100").result
+    assert of_path.bytes_of("weights") == rank.bytes_of("weights")
 
 
 def test_glm_5_in_fp8_has_scales_of_blocks() -> None:
