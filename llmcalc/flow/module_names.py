@@ -38,7 +38,6 @@ USUAL: Mapping[str, str] = {
     "kv_a_proj": "kv_a_proj_with_mqa",
     "q_a_norm": "q_a_layernorm",
     "kv_a_norm": "kv_a_layernorm",
-    "linear_attn": "linear_attn | self_attn",
     "mamba": "mamba | mixer",
     "lm_head": "lm_head | language_model.lm_head",
     "classifier": "classifier | score | qa_outputs",

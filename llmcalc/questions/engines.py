@@ -154,7 +154,8 @@ def engine_questions(
         raise InputError(f"--engine {engine_names[0]}: {launch_file} starts no such server; remove the option")
     if not launched_servers:
         raise InputError(
-            f"--launch {launch_file}: starts no server of an engine; expected memory --launch for training"
+            f"--launch {launch_file}: starts no server of an engine; "
+            f"for a training run: llmcalc memory --launch {launch_file}"
         )
     questions = []
     for server in launched_servers:

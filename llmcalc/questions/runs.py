@@ -21,6 +21,7 @@ from ..reports.memory_answer import ASSUMED, DeviceUse
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.presets import known_model
+from ..studies.model_selection import has_experts
 from ..workload.execution import FRAMEWORK_LOSSES
 from ..workload.recompute import SELECTIVE
 from ..workload.setting import option, training_option
@@ -110,6 +111,13 @@ class RunQuestion(RunOptions):
         settings = self.settings
         if settings.phase == "training" and settings.lora_rank is not None and settings.base is None:
             settings = settings.with_(base=base_of_checkpoint(preset.stored_as))
+            if (
+                (preset.stored_as or {}).get("quant_method") in INTEGER_METHODS
+                and settings.keeps_experts_in_16_bits
+                and not settings.lora_experts
+                and has_experts(preset.model)
+            ):  # GPTQ and AWQ store each expert as linear layers of 4 bits, unlike bitsandbytes
+                settings = settings.with_(quantized_experts=True)
             settings = settings if self.launch is not None else settings.with_usual_recomputation()
         if self._is_float16_training:
             settings = settings.with_(precision="fp16-master")

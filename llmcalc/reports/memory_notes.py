@@ -136,9 +136,14 @@ def keeps_small_segments(run_memory: Memory) -> bool:
 
 
 def _experts_note(run_memory: Memory) -> str:
-    """Returns a note on routed experts beside frozen weights of 4 bits; empty without them."""
-    if not (run_memory.settings.keeps_experts_in_16_bits and has_experts(run_memory.spec)):
+    """Returns a note on routed experts beside frozen weights of 4 or 8 bits; empty without them."""
+    settings = run_memory.settings
+    if settings.base in (None, "none") or settings.quantized_experts or not has_experts(run_memory.spec):
         return ""
+    if not settings.keeps_experts_in_16_bits:
+        return (
+            "routed experts are counted in 16 bits, as in transformers' fused tensors; in 8 bits they are not modelled"
+        )
     return (
         "routed experts stay in 16 bits: transformers holds them in fused tensors, which bitsandbytes does not "
         "convert; --quantized-experts counts them in 4 bits, as axolotl's quantize_moe_experts"

@@ -7,6 +7,7 @@ answer as they do with the checkpoint's config.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .preset import Preset
-from .presets import known_checkpoint, known_model, read_preset
+from .presets import known_checkpoint, known_model, publisher_of, read_preset
 
 
 def _compressed_tensors_config(
@@ -68,7 +69,8 @@ TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
         "activation_scheme": "dynamic",
         "fmt": "e4m3",
         "weight_block_size": [128, 128],
-        "modules_to_not_convert": ["lm_head", "linear_attn.a_proj", "linear_attn.b_proj"],  # Qwen's in_proj_a and _b
+        # Qwen's in_proj_a and _b, and what zai-org's configs call indexers_proj
+        "modules_to_not_convert": ["lm_head", "linear_attn.a_proj", "linear_attn.b_proj", "indexer.weights_proj"],
     },
     "nvfp4": _compressed_tensors_config(
         "nvfp4-pack-quantized",
@@ -151,15 +153,56 @@ def table_of_nvfp4(checkpoint_name: str, preset_name: str) -> tuple[dict[str, An
     return table, "nvfp4, with the layers in 8 or 16 bits of NVIDIA's checkpoint of this model"
 
 
+@cache
+def published_recipes() -> dict[str, dict[str, Any]]:
+    """Returns the contents of `published_recipes.toml`: preset → what recipes of the model leave in 16 bits."""
+    return tomllib.loads(Path(__file__).with_name("published_recipes.toml").read_text(encoding="utf-8"))
+
+
+FP8_BLOCKS_OF_LLM_COMPRESSOR = _compressed_tensors_config(
+    "float-quantized",
+    {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "block", "block_structure": [128, 128]},
+    LINEAR_ATTENTION,
+)
+"""The table of checkpoints `-FP8-block` (llm-compressor's scheme FP8_BLOCK)."""
+
+
+def table_of_recipe(checkpoint_name: str, preset_name: str, scheme: str) -> tuple[dict[str, Any], str] | None:
+    """Returns the `quantization_config` that the recipe of a model or checkpoint writes, and its formats in words.
+
+    None for checkpoints of NVIDIA, whose ModelOpt has no recipes, and where the scheme alone says how it is stored.
+    """
+    is_block_recipe = scheme == "fp8-block128" and checkpoint_name.lower().endswith("block")
+    table = FP8_BLOCKS_OF_LLM_COMPRESSOR if is_block_recipe else TABLES_BY_SCHEME.get(scheme, {})
+    recipes, publisher = published_recipes(), publisher_of(checkpoint_name, preset_name)
+    recipe = recipes.get(f"{publisher}/{preset_name}", recipes.get(preset_name))
+    library = table.get("quant_method")
+    if (
+        recipe is None
+        or publisher == "nvidia"
+        or scheme not in recipe.get("schemes", (scheme,))
+        or not (library == "compressed-tensors" or (recipe.get("every_library") and library in ("awq", "gptq")))
+    ):
+        return (table, scheme) if is_block_recipe else None
+    patterns = [f".*{re.escape(module)}.*" for module in recipe["ignore"]]
+    modules_by_library: dict[str, dict[str, Any]] = {
+        "awq": {"modules_to_not_convert": recipe["ignore"]},
+        "gptq": {"dynamic": {f"-:{pattern}": {} for pattern in patterns}},
+        "compressed-tensors": {"ignore": [*table.get("ignore", []), *(f"re:{pattern}" for pattern in patterns)]},
+    }
+    formats = f"{scheme}, with the layers in 16 bits of the published recipe of this model"
+    return table | modules_by_library[str(library)], formats
+
+
 def table_of_layers(checkpoint_name: str, preset_name: str, scheme: str) -> tuple[dict[str, Any], str] | None:
     """Returns the `quantization_config` of a checkpoint whose layers in 16 bits are known, and its formats in words.
 
     checkpoint_name: a hub id or a path. scheme: the scheme in its name. None if the scheme alone says how it is stored.
     """
-    if scheme == "nvfp4":
-        return table_of_nvfp4(checkpoint_name, preset_name)
-    if scheme != "gptq-int4-g128" or preset_name not in published_gptq():
-        return None
+    stored = table_of_nvfp4(checkpoint_name, preset_name) if scheme == "nvfp4" else None
+    stored = stored or table_of_recipe(checkpoint_name, preset_name, scheme)
+    if stored is not None or scheme != "gptq-int4-g128" or preset_name not in published_gptq():
+        return stored
     rules: dict[str, dict[str, Any]] = {pattern: {} for pattern in published_gptq()[preset_name]["dynamic"]}
     table = TABLES_BY_SCHEME[scheme] | {"dynamic": rules}
     return table, f"{scheme}, with attention and shared experts in 16 bits"
@@ -179,6 +222,15 @@ def preset_in_named_format(checkpoint_name: str, preset: Preset, scheme: str) ->
     return named_preset, "", formats
 
 
+def _has_linear_attention(preset: Preset) -> bool:
+    """Whether a layer has a gated DeltaNet, which publishers of AWQ leave in 16 bits or not (QuantTrio's Qwen3.5)."""
+    return any(
+        getattr(getattr(layer, "attention", None), "type", "") == "gated_delta_net"
+        for _, stack in preset.model.stacks()
+        for layer in stack.layers_by_kind().values()
+    )
+
+
 def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | None:
     """Returns the preset's name, the name for error messages and the description; None for an unknown name.
 
@@ -190,7 +242,8 @@ def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | 
         return None
     stored = table_of_layers(hub_id, model.name, quantization)
     table, formats = stored or (TABLES_BY_SCHEME.get(quantization), quantization)
-    if stored is None and quantization in EVERY_LINEAR_LAYER:
+    leaves_out_attention = quantization.startswith("awq") and _has_linear_attention(model)
+    if stored is None and (quantization in EVERY_LINEAR_LAYER or leaves_out_attention):
         formats += " in every linear layer, of which publishers leave some out"
     note = (
         f"the config of {hub_id} is not in the cache, and the hub cannot be reached; by its name it has the sizes of "

@@ -201,6 +201,7 @@ SCHEMES_IN_NAMES = (
     (r"gptq[-_]?int8", "gptq-int8-g128"),
     (r"(?:auto[-_]?round[-_]?)?(?:int4|(?:quantized\.)?w4a16)(?:[-_]auto[-_]?round)?(?:[-_]g128)?", "w4a16-g128"),
     (r"fp8(?:[-_](?:dynamic|kv))?", "fp8-dynamic"),
+    (r"fp8[-_]block", "fp8-block128"),
     (r"(?:unsloth[-_])?bnb[-_]4bit", "nf4-double"),
     (r"(?:nvfp4|fp4)(?:[-_]v[0-9])?", "nvfp4"),
     (r"(?:quark[-_])?mxfp4(?:[-_]v[0-9])?", "mxfp4"),
@@ -237,10 +238,13 @@ SCHEMES_OF_WHOLE_GROUPS = ("awq-int4-g128", "w4a16-g128")
 """Schemes that convert a matrix only in whole groups (AutoAWQ and llm-compressor); GPTQ's last group may be smaller."""
 
 
-PUBLISHERS_OF_BLOCKS = ("qwen",)
-"""Publishers whose checkpoints `-FP8` have a scale for each block of 128 x 128 weights.
+PUBLISHERS_OF_BLOCKS = {"qwen": "", "zai-org": "glm-5", "stepfun-ai": "step-3.7"}
+"""Publisher → how the presets begin whose checkpoints `-FP8` have a scale for each block of 128 x 128 weights.
 
-Qwen's model cards: "fine-grained fp8 quantization with block size of 128" (Qwen3, Qwen3-VL, Qwen3.5, 3.6, 3.8).
+Qwen's model cards: "fine-grained fp8 quantization with block size of 128" (Qwen3, Qwen3-VL, Qwen3.5, 3.6, 3.8). Configs
+of zai-org/GLM-5-FP8, GLM-5.1-FP8, GLM-5.2-FP8 and stepfun-ai/Step-3.7-Flash-FP8: https://github.com/ai-dynamo/
+aiconfigurator (aic-core/src/aiconfigurator_core/model_configs, 2026-08-21). zai-org's GLM-4.5 to 4.7 have a scale for
+each row (https://github.com/HabanaAI/vllm-hpu-extension/pull/350).
 """
 
 
@@ -282,7 +286,9 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
                 quantization_scheme or (scheme_words.get("mix") or scheme_words["mix_of_repository"]).lower()
             )
             if quantization_scheme == "fp8-dynamic" and not last_segment.lower().endswith("dynamic"):
-                has_blocks = _publisher(checkpoint_name, preset) in PUBLISHERS_OF_BLOCKS
+                has_blocks = preset.name.startswith(
+                    PUBLISHERS_OF_BLOCKS.get(publisher_of(checkpoint_name, preset.name), "none")
+                )
                 return preset, "fp8-block128" if has_blocks else quantization_scheme
             if (
                 quantization_scheme in SCHEMES_OF_WHOLE_GROUPS
@@ -319,10 +325,10 @@ def _has_experts(preset: Preset) -> bool:
     )
 
 
-def _publisher(checkpoint_name: str, preset: Preset) -> str:
+def publisher_of(checkpoint_name: str, preset_name: str) -> str:
     """Returns the owner in a hub id, in small letters; of a path or a bare name that of its preset's repository."""
     id_match = re.fullmatch(r"(?P<owner>[A-Za-z0-9_-][A-Za-z0-9_.-]*)/[^/]+", _repository_name(checkpoint_name))
-    aliases = [] if id_match else read_preset(preset.name).get("aliases", ())
+    aliases = [] if id_match else read_preset(preset_name).get("aliases", ())
     owners = [id_match["owner"]] if id_match else [alias.partition("/")[0] for alias in aliases if "/" in alias]
     return owners[0].lower() if owners else ""
 

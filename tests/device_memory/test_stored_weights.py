@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,28 @@ def test_adapters_stand_beside_the_weights_of_a_quantized_checkpoint(
     assert quantized["peak_bytes"] == _trained(tmp_path, None, base=base).document["memory"]["peak_bytes"]
     wide = _trained(tmp_path, quantization, base="none").document["memory"]
     assert quantized["peak_bytes"] != wide["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "options"),
+    [
+        ("Qwen/Qwen3-30B-A3B-GPTQ-Int4", {"base": "nf4-dq", "quantized_experts": True}),
+        ("QuantTrio/Qwen3-30B-A3B-AWQ", {"base": "nf4-dq", "quantized_experts": True}),
+        ("unsloth/Qwen3-30B-A3B-bnb-4bit", {"base": "nf4-dq"}),
+        ("someone/Qwen3-30B-A3B-GPTQ-Int8", {"base": "int8"}),
+    ],
+)
+def test_experts_of_gptq_and_awq_have_the_bits_of_their_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, hub_id: str, options: dict[str, Any]
+) -> None:
+    """Each expert is linear layers there; bitsandbytes does not convert transformers' fused tensors."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    memory_of, settings = partial(memory, phase="training", seq=64), {"lora_rank": 8}
+    quantized = memory_of(hub_id, **settings)
+    stated = memory_of("qwen3-30b-a3b", **settings, **options)
+    assert quantized.document["memory"]["peak_bytes"] == stated.document["memory"]["peak_bytes"]
+    in_16_bits = any("routed experts are counted in 16 bits" in note for note in quantized.document["notes"])
+    assert in_16_bits == (options["base"] == "int8")
 
 
 def test_other_quantized_weights_are_counted_wide_with_a_warning(tmp_path: Path) -> None:

@@ -11,7 +11,13 @@ import pytest
 import llmcalc
 from llmcalc.costs.quantization.named import scheme_named
 from llmcalc.errors import InputError
-from llmcalc.sources.checkpoint_name import TABLES_BY_SCHEME, published_gptq, published_nvfp4
+from llmcalc.sources.checkpoint_name import (
+    TABLES_BY_SCHEME,
+    describe_named_checkpoint,
+    published_gptq,
+    published_nvfp4,
+    published_recipes,
+)
 from llmcalc.sources.presets import model_names
 from tests.in_process import Result
 from tests.samples import sampled, spread
@@ -40,6 +46,8 @@ HUB_IDS = [
     ("amd/Llama-3.1-8B-Instruct-FP8-KV", "llama3.1-8b", "fp8-dynamic"),
     ("amd/Qwen3-235B-A22B-Instruct-2507-MXFP4", "qwen3-235b-a22b-2507", "mxfp4"),
     ("MiniMaxAI/MiniMax-M3-MXFP8", "minimax-m3", "mxfp8"),
+    ("zai-org/GLM-4.6-FP8", "glm-4.6", "fp8-dynamic"),
+    ("stepfun-ai/Step-3.7-Flash-FP8", "step-3.7-flash", "fp8-block128"),
 ]
 
 
@@ -227,6 +235,57 @@ def test_groups_of_32_stand_where_128_divide_no_matrix() -> None:
     ):
         named = llmcalc.memory(name, phase="inference", seq=128).states
         assert named.weights == llmcalc.memory(preset, phase="inference", seq=128, quantize=scheme).states.weights
+
+
+def unconverted_bytes(model: str, **options: Any) -> int:
+    """Returns the bytes of the weights that a checkpoint's format leaves as they are."""
+    return int(
+        llmcalc.memory(model, phase="inference", seq=128, **options).document["memory"]["weights_by_part"][
+            "unconverted"
+        ]
+    )
+
+
+def test_recipes_leave_modules_of_their_model_in_16_bits() -> None:
+    """Recipes of Llama 4 leave out self_attn, those of Gemma 3n the projections beside attention and networks."""
+    assert {name.rpartition("/")[2] for name in published_recipes()} <= set(model_names())
+    scout = "RedHatAI/Llama-4-Scout-17B-16E-Instruct-"
+    attention = 48 * (2 * 5120 * 40 * 128 + 2 * 5120 * 8 * 128)
+    converted = unconverted_bytes("llama4-scout", quantize="w4a16-g128")
+    for ending in ("quantized.w4a16", "FP8-dynamic", "FP8-block", "NVFP4"):
+        assert unconverted_bytes(scout + ending) == converted + 2 * attention, ending
+    assert unconverted_bytes("nvidia/Llama-4-Scout-17B-16E-Instruct-FP8") == converted
+    # altup's coefficients and router, laurel, per_layer_input_gate and per_layer_projection of 35 layers, and six
+    # projections of altup; no scheme converts per_layer_model_projection
+    left_out = 35 * (2048 * 4 + 4 * 16 + 4 * 4 + 2 * 64 * 2048 + 2 * 256 * 2048) + 6 * 2048**2
+    gemma = unconverted_bytes("gemma3n-e4b", quantize="fp8-dynamic") + 2 * left_out
+    for name in ("RedHatAI/gemma-3n-E4B-it-FP8-dynamic", "x/gemma-3n-E4B-it-AWQ", "x/gemma-3n-E4B-it-NVFP4"):
+        assert unconverted_bytes(name) == gemma, name
+    assert unconverted_bytes("x/Olmo-Hybrid-7B-GPTQ-Int4") == unconverted_bytes("x/Olmo-Hybrid-7B-AWQ")
+
+
+def test_metas_maverick_has_its_experts_alone_in_8_bits(tmp_path: Path) -> None:
+    """A rank of 8 H100 has 48.8682 GiB (https://github.com/vllm-project/vllm/issues/16152)."""
+    server = {"engine": "vllm==0.8.3", "hardware": "h100", "tensor_parallel_size": 8, "max_model_len": 8192}
+    rank = llmcalc.memory("meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", **server).result
+    assert rank.bytes_of("weights") / 2**30 == pytest.approx(48.8682, rel=0.0015)
+    script = tmp_path / "serve.sh"
+    script.write_text("vllm serve /models/Llama-4-Maverick-17B-128E-Instruct-FP8 -tp 8 --max-model-len 8192\n")
+    of_path = llmcalc.memory(launch=script, engine="vllm==0.8.3", hardware="h100").result
+    assert of_path.bytes_of("weights") == rank.bytes_of("weights")
+
+
+def test_glm_5_in_fp8_has_scales_of_blocks() -> None:
+    """The config of zai-org/GLM-5-FP8: weight_block_size [128, 128], and `indexers_proj` in 16 bits."""
+    named = llmcalc.memory("zai-org/GLM-5-FP8", phase="inference", seq=128).states.weights
+    stated = llmcalc.memory("glm-5", phase="inference", seq=128, quantize="fp8-block128").states.weights
+    assert named - stated == 78 * (6144 * 32 - 48 * 4)
+
+
+def test_awq_beside_linear_attention_says_that_publishers_leave_layers_out() -> None:
+    described = describe_named_checkpoint("QuantTrio/Qwen3.6-35B-A3B-AWQ")
+    assert described is not None
+    assert "in every linear layer, of which publishers leave some out" in str(described[2])
 
 
 @pytest.mark.parametrize("scheme", TABLES_BY_SCHEME)

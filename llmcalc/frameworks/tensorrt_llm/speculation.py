@@ -56,6 +56,8 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
                 "expected the run without speculative_config"
             )
         return Speculation(with_mtp=True)
+    if not decoding_type:
+        raise InputError(f"{FLAG}: states no decoding_type; expected MTP, Eagle3 with speculative_model, or NGram")
     if decoding_type not in EAGLE_TYPES or not isinstance(model, str | Preset):
         named_model = "" if model is None else f" with {shown(model)}"
         raise InputError(

@@ -426,6 +426,11 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory, concurrency: f
 def _server_notes(server: VLLMServer) -> list[str]:
     class_notes = server.engine_record.class_notes(architectures(server.preset), server.version)
     server_notes = [*filter(None, [*class_notes, server.long_request_note])]
+    if server.hardware.vendor.upper().startswith("AMD") and compressed_layers(server.rank_of_stage(0)):
+        server_notes.append(
+            "on AMD vLLM's fallback kernels for compressed attention decode cached entries of all blocks into 16 bits "
+            "(github.com/vllm-project/vllm/issues/41962), which is not modelled: the cache may be much smaller"
+        )
     if server.falls_back_to_float32:
         server_notes.append(
             f"{server.hardware.title} has no bfloat16, and in float16 vLLM refuses the model: it runs in float32, as "

@@ -11,12 +11,14 @@ from functools import cached_property
 from typing import Any
 
 from ...components.head import LMHead
+from ...components.mixers.indexer import Indexer
+from ...components.mixers.mla import MLA
 from ...components.no_head import NoHead
 from ...errors import InputError, shown
 from ...parallel.layout import Layout
 from ...sources.presets import known_model
 from ..engines.context_length import has_unknown_length
-from ..engines.rank import EngineRank, MissingKernels, architectures, key_heads
+from ..engines.rank import EngineRank, MissingKernels, architectures, key_heads, mixers
 from ..engines.rope_override import has_score_class
 from ..engines.server import DTYPE_WORDS, EngineServer
 from .context_length import scaled_length, short_rope_length
@@ -36,6 +38,13 @@ RAY_EXECUTOR_VARIABLE = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
 
 DEFAULT_BLOCK_TOKENS = 16
 """Tokens of a block by default."""
+
+SPARSE_LATENT_BLOCK = 64
+"""Tokens of a block of latents beside an indexer, on NVIDIA: the only size of FlashMLA's sparse kernels.
+
+Logs: "Forcing kv cache block size to 64 for FlashMLASparse backend" (0.13), "Setting kv cache block size to 64 for
+DEEPSEEK_V32_INDEXER backend" (index:65913604092).
+"""
 
 SCHEMES = {
     "fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4",
@@ -433,7 +442,19 @@ class VLLMSettings(EngineServer):
 
     @property
     def block_size(self) -> int:
-        return int(self.flags.get("block_size", DEFAULT_BLOCK_TOKENS))
+        """Tokens of a block: by default what the kernels of an indexer read at once, where the model has one.
+
+        A server's log says "Setting KV cache block size to 128 to match MiniMax-M3 sparse block size (was 16)"
+        (index:60171799662); its backend supports no other size (v1/attention/backends/minimax_m3_sparse.py).
+        """
+        attention_parts = [mixer for mixer, _ in mixers(self.preset.model)]
+        indexers = [getattr(mixer, "block_indexer", None) for mixer in attention_parts]
+        selected_blocks = [indexer.index_block_size for indexer in indexers if indexer is not None]
+        if self.hardware.vendor != "AMD" and any(
+            isinstance(mixer, MLA) and isinstance(mixer.indexer, Indexer) for mixer in attention_parts
+        ):
+            selected_blocks.append(SPARSE_LATENT_BLOCK)
+        return int(self.flags.get("block_size", max(selected_blocks, default=DEFAULT_BLOCK_TOKENS)))
 
     @property
     def defaults(self) -> dict[str, Any]:

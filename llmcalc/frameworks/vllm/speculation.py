@@ -63,6 +63,11 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     drafting_method, model = speculative_config.get("method"), speculative_config.get("model")
     if drafting_method is None:
         drafting_method = "ngram" if model == "[ngram]" else "draft_model" if model else None
+    if drafting_method is None:
+        raise InputError(
+            f"{FLAG}: states neither a method nor a model; expected one beside num_speculative_tokens, such as "
+            '{"method": "mtp", "num_speculative_tokens": 3}'
+        )
     if drafting_method in METHODS_WITHOUT_WEIGHTS:
         return Speculation(draft_tokens)
     if str(drafting_method).endswith("mtp") and model is None:

@@ -346,6 +346,21 @@ def test_an_index_of_qwen_36_has_the_counted_bytes(name: str) -> None:
     assert quantized_size(spec, scheme, included_parts=frozenset({"towers"}), module_names=names).total == total
 
 
+@pytest.mark.parametrize(
+    ("entry", "weights"),
+    [
+        ("self_attn", 16 * 5120 * 256 * (2 * 24 + 2 * 4 + 24)),
+        ("linear_attn", 48 * 5120 * 128 * (16 + 16 + 2 * 48 + 48) + 48 * 5120 * 2 * 48),
+    ],
+)
+def test_self_attn_names_no_linear_attention_of_qwen_36(entry: str, weights: int) -> None:
+    """The class has `linear_attn` in 48 layers and `self_attn` in 16, which alone an entry of that name means."""
+    spec, config = load("qwen3.6-27b").model, {"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"]}
+    table = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+    whole, listed = (stored(spec, config, {**table, "modules_to_not_convert": names}) for names in ([], [entry]))
+    assert (whole.weights - listed.weights) * 2 == weights  # type: ignore[operator]
+
+
 def test_an_index_of_qwen_25_in_3_bits_has_the_counted_bytes() -> None:
     """Of github.com/roshinpv/mpx at 60b0a99, whose config has the sizes of Qwen2.5 14B."""
     scheme = scheme_of_config({"model_type": "qwen2", "quantization": {"group_size": 64, "bits": 3}})

@@ -70,7 +70,7 @@ def test_other_texts_name_a_file_that_is_missing(text: str) -> None:
 
 def test_a_trainers_command_starts_no_server(run: Callable[..., Result]) -> None:
     error = run("fit", "--launch", "llamafactory-cli train sft.yaml").error
-    assert "starts no server of an engine; expected memory --launch for training" in error
+    assert "starts no server of an engine; for a training run: llmcalc memory --launch" in error
 
 
 def test_values_left_to_the_trainer_are_told_on_the_first_screen(tmp_path: Path, run: Callable[..., Result]) -> None:

@@ -205,6 +205,8 @@ def test_more_concurrent_sequences_leave_less_cache() -> None:
             "draft model 'no-such-draft'",
         ),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 0}}, "num_speculative_tokens"),
+        ({"speculative_config": "3"}, "states neither a method nor a model"),
+        ({"engine": "tensorrt-llm", "speculative_config": "3"}, "states no decoding_type"),
         ({"quantization": "modelopt"}, "--quantize"),
         ({"phase": "training"}, "phase"),
         ({"max_num_batched_tokens": 8, "max_num_seqs": 100}, "--max-num-batched-tokens"),
@@ -215,6 +217,30 @@ def test_more_concurrent_sequences_leave_less_cache() -> None:
 def test_wrong_flags_are_refused(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         answer(**flags)
+
+
+@pytest.mark.parametrize(("hardware", "is_noted"), [("mi300x", True), ("h200", False)])
+def test_compressed_attention_on_amd_is_said_to_need_more(hardware: str, is_noted: bool) -> None:
+    """https://github.com/vllm-project/vllm/issues/41962: a decoding pass took 13.54 GiB beside the cache."""
+    server = {"engine": "vllm==0.28", "hardware": hardware, "tensor_parallel_size": 8, "max_model_len": 8192}
+    notes = answer("deepseek-v4-flash", **server).document["notes"]
+    assert any("fallback kernels for compressed attention" in note for note in notes) == is_noted
+
+
+def test_blocks_have_the_tokens_that_an_indexer_selects_together() -> None:
+    """A log of MiniMax-M3: "Setting KV cache block size to 128 to match MiniMax-M3 sparse block size (was 16)".
+
+    One of DeepSeek-V3.2: "Forcing kv cache block size to 64 for FlashMLASparse backend".
+    """
+    server = {"hardware": "b300", "tensor_parallel_size": 2, "max_model_len": 8192, "quantize": "nvfp4"}
+    result = answer("minimax-m3", engine="vllm==0.23", **server).result
+    assert (result.assumed["--block-size"], result.kv_tokens % 128) == (128, 0)
+    sizes = {
+        hardware: answer("deepseek-v3.2", engine="vllm==0.13", hardware=hardware, tensor_parallel_size=8).result.assumed
+        for hardware in ("h200", "mi300x")
+    }
+    assert {hardware: flags["--block-size"] for hardware, flags in sizes.items()} == {"h200": 64, "mi300x": 16}
+    assert answer("minimax-m3", engine="vllm==0.23", block_size=256, **server).result.kv_tokens % 256 == 0
 
 
 def test_a_draft_that_reads_hidden_states_shares_the_targets_embedding(tmp_path: Path) -> None:
