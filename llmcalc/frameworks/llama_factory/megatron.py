@@ -11,7 +11,7 @@ from __future__ import annotations
 from ...errors import shown
 from ...sources.huggingface.family import field_names
 from ..launch.record import Launch, LaunchReader, Table
-from ..megatron.named_model import MegatronRun, bridge_adapter_settings, loss_of, megatron_run
+from ..megatron.named_model import BRIDGE_FUSED, MegatronRun, bridge_adapter_settings, loss_of, megatron_run
 
 SIZES = (
     "tensor_model_parallel_size",
@@ -74,8 +74,7 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
         reader.unknown["finetuning_type"] = f"{shown(finetuning_type)[:40]} is not modelled with MCoreAdapter; full is"
     tp, pp, cp, ep = (reader.integer(config, argument_name, 1) for argument_name in SIZES)
     fuses_loss = reader.flag(config, "cross_entropy_loss_fusion", uses_bridge)
-    is_stated = config.get("bias_activation_fusion") is not None
-    fuses_activation = reader.flag(config, "bias_activation_fusion") if is_stated else None
+    is_of_class = uses_bridge and config.get("bias_activation_fusion") is None
     parallel_run = MegatronRun(
         tp=tp,
         pp=pp,
@@ -92,7 +91,7 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
         recompute_method=config.get("recompute_method", "uniform"),
         recompute_num_layers=config.get("recompute_num_layers", 1),
         cross_entropy="fused" if fuses_loss and not uses_bridge and tp == 1 else loss_of(reader, fuses_loss, "native"),
-        fuses_activation=fuses_activation if uses_bridge else bool(fuses_activation),
+        fuses_activation=BRIDGE_FUSED if is_of_class else reader.flag(config, "bias_activation_fusion"),
     )
     reader.notes.append("kernels are those that Megatron-Core's scripts choose, with fused rotary embeddings")
     launch_settings = megatron_run(reader, parallel_run, reader.source.world_size, adapter_settings)

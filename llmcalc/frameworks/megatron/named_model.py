@@ -28,7 +28,7 @@ class MegatronRun:
     batch, seq, num_microbatches: sequences of a micro-batch, their tokens, and the micro-batches of a step.
     recompute_granularity, recompute_method, recompute_num_layers, recompute_modules: as in Megatron-LM; None for none.
     cross_entropy: the loss, as `--cross-entropy` names it.
-    fuses_activation: `bias_activation_fusion`; None for what Megatron-Bridge chooses for the model's class.
+    fuses_activation: `bias_activation_fusion`, or the model types whose class sets it.
     dispatcher, dispatcher_backend: what sends tokens to experts, and how `flex` does; None for Megatron-LM's default.
     cuda_graph_impl, cuda_graph_modules: how CUDA graphs are captured, and of what.
     grad_dtype: the number format of main gradients.
@@ -52,7 +52,7 @@ class MegatronRun:
     recompute_num_layers: Any = None
     recompute_modules: Any = None
     cross_entropy: CrossEntropy = "eager"
-    fuses_activation: bool | None = True
+    fuses_activation: bool | frozenset[str] = True
     grad_dtype: str = "fp32"
     fp8_arguments: Mapping[str, Any] = field(default_factory=dict)
     dispatcher: Any = None
@@ -69,6 +69,14 @@ STAGE_ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline
 
 HOST_OPTIMIZER = ("optimizer_cpu_offload", "optimizer_offload_fraction")
 """Megatron-Core's fields of an optimizer on the host, which `host_optimizer_settings` reads."""
+
+BRIDGE_FUSED = frozenset({"llama", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", ""})
+"""Model types, and "" for models of no known class, with which Megatron-Bridge sets `bias_activation_fusion`.
+
+Source: NVIDIA-NeMo/Megatron-Bridge 067f987, models/*/*_bridge.py and *_provider.py; Megatron-Core's default is false.
+Kimi-K2 and GLM-4.7-Flash have the architecture of `deepseek_v3`; models with encoders have no class here, and most of
+their providers set it. Mistral's bridge does not, and its models of the architecture of `llama` are counted as that.
+"""
 
 BRIDGE_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """The layers that Megatron-Bridge adapts by default (megatron/bridge/peft/lora.py)."""

@@ -19,6 +19,7 @@ from ..launch.python_source import CALLED, Config, Configurations, UnknownValue,
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, flag_value, integer_of, reader_of
 from ..launch.unresolved import is_unresolved, printable, unresolved_reason
 from ..megatron.named_model import (
+    BRIDGE_FUSED,
     STAGE_ENDS,
     MegatronRun,
     bridge_adapter_settings,
@@ -316,7 +317,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
             config_value("model.cross_entropy_loss_fusion", True) is True,
             config_value("model.cross_entropy_fusion_impl", "native"),
         ),
-        fuses_activation=None if fuses is None else flag_value(reader, "model.bias_activation_fusion", fuses),
+        fuses_activation=BRIDGE_FUSED if fuses is None else flag_value(reader, "model.bias_activation_fusion", fuses),
         fp8_arguments=fp8_arguments,
         grad_dtype="bf16" if config.get("mixed_precision.grad_reduce_in_fp32") is False else "fp32",
         dispatcher=config_value("model.moe_token_dispatcher_type"),

@@ -28,6 +28,7 @@ from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.named_model import (
+    BRIDGE_FUSED,
     MegatronRun,
     bridge_adapter_settings,
     end_stage_layers,
@@ -301,6 +302,13 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     return LaunchSettings(layout, settings, fsdp_settings)
 
 
+MBRIDGE_FUSED = frozenset({"deepseek_v3", "glm4_moe", "qwen2_moe", "qwen3_moe", ""})
+"""Model types, and "" for models with encoders, with which mbridge sets `bias_activation_fusion`.
+
+Source: ISEEKYAN/mbridge 10cb17f (2026-06-12), mbridge/models; Megatron-Core's default is false.
+"""
+
+
 def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSettings:
     """Returns the actor's run under Megatron-Core."""
     section_name = f"{ACTOR}.megatron"
@@ -319,6 +327,8 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         for argument_name in ("tensor_model", "pipeline_model", "context")
     )
     batch, tokens = _micro_batch_shape(reader, config, cp)
+    fusion = f"{override_section}.bias_activation_fusion"
+    fused_model_types = MBRIDGE_FUSED if reader.flag(config, f"{section_name}.vanilla_mbridge", True) else BRIDGE_FUSED
     parallel_run = MegatronRun(
         tp=tp,
         pp=pp,
@@ -336,6 +346,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         recompute_method=config.get(f"{override_section}.recompute_method"),
         recompute_num_layers=config.get(f"{override_section}.recompute_num_layers"),
         recompute_modules=config.get(f"{override_section}.recompute_modules"),
+        fuses_activation=fused_model_types if config.get(fusion) is None else reader.flag(config, fusion),
     )
     settings = {**_megatron_adapters(reader, config), **host_optimizer_settings(reader, config, OPTIMIZER)}
     if reader.flag(config, f"{OPTIMIZER}use_precision_aware_optimizer"):

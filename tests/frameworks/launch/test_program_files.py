@@ -17,8 +17,10 @@ from llmcalc.frameworks.launch.file_kinds import PROGRAMS, launch_file_kinds, pr
 from llmcalc.frameworks.launch.python_source import Configurations, UnknownValue, parse_python
 from llmcalc.frameworks.launch.read import launch_of, read_launch
 from llmcalc.frameworks.megatron.named_arguments import NamedModelArguments
+from llmcalc.frameworks.megatron.named_model import BRIDGE_FUSED
 from llmcalc.frameworks.registry import framework
 from llmcalc.frameworks.server_files.read import starts_any_server
+from llmcalc.frameworks.verl.command import MBRIDGE_FUSED
 from tests.samples import in_one_test
 
 FOLDER = Path(__file__).parents[2] / "data" / "launch"
@@ -266,7 +268,7 @@ def test_a_recipe_states_what_megatron_lm_has_as_arguments() -> None:
     recipe = ("qwen25_7b_pretrain_8gpu_config",)
     launch = launch_of(text, "recipes.py", arguments=recipe)
     assert launch.own_settings == NamedModelArguments(
-        ("moe_act", "layernorm"), uses_hybridep=True, has_layer_graphs=True, fuses_activation=None
+        ("moe_act", "layernorm"), uses_hybridep=True, has_layer_graphs=True, fuses_activation=BRIDGE_FUSED
     )
     spec, options = llmcalc.load("llama3-8b").model, Settings("training")
     assert launch.own_settings.arguments(options, True, spec) == {
@@ -289,10 +291,31 @@ def test_a_recipe_states_what_megatron_lm_has_as_arguments() -> None:
 
 LOSSES = [
     # file · recipe and overrides · changes of its text · cross_entropy · fuses_activation
-    ("megatron_bridge_recipes.py", "qwen25_7b_peft_config", {}, "native", None),
+    ("megatron_bridge_recipes.py", "qwen25_7b_peft_config", {}, "native", BRIDGE_FUSED),
     ("megatron_bridge_recipes.py", "qwen25_7b_peft_config model.bias_activation_fusion=true", {}, "native", True),
-    ("megatron_bridge_recipes.py", "qwen25_7b_peft_config model.cross_entropy_fusion_impl=te", {}, "fused", None),
-    ("megatron_bridge_recipes.py", "qwen25_7b_peft_config model.cross_entropy_loss_fusion=false", {}, "eager", None),
+    (
+        "megatron_bridge_recipes.py",
+        "qwen25_7b_peft_config model.cross_entropy_fusion_impl=te",
+        {},
+        "fused",
+        BRIDGE_FUSED,
+    ),
+    (
+        "megatron_bridge_recipes.py",
+        "qwen25_7b_peft_config model.cross_entropy_loss_fusion=false",
+        {},
+        "eager",
+        BRIDGE_FUSED,
+    ),
+    ("verl_megatron.sh", "", {}, "eager", MBRIDGE_FUSED),
+    ("verl_megatron.sh", "4 actor_rollout_ref.actor.megatron.vanilla_mbridge=False", {}, "eager", BRIDGE_FUSED),
+    (
+        "verl_megatron.sh",
+        "4 +actor_rollout_ref.actor.megatron.override_transformer_config.bias_activation_fusion=True",
+        {},
+        "eager",
+        True,
+    ),
     ("swift_megatron.sh", "", {}, "native", True),
     ("swift_megatron.sh", "", {"--packing true": "--cross_entropy_fusion_impl te"}, "fused", True),
     ("swift_megatron.sh", "", {"--packing true": "--cross_entropy_loss_fusion false"}, "eager", True),
@@ -302,16 +325,16 @@ LOSSES = [
 
 @pytest.mark.parametrize(("name", "arguments", "changes", "loss", "fuses_activation"), LOSSES)
 def test_kernels_of_loss_and_activation_follow_the_program(
-    name: str, arguments: str, changes: dict[str, str], loss: str, fuses_activation: bool | None
+    name: str, arguments: str, changes: dict[str, str], loss: str, fuses_activation: bool | frozenset[str]
 ) -> None:
-    """Defaults: Megatron-Bridge 067f987, models/gpt_provider.py; ms-swift 3602360a, megatron_args.py."""
+    """Read: Megatron-Bridge 067f987, models/gpt_provider.py; ms-swift 3602360a, megatron_args.py; mbridge 10cb17f."""
     text = FILES[name]
     for written, other in changes.items():
         text = text.replace(written, other)
-    launch = launch_of(text, name, 4, arguments=tuple(arguments.split()))
+    launch = launch_of(text, name, 8, arguments=tuple(arguments.split()))
     assert launch.settings["cross_entropy"] == loss
     stated = NamedModelArguments() if launch.own_settings is None else launch.own_settings
-    assert stated.fuses_activation is fuses_activation
+    assert stated.fuses_activation == fuses_activation
 
 
 def test_an_unknown_fusion_of_the_loss_is_refused() -> None:
@@ -326,7 +349,7 @@ def test_an_unknown_fusion_of_the_loss_is_refused() -> None:
 )
 def test_a_recipe_fuses_activations_as_its_model_s_class_does(model: str, is_fused: bool) -> None:
     """Megatron-Bridge 067f987, models/*/*_bridge.py: `bias_activation_fusion`."""
-    stated = NamedModelArguments(fuses_activation=None)
+    stated = NamedModelArguments(fuses_activation=BRIDGE_FUSED)
     arguments = stated.arguments(Settings("training"), False, llmcalc.load(model).model)
     assert arguments == ({} if is_fused else {"no_bias_swiglu_fusion": True, "no_bias_gelu_fusion": True})
 

@@ -15,6 +15,7 @@ from llmcalc.frameworks.frozen_model import FrozenModel, SecondLoss
 from llmcalc.frameworks.launch.file_kinds import program_files
 from llmcalc.frameworks.launch.read import launch_of, read_launch
 from llmcalc.frameworks.launch.record import Launch, OptionOverride
+from llmcalc.frameworks.megatron.named_model import BRIDGE_FUSED
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.preset import Preset
 from tests.builders import with_other_causes
@@ -698,7 +699,11 @@ def test_llama_factory_trains_with_megatron_core() -> None:
     ]
     assert [launch.settings["cross_entropy"] for launch in losses] == ["fused", "native"]
     activations = (plain, bridge, changed("llama_factory_megatron.yaml", 8, bias_activation_fusion=True))
-    assert [getattr(launch.own_settings, "fuses_activation", True) for launch in activations] == [False, None, True]
+    assert [getattr(launch.own_settings, "fuses_activation", True) for launch in activations] == [
+        False,
+        BRIDGE_FUSED,
+        True,
+    ]
     command = "USE_MEGATRON_BRIDGE=1 llamafactory-cli train llama_factory_megatron.yaml\n"
     typed = launch_of(command, "run.sh", 8, launch_folder=FILES)
     assert any("MCoreAdapter is assumed" in note for note in launch.notes)
