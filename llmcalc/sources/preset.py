@@ -139,9 +139,14 @@ class Preset(Record):
         return self
 
     @property
+    def typed_name(self) -> str:
+        """The TARGET as the user typed it, without overrides; the preset's name if it was not typed."""
+        return self.asked or self.name
+
+    @property
     def target(self) -> str:
         """The TARGET as the user typed it, with the overrides."""
-        return (self.asked or self.name) + ("?" + "&".join(self.changes) if self.changes else "")
+        return self.typed_name + ("?" + "&".join(self.changes) if self.changes else "")
 
     @property
     def checked(self) -> date | None:
@@ -215,5 +220,5 @@ def name_in_errors(preset: Preset | None) -> Iterator[None]:
     except InputError as error:
         if preset is None:
             raise
-        stated_target = "standard input" if preset.asked == STDIN else preset.asked or preset.name
-        raise InputError(f"{stated_target}: {error}") from None
+        source_name = "standard input" if preset.typed_name == STDIN else preset.typed_name
+        raise InputError(f"{source_name}: {error}") from None
