@@ -538,8 +538,8 @@ def test_a_framework_refuses_a_mixer_that_it_does_not_have(toys: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "error: toy: --framework megatron: Megatron-LM has no mixer 'tempered' (it has attention, gated_delta_net, "
-        "mamba2, mla); expected a model without it, or --framework torch or fsdp2\n"
+        "error: toy.toml: --framework megatron: Megatron-LM has no mixer 'tempered' (it has attention, "
+        "gated_delta_net, mamba2, mla); expected a model without it, or --framework torch or fsdp2\n"
     )
 
 
