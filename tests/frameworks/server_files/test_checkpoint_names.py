@@ -61,7 +61,7 @@ def test_a_dollar_that_begins_no_variable_stays_for_the_shell(text: str, tmp_pat
         ("/models/Qwen3-8B-AWQ", "qwen3-8b", "awq-int4-g128"),
         ("/models/nytopop_Qwen3-30B-A3B.w4a16", "qwen3-30b-a3b", "w4a16-g128"),  # owner_name, of any owner
         ("/models/huggingface/qwen3.6-27b-autoround-int4", "qwen3.6-27b", "w4a16-g128"),
-        ("zai-org/GLM-5.2-FP8", "glm-5.2", "fp8-dynamic"),
+        ("zai-org/GLM-5.2-FP8", "glm-5.2", "fp8-block128"),
         ("/models/huggingface/hub/models--Qwen--Qwen3-32B-AWQ/snapshots/2a9c1f", "qwen3-32b", "awq-int4-g128"),
         ("nvidia/Qwen3.6-35B-A3B-NVFP4", "qwen3.6-35b-a3b", "nvfp4"),
         ("/models/qwen3-14b-gguf/Qwen3-14B-Q4_K_M.gguf", "qwen3-14b", "q4_k_m"),
