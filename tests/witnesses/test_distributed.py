@@ -97,7 +97,7 @@ def test_processes_that_torchrun_has_started_are_the_ranks(monkeypatch: pytest.M
     document = result.document
     assert (document["ok"], document["layout"]["world"], len(document["checks"])) == (True, 1, 7 + 2)
     several = run("verify", "smollm2-135m", "--distributed", "--tp", "2", "--seq", "7", *sets)
-    assert (several.code, "--devices 1: tp" in several.err) == (2, True), several.err
+    assert (several.code, "--devices 1: is not the product" in several.err) == (2, True), several.err
 
 
 def one_process() -> dict[str, str]:
