@@ -375,9 +375,14 @@ def check_loss(settings: Settings, framework_record: Framework) -> None:
         )
 
 
-def check_precision(settings: Settings, framework_record: Framework) -> None:
-    """Raises `InputError` for an 8-bit or 4-bit precision whose memory is not modelled, and for another's loss."""
+def check_framework(settings: Settings, framework_record: Framework) -> None:
+    """Raises `InputError` for a loss or a precision whose memory is not modelled under a framework."""
     check_loss(settings, framework_record)
+    _check_precision(settings, framework_record)
+
+
+def _check_precision(settings: Settings, framework_record: Framework) -> None:
+    """Raises `InputError` for an 8-bit or 4-bit precision whose memory is not modelled under the framework."""
     precision = settings.precision or ""
     if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework
@@ -467,7 +472,7 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
         if settings.precision in NARROW_PRODUCTS or settings.cross_entropy in FRAMEWORK_LOSSES:
             from ..frameworks.registry import framework_of
 
-            check_precision(settings, framework_of(layout))
+            check_framework(settings, framework_of(layout))
         memory_on_one_device = run.memory_on_one_device()
         return DeviceUse.of_result(
             memory_on_one_device, **answer_fields, draft=_draft_of_run(run, memory_on_one_device)
@@ -479,7 +484,7 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
     from ..studies.step_size import with_usual_micro_batches
 
     framework_record = framework_of(layout) if launched_run is None else framework(launched_run.framework)
-    check_precision(run.settings, framework_record)
+    check_framework(run.settings, framework_record)
     version = layout.framework_version or ""
     run_memory = run.with_framework(framework_record).memory_on_one_device()
     with suggest_nearest_layouts(
@@ -556,7 +561,7 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
             return ReportedAnswer(
                 layout_answer, lambda: reports.devices_report(preset, layout_answer), layout_answer.fit.verdict != "no"
             )
-        check_precision(settings, framework_of(layout))
+        check_framework(settings, framework_of(layout))
         run_memory = run.with_framework(framework_of(layout)).memory_on_one_device()
         if layout.devices is None:
             usual_engine = UsualEngine.of_run(preset, run_memory, run.hardware)
@@ -618,7 +623,7 @@ def ask_which_hardware(run: RunQuestion, global_batch: int | None = None) -> Rep
     if global_batch is not None:
         raise InputError("--global-batch: only applies to one kind of accelerator; add --hardware")
     with suggest_nearest_layouts(preset.model, layout, run.tokens):
-        check_precision(run.settings, framework_of(layout))
+        check_framework(run.settings, framework_of(layout))
         run_memory = run.with_framework(framework_of(layout)).memory_on_one_device()
         accelerators = map(load_hardware, COMMON_HARDWARE)
         engine_fit = partial(gguf_fit, preset, run_memory)
@@ -686,7 +691,7 @@ def answers_of_planned_runs(
     refuse_missing_units(run)
     refusal_error, has_answer = None, False
     for run_memory, layout in planned_runs(run):
-        check_precision(run.settings, framework_of(layout))
+        check_framework(run.settings, framework_of(layout))
         try:
             run_answer = answer_run(run_memory, layout)
         except InputError as error:

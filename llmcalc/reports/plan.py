@@ -224,7 +224,7 @@ def _order_notes(layout_plan: LayoutPlan) -> list[str]:
             f"order: the sum of a layout's positions by headroom, by bytes sent and by bubble; headroom beyond "
             f"{ENOUGH_HEADROOM:.0%} of the memory is no merit{untimed_text}"
         ]
-    fastest_plan, fastest_layout = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
+    fastest_plan, fastest_layout = layout_plan.first_row
     first_time = None if fastest_layout is None else fastest_plan.range(fastest_layout)
     software_stack = fastest_plan.times.stack if fastest_plan.times is not None else layout_plan.times.stack
     return [
@@ -243,7 +243,7 @@ LITTLE_HEADROOM = 0.02
 
 def _tight_notes(layout_plan: LayoutPlan) -> list[str]:
     """Returns a note if the first layout leaves too little memory for NCCL's buffers, and these are not counted."""
-    first_plan, first_layout = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
+    first_plan, first_layout = layout_plan.first_row
     if (
         first_layout is None
         or first_layout.headroom > LITTLE_HEADROOM * first_layout.capacity
@@ -258,7 +258,7 @@ def _tight_notes(layout_plan: LayoutPlan) -> list[str]:
 
 def _exchange_notes(layout_plan: LayoutPlan) -> list[str]:
     """Returns a note if the first layout takes longer by the framework's default exchanges of experts' tokens."""
-    first_plan, first_layout = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
+    first_plan, first_layout = layout_plan.first_row
     if first_layout is None or first_layout.seconds is None or first_plan.times is None or first_layout.layout.ep == 1:
         return []
     training_times = first_plan.times.with_memory(first_plan.estimates.with_recompute(first_layout.recompute).memory)

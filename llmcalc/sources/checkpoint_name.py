@@ -107,15 +107,19 @@ PUBLISHERS_OF_ALL_LINEAR_LAYERS = ("redhatai", "neuralmagic")
 
 
 @cache
+def _published(kind: str) -> dict[str, dict[str, Any]]:
+    """Returns the contents of a file `published_KIND.toml` beside this one."""
+    return tomllib.loads(Path(__file__).with_name(f"published_{kind}.toml").read_text(encoding="utf-8"))
+
+
 def published_gptq() -> dict[str, dict[str, list[str]]]:
     """Returns the contents of `published_gptq.toml`: preset → the `dynamic` of Qwen's checkpoint in GPTQ."""
-    return tomllib.loads(Path(__file__).with_name("published_gptq.toml").read_text(encoding="utf-8"))
+    return _published("gptq")
 
 
-@cache
 def published_nvfp4() -> dict[str, dict[str, Any]]:
     """Returns the contents of `published_nvfp4.toml`: preset → how NVIDIA's checkpoint in NVFP4 is stored."""
-    return tomllib.loads(Path(__file__).with_name("published_nvfp4.toml").read_text(encoding="utf-8"))
+    return _published("nvfp4")
 
 
 def has_nvfp4_table(preset_name: str) -> bool:
@@ -153,10 +157,9 @@ def table_of_nvfp4(checkpoint_name: str, preset_name: str) -> tuple[dict[str, An
     return table, "nvfp4, with the layers in 8 or 16 bits of NVIDIA's checkpoint of this model"
 
 
-@cache
 def published_recipes() -> dict[str, dict[str, Any]]:
     """Returns the contents of `published_recipes.toml`: preset → what recipes of the model leave in 16 bits."""
-    return tomllib.loads(Path(__file__).with_name("published_recipes.toml").read_text(encoding="utf-8"))
+    return _published("recipes")
 
 
 FP8_BLOCKS_OF_LLM_COMPRESSOR = _compressed_tensors_config(

@@ -250,12 +250,17 @@ def _unknown_target(model_target: str) -> str:
         return f"'{model_target}': models are separate words; expected {' '.join(target_names)}"
     checkpoint_advice = _advice_on_checkpoint(model_target)
     if checkpoint_advice:
-        return f"{model_target}{checkpoint_advice}"
-    base_preset = find_preset(VARIANT.sub("", model_target)) or preset_within_name(model_target)
+        return f"{model_target}: has no config{checkpoint_advice}"
+    base_preset = _base_preset(model_target)
     if base_preset is not None:
         return f"no preset, file or hub id called '{model_target}'.{_advice_on_base(base_preset)}"
     suggestion = suggest(model_target, names_by_alias() | {preset_name: preset_name for preset_name in model_names()})
     return f"no preset, file or hub id called '{model_target}'.{suggestion} (llmcalc presets lists all)"
+
+
+def _base_preset(model_name: str) -> str | None:
+    """Returns the preset whose name a fine-tune's name has in it; None without one."""
+    return find_preset(VARIANT.sub("", model_name)) or preset_within_name(model_name)
 
 
 def _advice_on_base(base_preset: str) -> str:
@@ -264,17 +269,20 @@ def _advice_on_base(base_preset: str) -> str:
 
 
 def _advice_on_checkpoint(model_target: str) -> str:
-    """Returns what to type for a quantized checkpoint that has no config; empty for a name that states no scheme."""
+    """Returns what to type for a quantized checkpoint without a config, as the end of its error.
+
+    Empty for a name that states no scheme.
+    """
     checkpoint = known_checkpoint(model_target)
     if checkpoint is None or not checkpoint[1]:
         return ""
     model_name, scheme_name = checkpoint[0].name, checkpoint[1]
     if scheme_name.startswith("ud"):
         return (
-            ": has no config, and Unsloth's dynamic files have types of their own; expected the .gguf file, or a mix "
+            ", and Unsloth's dynamic files have types of their own; expected the .gguf file, or a mix "
             f"near it: {model_name} --quantize q4_k_m"
         )
-    return f": has no config; by its name it is {model_name} --quantize {scheme_name}: type these"
+    return f"; by its name it is {model_name} --quantize {scheme_name}: type these"
 
 
 def _advice_on_name(hub_id: str) -> str:
@@ -285,9 +293,9 @@ def _advice_on_name(hub_id: str) -> str:
     """
     checkpoint_advice = _advice_on_checkpoint(hub_id)
     if checkpoint_advice:
-        return checkpoint_advice.replace(": has no config;", ";", 1)
+        return checkpoint_advice
     repository = hub_id.partition("/")[2].partition("@")[0]
-    base_preset = find_preset(VARIANT.sub("", repository)) or preset_within_name(repository)
+    base_preset = _base_preset(repository)
     if base_preset is not None:
         return f".{_advice_on_base(base_preset)}"
     family = _letters_before_digits(repository)

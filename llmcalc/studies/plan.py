@@ -185,6 +185,11 @@ class LayoutPlan:
             *(candidate for layout_plan in plans for candidate in layout_plan.plan.unreplayed),
         ]
 
+    @property
+    def first_row(self) -> tuple[LayoutPlan, Candidate | None]:
+        """The first layout that fits, with the plan of its framework; this plan and None where none fits."""
+        return next(iter(self.rows_of_frameworks), (self, None))
+
     @cached_property
     def rows_of_frameworks(self) -> list[tuple[LayoutPlan, Candidate]]:
         """The layouts that fit, each with the plan of its framework: sorted by time if all are timed."""

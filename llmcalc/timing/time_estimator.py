@@ -155,6 +155,8 @@ which needs a fixed capacity (core/transformer/cuda_graphs.py).
 
 def _is_captured(kernel: Kernel, captured_modules: Collection[str]) -> bool:
     """Returns whether graphs of these modules have a kernel, so that the host does not launch it."""
+    if not captured_modules:
+        return False
     path_in_layer = f"{kernel.path}.{kernel.verb}.".partition(".")[2]
     captured_paths = [path for module_name in captured_modules for path in GRAPH_MODULES[module_name]]
     return path_in_layer == "add." or any(path_in_layer.startswith(f"{path}.") for path in captured_paths)
@@ -210,7 +212,7 @@ class TimedPass:
         return sum(
             kernel.times * kernels.get(kernel.verb, kernel.launches)[is_backward]
             for kernel in self.work.kernels
-            if kernel.layer == layer and not (captured_modules and _is_captured(kernel, captured_modules))
+            if kernel.layer == layer and not _is_captured(kernel, captured_modules)
         )
 
     def expert_launches(self, layer: int, is_backward: bool, captured_modules: Collection[str] = ()) -> Number:
@@ -218,9 +220,7 @@ class TimedPass:
         return sum(
             kernel.times * kernel.experts * kernel.launches[is_backward]
             for kernel in self.work.kernels
-            if kernel.layer == layer
-            and kernel.kind == "experts"
-            and not (captured_modules and _is_captured(kernel, captured_modules))
+            if kernel.layer == layer and kernel.kind == "experts" and not _is_captured(kernel, captured_modules)
         )
 
     def dtensor_operations(self, layer: int, is_backward: bool, operations: KernelCounts) -> Number:

@@ -42,7 +42,7 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
         step_bytes,
         *element_sizes,
         memory_use.trained_parameters / parameter_count,
-        fsdp_settings.splits,
+        fsdp_settings.outer_groups == "separate",
         fsdp_settings.keeps_last,
     )
     return estimate_with_torch_kernels(

@@ -96,11 +96,11 @@ class ShardedChunk(ModelChunk):
         )
         self.traffic: CommunicationState = CommunicationState(self.graph, rank_sharding, other_streams)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(sharded_setup.spec)]
-        if sharded_setup.fsdp.outer_groups and (
+        if sharded_setup.fsdp.outer_keys and (
             sharing_reason := no_head_group_reason(sharded_setup.spec, sharded_setup.training)
         ):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {sharing_reason}")
-        self.lowering.shard(self.traffic, self.stacks, sharded_setup.fsdp.outer_groups)
+        self.lowering.shard(self.traffic, self.stacks, sharded_setup.fsdp.outer_keys)
         self.gathers: bool = False
         self.schedule_settings = sharded_setup.schedule_settings
         self.output_chunks: list[Tensor] = []

@@ -28,7 +28,7 @@ from ...simulator.profiles.context_parallel import ContextParallelRing
 from ...simulator.tensor import DTYPES
 from .lowering import EMBEDDING, HEAD, MODEL, FsdpProfile, LayerKey, groups_of_layer
 from .param_groups import CommunicationState, FsdpSharding, ParamGroup
-from .settings import Float8Settings, TitanSettings
+from .settings import Float8Settings, OuterGroups, TitanSettings
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
 
@@ -42,9 +42,8 @@ class FsdpSettings:
         2025-07-28.
     reduces_each: whether every micro-batch reduces its gradients, as in torchtitan. Otherwise only the last one of a
         step does (`set_requires_gradient_sync`).
-    splits: whether the embedding is one group, and the last norm with the output layer another, as in torchtitan since
-        2025-07-28. Otherwise they are one group, whose gradients are reduced at the end of the backward pass.
-    splits_embedding: whether the embedding alone is a group of its own, as in verl; false by default.
+    outer_groups: the groups of parameters outside the layers: `separate` as in torchtitan since 2025-07-28, `embedding`
+        as in verl. By default `together`: one group, whose gradients are reduced at the end of the backward pass.
     float8: the linear layers that run in 8 bits; None (default) for none.
     divides_loss: with tensor parallelism, whether the loss is computed on divided logits (`loss_parallel`), as in
         torchtitan; true by default.
@@ -61,8 +60,7 @@ class FsdpSettings:
     reduced: str = "float32"
     keeps_last: bool = True
     reduces_each: bool = True
-    splits: bool = False
-    splits_embedding: bool = False
+    outer_groups: OuterGroups = "together"
     float8: Float8Settings | None = None
     divides_loss: bool = True
     prefetch: int = 0
@@ -72,9 +70,9 @@ class FsdpSettings:
     offloads: bool = False
 
     @property
-    def outer_groups(self) -> tuple[LayerKey, ...]:
-        """The groups of parameters outside the layers, beside the group of the model."""
-        return (EMBEDDING, HEAD) if self.splits else (EMBEDDING,) if self.splits_embedding else ()
+    def outer_keys(self) -> tuple[LayerKey, ...]:
+        """The keys of the groups of parameters outside the layers, beside the group of the model."""
+        return {"separate": (EMBEDDING, HEAD), "embedding": (EMBEDDING,), "together": ()}[self.outer_groups]
 
 
 TITAN = FsdpSettings()
@@ -143,14 +141,12 @@ def torchtitan_training(
     if eager_loss:
         training_config = replace(training_config, choices=replace(training_config.choices, compiled_loss=False))
     is_divisible = has_separate_head and no_head_group_reason(spec, training_config) == ""
-    outer_groups = settings.outer_groups if is_divisible else "together"
     return training_config, FsdpSettings(
         dtype,
         reduction_format,
         keeps_last=not has_separate_head,
         reduces_each=settings.reduces_each,
-        splits=outer_groups == "separate",
-        splits_embedding=outer_groups == "embedding",
+        outer_groups=settings.outer_groups if is_divisible else "together",
         float8=settings.float8,
         divides_loss=settings.loss_parallel,
         frozen=frozen_format,
@@ -288,9 +284,9 @@ class FsdpRun(TrainingRun):
         self.lowering.ring = context_parallel_ring
         self.traffic: CommunicationState = CommunicationState(self.graph, fsdp_sharding)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(spec)]
-        if fsdp_settings.outer_groups and (sharing_reason := no_head_group_reason(spec, training_config)):
+        if fsdp_settings.outer_keys and (sharing_reason := no_head_group_reason(spec, training_config)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {sharing_reason}")
-        self.lowering.shard(self.traffic, self.stacks, fsdp_settings.outer_groups)
+        self.lowering.shard(self.traffic, self.stacks, fsdp_settings.outer_keys)
 
     @property
     def has_equal_shards(self) -> bool:

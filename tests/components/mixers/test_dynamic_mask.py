@@ -81,7 +81,7 @@ def test_experts_are_those_of_the_best_sums() -> None:
     expected = sum(w * torch.nn.functional.silu(down[e] @ x[0, 0]) * up[e] for e, w in zip(best, weights, strict=True))  # type: ignore[index]
     torch.testing.assert_close(
         net(x, ForwardContext())[0, 0], expected + net.shared_expert(x)[0, 0], atol=1e-6, rtol=1e-5
-    )  # type: ignore[operator]
+    )
 
 
 def test_an_expert_is_two_vectors() -> None:

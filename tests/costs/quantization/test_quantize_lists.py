@@ -358,7 +358,7 @@ def test_self_attn_names_no_linear_attention_of_qwen_36(entry: str, weights: int
     spec, config = load("qwen3.6-27b").model, {"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"]}
     table = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
     whole, listed = (stored(spec, config, {**table, "modules_to_not_convert": names}) for names in ([], [entry]))
-    assert (whole.weights - listed.weights) * 2 == weights  # type: ignore[operator]
+    assert (whole.weights - listed.weights) * 2 == weights
 
 
 def test_an_index_of_qwen_25_in_3_bits_has_the_counted_bytes() -> None:

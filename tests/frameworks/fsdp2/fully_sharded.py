@@ -234,9 +234,9 @@ def shard_layers(model: Any, training: TrainingConfig, layout: Layout, fsdp: Fsd
     layers = [name for name, _ in model.named_modules() if is_layer(name)]
     for name in layers:
         wrap(model.get_submodule(name), layout.reshard and not (fsdp.keeps_last and name == layers[-1]))
-    if fsdp.splits or fsdp.splits_embedding:
+    if fsdp.outer_keys:
         wrap(model.embed_tokens, layout.reshard)
-    if fsdp.splits:
+    if fsdp.outer_groups == "separate":
         wrap([model.norm, model.lm_head], False)
     wrap(model, None)
     return layers

@@ -383,7 +383,7 @@ def test_scales_of_torchao_are_sharded_with_the_codes() -> None:
             lora_rank=4,
             lora_targets=("q_proj",),
             base="nf4-dq",
-            lora_library=library,  # type: ignore[arg-type]
+            lora_library=library,
             dtype="bf16",
         )
         layout = Layout(dp=ranks, zero=3)
@@ -437,11 +437,11 @@ def test_a_whole_model_on_many_ranks() -> None:
 @pytest.mark.parametrize(
     ("microbatches", "fsdp"),
     [
-        (1, FsdpSettings(splits=True)),
-        (1, FsdpSettings(splits=True, keeps_last=False)),
-        (2, FsdpSettings(splits=True)),
-        (2, FsdpSettings(splits=True, keeps_last=False)),
-        (2, FsdpSettings(splits_embedding=True, keeps_last=False)),
+        (1, FsdpSettings(outer_groups="separate")),
+        (1, FsdpSettings(outer_groups="separate", keeps_last=False)),
+        (2, FsdpSettings(outer_groups="separate")),
+        (2, FsdpSettings(outer_groups="separate", keeps_last=False)),
+        (2, FsdpSettings(outer_groups="embedding", keeps_last=False)),
     ],
 )
 def test_embedding_and_head_as_groups_of_their_own(microbatches: int, fsdp: FsdpSettings) -> None:
@@ -545,7 +545,7 @@ def with_layer_count(spec: ModelSpec, layers: int) -> ModelSpec:
         ("llama3-8b", "none", 1, TITAN),
         ("gemma2-9b", "full", 1, FsdpSettings(keeps_last=False)),
         ("qwen3-30b-a3b", "attention+matmuls", 3, FsdpSettings(reduces_each=False)),
-        ("llama3-8b", "full", 2, FsdpSettings(reduced="bfloat16", splits=True)),
+        ("llama3-8b", "full", 2, FsdpSettings(reduced="bfloat16", outer_groups="separate")),
     ],
 )
 def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatches: int, fsdp: FsdpSettings) -> None:
@@ -613,7 +613,7 @@ class Sent(TorchDispatchMode):
         (1, Layout(dp=3, zero=3), TITAN),
         (2, Layout(dp=6, hsdp_replicas=2, zero=3), FsdpSettings(reduced="bfloat16", keeps_last=False)),
         (3, Layout(dp=4, zero=3, reshard=False), FsdpSettings(reduces_each=False)),
-        (2, Layout(dp=3, zero=3), FsdpSettings(splits=True)),
+        (2, Layout(dp=3, zero=3), FsdpSettings(outer_groups="separate")),
     ],
 )
 def test_what_a_step_sends(microbatches: int, layout: Layout, fsdp: FsdpSettings) -> None:
@@ -799,7 +799,7 @@ def test_ranks_of_a_cluster() -> None:
     ]
 
 
-SINCE = FsdpSettings(splits=True, keeps_last=False)
+SINCE = FsdpSettings(outer_groups="separate", keeps_last=False)
 """As torchtitan calls it since 2025-07-28."""
 
 LAYER = 4 * 24 + 2 * 2 * 24 + 4 * 24 + 2 * 6 * 24 + 4 * 40 + 2 * 4
@@ -809,7 +809,7 @@ LAYER = 4 * 24 + 2 * 2 * 24 + 4 * 24 + 2 * 6 * 24 + 4 * 40 + 2 * 4
 # --- with tensor parallelism ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fsdp", [TITAN, FsdpSettings(splits=True)])
+@pytest.mark.parametrize("fsdp", [TITAN, FsdpSettings(outer_groups="separate")])
 def test_a_rank_of_divided_products(fsdp: FsdpSettings) -> None:
     """Layers that run again leave nothing behind, and few of them stand for all (processes: tests/witnesses)."""
     spec = with_layer_count(family("llama3-8b"), 12)

@@ -40,7 +40,7 @@ from tests.frameworks.torch.piped import by_torch, replayed
 from tests.rank_replays import replay_sharded_rank
 from tests.simulator.allocator_witness import WitnessAllocator
 
-WIDE, NARROW = FsdpSettings("float32", "float32"), FsdpSettings("bfloat16", "bfloat16", splits=True)
+WIDE, NARROW = FsdpSettings("float32", "float32"), FsdpSettings("bfloat16", "bfloat16", outer_groups="separate")
 
 
 @cache

@@ -88,7 +88,10 @@ def test_reserved_bytes(name: str) -> None:
         run.version,
     )
     fsdp = FsdpSettings(
-        fsdp.dtype, fsdp.reduced, splits=fsdp.splits, float8=Float8Settings(gathers=True) if run.float8 else None
+        fsdp.dtype,
+        fsdp.reduced,
+        outer_groups=fsdp.outer_groups,
+        float8=Float8Settings(gathers=True) if run.float8 else None,
     )
     measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
     errors = [

@@ -125,7 +125,12 @@ def test_a_rank_holds_what_the_tracker_sees(case: Case) -> None:
 
 
 SENDS = [
-    Case("embedding and head apart", rank=1, fsdp=FsdpSettings(splits=True), layout={"dp": 4, "hsdp_replicas": 2}),
+    Case(
+        "embedding and head apart",
+        rank=1,
+        fsdp=FsdpSettings(outer_groups="separate"),
+        layout={"dp": 4, "hsdp_replicas": 2},
+    ),
     Case("norms of heads, every layer again", "qwen3-8b", 0, "full", {"tp": 4}, more={"microbatches": 2}),
     Case("one sum of three micro-batches", fsdp=EAGER_LAST, more={"microbatches": 3}),
     Case("whole logits", recompute="selective-op", fsdp=FsdpSettings(divides_loss=False)),

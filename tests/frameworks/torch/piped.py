@@ -94,7 +94,7 @@ def wrapped(
     for i, layer in enumerate(model.layers):
         last = fsdp.keeps_last and i == len(model.layers) - 1
         wrap(layer, reshard_after_forward=layout.reshard and not last)
-    if fsdp.splits:
+    if fsdp.outer_groups == "separate":
         if stage.first:
             wrap(model.embed_tokens, reshard_after_forward=layout.reshard)
         if stage.last:
