@@ -1,8 +1,8 @@
 """A server under load: continuous batching, where decoding steps also process chunks of prompts.
 
 `concurrency` requests are in a replica at any time; when one ends, the next takes its place. With C requests of O
-output tokens, d seconds of a step that decodes C sequences, p seconds of a request's own prompt, and e seconds by which
-the prompt of another request makes the steps of all longer:
+output tokens, d seconds of a step that decodes C sequences, p seconds of a request's own prompt with the steps that it
+waits for, and e seconds by which the prompt of another request makes the steps of all longer:
 
     round = p + (C - 1) e + (O - 1) d            in one round every other request has one prompt
     W = (C - 1) e · p / (p + (O - 1) d)          these prompts are spread evenly over a request's own work
@@ -10,6 +10,10 @@ the prompt of another request makes the steps of all longer:
 
 The last one is Little's law (Operations Research 9(3), 1961). It does not depend on W, which only divides the round
 between the first token and the others. For one request these are the seconds of a prompt and of a token.
+
+A request follows the one that has ended, so it arrives when the next step has begun, and waits for all of it. An engine
+whose scheduler works beside the device has planned the step after that too (`TimeStack.steps_ahead`). The stages of a
+pipeline start a batch in turn, of which the next one takes the prompt.
 
 Where all requests arrive at once, W is half of the other prompts, in steps that are full of them, or of those of a step
 that takes several: equal requests of a benchmark stay together from answer to answer, because steps with prompts are so
@@ -135,6 +139,12 @@ class Replica:
     def steps_after_first_token(self) -> float:
         """The decoding steps of a request after its first token."""
         return (self.requests.output - 1) / self.tokens_per_step
+
+    @property
+    def steps_before_prompt(self) -> float:
+        """The decoding steps of others that a request waits for before a step with its prompt."""
+        stages = self.layout.pp
+        return 1 / stages if stages > 1 else 1.0 + self.stack.steps_ahead
 
     @property
     def batch_count(self) -> int:
@@ -272,7 +282,8 @@ class Replica:
             added_seconds_per_prompt(prompts_per_step),
             len(self.prompts_pass(1).timed_passes),
         )
-        prompt_seconds = self.prompt_seconds + steps_per_prompt * token_seconds_beside_prompts
+        own_seconds = self.prompt_seconds + steps_per_prompt * token_seconds_beside_prompts
+        prompt_seconds = own_seconds + min(1.0, concurrent_requests) * self.steps_before_prompt * step_seconds
         prompt_wait = max(
             concurrent_requests * seconds_per_prompt * prompt_seconds / (prompt_seconds + further_steps * step_seconds),
             (prompts_per_step - 1) * seconds_per_prompt,
@@ -281,10 +292,9 @@ class Replica:
             step_seconds + (concurrent_requests * seconds_per_prompt - prompt_wait) / further_steps
         ) / self.tokens_per_step
         prompts_in_step = min(self.most_prompts, concurrency)
-        burst_wait = max(
-            prompt_wait, (concurrent_requests + prompts_in_step - 1) / 2 * added_seconds_per_prompt(prompts_in_step)
-        )
-        ttft, ttft_of_burst = prompt_seconds + prompt_wait, prompt_seconds + burst_wait
+        burst_wait = (concurrent_requests + prompts_in_step - 1) / 2 * added_seconds_per_prompt(prompts_in_step)
+        ttft = prompt_seconds + prompt_wait
+        ttft_of_burst = max(ttft, own_seconds + burst_wait)
         return LoadLatencies(concurrency, self.requests.output, ttft, tpot, ttft_of_burst)
 
 

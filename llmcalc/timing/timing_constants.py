@@ -198,6 +198,7 @@ class TimeStack(Record):
     fastest_host: Share = 1.0
     host_step: float = 0.0
     hides_host: bool = False
+    steps_ahead: int = Field(0, ge=0)
     host_sequence: float = 0.0
     first_token: float = 0.0
     latency: float = 1.0

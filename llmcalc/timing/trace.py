@@ -2,9 +2,9 @@
 
 A step computes a token of every decoding sequence and, up to `Replica.step_tokens`, tokens of prompts in the order of
 their arrival (Orca, OSDI 2022; chunks of prompts: Sarathi, arXiv:2308.16369). A request starts when the cache has room
-for all of its tokens and the engine for one more sequence. Steps between two events (an arrival, an end) are alike and
-are taken together. Seconds of a step are those of `batching.py`, between sizes in proportion; `batching.py` has the
-same server in closed form, for equal requests that arrive evenly.
+for all of its tokens and the engine for one more sequence, after the steps that are planned when it arrives. Steps
+between two events (an arrival, an end) are alike and are taken together. Seconds of a step are those of `batching.py`,
+between sizes in proportion; `batching.py` has the same server in closed form, for equal requests that arrive evenly.
 
 The stages of a pipeline, and ranks with attention of their own, each have a batch, to which requests go in turn.
 """
@@ -159,7 +159,7 @@ class ServedBatch:
 
     step_seconds: seconds of its steps. sequences, cache_tokens: most sequences, and tokens that its caches hold.
     step_tokens: most tokens of a step. mixes_prompts: whether a step with prompts decodes too.
-    scale: factor of all seconds, 1 by default.
+    scale: factor of all seconds, 1 by default. steps_ahead: steps that are planned after the one that runs; default 0.
     """
 
     step_seconds: StepSeconds
@@ -168,6 +168,7 @@ class ServedBatch:
     step_tokens: int
     mixes_prompts: bool
     scale: float = 1.0
+    steps_ahead: int = 0
 
     def serve_requests(
         self, requests: Sequence[TracedRequest], cached_share: float = 0.0, step_budget: StepBudget | None = None
@@ -186,7 +187,10 @@ class ServedBatch:
         end_times: dict[int, float] = {}
         while len(end_times) < len(requests):
             step_budget.spend_step()
-            while next_request < len(requests) and requests[next_request].arrival <= current_time:
+            sequence_count = len(decoding_requests)
+            context = context_token_sum / sequence_count if sequence_count else 0.0
+            planned_seconds = self._planned_seconds(sequence_count, context)
+            while next_request < len(requests) and requests[next_request].arrival + planned_seconds <= current_time:
                 traced_request = requests[next_request]
                 request_tokens = traced_request.input + traced_request.output
                 if (
@@ -198,8 +202,6 @@ class ServedBatch:
                 waiting_prompts.append([next_request, cached_tokens, traced_request.input - cached_tokens])
                 reserved_tokens += request_tokens
                 next_request += 1
-            sequence_count = len(decoding_requests)
-            context = context_token_sum / sequence_count if sequence_count else 0.0
             if waiting_prompts:
                 finished_prompts, tokens, mean_context = self._take_prompts(
                     waiting_prompts, sequence_count if self.mixes_prompts else 0
@@ -259,6 +261,12 @@ class ServedBatch:
             for i, traced_request in enumerate(requests)
         ]
 
+    def _planned_seconds(self, sequence_count: int, cached_tokens: float) -> float:
+        """Returns the seconds of the steps that are planned already when a request arrives; 0 if nothing decodes."""
+        if not self.steps_ahead or not sequence_count:
+            return 0.0
+        return self.scale * self.steps_ahead * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
+
     def _steps_after_first_token(self, traced_request: TracedRequest) -> int:
         """Returns the decoding steps of a request after its first token."""
         return math.ceil((traced_request.output - 1) / self.step_seconds.tokens_per_step)
@@ -300,7 +308,8 @@ class ServedBatch:
         ):
             return most_steps
         step_seconds = self.scale * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
-        return max(1, min(most_steps, int((traced_request.arrival - time_now) / step_seconds) + 1))
+        idle_seconds = traced_request.arrival + self._planned_seconds(sequence_count, cached_tokens) - time_now
+        return max(1, min(most_steps, int(idle_seconds / step_seconds) + 1))
 
 
 def serve_trace(
@@ -330,6 +339,7 @@ def serve_trace(
         replica.step_tokens or longest_request,
         replica.stack.mixed_steps,
         seconds_scale,
+        0 if replica.layout.pp > 1 else replica.stack.steps_ahead,
     )
     batches_of_requests = [requests[i :: replica.batch_count * replicas] for i in range(replica.batch_count * replicas)]
     return [

@@ -101,11 +101,12 @@ def test_little_s_law_and_every_prompt_is_somewhere(concurrency: int) -> None:
 @pytest.mark.parametrize("concurrency", [2, 16, 300])
 def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurrency: int, mixed: bool) -> None:
     """Of their seconds, (C − 1) e, the wait for the first token has the share p / (p + (O − 1) d), and where all arrive
-    at once half of the others' prompts, in steps that are full of them.
+    at once half of the others' prompts, in steps that are full of them, without the steps that p has before a prompt.
     """
     server = replica(stack=VLLM.model_copy(update={"mixed_steps": mixed}))
     load, token_pass = server.latencies(concurrency), server.decoding_pass(concurrency)
-    prompt = server.prompt_seconds + (seconds_beside_prompts(token_pass) if mixed else 0.0)  # p: a prompt of one step
+    own = server.prompt_seconds + (seconds_beside_prompts(token_pass) if mixed else 0.0)  # a prompt of one step
+    prompt = own + 2 * token_pass.seconds  # p: the step that runs, and the one that vLLM has planned after it
     further = 1023 * token_pass.seconds
     others = load.end_to_end_seconds - prompt - further
     assert others > 0
@@ -114,7 +115,27 @@ def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurre
     saved = token_pass.seconds - seconds_beside_prompts(token_pass) if mixed else 0.0
     of_each = (server.prompts_pass(at_once).seconds - saved) / at_once
     wait = (concurrency - 1 + at_once - 1) / 2 * of_each
-    assert load.ttft_of_burst - prompt == pytest.approx(max(load.ttft - prompt, wait), rel=1e-9)
+    assert load.ttft_of_burst - own == pytest.approx(max(load.ttft - own, wait), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("stack", "layout", "steps"),
+    [
+        (VLLM, Layout(), 2),  # asynchronous scheduling: two batches at a time
+        (find_stack("vllm-2025"), Layout(), 1),
+        (SGLANG, Layout(), 2),
+        (find_stack("tensorrt-llm"), Layout(), 2),
+        (VLLM, Layout(pp=4), 1 / 4),  # the next of four batches takes the prompt
+    ],
+    ids=["vllm", "vllm-2025", "sglang", "tensorrt-llm", "pipeline"],
+)
+def test_a_request_waits_for_the_steps_that_are_planned(stack: Any, layout: Layout, steps: float) -> None:
+    """Beside one long answer, whose own prompt is too rare to count."""
+    server = replica(requests=RequestSizes(1024, 100_000), stack=stack, layout=layout)
+    token_pass = server.decoding_pass(2)
+    prompt = server.prompt_seconds + (seconds_beside_prompts(token_pass) if stack.mixed_steps else 0.0)
+    assert (server.latencies(2).ttft - prompt) / token_pass.seconds == pytest.approx(steps, rel=0.01)
+    assert server.latencies(1).ttft == server.prompt_seconds
 
 
 def test_requests_beyond_those_that_every_step_has_prompts_for_only_wait() -> None:

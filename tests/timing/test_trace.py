@@ -116,6 +116,16 @@ def test_steps_by_hand() -> None:
     assert second.tpot == 1.0
 
 
+def test_a_request_waits_for_the_step_that_is_planned() -> None:
+    """The second request arrives in the step from 2 to 3; the one from 3 to 4 is planned already."""
+    batch = ServedBatch(CONSTANT, sequences=8, cache_tokens=10_000, step_tokens=200, mixes_prompts=True, steps_ahead=1)
+    first, second = batch.serve_requests([TracedRequest(0.0, 100, 9), TracedRequest(2.5, 150, 2)])
+    assert second.ttft == pytest.approx(4 + 1.5 + 0.25 - 2.5)
+    assert first.end == pytest.approx(9 + 0.75)  # beside the prompt one of its tokens takes 1.75 seconds
+    (alone,) = batch.serve_requests([TracedRequest(2.5, 150, 2)])
+    assert alone.ttft == pytest.approx(1.5)
+
+
 def test_requests_wait_for_cache_and_sequences() -> None:
     requests = [TracedRequest(0.0, 100, 11), TracedRequest(0.0, 100, 11)]
     together = ServedBatch(CONSTANT, 8, 10_000, 400, True).serve_requests(requests)
