@@ -329,6 +329,7 @@ class ServeStudy:
                 number_formats,
                 most_step_tokens,
                 self.speculation,
+                remaining_step=1.0 if self.limits.rate is None else 0.5,
             )
             replica.decoding_pass(1)  # sizes that the layout does not divide raise here
         except ReplicaDoesNotFit:

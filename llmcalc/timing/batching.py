@@ -11,9 +11,9 @@ waits for, and e seconds by which the prompt of another request makes the steps 
 The last one is Little's law (Operations Research 9(3), 1961). It does not depend on W, which only divides the round
 between the first token and the others. For one request these are the seconds of a prompt and of a token.
 
-A request follows the one that has ended, so it arrives when the next step has begun, and waits for all of it. An engine
-whose scheduler works beside the device has planned the step after that too (`TimeStack.steps_ahead`). The stages of a
-pipeline start a batch in turn, of which the next one takes the prompt.
+A request that follows another one's end arrives when the next step has begun, and waits for all of it; one that arrives
+at any time waits for half of a step. An engine whose scheduler works beside the device has planned the step after that
+too (`TimeStack.steps_ahead`). The stages of a pipeline start a batch in turn, of which the next one takes the prompt.
 
 Where all requests arrive at once, W is half of the other prompts, in steps that are full of them, or of those of a step
 that takes several: equal requests of a benchmark stay together from answer to answer, because steps with prompts are so
@@ -118,6 +118,8 @@ class Replica:
     speculation: what drafts tokens; None (default) for nothing.
     graph_batches: batches for which a graph of the decoding step is captured, in ascending order; a smaller batch is
         padded to the next of them. Empty (default) where every batch has a graph of its own.
+    remaining_step: share of the running step for which a new request waits: 1 (default) where it follows the end of
+        another one, 0.5 where requests arrive at any time.
     """
 
     spec: ModelSpec
@@ -129,6 +131,7 @@ class Replica:
     step_tokens: int | None = None
     speculation: Speculation | None = None
     graph_batches: tuple[int, ...] = ()
+    remaining_step: float = 1.0
 
     @property
     def tokens_per_step(self) -> float:
@@ -144,7 +147,7 @@ class Replica:
     def steps_before_prompt(self) -> float:
         """The decoding steps of others that a request waits for before a step with its prompt."""
         stages = self.layout.pp
-        return 1 / stages if stages > 1 else 1.0 + self.stack.steps_ahead
+        return self.remaining_step / stages if stages > 1 else self.remaining_step + self.stack.steps_ahead
 
     @property
     def batch_count(self) -> int:
