@@ -43,7 +43,7 @@ class LatencyLimits:
     def violated_limits(self, load_latencies: LoadLatencies) -> str:
         """Returns the reason why the latencies of a replica exceed the limits; empty if within the limits.
 
-        A first token is compared where all requests arrive at once: the estimate for spread arrivals is too short.
+        A first token is compared where all requests arrive at once, as those of a benchmark and of a burst of users do.
         """
         if self.tpot is not None and load_latencies.tpot > self.tpot:
             return "TPOT above --tpot"

@@ -24,6 +24,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import load_hardware, read_hardware
 from llmcalc.sources.preset import Preset
+from llmcalc.studies.server import LayoutSizes, Server
 from llmcalc.studies.serving import cache_flag
 from llmcalc.timing.batching import LoadLatencies, Replica, RequestSizes
 from llmcalc.timing.calibration import UNCHANGED, CalibrationFactors
@@ -424,8 +425,13 @@ def replica_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> Replica:
 
 
 def load_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> LoadLatencies:
-    """The load of a row's replica by its requests."""
-    return _load(row.whole("batch"), *_key(row, factors))
+    """The load of a row's replica by its requests: those that arrive at a rate, or a number of them at any time.
+
+    in_flight: the mean number where a client states it, which is below the most of a benchmark that begins and ends.
+    """
+    if row["rate"]:
+        return _load_at_rate(float(row["rate"]), row.whole("batch"), *_key(row, factors))
+    return _load(float(row["in_flight"] or row["batch"]), *_key(row, factors))
 
 
 def _key(row: Row, factors: CalibrationFactors) -> tuple[Any, ...]:
@@ -456,8 +462,18 @@ def _replica(
 
 
 @cache
-def _load(concurrency: int, *key: Any) -> LoadLatencies:
+def _load(concurrency: float, *key: Any) -> LoadLatencies:
     return _replica(*key).latencies(concurrency)
+
+
+@cache
+def _load_at_rate(rate: float, sequences: int, *key: Any) -> LoadLatencies:
+    """The load of requests that arrive at a rate. sequences: most of them at a time (`--max-num-seqs`)."""
+    replica = replace(_replica(*key), remaining_step=0.5)
+    point = Server(LayoutSizes(), None, None, replica, None, sequences).point_at_rate(rate)  # type: ignore[arg-type]
+    if point is None:
+        raise NotAsked("requests that arrive faster than the estimated server completes them")
+    return point.load
 
 
 ENGINES = {"trtllm": "tensorrt-llm"}
@@ -585,7 +601,9 @@ def _inference_seconds(row: Row, factors: CalibrationFactors) -> float:
         return 1 / load_of(row, factors).output_tokens_per_second
     if row.is_loaded and input_tokens:
         served = load_of(row, factors)
-        return {"tpot": served.tpot, "ttft": served.ttft, "end_to_end": served.end_to_end_seconds}[measure]
+        waited_steps = row.whole("batch_wait", 0)  # steps that TensorRT-LLM waits for further prompts
+        ttft = served.ttft + waited_steps * served.tpot
+        return {"tpot": served.tpot, "ttft": ttft, "end_to_end": served.end_to_end_seconds}[measure]
 
     def prompt(sequences: int, context: int = 0, server: bool = False) -> float:
         seconds = prefill(spec, device, stack, sequences, input_tokens, context, None, layout, formats, server).seconds

@@ -94,7 +94,9 @@ class TestErrors:
         "train_v100_layouts": 0.12,
         "train_tpu": 0.13,
         "train_internevo_a100": 0.17,
-        "serve_aic_silicon": 0.22,  # tokens 6 %, prompts 36 %
+        "serve_aic_silicon": 0.16,  # tokens 6 %, first tokens 23 %
+        "serve_sgl_pages": 0.28,  # tokens/s 25 %, tokens 21 %, first tokens 27 %
+        "serve_vllm_rates": 0.25,  # tokens 18 %, first tokens 25 %
         "serve_trtllm_inflight": 0.13,
         "serve_gpustack": 0.24,  # tokens/s 20 %, tokens 14 %, first tokens 41 %
         "serve_rocm_vllm": 0.19,
@@ -115,7 +117,7 @@ class TestErrors:
         "train_torchtitan_tp": 0.18,
         "serve_inferencebench": 0.06,
         "serve_iog_pcie": 0.12,
-        "serve_sgl_qwen35": 0.11,
+        "serve_sgl_qwen35": 0.12,
         "serve_lmdeploy": 0.10,
         "serve_azure_guide": 0.20,
         "serve_vllm_a100_bursts": 0.05,
@@ -170,7 +172,7 @@ class TestErrors:
                         shared_count + (is_expected and is_kept),
                     )
         assert shared_count / expected_count > 0.9
-        assert shared_count / kept_count > 0.9
+        assert shared_count / kept_count > 0.85
 
     @pytest.mark.parametrize("language", certainty.PAGES)
     def test_the_page_has_the_errors(self, scored: tuple[list[Score], dict[str, list[str]]], language: str) -> None:
