@@ -285,8 +285,8 @@ class Replica:
             added_seconds_per_prompt(prompts_per_step),
             len(self.prompts_pass(1).timed_passes),
         )
-        own_seconds = self.prompt_seconds + steps_per_prompt * token_seconds_beside_prompts
-        prompt_seconds = own_seconds + min(1.0, concurrent_requests) * self.steps_before_prompt * step_seconds
+        prompt_step_seconds = self.prompt_seconds + steps_per_prompt * token_seconds_beside_prompts
+        prompt_seconds = prompt_step_seconds + min(1.0, concurrent_requests) * self.steps_before_prompt * step_seconds
         prompt_wait = max(
             concurrent_requests * seconds_per_prompt * prompt_seconds / (prompt_seconds + further_steps * step_seconds),
             (prompts_per_step - 1) * seconds_per_prompt,
@@ -297,7 +297,7 @@ class Replica:
         prompts_in_step = min(self.most_prompts, concurrency)
         burst_wait = (concurrent_requests + prompts_in_step - 1) / 2 * added_seconds_per_prompt(prompts_in_step)
         ttft = prompt_seconds + prompt_wait
-        ttft_of_burst = max(ttft, own_seconds + burst_wait)
+        ttft_of_burst = max(ttft, prompt_step_seconds + burst_wait)
         return LoadLatencies(concurrency, self.requests.output, ttft, tpot, ttft_of_burst)
 
 

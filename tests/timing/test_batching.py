@@ -105,8 +105,8 @@ def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurre
     """
     server = replica(stack=VLLM.model_copy(update={"mixed_steps": mixed}))
     load, token_pass = server.latencies(concurrency), server.decoding_pass(concurrency)
-    own = server.prompt_seconds + (seconds_beside_prompts(token_pass) if mixed else 0.0)  # a prompt of one step
-    prompt = own + 2 * token_pass.seconds  # p: the step that runs, and the one that vLLM has planned after it
+    prompt_step = server.prompt_seconds + (seconds_beside_prompts(token_pass) if mixed else 0.0)  # a prompt of one step
+    prompt = prompt_step + 2 * token_pass.seconds  # p: the step that runs, and the one that vLLM has planned after it
     further = 1023 * token_pass.seconds
     others = load.end_to_end_seconds - prompt - further
     assert others > 0
@@ -115,7 +115,7 @@ def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurre
     saved = token_pass.seconds - seconds_beside_prompts(token_pass) if mixed else 0.0
     of_each = (server.prompts_pass(at_once).seconds - saved) / at_once
     wait = (concurrency - 1 + at_once - 1) / 2 * of_each
-    assert load.ttft_of_burst - own == pytest.approx(max(load.ttft - own, wait), rel=1e-9)
+    assert load.ttft_of_burst - prompt_step == pytest.approx(max(load.ttft - prompt_step, wait), rel=1e-9)
 
 
 @pytest.mark.parametrize(
