@@ -50,6 +50,7 @@ class AcceleratorGeneration(Record):
     profiled: tuple[str, ...] = ()
     products: dict[str, Share]
     sustained: dict[str, Share]
+    float32_sums: Share
     memory: Share
     cache: Share
     link: Share

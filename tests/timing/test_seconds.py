@@ -486,6 +486,25 @@ def test_an_mi325x_reaches_the_rates_that_amd_measured() -> None:
         assert flops / seconds == pytest.approx(measured, rel=0.01)
 
 
+def test_geforce_cards_reach_the_half_of_their_rate_that_sums_in_float32_leave() -> None:
+    """torch.mm on an RTX 4090 reaches 160 TFLOP/s (github.com/zzc0721/torch-performance-test-data/issues/78)."""
+    geforce, workstation = (device_of(load_hardware(name)) for name in ("rtx-4090", "rtx-6000-ada"))
+    shares = {
+        format_name: geforce.product_rate(format_name) / geforce.peaks[format_name] for format_name in ("bf16", "fp8")
+    }
+    assert shares == {"bf16": geforce.generation.float32_sums, "fp8": 2 * geforce.generation.products["fp8"]}
+    assert geforce.product_rate("bf16") == pytest.approx(160e12, rel=0.03)
+    assert geforce.product_rate("bf16", sums_in_16_bits=True) == 2 * geforce.generation.products["bf16"] * 165.2e12
+    for device in (geforce, workstation):
+        share = device.product_rate("bf16", decodes_weights=True) / device.peaks["bf16"]
+        assert share == pytest.approx(device.generation.products["bf16"])
+    assert workstation.product_rate("bf16") == workstation.product_rate("bf16", decodes_weights=True)
+    attention_rates = [
+        1 / device.attention_seconds(1.0, inf, 128) / device.peaks["bf16"] for device in (geforce, workstation)
+    ]
+    assert attention_rates == pytest.approx([2 * geforce.generation.attention[0], geforce.generation.attention[0]])
+
+
 def test_messages_that_a_stack_does_not_hide() -> None:
     """nanotron's ZeRO-1 all-reduces gradients and gathers weights after the update."""
     plan = StepPlan.from_layout(Layout(dp=64, zero=1), 1, 1, 4096)
