@@ -17,6 +17,7 @@ from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.settings import NARROW_PRODUCTS
 from ..device_memory.simulated_run import supports_sdpa
+from ..device_memory.static import MemoryUse
 from ..errors import InputError
 from ..frozen import frozen
 from ..parallel.layout import Layout, Schedule
@@ -48,7 +49,7 @@ from ..workload.recompute import Recompute
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .timed_run import TimedRun, TimePhase
-from .unpriced_options import unpriced_options
+from .unpriced_options import is_stepwise_adamw, unpriced_options
 
 SCHEME_FORMATS = (("fp8", "fp8"), ("w8a8", "int8"), ("nvfp4", "fp4"), ("mxfp4", "fp4"))
 """Beginning of a quantization scheme's label → format of its products; all others are decoded to 16 bits."""
@@ -162,7 +163,13 @@ class TrainingTimes:
         time_stack = with_loss(time_stack, model_memory.settings.cross_entropy)
         updates_on_host = bool(model_memory.settings.optimizer_offload)
         self.assumes_host_update: bool = updates_on_host and not time_stack.host_update
-        self.stack: TimeStack = with_optimizer(time_stack, *_optimizer_bytes_and_flops(model_memory), updates_on_host)
+        self.stack: TimeStack = with_optimizer(
+            time_stack,
+            *_optimizer_bytes_and_flops(model_memory),
+            updates_on_host,
+            has_master=_updates_float32(model_memory.states),
+            is_stepwise=is_stepwise_adamw(model_memory),
+        )
         self._set_timers()
         self.recompute: Recompute = model_memory.settings.recompute_choice()
         _refuse_wide_products(model_memory)
@@ -395,6 +402,12 @@ def _optimizer_bytes_and_flops(memory: Memory) -> tuple[float, float]:
         state_size for state_name, state_size in state_sizes if state_name != "step"
     )  # step: one number per tensor
     return float(state_bytes / memory_use.trained_parameters), float(flops / memory_use.trained_parameters)
+
+
+def _updates_float32(memory_use: MemoryUse) -> bool:
+    """Whether an update reads and writes parameters in 32 bits: a master copy, the weights or the adapters."""
+    trained_dtype = memory_use.adapter_dtype if memory_use.adapters is not None else memory_use.dtype
+    return memory_use.has_master or trained_dtype == "float32"
 
 
 def _adapters_of_run(model_memory: Memory) -> Adapters | None:

@@ -16,6 +16,13 @@ UNPRICED_OF_EAGER_KERNELS = ("compile", "norm")
 """Such settings of software without fused kernels; others' kernels are fused already."""
 
 
+def is_stepwise_adamw(memory: Memory) -> bool:
+    """Whether the optimizer is torch's AdamW and runs step by step, which the time estimate prices."""
+    optimizer_state = memory.states.optimizer
+    is_adamw = optimizer_state is not None and optimizer_state.name == "adamw"
+    return is_adamw and memory.settings.optimizer_impl in ("foreach", "loop")
+
+
 def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
     """Returns the options of a training run whose effect on kernels the time estimate ignores.
 
@@ -29,7 +36,7 @@ def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
         setting_names.append("cross_entropy")
     if settings.moe not in (None, "dropless", "capacity:1"):
         setting_names.append("moe")
-    if settings.optimizer_impl in ("foreach", "loop"):
+    if settings.optimizer_impl in ("foreach", "loop") and not is_stepwise_adamw(memory):
         setting_names.append("optimizer_impl")
     uncounted_work = "" if memory.states.optimizer is None else optimizer(memory.states.optimizer.name).uncounted_work
     optimizer_work = [f"{uncounted_work} (--optimizer {settings.optimizer})"] if uncounted_work else []

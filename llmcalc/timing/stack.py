@@ -96,27 +96,50 @@ def with_gradient_buffers(time_stack: TimeStack, buffer_bytes: float | None) -> 
 
 
 def with_loss(time_stack: TimeStack, cross_entropy: str | None) -> TimeStack:
-    """Returns a software stack with the loss step by step, if the run states `eager` and the stack prices that.
+    """Returns a software stack with the loss that a run states, if the stack prices it.
 
     cross_entropy: the value of `--cross-entropy`; None for the stack's own loss.
     """
-    if cross_entropy != "eager" or time_stack.unfused_loss_bytes is None:
+    loss_bytes = time_stack.loss_bytes.get(cross_entropy or "")
+    if loss_bytes is None:
         return time_stack
-    logit_bytes, gradient_bytes = time_stack.unfused_loss_bytes
-    return time_stack.model_copy(update={"logit_bytes": logit_bytes, "logit_gradient_bytes": gradient_bytes})
+    return time_stack.model_copy(update={"logit_bytes": loss_bytes[0], "logit_gradient_bytes": loss_bytes[1]})
 
 
 ADAMW_STATE_BYTES = 8.0
 """Bytes per parameter of AdamW's two states in fp32, which `Stack.optimizer_bytes` has twice: read and written."""
 
 
-def with_optimizer(stack: TimeStack, state_bytes: float, flops: float = 0.0, is_on_host: bool = False) -> TimeStack:
+MASTER_BYTES = 8.0
+"""Bytes per parameter of a master copy in fp32, which `Stack.optimizer_bytes` reads and writes."""
+
+STEPWISE_ADAMW = 7.0
+"""Bytes that torch's AdamW moves more where it runs step by step (`foreach` and `loop`), over those of its states.
+
+Per parameter, in elements of the size of a state: the decay reads and writes the parameter once more (2), the square
+root's copy is written, and read and written by two steps and read by the last (6), the second state is read and written
+by its decay and read by the root (3), the gradient is read twice more (2), and the first state once (1): 14, where the
+states have two (torch/optim/adamw.py, _multi_tensor_adamw and _single_tensor_adamw of torch 2.13).
+"""
+
+
+def with_optimizer(
+    stack: TimeStack,
+    state_bytes: float,
+    flops: float = 0.0,
+    is_on_host: bool = False,
+    *,
+    has_master: bool = True,
+    is_stepwise: bool = False,
+) -> TimeStack:
     """Returns a software stack whose update reads and writes the states of the run's optimizer.
 
     state_bytes, flops: per parameter; flops are those of the update's matrix products. is_on_host: whether the host
-    updates.
+    updates. has_master: whether it updates values in 32 bits, default true. is_stepwise: whether it is torch's AdamW
+    step by step, default false.
     """
     changed_bytes = 2 * (state_bytes - ADAMW_STATE_BYTES)
+    changed_bytes += STEPWISE_ADAMW * state_bytes * is_stepwise - MASTER_BYTES * (not has_master)
     if not changed_bytes and not flops and not is_on_host:
         return stack
     host_update = stack.host_update or stack.offloaded_update if is_on_host else stack.host_update

@@ -158,7 +158,7 @@ class TimeStack(Record):
     optimizer_flops: float = 0.0
     logit_bytes: float = 6.0
     logit_gradient_bytes: float | None = None
-    unfused_loss_bytes: tuple[float, float] | None = None
+    loss_bytes: dict[str, tuple[float, float]] = {}
     product: Share = 1.0
     pads_rows: bool = False
     rates: dict[str, Share] = {}

@@ -684,6 +684,10 @@ def test_an_update_reads_and_writes_the_states_of_its_optimizer(run: Any) -> Non
     assert update_of(run, "--optimizer", "sgd")[0] == pytest.approx(adamw * 22 / 38, rel=1e-6)
     assert update_of(run, "--optimizer", "lion")[0] == pytest.approx(adamw * 30 / 38, rel=1e-6)
     assert update_of(run, "--optimizer", "adamw", "--optimizer-dtype", "bf16")[0] == pytest.approx(adamw * 30 / 38)
+    states, stepwise = 7 * 8, update_of(run, "--optimizer-impl", "foreach")
+    assert stepwise[0] == pytest.approx(adamw * (38 + states) / 38)
+    assert not any("--optimizer-impl" in note for note in stepwise[1])
+    assert update_of(run, "--precision", "bf16")[0] == pytest.approx(adamw * (38 - 8 - 8) / 38)  # no master copy
     eight_bits, notes = update_of(run, "--optimizer", "adamw-8bit")
     assert update_of(run, "--optimizer", "sgd")[0] < eight_bits < adamw
     assert not any("timed as without" in note for note in notes)
