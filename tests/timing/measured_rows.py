@@ -52,6 +52,7 @@ STACKS = {
     "aleph-alpha": "aleph-alpha-scaling",
     "flagperf-megatron": "megatron-no-overlap",
     "llm-foundry": "llm-foundry-2023",
+    "xtuner-2024": "deepspeed",
     "llama-factory": "fsdp2-liger",
     "llmq": "fsdp2-compile",
     "peft": "torch",
