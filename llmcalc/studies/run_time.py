@@ -17,7 +17,6 @@ from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.settings import NARROW_PRODUCTS
 from ..device_memory.simulated_run import supports_sdpa
-from ..device_memory.static import MemoryUse
 from ..errors import InputError
 from ..frozen import frozen
 from ..parallel.layout import Layout, Schedule
@@ -34,6 +33,7 @@ from ..timing.stack import (
     with_cudnn_attention,
     with_gradient_buffers,
     with_loss,
+    with_norms,
     with_optimizer,
     with_overlap,
     with_overlapped_groups,
@@ -160,6 +160,7 @@ class TrainingTimes:
             time_settings.supporting_stack("training"), model_memory, hardware, time_settings.torch_attention
         )
         time_stack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
+        time_stack = with_norms(time_stack, model_memory.settings.norm)
         time_stack = with_loss(time_stack, model_memory.settings.cross_entropy)
         updates_on_host = bool(model_memory.settings.optimizer_offload)
         self.assumes_host_update: bool = updates_on_host and not time_stack.host_update
@@ -167,8 +168,7 @@ class TrainingTimes:
             time_stack,
             *_optimizer_bytes_and_flops(model_memory),
             updates_on_host,
-            has_master=_updates_float32(model_memory.states),
-            is_stepwise=is_stepwise_adamw(model_memory),
+            is_stepwise_adamw(model_memory),
         )
         self._set_timers()
         self.recompute: Recompute = model_memory.settings.recompute_choice()
@@ -402,12 +402,6 @@ def _optimizer_bytes_and_flops(memory: Memory) -> tuple[float, float]:
         state_size for state_name, state_size in state_sizes if state_name != "step"
     )  # step: one number per tensor
     return float(state_bytes / memory_use.trained_parameters), float(flops / memory_use.trained_parameters)
-
-
-def _updates_float32(memory_use: MemoryUse) -> bool:
-    """Whether an update reads and writes parameters in 32 bits: a master copy, the weights or the adapters."""
-    trained_dtype = memory_use.adapter_dtype if memory_use.adapters is not None else memory_use.dtype
-    return memory_use.has_master or trained_dtype == "float32"
 
 
 def _adapters_of_run(model_memory: Memory) -> Adapters | None:

@@ -106,12 +106,23 @@ def with_loss(time_stack: TimeStack, cross_entropy: str | None) -> TimeStack:
     return time_stack.model_copy(update={"logit_bytes": loss_bytes[0], "logit_gradient_bytes": loss_bytes[1]})
 
 
+def with_norms(time_stack: TimeStack, norm: str | None) -> TimeStack:
+    """Returns a software stack whose norms are one kernel each, and whose gated activations are, as Liger-Kernel's.
+
+    norm: the value of `--norm`; None for the stack's own norms, which those of fused software are anyway.
+    """
+    if norm not in ("fused", "liger") or time_stack.fused:
+        return time_stack
+    passes, kernels = (
+        {verb: figure for verb, figure in figures.items() if verb != "norm"}
+        for figures in (time_stack.passes, time_stack.kernels)
+    )
+    return time_stack.model_copy(update={"passes": passes, "kernels": kernels, "fuses_gates": norm == "liger"})
+
+
 ADAMW_STATE_BYTES = 8.0
 """Bytes per parameter of AdamW's two states in fp32, which `Stack.optimizer_bytes` has twice: read and written."""
 
-
-MASTER_BYTES = 8.0
-"""Bytes per parameter of a master copy in fp32, which `Stack.optimizer_bytes` reads and writes."""
 
 STEPWISE_ADAMW = 7.0
 """Bytes that torch's AdamW moves more where it runs step by step (`foreach` and `loop`), over those of its states.
@@ -128,18 +139,15 @@ def with_optimizer(
     state_bytes: float,
     flops: float = 0.0,
     is_on_host: bool = False,
-    *,
-    has_master: bool = True,
     is_stepwise: bool = False,
 ) -> TimeStack:
     """Returns a software stack whose update reads and writes the states of the run's optimizer.
 
     state_bytes, flops: per parameter; flops are those of the update's matrix products. is_on_host: whether the host
-    updates. has_master: whether it updates values in 32 bits, default true. is_stepwise: whether it is torch's AdamW
-    step by step, default false.
+    updates. is_stepwise: whether it is torch's AdamW step by step, default false.
     """
     changed_bytes = 2 * (state_bytes - ADAMW_STATE_BYTES)
-    changed_bytes += STEPWISE_ADAMW * state_bytes * is_stepwise - MASTER_BYTES * (not has_master)
+    changed_bytes += STEPWISE_ADAMW * state_bytes * is_stepwise
     if not changed_bytes and not flops and not is_on_host:
         return stack
     host_update = stack.host_update or stack.offloaded_update if is_on_host else stack.host_update

@@ -687,7 +687,6 @@ def test_an_update_reads_and_writes_the_states_of_its_optimizer(run: Any) -> Non
     states, stepwise = 7 * 8, update_of(run, "--optimizer-impl", "foreach")
     assert stepwise[0] == pytest.approx(adamw * (38 + states) / 38)
     assert not any("--optimizer-impl" in note for note in stepwise[1])
-    assert update_of(run, "--precision", "bf16")[0] == pytest.approx(adamw * (38 - 8 - 8) / 38)  # no master copy
     eight_bits, notes = update_of(run, "--optimizer", "adamw-8bit")
     assert update_of(run, "--optimizer", "sgd")[0] < eight_bits < adamw
     assert not any("timed as without" in note for note in notes)
@@ -735,15 +734,29 @@ def test_a_compiled_model_on_one_device_has_kernels_of_torch_compile(run: Any) -
     assert not any("--compile" in note for note in compiled["notes"])
 
 
+def test_kernels_of_liger_move_fewer_bytes(run: Any) -> None:
+    """512 sequences of Qwen2.5 1.5B on an RTX 4090 take 55.7 s (llm.q's benchmark of LLaMA-Factory, train_llmq)."""
+    words = "qwen2.5-1.5b", "--phase", "training", "--hardware", "rtx-4090", "-b", "16", "-s", "1k"
+    run_words = *words, "--num-microbatches", "32", "--precision", "bf16", "--recompute", "full"
+    eager, norms, liger, both = (
+        answer(run, "time", *run_words, *options)
+        for options in ((), ("--norm", "fused"), ("--norm", "liger"), ("--norm", "liger", "--cross-entropy", "chunked"))
+    )
+    seconds = [document["seconds"]["estimate"] for document in (eager, norms, liger, both)]
+    assert sorted(seconds, reverse=True) == seconds
+    assert seconds[-1] == pytest.approx(55.7, rel=0.1)
+    assert not any("timed as without" in note for note in both["notes"])
+
+
 def test_what_is_timed_as_without_an_option_is_said(run: Any) -> None:
-    options = ("--norm", "liger"), ("--cross-entropy", "chunked"), ("--offload-activations",)
+    options = ("--cross-entropy", "split"), ("--offload-activations",)
     for option in options:
         _, notes = update_of(run, *option)
         assert f"timed as without {' '.join(option)}: what that changes is not estimated" in notes
     _, notes = update_of(run, "--optimizer", "galore")
     assert "timed as without projections of gradients (--optimizer galore): what that changes is not estimated" in notes
-    words = "llama3-8b", *H100, "--devices", "8", "--framework", "fsdp2", "--seq", "2k", "--norm", "liger"
-    note = "timed as without --norm liger: what that changes is not estimated"
+    words = "llama3-8b", *H100, "--devices", "8", "--framework", "fsdp2", "--seq", "2k", "--cross-entropy", "split"
+    note = "timed as without --cross-entropy split: what that changes is not estimated"
     assert note in answer(run, "plan", *words, "--rows", "1")["notes"]
     assert note in answer(run, "cost", *words, "--tokens", "1B")["notes"]
 
