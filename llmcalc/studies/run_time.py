@@ -33,6 +33,7 @@ from ..timing.stack import (
     with_cudnn_attention,
     with_gradient_buffers,
     with_loss,
+    with_narrow_adapters,
     with_norms,
     with_optimizer,
     with_overlap,
@@ -162,6 +163,8 @@ class TrainingTimes:
         time_stack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
         time_stack = with_norms(time_stack, model_memory.settings.norm)
         time_stack = with_loss(time_stack, model_memory.settings.cross_entropy)
+        if self.adapters is not None and DTYPE_BITS[model_memory.states.adapter_dtype] == 16:
+            time_stack = with_narrow_adapters(time_stack)
         updates_on_host = bool(model_memory.settings.optimizer_offload)
         self.assumes_host_update: bool = updates_on_host and not time_stack.host_update
         self.stack: TimeStack = with_optimizer(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ..errors import InputError, suggest
 from ..frozen import frozen
 from ..parallel.layout import Schedule
@@ -118,6 +120,21 @@ def with_norms(time_stack: TimeStack, norm: str | None) -> TimeStack:
         for figures in (time_stack.passes, time_stack.kernels)
     )
     return time_stack.model_copy(update={"passes": passes, "kernels": kernels, "fuses_gates": norm == "liger"})
+
+
+NARROW_ADAPTER_BYTES: dict[Literal["input", "output"], tuple[float, float]] = {
+    "input": (0.0, 6.0),
+    "output": (10.0, 4.0),
+}
+"""Bytes per element that adapters in 16 bits move beside their products, as `TimeStack.adapter_bytes`: nothing is cast,
+the output is scaled (4) and added to the layer's (6), its gradient scaled (4), and that of the input added (6)
+(peft/tuners/lora/layer.py).
+"""
+
+
+def with_narrow_adapters(time_stack: TimeStack) -> TimeStack:
+    """Returns a software stack whose adapters have the 16-bit format of the weights; unchanged if kernels are fused."""
+    return time_stack if time_stack.fused else time_stack.model_copy(update={"adapter_bytes": NARROW_ADAPTER_BYTES})
 
 
 ADAMW_STATE_BYTES = 8.0
