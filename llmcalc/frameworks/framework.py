@@ -121,9 +121,9 @@ def _empty_document_values(training_run: RunOnRanks) -> Mapping[str, Any]:
     return {}
 
 
-def _eager_stack(launched_run: Launch | None, is_compiled: bool) -> str:
-    """Returns the name of the eager PyTorch software stack, as the default `Framework.stack`."""
-    return "torch"
+def _pytorch_stack(launched_run: Launch | None, is_compiled: bool) -> str:
+    """Returns the name of PyTorch's software stack, eager or compiled, as the default `Framework.stack`."""
+    return "torch-compile" if is_compiled else "torch"
 
 
 @frozen
@@ -189,7 +189,7 @@ class Framework:
     replays_every_micro_batch: bool = False
     serves: bool = False
     selective_recompute: str = "attention"
-    stack: Callable[[Launch | None, bool], str] = _eager_stack
+    stack: Callable[[Launch | None, bool], str] = _pytorch_stack
     overlapped_groups: Callable[[Launch], frozenset[str] | None] | None = None
     product_format: Callable[[Any], str] | None = None
     narrow_precisions: frozenset[str] = frozenset()

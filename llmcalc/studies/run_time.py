@@ -33,6 +33,8 @@ from ..timing.stack import (
     with_cudnn_attention,
     with_gradient_buffers,
     with_loss,
+    with_narrow_adapters,
+    with_norms,
     with_optimizer,
     with_overlap,
     with_overlapped_groups,
@@ -48,7 +50,7 @@ from ..workload.recompute import Recompute
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .timed_run import TimedRun, TimePhase
-from .unpriced_options import unpriced_options
+from .unpriced_options import is_stepwise_adamw, unpriced_options
 
 SCHEME_FORMATS = (("fp8", "fp8"), ("w8a8", "int8"), ("nvfp4", "fp4"), ("mxfp4", "fp4"))
 """Beginning of a quantization scheme's label → format of its products; all others are decoded to 16 bits."""
@@ -159,10 +161,18 @@ class TrainingTimes:
             time_settings.supporting_stack("training"), model_memory, hardware, time_settings.torch_attention
         )
         time_stack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
+        time_stack = with_norms(time_stack, model_memory.settings.norm)
         time_stack = with_loss(time_stack, model_memory.settings.cross_entropy)
+        if self.adapters is not None and DTYPE_BITS[model_memory.states.adapter_dtype] == 16:
+            time_stack = with_narrow_adapters(time_stack)
         updates_on_host = bool(model_memory.settings.optimizer_offload)
         self.assumes_host_update: bool = updates_on_host and not time_stack.host_update
-        self.stack: TimeStack = with_optimizer(time_stack, *_optimizer_bytes_and_flops(model_memory), updates_on_host)
+        self.stack: TimeStack = with_optimizer(
+            time_stack,
+            *_optimizer_bytes_and_flops(model_memory),
+            updates_on_host,
+            is_stepwise_adamw(model_memory),
+        )
         self._set_timers()
         self.recompute: Recompute = model_memory.settings.recompute_choice()
         _refuse_wide_products(model_memory)

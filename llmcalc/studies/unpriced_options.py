@@ -6,14 +6,17 @@ from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.settings import Settings
 from ..timing.timing_constants import TimeStack
-from ..workload.execution import FRAMEWORK_LOSSES
 from ..workload.setting import option
 
-UNPRICED_SETTINGS = ("logits_dtype", "offload_activations", "dropout", "lora_dropout", "lora_dtype", "lora_library")
+UNPRICED_SETTINGS = ("logits_dtype", "offload_activations", "dropout", "lora_dropout", "lora_library")
 """Settings of training that change the kernels of a step, and with which it is timed as without them."""
 
-UNPRICED_OF_EAGER_KERNELS = ("compile", "norm")
-"""Such settings of software without fused kernels; others' kernels are fused already."""
+
+def is_stepwise_adamw(memory: Memory) -> bool:
+    """Whether the optimizer is torch's AdamW and runs step by step, which the time estimate prices."""
+    optimizer_state = memory.states.optimizer
+    is_adamw = optimizer_state is not None and optimizer_state.name == "adamw"
+    return is_adamw and memory.settings.optimizer_impl in ("foreach", "loop")
 
 
 def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
@@ -23,13 +26,13 @@ def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
     """
     settings, default_settings = memory.settings, Settings("training")
     setting_names = list(UNPRICED_SETTINGS)
-    if not stack.fused:
-        setting_names += UNPRICED_OF_EAGER_KERNELS
-    if not (stack.fused and settings.cross_entropy in ("fused", *FRAMEWORK_LOSSES)):
+    if not stack.fused:  # others' kernels are fused already
+        setting_names.append("compile")
+    if settings.cross_entropy not in stack.loss_bytes and not (stack.fused and settings.cross_entropy == "fused"):
         setting_names.append("cross_entropy")
     if settings.moe not in (None, "dropless", "capacity:1"):
         setting_names.append("moe")
-    if settings.optimizer_impl in ("foreach", "loop"):
+    if settings.optimizer_impl in ("foreach", "loop") and not is_stepwise_adamw(memory):
         setting_names.append("optimizer_impl")
     uncounted_work = "" if memory.states.optimizer is None else optimizer(memory.states.optimizer.name).uncounted_work
     optimizer_work = [f"{uncounted_work} (--optimizer {settings.optimizer})"] if uncounted_work else []

@@ -9,6 +9,7 @@ datasheet: none; the figures are assumed for every device.
 
 from __future__ import annotations
 
+from dataclasses import field
 from functools import reduce
 from itertools import chain
 from math import inf
@@ -81,7 +82,8 @@ class Device:
     domain: devices that the link joins.
     link_share, latency: share of the link that a message reaches, and its latency in seconds.
     link_protocols: protocols of a link over which NCCL sends everything; () (default) of links with one latency.
-    gain_of_16_bit_sums: rate of 16-bit products that add in 16 bits over that of sums in float32.
+    gains_of_16_bit_sums: format of products → rate with sums in 16 bits over that with sums in float32, where it is
+        higher; default {}.
     units: compute units, each of which computes a tile of a product's output at a time; 0 (default) if unknown.
     """
 
@@ -95,7 +97,7 @@ class Device:
     nic: float
     link_share: float
     latency: float
-    gain_of_16_bit_sums: float = 1.0
+    gains_of_16_bit_sums: dict[str, float] = field(default_factory=dict)
     units: int = 0
     link_protocols: tuple[LinkProtocol, ...] = ()
 
@@ -108,14 +110,30 @@ class Device:
         """Returns the number format of matrix products in `dtype`; bf16 if tensor cores lack `dtype`."""
         return dtype if dtype in self.peaks and dtype in self.generation.products else "bf16"
 
-    def product_rate(self, dtype: str, is_sustained: bool = False) -> float:
-        """Returns the FLOP/s of large matrix products. is_sustained: under load for hours; default false."""
+    def product_rate(
+        self, dtype: str, is_sustained: bool = False, sums_in_16_bits: bool = False, decodes_weights: bool = False
+    ) -> float:
+        """Returns the FLOP/s of large matrix products. is_sustained: under load for hours; default false.
+
+        sums_in_16_bits: whether 16-bit products add in 16 bits; default false, which is in float32.
+        decodes_weights: whether the kernel decodes its weights, which takes the time of the units' other half; default
+        false.
+        """
         units_format = self.format_of(dtype)
-        return (
-            self.peaks[units_format]
-            * self.generation.products[units_format]
-            * (self.sustained_share(units_format) if is_sustained else 1.0)
-        )
+        share = self.generation.products[units_format]
+        if sums_in_16_bits and units_format == "bf16":
+            share *= self.gains_of_16_bit_sums.get(units_format, 1.0)
+        elif not decodes_weights:
+            share = self._share_with_float32_sums(share, units_format)
+        return self.peaks[units_format] * share * (self.sustained_share(units_format) if is_sustained else 1.0)
+
+    def _share_with_float32_sums(self, share: float, units_format: str) -> float:
+        """Returns the share of the peak that sums in float32 reach. share: that of units at their full rate.
+
+        Where these sums halve the units' rate, that half is reached before power, loads or issue bound the kernel.
+        """
+        gain = self.gains_of_16_bit_sums.get(units_format, 1.0)
+        return min(share * gain, max(share, self.generation.float32_sums))
 
     def depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the slowdown of a matrix product by a short inner axis.
@@ -186,6 +204,7 @@ class Device:
         head_dim: width of a key; narrow heads fill the units less. efficiency: of the best kernel's rate, 1 by default.
         """
         best_share, half_rate_keys = self.generation.attention_backward if backward else self.generation.attention
+        best_share = self._share_with_float32_sums(best_share, "bf16")
         narrow_share = minimum(1.0, head_dim / 128) ** 0.5
         return (
             flops
@@ -320,7 +339,11 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         nic=float(nic or (hardware.nic.bandwidth_per_direction if hardware.nic is not None else unknown_nic)),
         link_share=pcie_share if is_pcie else generation.link,
         latency=sum(simple_protocol[1:]) if is_pcie else generation.latency,
-        gain_of_16_bit_sums=hardware.float16_accumulation_flops.get("float16", peak_rates["bf16"]) / peak_rates["bf16"],
+        gains_of_16_bit_sums={
+            format_name: hardware.float16_accumulation_flops[peak_name] / peak_rates[format_name]
+            for format_name, peak_name in {"bf16": "float16", "fp8": "float8"}.items()
+            if peak_name in hardware.float16_accumulation_flops and format_name in peak_rates
+        },
         units=hardware.compute_units.count if hardware.compute_units is not None else 0,
         link_protocols=pcie_protocols if is_pcie else (),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ..errors import InputError, suggest
 from ..frozen import frozen
 from ..parallel.layout import Schedule
@@ -96,27 +98,73 @@ def with_gradient_buffers(time_stack: TimeStack, buffer_bytes: float | None) -> 
 
 
 def with_loss(time_stack: TimeStack, cross_entropy: str | None) -> TimeStack:
-    """Returns a software stack with the loss step by step, if the run states `eager` and the stack prices that.
+    """Returns a software stack with the loss that a run states, if the stack prices it.
 
     cross_entropy: the value of `--cross-entropy`; None for the stack's own loss.
     """
-    if cross_entropy != "eager" or time_stack.unfused_loss_bytes is None:
+    loss_bytes = time_stack.loss_bytes.get(cross_entropy or "")
+    if loss_bytes is None:
         return time_stack
-    logit_bytes, gradient_bytes = time_stack.unfused_loss_bytes
-    return time_stack.model_copy(update={"logit_bytes": logit_bytes, "logit_gradient_bytes": gradient_bytes})
+    return time_stack.model_copy(update={"logit_bytes": loss_bytes[0], "logit_gradient_bytes": loss_bytes[1]})
+
+
+def with_norms(time_stack: TimeStack, norm: str | None) -> TimeStack:
+    """Returns a software stack whose norms are one kernel each, and whose gated activations are, as Liger-Kernel's.
+
+    norm: the value of `--norm`; None for the stack's own norms, which those of fused software are anyway.
+    """
+    if norm not in ("fused", "liger") or time_stack.fused:
+        return time_stack
+    passes, kernels = (
+        {verb: figure for verb, figure in figures.items() if verb != "norm"}
+        for figures in (time_stack.passes, time_stack.kernels)
+    )
+    return time_stack.model_copy(update={"passes": passes, "kernels": kernels, "fuses_gates": norm == "liger"})
+
+
+NARROW_ADAPTER_BYTES: dict[Literal["input", "output"], tuple[float, float]] = {
+    "input": (0.0, 6.0),
+    "output": (10.0, 4.0),
+}
+"""Bytes per element that adapters in 16 bits move beside their products, as `TimeStack.adapter_bytes`: nothing is cast,
+the output is scaled (4) and added to the layer's (6), its gradient scaled (4), and that of the input added (6)
+(peft/tuners/lora/layer.py).
+"""
+
+
+def with_narrow_adapters(time_stack: TimeStack) -> TimeStack:
+    """Returns a software stack whose adapters have the 16-bit format of the weights; unchanged if kernels are fused."""
+    return time_stack if time_stack.fused else time_stack.model_copy(update={"adapter_bytes": NARROW_ADAPTER_BYTES})
 
 
 ADAMW_STATE_BYTES = 8.0
 """Bytes per parameter of AdamW's two states in fp32, which `Stack.optimizer_bytes` has twice: read and written."""
 
 
-def with_optimizer(stack: TimeStack, state_bytes: float, flops: float = 0.0, is_on_host: bool = False) -> TimeStack:
+STEPWISE_ADAMW = 7.0
+"""Bytes that torch's AdamW moves more where it runs step by step (`foreach` and `loop`), over those of its states.
+
+Per parameter, in elements of the size of a state: the decay reads and writes the parameter once more (2), the square
+root's copy is written, and read and written by two steps and read by the last (6), the second state is read and written
+by its decay and read by the root (3), the gradient is read twice more (2), and the first state once (1): 14, where the
+states have two (torch/optim/adamw.py, _multi_tensor_adamw and _single_tensor_adamw of torch 2.13).
+"""
+
+
+def with_optimizer(
+    stack: TimeStack,
+    state_bytes: float,
+    flops: float = 0.0,
+    is_on_host: bool = False,
+    is_stepwise: bool = False,
+) -> TimeStack:
     """Returns a software stack whose update reads and writes the states of the run's optimizer.
 
     state_bytes, flops: per parameter; flops are those of the update's matrix products. is_on_host: whether the host
-    updates.
+    updates. is_stepwise: whether it is torch's AdamW step by step, default false.
     """
     changed_bytes = 2 * (state_bytes - ADAMW_STATE_BYTES)
+    changed_bytes += STEPWISE_ADAMW * state_bytes * is_stepwise
     if not changed_bytes and not flops and not is_on_host:
         return stack
     host_update = stack.host_update or stack.offloaded_update if is_on_host else stack.host_update

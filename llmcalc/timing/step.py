@@ -111,6 +111,7 @@ class StepPlan:
             cp_comm=self.cp_comm,
             sequence_parallel=self.sequence_parallel,
             fused=time_stack.fused,
+            fuses_gates=time_stack.fuses_gates,
             regathers=time_stack.regathers,
             include=self.include,
             adapters=self.adapters,

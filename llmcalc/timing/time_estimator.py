@@ -284,11 +284,12 @@ class TimeEstimator:
             return self.device.peaks["int8"] * self.device.generation.block_quantized
         has_own_units = self.device.format_of(unit_format) == unit_format  # else kernels decode weights to 16 bits
         efficiency = self.stack.rates.get(dtype, 1.0) if has_own_units else 1.0
-        if self.stack.sums_in_16_bits and self.device.format_of(unit_format) == "bf16":
-            efficiency *= self.device.gain_of_16_bit_sums
         if self.device.generation.matrix_units:
             efficiency *= self.stack.product
-        return self.device.product_rate(unit_format, self.is_training) * efficiency
+        rate = self.device.product_rate(
+            unit_format, self.is_training, self.stack.sums_in_16_bits, decodes_weights=dtype == QUANTIZED
+        )
+        return rate * efficiency
 
     def _depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the slowdown of a matrix product with a short inner axis.

@@ -50,6 +50,7 @@ class AcceleratorGeneration(Record):
     profiled: tuple[str, ...] = ()
     products: dict[str, Share]
     sustained: dict[str, Share]
+    float32_sums: Share
     memory: Share
     cache: Share
     link: Share
@@ -157,7 +158,7 @@ class TimeStack(Record):
     optimizer_flops: float = 0.0
     logit_bytes: float = 6.0
     logit_gradient_bytes: float | None = None
-    unfused_loss_bytes: tuple[float, float] | None = None
+    loss_bytes: dict[str, tuple[float, float]] = {}
     product: Share = 1.0
     pads_rows: bool = False
     rates: dict[str, Share] = {}

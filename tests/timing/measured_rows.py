@@ -53,6 +53,13 @@ STACKS = {
     "aleph-alpha": "aleph-alpha-scaling",
     "flagperf-megatron": "megatron-no-overlap",
     "llm-foundry": "llm-foundry-2023",
+    "xtuner-2024": "deepspeed",
+    "llama-factory": "fsdp2-liger",
+    "llmq": "fsdp2-compile",
+    "peft": "torch",
+    "torchtune": "torch",
+    "torchtune-compile": "torch-compile",
+    "torchtune-fsdp": "fsdp2-compile",
     "torchtitan": "fsdp2",
     "torchtitan-compile": "fsdp2-compile",
     "fms-fsdp": "fsdp2-compile",
@@ -144,9 +151,12 @@ TARGETS = {
     "all": ALL_ADAPTED,
     "joined": ALL_ADAPTED - {"k_proj", "v_proj"},
     "fused": ALL_ADAPTED - {"k_proj", "v_proj", "up_proj"},
+    "no-keys": ALL_ADAPTED - {"k_proj"},
+    "queries-values": frozenset({"q_proj", "v_proj"}),
+    "mlp": ALL_ADAPTED - ADAPTED,
 }
 """Adapted layers of a row → their names; `joined`: queries, keys and values are one layer with one adapter, `fused`:
-both projections of a gated network as well, as in Megatron-Core.
+both projections of a gated network as well, as in Megatron-Core; `no-keys`: torchtune's recipes.
 """
 
 STEP_TOKENS = 8192

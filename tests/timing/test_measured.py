@@ -129,6 +129,11 @@ class TestErrors:
         "train_flagperf_megatron": 0.08,
         "train_flagperf_paddle": 0.16,
         "train_dlperf_v100": 0.08,
+        "train_megatron_releases": 0.10,
+        "train_xtuner_a100": 0.10,
+        "train_ms_swift": 0.08,  # two mixtures at 0.39
+        "train_llmq": 0.27,  # kernels written by hand
+        "finetune_torchtune": 0.09,
     }
 
     @pytest.mark.parametrize(("name", "worst_median"), SETS.items())
