@@ -81,7 +81,7 @@ class Device:
     domain: devices that the link joins.
     link_share, latency: share of the link that a message reaches, and its latency in seconds.
     link_protocols: protocols of a link over which NCCL sends everything; () (default) of links with one latency.
-    gain_of_16_bit_sums: rate of 16-bit products that add in 16 bits over that of sums in float32.
+    gain_of_16_bit_sums: rate of 16-bit products that add in 16 bits over that of sums in float32, as products reach them.
     units: compute units, each of which computes a tile of a product's output at a time; 0 (default) if unknown.
     """
 
@@ -299,7 +299,9 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     peak_rates["bf16"] = max(
         peak_rates["bf16"], peak_rates.get("fp32", 0.0)
     )  # values in 16 bits are multiplied in the faster format
-    generation = accelerator_generation(hardware)
+    known_generation = accelerator_generation(hardware)
+    sum_gain = hardware.float16_accumulation_flops.get("float16", peak_rates["bf16"]) / peak_rates["bf16"]
+    generation = known_generation.with_float32_sums() if sum_gain > 1 else known_generation
     link = hardware.interconnect
     link_rate = float(link.bandwidth_per_direction if link is not None else UNKNOWN_NIC)
     domain_size = (link.domain_size or UNKNOWN_DOMAIN) if link is not None else 1
@@ -320,7 +322,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         nic=float(nic or (hardware.nic.bandwidth_per_direction if hardware.nic is not None else unknown_nic)),
         link_share=pcie_share if is_pcie else generation.link,
         latency=sum(simple_protocol[1:]) if is_pcie else generation.latency,
-        gain_of_16_bit_sums=hardware.float16_accumulation_flops.get("float16", peak_rates["bf16"]) / peak_rates["bf16"],
+        gain_of_16_bit_sums=sum_gain * known_generation.products["bf16"] / generation.products["bf16"],
         units=hardware.compute_units.count if hardware.compute_units is not None else 0,
         link_protocols=pcie_protocols if is_pcie else (),
     )

@@ -41,10 +41,13 @@ def forward_pass(
     """
     timed_pass = time_pass(rank_work(spec, rank_pass), device, time_stack, formats)
     is_decoding = rank_pass.phase == "decode"
-    launch_seconds = (
-        time_stack.host_kernel if is_decoding else max(time_stack.host_kernel, time_stack.host_prompt_kernel)
+    launch_seconds, graph_tokens = (
+        (time_stack.host_kernel, 0)
+        if is_decoding
+        else (max(time_stack.host_kernel, time_stack.host_prompt_kernel), time_stack.prompt_graph_tokens)
     )
-    kernel_seconds = maximum(timed_pass.seconds, timed_pass.launches(time_stack.kernels) * launch_seconds)
+    launches = timed_pass.launches(time_stack.kernels, graph_tokens)
+    kernel_seconds = maximum(timed_pass.seconds, launches * launch_seconds)
     hidden_bytes = 2.0 * timed_pass.work.tokens * spec.hidden_size
     hop_seconds = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
     host_seconds = time_stack.host_step + (time_stack.host_sequence * rank_pass.batch if is_decoding else 0.0)

@@ -153,6 +153,11 @@ which needs a fixed capacity (core/transformer/cuda_graphs.py).
 """
 
 
+GRAPH_SPLITS = frozenset({"attention", "scores", "scan", "state"})
+"""Kinds of kernels that piecewise graphs leave to the host, and between which they capture all others: vLLM's
+`splitting_ops` (vllm/config/compilation.py, `_attention_ops`)."""
+
+
 def _is_captured(kernel: Kernel, captured_modules: Collection[str]) -> bool:
     """Returns whether graphs of these modules have a kernel, so that the host does not launch it."""
     if not captured_modules:
@@ -246,10 +251,20 @@ class TimedPass:
             operation.times * self.work.count(operation.layer) * operation.seconds for operation in self.operations
         )
 
-    def launches(self, kernels: KernelCounts) -> Number:
-        """Returns the number of kernels that the host launches in the forward pass."""
+    def launches(self, kernels: KernelCounts, graph_tokens: int = 0) -> Number:
+        """Returns the number of kernels and graphs that the host launches in the forward pass.
+
+        graph_tokens: most tokens of a pass in which captured graphs launch all kernels between those of `GRAPH_SPLITS`;
+            0 (default) for none.
+        """
         layers = {kernel.layer for kernel in self.work.kernels}
-        return sum(self.work.count(layer) * self.layer_launches(layer, False, kernels) for layer in layers)
+        kernel_count = sum(self.work.count(layer) * self.layer_launches(layer, False, kernels) for layer in layers)
+        if not graph_tokens:
+            return kernel_count
+        split_count = sum(
+            kernel.times * self.work.count(kernel.layer) for kernel in self.work.kernels if kernel.kind in GRAPH_SPLITS
+        )
+        return choose(self.work.tokens <= graph_tokens, 2 * split_count + 1, kernel_count)
 
 
 @frozen

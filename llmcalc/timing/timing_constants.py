@@ -49,6 +49,7 @@ class AcceleratorGeneration(Record):
     vendors: tuple[str, ...] = ()
     profiled: tuple[str, ...] = ()
     products: dict[str, Share]
+    float32_sums: Share
     sustained: dict[str, Share]
     memory: Share
     cache: Share
@@ -78,6 +79,26 @@ class AcceleratorGeneration(Record):
     def is_tested(self) -> bool:
         """Whether any figure of the accelerators was tested on measured runs."""
         return any(figure_source.rows for figure_source in self.sources)
+
+    def with_float32_sums(self) -> AcceleratorGeneration:
+        """Returns the generation with the shares of cards that add 16-bit products in float32 at half of the rate.
+
+        Attention gains as much as products.
+        """
+        if not self.float32_sums:
+            return self
+        gain = self.float32_sums / self.products["bf16"]
+        attention, attention_backward = (
+            (gain * best_share, half_rate_keys)
+            for best_share, half_rate_keys in (self.attention, self.attention_backward)
+        )
+        return self.model_copy(
+            update={
+                "products": {**self.products, "bf16": self.float32_sums},
+                "attention": attention,
+                "attention_backward": attention_backward,
+            }
+        )
 
 
 IDENTITY = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})
@@ -191,6 +212,7 @@ class TimeStack(Record):
     host_kernel: float = 0.0
     host_prompt_kernel: float = 0.0
     host_expert: float = 0.0
+    prompt_graph_tokens: int = Field(0, ge=0)
     captured: tuple[Literal["attn", "mamba", "mlp", "moe", "moe_router"], ...] = ()
     library_layers: bool = False
     dtensor_operation: float = 0.0

@@ -907,3 +907,35 @@ def test_rows_are_of_one_list() -> None:
         "bound",
         "bound_share",
     ]
+
+
+def test_piecewise_graphs_launch_short_prompts() -> None:
+    """vLLM since 0.8 captures steps of up to 512 tokens but for attention, which splits their graphs: of Qwen3 0.6B the
+    host launches 28 times attention and 29 graphs, and every kernel of a longer prompt.
+    """
+    model = load_preset("qwen3-0.6b").model
+    for stack_name, captured in (("vllm", True), ("vllm-2025", True), ("vllm-2024", False)):
+        stack = find_stack(stack_name)
+        short, long = (float(prefill(model, h100(), stack, 1, tokens).parts["kernels"]) for tokens in (512, 513))
+        if captured:
+            assert long > 1.1 * short
+            assert float(prefill(model, h100(), stack, 1, 16).parts["kernels"]) == pytest.approx(
+                max(57 * stack.host_prompt_kernel, float(decode(model, h100(), stack, 1, 16).parts["kernels"])), rel=0.2
+            )
+        else:
+            assert long == pytest.approx(short, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "teraflops"), [("rtx-4090", 159), ("rtx-5090", 209.5), ("rtx-3090", 71), ("l20", 110)]
+)
+def test_half_rates_and_cut_rates_are_reached(accelerator: str, teraflops: float) -> None:
+    """torch's products of bfloat16 (github.com/zzc0721/torch-performance-test-data)."""
+    assert device_of(find_hardware(accelerator)).product_rate("bf16") == pytest.approx(teraflops * 1e12, rel=0.01)
+
+
+def test_sums_in_16_bits_keep_the_share_of_the_full_rate() -> None:
+    """An RTX 4090 adds 16-bit products in 16 bits at 330 TFLOP/s, of which Ada's products reach 0.565."""
+    device = device_of(find_hardware("rtx-4090"))
+    assert device.product_rate("bf16") * device.gain_of_16_bit_sums == pytest.approx(0.565 * 330.4e12)
+    assert device_of(find_hardware("l40s")).gain_of_16_bit_sums == 1.0
