@@ -12,7 +12,7 @@ from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
 from .kernels import RankPass
-from .time_estimator import SIXTEEN_BITS, NumberFormats, TimedPass, time_pass
+from .time_estimator import NARROW_FORMATS, SIXTEEN_BITS, NumberFormats, TimedPass, time_pass
 from .timing_constants import TimeStack
 from .work_recorder import rank_work
 
@@ -46,7 +46,9 @@ def forward_pass(
         if is_decoding
         else (max(time_stack.host_kernel, time_stack.host_prompt_kernel), time_stack.prompt_graph_tokens)
     )
-    launches = timed_pass.launches(time_stack.kernels, graph_tokens)
+    launches = timed_pass.launches(
+        time_stack.kernels, graph_tokens, time_stack.casts_inputs and formats.dtype in NARROW_FORMATS
+    )
     kernel_seconds = maximum(timed_pass.seconds, launches * launch_seconds)
     hidden_bytes = 2.0 * timed_pass.work.tokens * spec.hidden_size
     hop_seconds = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)

@@ -33,6 +33,9 @@ a cast to 4 bits finds the largest magnitude first (transformer_engine/common/ca
 FROZEN_CAST = 0.75
 """Share of these bytes where no gradient of the weight is computed, so that no columns are written."""
 
+NARROW_FORMATS = frozenset({"fp8", "fp4", "int8"})
+"""Formats of products whose inputs, in 16 bits, are cast first."""
+
 QUANTIZED = "quantized"
 """The format of products whose weights the kernel decodes (AWQ, GPTQ, GGUF), to what `TimeStack.quantized` names."""
 
@@ -251,14 +254,21 @@ class TimedPass:
             operation.times * self.work.count(operation.layer) * operation.seconds for operation in self.operations
         )
 
-    def launches(self, kernels: KernelCounts, graph_tokens: int = 0) -> Number:
+    def launches(self, kernels: KernelCounts, graph_tokens: int = 0, casts_inputs: bool = False) -> Number:
         """Returns the number of kernels and graphs that the host launches in the forward pass.
 
+        casts_inputs: whether a kernel before each product casts its input to a narrower format; default false.
         graph_tokens: most tokens of a pass in which captured graphs launch all kernels between those of `GRAPH_SPLITS`;
             0 (default) for none.
         """
         layers = {kernel.layer for kernel in self.work.kernels}
         kernel_count = sum(self.work.count(layer) * self.layer_launches(layer, False, kernels) for layer in layers)
+        if casts_inputs:
+            kernel_count += sum(
+                kernel.times * kernel.launches[0] * self.work.count(kernel.layer)
+                for kernel in self.work.kernels
+                if kernel.kind in ("product", "experts") and not kernel.in_16_bits
+            )
         if not graph_tokens:
             return kernel_count
         split_count = sum(
