@@ -4,12 +4,13 @@
 output tokens, d seconds of a step that decodes C sequences, p seconds of a request's own prompt, and e seconds by which
 the prompt of another request makes the steps of all longer:
 
-    round = p + (C - 1) e + (O - 1) d            in one round every other request has one prompt
+    round = p + s + (C - 1) e + (O - 1) d        in one round every other request has one prompt
     W = (C - 1) e · p / (p + (O - 1) d)          these prompts are spread evenly over a request's own work
-    TTFT = p + W,   TPOT = d + ((C - 1) e - W) / (O - 1),   tokens/s = C O / round
+    TTFT = p + s + W,   TPOT = d + ((C - 1) e - W) / (O - 1),   tokens/s = C O / round
 
-The last one is Little's law (Operations Research 9(3), 1961). It does not depend on W, which only divides the round
-between the first token and the others. For one request these are the seconds of a prompt and of a token.
+where s are the steps that are in flight when a request arrives beside others: half of one, and a further one where the
+host prepares it meanwhile. The last one is Little's law (Operations Research 9(3), 1961). It does not depend on W, which
+only divides the round between the first token and the others. For one request these are the seconds of a prompt and of a token.
 
 Where all requests arrive at once, W is half of the other prompts, in steps that are full of them, or of those of a step
 that takes several: equal requests of a benchmark stay together from answer to answer, because steps with prompts are so
@@ -224,6 +225,15 @@ class Replica:
         return float(self.prompts_pass(1, has_server_delay=True).seconds)
 
     @property
+    def _steps_in_flight(self) -> float:
+        """The mean number of steps that end before that of a request which arrives beside others.
+
+        It arrives in the middle of a step, after which a server that hides the host has a further one scheduled (vLLM's
+        step_with_batch_queue in v1/engine/core.py, event_loop_overlap of SGLang's scheduler).
+        """
+        return 1.5 if self.stack.hides_host else 0.5
+
+    @property
     def most_prompts(self) -> float:
         """The maximum number of prompts per step; a long prompt takes several steps."""
         return 1.0 if self.step_tokens is None else max(1.0, self.step_tokens / self.requests.computed_tokens)
@@ -284,7 +294,8 @@ class Replica:
         burst_wait = max(
             prompt_wait, (concurrent_requests + prompts_in_step - 1) / 2 * added_seconds_per_prompt(prompts_in_step)
         )
-        ttft, ttft_of_burst = prompt_seconds + prompt_wait, prompt_seconds + burst_wait
+        ttft = prompt_seconds + prompt_wait + self._steps_in_flight * step_seconds
+        ttft_of_burst = max(ttft, prompt_seconds + burst_wait)
         return LoadLatencies(concurrency, self.requests.output, ttft, tpot, ttft_of_burst)
 
 

@@ -80,7 +80,8 @@ def test_more_requests_give_more_tokens_and_longer_waits(name: str, requests: Re
     server = replica(name, requests, stack=stack)
     loads = [server.latencies(2**i) for i in range(11)]
     for fewer, more in pairwise(loads):
-        assert more.output_tokens_per_second >= fewer.output_tokens_per_second * 0.9999
+        share = 0.8 if stack.prompt_graph_tokens else 0.9999  # the host launches steps beyond the captured sizes
+        assert more.output_tokens_per_second >= fewer.output_tokens_per_second * share
         assert more.end_to_end_seconds >= fewer.end_to_end_seconds
         assert more.tpot >= fewer.tpot * 0.9999
 
@@ -101,15 +102,17 @@ def test_little_s_law_and_every_prompt_is_somewhere(concurrency: int) -> None:
 @pytest.mark.parametrize("concurrency", [2, 16, 300])
 def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurrency: int, mixed: bool) -> None:
     """Of their seconds, (C − 1) e, the wait for the first token has the share p / (p + (O − 1) d), and where all arrive
-    at once half of the others' prompts, in steps that are full of them.
+    at once half of the others' prompts, in steps that are full of them. Before that a request waits for the steps in
+    flight, one and a half where the next one is scheduled meanwhile.
     """
     server = replica(stack=VLLM.model_copy(update={"mixed_steps": mixed}))
     load, token_pass = server.latencies(concurrency), server.decoding_pass(concurrency)
     prompt = server.prompt_seconds + (seconds_beside_prompts(token_pass) if mixed else 0.0)  # p: a prompt of one step
     further = 1023 * token_pass.seconds
-    others = load.end_to_end_seconds - prompt - further
+    in_flight = 1.5 * token_pass.seconds
+    others = load.end_to_end_seconds - prompt - in_flight - further
     assert others > 0
-    assert (load.ttft - prompt) / others == pytest.approx(prompt / (prompt + further), rel=1e-9)
+    assert (load.ttft - prompt - in_flight) / others == pytest.approx(prompt / (prompt + further), rel=1e-9)
     at_once = min(8, concurrency)  # prompts of 1024 tokens in a step of 8192
     saved = token_pass.seconds - seconds_beside_prompts(token_pass) if mixed else 0.0
     of_each = (server.prompts_pass(at_once).seconds - saved) / at_once
