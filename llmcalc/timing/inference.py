@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import field
 
-from ..algebra import Number, are_equal, maximum
+from ..algebra import Number, are_equal, ceil_div, maximum
 from ..errors import InputError
 from ..frozen import frozen
 from ..model import ModelSpec
@@ -37,7 +37,8 @@ def forward_pass(
 ) -> InferencePass:
     """Returns the seconds of one forward pass. pp: the pipeline stages that the pass goes through in turn.
 
-    Without a captured graph, kernels cannot run faster than the host launches them.
+    Without a captured graph, kernels cannot run faster than the host launches them. Where the batches of a prompt run as a
+    pipeline, the last one leaves the last stage after as many turns as there are batches and further stages.
     """
     timed_pass = time_pass(rank_work(spec, rank_pass), device, time_stack, formats)
     is_decoding = rank_pass.phase == "decode"
@@ -50,6 +51,9 @@ def forward_pass(
         time_stack.kernels, graph_tokens, time_stack.casts_inputs and formats.dtype in NARROW_FORMATS
     )
     kernel_seconds = maximum(timed_pass.seconds, launches * launch_seconds)
+    if time_stack.pipelines_prompts and not is_decoding:
+        prompt_batches = ceil_div(timed_pass.work.tokens, time_stack.prompt_batch)
+        kernel_seconds *= (prompt_batches + pp - 1) / (prompt_batches * pp)
     hidden_bytes = 2.0 * timed_pass.work.tokens * spec.hidden_size
     hop_seconds = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
     host_seconds = time_stack.host_step + (time_stack.host_sequence * rank_pass.batch if is_decoding else 0.0)

@@ -187,6 +187,7 @@ class TimeStack(Record):
     reads_before_products: bool = False
     vector_kernels: bool = False
     prompt_batch: int = Field(0, ge=0)
+    pipelines_prompts: bool = False
     halves_float32: bool = False
     four_bit_scheme: str | None = None
     expert_weights: Share = 1.0

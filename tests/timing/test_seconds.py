@@ -939,3 +939,23 @@ def test_sums_in_16_bits_keep_the_share_of_the_full_rate() -> None:
     device = device_of(find_hardware("rtx-4090"))
     assert device.product_rate("bf16") * device.gain_of_16_bit_sums == pytest.approx(0.565 * 330.4e12)
     assert device_of(find_hardware("l40s")).gain_of_16_bit_sums == 1.0
+
+
+def test_batches_of_a_prompt_run_as_a_pipeline_in_llama_cpp() -> None:
+    """Four cards with layers of their own take 1 + 3 turns of a quarter for 512 tokens and 8 + 3 for 4,096."""
+    model, stack = load_preset("llama3-8b").model, find_stack("llamacpp")
+    for tokens, turns in ((512, 4), (4096, 11)):
+        whole, divided = (
+            float(prefill(model, h100(), stack, 1, tokens, layout=Layout(pp=pp)).parts["kernels"]) for pp in (1, 4)
+        )
+        assert divided / whole == pytest.approx(turns / (4 * -(-tokens // 512)))
+
+
+def test_casts_of_narrow_formats_are_launches_of_a_prompt() -> None:
+    """vLLM's host launches a kernel before each of the four products of a layer, which casts its input to 8 bits."""
+    model, narrow = load_preset("qwen3-0.6b").model, NumberFormats("fp8", 8)
+    wide, cast = (
+        float(prefill(model, h100(), VLLM, 1, 1024, formats=formats).parts["kernels"])
+        for formats in (NumberFormats(), narrow)
+    )
+    assert cast - wide == pytest.approx(28 * 4 * VLLM.host_prompt_kernel)
