@@ -239,8 +239,7 @@ class ServeOptions:
     acceptance: Annotated[
         float | None,
         of_load(
-            "Chance that a drafted token is accepted (0.7), or tokens of a step as engines print them (acceptance length, "
-            "2.8); --draft needs it.",
+            "Chance that a drafted token is accepted (0.7), or the acceptance length that engines print (2.8).",
             parse=parse_acceptance,
             metavar="P|LENGTH",
         ),
