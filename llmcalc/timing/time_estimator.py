@@ -409,9 +409,13 @@ class TimeEstimator:
             weight *= self._prompt_passes(kernel)
             weight_bytes, value_bytes = self._weight_bytes(kernel, weight), 2.0 * m * (k + n)
             vector_seconds = weight_bytes / self.vector_rate(kernel)
+            copied_bytes = self._copied_bytes(kernel, dtype, weight)
+            read_bytes = choose(copied_bytes > 0, copied_bytes, weight_bytes)
             if dtype != QUANTIZED or not self.stack.reads_before_products:
-                read_seconds = device.memory_seconds(weight_bytes + value_bytes)
+                read_seconds = device.memory_seconds(read_bytes + value_bytes)
                 yield False, compute_seconds, maximum(read_seconds, vector_seconds)
+                if self.stack.copies_weights_from:
+                    yield False, 0.0, device.memory_seconds(choose(copied_bytes > 0, weight_bytes + copied_bytes, 0.0))
                 return
             read_before = choose(self._is_vector(kernel), 0.0, weight_bytes)
             read_seconds = device.memory_seconds(weight_bytes - read_before + value_bytes)
@@ -501,6 +505,16 @@ class TimeEstimator:
             return 1.0
         tile_rows = DECODED_TILE_ROWS if dtype == QUANTIZED else self.device.generation.tile_rows
         return maximum(1.0, tile_rows / kernel.m)
+
+    def _copied_bytes(self, kernel: Kernel, dtype: str, elements: Number) -> Number:
+        """Returns the bytes of the 16-bit copies of quantized weights that a product of many tokens multiplies.
+
+        0 for a kernel that decodes the weights that it multiplies. elements: of the weights, in all passes.
+        """
+        fewest_tokens = self.stack.copies_weights_from
+        if dtype != QUANTIZED or not fewest_tokens or not self.device.generation.matrix_units:
+            return 0.0
+        return choose(kernel.m >= fewest_tokens, 2.0 * elements, 0.0)
 
     def _prompt_passes(self, kernel: Kernel) -> Number:
         """The number of passes over the weights in which software computes a prompt's tokens."""

@@ -185,6 +185,7 @@ class TimeStack(Record):
     sums_in_16_bits: bool = False
     quantized: Literal["bf16", "int8"] = "bf16"
     reads_before_products: bool = False
+    copies_weights_from: int = Field(0, ge=0)
     vector_kernels: bool = False
     prompt_batch: int = Field(0, ge=0)
     pipelines_prompts: bool = False

@@ -959,3 +959,15 @@ def test_casts_of_narrow_formats_are_launches_of_a_prompt() -> None:
         for formats in (NumberFormats(), narrow)
     )
     assert cast - wide == pytest.approx(28 * 4 * VLLM.host_prompt_kernel)
+
+
+def test_copies_of_quantized_weights_are_written_and_read() -> None:
+    """llama.cpp until May 2024 decoded the weights of prompts of more than 64 tokens to copies in 16 bits."""
+    model, stack = load_preset("llama3-8b").model, find_stack("llamacpp-2024")
+    formats = NumberFormats("quantized", 4.5, head_bits=4.5)
+    few, many = (float(prefill(model, h100(), stack, 1, tokens, formats=formats).seconds) for tokens in (64, 65))
+    weights = 32 * (4096 * (4096 + 4096 + 2048) + 3 * 4096 * 14336)
+    assert many - few == pytest.approx(h100().memory_seconds(weights * (4.5 / 8 + 2 + 2 - 4.5 / 8)), rel=0.1)
+    device = device_of(find_hardware("m3-max"))
+    few, many = (float(prefill(model, device, stack, 1, tokens, formats=formats).seconds) for tokens in (64, 65))
+    assert many == pytest.approx(few, rel=0.03)
