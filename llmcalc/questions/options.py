@@ -61,12 +61,15 @@ def parse_share(option_name: str, option_value: Any) -> float:
 
 
 def parse_acceptance(option_name: str, option_value: Any) -> float:
-    """Parses the chance that a drafted token is accepted, or the mean tokens of a step, above 1. Raises `InputError`."""
+    """Parses the chance that a drafted token is accepted, or the mean tokens of a step, above 1.
+
+    Raises `InputError` for other values.
+    """
     text_match = re.fullmatch(r"[0-9]{0,2}(\.[0-9]{1,9})?", str(option_value).strip())
     if text_match is None or not text_match[0] or isinstance(option_value, bool) or float(text_match[0]) == 1:
         raise InputError(
-            f"{option_name}: {shown(option_value)}; expected a chance below 1, such as 0.7, or the tokens of a step above "
-            "1, such as 2.8"
+            f"{option_name}: {shown(option_value)}; expected a chance below 1, such as 0.7, or the tokens of a step "
+            "above 1, such as 2.8"
         )
     return float(text_match[0])
 

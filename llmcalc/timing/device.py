@@ -81,7 +81,8 @@ class Device:
     domain: devices that the link joins.
     link_share, latency: share of the link that a message reaches, and its latency in seconds.
     link_protocols: protocols of a link over which NCCL sends everything; () (default) of links with one latency.
-    gain_of_16_bit_sums: rate of 16-bit products that add in 16 bits over that of sums in float32, as products reach them.
+    gain_of_16_bit_sums: rate of 16-bit products that add in 16 bits over that of sums in float32, both as products
+        reach them.
     units: compute units, each of which computes a tile of a product's output at a time; 0 (default) if unknown.
     """
 

@@ -37,8 +37,8 @@ def forward_pass(
 ) -> InferencePass:
     """Returns the seconds of one forward pass. pp: the pipeline stages that the pass goes through in turn.
 
-    Without a captured graph, kernels cannot run faster than the host launches them. Where the batches of a prompt run as a
-    pipeline, the last one leaves the last stage after as many turns as there are batches and further stages.
+    Without a captured graph, kernels cannot run faster than the host launches them. Where the batches of a prompt run
+    as a pipeline, the last one leaves the last stage after as many turns as there are batches and further stages.
     """
     timed_pass = time_pass(rank_work(spec, rank_pass), device, time_stack, formats)
     is_decoding = rank_pass.phase == "decode"

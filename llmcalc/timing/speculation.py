@@ -21,7 +21,6 @@ from .inference import forward_pass, prefill, rank_pass
 from .time_estimator import SIXTEEN_BITS, NumberFormats
 from .timing_constants import TimeStack
 
-
 BISECTIONS = 60
 """Halvings of the interval in which the chance of a drafted token is sought."""
 
@@ -34,8 +33,8 @@ def tokens_of_step(tokens: int, acceptance: float) -> float:
 def acceptance_of_length(length: float, tokens: int) -> float:
     """Returns the chance that a drafted token is accepted, from the mean number of tokens that a step generates.
 
-    Engines print that number: vLLM as `Mean acceptance length`, SGLang as `accept len`. Three digits. Raises `InputError`
-    for one that `tokens` drafted tokens cannot reach.
+    Engines print that number: vLLM as `Mean acceptance length`, SGLang as `accept len`. Three digits.
+    Raises `InputError` for one that `tokens` drafted tokens cannot reach.
     """
     if length >= tokens + 1:
         raise InputError(
