@@ -9,9 +9,9 @@ the prompt of another request makes the steps of all longer:
     TTFT = p + s + W,   TPOT = d + ((C - 1) e - W) / (O - 1),   tokens/s = C O / round
 
 where s are the steps in flight when a request arrives beside others: half of one, and a further one where the host
-prepares it meanwhile. The last one is Little's law (Operations Research 9(3), 1961). It does not depend on W, which only
-divides the round between the first token and the others. For one request these are the seconds of a prompt and of
-a token.
+prepares it meanwhile. The last one is Little's law (Operations Research 9(3), 1961). It does not depend on W, which
+only divides the round between the first token and the others. For one request these are the seconds of a prompt and
+of a token.
 
 Where all requests arrive at once, W is half of the other prompts, in steps that are full of them, or of those of a step
 that takes several: equal requests of a benchmark stay together from answer to answer, because steps with prompts are so
