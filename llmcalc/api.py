@@ -602,7 +602,8 @@ def serve(
     ttft, tpot: most seconds to the first token and of each further token ("300ms"). prefix_hit: share of a prompt
         that is cached. mem_fraction_static: share of the memory for weights and cache, of SGLang.
     draft: what drafts tokens: a model in any form, `mtp` (the model's own modules) or `ngram` (its text);
-        acceptance: chance that a drafted token is accepted; draft_tokens: tokens drafted in a step, default 3.
+        acceptance: chance that a drafted token is accepted, or the tokens of a step, as engines print them (2.8);
+        draft_tokens: tokens drafted in a step, default 3.
     disaggregate: "auto" for replicas of their own for prompts, or how many for how many that decode ("1:3").
     devices, tp, pp, dp, ep: the layout, which is the only one then; devices alone are those of the whole server.
     stack, nic, calibrate: as of `time`. options: `set`, `head`, `allow_unknown`.

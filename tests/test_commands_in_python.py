@@ -328,7 +328,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.flops("gpt2", users=2, phase="training"), "--users: training has no users"),
     (lambda: llmcalc.time("gpt2", "h100", server="yes"), "--server: 'yes' is not a truth value"),  # type: ignore[arg-type]
     (lambda: llmcalc.time("no model", "h100", nic=0), "--nic: 0; expected GB/s"),  # before the model is read
-    (lambda: llmcalc.serve("no model", "h100", 1, 1, acceptance=2), "--acceptance: 2; expected a share"),
+    (lambda: llmcalc.serve("no model", "h100", 1, 1, acceptance=1), "--acceptance: 1; expected a chance below 1"),
     (lambda: llmcalc.cost("no model", "h100", step="1 day"), "--step: '1 day'; expected a duration"),
     (lambda: llmcalc.kv("gpt2", kv_dtype="bf17"), "--kv-dtype: unknown cache format 'bf17'"),
     (lambda: llmcalc.kv("gpt2", seq="32z"), "--seq: '32z' is not"),

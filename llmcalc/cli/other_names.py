@@ -26,6 +26,12 @@ OTHER_NAMES = {
     "--phase training": "--train --training --finetune --fine-tune --backward",
     "--phase inference": "--inference --infer --serving",
     "--phase decode": "--decode --generation",
+    "--draft TARGET": "--draft-model --speculative-model --speculative-draft-model-path",
+    "--draft-tokens N": "--num-speculative-tokens --speculative-tokens --speculative-num-draft-tokens",
+    "--acceptance P": "--acceptance-length --acceptance-rate",
+    "--phase decode without a draft, or llmcalc serve --draft TARGET --acceptance P": "--draft --acceptance "
+    "--draft-tokens --draft-model --speculative-model --num-speculative-tokens --speculative-tokens "
+    "--acceptance-length --acceptance-rate",
     "--phase prefill": "--prefill",
     "--dtype": "--torch-dtype --data-type --weight-dtype --weights-dtype",
     "--dtype bf16": "--bf16 --bfloat16",

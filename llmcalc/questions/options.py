@@ -60,6 +60,20 @@ def parse_share(option_name: str, option_value: Any) -> float:
     return float(text_match[0])
 
 
+def parse_acceptance(option_name: str, option_value: Any) -> float:
+    """Parses the chance that a drafted token is accepted, or the mean tokens of a step, above 1.
+
+    Raises `InputError` for other values.
+    """
+    text_match = re.fullmatch(r"[0-9]{0,2}(\.[0-9]{1,9})?", str(option_value).strip())
+    if text_match is None or not text_match[0] or isinstance(option_value, bool) or float(text_match[0]) == 1:
+        raise InputError(
+            f"{option_name}: {shown(option_value)}; expected a chance below 1, such as 0.7, or the tokens of a step "
+            "above 1, such as 2.8"
+        )
+    return float(text_match[0])
+
+
 def _parse_count(option_name: str, option_value: Any) -> int:
     return parse_count(str(option_value), option_name)
 
@@ -227,7 +241,11 @@ class ServeOptions:
     ] = None
     acceptance: Annotated[
         float | None,
-        of_load("Chance that a drafted token is accepted (0.7); --draft needs it.", parse=parse_share, metavar="P"),
+        of_load(
+            "Chance that a drafted token is accepted (0.7), or the acceptance length that engines print (2.8).",
+            parse=parse_acceptance,
+            metavar="P|LENGTH",
+        ),
     ] = None
     draft_tokens: Annotated[
         int | None, of_load(f"Tokens that are drafted in a step; default {DRAFT_TOKENS}.", most=64)

@@ -200,7 +200,7 @@ def _speculation_of_options(
     Raises `InputError` for options that lack one another, and a draft that does not fit the model.
     """
     from ..costs.draft import check_draft, states_reader_of
-    from ..timing.speculation import Speculation
+    from ..timing.speculation import Speculation, acceptance_of_length
 
     typed_options = [field for field in ("acceptance", "draft_tokens") if getattr(options, field) is not None]
     if options.draft is None:
@@ -225,7 +225,8 @@ def _speculation_of_options(
         reads_states = states_reader_of(draft.model) is not None
         check_draft(preset.model, draft.model, preset.name, f"--draft {draft.name}", not reads_states)
     spec = None if draft is None else draft.model
-    return Speculation(tokens, options.acceptance, spec, draft_method == "mtp"), engine_record.draft_flags(
+    acceptance = options.acceptance if options.acceptance < 1 else acceptance_of_length(options.acceptance, tokens)
+    return Speculation(tokens, acceptance, spec, draft_method == "mtp"), engine_record.draft_flags(
         draft_method, draft, tokens
     )
 

@@ -110,20 +110,16 @@ class Device:
         """Returns the number format of matrix products in `dtype`; bf16 if tensor cores lack `dtype`."""
         return dtype if dtype in self.peaks and dtype in self.generation.products else "bf16"
 
-    def product_rate(
-        self, dtype: str, is_sustained: bool = False, sums_in_16_bits: bool = False, decodes_weights: bool = False
-    ) -> float:
+    def product_rate(self, dtype: str, is_sustained: bool = False, sums_in_16_bits: bool = False) -> float:
         """Returns the FLOP/s of large matrix products. is_sustained: under load for hours; default false.
 
         sums_in_16_bits: whether 16-bit products add in 16 bits; default false, which is in float32.
-        decodes_weights: whether the kernel decodes its weights, which takes the time of the units' other half; default
-        false.
         """
         units_format = self.format_of(dtype)
         share = self.generation.products[units_format]
         if sums_in_16_bits and units_format == "bf16":
             share *= self.gains_of_16_bit_sums.get(units_format, 1.0)
-        elif not decodes_weights:
+        else:
             share = self._share_with_float32_sums(share, units_format)
         return self.peaks[units_format] * share * (self.sustained_share(units_format) if is_sustained else 1.0)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import field
 
-from ..algebra import Number, are_equal, maximum
+from ..algebra import Number, are_equal, ceil_div, maximum
 from ..errors import InputError
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
 from .kernels import RankPass
-from .time_estimator import SIXTEEN_BITS, NumberFormats, TimedPass, time_pass
+from .time_estimator import NARROW_FORMATS, SIXTEEN_BITS, NumberFormats, TimedPass, time_pass
 from .timing_constants import TimeStack
 from .work_recorder import rank_work
 
@@ -37,14 +37,23 @@ def forward_pass(
 ) -> InferencePass:
     """Returns the seconds of one forward pass. pp: the pipeline stages that the pass goes through in turn.
 
-    Without a captured graph, kernels cannot run faster than the host launches them.
+    Without a captured graph, kernels cannot run faster than the host launches them. Where the batches of a prompt run
+    as a pipeline, the last one leaves the last stage after as many turns as there are batches and further stages.
     """
     timed_pass = time_pass(rank_work(spec, rank_pass), device, time_stack, formats)
     is_decoding = rank_pass.phase == "decode"
-    launch_seconds = (
-        time_stack.host_kernel if is_decoding else max(time_stack.host_kernel, time_stack.host_prompt_kernel)
+    launch_seconds, graph_tokens = (
+        (time_stack.host_kernel, 0)
+        if is_decoding
+        else (max(time_stack.host_kernel, time_stack.host_prompt_kernel), time_stack.prompt_graph_tokens)
     )
-    kernel_seconds = maximum(timed_pass.seconds, timed_pass.launches(time_stack.kernels) * launch_seconds)
+    launches = timed_pass.launches(
+        time_stack.kernels, graph_tokens, time_stack.casts_inputs and formats.dtype in NARROW_FORMATS
+    )
+    kernel_seconds = maximum(timed_pass.seconds, launches * launch_seconds)
+    if time_stack.pipelines_prompts and not is_decoding:
+        prompt_batches = ceil_div(timed_pass.work.tokens, time_stack.prompt_batch)
+        kernel_seconds *= (prompt_batches + pp - 1) / (prompt_batches * pp)
     hidden_bytes = 2.0 * timed_pass.work.tokens * spec.hidden_size
     hop_seconds = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
     host_seconds = time_stack.host_step + (time_stack.host_sequence * rank_pass.batch if is_decoding else 0.0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from ..algebra import Number
 from ..costs.draft import states_reader_of
+from ..errors import InputError
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout
@@ -19,6 +20,32 @@ from .device import Device
 from .inference import forward_pass, prefill, rank_pass
 from .time_estimator import SIXTEEN_BITS, NumberFormats
 from .timing_constants import TimeStack
+
+BISECTIONS = 60
+"""Halvings of the interval in which the chance of a drafted token is sought."""
+
+
+def tokens_of_step(tokens: int, acceptance: float) -> float:
+    """Returns the mean number of tokens that a step of `tokens` drafted ones generates."""
+    return (1 - acceptance ** (tokens + 1)) / (1 - acceptance)
+
+
+def acceptance_of_length(length: float, tokens: int) -> float:
+    """Returns the chance that a drafted token is accepted, from the mean number of tokens that a step generates.
+
+    Engines print that number: vLLM as `Mean acceptance length`, SGLang as `accept len`. Three digits.
+    Raises `InputError` for one that `tokens` drafted tokens cannot reach.
+    """
+    if length >= tokens + 1:
+        raise InputError(
+            f"--acceptance {length:g}: a step of {tokens} drafted tokens generates fewer than {tokens + 1}; "
+            f"expected less, or --draft-tokens {int(length)} or more"
+        )
+    low, high = 0.0, 1.0
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tokens_of_step(tokens, middle) < length else (low, middle)
+    return round(low, 3)
 
 
 @frozen
@@ -38,7 +65,7 @@ class Speculation:
     @property
     def tokens_per_step(self) -> float:
         """The mean number of tokens that a step generates."""
-        return (1 - self.acceptance ** (self.tokens + 1)) / (1 - self.acceptance)
+        return tokens_of_step(self.tokens, self.acceptance)
 
     @property
     def drafts_a_block(self) -> bool:

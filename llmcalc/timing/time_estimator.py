@@ -33,6 +33,9 @@ a cast to 4 bits finds the largest magnitude first (transformer_engine/common/ca
 FROZEN_CAST = 0.75
 """Share of these bytes where no gradient of the weight is computed, so that no columns are written."""
 
+NARROW_FORMATS = frozenset({"fp8", "fp4", "int8"})
+"""Formats of products whose inputs, in 16 bits, are cast first."""
+
 QUANTIZED = "quantized"
 """The format of products whose weights the kernel decodes (AWQ, GPTQ, GGUF), to what `TimeStack.quantized` names."""
 
@@ -153,6 +156,11 @@ which needs a fixed capacity (core/transformer/cuda_graphs.py).
 """
 
 
+GRAPH_SPLITS = frozenset({"attention", "scores", "scan", "state"})
+"""Kinds of kernels that piecewise graphs leave to the host, and between which they capture all others: vLLM's
+`splitting_ops` (vllm/config/compilation.py, `_attention_ops`)."""
+
+
 def _is_captured(kernel: Kernel, captured_modules: Collection[str]) -> bool:
     """Returns whether graphs of these modules have a kernel, so that the host does not launch it."""
     if not captured_modules:
@@ -246,10 +254,27 @@ class TimedPass:
             operation.times * self.work.count(operation.layer) * operation.seconds for operation in self.operations
         )
 
-    def launches(self, kernels: KernelCounts) -> Number:
-        """Returns the number of kernels that the host launches in the forward pass."""
+    def launches(self, kernels: KernelCounts, graph_tokens: int = 0, casts_inputs: bool = False) -> Number:
+        """Returns the number of kernels and graphs that the host launches in the forward pass.
+
+        casts_inputs: whether a kernel before each product casts its input to a narrower format; default false.
+        graph_tokens: most tokens of a pass in which captured graphs launch all kernels between those of `GRAPH_SPLITS`;
+            0 (default) for none.
+        """
         layers = {kernel.layer for kernel in self.work.kernels}
-        return sum(self.work.count(layer) * self.layer_launches(layer, False, kernels) for layer in layers)
+        kernel_count = sum(self.work.count(layer) * self.layer_launches(layer, False, kernels) for layer in layers)
+        if casts_inputs:
+            kernel_count += sum(
+                kernel.times * kernel.launches[0] * self.work.count(kernel.layer)
+                for kernel in self.work.kernels
+                if kernel.kind in ("product", "experts") and not kernel.in_16_bits
+            )
+        if not graph_tokens:
+            return kernel_count
+        split_count = sum(
+            kernel.times * self.work.count(kernel.layer) for kernel in self.work.kernels if kernel.kind in GRAPH_SPLITS
+        )
+        return choose(self.work.tokens <= graph_tokens, 2 * split_count + 1, kernel_count)
 
 
 @frozen
@@ -286,10 +311,7 @@ class TimeEstimator:
         efficiency = self.stack.rates.get(dtype, 1.0) if has_own_units else 1.0
         if self.device.generation.matrix_units:
             efficiency *= self.stack.product
-        rate = self.device.product_rate(
-            unit_format, self.is_training, self.stack.sums_in_16_bits, decodes_weights=dtype == QUANTIZED
-        )
-        return rate * efficiency
+        return self.device.product_rate(unit_format, self.is_training, self.stack.sums_in_16_bits) * efficiency
 
     def _depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the slowdown of a matrix product with a short inner axis.
@@ -385,9 +407,13 @@ class TimeEstimator:
             weight *= self._prompt_passes(kernel)
             weight_bytes, value_bytes = self._weight_bytes(kernel, weight), 2.0 * m * (k + n)
             vector_seconds = weight_bytes / self.vector_rate(kernel)
+            copied_bytes = self._copied_bytes(kernel, dtype, weight)
+            read_bytes = choose(copied_bytes > 0, copied_bytes, weight_bytes)
             if dtype != QUANTIZED or not self.stack.reads_before_products:
-                read_seconds = device.memory_seconds(weight_bytes + value_bytes)
+                read_seconds = device.memory_seconds(read_bytes + value_bytes)
                 yield False, compute_seconds, maximum(read_seconds, vector_seconds)
+                if self.stack.copies_weights_from:
+                    yield False, 0.0, device.memory_seconds(choose(copied_bytes > 0, weight_bytes + copied_bytes, 0.0))
                 return
             read_before = choose(self._is_vector(kernel), 0.0, weight_bytes)
             read_seconds = device.memory_seconds(weight_bytes - read_before + value_bytes)
@@ -477,6 +503,16 @@ class TimeEstimator:
             return 1.0
         tile_rows = DECODED_TILE_ROWS if dtype == QUANTIZED else self.device.generation.tile_rows
         return maximum(1.0, tile_rows / kernel.m)
+
+    def _copied_bytes(self, kernel: Kernel, dtype: str, elements: Number) -> Number:
+        """Returns the bytes of the 16-bit copies of quantized weights that a product of many tokens multiplies.
+
+        0 for a kernel that decodes the weights that it multiplies. elements: of the weights, in all passes.
+        """
+        fewest_tokens = self.stack.copies_weights_from
+        if dtype != QUANTIZED or not fewest_tokens or not self.device.generation.matrix_units:
+            return 0.0
+        return choose(kernel.m >= fewest_tokens, 2.0 * elements, 0.0)
 
     def _prompt_passes(self, kernel: Kernel) -> Number:
         """The number of passes over the weights in which software computes a prompt's tokens."""

@@ -165,8 +165,10 @@ class TimeStack(Record):
     sums_in_16_bits: bool = False
     quantized: Literal["bf16", "int8"] = "bf16"
     reads_before_products: bool = False
+    copies_weights_from: int = Field(0, ge=0)
     vector_kernels: bool = False
     prompt_batch: int = Field(0, ge=0)
+    pipelines_prompts: bool = False
     halves_float32: bool = False
     four_bit_scheme: str | None = None
     expert_weights: Share = 1.0
@@ -192,6 +194,8 @@ class TimeStack(Record):
     host_kernel: float = 0.0
     host_prompt_kernel: float = 0.0
     host_expert: float = 0.0
+    prompt_graph_tokens: int = Field(0, ge=0)
+    casts_inputs: bool = False
     captured: tuple[Literal["attn", "mamba", "mlp", "moe", "moe_router"], ...] = ()
     library_layers: bool = False
     dtensor_operation: float = 0.0

@@ -160,7 +160,7 @@ def test_modules_of_multi_token_prediction_draft() -> None:
         (("--acceptance", "0.7"), "--acceptance: is of a draft; expected --draft"),
         (("--draft-tokens", "2"), "--draft-tokens: is of a draft; expected --draft"),
         (("--draft", "ngram"), "expected --acceptance, such as 0.7"),
-        (("--draft", "ngram", "--acceptance", "1"), "--acceptance: '1'; expected a share from 0 to below 1"),
+        (("--draft", "ngram", "--acceptance", "1"), "--acceptance: '1'; expected a chance below 1"),
         (("--draft", "mtp", "--acceptance", "0.5"), "--draft mtp: the model has no modules"),
         (("--draft", "bert-base-uncased", "--acceptance", "0.5"), "tokens are drafted by a decoder"),
         (("--draft", "ngram", "--acceptance", "0.5", "--draft-tokens", "99"), "--draft-tokens: 99 is too large"),

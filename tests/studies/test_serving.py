@@ -194,6 +194,15 @@ def test_drafted_tokens_are_what_was_never_tested(run: Any) -> None:
     assert not any("on this device was never tested" in note for note in notes)
 
 
+def test_the_accepted_length_states_the_chance(run: Any) -> None:
+    """Three drafted tokens of which a step generates 2.533 are each accepted with the chance 0.7: 1 + a + a² + a³."""
+    words = (*MODEL, "--tp", "1", "--draft", "ngram", "--concurrency", "1")
+    by_chance, by_length = (serve(run, *words, "--acceptance", value) for value in ("0.7", "2.533"))
+    assert by_length["speculation"] == by_chance["speculation"]
+    assert by_length["chosen"] == by_chance["chosen"]
+    assert "a step of 3 drafted tokens generates fewer than 4" in run("serve", *words, "--acceptance", "4").error
+
+
 def test_a_draft_with_another_vocabulary_is_refused_as_the_engine_does(run: Any) -> None:
     words = ("qwen3-4b", *MODEL[1:], "--draft", "llama3.2-1b", "--acceptance", "0.7")
     refusal = run("serve", *words).error

@@ -260,10 +260,8 @@ def _stack(software: str, tokens: int = 0) -> TimeStack:
     """The stack of a row. software: its name, and its version after `==`. tokens: of a sequence of inference."""
     software, _, version = software.partition("==")
     name = STACKS.get(software, software)
-    if name == "vllm" and version and _before(version, (0, 7)):
-        name = "vllm-2024"
-    elif name == "vllm" and version and _before(version, (0, 8)) and tokens > EAGER_FROM:
-        name = "vllm-eager"
+    if name == "vllm" and version and _before(version, (0, 8)):
+        name = "vllm-eager" if tokens > EAGER_FROM and not _before(version, (0, 7)) else "vllm-2024"
     elif name == "vllm" and version and _before(version, (0, 14)):
         name = "vllm-2025"
     elif name == "sglang" and _before(version or "0", (0, 5, 14)):
