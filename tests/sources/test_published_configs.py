@@ -103,6 +103,30 @@ def test_the_size_of_colberts_vectors_stands_beside_its_config(tmp_path: Path) -
         describe_config(tmp_path / "config.json")
 
 
+def test_hidden_states_of_nv_embed_attend_to_latents() -> None:
+    """nvidia/NV-Embed-v2: 7.85 B parameters in its index; modeling_nvembed.py, `LatentAttentionModel`.
+
+    Beside Mistral's 7,110,660,096 without its head: 512 latents, queries, keys, values and the output of 8 heads of
+    4,096, three norms, and a gated network of four times the width with biases.
+    """
+    latents = {"num_latents_value": 512, "num_cross_heads": 8, "cross_dim_head": 4096, "latent_dim": 4096}
+    config: dict[str, Any] = {
+        "model_type": "nvembed",
+        "architectures": ["NVEmbedModel"],
+        "latent_attention_config": {**latents, "hidden_dim": 4096, "output_normalize": True},
+        "text_config": {"model_type": "bidir_mistral", "num_key_value_heads": 8},
+    }
+    width, heads = 4096, 8 * 4096
+    network = width * 8 * width + 8 * width + 4 * width * width + width
+    head = 512 * width + 4 * width * heads + 3 * 2 * width + network
+    description = describe_data(config)
+    assert ModelSpec.model_validate(description["model"]).tree().total(total_params_of) == 7_110_660_096 + head
+    assert head == 740_356_096
+    config["latent_attention_config"]["latent_dim"] = 2048
+    with pytest.raises(InputError, match="latent_dim: 2048; expected one of 4096"):
+        describe_data(config)
+
+
 @pytest.mark.parametrize(("cls", "patch"), [("ChronosBoltModelForForecasting", 16), ("Chronos2Model", 16)])
 def test_patches_of_time_series_are_refused(cls: str, patch: int) -> None:
     """amazon/chronos-bolt-base and amazon/chronos-2 state the model type of T5, and have other inputs and outputs."""

@@ -130,7 +130,7 @@ UNBUILT = {
     **dict.fromkeys(("fast_vlm", "perception_lm"), "its class needs timm"),
     **dict.fromkeys(
         (
-            *("funaudiochat", "lfm2_audio", "meralion2", "midashenglm", "moss_audio", "multi_modality", "nvembed"),
+            *("funaudiochat", "lfm2_audio", "meralion2", "midashenglm", "moss_audio", "multi_modality"),
             *("alpamayo2_super", "bailingmm", "molmo_point", "youtu_vl"),
         ),
         "its class is code of its repository",
