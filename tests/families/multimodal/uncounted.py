@@ -135,5 +135,6 @@ UNBUILT = {
         ),
         "its class is code of its repository",
     ),
+    **dict.fromkeys(("apertus1p5", "hy_v4_vl"), "its class is of transformers after 5.23"),
 }
 """Wrapper → the reason why its class is not compared."""
