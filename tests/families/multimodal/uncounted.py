@@ -61,7 +61,6 @@ WRAPPERS = {
         {"talker_config": {"spatial_merge_size": 2, "text_config": {"shared_expert_intermediate_size": 16}}},
         text_model="thinker",
     ),
-    "paddleocr_vl": UncountedModules("PaddleOCRVLForConditionalGeneration", "visual + projector"),
     "deepseek_ocr2": UncountedModules(
         "DeepseekOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector + view_separator"
     ),
