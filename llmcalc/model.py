@@ -564,9 +564,9 @@ def _reference_class() -> type[nn.Module]:
                 )
             if spec.head.type == "classification":
                 self.classifier = spec.head.reference(ModelProperties(output_embedding_width or hidden))
-            if spec.head.type in VECTOR_HEADS:
-                head_properties = ModelProperties(output_embedding_width or hidden)
-                self.add_module(VECTOR_HEADS[spec.head.type], spec.head.reference(head_properties))
+            for head_type, module_name in (("projection", "projection"), ("latents", "latent_attention")):
+                if spec.head.type == head_type:
+                    self.add_module(module_name, spec.head.reference(ModelProperties(output_embedding_width or hidden)))
             if isinstance(spec.head, LMHead):
                 self.lm_head = spec.head.reference(
                     ModelProperties(hidden),
@@ -706,9 +706,12 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "classifier"):
                 token_scores: Tensor = self.classifier(head_input)
                 return token_scores
-            if self.spec.head.type in VECTOR_HEADS:
-                output_vectors: Tensor = self.get_submodule(VECTOR_HEADS[self.spec.head.type])(head_input)
+            if hasattr(self, "projection"):
+                output_vectors: Tensor = self.get_submodule("projection")(head_input)
                 return output_vectors
+            if hasattr(self, "latent_attention"):
+                latent_vectors: Tensor = self.get_submodule("latent_attention")(head_input)
+                return latent_vectors
             logits: Tensor = self.lm_head(head_input) if hasattr(self, "lm_head") else head_input
             return logits
 

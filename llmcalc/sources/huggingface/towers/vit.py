@@ -29,7 +29,7 @@ def _read_vit(root_config: Config, config: Config, text_hidden_size: int) -> Tab
         patch_fields={"num_channels": config.integer("num_channels"), "bias": True},
         positions={"rows": patches_per_side(config) ** 2 + 1 + registers},
         class_embedding=True,
-        **({"registers": registers} if registers else {}),
+        registers=registers,
     )
     pooler_size = config.optional_integer("pooler_output_size") or hidden_size
     towers = {"vision_encoder": encoder, "vision_pooler": projector(hidden_size, (pooler_size, True, "tanh"))}
