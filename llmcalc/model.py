@@ -47,6 +47,10 @@ else:
     )
 
 
+VECTOR_HEADS = {"projection": "projection", "latents": "latent_attention"}
+"""Type of a head that returns a vector per token → the name of its module."""
+
+
 class ModelSpec(Part):
     """The architecture of a model: all fields for counting and running the model.
 
@@ -140,6 +144,10 @@ class ModelSpec(Part):
                 "head.transform.size: of a language-model head of its own; expected none, or tie_word_embeddings = "
                 "false"
             )
+        if self.head.type == "latents":
+            if self.kind != "encoder":
+                raise ValueError("head: latents are read by the hidden states of an encoder; expected [model.encoder]")
+            self.head.reading.check_width("head.reading", self.hidden_size)
         output = ModelOutput(self.kind, self.main, self.hidden_size, self.head, self.embedding_size)
         for output_component in self.output_parts():
             output_component.check_output(output)
@@ -436,7 +444,7 @@ class ModelSpec(Part):
         output_states = x
         if self.top_size is not None:
             component_kind = {"lm": "lm_head", "classification": "classifier"}.get(self.head.type, "embedding")
-            head_rows = x.rows if self.head.type in ("none", "projection") else LOGITS
+            head_rows = x.rows if self.head.type == "none" or self.head.type in VECTOR_HEADS else LOGITS
             weight = recorder.memo["embed_proj"] if self.tied_projection else None
             x = recorder.linear(
                 "head_proj", x, Axis("embedding", self.top_size), rows=head_rows, kind=component_kind, weight=weight
@@ -445,8 +453,8 @@ class ModelSpec(Part):
         if self.head.type == "classification":
             pooled_vector = output_values.get("pooler", x) if self.head.over == "sequence" else x
             recorder.result = recorder.part("classifier", self.head, pooled_vector)
-        if self.head.type == "projection":
-            recorder.result = recorder.part("projection", self.head, x)
+        if self.head.type in VECTOR_HEADS:
+            recorder.result = recorder.part(VECTOR_HEADS[self.head.type], self.head, x)
         if isinstance(self.head, LMHead):
             self._record_lm_head(recorder, self.head, x, output_states, vocab, embedding_axis, embedding_table)
         if self.towers:
@@ -549,16 +557,16 @@ def _reference_class() -> type[nn.Module]:
                 hasattr(self, "pooler") and spec.head.type == "classification" and spec.head.over == "sequence"
             )
             if output_embedding_width is not None:
-                has_tied_projection = spec.tied_projection
                 self.head_proj = (
                     TransposedLinear(self.embed_proj)
-                    if has_tied_projection
+                    if spec.tied_projection
                     else nn.Linear(hidden, output_embedding_width, bias=False)
                 )
             if spec.head.type == "classification":
                 self.classifier = spec.head.reference(ModelProperties(output_embedding_width or hidden))
-            if spec.head.type == "projection":
-                self.projection = spec.head.reference(ModelProperties(output_embedding_width or hidden))
+            for head_type, module_name in (("projection", "projection"), ("latents", "latent_attention")):
+                if spec.head.type == head_type:
+                    self.add_module(module_name, spec.head.reference(ModelProperties(output_embedding_width or hidden)))
             if isinstance(spec.head, LMHead):
                 self.lm_head = spec.head.reference(
                     ModelProperties(hidden),
@@ -699,8 +707,11 @@ def _reference_class() -> type[nn.Module]:
                 token_scores: Tensor = self.classifier(head_input)
                 return token_scores
             if hasattr(self, "projection"):
-                output_vectors: Tensor = self.projection(head_input)
+                output_vectors: Tensor = self.get_submodule("projection")(head_input)
                 return output_vectors
+            if hasattr(self, "latent_attention"):
+                latent_vectors: Tensor = self.get_submodule("latent_attention")(head_input)
+                return latent_vectors
             logits: Tensor = self.lm_head(head_input) if hasattr(self, "lm_head") else head_input
             return logits
 

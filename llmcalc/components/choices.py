@@ -87,6 +87,7 @@ HEADS = PartChoice(
         "lm": "head:LMHead",
         "classification": "classifier:Classifier",
         "projection": "projection_head:ProjectionHead",
+        "latents": "latent_head:LatentHead",
         "none": "no_head:NoHead",
     },
 )

@@ -48,7 +48,8 @@ class UnreachableHub(InputError):
 def fetch_config(hub_id: str) -> Path:
     """Returns the path of a repository's cached `config.json`, downloaded if needed.
 
-    With the config comes ModelOpt's `hf_quant_config.json` beside it, if the repository has one.
+    With the config come ModelOpt's `hf_quant_config.json` and ColBERT's `artifact.metadata`, if the repository has
+    them.
     Raises `InputError`, with a fix, if the repository does not exist or is gated, and for a file or a download that is
     too large or too slow; `UnreachableHub` if the network is not available.
     """
@@ -66,19 +67,20 @@ def commit_of_repository(hub_id: str) -> str:
 
 
 def _config_path(repository: str, revision: str | None) -> Path:
-    """Returns the path of a repository's config, and fetches the quantization file with a new config."""
+    """Returns the path of a repository's config, and fetches the files beside it with a new config."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
-    from .huggingface.config_file import QUANTIZATION_FILE
+    from .huggingface.config_file import files_beside
 
     is_not_cached = not isinstance(
         huggingface_hub.try_to_load_from_cache(repository, "config.json", revision=revision), str
     )
     path = _download(repository, "config.json", revision, LARGEST_CONFIG)
     if is_not_cached:
-        with suppress(EntryNotFoundError):
-            _download(repository, QUANTIZATION_FILE, revision, LARGEST_CONFIG)
+        for file_name in files_beside(path):
+            with suppress(EntryNotFoundError):
+                _download(repository, file_name, revision, LARGEST_CONFIG)
     return path
 
 

@@ -18,6 +18,7 @@ from llmcalc.components.distance_bias import RelativeBias
 from llmcalc.components.entities import Entities
 from llmcalc.components.head import LMHead
 from llmcalc.components.input_features import InputFeatures
+from llmcalc.components.latent_head import LatentHead
 from llmcalc.components.layers.block import Block, Layer
 from llmcalc.components.layers.conformer import ConformerLayer
 from llmcalc.components.layers.funnel_layer import FunnelAttention, FunnelLayer
@@ -204,6 +205,9 @@ def around_a_model(part: Component) -> ModelSpec:
             slot = next(name for name, field in STACK_SLOTS.items() if isinstance(part, field))
             block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
             return encoder(block=block, **{slot: part})
+        case LatentHead():
+            block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
+            return encoder(block=block).model_copy(update={"head": part})
         case SideConvolution():
             block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
             return encoder(block=block, side_convolution=part)

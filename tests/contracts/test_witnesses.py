@@ -333,6 +333,7 @@ NOT_KNOWN: Mapping[str, str] = {
     "streams global_tokens": NEW_ROWS,
     "streams predict_streams": NEW_ROWS,
     "streams prompt_tokens": NEW_ROWS,
+    "head latents": "new: attention of every token to latents was not compared",
     "head projection": "new: a projection of every token was not compared",
     "part value_convolution": "new: one filter for each head was not compared",
     **dict.fromkeys(("layer convolved", "mixer gated_profile", "mixer profile", "streams self_conditioning"), NO_MODEL),

@@ -25,6 +25,7 @@ UNKNOWN_RULES: dict[str, set[str]] = {
         "Keye",  # Qwen2-VL's rule, but the limits of pixels of its published processor are in no file that was read
         *("moondream1", "moondream3"),  # tiles that overlap, averaged beside the whole image
         *("openvla", "deepseek_vl_hybrid"),  # two encoders read an image
+        "paddleocr_vl",  # the limits of pixels of its published processors are in no file that was read
         "idefics2",  # its published processor may cut an image into four, which its class's default does not
         *("minicpmv4_6", "minicpmv4_7", "minicpm_ocr"),  # slices of other sizes than the whole image, not padded
         "fuyu",  # its processor's cuts of an image are in no description
@@ -45,6 +46,7 @@ UNKNOWN_RULES: dict[str, set[str]] = {
 WITHOUT_SMALL_CONFIG = {
     *("NVLM_D", "chatglm", "deepseek_v41", "deepseek_vl_v2", "dots_ocr", "dots_vlm", "eagle_2_5_vl", "h2ovl_chat"),
     *("interns1", "internvl_chat", "kimi_k3", "minicpmo", "minicpmv", "moondream2", "qwen", "skywork_chat"),
+    "vision-encoder-decoder",
 }
 """Wrappers whose small configs have no encoder; tests/sources/test_published_configs.py has their published ones."""
 

@@ -16,7 +16,7 @@ import llmcalc
 from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.config_file import describe_data
+from llmcalc.sources.huggingface.config_file import describe_config, describe_data
 from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.registry import family_of, library_classes, model_types
 from llmcalc.sources.to_hf.compare import canonical_values
@@ -88,6 +88,43 @@ def test_colbert_projects_the_states_of_bert_with_its_pooler() -> None:
     counted = ModelSpec.model_validate(description["model"]).tree().total(total_params_of)
     assert counted == 109_482_240 + 768 * 128
     assert any(note.startswith("dim: not in the config") for note in description["notes"])
+
+
+def test_the_size_of_colberts_vectors_stands_beside_its_config(tmp_path: Path) -> None:
+    """answerdotai/answerai-colbert-small-v1: `dim` is 96 in its artifact.metadata (ColBERT's ColBERTConfig)."""
+    config = {**LIKE_BERT, "hidden_size": 384, "intermediate_size": 1536, "architectures": ["HF_ColBERT"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "artifact.metadata").write_text(json.dumps({"dim": 96, "similarity": "cosine"}))
+    description = describe_config(tmp_path / "config.json")[1]
+    assert description["model"]["head"] == {"type": "projection", "size": 96}
+    assert not any(note.startswith("dim:") for note in description["notes"])
+    (tmp_path / "artifact.metadata").write_text(json.dumps({"dim": "96"}))
+    with pytest.raises(InputError, match="colbert_dim: '96'; expected a positive whole number"):
+        describe_config(tmp_path / "config.json")
+
+
+def test_hidden_states_of_nv_embed_attend_to_latents() -> None:
+    """nvidia/NV-Embed-v2: 7.85 B parameters in its index; modeling_nvembed.py, `LatentAttentionModel`.
+
+    Beside Mistral's 7,110,660,096 without its head: 512 latents, queries, keys, values and the output of 8 heads of
+    4,096, three norms, and a gated network of four times the width with biases.
+    """
+    latents = {"num_latents_value": 512, "num_cross_heads": 8, "cross_dim_head": 4096, "latent_dim": 4096}
+    config: dict[str, Any] = {
+        "model_type": "nvembed",
+        "architectures": ["NVEmbedModel"],
+        "latent_attention_config": {**latents, "hidden_dim": 4096, "output_normalize": True},
+        "text_config": {"model_type": "bidir_mistral", "num_key_value_heads": 8},
+    }
+    width, heads = 4096, 8 * 4096
+    network = width * 8 * width + 8 * width + 4 * width * width + width
+    head = 512 * width + 4 * width * heads + 3 * 2 * width + network
+    description = describe_data(config)
+    assert ModelSpec.model_validate(description["model"]).tree().total(total_params_of) == 7_110_660_096 + head
+    assert head == 740_356_096
+    config["latent_attention_config"]["latent_dim"] = 2048
+    with pytest.raises(InputError, match="latent_dim: 2048; expected one of 4096"):
+        describe_data(config)
 
 
 @pytest.mark.parametrize(("cls", "patch"), [("ChronosBoltModelForForecasting", 16), ("Chronos2Model", 16)])

@@ -32,6 +32,7 @@ READERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "a config": ("config.json", ("params", "config.json")),
     "a config in a folder": ("config.json", ("params", ".")),
     "a quantization beside a config": ("hf_quant_config.json", ("params", ".")),
+    "ColBERT's sizes beside a config": ("artifact.metadata", ("params", ".")),
     "safetensors": ("m.safetensors", ("params", "m.safetensors")),
     "an index": ("model.safetensors.index.json", ("params", "model.safetensors.index.json")),
     "a shard": ("shard.safetensors", ("params", "model.safetensors.index.json")),
@@ -60,7 +61,7 @@ def test_no_regular_file(reader: str, kind: str, tmp_path: Path) -> None:
     (tmp_path / "trainer.yaml").write_text("per_device_train_batch_size: 1\ndeepspeed: ds.json\n")
     shards = {"weight_map": {"a": "shard.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(shards))
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["HF_ColBERT"]}')
     (tmp_path / name).unlink(missing_ok=True)
     MADE[kind](tmp_path / name)
     result = bounded(*words, cwd=tmp_path, timeout=30)

@@ -48,6 +48,13 @@ def test_a_field_beside_the_right_one_is_no_misspelling() -> None:
     )
 
 
+def test_berts_segments_in_the_config_of_a_decoder_are_ignored() -> None:
+    """hf-internal-testing/tiny-random-Starcoder2ForCausalLM and others have them; no decoder's class reads them."""
+    assert describe_data({**LLAMA, "type_vocab_size": 16})["notes"][-1] == (
+        "unrecognised fields, ignored: type_vocab_size"
+    )
+
+
 def test_a_required_field_that_is_misspelt_is_named() -> None:
     config = Config({"hiden_size": 64}, {}, "llama")
     with pytest.raises(InputError, match=r"hidden_size: 'missing'; expected .* \(the config has 'hiden_size'\)"):

@@ -10,7 +10,7 @@ from ...components.head_kind import HeadKind
 from ...errors import InputError, one_line, shown
 from ..files import LARGEST_CONFIG, parse_json, read_text
 from .description import read_description
-from .head_kinds import architecture_of
+from .head_kinds import ARTIFACT_FILE, PROJECTION_FIELD, PROJECTION_SIZES, architecture_of
 from .model_type import with_model_type
 from .other_config_forms import config_of_other_form
 from .registry import family_of, model_type_of_class_name, usual_name
@@ -19,6 +19,9 @@ from .unknown_fields import remark_on_defaults, remark_on_ignored_fields, requir
 
 QUANTIZATION_FILE = "hf_quant_config.json"
 """The file beside a `config.json` in which ModelOpt says how the weights are stored."""
+
+FILES_BESIDE = (QUANTIZATION_FILE, ARTIFACT_FILE)
+"""The files beside a `config.json` that are read with it."""
 
 STATE_DTYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 """Keys of a config that state the number format of recurrent states."""
@@ -32,7 +35,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises `InputError` for a file that is too large, not text, not a JSON object, or nested too deeply.
     """
-    return parse_config(read_text(path, LARGEST_CONFIG, allows_stdin=path.name != QUANTIZATION_FILE), str(path))
+    return parse_config(read_text(path, LARGEST_CONFIG, allows_stdin=path.name not in FILES_BESIDE), str(path))
+
+
+def files_beside(path: Path) -> tuple[str, ...]:
+    """Returns the names of the files that may complete the config at a path.
+
+    Raises `InputError` as `read_json` does.
+    """
+    is_projected = architecture_of(read_json(path)) in PROJECTION_SIZES
+    return FILES_BESIDE if is_projected else (QUANTIZATION_FILE,)
 
 
 def parse_config(config_text: str, error_location: str) -> dict[str, Any]:
@@ -67,8 +79,11 @@ def describe_config(
     """
     config_data = read_json(path)
     quantization_fields, remarks = _quantization_of_folder(path, config_data)
+    projection_fields = _projection_of_folder(path, config_data)
     try:
-        model_description = describe_data({**config_data, **quantization_fields}, head, allow_unknown)
+        model_description = describe_data(
+            {**config_data, **quantization_fields, **projection_fields}, head, allow_unknown
+        )
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     model_description["notes"] += remarks
@@ -103,6 +118,19 @@ def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict
     return {"quantization_config": {**quantization_table, "quant_method": "modelopt"}}, [
         f"quantization_config: not in the config; taken from {file.name} beside it"
     ]
+
+
+def _projection_of_folder(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the size of ColBERT's vectors (`dim`) from the file beside a `config.json`; empty if none states it.
+
+    Raises `InputError` for a file that cannot be read.
+    """
+    file = path.with_name(ARTIFACT_FILE)
+    is_stated = architecture_of(config) not in PROJECTION_SIZES or config.get(PROJECTION_FIELD) is not None
+    if path.name != "config.json" or is_stated or not file.exists():
+        return {}
+    vector_size = read_json(file).get("dim")
+    return {} if vector_size is None else {PROJECTION_FIELD: vector_size}
 
 
 def describe_data(

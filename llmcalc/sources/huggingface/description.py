@@ -12,7 +12,7 @@ from .config import Config, is_json_integer
 from .drafts import with_draft_type
 from .dropout import dropout_of
 from .family import Family
-from .head_kinds import PROJECTION_SIZES, architecture_of, head_kind_of_config
+from .head_kinds import ARTIFACT_FILE, PROJECTION_FIELD, PROJECTION_SIZES, architecture_of, head_kind_of_config
 from .registry import (
     FILE_OF,
     OTHER_NAMES,
@@ -396,6 +396,19 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         model_fields = with_router_fields(model_fields, {"float32_weights": True})
     if has_grouped_router(model_type, family):
         model_fields = with_router_fields(model_fields, _expert_groups(config), is_linear_only=True)
+    projection_notes: list[str] = []
+    if head is None and architecture_of(root_config) in PROJECTION_SIZES:
+        usual_size = PROJECTION_SIZES[architecture_of(root_config)]
+        is_stated = root_config.get(PROJECTION_FIELD) is not None
+        model_fields["head"] = {
+            "type": "projection",
+            "size": config.integer(PROJECTION_FIELD) if is_stated else usual_size,
+        }
+        if not is_stated:
+            projection_notes.append(
+                f"dim: not in the config, and no {ARTIFACT_FILE} is beside it; tokens are projected to ColBERT's usual "
+                f"{usual_size} numbers"
+            )
     family_records = (
         (family,) if section_path or root_model_type == model_type else (family, family_of(root_model_type))
     )
@@ -424,16 +437,18 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         for ignored_field, tower_notes in notes_by_field.items()
         if fields.get(ignored_field)
     ]
-    notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(root_model_type, root_config, model_fields)]
+    notes = [
+        *draft_notes,
+        *config.notes,
+        *projection_notes,
+        *uncounted_notes,
+        *_tying_remark(root_model_type, root_config, model_fields),
+    ]
     is_draft = FILE_OF[model_type].startswith("drafts.")
     if "mtp" not in model_fields and model_fields["head"]["type"] == "lm" and not is_draft:
         notes += _remarks_on_prediction(config, notes)
     if head is None:
         notes += _remark_on_other_class(root_model_type, root_config, model_fields["head"]["type"] != "none")
-    if head is None and architecture_of(root_config) in PROJECTION_SIZES:
-        vector_size = PROJECTION_SIZES[architecture_of(root_config)]
-        model_fields["head"] = {"type": "projection", "size": vector_size}
-        notes.append(f"dim: not in the config; tokens are projected to ColBERT's usual {vector_size} numbers")
     projection_field = family_of(root_model_type).projection_size
     if projection_field is not None:
         root_model_type, root_config, vector_size = _inner_model_config(root_model_type, root_config, *projection_field)

@@ -51,10 +51,16 @@ heads.
 
 
 PROJECTION_SIZES = {"HF_ColBERT": 128}
-"""Class that projects every token's hidden state, without a bias → the size of the vector that its code sets.
+"""Class that projects every token's hidden state, without a bias → the usual size of the vector.
 
-ColBERT's size is in `artifact.metadata` (`dim`), not in the config.
+ColBERT's size is `dim` in `artifact.metadata`, a file beside the config, and not in the config itself.
 """
+
+ARTIFACT_FILE = "artifact.metadata"
+"""The file beside a `config.json` in which ColBERT's code states how the model was trained."""
+
+PROJECTION_FIELD = "colbert_dim"
+"""The config field of the size of that vector, in the name that vLLM reads; `artifact.metadata` calls it `dim`."""
 
 
 def architecture_of(config_data: Mapping[str, Any]) -> str:

@@ -266,6 +266,7 @@ UNDESCRIBED_PARTS = {
     "abc": "attention to a bounded number of slots (ABC)",
     "caduceus": "state-space scans in both directions with common projections, and reverse complements",
     "comba": "a delta rule that decays its keys and corrects its output (Comba)",
+    "dory": "residual sums that turn towards a normalized update at a learned rate (nGPT), within loops",
     "evabyte": "attention to chunks that are summarized by random features (EVA)",
     "forgetting_transformer": "attention whose scores decay by forget gates (FoX)",
     "gated_deltaproduct": "several steps of a delta rule for each token (DeltaProduct)",
@@ -276,6 +277,7 @@ UNDESCRIBED_PARTS = {
     "hyenadna": "convolutions as long as the text (Hyena)",
     "hymba": "attention and a state-space scan on the same input, and learned tokens before the text",
     "infimm-zephyr": "cross-attention to images between those of its text model",
+    "inkling2_loop": "loops that mix the blocks of the pass before by gates of low rank",
     "interns2_mobius": "routed experts that several layers share",
     "iquest_q1": "residual sums after norms, and keys as attention sinks",
     "megrez_moe": "routed experts that several layers share",
@@ -332,7 +334,7 @@ def causal_class(model_type: str, section_path: str, config: Mapping[str, Any]) 
         (
             class_name
             for class_name in library_class_names().get(model_type, ())
-            if class_name.endswith(("ForCausalLM", "LMHeadModel"))
+            if class_name.endswith(("ForCausalLM", "LMHeadModel", "GenerationDecoder"))
         ),
         "",
     )

@@ -18,6 +18,10 @@ SIGLIP2 = {
     "num_patches": 30,
 }
 CLIP = {**{k: v for k, v in SIGLIP.items() if k != "vision_use_head"}, "model_type": "clip_vision_model"}
+PADDLEOCR: dict[str, Any] = {
+    **{k: v for k, v in SIGLIP.items() if k != "vision_use_head"},
+    "model_type": "paddleocr_vl_vision",
+}
 PIXTRAL: dict[str, Any] = {"model_type": "pixtral", **COMMON_VISION, "num_attention_heads": 2, "image_size": 28}
 QWEN: dict[str, Any] = {**COMMON_DEPTH, "num_position_embeddings": 16, "out_hidden_size": 32}
 GEMMA4: dict[str, Any] = {
@@ -744,6 +748,14 @@ WRAPPERS: dict[str, Shapes] = {
                 "vision_config": {**INTERNVL, "attention_bias": False, "use_qk_norm": True, "use_mean_pooling": False},
                 "downsample_ratio": 0.25,
             },
+        ],
+    ),
+    "paddleocr_vl": (
+        "PaddleOCRVLForConditionalGeneration",
+        {"visual": ("visual",), "projector": ("projector",)},
+        [
+            {"vision_config": PADDLEOCR},
+            {"vision_config": {**PADDLEOCR, "model_type": "paddleocr_vl", "spatial_merge_size": 3, "num_channels": 1}},
         ],
     ),
     "video_llama_3": (

@@ -61,7 +61,6 @@ WRAPPERS = {
         {"talker_config": {"spatial_merge_size": 2, "text_config": {"shared_expert_intermediate_size": 16}}},
         text_model="thinker",
     ),
-    "paddleocr_vl": UncountedModules("PaddleOCRVLForConditionalGeneration", "visual + projector"),
     "deepseek_ocr2": UncountedModules(
         "DeepseekOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector + view_separator"
     ),
@@ -130,10 +129,11 @@ UNBUILT = {
     **dict.fromkeys(("fast_vlm", "perception_lm"), "its class needs timm"),
     **dict.fromkeys(
         (
-            *("funaudiochat", "lfm2_audio", "meralion2", "midashenglm", "moss_audio", "multi_modality", "nvembed"),
+            *("funaudiochat", "lfm2_audio", "meralion2", "midashenglm", "moss_audio", "multi_modality"),
             *("alpamayo2_super", "bailingmm", "molmo_point", "youtu_vl"),
         ),
         "its class is code of its repository",
     ),
+    **dict.fromkeys(("apertus1p5", "hy_v4_vl"), "its class is of transformers after 5.23"),
 }
 """Wrapper → the reason why its class is not compared."""

@@ -56,7 +56,10 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "NVEmbedModel": [
         {
             "model_type": "nvembed",
-            "latent_attention_config": {"model_type": "latent_attention"},
+            "latent_attention_config": {
+                **{"model_type": "latent_attention", "num_latents_value": 6, "num_cross_heads": 2},
+                **{"cross_dim_head": 8, "latent_dim": 32, "hidden_dim": 32, "output_normalize": True},
+            },
             "text_config": {"model_type": "bidir_mistral", **SMALL, "num_key_value_heads": 2},
         }
     ],

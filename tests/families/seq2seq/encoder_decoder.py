@@ -18,5 +18,10 @@ SHAPES = {
             "encoder": {**SMALL, "model_type": "roberta", "type_vocab_size": 1},
             "decoder": {**DECODER, "tie_word_embeddings": False, "num_hidden_layers": 2},
         },
+        {  # as google/bert2bert_L-24_wmt_en_de
+            "model_type": "encoder-decoder",
+            "encoder": {**SMALL, "model_type": "bert-generation"},
+            "decoder": {**DECODER, "model_type": "bert-generation"},
+        },
     ],
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import Config
+from ..family import field_names
 from ..parts import ACTIVATIONS, Table, layernorm, rmsnorm
 from .section import (
     ROTARY,
@@ -63,6 +64,16 @@ def _read_video_llama(root_config: Config, config: Config, text_hidden_size: int
     return {
         "vision_model": tower,
         "projector": projector(config.integer("hidden_size"), *two_linear_layers(text_hidden_size)),
+    }
+
+
+def _read_paddleocr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    """Reads PaddleOCR-VL: SigLIP with RoPE beside its position embedding, and two linear layers over merged squares."""
+    hidden_size, merge_size = config.integer("hidden_size"), config.integer("spatial_merge_size")
+    linear_layers = two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size**2)
+    return {
+        "visual": siglip_of_rows(config, patches_per_side(config) ** 2, **ROTARY),
+        "projector": projector(hidden_size, *linear_layers, merge=merge_size, norm=layernorm()),
     }
 
 
@@ -276,6 +287,16 @@ SO400M: Table = {
 """The encoder that several classes build if their config describes none."""
 
 VIDEO_LLAMA: Table = {field: size for field, size in COMMON.items() if field != "vision_use_head"}
+PADDLEOCR: Table = {
+    **VIDEO_LLAMA,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "image_size": 384,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+}
 
 MINICPM: Table = {**{name: size for name, size in SIGLIP.items() if name != "vision_use_head"}}
 MINICPM["window_kernel_size"] = (2, 2)
@@ -316,6 +337,11 @@ WRAPPERS = {
             _read_video_llama, {"videollama3_vision_encoder": VIDEO_LLAMA}, default_section=None
         )
     },
+    "paddleocr_vl": vision_section(
+        _read_paddleocr,
+        dict.fromkeys(("paddleocr_vl_vision", "paddleocr_vl"), PADDLEOCR),  # the second in published configs
+        ignored_fields=field_names("rope_parameters temporal_patch_size tokens_per_second"),
+    ),
     "lfm2_vl": vision_section(
         _read_lfm2,
         {"siglip2_vision_model": SIGLIP2},

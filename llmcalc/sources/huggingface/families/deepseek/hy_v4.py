@@ -25,7 +25,7 @@ from .deepseek import ROUTING, SIGMOID, latent_attention, routed_experts
 from .dsa import DSA_MODULES, check_first_indexer
 
 
-def _read_hy_v4(config: Config) -> Table:
+def read_hy_v4(config: Config) -> Table:
     """Reads Hy 4. Without `indexer_types`, layers 0 and 1 and every fourth layer from layer 1 on have an indexer."""
     uncounted_prediction(config)
     config.require("hidden_act", "silu")
@@ -62,7 +62,7 @@ def _read_hy_v4(config: Config) -> Table:
 
 FAMILIES = {
     "hy_v4": Family(
-        _read_hy_v4,
+        read_hy_v4,
         ignored_fields=ROUTING | {"num_nextn_predict_layers"},
         field_writers=UNPADDED,
         modules={**module_names("hyperclovax"), **DSA_MODULES},

@@ -167,7 +167,7 @@ FAMILIES = {
         None,
         text_type="paddleocr_vl_text",
         tying_source="either",
-        uncounted_encoders={"vision_config": "paddleocr_vl_vision"},
+        tower_file="siglip",
     ),
     "paddleocr_vl_text": Family(_read_ernie4_5, ignored_fields=NO_COUNT | {"use_3d_rope"}, dropout_fields={}),
     "ernie4_5_moe": Family(

@@ -85,7 +85,7 @@ def _read_arcee(config: Config) -> Table:
     )
 
 
-def _read_apertus(config: Config) -> Table:
+def read_apertus(config: Config) -> Table:
     activation = config.choice({**ACTIVATIONS, "xielu": "xielu"}, "hidden_act")
     mixer = attention(
         config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
@@ -116,7 +116,7 @@ FAMILIES = {
     ),
     "arcee": Family(_read_arcee),
     "apertus": Family(
-        _read_apertus, ignored_fields=frozenset({"mlp_bias", "post_norm", "qk_norm"}), modules=module_names("apertus")
+        read_apertus, ignored_fields=frozenset({"mlp_bias", "post_norm", "qk_norm"}), modules=module_names("apertus")
     ),
     "helium": Family(_read_helium),
 }

@@ -14,7 +14,8 @@ FAMILIES = {
         text_section="decoder",
         is_decoder=True,
         tying_source="text",
-        uncounted_encoders={"encoder": "vit"},
+        tower_file="vit",
+        uncounted_encoders={"encoder": "vit"},  # of other types
     ),
     "speech-encoder-decoder": Family(
         None,

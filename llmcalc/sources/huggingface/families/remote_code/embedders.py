@@ -146,7 +146,18 @@ def _read_llama_bidirec(config: Config) -> Table:
 
 
 def _read_bidir_mistral(config: Config) -> Table:
-    return _without_mask(config, attention(config), glu(config))
+    """Reads the text model of NV-Embed, whose hidden states attend to learned latents if its wrapper has them."""
+    model_fields = _without_mask(config, attention(config), glu(config))
+    if config.has("num_latents"):
+        hidden_size = config.integer("hidden_size")
+        for width_field in ("latent_dim", "latent_source_dim"):
+            config.require(width_field, hidden_size)
+        mixer = {"num_attention_heads": config.integer("latent_heads"), "head_dim": config.integer("latent_head_dim")}
+        ffn_biases = biases(True, "gate_bias", "up_bias", "down_bias")
+        network = {"intermediate_size": 4 * hidden_size, "hidden_act": "gelu", "gated": True, **ffn_biases}
+        reading = {"attention": mixer, "norm": layernorm(), "feed_forward": network}
+        model_fields["head"] = {"type": "latents", "num_latents": config.integer("num_latents"), "reading": reading}
+    return model_fields
 
 
 def _without_mask(config: Config, mixer: Table, ffn: Table) -> Table:
@@ -276,7 +287,14 @@ FAMILIES = {
         None,
         text_type="bidir_mistral",
         tying_source="text",
-        uncounted_encoders={"latent_attention_config": "latent_attention"},
+        text_fields_from_sections={
+            "num_latents": ("latent_attention_config", "num_latents_value", 512),
+            "latent_heads": ("latent_attention_config", "num_cross_heads", 8),
+            "latent_head_dim": ("latent_attention_config", "cross_dim_head", 4096),
+            "latent_dim": ("latent_attention_config", "latent_dim", 4096),
+            "latent_source_dim": ("latent_attention_config", "hidden_dim", 4096),
+        },
+        ignored_fields=frozenset({"latent_attention_config"}),
         source=f"{HUB}nvidia/NV-Embed-v2 modeling_nvembed.py",
     ),
     "xlm_roberta_flash": Family(

@@ -1,0 +1,134 @@
+"""Model types of transformers 5.24, whose classes map onto earlier ones: Apertus 1.5, Hy 4's wrapper, Lara 4 Mini.
+
+Sources: models/apertus1p5, hy_v4_vl and lara_mini of transformers in `Family.source`. The encoders of the wrappers,
+which turn images and sounds into tokens or vectors, are not counted.
+"""
+
+from __future__ import annotations
+
+from ...class_defaults import class_defaults, class_fields
+from ...code_addresses import GITHUB
+from ...config import Config
+from ...family import Family
+from ...parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    float32_rmsnorm,
+    glu,
+    layer_table,
+    listed_kinds,
+    moe,
+    qk_norm_fields,
+    stack_of_kinds,
+)
+from ..deepseek.deepseek import ROUTING
+from ..deepseek.hy_v4 import read_hy_v4
+from ..llama.smollm3 import read_apertus
+from ..recurrent.delta import LINEAR_OR_FULL, gated_delta_net
+
+MODELS = f"{GITHUB}huggingface/transformers/tree/v5.24.0/src/transformers/models/"
+
+LARA_PATTERN = ("linear", "sliding", "linear", "full", "sliding")
+"""The kinds of Lara 4 Mini's layers, bottom first, which repeat."""
+
+
+def _read_apertus1p5(config: Config) -> Table:
+    """Reads Apertus 1.5, whose head has the first `output_vocab_size` rows of the vocabulary alone."""
+    model_fields = read_apertus(config)
+    head_rows = config.optional_integer("output_vocab_size")
+    vocab_size = config.integer("vocab_size")
+    if head_rows in (None, vocab_size):
+        return model_fields
+    if head_rows > vocab_size or model_fields["tie_word_embeddings"]:
+        raise config.error(
+            "output_vocab_size", head_rows, f"at most vocab_size, {vocab_size}, with tie_word_embeddings = false"
+        )
+    return {**model_fields, "vocab_size": head_rows, "additional_vocab_size": vocab_size - head_rows}
+
+
+def _read_lara_mini(config: Config) -> Table:
+    """Reads Lara 4 Mini: Qwen3.5's gated DeltaNet, windows with RoPE, and full attention without positions."""
+    norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
+    full_attention: Table = {
+        "type": "attention",
+        **attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm)),
+    }
+    mixers: Table = {
+        "linear": gated_delta_net(config),
+        "sliding": {**full_attention, "sliding_window": config.integer("sliding_window")},
+        "full": {**full_attention, "position": "none"},
+    }
+    experts = moe(
+        config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
+        glu(config, ffn_width=config.integer("moe_intermediate_size")),
+        glu(config, ffn_width=config.integer("shared_expert_intermediate_size")),
+        router={"type": "linear", "float32_product": True},
+    )
+    layer_kinds = listed_kinds(
+        config,
+        "layer_types",
+        {**LINEAR_OR_FULL, "sliding_attention": "sliding"},
+        [LARA_PATTERN[layer % len(LARA_PATTERN)] for layer in range(depth)],
+    )
+    stack = stack_of_kinds({kind: layer_table(mixer, experts, norm) for kind, mixer in mixers.items()}, layer_kinds)
+    return decoder(config, stack["block"], norm, stack=stack)
+
+
+FAMILIES = {
+    "apertus1p5_text": Family(
+        _read_apertus1p5,
+        {**class_defaults("apertus"), "vocab_size": 266752, "output_vocab_size": None},
+        class_fields("apertus") | {"mlp_bias", "post_norm", "qk_norm"},
+        source=f"{MODELS}apertus1p5",
+    ),
+    "apertus1p5": Family(
+        None,
+        text_type="apertus1p5_text",
+        uncounted_encoders={"vision_config": "apertus1p5_vision_tokenizer", "audio_config": "wavtokenizer_encoder"},
+        source=f"{MODELS}apertus1p5",
+    ),
+    "hy_v4_vl_text": Family(
+        read_hy_v4,
+        {
+            **class_defaults("hy_v4"),
+            "hidden_size": 6144,
+            "intermediate_size": 18432,
+            "moe_intermediate_size": 2048,
+            "num_hidden_layers": 78,
+            "num_attention_heads": 64,
+            "q_lora_rank": 2048,
+            "index_n_heads": 32,
+        },
+        class_fields("hy_v4") | ROUTING | {"num_nextn_predict_layers"},
+        source=f"{MODELS}hy_v4_vl",
+    ),
+    "hy_v4_vl": Family(
+        None,
+        text_type="hy_v4_vl_text",
+        uncounted_encoders={"vision_config": "hy_v4_vl_vision"},
+        source=f"{MODELS}hy_v4_vl",
+    ),
+    "lara_mini": Family(
+        _read_lara_mini,
+        {
+            **class_defaults("qwen3_next"),
+            "hidden_size": 1024,
+            "num_hidden_layers": 34,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": True,
+            "head_dim": 128,
+            "sliding_window": 512,
+            "linear_num_key_heads": 8,
+            "linear_num_value_heads": 16,
+            "num_experts_per_tok": 4,
+            "num_experts": 128,
+        },
+        class_fields("qwen3_next") - {"decoder_sparse_step", "mlp_only_layers", "intermediate_size"},
+        source=f"{MODELS}lara_mini",
+    ),
+}
