@@ -366,15 +366,12 @@ def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: 
         return matching_paths[0]
     if not matching_paths:
         field_name, own_names = field_path[-1], {path[-1] for path in (*table_paths, *field_paths(model_table))}
-        own_spellings = {name: name for name in own_names} | {
-            spelling: name for name in own_names for spelling in OTHER_FIELD_NAMES.get(name, "").split()
-        }
+        usual_name = next((name for name in own_names if field_name in OTHER_FIELD_NAMES.get(name, "").split()), "")
+        suggestion = f" Did you mean {usual_name}?" if usual_name else suggest(field_name, sorted(own_names))
         if field_name in all_field_names():
-            problem = f"no part of this model has a field '{'.'.join(field_path)}'"
-            raise InputError(
-                f"--set {override}: {problem}; expected a field of its parts.{suggest(field_name, own_spellings)}"
-            )
-        suggestion = suggest(field_name, own_spellings) or suggest(field_name, sorted(all_field_names()))
+            problem = f"no part of this model has a field '{'.'.join(field_path)}'; expected a field of its parts."
+            raise InputError(f"--set {override}: {problem}{suggestion}")
+        suggestion = suggestion or suggest(field_name, sorted(all_field_names()))
         raise InputError(f"--set {override}: the model has no field '{'.'.join(field_path)}'.{suggestion}")
     raise InputError(
         f"--set {override}: '{'.'.join(field_path)}' is ambiguous; expected one of "
