@@ -169,7 +169,8 @@ class UsualEngine:
                 changed_engine = replace(self, seq=settings.get("seq", self.seq), options={**self.options, **formats})
                 needed_bytes = changed_engine.device_bytes(settings.get("batch", users))
                 if needed_bytes is not None and needed_bytes < device_bytes:
-                    memory_changes.append(SettingChange(cli_options(settings), MemoryFit(self.hardware, needed_bytes)))
+                    change_text = cli_options(settings, serves_users=True)
+                    memory_changes.append(SettingChange(change_text, MemoryFit(self.hardware, needed_bytes)))
         memory_changes.sort(key=lambda memory_change: memory_change.fit.verdict == "no")
         return FitAnswer(run_memory, memory_fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
 

@@ -223,7 +223,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
     )
     notes = [
         *notes_on_other_accelerators(layout_plan),
-        f"kernels and buffers of {framework_title}; {order_position}",
+        f"kernels and buffers of {framework_title} (--framework {layout_plan.framework.name}); {order_position}",
         f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried; each maximum changes one number",
     ]
     if accelerator_fit.verdict == "no":

@@ -374,7 +374,8 @@ def _evaluate_changes(
         except InputError:
             continue
         if changed_fit.needed < current_fit.needed:
-            change_by_index[change_index] = SettingChange(cli_options(change_options[change_index]), changed_fit)
+            change_text = cli_options(change_options[change_index], model_memory.settings.phase != "training")
+            change_by_index[change_index] = SettingChange(change_text, changed_fit)
             if changed_fit.verdict == "no":
                 insufficient_bytes.append(changed_fit.needed)
     return [change_by_index[change_index] for change_index in sorted(change_by_index)]
@@ -392,15 +393,19 @@ def devices_option(devices: int, layout: Layout | None, users: int | None = None
     return " ".join(filter(None, [*options, "" if users is None else f"--users {users}"]))
 
 
-def cli_options(setting_changes: Mapping[str, Any]) -> str:
-    """Writes settings as options of the command line."""
-    return " ".join(
-        option(setting_name)
-        if setting_value is True
-        else f"{option(setting_name)} {','.join(setting_value) if isinstance(setting_value, tuple) else setting_value}"
-        for setting_name, setting_value in setting_changes.items()
-        if setting_value is not None
-    )
+def cli_options(setting_changes: Mapping[str, Any], serves_users: bool = False) -> str:
+    """Writes settings as options of the command line.
+
+    serves_users: whether the sequences of a batch are named `--users`, as in inference; false by default.
+    """
+    options: list[str] = []
+    for setting_name, setting_value in setting_changes.items():
+        if setting_value is None:
+            continue
+        option_name = "--users" if serves_users and setting_name == "batch" else option(setting_name)
+        value_text = ",".join(setting_value) if isinstance(setting_value, tuple) else str(setting_value)
+        options.append(option_name if setting_value is True else f"{option_name} {value_text}")
+    return " ".join(options)
 
 
 def changes_with_more_devices(
