@@ -587,7 +587,7 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
             has_gguf_file = usual_engine is not None and has_gguf_weights(run_memory)
             fit_answer = (
                 usual_engine.fit_with_engine_buffers(run_memory) if usual_engine and has_gguf_file else None
-            ) or fit(run_memory, run.hardware)
+            ) or fit(run_memory, run.hardware, partial(gguf_fit, preset))
             served_users = ServedUsers.of_answer(fit_answer, usual_engine)
             fit_answer = with_decoding_seconds(fit_answer, run.hardware, served_users.users)
             device_options = hardware_options(

@@ -70,11 +70,13 @@ def find_preset(name_or_alias: str) -> str | None:
     return _preset_of_tag(name_or_alias)
 
 
-_LIBRARY_TAG = re.compile(r"(?P<model>[A-Za-z0-9._-]{1,60}):(?P<size>[0-9.]{1,6}[bm])", re.IGNORECASE)
+_LIBRARY_TAG = re.compile(
+    r"(?P<model>[A-Za-z0-9._-]{1,60}):(?P<size>[0-9.]{1,6}[bm](?:-a[0-9.]{1,6}b)?)", re.IGNORECASE
+)
 
 
 def is_library_tag(name: str) -> bool:
-    """Whether a name is a tag of Ollama's library with the size alone, such as `qwen3:30b`, which states no format."""
+    """Whether a name is a tag of Ollama's library with its sizes alone, such as `qwen3:30b`, which states no format."""
     return _LIBRARY_TAG.fullmatch(name) is not None
 
 

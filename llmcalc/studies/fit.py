@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache, partial
 from heapq import heappop, heappush
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..accelerator import Hardware, MemoryFit
 from ..costs.context_length import learned_positions
@@ -79,12 +79,21 @@ class FitAnswer:
     engine_title: str = ""
 
 
-def fit(model_memory: Memory, hardware: Hardware) -> FitAnswer:
-    """Returns whether a run fits on one accelerator, and changes that make it fit."""
+EngineFit: TypeAlias = Callable[[Memory, Hardware], MemoryFit | None]
+"""(run, accelerator) → the verdict by the buffers of the engine that runs its weights; None if torch's decide."""
+
+
+def fit(model_memory: Memory, hardware: Hardware, fit_with_engine: EngineFit = lambda *_: None) -> FitAnswer:
+    """Returns whether a run fits on one accelerator, and changes that make it fit.
+
+    fit_with_engine: the verdict on a changed run by an engine's buffers; default none.
+    """
     current_fit = model_memory.device.fit_on(hardware)
     batch, seq = largest_run(model_memory, hardware)
     setting_changes = (
-        () if current_fit.verdict != "no" else tuple(_memory_saving_changes(model_memory, current_fit, batch, seq))
+        ()
+        if current_fit.verdict != "no"
+        else tuple(_memory_saving_changes(model_memory, current_fit, batch, seq, fit_with_engine))
     )
     return FitAnswer(model_memory, current_fit, batch, seq, setting_changes)
 
@@ -277,7 +286,7 @@ def _number_at_capacity(excess_by_value: Mapping[int, int], highest_fitting: int
 
 
 def _memory_saving_changes(
-    model_memory: Memory, current_fit: MemoryFit, batch: int, seq: int
+    model_memory: Memory, current_fit: MemoryFit, batch: int, seq: int, fit_with_engine: EngineFit
 ) -> Iterable[SettingChange]:
     """Returns the changes of single settings that save memory.
 
@@ -287,7 +296,12 @@ def _memory_saving_changes(
     insufficient_bytes: list[int] = []
     most_changes = FEW_CHANGES if has_many_layers(model_memory) else None
     evaluate_changes = partial(
-        _evaluate_changes, model_memory, current_fit, insufficient_bytes, most_changes=most_changes
+        _evaluate_changes,
+        model_memory,
+        current_fit,
+        insufficient_bytes,
+        fit_with_engine,
+        most_changes=most_changes,
     )
     combined_changes = _combine_changes(cheap_changes)
     change_pairs = [
@@ -329,6 +343,7 @@ def _evaluate_changes(
     model_memory: Memory,
     current_fit: MemoryFit,
     insufficient_bytes: list[int],
+    fit_with_engine: EngineFit,
     change_options: Sequence[Mapping[str, Any]],
     most_changes: int | None = None,
 ) -> list[SettingChange]:
@@ -370,7 +385,8 @@ def _evaluate_changes(
                     (max(least_bytes, changed_run.least_device_bytes), change_index, True, changed_run),
                 )
                 continue
-            changed_fit = changed_run.device.fit_on(current_fit.hardware)
+            hardware = current_fit.hardware
+            changed_fit = fit_with_engine(changed_run, hardware) or changed_run.device.fit_on(hardware)
         except InputError:
             continue
         if changed_fit.needed < current_fit.needed:

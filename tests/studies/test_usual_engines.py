@@ -94,6 +94,7 @@ def test_a_tag_without_a_format_has_the_format_of_ollamas_library() -> None:
         assert of_tag.get("memory") == of_scheme.get("memory")
         assert of_tag.get("seconds") == of_scheme.get("seconds")
     assert fit("qwen3:8b --hardware 24GiB --quantize none")["device_bytes"] > 15 * 2**30
+    assert fit("qwen3:30b-a3b --hardware 24GiB")["notes"][0] == remark
     assert fit("gpt-oss:20b --hardware 24GiB")["notes"] == fit("gpt-oss-20b --hardware 24GiB")["notes"]
     training = json.loads(command("memory", "qwen3:8b", "--phase", "training", "--format", "json").out)
     assert training["memory"]["by_kind"]["weights"] == 16_381_470_720
@@ -104,3 +105,12 @@ def test_memory_says_that_fit_counts_the_buffers_of_llama_cpp() -> None:
     assert "kernels of torch; llmcalc fit, and --engine llama.cpp, count llama.cpp's buffers" in " ".join(
         screen.split()
     )
+
+
+def test_a_change_to_a_gguf_file_needs_what_the_changed_run_needs() -> None:
+    """Llama 3.1 8B in 16 bits on 12 GiB: the change's bytes are those of llama.cpp, as of the run with the change."""
+    changes = {row["option"]: row for row in fit("llama3.1-8b --hardware 12GiB")["changes"]}
+    change, changed = changes["--quantize q4_k_m"], fit("llama3.1-8b --hardware 12GiB --quantize q4_k_m")
+    assert (change["device_bytes"], change["verdict"]) == (changed["device_bytes"], changed["verdict"])
+    users = fit("qwen3-8b --hardware h100 --users 64 --seq 16k --kv-dtype fp8")
+    assert f"--users {users['largest']['users']}" in {row["option"] for row in users["changes"]}
