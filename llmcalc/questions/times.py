@@ -19,7 +19,6 @@ from ..workload.lora import PARALLEL_LIBRARIES
 from ..workload.setting import declarations_of, option
 from .options import OPTIONS_OF_AN_ORDER, TimeOptions
 from .runs import RunQuestion, check_loss, in_words_of_file
-from .usual_engines import usual_scheme_of
 
 if TYPE_CHECKING:
     from ..accelerator import Hardware
@@ -411,6 +410,7 @@ def _with_usual_scheme(run: RunQuestion, run_memory: Memory, options: TimeOption
     The engine of a tag of Ollama's library is Ollama, if neither an engine nor a stack is named.
     """
     from ..frameworks.engines.registry import LIBRARY_ENGINE
+    from .usual_engines import usual_scheme_of
 
     engine_name = options.engine.partition("==")[0] if _is_registered_engine(options.engine) else ""
     if not (options.engine or options.stack) and is_library_tag(run.preset.asked):
