@@ -81,7 +81,7 @@ class RunQuestion(RunOptions):
 
         It is unchanged for another name, in training, and where a format is stated or published.
         """
-        if self.launch is not None or self.settings.phase == "training" or not is_library_tag(self.preset.asked):
+        if self.launch is not None or self.settings.phase == "training" or not is_library_tag(self.preset.target):
             return self
         from ..frameworks.engines.registry import LIBRARY_ENGINE
         from .usual_engines import usual_scheme_of

@@ -413,7 +413,7 @@ def _with_usual_scheme(run: RunQuestion, run_memory: Memory, options: TimeOption
     from .usual_engines import usual_scheme_of
 
     engine_name = options.engine.partition("==")[0] if _is_registered_engine(options.engine) else ""
-    if not (options.engine or options.stack) and is_library_tag(run.preset.asked):
+    if not (options.engine or options.stack) and is_library_tag(run.preset.target):
         engine_name = LIBRARY_ENGINE
     usual_scheme = usual_scheme_of(run_memory, engine_name) if engine_name else None
     if usual_scheme is None:

@@ -122,7 +122,7 @@ def tag_format_notes(preset: Preset, scheme_name: str | None) -> list[str]:
 
     scheme_name: value of `--quantize`; None for the published weights.
     """
-    if scheme_name is None or not is_library_tag(preset.asked):
+    if scheme_name is None or not is_library_tag(preset.target):
         return []
     from ..frameworks.engines.registry import LIBRARY_ENGINE, engine
 
