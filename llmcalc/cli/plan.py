@@ -4,19 +4,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..device_memory.settings import Settings
+from ..device_memory.settings import Settings, settings_with_shorthands
 from ..optional import included_part_names
 from ..parallel.layout_request import LayoutRequest
 from ..questions.options import OPTIONS_OF_AN_ORDER, TimeOptions
 from .hardware import OneAccelerator
 from .layout_options import add_layout_options
 from .options import TableOption, Target, WithMtp, WithTowers, is_given, length_option, value_option
-from .run_options import CublasWorkspace, add_settings_options
-from .setting_options import add_declared_options
+from .run_options import CublasWorkspace, settings_options
+from .setting_options import add_declared_options, replace_parameter
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
-@add_settings_options
+@replace_parameter("settings", settings_options(phase="training"), settings_with_shorthands)
 @add_layout_options
 @add_declared_options("time_options", TimeOptions, OPTIONS_OF_AN_ORDER)
 @add_target_options

@@ -174,10 +174,8 @@ def tokens_multiple(cp: int) -> int:
 def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> None:
     """Raises `InputError` for options that no layout of the search can satisfy.
 
-    These are --pp-layout, groups that the framework's rules exclude, and chunks that contradict other options.
+    These are groups that the framework's rules exclude, and chunks that contradict other options.
     """
-    if layout_request.pp_layout is not None:
-        raise InputError("--pp-layout: layers are shared out evenly over the stages; expected no --pp-layout")
     layout_rules.check_zero_stage(layout_request.zero)
     for option_name in layout_rules.untried:
         if (parallel_size := getattr(layout_request, option_name)) not in (None, 1):
@@ -241,6 +239,9 @@ def _matches_request(layout_request: LayoutRequest, group_sizes: dict[str, int])
         return False
     if layout_request.schedule is not None and (layout_request.schedule == "interleaved") != (group_sizes["vpp"] > 1):
         return False
+    stage_sizes = layout_request.pp_layout
+    if stage_sizes is not None and len(stage_sizes) != group_sizes["pp"] * group_sizes["vpp"]:
+        return False
     return all(
         getattr(layout_request, option_name) in (None, parallel_size)
         for option_name, parallel_size in group_sizes.items()
@@ -286,7 +287,8 @@ def _layout_of_sizes(
         vpp=group_sizes["vpp"],
         ep=group_sizes["ep"],
         etp=1 if has_experts and layout_rules.whole_experts else None,
-        pp_layout=None if layers % stage_count == 0 else even_stage_sizes(layers, stage_count),
+        pp_layout=layout_request.pp_layout
+        or (None if layers % stage_count == 0 else even_stage_sizes(layers, stage_count)),
         sequence_parallel=group_sizes["tp"] > 1 and layout_rules.sequence_parallel,
         zero=cast(Zero, zero_stage) if has_replicas else 0,
         schedule="interleaved" if group_sizes["vpp"] > 1 else "1f1b",
@@ -301,6 +303,7 @@ def _layout_of_sizes(
     if layout_rules.keeps_gathered_weights(layout.pp, layout.zero):
         layout_options.setdefault("reshard", False)
     layout = replace(layout, **layout_options)
+    layers_of_stages(layout, layers)  # raises where they do not add up to the model's
     if layout_request.prefetch is not None or layout_request.reshard is not None:
         layout_request.check_zero_options(layout)
     return layout

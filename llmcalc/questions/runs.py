@@ -20,7 +20,7 @@ from ..reports.answer import ReportedAnswer
 from ..reports.memory_answer import ASSUMED, DeviceUse
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
-from ..sources.presets import known_model
+from ..sources.presets import is_library_tag, known_model
 from ..studies.model_selection import has_experts
 from ..workload.execution import FRAMEWORK_LOSSES
 from ..workload.recompute import SELECTIVE
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..frameworks.launch.record import Launch
     from ..reports.ranks_answer import RanksUse
     from ..studies.draft import Draft
+    from ..studies.fit_devices import DevicesFitAnswer
     from ..studies.plan import Order
     from ..studies.run_time import TimeSettings
 
@@ -74,6 +75,19 @@ class RunQuestion(RunOptions):
         if self.settings.recompute != SELECTIVE:
             return self
         return replace(self, settings=self.settings.with_(recompute=framework_record.selective_recompute))
+
+    def in_format_of_tag(self) -> RunQuestion:
+        """Returns the question about weights as a tag of Ollama's library without a format has them.
+
+        It is unchanged for another name, in training, and where a format is stated or published.
+        """
+        if self.launch is not None or self.settings.phase == "training" or not is_library_tag(self.preset.target):
+            return self
+        from ..frameworks.engines.registry import LIBRARY_ENGINE
+        from .usual_engines import usual_scheme_of
+
+        usual_scheme = usual_scheme_of(self.memory_on_one_device(), LIBRARY_ENGINE)
+        return self if usual_scheme is None else replace(self, settings=self.settings.with_(quantize=usual_scheme[0]))
 
     def refuse_inputs(self, command: str) -> None:
         """Raises `InputError` for images and audio, for commands that do not count encoders."""
@@ -462,7 +476,7 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
     Raises `InputError` for settings that contradict each other or the model, and for a framework that has no kernels
     for the model.
     """
-    run = run if draft_preset is None else _with_draft_model(run, draft_preset)
+    run = (run if draft_preset is None else _with_draft_model(run, draft_preset)).in_format_of_tag()
     layout, launched_run = run.layout, run.launch
     answer_fields: dict[str, Any] = {"preset": run.preset, "accelerators": run.accelerators, "workspace": run.workspace}
     if launched_run is None and not layout.has_options:
@@ -528,7 +542,7 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
     """
     run.refuse_inputs("fit")
     run.require_one_accelerator()
-    run = replace(run, is_tried=True)
+    run = replace(run, is_tried=True).in_format_of_tag()
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports import fit as reports
@@ -553,11 +567,16 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
     with suggest_nearest_layouts(preset.model, layout, run.tokens):
         if layout.devices is not None and settings.phase == "training":
             hardware = run.hardware
-            layout_answer = answer_of_fitting_run(
-                run,
-                lambda memory, layout: fit_devices(memory, hardware, layout, global_batch),
-                lambda fit_result: fit_result.fit.verdict != "no",
-            )
+            tight_answers: list[DevicesFitAnswer] = []
+
+            def fit_layouts(memory: Memory, layout: LayoutRequest) -> DevicesFitAnswer:
+                fit_result = fit_devices(memory, hardware, layout, global_batch)
+                tight_answers.extend([fit_result] if fit_result.fit.verdict == "tight" else [])
+                return fit_result
+
+            layout_answer = answer_of_fitting_run(run, fit_layouts, lambda fit_result: fit_result.fit.verdict == "fits")
+            if layout_answer.fit.verdict == "no":
+                layout_answer = next(iter(tight_answers), layout_answer)
             return ReportedAnswer(
                 layout_answer, lambda: reports.devices_report(preset, layout_answer), layout_answer.fit.verdict != "no"
             )
@@ -568,7 +587,7 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
             has_gguf_file = usual_engine is not None and has_gguf_weights(run_memory)
             fit_answer = (
                 usual_engine.fit_with_engine_buffers(run_memory) if usual_engine and has_gguf_file else None
-            ) or fit(run_memory, run.hardware)
+            ) or fit(run_memory, run.hardware, partial(gguf_fit, preset))
             served_users = ServedUsers.of_answer(fit_answer, usual_engine)
             fit_answer = with_decoding_seconds(fit_answer, run.hardware, served_users.users)
             device_options = hardware_options(

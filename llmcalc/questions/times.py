@@ -12,9 +12,9 @@ from ..errors import InputError, shown
 from ..parallel.layout import ONE_DEVICE, Layout
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
+from ..sources.presets import is_library_tag
 from ..sources.target import load
 from ..timing.calibration import UNCHANGED, Calibration
-from ..units import DTYPE_BITS
 from ..workload.lora import PARALLEL_LIBRARIES
 from ..workload.setting import declarations_of, option
 from .options import OPTIONS_OF_AN_ORDER, TimeOptions
@@ -362,7 +362,7 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
     assert hardware is not None
     engine_notes = _check_served_model(run, options.engine)
     layout_request, run_memory = run.layout, run.memory_on_one_device()
-    run_memory, scheme_notes = _with_usual_scheme(run_memory, options.engine)
+    run_memory, scheme_notes = _with_usual_scheme(run, run_memory, options)
     for field in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
         if getattr(layout_request, field) not in (None, 1, 0):
             raise InputError(f"{option(field)}: is of training; expected --phase training")
@@ -404,17 +404,19 @@ def _check_served_model(run: RunQuestion, engine_text: str | None) -> tuple[str,
     return tuple(engine_record.rules().class_notes(architectures(run.preset), version))
 
 
-def _with_usual_scheme(run_memory: Memory, engine_text: str | None) -> tuple[Memory, tuple[str, ...]]:
+def _with_usual_scheme(run: RunQuestion, run_memory: Memory, options: TimeOptions) -> tuple[Memory, tuple[str, ...]]:
     """Returns a run with the scheme in which an engine's users run weights of 16 bits, and the note on it, if any.
 
-    The run is unchanged where a format of the weights is stated or published.
+    The engine of a tag of Ollama's library is Ollama, if neither an engine nor a stack is named.
     """
-    from ..frameworks.engines.registry import engine_and_version
+    from ..frameworks.engines.registry import LIBRARY_ENGINE
+    from .usual_engines import usual_scheme_of
 
-    usual_scheme = engine_and_version(engine_text)[0].usual_scheme if _is_registered_engine(engine_text) else None
-    settings = run_memory.settings
-    is_stated = settings.quantize or settings.dtype is not None or run_memory.states.quantized is not None
-    if usual_scheme is None or is_stated or DTYPE_BITS[run_memory.published] < 16:
+    engine_name = options.engine.partition("==")[0] if _is_registered_engine(options.engine) else ""
+    if not (options.engine or options.stack) and is_library_tag(run.preset.target):
+        engine_name = LIBRARY_ENGINE
+    usual_scheme = usual_scheme_of(run_memory, engine_name) if engine_name else None
+    if usual_scheme is None:
         return run_memory, ()
     scheme, remark = usual_scheme
     return run_memory.with_(quantize=scheme), (remark,)

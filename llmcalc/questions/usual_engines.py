@@ -25,12 +25,25 @@ from ..studies.fit import (
     largest_fitting_number,
     single_changes,
 )
+from ..units import DTYPE_BITS
 
 FORMATS = "dtype", "kv_dtype", "quantize"
 """Settings that name the format of weights and cache."""
 
 NEWEST = (10**9,)
 """A version above all others, which has the newest software stack."""
+
+
+def usual_scheme_of(memory: Memory, engine_name: str) -> tuple[str, str] | None:
+    """Returns the scheme in which an engine's users run a model's weights of 16 bits, and the remark on it.
+
+    None where the engine has none, or where a format of the weights is stated or published.
+    """
+    settings = memory.settings
+    is_stated = settings.quantize or settings.dtype is not None or memory.states.quantized is not None
+    if is_stated or DTYPE_BITS[memory.published] < 16:
+        return None
+    return engine_and_version(engine_name)[0].usual_scheme
 
 
 @dataclass(frozen=True)
@@ -156,7 +169,8 @@ class UsualEngine:
                 changed_engine = replace(self, seq=settings.get("seq", self.seq), options={**self.options, **formats})
                 needed_bytes = changed_engine.device_bytes(settings.get("batch", users))
                 if needed_bytes is not None and needed_bytes < device_bytes:
-                    memory_changes.append(SettingChange(cli_options(settings), MemoryFit(self.hardware, needed_bytes)))
+                    change_text = cli_options(settings, serves_users=True)
+                    memory_changes.append(SettingChange(change_text, MemoryFit(self.hardware, needed_bytes)))
         memory_changes.sort(key=lambda memory_change: memory_change.fit.verdict == "no")
         return FitAnswer(run_memory, memory_fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
 

@@ -21,7 +21,7 @@ from .document import Column, Report, Row, Table, without_repetitions
 from .memory import fit_verdict_text, verdict_notes
 from .memory_data import device_data, execution_data, workload_data
 from .memory_notes import concatenation_note, run_text, settings_text
-from .notes import device_phrase, plural, too_long_notes, warnings_of_notes
+from .notes import device_phrase, plural, tag_format_notes, too_long_notes, warnings_of_notes
 from .plan import advice_on_shards, notes_on_other_accelerators
 from .seconds import DECODING_COLUMNS, decoding_cells, decoding_data, test_errors_text
 from .share import layout_cell, layout_text
@@ -83,6 +83,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
     engine_note = engine_note if has_gguf_weights(run_memory) else ""
     notes = [
         *warnings,
+        *tag_format_notes(preset, run_memory.settings.quantize),
         "by total memory, those without products in bfloat16 last; needed and share: of the accelerator that needs "
         "most",
         replica_note,
@@ -222,7 +223,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
     )
     notes = [
         *notes_on_other_accelerators(layout_plan),
-        f"kernels and buffers of {framework_title}; {order_position}",
+        f"kernels and buffers of {framework_title} (--framework {layout_plan.framework.name}); {order_position}",
         f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried; each maximum changes one number",
     ]
     if accelerator_fit.verdict == "no":
@@ -365,7 +366,9 @@ class _FitScreen(NamedTuple):
             f"({units.percent(accelerator_fit.share)})"
         )
         shown_fits = [accelerator_fit, *(run_change.fit for run_change in run_changes)]
-        notes = without_repetitions([*warnings, *self.notes, *verdict_notes(shown_fits)])
+        first_notes = verdict_notes([accelerator_fit]) if accelerator_fit.verdict == "tight" else []
+        first_notes += tag_format_notes(preset, memory.settings.quantize)
+        notes = without_repetitions([*warnings, *first_notes, *self.notes, *verdict_notes(shown_fits)])
         tables = [Table(preset.display, LARGEST_COLUMNS, self.rows, settings_line, notes, self.answer, name="largest")]
         tables += self.more
         if run_changes:

@@ -14,7 +14,7 @@ from ..sources.preset import Preset
 from ..studies.model_selection import has_experts
 from ..workload.execution import AttentionImplementation
 from .memory_data import execution_data, uncounted_tensors_note
-from .notes import binary_unit_note, plural, relative_error_text
+from .notes import binary_unit_note, plural, relative_error_text, tag_format_notes
 
 STATUS = {
     "exact": "equal to the byte to torch",
@@ -150,6 +150,17 @@ def _experts_note(run_memory: Memory) -> str:
     )
 
 
+def _gguf_note(run_memory: Memory) -> str:
+    """Returns a note if weights of a GGUF file are counted with torch's kernels; empty for other weights."""
+    quantized_weights = run_memory.states.quantized
+    if quantized_weights is None:
+        return ""
+    from ..costs.quantization.gguf import GGUFMix
+
+    counts_buffers = "kernels of torch; llmcalc fit, and --engine llama.cpp, count llama.cpp's buffers"
+    return counts_buffers if isinstance(quantized_weights.scheme, GGUFMix) else ""
+
+
 def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -> list[str]:
     memory_use, run_settings = run_memory.states, run_memory.settings
     notes = [_pure_bf16_note(run_memory), _experts_note(run_memory), _execution_note(run_memory)]
@@ -178,7 +189,11 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -
             "fragmentation: segments of freed activations too small for the optimizer's tensors stay reserved; "
             "--allocator expandable reuses them"
         )
-    notes.insert(0, concatenation_note(run_memory))
+    notes[:0] = [
+        *tag_format_notes(preset, run_settings.quantize),
+        _gguf_note(run_memory),
+        concatenation_note(run_memory),
+    ]
     notes.append(_kernels_note(run_memory))
     uncounted_texts = uncounted_tensors_note(memory_use)
     notes += [f"not counted: {'; '.join(uncounted_texts)}" if uncounted_texts else "", binary_unit_note(units.GIB)]

@@ -12,6 +12,7 @@ from ..flow.tree import Node
 from ..model import ModelSpec
 from ..ops.base import SKIPPED_PARAMS
 from ..sources.preset import Preset
+from ..sources.presets import is_library_tag
 from ..studies.step_size import LARGEST_STEP_TOKENS
 from ..workload.workload import Workload
 
@@ -114,6 +115,19 @@ def large_step_notes(sequences: int, seq: int) -> list[str]:
         f"a step of {count_text} sequences has {token_text} tokens, more than the 128M of the largest published one; "
         f"--global-batch counts sequences: {max(1, sequences // seq)} for {count_text} tokens"
     ]
+
+
+def tag_format_notes(preset: Preset, scheme_name: str | None) -> list[str]:
+    """Returns a note if a tag of Ollama's library, which states no format, has its weights in the library's format.
+
+    scheme_name: value of `--quantize`; None for the published weights.
+    """
+    if scheme_name is None or not is_library_tag(preset.target):
+        return []
+    from ..frameworks.engines.registry import LIBRARY_ENGINE, engine
+
+    library_scheme, remark = engine(LIBRARY_ENGINE).usual_scheme or ("", "")
+    return [remark] if scheme_name == library_scheme else []
 
 
 def float16_notes(hardware: Hardware, dtype: str = "bf16") -> list[str]:

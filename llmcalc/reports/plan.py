@@ -227,10 +227,17 @@ def _order_notes(layout_plan: LayoutPlan) -> list[str]:
     fastest_plan, fastest_layout = layout_plan.first_row
     first_time = None if fastest_layout is None else fastest_plan.range(fastest_layout)
     software_stack = fastest_plan.times.stack if fastest_plan.times is not None else layout_plan.times.stack
+    timed_rows = _rows_with_ties(layout_plan)
+    tie_text = (
+        f"=: within {TIE * 100:g} % of the fastest of its tie, where the smallest cp and fewest kinds of parallelism "
+        "come first; "
+        if any(is_tie for _, _, is_tie in timed_rows)
+        else ""
+    )
+    order_text = "ranges move together, so the order is surer than the seconds: measure the first three"
     return [
         *([] if first_time is None else [test_errors_text(first_time, software_stack.title)]),
-        f"=: within {TIE * 100:g} % of the fastest of its tie, where the smallest cp and fewest kinds of parallelism "
-        "come first; ranges move together, so the order is surer than the seconds: measure the first three",
+        *([f"{tie_text}{order_text}"] if len(timed_rows) > 1 else []),
     ]
 
 
@@ -382,4 +389,5 @@ def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
         "feasible_with_recompute": layout_plan.recomputed,
         "refused": plan.refused,
         "nearest": None if plan.nearest is None else candidate_data(plan.nearest),
+        "nearest_expandable_bytes": layout_plan.expandable_bytes,
     }

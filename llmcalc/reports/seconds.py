@@ -273,7 +273,7 @@ def report(
         *pass_notes(timed_run),
         *_copying_exchange_notes(timed_run),
         *float16_notes(timed_run.hardware, timed_run.formats.dtype),
-        *_time_notes(timed_run),
+        *_time_notes(timed_run, measured_run is not None),
     ]
     parts_table = Table(
         preset.display,
@@ -360,8 +360,24 @@ def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] |
     is_in_range = timed_run.range.low <= seconds <= timed_run.range.high
     relation_text = "inside" if is_in_range else "outside"
     return [
-        f"measured {duration_text(seconds, digit_count=3)}: {relation_text} the range; {'; '.join(explanation_lines)}"
+        f"measured {duration_text(seconds, digit_count=3)}, {relation_text} the range: "
+        f"{'; '.join([_rates_text(timed_run, seconds), *explanation_lines])}"
     ]
+
+
+def _rates_text(timed_run: TimedRun, seconds: float) -> str:
+    """Writes tokens/s, MFU and HFU of a run that takes these seconds."""
+    token_rate, devices = timed_run.tokens / seconds, timed_run.devices
+    device_rate_text = f" ({token_rate / devices:,.0f} a device)" if devices > 1 else ""
+    rate_text = f"{token_rate:,.0f} tokens/s{device_rate_text}"
+    if timed_run.phase == "decode":
+        return rate_text
+    time_ratio = timed_run.seconds / seconds
+    return (
+        f"{rate_text}; MFU {units.percent(timed_run.utilization('causal') * time_ratio, 0)} causal, "
+        f"{units.percent(timed_run.utilization('full') * time_ratio, 0)} full pairs; "
+        f"HFU {units.percent(timed_run.hardware_utilization * time_ratio, 0)}"
+    )
 
 
 HOST_BANDWIDTH = 100_000_000_000
@@ -380,16 +396,8 @@ def _seconds_with_host(timed_run: TimedRun) -> float:
     return (1 - share_on_host) * float(timed_run.range.estimate) + share_on_host * float(read_bytes) / HOST_BANDWIDTH
 
 
-def _time_notes(timed_run: TimedRun) -> list[str]:
-    device_rate, devices = timed_run.tokens_per_second, timed_run.devices
-    device_rate_text = f" ({device_rate / devices:,.0f} a device)" if devices > 1 else ""
-    lines = [f"{device_rate:,.0f} tokens/s{device_rate_text}"]
-    if timed_run.phase != "decode":
-        lines[0] += (
-            f"; MFU {units.percent(timed_run.utilization('causal'), 0)} causal, "
-            f"{units.percent(timed_run.utilization('full'), 0)} "
-            f"full pairs; HFU {units.percent(timed_run.hardware_utilization, 0)}"
-        )
+def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
+    lines = [f"{'the estimate: ' if is_measured else ''}{_rates_text(timed_run, timed_run.seconds)}"]
     rule_texts = [
         f"{rule_name} at 45 % MFU: {duration_text(rule_seconds)}"
         for rule_name, rule_seconds in timed_run.seconds_by_rule.items()
@@ -464,5 +472,12 @@ def _time_data(
     if measured_run is not None:
         seconds, explanation_lines = measured_run
         is_in_range = bool(timed_run.range.low <= seconds <= timed_run.range.high)
-        json_document["measured"] = {"seconds": seconds, "inside": is_in_range, "lines": explanation_lines}
+        mfu_by_convention = json_document["mfu"].items()
+        json_document["measured"] = {
+            "seconds": seconds,
+            "inside": is_in_range,
+            "lines": explanation_lines,
+            "tokens_per_second": timed_run.tokens / seconds,
+            "mfu": {convention: share * timed_run.seconds / seconds for convention, share in mfu_by_convention},
+        }
     return json_document

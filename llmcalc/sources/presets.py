@@ -70,12 +70,22 @@ def find_preset(name_or_alias: str) -> str | None:
     return _preset_of_tag(name_or_alias)
 
 
+_LIBRARY_TAG = re.compile(
+    r"(?P<model>[A-Za-z0-9._-]{1,60}):(?P<size>[0-9.]{1,6}[bm](?:-a[0-9.]{1,6}b)?)", re.IGNORECASE
+)
+
+
+def is_library_tag(name: str) -> bool:
+    """Whether a name is a tag of Ollama's library with its sizes alone, such as `qwen3:30b`, which states no format."""
+    return _LIBRARY_TAG.fullmatch(name) is not None
+
+
 def _preset_of_tag(tag: str) -> str | None:
     """Returns the preset of a tag of Ollama's library with the size alone, such as `qwen3:30b` → qwen3-30b-a3b.
 
     It is the one whose name goes on with the active parameters, else the only one whose name goes on; None without one.
     """
-    tag_match = re.fullmatch(r"(?P<model>[A-Za-z0-9._-]{1,60}):(?P<size>[0-9.]{1,6}[bm])", tag, re.IGNORECASE)
+    tag_match = _LIBRARY_TAG.fullmatch(tag)
     if tag_match is None:
         return None
     beginning = normalized_with_points(f"{tag_match['model']}-{tag_match['size']}")

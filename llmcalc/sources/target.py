@@ -336,6 +336,19 @@ def _override_value(value_text: str) -> Any:
         return value_text
 
 
+OTHER_FIELD_NAMES = {
+    "num_hidden_layers": "layers num_layers n_layer n_layers depth",
+    "hidden_size": "d_model n_embd dim model_dim hidden_dim embed_dim",
+    "intermediate_size": "d_ff n_inner ffn_dim mlp_dim ffn_hidden_size",
+    "num_attention_heads": "num_heads n_head n_heads",
+    "num_key_value_heads": "n_kv_head n_kv_heads num_kv_heads num_query_groups",
+    "head_dim": "head_size d_head kv_channels",
+    "max_position_embeddings": "n_positions n_ctx max_seq_len context_length block_size seq_length",
+    "num_experts": "n_experts n_routed_experts num_local_experts",
+}
+"""Fields with the names that other configs and programs give them."""
+
+
 def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: str) -> list[str]:
     """Returns the full path of an overridden field, from a path that may omit leading tables."""
     from .fields import all_field_names, field_paths
@@ -352,15 +365,14 @@ def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: 
     if len(matching_paths) == 1:
         return matching_paths[0]
     if not matching_paths:
-        suggestions = sorted({model_path[-1] for model_path in table_paths} | set(all_field_names()))
-        if field_path[-1] in suggestions:
-            raise InputError(
-                f"--set {override}: no part of this model has a field '{'.'.join(field_path)}'; expected a field of "
-                "its parts"
-            )
-        raise InputError(
-            f"--set {override}: the model has no field '{'.'.join(field_path)}'.{suggest(field_path[-1], suggestions)}"
-        )
+        field_name, own_names = field_path[-1], {path[-1] for path in (*table_paths, *field_paths(model_table))}
+        usual_name = next((name for name in own_names if field_name in OTHER_FIELD_NAMES.get(name, "").split()), "")
+        suggestion = f" Did you mean {usual_name}?" if usual_name else suggest(field_name, sorted(own_names))
+        if field_name in all_field_names():
+            problem = f"no part of this model has a field '{'.'.join(field_path)}'; expected a field of its parts."
+            raise InputError(f"--set {override}: {problem}{suggestion}")
+        suggestion = suggestion or suggest(field_name, sorted(all_field_names()))
+        raise InputError(f"--set {override}: the model has no field '{'.'.join(field_path)}'.{suggestion}")
     raise InputError(
         f"--set {override}: '{'.'.join(field_path)}' is ambiguous; expected one of "
         + ", ".join(".".join(path) for path in matching_paths)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache, partial
 from heapq import heappop, heappush
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..accelerator import Hardware, MemoryFit
 from ..costs.context_length import learned_positions
@@ -79,12 +79,21 @@ class FitAnswer:
     engine_title: str = ""
 
 
-def fit(model_memory: Memory, hardware: Hardware) -> FitAnswer:
-    """Returns whether a run fits on one accelerator, and changes that make it fit."""
+EngineFit: TypeAlias = Callable[[Memory, Hardware], MemoryFit | None]
+"""(run, accelerator) → the verdict by the buffers of the engine that runs its weights; None if torch's decide."""
+
+
+def fit(model_memory: Memory, hardware: Hardware, fit_with_engine: EngineFit = lambda *_: None) -> FitAnswer:
+    """Returns whether a run fits on one accelerator, and changes that make it fit.
+
+    fit_with_engine: the verdict on a changed run by an engine's buffers; default none.
+    """
     current_fit = model_memory.device.fit_on(hardware)
     batch, seq = largest_run(model_memory, hardware)
     setting_changes = (
-        () if current_fit.verdict != "no" else tuple(_memory_saving_changes(model_memory, current_fit, batch, seq))
+        ()
+        if current_fit.verdict != "no"
+        else tuple(_memory_saving_changes(model_memory, current_fit, batch, seq, fit_with_engine))
     )
     return FitAnswer(model_memory, current_fit, batch, seq, setting_changes)
 
@@ -277,7 +286,7 @@ def _number_at_capacity(excess_by_value: Mapping[int, int], highest_fitting: int
 
 
 def _memory_saving_changes(
-    model_memory: Memory, current_fit: MemoryFit, batch: int, seq: int
+    model_memory: Memory, current_fit: MemoryFit, batch: int, seq: int, fit_with_engine: EngineFit
 ) -> Iterable[SettingChange]:
     """Returns the changes of single settings that save memory.
 
@@ -287,7 +296,12 @@ def _memory_saving_changes(
     insufficient_bytes: list[int] = []
     most_changes = FEW_CHANGES if has_many_layers(model_memory) else None
     evaluate_changes = partial(
-        _evaluate_changes, model_memory, current_fit, insufficient_bytes, most_changes=most_changes
+        _evaluate_changes,
+        model_memory,
+        current_fit,
+        insufficient_bytes,
+        fit_with_engine,
+        most_changes=most_changes,
     )
     combined_changes = _combine_changes(cheap_changes)
     change_pairs = [
@@ -329,6 +343,7 @@ def _evaluate_changes(
     model_memory: Memory,
     current_fit: MemoryFit,
     insufficient_bytes: list[int],
+    fit_with_engine: EngineFit,
     change_options: Sequence[Mapping[str, Any]],
     most_changes: int | None = None,
 ) -> list[SettingChange]:
@@ -370,11 +385,13 @@ def _evaluate_changes(
                     (max(least_bytes, changed_run.least_device_bytes), change_index, True, changed_run),
                 )
                 continue
-            changed_fit = changed_run.device.fit_on(current_fit.hardware)
+            hardware = current_fit.hardware
+            changed_fit = fit_with_engine(changed_run, hardware) or changed_run.device.fit_on(hardware)
         except InputError:
             continue
         if changed_fit.needed < current_fit.needed:
-            change_by_index[change_index] = SettingChange(cli_options(change_options[change_index]), changed_fit)
+            change_text = cli_options(change_options[change_index], model_memory.settings.phase != "training")
+            change_by_index[change_index] = SettingChange(change_text, changed_fit)
             if changed_fit.verdict == "no":
                 insufficient_bytes.append(changed_fit.needed)
     return [change_by_index[change_index] for change_index in sorted(change_by_index)]
@@ -392,15 +409,19 @@ def devices_option(devices: int, layout: Layout | None, users: int | None = None
     return " ".join(filter(None, [*options, "" if users is None else f"--users {users}"]))
 
 
-def cli_options(setting_changes: Mapping[str, Any]) -> str:
-    """Writes settings as options of the command line."""
-    return " ".join(
-        option(setting_name)
-        if setting_value is True
-        else f"{option(setting_name)} {','.join(setting_value) if isinstance(setting_value, tuple) else setting_value}"
-        for setting_name, setting_value in setting_changes.items()
-        if setting_value is not None
-    )
+def cli_options(setting_changes: Mapping[str, Any], serves_users: bool = False) -> str:
+    """Writes settings as options of the command line.
+
+    serves_users: whether the sequences of a batch are named `--users`, as in inference; false by default.
+    """
+    options: list[str] = []
+    for setting_name, setting_value in setting_changes.items():
+        if setting_value is None:
+            continue
+        option_name = "--users" if serves_users and setting_name == "batch" else option(setting_name)
+        value_text = ",".join(setting_value) if isinstance(setting_value, tuple) else str(setting_value)
+        options.append(option_name if setting_value is True else f"{option_name} {value_text}")
+    return " ".join(options)
 
 
 def changes_with_more_devices(

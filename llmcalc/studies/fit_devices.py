@@ -11,6 +11,7 @@ from ..accelerator import Hardware, MemoryFit
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
 from ..errors import InputError
+from ..frameworks.ranks import Cluster, rank_needing_most
 from ..frameworks.registry import WITHOUT_A_NAME, framework
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
@@ -46,7 +47,7 @@ class DevicesFitAnswer:
     fewest: the layout on the fewest accelerators.
     batch: largest number of sequences that fits with the best layout; 0 if none does.
     seq: largest sequence length that fits with the best layout; 0 if none does.
-    changes: changes that make it fit; empty if the run fits.
+    changes: changes that make it fit; empty if the run fits with the estimated fragmentation.
     ended_early: whether the work of the search was spent: fewer accelerators and larger runs may fit too.
     """
 
@@ -94,11 +95,10 @@ def fit_devices(
         raise ImpossibleLayout(
             f"--devices {layout_request.devices}: no layout of these is possible: {most_frequent_reason}"
         )
-    best_fit = MemoryFit(hardware, best_candidate.device_bytes)
-    run_fits = best_fit.verdict != "no"
+    best_fit = devices_question.fit_of(best_candidate)
     fewest_devices, fewest_candidate = _fewest_devices(devices_question, layout_plan)
     batch = seq = 0
-    if run_fits:
+    if best_fit.verdict == "fits":
         workload, longest_length = model_memory.states.workload, learned_positions(model_memory.spec) or MOST_SEQ
         batch = _largest_number(devices_question, best_candidate, "batch", 1, int(workload.batch), MOST_BATCH)
         seq = _largest_number(
@@ -111,7 +111,7 @@ def fit_devices(
         )
     setting_changes = (
         ()
-        if run_fits
+        if best_fit.verdict == "fits"
         else tuple(_changes_that_fit(devices_question, layout_plan.devices, fewest_devices, fewest_candidate))
     )
     return DevicesFitAnswer(
@@ -161,6 +161,20 @@ class DevicesQuestion:
             may_recompute=False,
             budget=self.budget,
         )
+
+    def fit_of(self, candidate: Candidate) -> MemoryFit:
+        """Returns the verdict on a layout, as of `llmcalc memory`.
+
+        The ranks of a layout that does not fit are replayed again if its tensors may fit, for the allocator's free
+        blocks, and for what the driver may move to the host.
+        """
+        if candidate.headroom >= 0 or not candidate.may_fit:
+            return MemoryFit(self.hardware, candidate.device_bytes)
+        run_memory = self.estimates.memory.with_(num_microbatches=candidate.micro_batches)
+        version = self.layout_request.framework_version or ""
+        cluster = Cluster.with_framework(run_memory, candidate.layout, self.estimates.framework, version)
+        ranks = [cluster.rank_memory(rank, run_memory.runtime) for rank in cluster.ranks_that_may_need_most]
+        return rank_needing_most(ranks).device.fit_on(self.hardware)
 
     def best_fitting_layout(self, devices: int) -> Candidate | None:
         """Returns the best layout of a number of accelerators that fits; None without one."""
@@ -305,16 +319,15 @@ def _changes_that_fit(
         and not devices_question.budget.is_spent()
     ):
         try:
-            recomputed_plan = replace(devices_question, estimates=devices_question.estimates.recomputed).plan_devices(
-                devices
-            )
+            recomputing_question = replace(devices_question, estimates=devices_question.estimates.recomputed)
+            recomputed_plan = recomputing_question.plan_devices(devices)
         except InputError:
             recomputed_plan = None
         recomputed_candidate = None if recomputed_plan is None else _best_candidate(recomputed_plan)
         if recomputed_candidate is not None:
             yield SettingChange(
                 f"--recompute {RECOMPUTED} {recomputed_candidate.layout.options()}".strip(),
-                MemoryFit(devices_question.hardware, recomputed_candidate.device_bytes),
+                recomputing_question.fit_of(recomputed_candidate),
             )
     if fewest_devices is not None and fewest_candidate is not None:
         yield SettingChange(

@@ -313,7 +313,8 @@ def fitting_changes_on_several_devices(
             if not runs_and_fits:
                 continue
             device_run, fit = min(runs_and_fits, key=lambda run_and_fit: run_and_fit[1].verdict != "fits")
-            options_text = f"{device_run.option(fit).command_options} {cli_options(changed_settings)}"
+            changes_text = cli_options(changed_settings, model_memory.settings.phase != "training")
+            options_text = f"{device_run.option(fit).command_options} {changes_text}"
             if sum(devices == device_run.devices for devices, _ in changes_by_devices) < MOST_PER_NUMBER:
                 changes_by_devices.append((device_run.devices, SettingChange(options_text, fit)))
         yield from (

@@ -23,6 +23,7 @@ from llmcalc.parallel.search import (
     NO_REPLICAS,
     ROUNDS,
     SEQUENCE,
+    LayoutSearch,
     check_planned,
     divisible_batch,
     even_stage_sizes,
@@ -145,17 +146,18 @@ def test_whatever_is_asked_holds(asked: LayoutRequest, holds: Callable[[Layout],
     assert all(holds(layout) for layout, _ in layout_search.possible)
 
 
-def test_layers_of_stages_are_not_asked_for() -> None:
-    with pytest.raises(InputError, match="--pp-layout: layers are shared out evenly"):
-        search_layouts(
-            llmcalc.load("llama3-70b").model,
-            64,
-            64,
-            1,
-            4096,
-            framework_named("megatron").layouts,
-            LayoutRequest(pp_layout=(40, 40)),
-        )
+def test_layers_of_stages_are_those_that_are_asked_for() -> None:
+    """As a change of `fit` names them; the stages are pp · vpp, and their layers add up to the model's."""
+
+    def searched(*sizes: int) -> LayoutSearch:
+        rules, request = framework_named("megatron").layouts, LayoutRequest(pp_layout=sizes)
+        return search_layouts(llmcalc.load("llama3-70b").model, 64, 64, 1, 4096, rules, request)
+
+    possible = searched(39, 41).possible
+    assert {(layout.pp * layout.vpp, layout.pp_layout) for layout, _ in possible} == {(2, (39, 41))}
+    refused = searched(40, 41)
+    assert not refused.possible
+    assert set(refused.refused) == {"--pp-layout: 81 layers in all"}
 
 
 def test_groups_that_are_not_tried_are_refused() -> None:

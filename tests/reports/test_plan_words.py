@@ -50,5 +50,31 @@ def test_a_layout_that_fits_with_expandable_segments_alone_is_said_to(run: Any) 
     expandable = run("plan", *words, "--allocator", "expandable")
     assert expandable.code == 0
     assert expandable.out.startswith("Llama 3 8B: 1 of 1 layout fits; ")
+    document = run("plan", *words, "--format", "json").document_with(1)
+    assert 40 * 2**30 < document["nearest_expandable_bytes"] < document["nearest"]["device_bytes"]
     assert run("memory", *words, "--phase", "training", "--recompute", "full").err.startswith("warning: l40s: tight")
     assert run("plan", *words[:2], "2", *words[3:-1], "2").out.startswith("Llama 3 8B: no layout fits\n")
+
+
+def test_fit_has_the_verdict_of_memory_on_a_layout(run: Any) -> None:
+    """A layout whose tensors fit without the allocator's free blocks is tight in both, with changes that help."""
+    words = shlex.split("llama3-8b --devices 4 --hardware l40s --fsdp 4 --phase training")
+    fit, memory = (run(command, *words, "--format", "json").document_with(0) for command in ("fit", "memory"))
+    (accelerator,) = memory["fits"]
+    assert fit["verdict"] == accelerator["verdict"] == "tight"
+    assert fit["device_bytes"] == memory["memory"]["device_bytes"]
+    assert fit["largest"]["batch"] == fit["largest"]["seq"] == 0
+    assert [change["verdict"] for change in fit["changes"]] == ["fits", "fits"]
+    screen = run("fit", *words).out
+    assert screen.startswith("Llama 3 8B: it fits tightly on 4 × L40S\n")
+    assert "  tight: fits only without the estimated fragmentation\n" in screen
+
+
+def test_an_order_is_explained_where_there_is_one(run: Any) -> None:
+    """One row, or none, has no tie and no order; rows that do not tie have no sign `=`."""
+    words = shlex.split("plan qwen3-0.6b?num_hidden_layers=6 --devices 2 --hardware h100 --seq 128 --notes")
+    more_words = ((), ("--rows", "1"), ("--seq", "512k", "--hardware", "2GiB"))
+    many, single, none = (" ".join(run(*words, *more).out.split()) for more in more_words)
+    assert "measure the first three" in many
+    assert "measure the first" not in single + none
+    assert "=: within" not in single + none

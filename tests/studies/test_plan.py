@@ -18,10 +18,10 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.schedule_formulas import bubble_fraction
 from llmcalc.parallel.search import LayoutSearch, search_layouts
-from llmcalc.simulator.effort import EFFORT, WorkBudget
+from llmcalc.simulator.effort import EFFORT, CountedWork, WorkBudget
 from llmcalc.studies import fit_devices
 from llmcalc.studies.layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory
-from llmcalc.studies.layout_replays import LayoutReplays, LayoutRun
+from llmcalc.studies.layout_replays import LayoutReplays, LayoutRun, ReplayedLayout, ReplayTask
 from llmcalc.studies.plan import TOO_MUCH, UNTRIED, LayoutEstimates, LayoutOrder, RankedLayouts, search_budget
 from llmcalc.studies.step_size import default_batch, usual_batch
 from tests.samples import with_rest
@@ -704,3 +704,30 @@ def test_a_layout_without_messages_or_replay_is_tried_with_more_recomputation() 
     assert [(candidate.layout.pp, candidate.recompute) for candidate in plan_of_layouts.feasible] == [(1, "full")]
     assert plan_of_layouts.refused == {"what --recompute full sends": 1}
     assert plan_of_layouts.replays == 1
+
+
+class BegunCalls:
+    """Calls in other processes, whose replays have a first rank of 50 bytes and a largest one of 70."""
+
+    forks = True
+
+    def begin(self, tasks: Any) -> None:
+        list(tasks)
+
+    def result(self, task: ReplayTask) -> ReplayedLayout:
+        ends_early = task.byte_limit is not None and task.byte_limit < 50
+        work = CountedWork(1)
+        return ReplayedLayout(50, work, 50 if ends_early else 70, work)
+
+
+@pytest.mark.parametrize(
+    ("begun_limit", "limit", "largest"), [(40, 60, 70), (80, 60, 70), (80, 45, 50), (None, 60, 70), (40, None, 70)]
+)
+def test_a_begun_replay_that_may_end_too_early_is_not_used(
+    begun_limit: int | None, limit: int | None, largest: int
+) -> None:
+    replays = LayoutReplays("megatron", "", lambda *_: None, lambda *_: 1, search_budget())  # type: ignore[arg-type]
+    replays._calls = BegunCalls()  # type: ignore[assignment]
+    run = LayoutRun(Layout(pp=2), 2, AS_CONFIGURED)
+    replays.begin([run], begun_limit)
+    assert replays.bytes(*run, byte_limit=limit) == largest

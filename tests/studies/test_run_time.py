@@ -290,6 +290,21 @@ def test_a_measured_time_is_compared_with_the_range(run: Any) -> None:
     assert line.endswith("compare the tokens before this one (--seq; 512 here), the users and the format")
 
 
+def test_a_measured_time_has_the_mfu_of_its_tokens_per_second(run: Any) -> None:
+    """As `llmcalc flops --tokens-per-second` has it of the rate."""
+    sizes = ("llama3-8b", *H100, "--devices", "8", "--seq", "8k")
+    words = ("time", *sizes, "--fsdp", "8", "--measured", "1.2s")
+    measured = answer(run, *words)["measured"]
+    assert measured["tokens_per_second"] == pytest.approx(8 * 8192 / 1.2)
+    rate = ("--phase", "training", "--tokens-per-second", str(round(measured["tokens_per_second"])))
+    by_key = {one["key"]: one["mfu"] for one in answer(run, "flops", *sizes, *rate)["utilization"]["conventions"]}
+    assert measured["mfu"]["causal"] == pytest.approx(by_key["exact_causal"], rel=1e-4)
+    assert measured["mfu"]["full"] == pytest.approx(by_key["exact_full"], rel=1e-4)
+    screen = " ".join(run(*words, "--notes").out.split())
+    assert "measured 1.20 s, outside the range: 54,613 tokens/s (6,827 a device); MFU 36 % causal, 40 % full" in screen
+    assert "the estimate: 72," in screen
+
+
 PLANS: dict[str, tuple[str, ...]] = {
     "recomputed": ("llama3.2-1b", "--seq", "2k", "--recompute", "attention", "--devices", "8", "--global-batch", "32"),
     "experts": ("olmoe-1b-7b", "--seq", "2k", "--devices", "16", "--global-batch", "32"),

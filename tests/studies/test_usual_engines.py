@@ -78,3 +78,39 @@ def test_times_say_where_the_engine_has_no_kernels_or_is_a_plugin() -> None:
     assert "vLLM has no kernels for it on this accelerator" in fit_screen(f"{two_layers} --hardware v100-32gb")
     assert "has no kernels" not in fit_screen(f"{two_layers} --hardware a100-40gb")
     assert "under vLLM's plugin, whose memory is not modelled" in fit_screen("llama3.2-1b --hardware tpu-v6e --seq 4k")
+
+
+def test_a_tag_without_a_format_has_the_format_of_ollamas_library() -> None:
+    """README.md of Ollama, "Model library": Llama 3.3 70B has 43 GB, so a tag with a size alone is not in 16 bits."""
+    remark = "weights in q4_k_m, as tags without a format have them (for a tag such as fp16: --quantize none)"
+    tag, typed = fit("qwen3:8b --hardware 12GiB"), fit("qwen3-8b --hardware 12GiB --quantize q4_k_m")
+    assert (tag["verdict"], tag["device_bytes"]) == (typed["verdict"], typed["device_bytes"])
+    assert (tag["verdict"], tag["engine"], tag["notes"][0]) == ("fits", "llama.cpp", remark)
+    for words in (("memory",), ("time", "--hardware", "rtx-3060")):
+        of_tag, of_scheme = (
+            json.loads(command(words[0], *model, *words[1:], "--seq", "2k", "--format", "json").out)
+            for model in (("qwen3:8b",), ("qwen3-8b", "--quantize", "q4_k_m"))
+        )
+        assert of_tag.get("memory") == of_scheme.get("memory")
+        assert of_tag.get("seconds") == of_scheme.get("seconds")
+    assert fit("qwen3:8b --hardware 24GiB --quantize none")["device_bytes"] > 15 * 2**30
+    assert fit("qwen3:30b-a3b --hardware 24GiB")["notes"][0] == remark
+    assert fit("gpt-oss:20b --hardware 24GiB")["notes"] == fit("gpt-oss-20b --hardware 24GiB")["notes"]
+    training = json.loads(command("memory", "qwen3:8b", "--phase", "training", "--format", "json").out)
+    assert training["memory"]["by_kind"]["weights"] == 16_381_470_720
+
+
+def test_memory_says_that_fit_counts_the_buffers_of_llama_cpp() -> None:
+    screen = command("memory", "qwen3-8b", "--quantize", "q4_k_m", "--seq", "2k").out
+    assert "kernels of torch; llmcalc fit, and --engine llama.cpp, count llama.cpp's buffers" in " ".join(
+        screen.split()
+    )
+
+
+def test_a_change_to_a_gguf_file_needs_what_the_changed_run_needs() -> None:
+    """Llama 3.1 8B in 16 bits on 12 GiB: the change's bytes are those of llama.cpp, as of the run with the change."""
+    changes = {row["option"]: row for row in fit("llama3.1-8b --hardware 12GiB")["changes"]}
+    change, changed = changes["--quantize q4_k_m"], fit("llama3.1-8b --hardware 12GiB --quantize q4_k_m")
+    assert (change["device_bytes"], change["verdict"]) == (changed["device_bytes"], changed["verdict"])
+    users = fit("qwen3-8b --hardware h100 --users 64 --seq 16k --kv-dtype fp8")
+    assert f"--users {users['largest']['users']}" in {row["option"] for row in users["changes"]}

@@ -138,6 +138,12 @@ GROUPS = {
 }
 """Tool → its scheme names, with N for a size and B for bits."""
 
+SCHEMES_BY_BITS = {
+    "4": "q4_k_m (llama.cpp), awq-int4-g128 (vLLM), nf4 (bitsandbytes), mlx-int4-g64 (MLX)",
+    "8": "q8_0 (llama.cpp), fp8 (vLLM), int8 (bitsandbytes), mlx-int8-g64 (MLX)",
+}
+"""Bits of a weight → the usual schemes, each with a program that runs it."""
+
 
 def scheme_named(scheme_name: str, option: str = "--quantize") -> QuantizationScheme:
     """Returns the quantization scheme with this name.
@@ -178,7 +184,14 @@ def scheme_named(scheme_name: str, option: str = "--quantize") -> QuantizationSc
             return make_scheme(
                 scheme_label, int(matched_sizes.get("bits") or 8), None if group_size is None else int(group_size)
             )
-    suggestion_text = suggest(scheme_label, list(COMMON))
+    bits_match = re.fullmatch(
+        r"(?:bnb|bitsandbytes|(?:bnb|int|uint|q|w)?[-_]?(?P<bits>[48])[-_]?(?:bits?)?)", scheme_label
+    )
+    suggestion_text = (
+        f" Did you mean {SCHEMES_BY_BITS[bits_match['bits'] or '4']}?"
+        if bits_match
+        else suggest(scheme_label, list(COMMON))
+    )
     known_names = "; ".join(f"{group_size}: {', '.join(group_names)}" for group_size, group_names in GROUPS.items())
     raise InputError(
         f"{option} {scheme_name[:40]}: unknown scheme"

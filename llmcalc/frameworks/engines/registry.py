@@ -32,10 +32,19 @@ ON_LLAMA_CPP = {
 }
 """Words for programs that run llama.cpp → the program's title."""
 
+OTHER_WORDS = {
+    **dict.fromkeys(("trtllm", "trt-llm", "trt_llm", "trt", "tensorrt"), "tensorrt-llm"),
+    **dict.fromkeys(("llamacpp", "gguf", "ggml"), "llama.cpp"),
+}
+"""Other words for an engine → the word of `--engine`."""
+
 MLX_NAMES = ("mlx", "mlx-lm", "mlx_lm")
 
 USUAL_ENGINE = "vllm"
 """The engine of an inference run that names none, which most servers run; its software stack has the same name."""
+
+LIBRARY_ENGINE = "ollama"
+"""The engine whose library has the tags of `sources.presets.is_library_tag`."""
 
 
 @cache
@@ -54,7 +63,7 @@ def engine(engine_name: str) -> Engine:
             )
         raise InputError(
             f"--engine: '{engine_name}' is not known; expected one of "
-            f"{', '.join(engine_names)}.{suggest(engine_name, engine_names)}"
+            f"{', '.join(engine_names)}.{suggest(OTHER_WORDS.get(engine_name, engine_name), engine_names)}"
         )
     engine_record: Engine = import_module(f"..{FOLDERS[engine_name]}.record", __package__).ENGINE
     return engine_record

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ...errors import InputError, shown, suggest
 from ...parallel.layout import Layout
 from ...sources.huggingface.family import field_names
+from ...sources.presets import known_model
 from ..argument_names import keyword_of
 from ..launch import trainer
 from ..launch.record import (
@@ -229,6 +230,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
         )
     check_env(reader, env)
     reader.check_unknown()
+    settings = _with_vocabulary_of_tokenizer(settings, reader)
     spec = model_of_arguments(settings, reader.where)
     layout = settings.layout()
     _check_layers(settings, layout)
@@ -237,6 +239,23 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
         reader.notes.append(f"{', '.join(sorted(source_file.unset)[:10])}: taken as not set")
     launch_settings = LaunchSettings(layout, command_settings, settings)
     return reader.launch("megatron", launch_settings, spec=spec, env=env, gpu=source_file.gpu)
+
+
+def _with_vocabulary_of_tokenizer(settings: MegatronSettings, reader: LaunchReader) -> MegatronSettings:
+    """Returns the settings with the vocabulary of a known model, whose name Hugging Face's tokenizer has, with a note.
+
+    The tokenizer's files may have fewer tokens than the model's embedding has rows: 151,669 of 151,936 in Qwen3.
+    """
+    if settings.padded_vocabulary_size is not None or settings.tokenizer_kind != "HuggingFaceTokenizer":
+        return settings
+    preset = known_model(settings.tokenizer_model or "")
+    if preset is None:
+        return settings
+    reader.notes.append(
+        f"--tokenizer-model {shown(settings.tokenizer_model)}: the vocabulary of {preset.name}, "
+        f"{preset.model.vocab_size:,}; the tokenizer may have some hundred tokens fewer (--vocab-size)"
+    )
+    return replace(settings, vocab_size=preset.model.vocab_size)
 
 
 def smallest_world_size(settings: MegatronSettings) -> int:

@@ -205,6 +205,19 @@ def test_vocabularies(more: dict[str, Any], tokens: int | None) -> None:
     assert MegatronSettings(**more).vocabulary_size == tokens
 
 
+def test_the_tokenizer_of_a_known_model_has_the_models_vocabulary() -> None:
+    """config.json of Qwen/Qwen3-8B: vocab_size 151936; its tokenizer has 151,669 tokens."""
+    tokenizer = {"tokenizer_type": "HuggingFaceTokenizer", "vocab_size": None}
+    launch = small(**tokenizer, tokenizer_model="Qwen/Qwen3-8B", make_vocab_size_divisible_by=128)
+    assert launch.spec is not None
+    assert launch.spec.vocab_size == 151_936
+    assert any(
+        note.startswith("--tokenizer-model 'Qwen/Qwen3-8B': the vocabulary of qwen3-8b") for note in launch.notes
+    )
+    with pytest.raises(InputError, match="--vocab-size: missing"):
+        small(**tokenizer, tokenizer_model="/models/unknown")
+
+
 def test_networks() -> None:
     def network(**more: Any) -> Any:
         spec = small(**more).spec
