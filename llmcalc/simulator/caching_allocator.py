@@ -18,7 +18,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Sequence
 from copy import copy
-from itertools import takewhile
 from typing import Any, TypeAlias
 
 from .effort import EFFORT
@@ -356,48 +355,12 @@ class CachingAllocator:
         return copied_allocator
 
 
-MOST_STATES = 8
-"""Largest number of allocator states that a `ReplayCache` stores of a run: each has every block of the run."""
-
-
-class ReplayCache:
-    """Replays several runs on separate allocators, and replays common first events only once.
-
-    Ranks of a pipeline differ in the number of forward passes before the first backward pass. The allocator's state
-    after common pieces is stored, and the next run continues from the last one that it shares.
-
-    expandable: whether segments are expandable, as in `CachingAllocator`.
-    """
-
-    def __init__(self, is_expandable: bool) -> None:
-        self._expandable = is_expandable
-        self._latest_pieces: Sequence[Stretch] = ()
-        self._states_by_pieces: dict[int, CachingAllocator] = {}
-
-    def play_step_lists(
-        self, step_lists: Sequence[Stretch], storage_count: int, opening_list_count: int
-    ) -> CachingAllocator:
-        """Returns the allocator after these pieces of a run.
-
-        storage_count: the number of storages.
-        opening_list_count: the number of pieces with which other runs may begin.
-        """
-        equal_pairs = takewhile(lambda pair: pair[0] == pair[1], zip(self._latest_pieces, step_lists, strict=False))
-        equal_lists = sum(1 for _ in equal_pairs)
-        self._states_by_pieces = {
-            list_count: saved_allocator
-            for list_count, saved_allocator in self._states_by_pieces.items()
-            if list_count <= equal_lists
-        }
-        played_lists = max(self._states_by_pieces, default=0)
-        allocator = self._states_by_pieces[played_lists].copy() if played_lists else CachingAllocator(self._expandable)
-        lists_between_states = -(-opening_list_count // MOST_STATES)
-        for list_count, (allocator_steps, storage_offset) in enumerate(step_lists[played_lists:], played_lists + 1):
-            allocator.play(allocator_steps, storage_count, storage_offset)
-            if list_count <= opening_list_count and not list_count % lists_between_states:
-                self._states_by_pieces[list_count] = allocator.copy()
-        self._latest_pieces = step_lists[:opening_list_count]
-        return allocator
+def play_step_lists(step_lists: Sequence[Stretch], storage_count: int, expandable_segments: bool) -> CachingAllocator:
+    """Returns an allocator that has played all pieces of a run. storage_count: the number of storages."""
+    allocator = CachingAllocator(expandable_segments)
+    for allocator_steps, storage_offset in step_lists:
+        allocator.play(allocator_steps, storage_count, storage_offset)
+    return allocator
 
 
 class LatestRun:
