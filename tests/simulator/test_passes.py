@@ -17,9 +17,7 @@ from llmcalc.frameworks.torch import pipeline_replay as rehearsal
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.caching_allocator import (
     CachingAllocator,
-    LatestRun,
     RequestedBytes,
-    encode_allocation,
     play_step_lists,
 )
 from llmcalc.simulator.event_log import FREED, NAMED, STREAMED, TAKEN, Event, EventRecorder
@@ -102,26 +100,6 @@ def test_pieces_of_a_run_are_played_in_order(expandable: bool) -> None:
     whole_device.play(steps, count)
     device = play_step_lists(pieces, count, expandable)
     assert [getattr(device, name) for name in SUMS] == [getattr(whole_device, name) for name in SUMS]
-
-
-@pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
-def test_pieces_of_the_run_before_are_not_played_again(expandable: bool) -> None:
-    """Runs that begin as the one before, on one allocator each; a run on other segments begins anew."""
-    first, second, third = (
-        [([encode_allocation(x, size)], range(2))] for x, size in ((0, 3 * MIB), (2, 30 * MIB), (4, 700))
-    )
-    latest_run, sums = LatestRun(), list[tuple[int, ...]]()
-    runs = ([first, second], [first, third], [first, third], [second], [first])
-    for segments, run in [*((expandable, run) for run in runs), (not expandable, [first])]:
-        device, whole_device = CachingAllocator(segments), CachingAllocator(segments)
-        latest_run.play(device, run, 6)
-        for piece in run:
-            for steps, repeats in piece:
-                for repeat in repeats:
-                    whole_device.play(steps, 6, repeat)
-        sums.append(tuple(getattr(device, name) for name in SUMS))
-        assert sums[-1] == tuple(getattr(whole_device, name) for name in SUMS)
-    assert sums[1] == sums[2] != sums[0]
 
 
 EIGHT = "num_hidden_layers=8"
