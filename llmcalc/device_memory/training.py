@@ -17,7 +17,7 @@ from ..frozen import frozen
 from ..model import ModelSpec
 from ..simulator.adapters import Adapters
 from ..simulator.autograd import AutogradGraph, backward
-from ..simulator.caching_allocator import ReplayCache, Stretch
+from ..simulator.caching_allocator import Stretch, play_step_lists
 from ..simulator.choices import EAGER, KernelChoices
 from ..simulator.event_log import Event, EventRecorder, RecordedEvents, is_repeatable, is_self_contained, rename_events
 from ..simulator.lowering import Path
@@ -424,21 +424,20 @@ class CountedSteps:
     """Two replayed steps, whose allocations and releases can be played on several allocators.
 
     result: the result of the replay, without the allocator's bytes.
-    pieces, storage_count, pieces_before_backward: as in `ReplayCache.play_step_lists`.
+    pieces, storage_count: as in `play_step_lists`.
     requested_bytes, peak_requested: the requested bytes at the end and at the peak.
     """
 
     result: ReplayResult
     pieces: Sequence[Stretch]
     storage_count: int
-    pieces_before_backward: int
     requested_bytes: int
     peak_requested: int
 
-    def result_on_allocator(self, replay_cache: ReplayCache) -> ReplayResult:
+    def result_on_allocator(self, expandable_segments: bool) -> ReplayResult:
         """Returns the result with the bytes of an allocator that plays the steps."""
         replay_result = self.result.copy()
-        allocator = replay_cache.play_step_lists(self.pieces, self.storage_count, self.pieces_before_backward)
+        allocator = play_step_lists(self.pieces, self.storage_count, expandable_segments)
         replay_result.read_allocator(allocator, self.requested_bytes, self.peak_requested)
         return replay_result
 
@@ -451,23 +450,22 @@ def count_steps(training_run: TrainingSteps, memory_meter: EventMeter) -> Counte
         replay_result,
         memory_meter.pieces,
         memory_meter.count,
-        memory_meter.pieces_before_backward,
         memory_meter.now,
         memory_meter.peak,
     )
 
 
 def replay_steps_on_allocator(
-    training_run: TrainingSteps, memory_meter: EventMeter, replay_cache: ReplayCache
+    training_run: TrainingSteps, memory_meter: EventMeter, expandable_segments: bool
 ) -> ReplayResult:
     """Replays a run's set-up and two steps on an allocator. memory_meter: the run's meter."""
-    return count_steps(training_run, memory_meter).result_on_allocator(replay_cache)
+    return count_steps(training_run, memory_meter).result_on_allocator(expandable_segments)
 
 
 def replay_shorter_on_allocator(
     full_run: tuple[TrainingSteps, EventMeter],
     shorter_run: tuple[TrainingSteps, EventMeter],
-    replay_cache: ReplayCache,
+    expandable_segments: bool,
     micro_batches: int,
 ) -> ReplayResult:
     """Counts the tensors of the full run, and replays only a shorter run on the caching allocator.
@@ -476,7 +474,9 @@ def replay_shorter_on_allocator(
     micro_batches: the micro-batches of a step of the shorter run.
     """
     replay_result = _replay_two_steps(*full_run)
-    replay_result.estimate_from_shorter_replay(replay_steps_on_allocator(*shorter_run, replay_cache), micro_batches)
+    replay_result.estimate_from_shorter_replay(
+        replay_steps_on_allocator(*shorter_run, expandable_segments), micro_batches
+    )
     return replay_result
 
 

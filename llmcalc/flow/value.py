@@ -43,7 +43,10 @@ class Value:
     @property
     def storage(self) -> Value:
         """The value that owns the storage, of which this value may be a view."""
-        return self if self.of is None else self.of.storage
+        base_value = self
+        while base_value.of is not None:
+            base_value = base_value.of
+        return base_value
 
 
 class Weight:

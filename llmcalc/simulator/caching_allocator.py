@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Sequence
-from copy import copy
-from itertools import takewhile
 from typing import Any, TypeAlias
 
 from .effort import EFFORT
@@ -67,9 +65,6 @@ NO_BLOCK = 0, 0, 0
 Stretch: TypeAlias = tuple[list[Step], int]
 """(steps, offset of their storage numbers)"""
 
-RepeatedSteps: TypeAlias = list[tuple[list[Step], range]]
-"""Steps, each with the offsets of their storage numbers with which they occur in turn."""
-
 
 def encode_allocation(storage_number: int, nbytes: int) -> Step:
     """Encodes the allocation of storage `storage_number` with at least one byte."""
@@ -108,18 +103,6 @@ class BlockPool:
         self.least_rest: int = 1 if is_small or is_expandable else SMALL + 1
         self.page: int = (SMALL_BUFFER if is_small else LARGE_BUFFER) >> UNIT
         self.bound: int = 0
-
-    def copy(self) -> BlockPool:
-        """Returns an independent pool with the same blocks."""
-        copied_pool = BlockPool(True, True)
-        copied_pool.starts, copied_pool.ends, copied_pool.sizes = (
-            self.starts.copy(),
-            self.ends.copy(),
-            self.sizes.copy(),
-        )
-        copied_pool.by_size = {block_size: starts.copy() for block_size, starts in self.by_size.items()}
-        copied_pool.least_rest, copied_pool.page, copied_pool.bound = self.least_rest, self.page, self.bound
-        return copied_pool
 
     def add(self, block_start: int, block_size: int) -> None:
         """Adds a free block to the pool."""
@@ -341,91 +324,13 @@ class CachingAllocator:
             self.reserved += reserved_units << UNIT
         return block_size
 
-    def restore(self, source_allocator: CachingAllocator) -> None:
-        """Copies the state of another allocator, to continue from it."""
-        vars(self).update(vars(source_allocator.copy()))
 
-    def copy(self) -> CachingAllocator:
-        """Returns an independent allocator in the same state."""
-        copied_allocator = copy(self)
-        copied_allocator._pools = [block_pool.copy() for block_pool in self._pools]
-        copied_allocator._pool_of_stream, copied_allocator._block_of = (
-            self._pool_of_stream.copy(),
-            self._block_of.copy(),
-        )
-        return copied_allocator
-
-
-MOST_STATES = 8
-"""Largest number of allocator states that a `ReplayCache` stores of a run: each has every block of the run."""
-
-
-class ReplayCache:
-    """Replays several runs on separate allocators, and replays common first events only once.
-
-    Ranks of a pipeline differ in the number of forward passes before the first backward pass. The allocator's state
-    after common pieces is stored, and the next run continues from the last one that it shares.
-
-    expandable: whether segments are expandable, as in `CachingAllocator`.
-    """
-
-    def __init__(self, is_expandable: bool) -> None:
-        self._expandable = is_expandable
-        self._latest_pieces: Sequence[Stretch] = ()
-        self._states_by_pieces: dict[int, CachingAllocator] = {}
-
-    def play_step_lists(
-        self, step_lists: Sequence[Stretch], storage_count: int, opening_list_count: int
-    ) -> CachingAllocator:
-        """Returns the allocator after these pieces of a run.
-
-        storage_count: the number of storages.
-        opening_list_count: the number of pieces with which other runs may begin.
-        """
-        equal_pairs = takewhile(lambda pair: pair[0] == pair[1], zip(self._latest_pieces, step_lists, strict=False))
-        equal_lists = sum(1 for _ in equal_pairs)
-        self._states_by_pieces = {
-            list_count: saved_allocator
-            for list_count, saved_allocator in self._states_by_pieces.items()
-            if list_count <= equal_lists
-        }
-        played_lists = max(self._states_by_pieces, default=0)
-        allocator = self._states_by_pieces[played_lists].copy() if played_lists else CachingAllocator(self._expandable)
-        lists_between_states = -(-opening_list_count // MOST_STATES)
-        for list_count, (allocator_steps, storage_offset) in enumerate(step_lists[played_lists:], played_lists + 1):
-            allocator.play(allocator_steps, storage_count, storage_offset)
-            if list_count <= opening_list_count and not list_count % lists_between_states:
-                self._states_by_pieces[list_count] = allocator.copy()
-        self._latest_pieces = step_lists[:opening_list_count]
-        return allocator
-
-
-class LatestRun:
-    """The latest run of repeated layers: its pieces, and the allocator's state after each of them.
-
-    The runs of a study differ in one setting, such as the optimizer. So many of them begin with the same pieces, which
-    the next run does not repeat.
-    """
-
-    def __init__(self) -> None:
-        self.states: list[tuple[RepeatedSteps, CachingAllocator]] = []
-
-    def play(self, allocator: CachingAllocator, step_lists: Sequence[RepeatedSteps], storage_count: int) -> None:
-        """Plays a run's allocations and releases, in pieces, on an empty allocator of `storage_count` storages."""
-        equal_list_count = 0
-        for repeated_steps, (earlier_steps, saved_allocator) in zip(step_lists, self.states, strict=False):
-            if repeated_steps != earlier_steps or saved_allocator.expandable_segments != allocator.expandable_segments:
-                break
-            equal_list_count += 1
-            EFFORT.units += sum(len(steps) * len(offsets) for steps, offsets in repeated_steps)  # as if played
-        del self.states[equal_list_count:]
-        if equal_list_count:
-            allocator.restore(self.states[-1][1])
-        for repeated_steps in step_lists[equal_list_count:]:
-            for allocator_steps, storage_offsets in repeated_steps:
-                for storage_offset in storage_offsets:
-                    allocator.play(allocator_steps, storage_count, storage_offset)
-            self.states.append((repeated_steps, allocator.copy()))
+def play_step_lists(step_lists: Sequence[Stretch], storage_count: int, expandable_segments: bool) -> CachingAllocator:
+    """Returns an allocator that has played all pieces of a run. storage_count: the number of storages."""
+    allocator = CachingAllocator(expandable_segments)
+    for allocator_steps, storage_offset in step_lists:
+        allocator.play(allocator_steps, storage_count, storage_offset)
+    return allocator
 
 
 class RequestedBytes:

@@ -181,7 +181,8 @@ class ProgramLowering(CacheTensors):
 
     def is_excluded(self, program_item: ModuleScope | Step) -> bool:
         """Whether a module, or a stage's copy of a table, belongs to an optional part that this run does not have."""
-        return program_item.about.get("optional", "") not in {"", *self.include}
+        optional_part = program_item.about.get("optional")
+        return bool(optional_part) and optional_part not in self.include
 
     def has_run(self, module_scope: ModuleScope) -> bool:
         """Whether a module is a separate model, such as an encoder, that already ran in an earlier pass."""

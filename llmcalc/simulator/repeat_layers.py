@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
-from .caching_allocator import ONCE, CachingAllocator, LatestRun, RequestedBytes
+from .caching_allocator import ONCE, CachingAllocator, RequestedBytes
 from .event_log import FREED, KEPT, NAMED, OWNED, PLACED, STREAMED, TAKEN, Event, RecordedEvents
 from .layer_loops import LayerStack
 from .layer_pattern import RECORDED_REPEATS
@@ -30,9 +30,6 @@ IGNORED_BY_ALLOCATOR = PLACED, KEPT
 
 Repeat: TypeAlias = tuple[int, int]
 """(number of the stack, repeat of its pattern)"""
-
-
-_latest_run = LatestRun()
 
 
 class NotRepeatingError(Exception):
@@ -469,14 +466,11 @@ class RepeatAnalysis:
         """Returns the allocator's overhead of a run. repeats_by_stack: stack → number of repeats, by default all."""
         repeated_events = RepeatedEvents(self, repeats_by_stack)
         requested_bytes = RequestedBytes(repeated_events.count)
-        steps_by_section = [
-            [
-                (requested_bytes.steps_of_repeats(*events_and_repeats), events_and_repeats[1])
-                for events_and_repeats in repeated_events.events_with_repeats(section_events)
-            ]
-            for section_events in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step)
-        ]
-        _latest_run.play(device, steps_by_section, repeated_events.count)
+        for section_events in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step):
+            for repeat_events, repeats in repeated_events.events_with_repeats(section_events):
+                allocator_steps = requested_bytes.steps_of_repeats(repeat_events, repeats)
+                for storage_offset in repeats:
+                    device.play(allocator_steps, repeated_events.count, storage_offset)
         return AllocatorOverhead.overhead_of_replay(device, requested_bytes)
 
 

@@ -28,13 +28,11 @@ class EventMeter(Meter):
 
     count: the number of storages so far.
     pieces: the allocator's steps, in order.
-    pieces_before_backward: the number of pieces before the first backward pass that is replayed.
     """
 
     def __init__(self) -> None:
         self.count: int = 0
         self.pieces: list[Stretch] = []
-        self.pieces_before_backward = 0
         self._steps: list[Step] = []
         super().__init__()
         self._highest: dict[tuple[int, int], int] = {}
@@ -235,8 +233,6 @@ class PassPlayer(PassCounter):
 
     def backward(self, model_chunk: int, gradient_leaves: Sequence[Tensor], compute: Callable[[], None]) -> None:
         """Replays a backward pass."""
-        if not any(self.backwards):
-            self.meter.pieces_before_backward = len(self.meter.pieces)
         pass_trace, first_storage_number = self._play_pass(model_chunk, *self.next_backward(model_chunk))
         storages: dict[int, Storage] = {}  # gradients may be parts of one tensor
         for output_index, gradient in pass_trace.outputs:

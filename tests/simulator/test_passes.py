@@ -17,10 +17,8 @@ from llmcalc.frameworks.torch import pipeline_replay as rehearsal
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.caching_allocator import (
     CachingAllocator,
-    LatestRun,
-    ReplayCache,
     RequestedBytes,
-    encode_allocation,
+    play_step_lists,
 )
 from llmcalc.simulator.event_log import FREED, NAMED, STREAMED, TAKEN, Event, EventRecorder
 from llmcalc.simulator.meter import AllocationPlace
@@ -90,54 +88,18 @@ def test_the_allocator_of_known_events_is_torchs(expandable: bool) -> None:
 
 
 @pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
-def test_what_runs_begin_with_is_played_once(expandable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of some of the same pieces, and then of one of their own, as each finds them on its own allocator."""
+def test_pieces_of_a_run_are_played_in_order(expandable: bool) -> None:
+    """Pieces whose storages are numbered from the first of them on are those of the whole run."""
     random, events, count = Random(5), list[Event](), 0
     while len(events) < 500:
         events, count = drawn(random)
     steps = RequestedBytes(count).steps(events)
     cuts = [0, *sorted(random.sample(range(1, len(steps)), 9)), len(steps)]
-    common = [(steps[start:end], 0) for start, end in pairwise(cuts)]
-    replay_cache = ReplayCache(expandable)
-    calls = 0
-
-    def counted(*given: Any) -> None:
-        nonlocal calls
-        calls += 1
-        play(*given)
-
-    play = CachingAllocator.play
-    for number, (alike, played) in enumerate(((10, 11), (7, 1), (4, 1), (4, 1), (0, 1), (2, 3))):
-        run = [*common[:alike], ([encode_allocation(count, (7 + number) * MIB)], 0)]
-        device = CachingAllocator(expandable)
-        for stretch, base in run:
-            device.play(stretch, count + 1, base)
-        calls = 0
-        with monkeypatch.context() as patch:
-            patch.setattr(CachingAllocator, "play", counted)
-            replayed_device = replay_cache.play_step_lists(run, count + 1, 7)
-        assert [getattr(replayed_device, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
-        assert calls == played
-
-
-@pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
-def test_pieces_of_the_run_before_are_not_played_again(expandable: bool) -> None:
-    """Runs that begin as the one before, on one allocator each; a run on other segments begins anew."""
-    first, second, third = (
-        [([encode_allocation(x, size)], range(2))] for x, size in ((0, 3 * MIB), (2, 30 * MIB), (4, 700))
-    )
-    latest_run, sums = LatestRun(), list[tuple[int, ...]]()
-    runs = ([first, second], [first, third], [first, third], [second], [first])
-    for segments, run in [*((expandable, run) for run in runs), (not expandable, [first])]:
-        device, whole_device = CachingAllocator(segments), CachingAllocator(segments)
-        latest_run.play(device, run, 6)
-        for piece in run:
-            for steps, repeats in piece:
-                for repeat in repeats:
-                    whole_device.play(steps, 6, repeat)
-        sums.append(tuple(getattr(device, name) for name in SUMS))
-        assert sums[-1] == tuple(getattr(whole_device, name) for name in SUMS)
-    assert sums[1] == sums[2] != sums[0]
+    pieces = [([(x - start, n) for x, n in steps[start:end]], start) for start, end in pairwise(cuts)]
+    whole_device = CachingAllocator(expandable)
+    whole_device.play(steps, count)
+    device = play_step_lists(pieces, count, expandable)
+    assert [getattr(device, name) for name in SUMS] == [getattr(whole_device, name) for name in SUMS]
 
 
 EIGHT = "num_hidden_layers=8"
@@ -222,7 +184,7 @@ def test_played_ranks_are_those_that_are_run(case: Any, monkeypatch: pytest.Monk
     played, rehearsed = ranks()
     assert all(are_played)
     monkeypatch.setattr(rehearsal, "MICROBATCHES_RUN_IN_FULL", 1000)
-    unrecorded = answer.RecordedRank(None, (), (), answer.ReplayCache(False))
+    unrecorded = answer.RecordedRank(None, (), ())
     monkeypatch.setattr(answer, "record_rank", lambda *arguments: unrecorded)
     run, none = ranks()
     assert rehearsed

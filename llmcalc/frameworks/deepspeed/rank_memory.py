@@ -11,7 +11,6 @@ from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.training import CountedSteps, TrainingConfig, count_steps
 from ...errors import InputError
 from ...parallel.layout import Layout
-from ...simulator.caching_allocator import ReplayCache
 from ...simulator.effort import EFFORT
 from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import Meter
@@ -147,7 +146,7 @@ def _replay_on_allocator(
         if not cuda_runtime.is_tried:
             stored_runs[rank_key] = replayed_rank
     counted_steps, host_memory = replayed_rank
-    replay_result = counted_steps.result_on_allocator(ReplayCache(cuda_runtime.expandable))
+    replay_result = counted_steps.result_on_allocator(cuda_runtime.expandable)
     stored_runs[result_key] = replay_result, host_memory, EFFORT.units - effort_before
     return replay_result, host_memory
 

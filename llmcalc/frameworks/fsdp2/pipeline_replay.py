@@ -212,21 +212,20 @@ def replay_stage(
     steps_key = rank_coordinates.pp, expandable_segments
     if steps_key in recorded_rank.replayed:
         return recorded_rank.replayed[steps_key]
-    replay_cache = recorded_rank.replay_cache(expandable_segments)
     microbatch_count = schedule_count * micro_batches_on_allocator(
         layout, training_run.chunks, microbatches_per_schedule
     )
     try:
         _replay_recorded(training_run, memory_meter, recorded_rank, recorded_rank.traces)
         if microbatch_count == fsdp_setup.training.microbatches:
-            replay_result = replay_steps_on_allocator(training_run, memory_meter, replay_cache)
+            replay_result = replay_steps_on_allocator(training_run, memory_meter, expandable_segments)
         else:
             shorter_setup = replace(fsdp_setup, training=replace(fsdp_setup.training, microbatches=microbatch_count))
             shorter_run = ReplayedRank(shorter_setup, shorter_meter := EventMeter())
             shorter_run.set_up()
             _replay_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
             replay_result = replay_shorter_on_allocator(
-                (training_run, memory_meter), (shorter_run, shorter_meter), replay_cache, microbatch_count
+                (training_run, memory_meter), (shorter_run, shorter_meter), expandable_segments, microbatch_count
             )
     except NotRepeatingError:
         return None

@@ -11,7 +11,7 @@ from ...device_memory.device_memory import DeviceMemory, MemoryTerm, summarize_m
 from ...device_memory.host import pinned_bytes
 from ...frozen import frozen
 from ...model import ModelSpec
-from ...simulator.caching_allocator import ReplayCache
+from ...simulator.caching_allocator import play_step_lists
 from ...simulator.event_log import EventRecorder
 from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import AllocationPlace
@@ -50,7 +50,6 @@ class RecordedRank:
     traces: events of each kind of pass; None if passes do not repeat.
     layers_before: per chunk, the layers before it in the recorded rank.
     parameters: per chunk, its parameters.
-    replay_cache: the allocator's state after the events with which ranks begin.
     by_previous_pass: whether the cases of passes have the kind of the chunk's previous pass.
     replayed: `steps_key` of a run → the result of its steps.
     """
@@ -58,7 +57,6 @@ class RecordedRank:
     traces: Mapping[PassCase, PassTrace] | None
     layers_before: Sequence[int]
     parameters: Sequence[list[Parameter]]
-    replay_cache: ReplayCache
     by_previous_pass: bool = False
     replayed: dict[tuple[object, ...], ReplayResult] = field(default_factory=dict, compare=False)
 
@@ -89,7 +87,7 @@ def replay_rank(
     rank_passes_key = *passes_key(rank_run), is_last_stage, uses_expandable_segments(settings)
     if settings.use_megatron_fsdp:
         rank_run.set_up()
-        return replay_two_steps(rank_run, memory_meter, ReplayCache(uses_expandable_segments(settings)))
+        return replay_two_steps(rank_run, memory_meter)
     replays_all_passes = (
         _depends_on_previous_pass(settings)
         and rank_run.microbatches <= MICROBATCHES_RUN_IN_FULL
@@ -100,7 +98,7 @@ def replay_rank(
     recorded_rank = recorded_ranks.get(rank_passes_key)
     if recorded_rank is None or recorded_rank.traces is None:
         rank_run.set_up()
-        return replay_two_steps(rank_run, memory_meter, ReplayCache(uses_expandable_segments(settings)))
+        return replay_two_steps(rank_run, memory_meter)
     for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
         model_chunk.parameters = parameters
     layer_offsets = [
@@ -112,14 +110,12 @@ def replay_rank(
         rank_run.set_up()
         step_events_key = steps_key(rank_run, memory_meter)
         if step_events_key not in recorded_rank.replayed:
-            recorded_rank.replayed[step_events_key] = replay_two_steps(
-                rank_run, memory_meter, recorded_rank.replay_cache
-            )
+            recorded_rank.replayed[step_events_key] = replay_two_steps(rank_run, memory_meter)
         return recorded_rank.replayed[step_events_key]
     except NotRepeatingError:
         rank_run = RankRun(spec, settings, rank, memory_meter := EventMeter())
         rank_run.set_up()
-        return replay_two_steps(rank_run, memory_meter, ReplayCache(uses_expandable_segments(settings)))
+        return replay_two_steps(rank_run, memory_meter)
 
 
 def passes_key(rank_run: RankRun) -> tuple[object, ...]:
@@ -150,7 +146,6 @@ def _depends_on_previous_pass(settings: MegatronSettings) -> bool:
 
 def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool) -> RecordedRank:
     """Records the forward and backward passes of a rank. is_last_stage: as in `record_passes`."""
-    replay_cache = ReplayCache(uses_expandable_segments(settings))
     by_previous_pass = _depends_on_previous_pass(settings)
     try:
         recorded_chunks = record_chunks(spec, settings, rank, is_last_stage, by_previous_pass)
@@ -161,20 +156,18 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
                 pass_traces,
                 layers_before,
                 [model_chunk.parameters for model_chunk in chunk_records],
-                replay_cache,
                 by_previous_pass,
             )
         rank_run = RankRun(spec, settings, rank, recorder := EventRecorder())
         rank_run.set_up()
         pass_traces = record_passes(rank_run, recorder, is_last_stage, by_previous_pass).traces()
     except NotRepeatingError:
-        return RecordedRank(None, (), (), replay_cache)
+        return RecordedRank(None, (), ())
     layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
     return RecordedRank(
         pass_traces,
         layers_before,
         [model_chunk.parameters for model_chunk in rank_run.chunks],
-        replay_cache,
         by_previous_pass,
     )
 
@@ -190,7 +183,7 @@ def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]
     return rank_run.coordinates.pp, rank_run.retains, tuple(step_events), *map(tuple, optimizer)
 
 
-def replay_two_steps(rank_run: RankRun, memory_meter: EventMeter, replay_cache: ReplayCache) -> ReplayResult:
+def replay_two_steps(rank_run: RankRun, memory_meter: EventMeter) -> ReplayResult:
     """Replays two training steps after the set-up, and returns the peak and the allocator's statistics."""
     run_step(rank_run)
     memory_meter.place = AllocationPlace()
@@ -198,7 +191,8 @@ def replay_two_steps(rank_run: RankRun, memory_meter: EventMeter, replay_cache: 
     run_step(rank_run)
     memory_meter.place = AllocationPlace("after")
     memory_meter.end_step_list()
-    device = replay_cache.play_step_lists(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward)
+    is_expandable = uses_expandable_segments(rank_run.settings)
+    device = play_step_lists(memory_meter.pieces, memory_meter.count, is_expandable)
     replay_result = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
     replay_result.peaks = {
         module_path: module_peak

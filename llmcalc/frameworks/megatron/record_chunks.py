@@ -115,9 +115,9 @@ def record_chunks(
     rank_run = RankRun(spec, settings, rank, EventRecorder())
     if rank_run.rank_choices.wgrad_deferral_limit is not None:  # the end of a step has gradients of all chunks
         return None
-    if rank_run.spec.vocab_size % rank_run.layout.tp == 0:  # every other axis is divided evenly
-        rank = rank_run.layout.rank(pp=rank_run.coordinates.pp)
-        rank_run = RankRun(spec, settings, rank, EventRecorder())
+    first_rank = rank_run.layout.rank(pp=rank_run.coordinates.pp)
+    if rank != first_rank and rank_run.spec.vocab_size % rank_run.layout.tp == 0:  # every other axis is divided evenly
+        rank, rank_run = first_rank, RankRun(spec, settings, first_rank, EventRecorder())
     chunk_count = len(rank_run.chunks)
     chunk_list = [
         _recorded_chunk(

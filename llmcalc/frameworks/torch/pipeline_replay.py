@@ -15,7 +15,6 @@ from ...device_memory.training import (
 )
 from ...frozen import frozen
 from ...parallel.layout import Layout
-from ...simulator.caching_allocator import ReplayCache
 from ...simulator.event_log import EventRecorder
 from ...simulator.lowering import ParameterSet
 from ...simulator.pass_trace import PassCase, PassTrace
@@ -47,7 +46,6 @@ class RecordedRank:
     traces: events of each kind of pass; None if passes do not repeat.
     layers_before: per chunk, the layers before it in the recorded rank.
     parameters: per chunk, its parameters.
-    prefix_caches: whether segments are expandable → the allocator's states after the events with which ranks begin.
     replayed: stage of a rank with these passes, and whether segments are expandable → the result of its steps.
     counted_steps: stage of a rank whose passes were all run → its steps, until both kinds of allocators played them.
     """
@@ -55,13 +53,8 @@ class RecordedRank:
     traces: Mapping[PassCase, PassTrace] | None
     layers_before: Sequence[int]
     parameters: Sequence[ParameterSet | None]
-    prefix_caches: dict[bool, ReplayCache] = field(default_factory=dict)
     replayed: dict[tuple[int, bool], ReplayResult] = field(default_factory=dict, compare=False)
     counted_steps: dict[int, CountedSteps] = field(default_factory=dict, compare=False)
-
-    def replay_cache(self, expandable_segments: bool) -> ReplayCache:
-        """Returns the stored allocator states, with or without expandable segments."""
-        return self.prefix_caches.setdefault(expandable_segments, ReplayCache(expandable_segments))
 
     def layer_offsets(self, model_chunks: Sequence[ModelChunk]) -> list[int]:
         """Returns, for each chunk, its first layer's index minus the first layer's index of the recorded chunk."""
@@ -122,20 +115,20 @@ def _replay_rank(
     """
     stage_number = rank_setup.layout.coordinates(rank_setup.rank).pp
     if stage_number in recorded_rank.counted_steps:
-        return recorded_rank.counted_steps.pop(stage_number).result_on_allocator(ReplayCache(expandable_segments))
+        return recorded_rank.counted_steps.pop(stage_number).result_on_allocator(expandable_segments)
     rank_run = RankRun(rank_setup, memory_meter := EventMeter())
     if recorded_rank.traces is not None:
-        microbatches, replay_cache = rank_setup.training.microbatches, recorded_rank.replay_cache(expandable_segments)
+        microbatches = rank_setup.training.microbatches
         played_microbatches = micro_batches_on_allocator(rank_setup.layout, rank_run.chunks, microbatches)
         try:
             _replay_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.traces)
             if played_microbatches == microbatches:
-                return replay_steps_on_allocator(rank_run, memory_meter, replay_cache)
+                return replay_steps_on_allocator(rank_run, memory_meter, expandable_segments)
             shorter_setup = replace(rank_setup, training=replace(rank_setup.training, microbatches=played_microbatches))
             shorter_run = RankRun(shorter_setup, shorter_meter := EventMeter())
             _replay_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
             return replay_shorter_on_allocator(
-                (rank_run, memory_meter), (shorter_run, shorter_meter), replay_cache, played_microbatches
+                (rank_run, memory_meter), (shorter_run, shorter_meter), expandable_segments, played_microbatches
             )
         except NotRepeatingError:
             rank_run = RankRun(rank_setup, memory_meter := EventMeter())
@@ -143,7 +136,7 @@ def _replay_rank(
     counted_steps = count_steps(rank_run, memory_meter)
     if stores_steps:
         recorded_rank.counted_steps[stage_number] = counted_steps
-    return counted_steps.result_on_allocator(ReplayCache(expandable_segments))
+    return counted_steps.result_on_allocator(expandable_segments)
 
 
 def _replay_recorded(

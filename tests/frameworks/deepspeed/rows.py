@@ -17,7 +17,6 @@ from llmcalc.frameworks.deepspeed.zero import ZeroSetup
 from llmcalc.frameworks.nccl import with_nccl_buffers
 from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout
-from llmcalc.simulator.caching_allocator import ReplayCache
 from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.repeat_microbatches import EventMeter
 from tests.device_memory.published import A100, DATA, FINE_TUNING, GB, QWEN_MODELS, Outcome, Row, qwen_run, rows, spec
@@ -58,7 +57,7 @@ def outcome(row: Row) -> Outcome:
     model, settings, devices = spec(MODELS[row["model"]]), UNDER[row["method"]], row["n_gpus"]
     setup = ZeroSetup(model, training(row), settings, devices, 0, A100.workspace)
     counted_steps, _ = replay_zero(new_zero_run(setup, meter := EventMeter()), meter)
-    replay_result = counted_steps.result_on_allocator(ReplayCache(A100.expandable))
+    replay_result = counted_steps.result_on_allocator(A100.expandable)
     answer = summarize_memory(replay_result, A100.context, layer_stacks(model), tensor_status(settings, training(row)))
     answer = with_nccl_buffers(
         answer, Layout(dp=devices, zero=settings.stage or 0), framework("deepspeed"), A100, training(row).torch
