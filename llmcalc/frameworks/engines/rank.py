@@ -115,7 +115,8 @@ class RankExperts(NamedTuple):
 class EngineRank:
     """The model on one rank. layout, rank: parallel layout and rank number. quantize: the quantization scheme.
 
-    dtype: number format of the weights; None for the published one. with_towers: whether encoders are loaded.
+    dtype: number format of activations and of weights that are not quantized; None for the published one.
+    with_towers: whether encoders are loaded.
     with_mtp: whether the modules of multi-token prediction are loaded, which draft tokens.
     """
 
@@ -159,9 +160,18 @@ class EngineRank:
         return len(self.model.chunks.layers)
 
     @cached_property
+    def converted_dtype(self) -> str | None:
+        """The number format to which weights are converted; None as published.
+
+        A checkpoint's quantized weights stay as they are: `--dtype` is the format of what they are multiplied with
+        (vllm/config/model.py, `get_supported_act_dtypes`).
+        """
+        return None if self.quantize is None and self.preset.has_quantized_weights else self.dtype
+
+    @cached_property
     def scheme(self) -> str | None:
         """The quantization scheme of the weights; None for the checkpoint's scheme or for plain weights."""
-        if self.quantize is not None or self.dtype is not None:
+        if self.quantize is not None or self.converted_dtype is not None:
             return self.quantize
         quantization_config, stored_bits = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
         has_mxfp4_experts = (
@@ -175,7 +185,7 @@ class EngineRank:
     def is_format_assumed(self) -> bool:
         """Whether the checkpoint's format is assumed by its name, because its config could not be read."""
         checkpoint_name = self.preset.named_checkpoint
-        if not checkpoint_name or self.scheme is not None or self.dtype is not None:
+        if not checkpoint_name or self.scheme is not None or self.converted_dtype is not None:
             return False
         named_checkpoint = known_checkpoint(checkpoint_name)
         is_published_table = checkpoint_name.startswith("nvidia/") and has_nvfp4_table(self.preset.name)
@@ -188,8 +198,10 @@ class EngineRank:
 
     @property
     def weights_origin(self) -> str:
-        """The format of the weights in a few words: a scheme, or where the format stands."""
-        return self.scheme or ("format by its name" if self.is_format_assumed else "as published")
+        """The format of the weights in a few words: a scheme, a number format, or where the format stands."""
+        return (
+            self.scheme or self.converted_dtype or ("format by its name" if self.is_format_assumed else "as published")
+        )
 
     @cached_property
     def weight_kernels(self) -> frozenset[str]:
@@ -275,8 +287,8 @@ class EngineRank:
     def _settings(self, scheme: str | None) -> Settings:
         """Returns the settings of a run with weights in a scheme; None for the checkpoint's own."""
         scheme_fields: dict[str, Any] = {} if scheme is None else {"quantize": scheme}
-        if self.dtype is not None:
-            scheme_fields["dtype"] = self.dtype
+        if self.converted_dtype is not None:
+            scheme_fields["dtype"] = self.converted_dtype
         return Settings(phase="inference", **scheme_fields)
 
     @cached_property

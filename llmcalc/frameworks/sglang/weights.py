@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from ...ops import Embedding, ExpertLinear, Linear
 from ...optional import included_part_names
-from ...units import DTYPE_BITS
 from ..engines.rank import EngineRank
 
 LEAST_SEGMENT_TENSOR, SEGMENT_ROUNDING = 10 * 2**20, 2 * 2**20
@@ -49,8 +48,7 @@ def unused_segment_bytes(rank: EngineRank, element_bytes: int) -> int:
 
     element_bytes: bytes of an element of the weights.
     """
-    is_quantized = rank.scheme is not None or rank.preset.stored_as is not None
-    if is_quantized or DTYPE_BITS[rank.dtype or rank.preset.dtype] < 16:
+    if rank.scheme is not None or rank.preset.has_quantized_weights:
         return 0
     matrix_sizes: dict[tuple[str, str], tuple[int, int]] = {}
     for tree_node in rank.model.tree().walk():

@@ -335,7 +335,7 @@ class VLLMServer(VLLMSettings):
         return "context, NCCL and libraries" + (", counts for penalties" if includes_penalty_counts else "")
 
     def _weights_origin(self, rank: EngineRank) -> str:
-        weight_scheme = rank.weights_origin if rank.scheme or self.dtype is None else self.dtype
+        weight_scheme = rank.weights_origin
         if self.falls_back_to_float32:
             weight_scheme += f", as {self.hardware.title} has no bfloat16"
         if self.flags.get("enable_lora"):
