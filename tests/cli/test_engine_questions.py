@@ -195,7 +195,7 @@ def test_classes_that_refuse_float16_run_in_float32_without_bfloat16(
         for rest in (["t4"], ["l4"], ["t4", "--dtype", "float32"])
     )
     assert t4 == (t4_in_float32 if is_float32 else l4)
-    assert (t4_in_float32 - l4) == pytest.approx(l4, rel=0.01)
+    assert (t4_in_float32 - l4) == pytest.approx(l4, rel=0.03)  # rests of segments are not doubled
 
 
 @pytest.mark.parametrize(

@@ -206,10 +206,10 @@ class EngineRank:
     @cached_property
     def weight_kernels(self) -> frozenset[str]:
         """The kernels that compute with the quantized weights, such as `awq`; empty for plain weights."""
-        return frozenset() if self._quantization is None else self._quantization.kernels
+        return frozenset() if self.quantization is None else self.quantization.kernels
 
     @property
-    def _quantization(self) -> QuantizationScheme | None:
+    def quantization(self) -> QuantizationScheme | None:
         """The weights' quantization scheme, by name or from the checkpoint; None for plain weights."""
         return quantization_scheme(self._settings(self.scheme), self.preset.checkpoint)
 
@@ -217,7 +217,7 @@ class EngineRank:
     def weight_bytes(self) -> int:
         """Bytes of the rank's weights, including its image and audio encoders."""
         try:
-            return self._bytes_of(self.model, self.scheme)
+            return int(self.memory_use.weights)
         except IndivisibleMatrix as error:
             if self.scheme == "mxfp4" and self.layout.tp > 1:
                 return self._bytes_with_divided_blocks()
@@ -243,7 +243,7 @@ class EngineRank:
         layout: the layout of all devices, with expert parallelism; default that of the rank.
         unchecked_projections: names of projections outside experts that the engine divides inside a block, too.
         """
-        scheme = self._quantization
+        scheme = self.quantization
         if self.layout.tp == 1 or scheme is None or not scheme.has_square_blocks:
             return
         included_parts = included_part_names(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
@@ -292,9 +292,14 @@ class EngineRank:
         return Settings(phase="inference", **scheme_fields)
 
     @cached_property
+    def memory_use(self) -> MemoryUse:
+        """The rank's weights, with their number format. Raises `InputError` for weights that a scheme cannot store."""
+        return self._memory_use(self.model, self.scheme)
+
+    @cached_property
     def weights_by_component(self) -> dict[str, int]:
         """Bytes of the rank's weights by component (`attention`, `experts`, …)."""
-        memory_use = self._memory_use(self.model, self.scheme)
+        memory_use = self.memory_use
         if memory_use.quantized is not None:
             return {
                 component_name: int(stored_bytes.total)
