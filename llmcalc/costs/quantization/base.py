@@ -275,7 +275,7 @@ def stored_tensors(
     included_parts: frozenset[str] = frozenset(),
     module_names: ModuleNames | None = None,
 ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
-    """Yields each tensor of a model and the bytes of one copy; a tied tensor once. Arguments: as of `quantized_size`."""
+    """Yields each tensor of a model and the bytes of one copy; a tied tensor once (`quantized_size`)."""
     largest_depth = max(stack.num_hidden_layers for _, stack in spec.stacks())
     if isinstance(largest_depth, int) and largest_depth > MOST_LAYERS:
         raise InputError(

@@ -1044,6 +1044,6 @@ def test_the_limit_of_requests_is_of_each_rank_and_of_all_where_sglang_divides_a
 def test_rests_of_segments_count_as_weights(
     target: str, hardware: str, version: str, flags: dict[str, Any], weights_gib: float
 ) -> None:
-    """torch splits off what is left of a segment if it is more than 1 MiB (CUDACachingAllocator.cpp, `should_split`)."""
+    """torch splits off a rest of a segment of more than 1 MiB (c10/cuda/CUDACachingAllocator.cpp, `should_split`)."""
     memory = answer_of(target, hardware=hardware, engine=f"vllm=={version}", max_model_len=4096, **flags)
     assert memory.bytes_of("weights") / 2**30 == pytest.approx(weights_gib, rel=0.001)
