@@ -199,7 +199,7 @@ class VLLMServer(VLLMSettings):
     def unsplit_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes beside a rank's weights that torch counts as allocated with them.
 
-        0 with `expandable_segments` (c10/cuda/CUDACachingAllocator.cpp, `should_split`), and where vLLM converts weights.
+        0 with `expandable_segments` (CUDACachingAllocator.cpp, `should_split`), and where vLLM converts the weights.
         """
         is_converted = self.flags.get("quantization") in CONVERTING_WORDS and not self.preset.has_quantized_weights
         is_expandable = "expandable_segments:true" in str(self.flags.get(ALLOCATOR_VARIABLE, "")).lower()
