@@ -13,6 +13,7 @@ from ..characters import printable
 from ..errors import InputError, MissingExtra, shown
 from ..model import ModelSpec
 from ..record import TEXT_SECTIONS, FigureSource, Record
+from ..units import DTYPE_BITS
 from ..units import dtype as dtype_of
 from .names import STDIN, normalized
 
@@ -185,6 +186,11 @@ class Preset(Record):
             (quantization_table for quantization_table in quantization_tables if isinstance(quantization_table, dict)),
             None,
         )
+
+    @property
+    def has_quantized_weights(self) -> bool:
+        """Whether the published weights are quantized."""
+        return self.stored_as is not None or DTYPE_BITS.get(self.dtype, 16) < 16
 
     def remark_on_sizes(self, checkpoint_name: str) -> str:
         """Returns the end of an error message: a quantized checkpoint may have other sizes than this preset's."""

@@ -244,6 +244,14 @@ cpatonn/GLM-4.5-Air-AWQ-4bit, whose first layer has 10,944 columns, has groups o
 """
 
 
+PUBLISHERS_OF_SMALLER_GROUPS = ("cyankiwi", "cpatonn")
+"""Names of one publisher, whose checkpoints `-AWQ-4bit` and `-AWQ-INT4` have groups of 32 columns.
+
+cyankiwi/Qwen3-Coder-30B-A3B-Instruct-AWQ-4bit (index:64191101709: "compressed-tensors AWQ gs=32"),
+MiniMax-M2.7-AWQ-4bit (index:56151734414: 122 GiB on disk) and GLM-4.5-Air-AWQ-4bit.
+"""
+
+
 SCHEMES_OF_WHOLE_GROUPS = ("awq-int4-g128", "w4a16-g128")
 """Schemes that convert a matrix only in whole groups (AutoAWQ and llm-compressor); GPTQ's last group may be smaller."""
 
@@ -276,6 +284,12 @@ def known_checkpoint(checkpoint_name: str) -> tuple[Preset, str] | None:
     return _checkpoint_of_name(checkpoint_name, known_model)
 
 
+def _has_usual_groups(checkpoint_name: str, preset: Preset, scheme: str) -> bool:
+    """Whether the groups of a checkpoint's publisher have the usual number of columns."""
+    publisher = publisher_of(checkpoint_name, preset.name)
+    return not (scheme.startswith("awq") and publisher in PUBLISHERS_OF_SMALLER_GROUPS)
+
+
 def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset | None]) -> tuple[Preset, str] | None:
     """Returns the preset and the scheme in a checkpoint's name. find_model: finds the preset of a model name."""
     if len(checkpoint_name) > LONGEST_PATH:
@@ -303,7 +317,7 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
             if (
                 quantization_scheme in SCHEMES_OF_WHOLE_GROUPS
                 and "round" not in last_segment.lower()  # AutoRound fills the last group
-                and not _has_whole_groups(preset)
+                and not (_has_whole_groups(preset) and _has_usual_groups(checkpoint_name, preset, quantization_scheme))
             ):
                 quantization_scheme = quantization_scheme.removesuffix(USUAL_GROUP) + SMALLER_GROUP
             if quantization_scheme == "mxfp4" and not _has_experts(preset):

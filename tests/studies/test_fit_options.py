@@ -101,7 +101,8 @@ def test_ranks_of_a_layout_that_does_not_fit_are_not_replayed_beyond_the_fullest
         return replay(cluster, rank, runtime)
 
     monkeypatch.setattr(Cluster, "_replay", watched)
-    (option,) = hardware_options(run, [load_hardware("rtx-3060")], LayoutRequest(pp=2), lambda hardware: run.runtime)
+    accelerator = load_hardware("rtx-3060").model_copy(update={"driver_total": None})
+    (option,) = hardware_options(run, [accelerator], LayoutRequest(pp=2), lambda hardware: run.runtime)
     assert (option.devices, option.fit.verdict) == (4, "fits")
     assert replayed == {2: 1, 4: 3}
 

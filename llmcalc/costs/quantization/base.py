@@ -258,6 +258,24 @@ def quantized_size(
     Raises `InputError` for a tensor that the scheme's format cannot store.
     """
     parts_by_component: dict[str, StoredBytes] = {}
+    for weight_tensor, stored_parts in stored_tensors(spec, quantization_scheme, dtype, included_parts, module_names):
+        parts_by_component[weight_tensor.kind] = (
+            parts_by_component.get(weight_tensor.kind, NOTHING) + stored_parts * weight_tensor.times
+        )
+    total_parts = sum(parts_by_component.values(), NOTHING)
+    return QuantizedSize(
+        quantization_scheme, quantization_scheme.unconverted_dtype(dtype), total_parts, parts_by_component
+    )
+
+
+def stored_tensors(
+    spec: ModelSpec,
+    quantization_scheme: QuantizationScheme,
+    dtype: str = "bfloat16",
+    included_parts: frozenset[str] = frozenset(),
+    module_names: ModuleNames | None = None,
+) -> Iterator[tuple[WeightTensor, StoredBytes]]:
+    """Yields each tensor of a model and the bytes of one copy; a tied tensor once (`quantized_size`)."""
     largest_depth = max(stack.num_hidden_layers for _, stack in spec.stacks())
     if isinstance(largest_depth, int) and largest_depth > MOST_LAYERS:
         raise InputError(
@@ -285,11 +303,4 @@ def quantized_size(
     encoder_parts = (
         (weight_tensor, unquantized_bytes(weight_tensor.tensor.size, dtype)) for weight_tensor in encoder_tensors
     )
-    for weight_tensor, stored_parts in chain(quantization_scheme.store(spec, text_tensors, dtype), encoder_parts):
-        parts_by_component[weight_tensor.kind] = (
-            parts_by_component.get(weight_tensor.kind, NOTHING) + stored_parts * weight_tensor.times
-        )
-    total_parts = sum(parts_by_component.values(), NOTHING)
-    return QuantizedSize(
-        quantization_scheme, quantization_scheme.unconverted_dtype(dtype), total_parts, parts_by_component
-    )
+    yield from chain(quantization_scheme.store(spec, text_tensors, dtype), encoder_parts)

@@ -115,7 +115,8 @@ class RankExperts(NamedTuple):
 class EngineRank:
     """The model on one rank. layout, rank: parallel layout and rank number. quantize: the quantization scheme.
 
-    dtype: number format of the weights; None for the published one. with_towers: whether encoders are loaded.
+    dtype: number format of activations and of weights that are not quantized; None for the published one.
+    with_towers: whether encoders are loaded.
     with_mtp: whether the modules of multi-token prediction are loaded, which draft tokens.
     """
 
@@ -159,9 +160,18 @@ class EngineRank:
         return len(self.model.chunks.layers)
 
     @cached_property
+    def converted_dtype(self) -> str | None:
+        """The number format to which weights are converted; None as published.
+
+        A checkpoint's quantized weights stay as they are: `--dtype` is the format of what they are multiplied with
+        (vllm/config/model.py, `get_supported_act_dtypes`).
+        """
+        return None if self.quantize is None and self.preset.has_quantized_weights else self.dtype
+
+    @cached_property
     def scheme(self) -> str | None:
         """The quantization scheme of the weights; None for the checkpoint's scheme or for plain weights."""
-        if self.quantize is not None or self.dtype is not None:
+        if self.quantize is not None or self.converted_dtype is not None:
             return self.quantize
         quantization_config, stored_bits = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
         has_mxfp4_experts = (
@@ -175,7 +185,7 @@ class EngineRank:
     def is_format_assumed(self) -> bool:
         """Whether the checkpoint's format is assumed by its name, because its config could not be read."""
         checkpoint_name = self.preset.named_checkpoint
-        if not checkpoint_name or self.scheme is not None or self.dtype is not None:
+        if not checkpoint_name or self.scheme is not None or self.converted_dtype is not None:
             return False
         named_checkpoint = known_checkpoint(checkpoint_name)
         is_published_table = checkpoint_name.startswith("nvidia/") and has_nvfp4_table(self.preset.name)
@@ -188,16 +198,18 @@ class EngineRank:
 
     @property
     def weights_origin(self) -> str:
-        """The format of the weights in a few words: a scheme, or where the format stands."""
-        return self.scheme or ("format by its name" if self.is_format_assumed else "as published")
+        """The format of the weights in a few words: a scheme, a number format, or where the format stands."""
+        return (
+            self.scheme or self.converted_dtype or ("format by its name" if self.is_format_assumed else "as published")
+        )
 
     @cached_property
     def weight_kernels(self) -> frozenset[str]:
         """The kernels that compute with the quantized weights, such as `awq`; empty for plain weights."""
-        return frozenset() if self._quantization is None else self._quantization.kernels
+        return frozenset() if self.quantization is None else self.quantization.kernels
 
     @property
-    def _quantization(self) -> QuantizationScheme | None:
+    def quantization(self) -> QuantizationScheme | None:
         """The weights' quantization scheme, by name or from the checkpoint; None for plain weights."""
         return quantization_scheme(self._settings(self.scheme), self.preset.checkpoint)
 
@@ -205,7 +217,7 @@ class EngineRank:
     def weight_bytes(self) -> int:
         """Bytes of the rank's weights, including its image and audio encoders."""
         try:
-            return self._bytes_of(self.model, self.scheme)
+            return int(self.memory_use.weights)
         except IndivisibleMatrix as error:
             if self.scheme == "mxfp4" and self.layout.tp > 1:
                 return self._bytes_with_divided_blocks()
@@ -231,7 +243,7 @@ class EngineRank:
         layout: the layout of all devices, with expert parallelism; default that of the rank.
         unchecked_projections: names of projections outside experts that the engine divides inside a block, too.
         """
-        scheme = self._quantization
+        scheme = self.quantization
         if self.layout.tp == 1 or scheme is None or not scheme.has_square_blocks:
             return
         included_parts = included_part_names(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
@@ -275,14 +287,19 @@ class EngineRank:
     def _settings(self, scheme: str | None) -> Settings:
         """Returns the settings of a run with weights in a scheme; None for the checkpoint's own."""
         scheme_fields: dict[str, Any] = {} if scheme is None else {"quantize": scheme}
-        if self.dtype is not None:
-            scheme_fields["dtype"] = self.dtype
+        if self.converted_dtype is not None:
+            scheme_fields["dtype"] = self.converted_dtype
         return Settings(phase="inference", **scheme_fields)
+
+    @cached_property
+    def memory_use(self) -> MemoryUse:
+        """The rank's weights, with their number format. Raises `InputError` for weights that a scheme cannot store."""
+        return self._memory_use(self.model, self.scheme)
 
     @cached_property
     def weights_by_component(self) -> dict[str, int]:
         """Bytes of the rank's weights by component (`attention`, `experts`, …)."""
-        memory_use = self._memory_use(self.model, self.scheme)
+        memory_use = self.memory_use
         if memory_use.quantized is not None:
             return {
                 component_name: int(stored_bytes.total)

@@ -76,8 +76,13 @@ class EngineServer:
     def check_kernels(self, rank: EngineRank) -> None:
         """Raises `MissingKernels` if the version has no kernels on the accelerator for weights, cache or attention.
 
-        Of accelerators other than NVIDIA's nothing is known. rank: the model on a rank.
+        Of accelerators other than NVIDIA's nothing is known. rank: the model on a rank. Raises `InputError` for
+        quantized weights in float32, which engines refuse (`get_supported_act_dtypes` of vLLM and SGLang).
         """
+        if self.dtype == "float32" and rank.weight_kernels:
+            raise InputError(
+                "--dtype float32: quantized weights are multiplied in 16 bits; expected float16 or bfloat16"
+            )
         compute_capability = self.hardware.compute_capability
         if compute_capability is None:
             return
@@ -205,8 +210,7 @@ class EngineServer:
         """
         if self.flags.get("quantize"):
             return str(self.flags["quantize"])
-        has_quantized_weights = self.preset.stored_as is not None or DTYPE_BITS[self.preset.dtype] < 16
-        if scheme_word == "none" or has_quantized_weights:
+        if scheme_word == "none" or self.preset.has_quantized_weights:
             return None
         if scheme_word not in schemes_by_word:
             raise InputError(

@@ -9,11 +9,7 @@ from typing import Any
 
 from ...sources.names import is_hub_id
 from ...sources.preset import Preset
-from ...units import DTYPE_BITS
 from .engine import Engine
-
-PLAIN_BITS = 16
-"""Bits of a weight from which on published weights are not quantized."""
 
 
 def hub_id(preset: Preset) -> str | None:
@@ -30,7 +26,7 @@ def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quan
     environment variables, which precede the command.
     """
     draft_or_model, scheme_flags = hub_id(preset), {} if quantize is None else engine.applied_schemes.get(quantize)
-    if quantize is not None and (preset.stored_as is not None or DTYPE_BITS.get(preset.dtype, 16) < PLAIN_BITS):
+    if quantize is not None and preset.has_quantized_weights:
         return None  # an engine applies a scheme to plain weights alone
     if draft_or_model is None or scheme_flags is None or not engine.start:
         return None

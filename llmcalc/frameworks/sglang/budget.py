@@ -441,7 +441,7 @@ class SGLangServer(EngineServer):
             - host_expert_bytes
             + rope_table_bytes
             + adapter_slot_bytes
-            + unused_segment_bytes(rank, self.element_bytes)
+            + unused_segment_bytes(rank)
             + (loaded_scale_bytes(rank) if self.rules.keeps_loader_scales and self.uses_marlin_experts else 0)
         )
 

@@ -1,23 +1,11 @@
-"""The unused bytes in the allocator's segments of weights, which SGLang counts as weights.
-
-A tensor of 10 MiB or more has a segment of its own, whose size is a multiple of 2 MiB (`kMinLargeAlloc`, `kRoundLarge`
-of c10/cuda/CUDACachingAllocator.cpp). Projections of queries, keys and values are one matrix, gates and up-projections
-too (layers/linear.py: `QKVParallelLinear`, `MergedColumnParallelLinear`; layers/moe/fused_moe_triton: `w13_weight`).
-"""
+"""The bytes beside weights that SGLang counts as weights, since it reads free memory: rests of segments, scales."""
 
 from __future__ import annotations
 
-from ...ops import Embedding, ExpertLinear, Linear
+from ...ops import ExpertLinear
 from ...optional import included_part_names
-from ...units import DTYPE_BITS
 from ..engines.rank import EngineRank
-
-LEAST_SEGMENT_TENSOR, SEGMENT_ROUNDING = 10 * 2**20, 2 * 2**20
-"""Bytes of the smallest tensor with a segment of its own, and the multiple of a segment's size."""
-
-FUSED_MATRICES = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
-"""Name of a projection → the name of the matrix that it is a part of."""
-
+from ..engines.weight_matrices import segment_rests
 
 MXFP4_GROUP, LOADED_SCALE_BYTES = 32, 4
 """Elements of a group of MXFP4 with one scale, and bytes of a scale as it is loaded (float32)."""
@@ -44,30 +32,6 @@ def loaded_scale_bytes(rank: EngineRank) -> int:
     return expert_elements // MXFP4_GROUP * LOADED_SCALE_BYTES
 
 
-def unused_segment_bytes(rank: EngineRank, element_bytes: int) -> int:
-    """Returns the unused bytes in the allocator segments of weights; 0 for quantized weights.
-
-    element_bytes: bytes of an element of the weights.
-    """
-    is_quantized = rank.scheme is not None or rank.preset.stored_as is not None
-    if is_quantized or DTYPE_BITS[rank.dtype or rank.preset.dtype] < 16:
-        return 0
-    matrix_sizes: dict[tuple[str, str], tuple[int, int]] = {}
-    for tree_node in rank.model.tree().walk():
-        layer_op = tree_node.node.op
-        if tree_node.optional or not isinstance(layer_op, Linear | ExpertLinear | Embedding):
-            continue
-        matrix_key = (tree_node.path.rpartition(".")[0], FUSED_MATRICES.get(tree_node.node.name, tree_node.node.name))
-        elements_before, _ = matrix_sizes.get(matrix_key, (0, 1))
-        matrix_sizes[matrix_key] = (
-            elements_before + sum(int(weight_tensor.size) for weight_tensor in layer_op.tensors()),
-            int(tree_node.times),
-        )
-    tensor_sizes = (
-        (tensor_elements * element_bytes, matrix_count) for tensor_elements, matrix_count in matrix_sizes.values()
-    )
-    return sum(
-        -tensor_bytes % SEGMENT_ROUNDING * matrix_count
-        for tensor_bytes, matrix_count in tensor_sizes
-        if tensor_bytes >= LEAST_SEGMENT_TENSOR
-    )
+def unused_segment_bytes(rank: EngineRank) -> int:
+    """Returns the unused bytes in the allocator's segments of weights; 0 for quantized weights."""
+    return sum(rest_bytes * segments for rest_bytes, segments in segment_rests(rank).items())

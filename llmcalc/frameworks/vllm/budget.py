@@ -17,6 +17,7 @@ from ...parallel.layout import ONE_DEVICE
 from ..engines.engine import EngineMemory, MemoryTerm, TermStatus
 from ..engines.flags import AUTO_WORDS
 from ..engines.rank import EngineRank, architectures, compressed_layers
+from ..engines.weight_matrices import unsplit_bytes
 from .adapters import adapter_bytes, adapter_slots
 from .cache_formats import (
     FP8_WORDS,
@@ -63,6 +64,12 @@ FULL_GRAPHS_FROM = (0, 11)
 DIVIDED_BLOCKS_FROM = (0, 14)
 """First version in which ranks may divide merged projections inside a block of fp8 with one scale
 (layers/linear.py, `_maybe_allow_fp8_block_shape_mismatch`, with MiMo-V2-Flash: vllm#30836)."""
+
+ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+"""The environment variable with the options of torch's allocator, such as `expandable_segments:True`."""
+
+CONVERTING_WORDS = ("fp8", "bitsandbytes")
+"""Values of `--quantization` with which vLLM converts weights of 16 bits, whose freed segments the new ones share."""
 
 MERGED_PROJECTIONS = frozenset(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"))
 """Projections that are parts of one matrix, outside experts."""
@@ -168,7 +175,7 @@ class VLLMServer(VLLMSettings):
         return self.graphs.estimated_bytes(self.engine_record.cuda_graphs, rank, split_buffer_bytes, graphs_ratio)
 
     def stored_weights_bytes(self, rank: EngineRank) -> int:
-        """Returns the bytes of vLLM's stored weights, with RoPE tables, padded experts and copies for MLA."""
+        """Returns the bytes of vLLM's stored weights: tables, padded experts, copies for MLA, rests of segments."""
         divides_blocks = self.version_numbers >= DIVIDED_BLOCKS_FROM
         rank.check_block_division(unchecked_projections=MERGED_PROJECTIONS if divides_blocks else frozenset())
         rope_element_bytes = 4 if self.has_model_class(self.engine_record.float32_tables) else self.element_bytes
@@ -186,7 +193,17 @@ class VLLMServer(VLLMSettings):
         copied_bytes = rank.up_projection_size * self.element_bytes + self.repeated_encoder_bytes(rank)
         copied_bytes += unused_projection_bytes(rank, self.engine_record.whole_projections)
         copied_bytes += layer_embedding_bytes(rank, self.max_num_batched_tokens, self.element_bytes)
+        copied_bytes += self.unsplit_bytes(rank)
         return max(0, rank.weight_bytes + rope_table_bytes + padding_bytes + copied_bytes - offloaded_bytes)
+
+    def unsplit_bytes(self, rank: EngineRank) -> int:
+        """Returns the bytes beside a rank's weights that torch counts as allocated with them.
+
+        0 with `expandable_segments` (CUDACachingAllocator.cpp, `should_split`), and where vLLM converts the weights.
+        """
+        is_converted = self.flags.get("quantization") in CONVERTING_WORDS and not self.preset.has_quantized_weights
+        is_expandable = "expandable_segments:true" in str(self.flags.get(ALLOCATOR_VARIABLE, "")).lower()
+        return 0 if is_converted or is_expandable else unsplit_bytes(rank)
 
     def repeated_encoder_bytes(self, rank: EngineRank) -> int:
         """Returns the additional bytes of encoders that ranks load in full (`--mm-encoder-tp-mode`)."""
@@ -275,7 +292,8 @@ class VLLMServer(VLLMSettings):
         budget = math.ceil(self.utilization * self.total_memory)
         weight_bytes = self.stored_weights_bytes(rank)
         if self.draft is not None:
-            weight_bytes += self.draft.weight_bytes + self.draft.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
+            draft_table_bytes = self.draft.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
+            weight_bytes += self.draft.weight_bytes + draft_table_bytes + self.unsplit_bytes(self.draft)
         weight_bytes += adapter_bytes(rank, self.flags, self.element_bytes, self.version_numbers)
         weight_bytes = self.logged_or_computed_bytes("weights", weight_bytes)
         profile_run_bytes = self.logged_or_computed_bytes("profile_run", profile_run.peak_bytes(rank, version_rules))
@@ -335,7 +353,7 @@ class VLLMServer(VLLMSettings):
         return "context, NCCL and libraries" + (", counts for penalties" if includes_penalty_counts else "")
 
     def _weights_origin(self, rank: EngineRank) -> str:
-        weight_scheme = rank.weights_origin if rank.scheme or self.dtype is None else self.dtype
+        weight_scheme = rank.weights_origin
         if self.falls_back_to_float32:
             weight_scheme += f", as {self.hardware.title} has no bfloat16"
         if self.flags.get("enable_lora"):

@@ -16,7 +16,7 @@ from ...components.inputs.token_budget import TokenBudget
 from ...components.towers.vision import VisionTower
 from ...errors import InputError, shown
 from ...model import ModelSpec
-from .versions import VideosAsImages
+from .versions import VideoFrames, VideosAsImages
 
 DEFAULT_IMAGE_LIMIT = 999
 """Images of a prompt where `--limit-mm-per-prompt` does not say (vllm/config/multimodal.py)."""
@@ -48,7 +48,7 @@ class EncoderRequest(NamedTuple):
     tokens, sequences, length: max_num_batched_tokens, max_num_seqs and max_model_len. limit: images of a prompt.
     ranks: ranks that divide the encoder's matrices; 1 where each has them whole. image_ranks: ranks that divide the
     images. element_bytes: bytes of an activation. frames: frames of the longest video, for classes whose videos have
-    more tokens than their images; 0 for others. size: height and width of the image in pixels; None for the largest.
+    more tokens than their images; None for others. size: height and width of the image in pixels; None for the largest.
     """
 
     tokens: int
@@ -58,7 +58,7 @@ class EncoderRequest(NamedTuple):
     ranks: int
     image_ranks: int
     element_bytes: int
-    frames: int = 0
+    frames: VideoFrames | None = None
     size: tuple[int, int] | None = None
     videos: VideosAsImages | None = None
     chunk_bytes: int | None = None
@@ -161,9 +161,9 @@ def encoder_run(
         key=lambda processed_image: processed_image.tokens,
     )
     images_per_input = 1
-    if encoder_request.frames:
-        most_images = max(1, encoder_request.length // largest_image.tokens)
-        images_per_input = min(encoder_request.frames // tower.patches.temporal_patch_size, most_images)
+    if encoder_request.frames is not None:
+        most_images = encoder_request.length // largest_image.tokens - encoder_request.frames.beside_image
+        images_per_input = max(1, min(encoder_request.frames.frames // tower.patches.temporal_patch_size, most_images))
     mark_tokens = int(getattr(image_resizing, "marks", 0))
     tokens, image_patches = (
         largest_image.tokens - mark_tokens,

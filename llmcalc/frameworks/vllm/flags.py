@@ -93,6 +93,7 @@ FLAGS = (
     Flag(("VLLM_USE_V2_MODEL_RUNNER",), "number", least=0, most=1),
     Flag(("VLLM_USE_FLASHINFER_SAMPLER",), "number", least=0, most=1),
     Flag(("VLLM_DISABLE_COMPILE_CACHE",), "number", least=0, most=1),
+    Flag(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), "text"),
     Flag(("--distributed-executor-backend",), "word", ("mp", "ray", "uni")),
     Flag(("VLLM_USE_RAY_V2_EXECUTOR_BACKEND",), "number", least=0, most=1),
     Flag(("--speculative-config", "-sc"), "table"),

@@ -88,7 +88,7 @@ class VLLMSettings(EngineServer):
     length_field = "max_model_len"
     layout_fields = "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
     decided_by = {
-        "weights": ("dtype", "quantization", "quantize", "mm_encoder_tp_mode"),
+        "weights": ("dtype", "quantization", "quantize", "mm_encoder_tp_mode", "PYTORCH_CUDA_ALLOC_CONF"),
         "profile_run": ("max_num_seqs", "max_num_batched_tokens"),
         "non_torch": (),
         "cuda_graphs": ("max_num_seqs", "enforce_eager"),

@@ -92,6 +92,7 @@ class VideoFrames(VersionRange):
 
     patch_size: int
     frames: int
+    beside_image: bool = False
 
 
 class VideosAsImages(VersionRange):
@@ -246,12 +247,10 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         version_ranges = ranges_at(self.without_float16, version_numbers)
         return version_ranges[-1].classes if version_ranges else ()
 
-    def frames_of_videos(self, version_numbers: Numbers, patch_size: int) -> int:
-        """Returns the frames of the longest video if its tokens are unlimited; otherwise 0."""
+    def frames_of_videos(self, version_numbers: Numbers, patch_size: int) -> VideoFrames | None:
+        """Returns the frames of the longest video if its tokens are unlimited; otherwise None."""
         version_ranges = ranges_at(self.video_frames, version_numbers)
-        return max(
-            (video_frames.frames for video_frames in version_ranges if video_frames.patch_size == patch_size), default=0
-        )
+        return next((frames for frames in version_ranges if frames.patch_size == patch_size), None)
 
     def videos_as_images(self, version_numbers: Numbers) -> VideosAsImages | None:
         """Returns the rules by which a version reads videos as images; None for a version without such encoders."""

@@ -278,13 +278,13 @@ def share(rows: list[Compared], within: float) -> float:
 @pytest.mark.parametrize(
     ("term", "most", "within", "least"),
     [
-        ("weights", 0.001, 0.01, 0.87),
-        ("weights, complete flags", 0.001, 0.01, 0.94),
+        ("weights", 0.001, 0.01, 0.93),
+        ("weights, complete flags", 0.001, 0.01, 0.97),
         ("profile_run", 0.0055, 0.05, 0.87),
         ("cuda_graphs", 0.08, 0.3, 0.8),
         ("kv_cache", 0.005, 0.05, 0.91),
         ("kv_tokens", 0.003, 0.05, 0.89),
-        ("kv_tokens, complete flags", 0.001, 0.01, 0.94),
+        ("kv_tokens, complete flags", 0.001, 0.01, 0.91),
         ("kv_tokens, complete flags", 0.001, 0.05, 0.97),
     ],
 )
@@ -406,6 +406,8 @@ def test_the_largest_images_and_flags_that_change_them() -> None:
         "encoder: 1 x 114,688 tokens of images",
         "encoder: 1 x 16,384 tokens of images",
     ]
+    earlier = record.memory_on(qwen, hardware, engine_and_version("vllm==0.8.1")[1], {"max_num_seqs": 8})
+    assert earlier.terms[2].origin == "encoder: 1 x 98,304 tokens of images"  # vLLM issue 15264
     fewer = {"max_num_seqs": 8, "limit_mm_per_prompt": {"video": 0}, "mm_processor_kwargs": {"max_pixels": 1_003_520}}
     assert record.memory_on(qwen, hardware, version, fewer).bytes_of("profile_run") < images.bytes_of("profile_run")
     with pytest.raises(InputError, match="--mm-processor-kwargs: 'crop' is not modelled"):

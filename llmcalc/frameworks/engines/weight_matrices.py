@@ -1,0 +1,66 @@
+"""The sizes of weight matrices as engines allocate them, and the bytes that torch's allocator adds to each.
+
+A tensor of 10 MiB or more has a segment of its own, whose size is a multiple of 2 MiB; torch splits off what is left of
+it if that is more than 1 MiB (c10/cuda/CUDACachingAllocator.cpp: `kMinLargeAlloc`, `kRoundLarge`, `should_split`).
+Projections of queries, keys and values are one matrix, gates and up-projections too (`QKVParallelLinear`,
+`MergedColumnParallelLinear` and `w13_weight` of vLLM and SGLang).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ...costs.quantization.base import StoredBytes, WeightTensor, stored_tensors, unquantized_bytes, weight_tensors_of
+from ...costs.quantization.formats import IndivisibleMatrix
+from ...optional import included_part_names
+from .rank import EngineRank
+
+LEAST_SEGMENT_TENSOR, SEGMENT_ROUNDING = 10 * 2**20, 2 * 2**20
+"""Bytes of the smallest tensor with a segment of its own, and the multiple of a segment's size."""
+
+MOST_UNSPLIT_BYTES = 2**20
+"""The most bytes of a segment beside a tensor that torch does not split off, and so counts as allocated."""
+
+FUSED_MATRICES = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
+"""Name of a projection → the name of the matrix that it is a part of."""
+
+
+def segment_rests(rank: EngineRank) -> Counter[int]:
+    """Returns the bytes of segments beside the rank's large text weights → number of such segments.
+
+    Empty if the sizes on ranks are not known, because they divide blocks with one scale.
+    """
+    matrix_bytes: Counter[tuple[str, str, str]] = Counter()
+    try:
+        for weight_tensor, stored_bytes in _stored_tensors(rank):
+            module_path, _, name = weight_tensor.path.rpartition(".")
+            if weight_tensor.tensor.role != "vector":
+                matrix_key = module_path, FUSED_MATRICES.get(name, name), weight_tensor.tensor.role
+                matrix_bytes[matrix_key] += int(stored_bytes.weights) + int(stored_bytes.unconverted)
+    except IndivisibleMatrix:
+        return Counter()
+    large_matrices = (stored_bytes for stored_bytes in matrix_bytes.values() if stored_bytes >= LEAST_SEGMENT_TENSOR)
+    return Counter(-stored_bytes % SEGMENT_ROUNDING for stored_bytes in large_matrices)
+
+
+def unsplit_bytes(rank: EngineRank) -> int:
+    """Returns the bytes beside the rank's weights that torch counts as allocated with them."""
+    return sum(
+        rest_bytes * segments
+        for rest_bytes, segments in segment_rests(rank).items()
+        if rest_bytes <= MOST_UNSPLIT_BYTES
+    )
+
+
+def _stored_tensors(rank: EngineRank) -> Iterator[tuple[WeightTensor, StoredBytes]]:
+    """Yields the tensors of the rank's text model and the bytes of each."""
+    included_parts = included_part_names(rank.with_mtp, with_towers=False)
+    weight_format = rank.memory_use.dtype
+    if rank.quantization is None:
+        for weight_tensor in weight_tensors_of(rank.model.tree(), included_parts):
+            yield weight_tensor, unquantized_bytes(weight_tensor.tensor.size, weight_format)
+        return
+    checkpoint = rank.preset.checkpoint
+    module_names = None if checkpoint is None else checkpoint.names(rank.model.tree(), rank.model.kind)
+    yield from stored_tensors(rank.model, rank.quantization, weight_format, included_parts, module_names)
