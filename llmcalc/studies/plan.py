@@ -420,7 +420,9 @@ def _layout_times(
     if order_name == "memory":
         return None, ""
     run_settings = (
-        TimeSettings(framework_record.stack(None, False)) if time_settings is None else time_settings(framework_record)
+        TimeSettings(framework_record.stack(None, False), loss=framework_record.loss)
+        if time_settings is None
+        else time_settings(framework_record)
     )
     try:
         return TrainingTimes(model_memory, hardware, run_settings), ""

@@ -43,6 +43,7 @@ from ..timing.time_estimator import QUANTIZED, NumberFormats, TimedOperation, Ti
 from ..timing.time_ranges import TimeRange, expected_range, untested_ranks
 from ..timing.timing_constants import TimeStack
 from ..units import DTYPE_BITS, short_dtype
+from ..workload.execution import CrossEntropy
 from ..workload.lora import stored_bytes
 from ..workload.recompute import Recompute
 from ..workload.run_config import RunConfig
@@ -93,6 +94,7 @@ class TimeSettings:
     overlapped_groups: groups whose messages a launch file sends beside products; None for those of the stack.
     unpriced: what a launch file sets that slows a step and that the time ignores.
     torch_attention: whether the program of a launch file calls torch's attention, which its settings name `flash`.
+    loss: the value of `--cross-entropy` of a run that states none; None (default) for the stack's own.
     factors: of a calibration; default none.
     """
 
@@ -104,6 +106,7 @@ class TimeSettings:
     overlapped_groups: frozenset[str] | None = None
     unpriced: tuple[str, ...] = ()
     torch_attention: bool = False
+    loss: CrossEntropy | None = None
 
     def device(self, hardware: Hardware) -> Device:
         return self.factors.device(device_of(hardware, self.nic))
@@ -159,7 +162,7 @@ class TrainingTimes:
             time_settings.supporting_stack("training"), model_memory, hardware, time_settings.torch_attention
         )
         time_stack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
-        time_stack = with_loss(time_stack, model_memory.settings.cross_entropy)
+        time_stack = with_loss(time_stack, model_memory.settings.cross_entropy or time_settings.loss)
         updates_on_host = bool(model_memory.settings.optimizer_offload)
         self.assumes_host_update: bool = updates_on_host and not time_stack.host_update
         self.stack: TimeStack = with_optimizer(time_stack, *_optimizer_bytes_and_flops(model_memory), updates_on_host)
