@@ -24,7 +24,8 @@ from ..megatron.named_model import (
     loss_of,
     megatron_run,
 )
-from .rlhf import GRPO_BETA, PAIRS, known_argument_names
+from .rlhf import GRPO_BETA, PAIRS, known_argument_names, packed_sequence_count
+from .tasks import sequences_per_sample
 
 SIZES = (
     "tensor_model_parallel_size",
@@ -103,7 +104,7 @@ def run_of_megatron(
         ),
         sequence_parallel=reader.flag(config, "sequence_parallel"),
         distributed_optimizer=reader.flag(config, "use_distributed_optimizer", True),
-        batch=_preference_sequences(reader, rlhf_type, parallel_sizes["micro_batch_size"], adapter_settings),
+        batch=_preference_sequences(reader, rlhf_type, config, parallel_sizes["micro_batch_size"], adapter_settings),
         seq=integer_of(reader, "--max_length", sequence_length),
         recompute_granularity=None if recompute_granularity in ("none", None) else recompute_granularity,
         recompute_method=config.get("recompute_method"),
@@ -168,18 +169,19 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _preference_sequences(
-    reader: LaunchReader, rlhf_type: str, micro_batch: int, adapter_settings: dict[str, Any]
+    reader: LaunchReader, rlhf_type: str, config: Table, micro_batch: int, adapter_settings: dict[str, Any]
 ) -> int:
     """Adds the reference model of preference training to the run, and returns the number of sequences of a micro-batch.
 
     adapter_settings: the settings of adapters, without which the trained model is the reference.
     """
     if rlhf_type in ("", "grpo"):
-        return micro_batch
+        return micro_batch * sequences_per_sample(reader, config, rlhf_type)
     run_settings = {"batch": micro_batch, **adapter_settings}
     if rlhf_type == "kto":
         return int(kto_settings(reader, run_settings, REFERENCE)["batch"])
-    return int(pair_settings(reader, PAIRS[rlhf_type], run_settings, REFERENCE, keeps_logits=True)["batch"])
+    sequence_count = int(pair_settings(reader, PAIRS[rlhf_type], run_settings, REFERENCE)["batch"])
+    return packed_sequence_count(reader, config, sequence_count)
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
