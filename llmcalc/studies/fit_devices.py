@@ -311,10 +311,10 @@ def _changes_that_fit(
         except InputError:
             recomputed_plan = None
         recomputed_candidate = None if recomputed_plan is None else _best_candidate(recomputed_plan)
-        if recomputed_candidate is not None:
+        if recomputed_plan is not None and recomputed_candidate is not None:
             yield SettingChange(
                 f"--recompute {RECOMPUTED} {recomputed_candidate.layout.options()}".strip(),
-                MemoryFit(devices_question.hardware, recomputed_candidate.device_bytes),
+                recomputed_plan.fit_of(recomputed_candidate, devices_question.hardware),
             )
     if fewest_devices is not None and fewest_candidate is not None:
         yield SettingChange(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Literal, TypeAlias
 
-from ..accelerator import Hardware
+from ..accelerator import Hardware, MemoryFit
 from ..device_memory.device_memory import without_garbage_collection
 from ..device_memory.estimate import Memory
 from ..errors import InputError
@@ -213,6 +213,22 @@ class LayoutPlan:
         training_times = self.times.with_memory(self.estimates.with_recompute(candidate.recompute).memory)
         return training_times.range(candidate.seconds, candidate.layout, candidate.micro_batches)
 
+    def _run_memory(self, candidate: Candidate) -> Memory:
+        """Returns the model and its run with the recomputation and micro-batches of a candidate."""
+        run_memory = self.estimates.with_recompute(candidate.recompute).memory
+        return run_memory.with_(num_microbatches=candidate.micro_batches)
+
+    def fit_of(self, candidate: Candidate, hardware: Hardware) -> MemoryFit:
+        """Returns the verdict on a candidate, which is tight where it fits only without the estimated fragmentation.
+
+        One that needs more than the accelerator has is replayed for its fragmentation, as `llmcalc memory` does.
+        """
+        memory_fit = MemoryFit(hardware, candidate.device_bytes)
+        if memory_fit.verdict == "fits":
+            return memory_fit
+        cluster = Cluster.with_framework(self._run_memory(candidate), candidate.layout, self.framework, self.version)
+        return cluster.device_rank.device.fit_on(hardware)
+
     @cached_property
     def expandable_bytes(self) -> int | None:
         """The bytes that the nearest layout requires with expandable segments of torch's allocator, if it fits then.
@@ -224,8 +240,7 @@ class LayoutPlan:
         has_fit = self.plan.feasible or self.plan.unreplayed
         if has_fit or nearest is None or not nearest.may_fit or self.plan.ended_early or self.memory.runtime.expandable:
             return None
-        run_memory = self.estimates.with_recompute(nearest.recompute).memory
-        run_memory = run_memory.with_(num_microbatches=nearest.micro_batches)
+        run_memory = self._run_memory(nearest)
         run_memory = replace(run_memory, runtime=replace(run_memory.runtime, expandable=True))
         required_bytes = replayed_bytes(run_memory, self.framework, self.version, nearest)
         return required_bytes if required_bytes <= nearest.capacity else None

@@ -276,9 +276,9 @@ def optimizer_bytes(options: Settings) -> tuple[int, int]:
     if settings.optimizer_cpu_offload:
         return 4 if settings.reduces_in_fp32 else 2, 0
     if settings.use_precision_aware_optimizer:
-        return 4 if settings.reduces_in_fp32 else 2, 2 + STATES[settings.exp_avg_dtype] + STATES[
-            settings.exp_avg_sq_dtype
-        ]
+        main_weight_bytes = 2 if settings.adam_keeps_main_weights else 4
+        state_bytes = STATES[settings.exp_avg_dtype] + STATES[settings.exp_avg_sq_dtype]
+        return 4 if settings.reduces_in_fp32 else 2, main_weight_bytes + state_bytes
     return (4, 12) if settings.reduces_in_fp32 else (2, 12 + 4)
 
 

@@ -34,7 +34,7 @@ READ = field_names("""
     gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs max_length packing packing_length
     deepspeed attn_impl lora_rank target_modules modules_to_save lora_dropout quant_method quant_bits
     bnb_4bit_use_double_quant use_liger_kernel liger_kernel_config optim bf16 fp16 torch_compile
-    use_dora sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm
+    use_dora sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm enable_dft_loss
     """)
 
 PASSED_ON = (
@@ -48,18 +48,19 @@ PASSED_ON = (
 """Arguments of the Trainer that ms-swift hands on to it."""
 
 IGNORED = field_names("""
-    dataset val_dataset cached_dataset split_dataset_ratio dataset_shuffle streaming interleave_prob stopping_strategy
-    shuffle_buffer_size columns strict model_name model_author custom_dataset_info dataset_num_proc download_mode
-    load_from_cache_file disable_auto_column_mapping system template truncation_strategy agent_template padding_side
-    loss_scale use_chat_template template_backend response_prefix lora_alpha lora_bias use_rslora init_weights
-    model_type model_revision task_type add_version create_checkpoint_symlink max_new_tokens temperature use_hf
-    external_plugins custom_register_path model_kwargs lazy_tokenize packing_num_proc packing_strategy check_model
-    acc_strategy train_dataloader_shuffle max_epochs safe_serialization max_shard_size save_safetensors freeze_vit
-    freeze_aligner vit_gradient_checkpointing bnb_4bit_compute_dtype bnb_4bit_quant_type swanlab_project swanlab_token
-    swanlab_exp_name metric metric_for_best_model eval_limit eval_dataset eval_use_evalscope resume_only_model
-    enable_thinking data_seed use_logits_to_keep experts_impl norm_bbox max_pixels ds3_gather_for_generation
-    tuner_backend padding_free router_aux_loss_coef callbacks num_workers lr_scheduler warmup_steps cached_val_dataset
-    early_stop_interval new_special_tokens predict_with_generate max_model_len
+    dataset val_dataset cached_dataset split_dataset_ratio dataset_shuffle streaming interleave_prob
+    stopping_strategy shuffle_buffer_size columns strict model_name model_author custom_dataset_info
+    dataset_num_proc download_mode load_from_cache_file disable_auto_column_mapping system template
+    truncation_strategy agent_template padding_side loss_scale use_chat_template template_backend response_prefix
+    lora_alpha lora_bias use_rslora init_weights model_type model_revision task_type add_version
+    create_checkpoint_symlink max_new_tokens temperature use_hf external_plugins custom_register_path model_kwargs
+    lazy_tokenize packing_num_proc packing_strategy check_model acc_strategy train_dataloader_shuffle max_epochs
+    safe_serialization max_shard_size save_safetensors freeze_vit freeze_aligner vit_gradient_checkpointing
+    bnb_4bit_compute_dtype bnb_4bit_quant_type swanlab_project swanlab_token swanlab_exp_name metric
+    metric_for_best_model eval_limit eval_dataset eval_use_evalscope resume_only_model enable_thinking
+    add_non_thinking_prefix bnb_4bit_quant_storage data_seed use_logits_to_keep experts_impl norm_bbox max_pixels
+    ds3_gather_for_generation tuner_backend padding_free router_aux_loss_coef callbacks num_workers lr_scheduler
+    warmup_steps cached_val_dataset early_stop_interval new_special_tokens predict_with_generate max_model_len
     """)
 """Arguments that do not change the memory of a training step of a language model."""
 
@@ -205,6 +206,17 @@ def _adapter_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
     )
 
 
+def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
+    """Records arguments as unknown whose memory is not modelled, and refuses layers divided over devices."""
+    _check_visible_devices(reader, config)
+    if config.get("deepspeed_autotp_size") not in (None, 1):
+        reader.unknown["--deepspeed_autotp_size"] = "layers divided by AutoTP: --allow-unknown counts whole ones"
+    if reader.flag(config, "enable_dft_loss") and reader.flag(config, "use_liger_kernel"):
+        reader.unknown["--enable_dft_loss"] = "a loss of all logits beside Liger-Kernel's in chunks is not modelled"
+    if reader.flag(config, "freeze_llm"):
+        reader.unknown["--freeze_llm"] = "training of an encoder beside frozen layers is not modelled"
+
+
 def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, swift_verb: str) -> dict[str, Any]:
     """Returns the Trainer's arguments that correspond to ms-swift's. rlhf_type: empty for supervised training."""
     handled_names = (*READ, *IGNORED, *TRAINER_IGNORED)
@@ -224,11 +236,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
         tuner_type = reader.value(swift_config, "tuner_type", "full" if swift_verb == "pt" else "lora")
     if tuner_type not in ("full", "lora"):
         raise reader.wrong("--tuner_type", f"{shown(tuner_type)} is not modelled; expected full or lora")
-    if swift_config.get("deepspeed_autotp_size") not in (None, 1):
-        reader.unknown["--deepspeed_autotp_size"] = "layers divided by AutoTP: --allow-unknown counts whole ones"
-    _check_visible_devices(reader, swift_config)
-    if reader.flag(swift_config, "freeze_llm"):
-        reader.unknown["--freeze_llm"] = "training of an encoder beside frozen layers is not modelled"
+    _refuse_unmodelled(reader, swift_config)
     batch = reader.integer(swift_config, "per_device_train_batch_size", 1)
     world_size = reader.source.world_size or 1
     trainer_table: dict[str, Any] = {

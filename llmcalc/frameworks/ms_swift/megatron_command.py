@@ -47,7 +47,6 @@ READ = field_names("""
     """) | set(SIZES)
 
 OFF: dict[str, tuple[Any, ...]] = {
-    "fp8_format": (None,),
     "mtp_num_layers": (None, 0),
     "optimizer": ("adam",),
     "main_params_dtype": ("fp32", None),
@@ -78,7 +77,7 @@ def run_of_megatron(
     rlhf_names = (
         (*known_argument_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge") if rlhf_type else ()
     )
-    reader.check_names(config, (*READ, *OFF, *HOST_OPTIMIZER, *rlhf_names), ignored_names)
+    reader.check_names(config, (*READ, *OFF, *FP8_READ, *HOST_OPTIMIZER, *rlhf_names), ignored_names)
     adapter_settings = _adapter_settings(reader, config)
     reader.refuse_other_values(config, OFF, "--", " for a model that is named")
     if reader.flag(config, "moe_shared_expert_overlap"):
@@ -118,6 +117,7 @@ def run_of_megatron(
             reader.value(config, "cross_entropy_fusion_impl", "native"),
         ),
         fuses_activation=reader.flag(config, "bias_activation_fusion", True),
+        fp8_arguments=_fp8_arguments(reader, config),
     )
     settings = {
         **adapter_settings,
@@ -182,6 +182,29 @@ def _preference_sequences(
         return int(kto_settings(reader, run_settings, REFERENCE)["batch"])
     sequence_count = int(pair_settings(reader, PAIRS[rlhf_type], run_settings, REFERENCE)["batch"])
     return packed_sequence_count(reader, config, sequence_count)
+
+
+FP8_READ = ("fp8_format", "fp8_recipe", "fp8_param_gather", "fp8_amax_history_len")
+"""Arguments of products in 8 bits (swift/megatron/arguments/megatron_args.py)."""
+
+FP8_WORDS = {"fp8_format": ("e4m3", "hybrid"), "fp8_recipe": ("delayed", "tensorwise", "mxfp8", "blockwise")}
+"""Such argument → its values that are modelled."""
+
+
+def _fp8_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns Megatron-LM's arguments of products in 8 bits; none without `--fp8_format`."""
+    if config.get("fp8_format") in (None, "none"):
+        return {}
+    arguments: dict[str, Any] = {
+        "fp8_format": config["fp8_format"],
+        "fp8_recipe": reader.value(config, "fp8_recipe", "delayed"),
+        "fp8_param_gather": reader.flag(config, "fp8_param_gather"),
+        "fp8_amax_history_len": reader.integer(config, "fp8_amax_history_len", 1024),
+    }
+    for name, words in FP8_WORDS.items():
+        if arguments[name] not in words:
+            raise reader.wrong(f"--{name}", f"{shown(arguments[name])}; expected one of {', '.join(words)}")
+    return arguments
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

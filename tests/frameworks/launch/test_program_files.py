@@ -1075,6 +1075,28 @@ def test_both_answers_of_packed_pairs_have_the_length_together() -> None:
         assert (alone, packed) == (4, 2)
 
 
+def test_products_in_8_bits_of_megatron_swift_are_read() -> None:
+    """examples/megatron/fp8/benchmark.sh of ms-swift; swift/megatron/arguments/megatron_args.py for the defaults."""
+    text = f"{FILES['swift_megatron.sh'].rstrip()} --enable_dft_loss true --fp8_format e4m3 --fp8_param_gather true "
+    launch = launch_of(f"{text} --fp8_recipe blockwise\n", "fp8.sh")
+    assert launch.settings["precision"] == "fp8"
+    assert launch.own_settings.fp8_arguments == {
+        "fp8_format": "e4m3", "fp8_recipe": "blockwise", "fp8_param_gather": True, "fp8_amax_history_len": 1024,
+    }  # fmt: skip
+    with pytest.raises(InputError, match=r"--fp8_recipe: 'own'; expected one of delayed, tensorwise, mxfp8, blockwise"):
+        launch_of(f"{text} --fp8_recipe own\n", "fp8.sh")
+
+
+def test_a_loss_of_all_logits_is_refused_beside_one_in_chunks() -> None:
+    """swift/trainers/utils.py, `per_token_loss_func`, has all logits in float32."""
+    command = (
+        "swift sft --model a/b --add_non_thinking_prefix false --bnb_4bit_quant_storage bfloat16 --enable_dft_loss true"
+    )
+    assert "cross_entropy" not in launch_of(command, "dft.sh").settings
+    with pytest.raises(InputError, match="--enable_dft_loss \\(a loss of all logits beside Liger-Kernel's"):
+        launch_of(f"{command} --use_liger_kernel true", "dft.sh")
+
+
 def test_a_classifier_of_megatron_swift_has_scores_in_place_of_logits() -> None:
     """mcore-bridge, model/gpt_model.py, `OutputLayerLinear`; a reward model has one score."""
     text = FILES["swift_megatron.sh"]
