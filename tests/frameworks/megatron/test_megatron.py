@@ -448,6 +448,30 @@ def test_micro_batches_that_an_interleaved_schedule_does_not_take() -> None:
         RankRun(one.spec, settings, 0, Meter())
 
 
+HEADED = "qwen3-8b?num_hidden_layers=2"
+SCORED = llmcalc.load(f"{HEADED}&head.type=classification&head.num_labels=1&head.over=token&head.bias=false").model
+"""A reward model: one score per token in place of the logits of 151,936 words."""
+
+
+@compares(lambda: under("megatron", SCORED), torch=False)
+def test_scores_have_no_logits() -> None:
+    """mcore-bridge, model/gpt_model.py, `OutputLayerLinear`: no weight of the vocabulary, and no logits.
+
+    A weight has 20 bytes per parameter: itself, its main gradient, main weight and states, and Transformer Engine's
+    placeholder of its gradient, of which the next largest weight keeps its own. A logit has 2 in bf16 and 4 in fp32.
+    """
+
+    def at_the_loss(spec: ModelSpec) -> tuple[int, int]:
+        one = memory(spec, Settings("training", batch=1, seq=512))
+        run = kept(spec, megatron_settings_of(one, Layout()))
+        place = next(at for at in run.meter.peaks if (at.phase, at.path) == ("forward", "loss"))
+        return sum(part.size for part in run.chunks[0].parameters), sum(run.meter.peaks[place].by_kind.values())
+
+    (parameters, held), (fewer, less) = at_the_loss(llmcalc.load(HEADED).model), at_the_loss(SCORED)
+    assert parameters - fewer == 4096 * (151_936 - 1)
+    assert 6 <= (held - less - 20 * (parameters - fewer)) / (512 * (151_936 - 1)) < 7
+
+
 NORMED = llmcalc.load("qwen3-0.6b", num_hidden_layers=2).model
 """A model whose queries and keys have a norm of each head: 16 and 8 heads of 128."""
 
