@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..parallel.layout import Layout
     from ..parallel.layout_request import LayoutRequest
     from ..parallel.messages import GradientRules, Message
-    from ..workload.execution import AttentionImplementation
+    from ..workload.execution import AttentionImplementation, CrossEntropy
     from .frozen_model import FrozenModel, SecondLoss
     from .peak_estimate import PeakEstimate
 
@@ -163,6 +163,7 @@ class Framework:
         format of the run's precision.
     narrow_precisions: training precisions with products in 8 or 4 bits whose memory it has; none by default.
     losses: values of `--cross-entropy` that its own library has, beside those of all frameworks; none by default.
+    loss: the value of `--cross-entropy` that runs where none is chosen; None (default) for that of the settings.
     """
 
     name: str
@@ -194,6 +195,7 @@ class Framework:
     product_format: Callable[[Any], str] | None = None
     narrow_precisions: frozenset[str] = frozenset()
     losses: frozenset[str] = frozenset()
+    loss: CrossEntropy | None = None
 
     def evidence_for(self, layout: Layout, is_training: bool) -> FrameworkEvidence:
         """Returns the tests and measurements behind the results for a layout. is_training: of a training run."""

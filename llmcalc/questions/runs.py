@@ -274,10 +274,27 @@ def memory_question(
         preset = Preset(name=str(launch_file), model=launched_run.spec)
     else:
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
+    if launched_run.score_labels is not None:
+        preset = _with_score_head(preset, launched_run.score_labels)
+        if launched_run.settings.get("cross_entropy") in ("chunked", "split"):  # scores have no logits to divide
+            launched_run = replace(launched_run, settings={**launched_run.settings, "cross_entropy": "eager"})
     launched_run = translate_targets(with_published_weights(launched_run, preset), preset.model, preset.checkpoint)
     launched_run = launched_run.with_stage_sizes(preset.model.main.num_hidden_layers)
     run_options = replace(run_options, settings=Settings(**{"phase": "training", **launched_run.settings}))
     return RunQuestion(preset=preset, **vars(run_options), launch=launched_run)
+
+
+def _with_score_head(preset: Preset, score_labels: int) -> Preset:
+    """Returns the preset with a head of scores in place of a language model's, as `ForSequenceClassification` has it.
+
+    score_labels: the number of scores per token. A model without a language model's head keeps its own.
+    """
+    if preset.model.head.type != "lm":
+        return preset
+    from ..components.classifier import Classifier
+
+    score_head = Classifier(num_labels=score_labels, bias=False, over="token")
+    return preset.model_copy(update={"model": preset.model.model_copy(update={"head": score_head})})
 
 
 def _require_target(target: Any, command: str) -> Any:

@@ -434,9 +434,11 @@ def _serving_notes(cluster: Cluster) -> list[str]:
 def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
     framework_title = cluster.framework.title
     version_text = f" of {cluster.version}" if cluster.version else ""
+    assumed_loss = cluster.framework.loss if cluster.trains and cluster.settings.cross_entropy is None else None
+    loss_text = f", {assumed_loss} cross-entropy (--cross-entropy)" if assumed_loss else ""
     notes = [
-        f"kernels and buffers of {framework_title}{version_text}; unlisted ranks need as much as the listed rank of "
-        "their stage"
+        f"kernels and buffers of {framework_title}{version_text}{loss_text}; unlisted ranks need as much as the listed "
+        "rank of their stage"
     ]
     if cluster.unlisted_stages:
         notes.append(

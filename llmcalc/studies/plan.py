@@ -213,6 +213,11 @@ class LayoutPlan:
         training_times = self.times.with_memory(self.estimates.with_recompute(candidate.recompute).memory)
         return training_times.range(candidate.seconds, candidate.layout, candidate.micro_batches)
 
+    def _run_memory(self, candidate: Candidate) -> Memory:
+        """Returns the model and its run with the recomputation and micro-batches of a candidate."""
+        run_memory = self.estimates.with_recompute(candidate.recompute).memory
+        return run_memory.with_(num_microbatches=candidate.micro_batches)
+
     @cached_property
     def expandable_bytes(self) -> int | None:
         """The bytes that the nearest layout requires with expandable segments of torch's allocator, if it fits then.
@@ -224,8 +229,7 @@ class LayoutPlan:
         has_fit = self.plan.feasible or self.plan.unreplayed
         if has_fit or nearest is None or not nearest.may_fit or self.plan.ended_early or self.memory.runtime.expandable:
             return None
-        run_memory = self.estimates.with_recompute(nearest.recompute).memory
-        run_memory = run_memory.with_(num_microbatches=nearest.micro_batches)
+        run_memory = self._run_memory(nearest)
         run_memory = replace(run_memory, runtime=replace(run_memory.runtime, expandable=True))
         required_bytes = replayed_bytes(run_memory, self.framework, self.version, nearest)
         return required_bytes if required_bytes <= nearest.capacity else None
@@ -420,7 +424,9 @@ def _layout_times(
     if order_name == "memory":
         return None, ""
     run_settings = (
-        TimeSettings(framework_record.stack(None, False)) if time_settings is None else time_settings(framework_record)
+        TimeSettings(framework_record.stack(None, False), loss=framework_record.loss)
+        if time_settings is None
+        else time_settings(framework_record)
     )
     try:
         return TrainingTimes(model_memory, hardware, run_settings), ""

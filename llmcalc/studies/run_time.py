@@ -45,6 +45,7 @@ from ..timing.time_estimator import QUANTIZED, NumberFormats, TimedOperation, Ti
 from ..timing.time_ranges import TimeRange, expected_range, untested_ranks
 from ..timing.timing_constants import TimeStack
 from ..units import DTYPE_BITS, short_dtype
+from ..workload.execution import CrossEntropy
 from ..workload.lora import stored_bytes
 from ..workload.recompute import Recompute
 from ..workload.run_config import RunConfig
@@ -95,6 +96,7 @@ class TimeSettings:
     overlapped_groups: groups whose messages a launch file sends beside products; None for those of the stack.
     unpriced: what a launch file sets that slows a step and that the time ignores.
     torch_attention: whether the program of a launch file calls torch's attention, which its settings name `flash`.
+    loss: the value of `--cross-entropy` of a run that states none; None (default) for the stack's own.
     factors: of a calibration; default none.
     """
 
@@ -106,6 +108,7 @@ class TimeSettings:
     overlapped_groups: frozenset[str] | None = None
     unpriced: tuple[str, ...] = ()
     torch_attention: bool = False
+    loss: CrossEntropy | None = None
 
     def device(self, hardware: Hardware) -> Device:
         return self.factors.device(device_of(hardware, self.nic))
@@ -162,7 +165,7 @@ class TrainingTimes:
         )
         time_stack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
         time_stack = with_norms(time_stack, model_memory.settings.norm)
-        time_stack = with_loss(time_stack, model_memory.settings.cross_entropy)
+        time_stack = with_loss(time_stack, model_memory.settings.cross_entropy or time_settings.loss)
         if self.adapters is not None and DTYPE_BITS[model_memory.states.adapter_dtype] == 16:
             time_stack = with_narrow_adapters(time_stack)
         updates_on_host = bool(model_memory.settings.optimizer_offload)

@@ -26,8 +26,8 @@ UNREAD = "FSDP2 of parameters that no pass reads is not modelled"
 REFUSED_BY_FSDP2 = ("ContactHead", "GatedCrossLayer", "SecondStream", "UnusedEmbedding")
 
 ANSWERED_BY_MEGATRON = (
-    "Attention", "Block", "FeedForward", "GatedDeltaNet", "LMHead", "LearnedPositions", "MLA", "Mamba2", "MoE",
-    "MultiTokenPrediction", "Norm",
+    "Attention", "Block", "Classifier", "FeedForward", "GatedDeltaNet", "LMHead", "LearnedPositions", "MLA", "Mamba2",
+    "MoE", "MultiTokenPrediction", "Norm",
 )  # fmt: skip
 
 WITNESSED = {"exact", "source", "estimate"}

@@ -552,7 +552,6 @@ def test_a_framework_refuses_a_mixer_that_it_does_not_have(toys: Path) -> None:
         ("ShortcutLayer-1", "no layer 'shortcut' (it has block)"),
         ("Norm-6", "no norm 'affine' (it has layernorm, rmsnorm)"),
         ("Attention-2", "no position 'alibi' (it has learned, rope)"),
-        ("Classifier-0", "no head 'classification' (it has lm)"),
         ("UnusedEmbedding-0", "no part 'unused_embedding'"),
     ],
 )

@@ -112,10 +112,12 @@ def test_megatrons_own_kernels_are_named(run: Any) -> None:
     words = (SMALL, "--phase", "training", "--seq", "64", "--framework", "megatron", "--pp", "2", "--hardware", "h100")
     found = asked(run, *words)
     assert found["workload"]["grad_dtype"] == "float32"
-    assert [found["execution"][name] for name in ("norm", "cross_entropy", "optimizer_impl")] == ["fused"] * 3
-    eager = asked(run, *words, "--cross-entropy", "eager", "--grad-dtype", "bf16")
-    assert (eager["execution"]["cross_entropy"], eager["execution"]["logits_dtype"]) == ("eager", "float32")
-    assert eager["workload"]["grad_dtype"] == "bfloat16"
+    kernels = [found["execution"][name] for name in ("norm", "cross_entropy", "optimizer_impl")]
+    assert kernels == ["fused", "eager", "fused"]  # --cross-entropy-loss-fusion is off by default
+    assert "kernels and buffers of Megatron-Core, eager cross-entropy (--cross-entropy);" in found["notes"][0]
+    fused = asked(run, *words, "--cross-entropy", "fused", "--grad-dtype", "bf16")
+    assert (fused["execution"]["cross_entropy"], fused["execution"]["logits_dtype"]) == ("fused", "bfloat16")
+    assert fused["workload"]["grad_dtype"] == "bfloat16"
 
 
 def test_a_table_names_the_rank_the_layout_and_what_is_sent(run: Any) -> None:

@@ -125,7 +125,7 @@ def test_an_encoder_has_no_steps_of_llama(run: Any) -> None:
 
 def test_the_layout_is_written_with_what_it_recomputes(run: Any) -> None:
     """It wrote `dp8 ZeRO-3` for a layout that fits with recomputation alone, and takes longer with it."""
-    words = ("smollm-135m", "--tokens", "1B", "--hardware", "rtx-4090", "--devices", "1", "--seq", "32k")
+    words = ("smollm-135m", "--tokens", "1B", "--hardware", "rtx-4090", "--devices", "1", "--seq", "16k")
     text = " ".join(run("cost", *words, "--batch", "2").out.split())
     first = run("plan", *words[:1], *words[3:], "--batch", "2", "--format", "json").document["feasible"][0]
     assert "--recompute" in first["options"]

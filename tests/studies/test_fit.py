@@ -193,6 +193,28 @@ def test_many_devices_run_the_phase_that_is_asked_for(run: Any, words: str, phas
     assert fit["workload"]["phase"] == phase
 
 
+def test_recomputation_that_fits_without_fragmentation_alone_is_tight_as_memory_says(run: Any) -> None:
+    """It was listed as no, with the share of its estimated fragmentation."""
+    words = (
+        "llama3-8b?num_hidden_layers=4",
+        "--phase",
+        "training",
+        "--framework",
+        "fsdp2",
+        "--fsdp",
+        "2",
+        "--seq",
+        "2k",
+    )
+    command = ("memory", *words, "--recompute", "full", "--hardware", "h100", "--format", "json")
+    replayed = run(*command).document["memory"]
+    required, peak = replayed["device_bytes"], replayed["peak_bytes"]
+    size = f"{(required + peak) // 2**21}MiB"
+    recomputed = asked(run, *words, "--devices", "2", "--hardware", size, code=1)["changes"][0]
+    assert recomputed["option"].startswith("--recompute full")
+    assert (recomputed["verdict"], recomputed["device_bytes"]) == ("tight", required)
+
+
 @pytest.mark.parametrize("seq", [2048, 8192])
 def test_much_shorter_sequences_are_not_advised(run: Any, seq: int) -> None:
     """Of 2,048 tokens half remain; of 8,192 less than an eighth would, which is another task."""

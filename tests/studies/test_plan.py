@@ -300,7 +300,7 @@ def test_without_a_layout_that_fits_the_nearest_is_told(run: Any) -> None:
 
 
 def test_where_few_fit_it_says_how_many_would_with_recomputation(run: Any) -> None:
-    words = ("plan", SMALL, "--devices", "2", "--seq", "4096", "--hardware", "6GiB", "--by", "memory")
+    words = ("plan", SMALL, "--devices", "2", "--seq", "4096", "--hardware", "9GiB", "--by", "memory")
     found = asked(run, *words)
     again = asked(run, *words, "--recompute", "full")
     assert found["feasible_with_recompute"] >= len(again["feasible"]) > len(found["feasible"])

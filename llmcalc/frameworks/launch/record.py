@@ -68,6 +68,8 @@ class Launch:
     torch_attention: whether the program calls torch's attention, whose version chooses a kernel; default false. The
         settings then say `flash`, which keeps as much.
     written_options: option → the file's own argument with its value, where an error may name the option.
+    score_labels: the number of scores per token of the head that replaces the language model's; None (default) for the
+        model's own head.
     """
 
     where: str
@@ -95,6 +97,7 @@ class Launch:
     longest_samples: bool = False
     torch_attention: bool = False
     written_options: Mapping[str, str] = field(default_factory=dict)
+    score_labels: int | None = None
 
     def in_words_of_file(self, error: InputError) -> InputError:
         """Returns an error about an option that the file sets, with the file's name and argument; else the error."""
@@ -321,7 +324,7 @@ class LaunchReader:
     frozen: a frozen copy of the trained model; None (default) without one.
     expandable: whether the program asks torch's allocator for expandable segments, where the environment does not say;
         false by default.
-    end_stage_layers, counted_ends, longest_samples, torch_attention: as in `Launch`.
+    end_stage_layers, counted_ends, longest_samples, torch_attention, score_labels: as in `Launch`.
     """
 
     source: LaunchSource
@@ -336,6 +339,7 @@ class LaunchReader:
     counted_ends: tuple[bool, bool] = (False, False)
     longest_samples: bool = False
     torch_attention: bool = False
+    score_labels: int | None = None
 
     @property
     def where(self) -> str:
@@ -545,6 +549,7 @@ class LaunchReader:
             longest_samples=self.longest_samples,
             torch_attention=self.torch_attention,
             written_options=dict(self.written_options),
+            score_labels=self.score_labels,
             **launch_fields,
         )
 
@@ -556,6 +561,7 @@ class LaunchReader:
             ignored=(*self.ignored, *launched_run.ignored),
             notes=(*self.notes, *launched_run.notes),
             filled_in={**launched_run.filled_in, **self.filled_in},
+            score_labels=launched_run.score_labels if self.score_labels is None else self.score_labels,
         )
 
     def _allocator(self) -> dict[str, str]:

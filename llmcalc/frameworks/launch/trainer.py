@@ -422,8 +422,9 @@ def pair_settings(
     if loss not in LOSSES_WITHOUT_REFERENCE and not has_cached_reference:
         add_reference_model(reader, run_settings, reference_model)
     if loss == "reward" and not keeps_logits:
-        reader.notes.append("a pair is two sequences; scores have no logits, and the loss is counted in chunks of them")
-        return {"batch": 2 * run_settings["batch"], "cross_entropy": "chunked"}
+        reader.score_labels = 1
+        reader.notes.append("a pair is two sequences; the head has one score per token, and no logits")
+        return {"batch": 2 * run_settings["batch"]}
     reader.notes.append("a pair is two sequences, whose loss is counted as that of SFT, an estimate")
     return {"batch": 2 * run_settings["batch"], **_loss_of_all_logits(reader, run_settings)}
 

@@ -42,6 +42,7 @@ PARTS: Mapping[tuple[str, str], Witness] = {
     ("part", "indexer"): SPARSE,
     ("part", "qk_norm"): BY_HAND,
     ("part", "latent"): UNTESTED,
+    ("head", "classification"): BY_HAND,
 }
 """(kind, name) of a part that Megatron-LM has → what its runs were compared with."""
 

@@ -401,7 +401,7 @@ class RankRun:
         for element_count, state_count in rank_updates:
             if settings.optimizer_cpu_offload:
                 self.storage(2 * element_count, "temporary")
-            elif not settings.use_precision_aware_optimizer:
+            elif not settings.adam_keeps_main_weights:
                 main_parameter_copy = self.storage(2 * element_count, "temporary")
                 self.persistent_storages.append(self.storage(4 * element_count, "optimizer"))
                 del main_parameter_copy
@@ -413,8 +413,8 @@ class RankRun:
         """Runs the optimizer's step, which allocates the states in the first step."""
         settings = self.settings
         self.meter.place = AllocationPlace("step")
-        is_precision_aware = settings.use_precision_aware_optimizer
-        if self.sharded_weights is None and not settings.reduces_in_fp32 and not is_precision_aware:
+        copies_gradients = not settings.reduces_in_fp32 and not settings.adam_keeps_main_weights
+        if self.sharded_weights is None and copies_gradients:
             self.gradient_copies = [self.storage(4 * gather_bytes, "gradients") for gather_bytes in self.updated_sizes]
         if not self.has_stepped and not settings.optimizer_cpu_offload:
             self._make_states()
@@ -441,6 +441,8 @@ class RankRun:
             self.optimizer_states.append(self.storage(STATES[state_format] * element_count, "optimizer"))
             if state_format != "fp32":
                 self.optimizer_states.append(self.storage(4, "optimizer"))
+        if not settings.adam_keeps_main_weights:
+            return
         stores_remainders = settings.bf16 and settings.main_params_dtype == "fp32"
         main_parameter = self.storage(
             (2 if stores_remainders else STATES[settings.main_params_dtype]) * element_count, "optimizer"

@@ -37,4 +37,5 @@ FRAMEWORK = Framework(
     product_format=LazyFunction(__package__, "stack:product_format"),
     narrow_precisions=frozenset({"fp8", "mxfp8"}),
     losses=frozenset({"native"}),
+    loss="eager",
 )

@@ -244,6 +244,17 @@ class MegatronSettings(MegatronArguments):
         return -(-self.vocabulary_size // size_multiple) * size_multiple
 
     @property
+    def adam_keeps_main_weights(self) -> bool:
+        """Whether Transformer Engine's Adam keeps the main weights, in place of Megatron-Core.
+
+        Source: core/optimizer/optimizer_config.py, `use_precision_aware_optimizer_no_fp8_or_ds_fp8`: with a recipe of 8
+        bits other than delayed scaling Megatron-Core keeps main weights in float32 itself.
+        """
+        return self.use_precision_aware_optimizer and (
+            self.main_params_dtype != "fp32" or self.fp8_recipe == "delayed" or self.optimizer_cpu_offload
+        )
+
+    @property
     def reduces_in_fp32(self) -> bool:
         """Whether gradients are accumulated in fp32, the default with bf16 weights."""
         if self.bf16:

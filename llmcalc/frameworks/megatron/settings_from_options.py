@@ -1,7 +1,8 @@
 """Creates Megatron-LM's arguments from a model and llmcalc's options, with the defaults of Megatron's own scripts.
 
-bf16 weights with main gradients and Adam in fp32, gradients accumulated by the products themselves, cross-entropy and
-attention of Transformer Engine, no dropout, experts as grouped products, a vocabulary in multiples of 128 · tp.
+bf16 weights with main gradients and Adam in fp32, gradients accumulated by the products themselves, attention of
+Transformer Engine, cross-entropy without fusion, no dropout, experts as grouped products, a vocabulary in multiples of
+128 · tp.
 """
 
 from __future__ import annotations
@@ -275,17 +276,21 @@ def optimizer_bytes(options: Settings) -> tuple[int, int]:
     if settings.optimizer_cpu_offload:
         return 4 if settings.reduces_in_fp32 else 2, 0
     if settings.use_precision_aware_optimizer:
-        return 4 if settings.reduces_in_fp32 else 2, 2 + STATES[settings.exp_avg_dtype] + STATES[
-            settings.exp_avg_sq_dtype
-        ]
+        main_weight_bytes = 2 if settings.adam_keeps_main_weights else 4
+        state_bytes = STATES[settings.exp_avg_dtype] + STATES[settings.exp_avg_sq_dtype]
+        return 4 if settings.reduces_in_fp32 else 2, main_weight_bytes + state_bytes
     return (4, 12) if settings.reduces_in_fp32 else (2, 12 + 4)
 
 
 def loss_arguments(cross_entropy: str | None) -> dict[str, Any]:
-    """Returns the arguments that choose the loss. cross_entropy: the value of `--cross-entropy`; None without."""
-    if cross_entropy in (None, "fused"):
+    """Returns the arguments that choose the loss. cross_entropy: the value of `--cross-entropy`; None without.
+
+    Source: `--cross-entropy-loss-fusion` is off by default in every release from core_v0.8.0 to core_v0.19.0
+    (megatron/training/arguments.py, megatron/core/model_parallel_config.py).
+    """
+    if cross_entropy == "fused":
         return {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
-    if cross_entropy in ("native", "eager"):
+    if cross_entropy in (None, "native", "eager"):
         return {"cross_entropy_loss_fusion": cross_entropy == "native"}
     raise InputError(f"--cross-entropy {cross_entropy}: not Megatron's; expected fused, native or eager")
 

@@ -27,13 +27,14 @@ from .rlhf import (
     rollout_of,
     with_teacher,
 )
+from .tasks import sequences_per_sample, task_arguments
 
 READ = field_names("""
     model model_id_or_path tuner_type train_type sft_type torch_dtype per_device_train_batch_size
     gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs max_length packing packing_length
     deepspeed attn_impl lora_rank target_modules modules_to_save lora_dropout quant_method quant_bits
     bnb_4bit_use_double_quant use_liger_kernel liger_kernel_config optim bf16 fp16 torch_compile
-    use_dora sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm
+    use_dora sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm enable_dft_loss
     """)
 
 PASSED_ON = (
@@ -47,23 +48,21 @@ PASSED_ON = (
 """Arguments of the Trainer that ms-swift hands on to it."""
 
 IGNORED = field_names("""
-    dataset val_dataset cached_dataset split_dataset_ratio dataset_shuffle streaming interleave_prob stopping_strategy
-    shuffle_buffer_size columns strict model_name model_author custom_dataset_info dataset_num_proc download_mode
-    load_from_cache_file disable_auto_column_mapping system template truncation_strategy agent_template padding_side
-    loss_scale use_chat_template template_backend response_prefix lora_alpha lora_bias use_rslora init_weights
-    model_type model_revision task_type add_version create_checkpoint_symlink max_new_tokens temperature use_hf
-    external_plugins custom_register_path model_kwargs lazy_tokenize packing_num_proc packing_strategy check_model
-    acc_strategy train_dataloader_shuffle max_epochs safe_serialization max_shard_size save_safetensors freeze_vit
-    freeze_aligner vit_gradient_checkpointing bnb_4bit_compute_dtype bnb_4bit_quant_type swanlab_project swanlab_token
-    swanlab_exp_name metric metric_for_best_model eval_limit eval_dataset eval_use_evalscope resume_only_model
-    enable_thinking data_seed use_logits_to_keep experts_impl norm_bbox max_pixels ds3_gather_for_generation
-    tuner_backend padding_free router_aux_loss_coef callbacks num_workers lr_scheduler warmup_steps cached_val_dataset
-    early_stop_interval new_special_tokens predict_with_generate max_model_len
+    dataset val_dataset cached_dataset split_dataset_ratio dataset_shuffle streaming interleave_prob
+    stopping_strategy shuffle_buffer_size columns strict model_name model_author custom_dataset_info
+    dataset_num_proc download_mode load_from_cache_file disable_auto_column_mapping system template
+    truncation_strategy agent_template padding_side loss_scale use_chat_template template_backend response_prefix
+    lora_alpha lora_bias use_rslora init_weights model_type model_revision task_type add_version
+    create_checkpoint_symlink max_new_tokens temperature use_hf external_plugins custom_register_path model_kwargs
+    lazy_tokenize packing_num_proc packing_strategy check_model acc_strategy train_dataloader_shuffle max_epochs
+    safe_serialization max_shard_size save_safetensors freeze_vit freeze_aligner vit_gradient_checkpointing
+    bnb_4bit_compute_dtype bnb_4bit_quant_type swanlab_project swanlab_token swanlab_exp_name metric
+    metric_for_best_model eval_limit eval_dataset eval_use_evalscope resume_only_model enable_thinking
+    add_non_thinking_prefix bnb_4bit_quant_storage data_seed use_logits_to_keep experts_impl norm_bbox max_pixels
+    ds3_gather_for_generation tuner_backend padding_free router_aux_loss_coef callbacks num_workers lr_scheduler
+    warmup_steps cached_val_dataset early_stop_interval new_special_tokens predict_with_generate max_model_len
     """)
 """Arguments that do not change the memory of a training step of a language model."""
-
-TEXT_TASKS = ("embedding", "reranker", "generative_reranker")
-"""Values of `--task_type` that compare the texts of a sample."""
 
 OFFLOADED = {"zero2_offload": 2, "zero3_offload": 3}
 
@@ -131,8 +130,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         model_flag = "--model" if "--model" in arguments else "--model_id_or_path"
         model_id = model_name(arguments.get(model_flag))
         launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, swift_verb), model_id)
-        has_scores = rlhf_type == "rm" or config.get("task_type") in ("seq_cls", *TEXT_TASKS)
-        if has_scores and launched_run.layout.zero != 3:
+        if config.get("task_type") == "generative_reranker" and launched_run.layout.zero != 3:
             return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
         if rlhf_type == "gkd":
             return with_teacher(reader, {**config, "model": model_id}, launched_run)
@@ -160,50 +158,13 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swif
             f"line {command_line.line}: megatron rlhf --rlhf_type",
             f"{shown(rlhf_type)}: its teacher is not modelled; expected {', '.join(MEGATRON_RLHF)}, or megatron sft",
         )
-    classifier_arguments = _task_arguments(reader, config, rlhf_type) if config.get("task_type") == "seq_cls" else ()
-    parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED | set(classifier_arguments), rlhf_type)
+    handled_arguments = task_arguments(reader, config, rlhf_type)
+    parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED | set(handled_arguments), rlhf_type)
     model_id = model_name(arguments.get("--model"))
     launched_run = reader.launch("megatron", parallel_run, target=model_id)
     if rlhf_type == "grpo":
         return replace(launched_run, rollout=megatron_rollout_of(reader, config, launched_run))
     return launched_run
-
-
-def _task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:
-    """Returns the arguments of tasks other than language modelling, and adds a note on the counted loss."""
-    task_type = str(config.get("task_type", "causal_lm"))[:30]
-    if rlhf_type or task_type in ("causal_lm", "prm"):
-        return ()
-    if task_type == "seq_cls":
-        reader.notes.append(
-            "--task_type seq_cls: the head is counted as the model's output head, an upper bound, and its loss in "
-            "chunks where a framework can"
-        )
-    elif task_type not in TEXT_TASKS:
-        reader.unknown["--task_type"] = f"'{task_type}' is not modelled"
-    return ("loss_type", "num_labels", "problem_type")
-
-
-def _sequences_per_sample(reader: LaunchReader, config: Table, rlhf_type: str) -> int:
-    """Returns the number of sequences per sample: several for a task that compares texts, otherwise 1.
-
-    An embedding's sample has an anchor and a positive text, a reranker's as many negatives for each positive as the
-    variables say. Their heads make no logits of all words. Source: swift/template/base.py, `_embedding_data_collator`
-    and `_reranker_data_collator`; swift/model/register.py.
-    """
-    task_type = config.get("task_type")
-    if rlhf_type or task_type not in TEXT_TASKS:
-        return 1
-    if task_type == "embedding":
-        reader.notes.append("--task_type embedding: two texts a sample; negatives in the data are not counted")
-        return 2
-    positive_count, negative_count = (
-        integer_of(reader, env_name, reader.source.env.get(env_name, default_count), minimum=least_count)
-        for env_name, default_count, least_count in (("MAX_POSITIVE_SAMPLES", 1, 1), ("MAX_NEGATIVE_SAMPLES", 7, 0))
-    )
-    text_count = positive_count * (1 + negative_count)
-    reader.notes.append(f"--task_type {task_type}: {text_count} texts a sample (MAX_NEGATIVE_SAMPLES {negative_count})")
-    return text_count
 
 
 def _check_visible_devices(reader: LaunchReader, config: Table) -> None:
@@ -245,13 +206,24 @@ def _adapter_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
     )
 
 
+def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
+    """Records arguments as unknown whose memory is not modelled, and refuses layers divided over devices."""
+    _check_visible_devices(reader, config)
+    if config.get("deepspeed_autotp_size") not in (None, 1):
+        reader.unknown["--deepspeed_autotp_size"] = "layers divided by AutoTP: --allow-unknown counts whole ones"
+    if reader.flag(config, "enable_dft_loss") and reader.flag(config, "use_liger_kernel"):
+        reader.unknown["--enable_dft_loss"] = "a loss of all logits beside Liger-Kernel's in chunks is not modelled"
+    if reader.flag(config, "freeze_llm"):
+        reader.unknown["--freeze_llm"] = "training of an encoder beside frozen layers is not modelled"
+
+
 def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, swift_verb: str) -> dict[str, Any]:
     """Returns the Trainer's arguments that correspond to ms-swift's. rlhf_type: empty for supervised training."""
     handled_names = (*READ, *IGNORED, *TRAINER_IGNORED)
     handled_names = (
         *handled_names,
         *known_argument_names(reader, swift_config, rlhf_type),
-        *_task_arguments(reader, swift_config, rlhf_type),
+        *task_arguments(reader, swift_config, rlhf_type),
     )
     reader.ignored += [
         argument
@@ -264,11 +236,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
         tuner_type = reader.value(swift_config, "tuner_type", "full" if swift_verb == "pt" else "lora")
     if tuner_type not in ("full", "lora"):
         raise reader.wrong("--tuner_type", f"{shown(tuner_type)} is not modelled; expected full or lora")
-    if swift_config.get("deepspeed_autotp_size") not in (None, 1):
-        reader.unknown["--deepspeed_autotp_size"] = "layers divided by AutoTP: --allow-unknown counts whole ones"
-    _check_visible_devices(reader, swift_config)
-    if reader.flag(swift_config, "freeze_llm"):
-        reader.unknown["--freeze_llm"] = "training of an encoder beside frozen layers is not modelled"
+    _refuse_unmodelled(reader, swift_config)
     batch = reader.integer(swift_config, "per_device_train_batch_size", 1)
     world_size = reader.source.world_size or 1
     trainer_table: dict[str, Any] = {
@@ -282,7 +250,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
         "optim": reader.value(swift_config, "optim", "adamw_torch_fused"),
         "attn_implementation": swift_config.get("attn_impl"),  # open: sdpa, or eager for a model without it
     }
-    trainer_table["per_device_train_batch_size"] *= _sequences_per_sample(reader, swift_config, rlhf_type)
+    trainer_table["per_device_train_batch_size"] *= sequences_per_sample(reader, swift_config, rlhf_type)
     trainer_table |= {argument: swift_config.get(argument) for argument in PASSED_ON}
     trainer_table["bf16"] = trainer_table["torch_dtype"] == "bfloat16"
     trainer_table["fp16"] = not trainer_table["bf16"]
@@ -312,7 +280,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     if rlhf_type in PAIRS:
         reader.value(swift_config, "rlhf_type", rlhf_type)
         trainer_table["per_device_train_batch_size"] = preference_sequence_count(
-            reader, rlhf_type, batch, tuner_type == "lora"
+            reader, rlhf_type, swift_config, batch, tuner_type == "lora"
         )
     config = swift_config.get("deepspeed")
     if config is not None:

@@ -24,7 +24,8 @@ from ..megatron.named_model import (
     loss_of,
     megatron_run,
 )
-from .rlhf import GRPO_BETA, PAIRS, known_argument_names
+from .rlhf import GRPO_BETA, PAIRS, known_argument_names, packed_sequence_count
+from .tasks import sequences_per_sample
 
 SIZES = (
     "tensor_model_parallel_size",
@@ -46,7 +47,6 @@ READ = field_names("""
     """) | set(SIZES)
 
 OFF: dict[str, tuple[Any, ...]] = {
-    "fp8_format": (None,),
     "mtp_num_layers": (None, 0),
     "optimizer": ("adam",),
     "main_params_dtype": ("fp32", None),
@@ -77,7 +77,7 @@ def run_of_megatron(
     rlhf_names = (
         (*known_argument_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge") if rlhf_type else ()
     )
-    reader.check_names(config, (*READ, *OFF, *HOST_OPTIMIZER, *rlhf_names), ignored_names)
+    reader.check_names(config, (*READ, *OFF, *FP8_READ, *HOST_OPTIMIZER, *rlhf_names), ignored_names)
     adapter_settings = _adapter_settings(reader, config)
     reader.refuse_other_values(config, OFF, "--", " for a model that is named")
     if reader.flag(config, "moe_shared_expert_overlap"):
@@ -103,7 +103,7 @@ def run_of_megatron(
         ),
         sequence_parallel=reader.flag(config, "sequence_parallel"),
         distributed_optimizer=reader.flag(config, "use_distributed_optimizer", True),
-        batch=_preference_sequences(reader, rlhf_type, parallel_sizes["micro_batch_size"], adapter_settings),
+        batch=_preference_sequences(reader, rlhf_type, config, parallel_sizes["micro_batch_size"], adapter_settings),
         seq=integer_of(reader, "--max_length", sequence_length),
         recompute_granularity=None if recompute_granularity in ("none", None) else recompute_granularity,
         recompute_method=config.get("recompute_method"),
@@ -117,6 +117,7 @@ def run_of_megatron(
             reader.value(config, "cross_entropy_fusion_impl", "native"),
         ),
         fuses_activation=reader.flag(config, "bias_activation_fusion", True),
+        fp8_arguments=_fp8_arguments(reader, config),
     )
     settings = {
         **adapter_settings,
@@ -168,18 +169,42 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _preference_sequences(
-    reader: LaunchReader, rlhf_type: str, micro_batch: int, adapter_settings: dict[str, Any]
+    reader: LaunchReader, rlhf_type: str, config: Table, micro_batch: int, adapter_settings: dict[str, Any]
 ) -> int:
     """Adds the reference model of preference training to the run, and returns the number of sequences of a micro-batch.
 
     adapter_settings: the settings of adapters, without which the trained model is the reference.
     """
     if rlhf_type in ("", "grpo"):
-        return micro_batch
+        return micro_batch * sequences_per_sample(reader, config, rlhf_type)
     run_settings = {"batch": micro_batch, **adapter_settings}
     if rlhf_type == "kto":
         return int(kto_settings(reader, run_settings, REFERENCE)["batch"])
-    return int(pair_settings(reader, PAIRS[rlhf_type], run_settings, REFERENCE, keeps_logits=True)["batch"])
+    sequence_count = int(pair_settings(reader, PAIRS[rlhf_type], run_settings, REFERENCE)["batch"])
+    return packed_sequence_count(reader, config, sequence_count)
+
+
+FP8_READ = ("fp8_format", "fp8_recipe", "fp8_param_gather", "fp8_amax_history_len")
+"""Arguments of products in 8 bits (swift/megatron/arguments/megatron_args.py)."""
+
+FP8_WORDS = {"fp8_format": ("e4m3", "hybrid"), "fp8_recipe": ("delayed", "tensorwise", "mxfp8", "blockwise")}
+"""Such argument → its values that are modelled."""
+
+
+def _fp8_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns Megatron-LM's arguments of products in 8 bits; none without `--fp8_format`."""
+    if config.get("fp8_format") in (None, "none"):
+        return {}
+    arguments: dict[str, Any] = {
+        "fp8_format": config["fp8_format"],
+        "fp8_recipe": reader.value(config, "fp8_recipe", "delayed"),
+        "fp8_param_gather": reader.flag(config, "fp8_param_gather"),
+        "fp8_amax_history_len": reader.integer(config, "fp8_amax_history_len", 1024),
+    }
+    for name, words in FP8_WORDS.items():
+        if arguments[name] not in words:
+            raise reader.wrong(f"--{name}", f"{shown(arguments[name])}; expected one of {', '.join(words)}")
+    return arguments
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

@@ -88,18 +88,28 @@ def known_argument_names(reader: LaunchReader, config: Table, rlhf_type: str) ->
     return (*GRPO_READ, *GRPO_MORE, *GRPO_IGNORED, *OTHER_MODELS, "rlhf_type")
 
 
-def preference_sequence_count(reader: LaunchReader, rlhf_type: str, batch: int, has_adapters: bool) -> int:
+def packed_sequence_count(reader: LaunchReader, config: Table, sequence_count: int) -> int:
+    """Returns a micro-batch's sequences of `max_length` tokens, of which a packed row holds both answers of its pairs.
+
+    sequence_count: two for each pair. Source: swift/dataset/packing.py, `create_packed_idx`, sums the lengths of both.
+    """
+    if not reader.flag(config, "packing"):
+        return sequence_count
+    reader.notes.append("--packing: both answers of the pairs of a row have max_length tokens together")
+    return -(-sequence_count // 2)
+
+
+def preference_sequence_count(
+    reader: LaunchReader, rlhf_type: str, config: Table, batch: int, has_adapters: bool
+) -> int:
     """Returns a micro-batch's sequences in preference training, and adds the reference model to the run.
 
     batch: pairs of a micro-batch, or answers of KTO.
     """
     run_settings = {"batch": batch, **({"lora_rank": 1} if has_adapters else {})}
-    run_settings = (
-        kto_settings(reader, run_settings)
-        if rlhf_type == "kto"
-        else pair_settings(reader, PAIRS[rlhf_type], run_settings)
-    )
-    return int(run_settings["batch"])
+    if rlhf_type == "kto":
+        return int(kto_settings(reader, run_settings)["batch"])
+    return packed_sequence_count(reader, config, int(pair_settings(reader, PAIRS[rlhf_type], run_settings)["batch"]))
 
 
 def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> Launch:

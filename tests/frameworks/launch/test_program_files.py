@@ -124,7 +124,7 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
     ("verl_sft.sh", "verl", "fsdp2", {"dp": 4, "zero": 3, "lora_rank": 8, "batch": 2, "num_microbatches": 8}),
     ("openrlhf_dpo.sh", "openrlhf", "deepspeed", {"dp": 4, "zero": 3, "batch": 4, "num_microbatches": 8}),
     ("openrlhf_kto.sh", "openrlhf", "deepspeed", {"dp": 4, "zero": 3, "batch": 2, "num_microbatches": 8}),
-    ("deepspeed_chat_step2_reward.sh out", "deepspeed-chat", "deepspeed", {"batch": 4, "cross_entropy": "chunked"}),
+    ("deepspeed_chat_step2_reward.sh out", "deepspeed-chat", "deepspeed", {"batch": 4}),
     ("bigscience_alibi.slurm", "megatron-deepspeed", "megatron", {"tp": 2, "pp": 2, "dp": 2, "zero": 1}),
 ]
 
@@ -1044,30 +1044,73 @@ def test_experts_of_a_torchtitan_job_are_on_ranks_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "task", "texts"),
+    ("variables", "task", "texts", "labels"),
     [
-        ("", "embedding --loss_type infonce", 2),
-        ("", "reranker --loss_type pointwise_reranker", 8),
-        ("MAX_NEGATIVE_SAMPLES=1", "generative_reranker --loss_type listwise_reranker", 2),
-        ("MAX_POSITIVE_SAMPLES=2 MAX_NEGATIVE_SAMPLES=3", "reranker", 8),
-        ("", "seq_cls --num_labels 2", 1),
+        ("", "embedding --loss_type infonce", 2, 1),
+        ("", "reranker --loss_type pointwise_reranker", 8, 1),
+        ("MAX_NEGATIVE_SAMPLES=1", "generative_reranker --loss_type listwise_reranker", 2, None),
+        ("MAX_POSITIVE_SAMPLES=2 MAX_NEGATIVE_SAMPLES=3", "reranker", 8, 1),
+        ("", "seq_cls --num_labels 2", 1, 2),
     ],
 )
-def test_a_sample_of_texts_is_as_many_sequences(variables: str, task: str, texts: int) -> None:
-    """Their heads and that of a classifier make no logits of all words."""
+def test_a_sample_of_texts_is_as_many_sequences(variables: str, task: str, texts: int, labels: int | None) -> None:
+    """Their heads and that of a classifier make no logits of all words (swift/model/register.py)."""
     command = (
         f"{variables} swift sft --model Qwen/Qwen3-Embedding-4B --per_device_train_batch_size 4 --task_type {task}"
     )
-    settings = launch_of(command, "texts.sh").settings
-    assert settings["batch"] == 4 * texts
-    assert settings["cross_entropy"] == "chunked"
+    launch = launch_of(command, "texts.sh")
+    assert launch.settings["batch"] == 4 * texts
+    assert launch.score_labels == labels
+    assert launch.settings.get("cross_entropy") == ("chunked" if labels is None else None)
 
 
-def test_a_classifier_of_megatron_swift_has_the_models_head() -> None:
+def test_both_answers_of_packed_pairs_have_the_length_together() -> None:
+    """swift/dataset/packing.py, `create_packed_idx`: a row's length is the sum over both answers of a pair.
+
+    ms-swift's examples state 50 GiB for train/packing/dpo.sh, and 45 for megatron/rlhf/rm/moe.sh (3602360a).
+    """
+    for name in ("swift_dpo.sh", "swift_megatron_dpo.sh"):
+        alone = launch_of(FILES[name], "dpo.sh").settings["batch"]
+        packed = launch_of(f"{FILES[name].rstrip()} --packing true\n", "dpo.sh").settings["batch"]
+        assert (alone, packed) == (4, 2)
+
+
+def test_products_in_8_bits_of_megatron_swift_are_read() -> None:
+    """examples/megatron/fp8/benchmark.sh of ms-swift; swift/megatron/arguments/megatron_args.py for the defaults."""
+    text = f"{FILES['swift_megatron.sh'].rstrip()} --enable_dft_loss true --fp8_format e4m3 --fp8_param_gather true "
+    launch = launch_of(f"{text} --fp8_recipe blockwise\n", "fp8.sh")
+    assert launch.settings["precision"] == "fp8"
+    assert launch.own_settings.fp8_arguments == {
+        "fp8_format": "e4m3", "fp8_recipe": "blockwise", "fp8_param_gather": True, "fp8_amax_history_len": 1024,
+    }  # fmt: skip
+    with pytest.raises(InputError, match=r"--fp8_recipe: 'own'; expected one of delayed, tensorwise, mxfp8, blockwise"):
+        launch_of(f"{text} --fp8_recipe own\n", "fp8.sh")
+
+
+def test_a_loss_of_all_logits_is_refused_beside_one_in_chunks() -> None:
+    """swift/trainers/utils.py, `per_token_loss_func`, has all logits in float32."""
+    command = (
+        "swift sft --model a/b --add_non_thinking_prefix false --bnb_4bit_quant_storage bfloat16 --enable_dft_loss true"
+    )
+    assert "cross_entropy" not in launch_of(command, "dft.sh").settings
+    with pytest.raises(InputError, match="--enable_dft_loss \\(a loss of all logits beside Liger-Kernel's"):
+        launch_of(f"{command} --use_liger_kernel true", "dft.sh")
+
+
+def test_a_classifier_of_megatron_swift_has_scores_in_place_of_logits() -> None:
+    """mcore-bridge, model/gpt_model.py, `OutputLayerLinear`; a reward model has one score."""
     text = FILES["swift_megatron.sh"]
     launch = launch_of(f"{text.rstrip()} --task_type seq_cls --num_labels 3\n", "cls.sh")
-    assert any("seq_cls: the head is counted" in note for note in launch.notes)
+    assert launch.score_labels == 3
     assert launch.settings == launch_of(text, "cls.sh").settings
+    reward = FILES["swift_megatron_dpo.sh"].replace("--rlhf_type dpo", "--rlhf_type rm")
+    assert launch_of(reward, "rm.sh").score_labels == 1
+    run: dict[str, Any] = {"phase": "training", "framework": "megatron", "seq": 64}
+    small = "qwen2.5-7b?num_hidden_layers=2&vocab_size=1000"
+    with_head = llmcalc.memory(small, **run).document["memory"]["by_phase"]["step"]["weights"]
+    scored = f"{small}&head.type=classification&head.num_labels=1&head.bias=false&head.over=token"
+    with_scores = llmcalc.memory(scored, **run).document["memory"]["by_phase"]["step"]["weights"]
+    assert with_head - with_scores == 2 * 3584 * (1024 - 1)  # Megatron pads a vocabulary to multiples of 128
     with pytest.raises(InputError, match="all-router beside all-linear is not modelled; all-linear alone is"):
         launch_of(f"{text.rstrip()} --tuner_type lora --target_modules all-linear all-router\n", "cls.sh")
 

@@ -28,7 +28,7 @@ from llmcalc.frameworks.megatron.rank_memory import rank_memory, replay_rank
 from llmcalc.frameworks.megatron.rank_run import FLAGS, RankRun
 from llmcalc.frameworks.megatron.schedule import InterleavedSchedule, run_step
 from llmcalc.frameworks.megatron.settings import MegatronSettings
-from llmcalc.frameworks.megatron.settings_from_options import megatron_settings_of
+from llmcalc.frameworks.megatron.settings_from_options import megatron_settings_of, optimizer_bytes
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP
@@ -337,12 +337,22 @@ def test_a_tensor_that_is_held_holds_what_its_graph_began_with() -> None:
         ({}, 2 + 4 + 4),
         ({"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}, 2 + 2 + 2),
         ({"main_params_dtype": "fp16"}, 10),
+        ({"fp8_format": "e4m3", "fp8_recipe": "blockwise"}, 4 + 4 + 4),
+        ({"fp8_format": "e4m3", "fp8_recipe": "delayed"}, 2 + 4 + 4),
     ],
 )
 def test_a_precision_aware_optimizer_keeps_what_bf16_weights_do_not_have(formats: dict[str, str], each: int) -> None:
-    """Transformer Engine's FusedAdam, `store_param_remainders`: 16 bits of each fp32 main weight, and the states."""
+    """Transformer Engine's FusedAdam, `store_param_remainders`: 16 bits of each fp32 main weight, and the states.
+
+    With products in 8 bits whose scales are not delayed Megatron-Core has main weights itself, in fp32
+    (core/optimizer/optimizer_config.py, `use_precision_aware_optimizer_no_fp8_or_ds_fp8`).
+    """
     run = kept(*changed(DENSE, use_distributed_optimizer=True, use_precision_aware_optimizer=True, **formats))
-    factors = 4 * len(run.updated_sizes) * sum(name != "fp32" for name in formats.values())
+    factors = (
+        4
+        * len(run.updated_sizes)
+        * sum(name not in ("fp32", "e4m3", "blockwise", "delayed") for name in formats.values())
+    )
     assert run.meter.by_kind["optimizer"] == each * sum(run.updated_sizes) + factors + 4 * FLAGS
 
 
@@ -413,6 +423,13 @@ def test_a_walk_knows_the_formats_of_megatrons_states(given: dict[str, Any], eac
     assert parts + copies == pytest.approx(each * one.states.count.total, rel=1e-3)
 
 
+def test_a_walk_has_fp32_main_weights_beside_products_in_8_bits() -> None:
+    """core/optimizer/optimizer_config.py, `use_precision_aware_optimizer_no_fp8_or_ds_fp8`."""
+    aware = Settings(phase="training", precision_aware_optimizer=True)
+    assert optimizer_bytes(aware) == (4, 2 + 8)
+    assert optimizer_bytes(aware.with_(precision="fp8")) == (4, 4 + 8)
+
+
 def test_adams_step_on_the_host_keeps_fp32_copies_there() -> None:
     """core/optimizer/cpu_offloading/hybrid_optimizer.py: main weights and gradients are pinned, and two states."""
     one_device = memory(llmcalc.load("qwen3-0.6b").model, Settings(phase="training", seq=512, optimizer_offload=True))
@@ -429,6 +446,30 @@ def test_micro_batches_that_an_interleaved_schedule_does_not_take() -> None:
     settings = megatron_settings_of(one, Layout(pp=4, vpp=2, schedule="interleaved", dp=2))
     with pytest.raises(InputError, match="--num-microbatches: 5; an interleaved schedule"):
         RankRun(one.spec, settings, 0, Meter())
+
+
+HEADED = "qwen3-8b?num_hidden_layers=2"
+SCORED = llmcalc.load(f"{HEADED}&head.type=classification&head.num_labels=1&head.over=token&head.bias=false").model
+"""A reward model: one score per token in place of the logits of 151,936 words."""
+
+
+@compares(lambda: under("megatron", SCORED), torch=False)
+def test_scores_have_no_logits() -> None:
+    """mcore-bridge, model/gpt_model.py, `OutputLayerLinear`: no weight of the vocabulary, and no logits.
+
+    A weight has 20 bytes per parameter: itself, its main gradient, main weight and states, and Transformer Engine's
+    placeholder of its gradient, of which the next largest weight keeps its own. A logit has 2 in bf16 and 4 in fp32.
+    """
+
+    def at_the_loss(spec: ModelSpec) -> tuple[int, int]:
+        one = memory(spec, Settings("training", batch=1, seq=512))
+        run = kept(spec, megatron_settings_of(one, Layout()))
+        place = next(at for at in run.meter.peaks if (at.phase, at.path) == ("forward", "loss"))
+        return sum(part.size for part in run.chunks[0].parameters), sum(run.meter.peaks[place].by_kind.values())
+
+    (parameters, held), (fewer, less) = at_the_loss(llmcalc.load(HEADED).model), at_the_loss(SCORED)
+    assert parameters - fewer == 4096 * (151_936 - 1)
+    assert 6 <= (held - less - 20 * (parameters - fewer)) / (512 * (151_936 - 1)) < 7
 
 
 NORMED = llmcalc.load("qwen3-0.6b", num_hidden_layers=2).model
