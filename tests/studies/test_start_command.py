@@ -27,7 +27,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_command_starts_the_server(case: str, tmp_path: Path) -> None:
-    """Read back, a layout with each value of a flag has as many devices and as many tokens of cache."""
+    """Read back, a layout with each value of a flag has as many devices and as many tokens of cache.
+
+    vLLM's weights of a published checkpoint have rests of segments, which those that it converts have not.
+    """
     model, hardware, options = CASES[case]
     servers = llmcalc.serve(model, hardware, **REQUESTS, **options).result.servers
     record, preset, script = engine(options.get("engine", "vllm")), llmcalc.load(model), tmp_path / "start.sh"
@@ -37,7 +40,8 @@ def test_the_command_starts_the_server(case: str, tmp_path: Path) -> None:
         assert command is not None
         script.write_text(f"{command}\n")
         memory = llmcalc.memory(launch=script, hardware=hardware).report().data
-        assert memory["kv_tokens"] == server.memory.kv_tokens, command
+        tolerance = 1e-3 if server.quantize and record.name == "vllm" else 0.0
+        assert memory["kv_tokens"] == pytest.approx(server.memory.kv_tokens, rel=tolerance), command
         assert memory["devices"] == server.sizes.devices, command
 
 
