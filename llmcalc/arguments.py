@@ -7,7 +7,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from .errors import InputError, shown, suggest
+from .errors import InputError, shown
 from .model import ModelSpec
 from .optional import included_part_names
 from .sources.preset import Preset
@@ -169,8 +169,11 @@ def sort_options(
     known_names = [option_name for subject_names in names_by_subject for option_name in subject_names]
     for option_name in options_by_name:
         if option_name not in known_names:
+            from .questions.other_names import unknown_name_suggestion
+
             argument_names = [] if function is None else [*signature(function).parameters]
-            raise _unknown_option(option_name, [*argument_names, *known_names], has_run=run, has_layout=layout)
+            suggestion = unknown_name_suggestion(option_name, [*argument_names, *known_names])
+            raise InputError(f"{option_name}: there is no such option{suggestion}")
     return CallOptions(
         *(
             {
@@ -181,29 +184,6 @@ def sort_options(
             for subject_names in names_by_subject
         )
     )
-
-
-def _unknown_option(option_name: str, known_names: list[str], *, has_run: bool, has_layout: bool) -> InputError:
-    """Returns the error about an option that a function does not have, which names the option that was meant.
-
-    has_run, has_layout: whether the function takes the settings of a run, and of a layout.
-    """
-    from .device_memory.settings import Settings
-    from .parallel.layout_request import LayoutRequest
-    from .questions.other_names import argument_here, engine_of_flag
-
-    typed_option = f"--{option_name.replace('_', '-')}"
-    declarations = dict(declarations_of(Settings)) if has_run else {}
-    declarations |= declarations_of(LayoutRequest) if has_layout else {}
-    spelled_name = next(
-        (name for name, setting in declarations.items() if typed_option in setting.setting.spellings), ""
-    )
-    if argument := spelled_name or argument_here(option_name, known_names):
-        return InputError(f"{option_name}: there is no such option; expected {argument}")
-    suggestion = suggest(option_name, known_names)
-    if not suggestion and "engine" in known_names and (engine_word := engine_of_flag(typed_option)):
-        suggestion = f' A flag of an engine needs engine="{engine_word}".'
-    return InputError(f"{option_name}: there is no such option.{suggestion}")
 
 
 def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[str, Any]) -> OptionsOfCommand:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Mapping
 
+from ..errors import suggest
 from ..frameworks.registry import NAMES
+from ..workload.setting import declarations_of
 
 OTHER_NAMES = {
     "--format json": "--json",
@@ -111,15 +113,35 @@ def name_here(typed_name: str, names: Mapping[str, str], known_names: Container[
     )
 
 
-def argument_here(typed_name: str, argument_names: Iterable[str]) -> str:
+def argument_here(typed_name: str, argument_names: Collection[str]) -> str:
     """Returns the first known argument of Python for another spelling, such as `hardware` for `gpu`; empty without one.
 
     argument_names: the arguments of the function.
     """
-    option = name_here(_option_of(typed_name), OTHER_NAMES, {_option_of(name) for name in argument_names})
+    from ..device_memory.settings import Settings
+    from ..parallel.layout_request import LayoutRequest
+
+    typed_option = _option_of(typed_name)
+    for name, declaration in (declarations_of(Settings) | declarations_of(LayoutRequest)).items():
+        if name in argument_names and typed_option in declaration.setting.spellings:
+            return name
+    option = name_here(typed_option, OTHER_NAMES, {_option_of(name) for name in argument_names})
     return re.sub(r"(=[^ ,]+) (?=\w+=)", r"\1, ", _OPTION_WITH_VALUE.sub(_as_argument, option)).replace(
         "llmcalc ", "llmcalc."
     )
+
+
+def unknown_name_suggestion(typed_name: str, argument_names: Collection[str]) -> str:
+    """Returns the end of an error about an unknown argument: the argument to type instead; empty if none is near.
+
+    argument_names: the arguments of the function.
+    """
+    if argument := argument_here(typed_name, argument_names):
+        return f"; expected {argument}"
+    suggestion = suggest(typed_name, list(argument_names))
+    if not suggestion and "engine" in argument_names and (engine_word := engine_of_flag(_option_of(typed_name))):
+        suggestion = f' A flag of an engine needs engine="{engine_word}".'
+    return f".{suggestion}"
 
 
 def _option_of(argument_name: str) -> str:
