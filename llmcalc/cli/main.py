@@ -53,6 +53,10 @@ COLLECTED_OBJECTS = 1_000_000
 """New objects after which the garbage collector looks for cycles: a command makes few, and ends soon."""
 
 
+EXAMPLE_VALUES = {"TARGET": "llama3-8b", "--hardware": "h100"}
+"""Values that an error about a missing argument or option shows."""
+
+
 def module_name(command: str) -> str:
     """Returns the name of a command's module, which is also the name of the command's Python function."""
     return command.replace("-", "_")
@@ -279,7 +283,9 @@ def _usage_message(usage_error: Any) -> str:
     if not usage_error.message:  # nothing was given
         kind_name = f"{parameter.param_type_name} {parameter_name}"
         value_name = f" {parameter.metavar}" if parameter.param_type_name == "option" and parameter.metavar else ""
-        return f"missing {kind_name}{value_name}{help_hint}"
+        example_value = EXAMPLE_VALUES.get(parameter_name)
+        example = f", such as {example_value}" if example_value else ""
+        return f"missing {kind_name}{value_name}{example}{help_hint}"
     validation_errors = getattr(usage_error.__cause__, "errors", None)  # pydantic's, where typer has it check values
     if validation_errors is not None:
         from ..sources.files import explain_value

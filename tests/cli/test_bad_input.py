@@ -292,7 +292,7 @@ USAGE = {
     "memory llama3-8b --gpu-memory-utilization 0.9": "a flag of an engine needs --engine, such as vllm",
     "memory llama3-8b llama3-70b": "'llama3-70b': llmcalc memory takes one model; llmcalc compare takes several",
     "budget one two": "'two': llmcalc budget takes no further argument",
-    "plan llama3-8b": "missing option --hardware NAME (llmcalc plan --help explains)",
+    "plan llama3-8b": "missing option --hardware NAME, such as h100 (llmcalc plan --help explains)",
     "params llama3-8b -o json": "--output: json is a format; expected --format json, or a file such as answer.json",
     "params llama3": "Did you mean llama3-8b, llama3-70b, llama3.1-8b?",
     "models": "there is no command 'models'. Did you mean presets?",
