@@ -87,7 +87,7 @@ def params(
     """
     from .questions.counts import ParamsQuestion, params_of_file
 
-    parsed_options = sort_options(options, rank=True)
+    parsed_options = sort_options(options, params, rank=True)
     included_parts, rank = included_part_names(with_mtp, with_towers), parsed_options.rank_request()
     if isinstance(model, str | Path):
         is_changed = bool(parsed_options.reading.get("set") or parsed_options.reading.get("head") or included_parts)
@@ -155,7 +155,7 @@ def flops(
     from .questions.counts import FlopsQuestion
     from .studies.utilization import MeasuredRun
 
-    parsed_options = sort_options(options, rank=True)
+    parsed_options = sort_options(options, flops, rank=True)
     phase = optional_word("--phase", phase, Phase)
     flops_question = FlopsQuestion(
         batch_or_users(batch, users, phase or "forward"),
@@ -251,7 +251,7 @@ def kv(
         raise InputError(SCHEME_WITHOUT_ENGINE)
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed_options = sort_options(options, rank=True)
+    parsed_options = sort_options(options, kv, rank=True)
     cache_question = CacheQuestion(
         batch_or_users(batch, users, "decode"),
         optional_tokens(seq),
@@ -296,7 +296,7 @@ def explain(
     from .symbolic.formulas import RecomputeChoice
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed_options = sort_options(options, rank=True)
+    parsed_options = sort_options(options, explain, rank=True)
     explain_question = ExplainQuestion(
         node,
         validate_choice("--quantity", quantity, Quantity),
@@ -386,7 +386,7 @@ def memory(
     _require_no_receipt(receipt)
     from .questions.runs import ask_memory
 
-    parsed_options = sort_options(options, run=True, layout=True)
+    parsed_options = sort_options(options, memory, run=True, layout=True)
     run_question = run_question_of(
         parsed_options, model, launch, hardware, phase, cublas_workspace, with_mtp, with_towers
     )
@@ -450,7 +450,7 @@ def fit(
     model = require_model(model)
     from .questions.runs import RunQuestion, ask_fit, with_implied_phase
 
-    parsed_options = sort_options(options, run=True, layout=True)
+    parsed_options = sort_options(options, fit, run=True, layout=True)
     run_options = run_options_of(
         parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace
     )
@@ -494,7 +494,7 @@ def plan(
     from .questions.times import ask_timed_plan
     from .studies.plan import Order
 
-    parsed_options = sort_options(options, run=True, layout=True)
+    parsed_options = sort_options(options, plan, run=True, layout=True)
     run_options = run_options_of(
         parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace
     )
@@ -554,7 +554,7 @@ def time(
     from .questions.times import ask_time
 
     time_options = declared_options(TimeOptions, locals())
-    parsed_options = sort_options(options, run=True, layout=True)
+    parsed_options = sort_options(options, time, run=True, layout=True)
     run_question = run_question_of(parsed_options, model, launch, hardware, phase, None, with_mtp)
     return ask_time(run_question, time_options, parsed_options.setting_test(phase), parsed_options.read_model)
 
@@ -613,7 +613,7 @@ def serve(
     from .questions.serving import ask_serve
     from .sources.hardware import find_hardware
 
-    parsed_options = sort_options(options)
+    parsed_options = sort_options(options, serve)
     draft = draft if draft in (None, "mtp", "ngram") else parsed_options.read_draft(draft)
     serve_options = declared_options(ServeOptions, locals())
     accelerator = find_hardware(validate_text("--hardware", hardware, "h100"))
@@ -657,7 +657,7 @@ def cost(
     from .questions.runs import RunQuestion
 
     cost_options = declared_options(CostOptions, locals())
-    parsed_options = sort_options(options, run=True, layout=True)
+    parsed_options = sort_options(options, cost, run=True, layout=True)
     run_options = run_options_of(
         parsed_options, validate_text("--hardware", hardware, "h100"), phase, frozenset(), None
     )
@@ -691,7 +691,10 @@ def compare(
     from .sources.hardware import find_hardware
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed_options, selection = sort_options(options), selection_of(kind, attention, moe, min_params, max_params)
+    parsed_options, selection = (
+        sort_options(options, compare),
+        selection_of(kind, attention, moe, min_params, max_params),
+    )
     check_compared(bool(models), all, selection, sort)
     compared_models: list[tuple[Any, Any]] = select_presets(selection) if all else []
     if not all or parsed_options.reading.get("set") or parsed_options.reading.get("head"):
@@ -724,7 +727,7 @@ def diff(
     from .questions.differences import ask_diff, changes_to_compare
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed_options = sort_options(options)
+    parsed_options = sort_options(options, diff)
     reading_options = parsed_options.reading
     changes = changes_to_compare(
         models,
@@ -826,12 +829,12 @@ def explain_log(
         validate_path("--launch", launch)
         from .questions.launched_logs import launched_run
 
-        parsed_options = sort_options(options)
+        parsed_options = sort_options(options, explain_log)
         engine_options = {"--engine": engine, "--quantize": quantize}
         run = launched_run(launch, model, parsed_options.read_model, hardware, engine_options, **parsed_options.reading)
         return ask_log(LogQuestion(log_path, hardware=hardware, run=run))
     reading_options = {option_name: options.pop(option_name) for option_name in READING if option_name in options}
-    sort_options(options)
+    sort_options(options, explain_log)
     preset = None if model is None else preset_of(model, **reading_options)
     return ask_log(LogQuestion(log_path, preset, engine, hardware, quantize))
 
@@ -860,7 +863,7 @@ def verify(
     from .witnesses.reference import Device
     from .witnesses.verification import Witness
 
-    parsed_options = sort_options(options, layout=True)
+    parsed_options = sort_options(options, verify, layout=True)
     verify_question = VerifyQuestion(
         all,
         validate_choice("--device", device, Device),
@@ -884,7 +887,7 @@ def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswe
     """
     from .questions.witnesses import ask_check, read_checkpoint_header
 
-    parsed_options = sort_options(options)
+    parsed_options = sort_options(options, check)
     checkpoint_path = validate_path("CHECKPOINT", checkpoint)
     preset = parsed_options.read_model(model)
     return ask_check(preset, checkpoint_path, read_checkpoint_header(checkpoint_path))
@@ -894,7 +897,7 @@ def convert(model: Model, to: ModelFileFormat = "toml", **options: Any) -> str:
     """Returns a model as the text of a native description (toml), or of a config.json of transformers (hf)."""
     from .questions.listings import ModelFileFormat, convert_model
 
-    return convert_model(sort_options(options).read_model(model), validate_choice("--to", to, ModelFileFormat))
+    return convert_model(sort_options(options, convert).read_model(model), validate_choice("--to", to, ModelFileFormat))
 
 
 def presets(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from .errors import InputError, shown, suggest
+from .errors import InputError, shown
 from .model import ModelSpec
 from .optional import included_part_names
 from .sources.preset import Preset
@@ -138,10 +139,16 @@ READING = ("set", "head", "allow_unknown")
 
 
 def sort_options(
-    options_by_name: Mapping[str, Any], *, rank: bool = False, run: bool = False, layout: bool = False
+    options_by_name: Mapping[str, Any],
+    function: Callable[..., Any] | None = None,
+    *,
+    rank: bool = False,
+    run: bool = False,
+    layout: bool = False,
 ) -> CallOptions:
     """Sorts the options of an API call into options of reading a model, of a rank, of a run and of a layout.
 
+    function: the called function, whose arguments an error may suggest.
     rank, run, layout: whether the function takes such options.
 
     Raises `InputError` for an option that the function does not take.
@@ -162,7 +169,11 @@ def sort_options(
     known_names = [option_name for subject_names in names_by_subject for option_name in subject_names]
     for option_name in options_by_name:
         if option_name not in known_names:
-            raise InputError(f"{option_name}: there is no such option.{suggest(option_name, known_names)}")
+            from .questions.other_names import unknown_name_suggestion
+
+            argument_names = [] if function is None else [*signature(function).parameters]
+            suggestion = unknown_name_suggestion(option_name, [*argument_names, *known_names])
+            raise InputError(f"{option_name}: there is no such option{suggestion}")
     return CallOptions(
         *(
             {

@@ -70,19 +70,19 @@ def _read_models(plotted_models: Iterable[Model], read_model: Callable[[Model], 
 
 def _draw_params(*models: Model, with_mtp: bool = False, with_towers: bool = False, **options: Any) -> Figure:
     return pictures.params_picture(
-        _read_models(models, sort_options(options).read_model), included_part_names(with_mtp, with_towers)
+        _read_models(models, sort_options(options, _draw_params).read_model), included_part_names(with_mtp, with_towers)
     )
 
 
 def _draw_kv(*plotted_models: Model, kv_dtype: str = "bf16", **options: Any) -> Figure:
     kv_dtype = options.pop("dtype", kv_dtype)
     return pictures.kv_picture(
-        _read_models(plotted_models, sort_options(options).read_model), cache_format_of(kv_dtype)
+        _read_models(plotted_models, sort_options(options, _draw_kv).read_model), cache_format_of(kv_dtype)
     )
 
 
 def _draw_flops(*plotted_models: Model, **options: Any) -> Figure:
-    return pictures.flops_picture(_read_models(plotted_models, sort_options(options).read_model))
+    return pictures.flops_picture(_read_models(plotted_models, sort_options(options, _draw_flops).read_model))
 
 
 def _draw_shape(
@@ -90,7 +90,7 @@ def _draw_shape(
 ) -> Figure:
     kv_dtype = options.pop("dtype", kv_dtype)
     return pictures.shape_picture(
-        _read_models(plotted_models, sort_options(options).read_model),
+        _read_models(plotted_models, sort_options(options, _draw_shape).read_model),
         validate_whole("--rows", rows, 2, 256),
         optional_tokens(seq),
         cache_format_of(kv_dtype),
@@ -122,7 +122,7 @@ def _draw_memory(
 ) -> Figure:
     from .questions.runs import RunQuestion
 
-    run_options = sort_options(options, run=True)
+    run_options = sort_options(options, _draw_memory, run=True)
     settings_run = run_options_of(
         run_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace
     )

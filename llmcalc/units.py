@@ -183,8 +183,8 @@ def difference(number: int) -> str:
 
 
 def seconds(duration: float) -> str:
-    """Prints a duration, padded to a fixed width for values below 1,000 s so that tables align: `   0.9 s`."""
-    return f"{duration:.1f} s".rjust(7)
+    """Prints a duration, with a tenth of a second: `0.9 s`."""
+    return f"{duration:.1f} s"
 
 
 NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?(?:[eE][+]?[0-9]{1,2})?"

@@ -322,6 +322,27 @@ def groups(**which: bool) -> set[str]:
 
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.params("gpt2", ranks=2), "ranks: there is no such option. Did you mean rank"),
+    (lambda: llmcalc.fit("gpt2", gpu="h100"), "gpu: there is no such option; expected hardware"),
+    (lambda: llmcalc.memory("gpt2", batch_size=4), "batch_size: there is no such option; expected batch"),
+    (lambda: llmcalc.plan("gpt2", "h100", num_gpus=8), "num_gpus: there is no such option; expected devices"),
+    (lambda: llmcalc.memory("gpt2", max_model_len=4), "max_model_len: there is no such option; expected seq"),
+    (
+        lambda: llmcalc.memory("gpt2", load_in_4bit=True),
+        'load_in_4bit: there is no such option; expected quantize="nf4", ',
+    ),
+    (
+        lambda: llmcalc.memory("gpt2", max_num_seqs=4),
+        "max_num_seqs: there is no such option. A flag of an engine needs ",
+    ),
+    (
+        lambda: llmcalc.time("gpt2", "h100", isl=9),
+        'isl: there is no such option; expected phase="prefill", seq=N for a ',
+    ),
+    (
+        lambda: llmcalc.cost("gpt2", "h100", launch="run.sh"),
+        "launch: there is no such option; expected global_batch=N and",
+    ),
+    (lambda: llmcalc.plot("memory", "gpt2", gpu="h100"), "gpu: there is no such option; expected hardware"),
     (lambda: llmcalc.params("gpt2", tp="x"), "--tp: 'x' is not"),
     (lambda: llmcalc.params(llmcalc.load("gpt2"), set=["num_hidden_layers=2"]), "--set: the model is loaded already"),
     (lambda: llmcalc.flops("gpt2", users=2, batch=2), "--users: it is another name of --batch"),

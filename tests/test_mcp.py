@@ -136,8 +136,17 @@ def test_a_config_is_a_model() -> None:
 
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
-    "no model": ("params", {}, "model: missing; expected The model"),
-    "a misspelt argument": ("flops", {"model": "gpt2", "sequence": 4}, "sequence: there is no such argument."),
+    "no model": ("params", {}, "model: missing; expected the model"),
+    "another program's argument": (
+        "memory",
+        {"model": "gpt2", "gpu": "h100"},
+        "gpu: there is no such argument; expected ",
+    ),
+    "a misspelt argument": (
+        "flops",
+        {"model": "gpt2", "sequence": 4},
+        "sequence: there is no such argument; expected seq",
+    ),
     "a misspelt option": (
         "plan",
         {"model": "gpt2", "hardware": "h100", "options": {"tpp": 2}},

@@ -53,6 +53,10 @@ COLLECTED_OBJECTS = 1_000_000
 """New objects after which the garbage collector looks for cycles: a command makes few, and ends soon."""
 
 
+EXAMPLE_VALUES = {"TARGET": "llama3-8b", "--hardware": "h100"}
+"""Values that an error about a missing argument or option shows."""
+
+
 def module_name(command: str) -> str:
     """Returns the name of a command's module, which is also the name of the command's Python function."""
     return command.replace("-", "_")
@@ -112,7 +116,7 @@ class LazyGroup(TyperGroup):
                 raise InputError(
                     f"'{cmd_name}' is a model; expected a command first: {group_name} {example_command} {cmd_name}"
                 )
-            from .other_names import OTHER_COMMANDS, name_here
+            from ..questions.other_names import OTHER_COMMANDS, name_here
 
             other_command = name_here(cmd_name.lower(), OTHER_COMMANDS, self.names)
             suggestion = f" Did you mean {other_command}?" if other_command else suggest(cmd_name, list(self.names))
@@ -249,7 +253,7 @@ def _usage_message(usage_error: Any) -> str:
     parameter, problem = getattr(usage_error, "param", None), usage_error.format_message().rstrip(".")
     if parameter is None and context is not None:
         typed_option, options = str(getattr(usage_error, "option_name", "")), _command_options(context)
-        from .other_names import OTHER_NAMES, engine_of_flag, name_here
+        from ..questions.other_names import OTHER_NAMES, engine_of_flag, name_here
 
         option = name_here(typed_option.replace("_", "-"), OTHER_NAMES, options)
         takes_engine_flags = typed_option.startswith("--") and isinstance(context.command, EngineCommand)
@@ -279,7 +283,9 @@ def _usage_message(usage_error: Any) -> str:
     if not usage_error.message:  # nothing was given
         kind_name = f"{parameter.param_type_name} {parameter_name}"
         value_name = f" {parameter.metavar}" if parameter.param_type_name == "option" and parameter.metavar else ""
-        return f"missing {kind_name}{value_name}{help_hint}"
+        example_value = EXAMPLE_VALUES.get(parameter_name)
+        example = f", such as {example_value}" if example_value else ""
+        return f"missing {kind_name}{value_name}{example}{help_hint}"
     validation_errors = getattr(usage_error.__cause__, "errors", None)  # pydantic's, where typer has it check values
     if validation_errors is not None:
         from ..sources.files import explain_value
@@ -289,6 +295,9 @@ def _usage_message(usage_error: Any) -> str:
         problem = usage_error.message
     typed_value, separator, accepted_values = problem.rstrip(".").replace("'", "").partition(" is not one of ")
     if separator:
-        suggestion = suggest(typed_value, accepted_values.split(", "))
+        from ..questions.other_names import OTHER_NAMES, name_here
+
+        value_here = name_here(f"--{typed_value}", OTHER_NAMES, [parameter_name]).removeprefix(parameter_name).strip()
+        suggestion = f" Did you mean {value_here}?" if value_here else suggest(typed_value, accepted_values.split(", "))
         problem = f"'{typed_value}' is not known; expected one of {accepted_values}.{suggestion}"
     return f"{parameter_name}: {problem.rstrip('.')}"

@@ -176,7 +176,7 @@ def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
     _check_arguments({**tool.arguments, **tool.schema["properties"]}, arguments)
     for argument in tool.required:
         if argument not in arguments:
-            raise InputError(f"{argument}: missing; expected {tool.arguments[argument]['description']}")
+            raise InputError(f"{argument}: missing; expected {_description_in_sentence(tool.arguments[argument])}")
     call_arguments = dict(arguments)
     requested_keys, options = call_arguments.pop("keys", None), call_arguments.pop("options", {})
     repeated_names = sorted(options.keys() & call_arguments.keys())
@@ -218,11 +218,19 @@ def _check_arguments(known_arguments: Mapping[str, Any], arguments: Mapping[str,
 
     for argument, argument_value in arguments.items():
         if argument not in known_arguments:
-            raise InputError(f"{argument}: there is no such argument.{suggest(argument, list(known_arguments))}")
+            from ..questions.other_names import unknown_name_suggestion
+
+            suggestion = unknown_name_suggestion(argument, known_arguments)
+            raise InputError(f"{argument}: there is no such argument{suggestion}")
         if not Draft202012Validator(known_arguments[argument]).is_valid(argument_value):
-            raise InputError(
-                f"{argument}: {shown(argument_value)} does not fit; expected {known_arguments[argument]['description']}"
-            )
+            expected_value = _description_in_sentence(known_arguments[argument])
+            raise InputError(f"{argument}: {shown(argument_value)} does not fit; expected {expected_value}")
+
+
+def _description_in_sentence(value_schema: Mapping[str, Any]) -> str:
+    """Returns an argument's description, to stand within a sentence: `the accelerator: a name …`, `KV cache …`."""
+    description = str(value_schema["description"])
+    return description if description[1:2].isupper() else description[:1].lower() + description[1:]
 
 
 def _check_model(model: Any) -> None:
@@ -237,5 +245,5 @@ def _selected_keys(answer_document: Any, requested_keys: list[str]) -> Any:
         return [_selected_keys(document_entry, requested_keys) for document_entry in answer_document]
     unknown_keys = [requested_key for requested_key in requested_keys if requested_key not in answer_document]
     if unknown_keys:
-        raise InputError(f"keys: the answer has no '{unknown_keys[0]}'; expected of {', '.join(answer_document)}")
+        raise InputError(f"keys: the answer has no '{unknown_keys[0]}'; expected some of {', '.join(answer_document)}")
     return {requested_key: answer_document[requested_key] for requested_key in requested_keys}

@@ -304,8 +304,8 @@ def _unquantized_format(run_settings: Settings, published_dtype: str) -> str:
         return dtype(published_dtype) if DTYPE_BITS[dtype(published_dtype)] >= 16 else "bfloat16"
     if DTYPE_BITS[dtype(run_settings.dtype)] < 16:
         raise InputError(
-            f"--dtype {run_settings.dtype}: with --quantize this is the format of the unconverted tensors; expected 16 "
-            "bits or more"
+            f"--dtype {run_settings.dtype}: with --quantize {run_settings.quantize} this is the format of the tensors "
+            "that stay unquantized; leave it out, or expected 16 bits or more, such as bf16"
         )
     return dtype(run_settings.dtype)
 

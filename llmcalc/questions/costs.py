@@ -65,7 +65,7 @@ def _training_cost(run: RunQuestion, options: CostOptions, watts: float | None, 
             raise InputError(f"{option(field)}: is of --requests; expected --requests in place of --tokens, or neither")
     devices = run.layout.devices
     if devices is None:
-        raise InputError("--devices: missing; expected the number of accelerators that train")
+        raise InputError("--devices: missing; expected the number of accelerators that train, such as 64")
     assert options.tokens is not None
     run, assumed_options = _with_usual_step(run)
     assert run.settings.seq is not None

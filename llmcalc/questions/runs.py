@@ -778,7 +778,7 @@ def ask_plan(
     if hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
     if layout.devices is None:
-        raise InputError("--devices: missing; expected the number of accelerators")
+        raise InputError("--devices: missing; expected the number of accelerators, such as 8")
     if run.settings.phase != "training":
         raise InputError(
             f"--phase {run.settings.phase}: plan is for training; expected training (llmcalc fit --devices finds "

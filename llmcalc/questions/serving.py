@@ -242,7 +242,8 @@ def _trace_of_options(options: ServeOptions) -> RequestTrace | None:
         missing_options = [f"--{field}" for field in ("input", "output") if getattr(options, field) is None]
         if missing_options:
             raise InputError(
-                f"missing option {missing_options[0]} (tokens of each request), or --trace FILE with requests"
+                f"missing option {missing_options[0]} (tokens of each request), such as --input 1000 --output 200, or "
+                "--trace FILE with requests"
             )
         return None
     if typed_options:

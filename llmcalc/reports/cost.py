@@ -80,11 +80,11 @@ def _range_ends(amount: RangedAmount) -> tuple[float, float, float]:
 def _answer_text(run_cost: RunCost) -> str:
     money_amount = run_cost.cost.money
     shortest_time, longest_time, likely_time, time_unit = _times_in_unit(run_cost)
-    money_suffix = "" if money_amount is None else f", {money_range(money_amount)}"
+    money_suffix = "" if money_amount is None else f", money {money_range(money_amount)}"
     if run_cost.is_measured:
         return f"{likely_time} {time_unit}{money_suffix}"
-    likely_cost = "" if money_amount is None else f" and {amount_text(money_amount.estimate)}"
-    return f"{shortest_time} to {longest_time} {time_unit}{money_suffix}, likely {likely_time} {time_unit}{likely_cost}"
+    likely_cost = "" if money_amount is None else f", likely {amount_text(money_amount.estimate)}"
+    return f"{shortest_time} to {longest_time} {time_unit}, likely {likely_time}{money_suffix}{likely_cost}"
 
 
 def _times_in_unit(run_cost: RunCost) -> tuple[str, str, str, str]:

@@ -28,7 +28,7 @@ from .share import layout_cell, layout_text
 from .summary import model_data
 
 LARGEST_COLUMNS = (
-    Column("quantity", "largest", justify="left"),
+    Column("quantity", "limit", justify="left"),
     Column("value", "number", units.exact),
     Column("given", "given", units.exact),
 )

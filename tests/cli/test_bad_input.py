@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from llmcalc.cli.main import COMMANDS, app
-from llmcalc.cli.other_names import OTHER_COMMANDS, OTHER_NAMES
+from llmcalc.questions.other_names import OTHER_COMMANDS, OTHER_NAMES
 from tests.samples import spread, with_rest
 
 MODEL = """
@@ -275,19 +275,26 @@ USAGE = {
     "cost llama3-8b --mfu 0.4": "expected --step SECONDS of a measured step",
     "flops llama3-8b --mfu": "No such option: --mfu; expected --tokens-per-second",
     "fit llama3-8b --vram 24": "expected --hardware SIZE, such as 24GiB",
-    "memory llama3-8b --flash-attn": "expected --attn flash",
+    "memory llama3-8b --flash-attn": "expected --attn-implementation flash",
     "memory llama3-8b --zero3": "expected --zero 3",
     "memory llama3-8b --tensor-model-parallel-size 2": "expected --tp",
     "memory llama3-8b --per-device-train-batch-size 2": "expected --batch",
     "mfu llama3-8b": "Did you mean flops --tokens-per-second?",
     "memory llama3-8b --engine trtllm --hardware h100": "Did you mean tensorrt-llm?",
     "time llama3-8b --isl 4k": "No such option: --isl; expected --phase prefill --seq N for a prompt",
+    "plan llama3-8b --hardware h100 --launch run.sh": "expected --global-batch N and the run's other settings "
+    "(llmcalc memory and llmcalc time take --launch FILE)",
+    "memory llama3-8b --engine vllm --hardware h100 --context 8k": "no such flag. Did you mean --max-model-len?",
+    "memory llama3-8b --engine vllm --accelerator h100": "vLLM has no such flag. Did you mean --hardware?",
+    "params llama3-8b --format md": "expected one of table, json, csv, markdown. Did you mean markdown?",
+    "serve llama3-8b --hardware h100": "missing option --input (tokens of each request), such as --input 1000",
+    "memory gpt2 --dtype int4 --quantize nf4": "with --quantize nf4 this is the format of the tensors that stay",
     "memory llama3-8b --batch_size 4": "No such option: --batch_size; expected --batch",
     "memory llama3-8b --load-in-4bit": "expected --quantize nf4, or --base nf4 with --lora-rank N",
     "memory llama3-8b --gpu-memory-utilization 0.9": "a flag of an engine needs --engine, such as vllm",
     "memory llama3-8b llama3-70b": "'llama3-70b': llmcalc memory takes one model; llmcalc compare takes several",
     "budget one two": "'two': llmcalc budget takes no further argument",
-    "plan llama3-8b": "missing option --hardware NAME (llmcalc plan --help explains)",
+    "plan llama3-8b": "missing option --hardware NAME, such as h100 (llmcalc plan --help explains)",
     "params llama3-8b -o json": "--output: json is a format; expected --format json, or a file such as answer.json",
     "params llama3": "Did you mean llama3-8b, llama3-70b, llama3.1-8b?",
     "models": "there is no command 'models'. Did you mean presets?",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import date, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -147,6 +149,14 @@ def test_every_alias_finds_its_preset():
         normalized(alias): name for name in reversed(NAMES) for alias in load_preset(name).aliases
     }
     assert all(find_preset(alias) == name for name in NAMES[::20] for alias in load_preset(name).aliases)
+
+
+def test_models_that_the_documentation_lists_without_a_preset_have_none() -> None:
+    pages = Path(__file__).parents[2] / "docs"
+    section = (pages / "families.md").read_text(encoding="utf-8").partition("## Models without a preset")[2]
+    hub_ids = re.findall("`([^`/]+/[^`]+)`", section.partition("\n- ")[2])
+    assert len(hub_ids) > 10
+    assert [hub_id for hub_id in hub_ids if find_preset(hub_id) is not None] == []
 
 
 def test_tags_of_ollama_with_a_size_alone_find_their_presets() -> None:

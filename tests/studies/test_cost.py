@@ -204,6 +204,6 @@ def test_a_run_of_less_than_a_day_is_told_in_hours_or_less(run: Any) -> None:
     """The heading said 0.022 to 0.066 days."""
     words = ("cost", "llama3.1-8b", "--hardware", "h100", "--devices", "8", "--price", "2", "--step", "2s")
     words += ("--global-batch", "1024", "--seq", "4096", "--tokens")
-    assert "1.00 B tokens: 7.97 min, 2.12" in run(*words, "1B").out
-    assert "20.00 B tokens: 2.65 h, 42.4" in run(*words, "20B").out
-    assert "1.00 T tokens: 5.52 days, 2,120" in run(*words, "1T").out
+    assert "1.00 B tokens: 7.97 min, money 2.12" in run(*words, "1B").out
+    assert "20.00 B tokens: 2.65 h, money 42.4" in run(*words, "20B").out
+    assert "1.00 T tokens: 5.52 days, money 2,120" in run(*words, "1T").out

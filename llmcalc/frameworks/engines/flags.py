@@ -257,18 +257,24 @@ def with_hyphens(argument: str) -> str:
 
 
 SAME_MEANING = (
-    ("--max-model-len", "--context-length", "--ctx-size", "--num-ctx", "--max-seq-len"),
+    ("--max-model-len", "--context-length", "--ctx-size", "--num-ctx", "--max-seq-len", "--context", "--ctx",
+     "--context-len", "--context-size", "--context-window", "--seq-len", "--sequence-length", "--max-length"),
     ("--gpu-memory-utilization", "--mem-fraction-static", "--free-gpu-memory-fraction"),
-    ("--max-num-seqs", "--max-running-requests", "--max-batch-size", "--num-parallel", "--parallel"),
+    ("--max-num-seqs", "--max-running-requests", "--max-batch-size", "--num-parallel", "--parallel",
+     "--batch-size"),
     ("--max-num-batched-tokens", "--chunked-prefill-size", "--max-num-tokens"),
     ("--tensor-parallel-size", "--tp-size", "--tp"),
     ("--pipeline-parallel-size", "--pp-size"),
     ("--data-parallel-size", "--dp-size"),
     ("--enforce-eager", "--disable-cuda-graph"),
     ("--kv-cache-dtype", "--cache-type-k"),
-)
+)  # fmt: skip
 """Flags of different engines with one meaning, in each group: the tokens of a request, the share of the device's
-memory, the requests at once, the tokens of a step, the ranks of a layout, no CUDA graphs, the format of the cache."""
+memory, the requests at once, the tokens of a step, the ranks of a layout, no CUDA graphs, the format of the cache. The
+last names in a group are those that people type and no engine has."""
+
+NAMES_OF_HARDWARE = ("--gpu", "--gpu-type", "--accelerator", "--card")
+"""Names that people type for llmcalc's option `--hardware`."""
 
 
 def read_flag_values(
@@ -340,6 +346,8 @@ def _unknown_flag_error(
     """Returns the error for an unknown flag, with the equivalent llmcalc option or the nearest flag names."""
     if flag_name in alternatives_by_flag:
         return InputError(f"{flag_name}: {engine_title} has no such flag; expected {alternatives_by_flag[flag_name]}")
+    if with_hyphens(flag_name) in NAMES_OF_HARDWARE:
+        suggestion = " Did you mean --hardware?"
     return InputError(f"{flag_name}: {engine_title} has no such flag.{suggestion}")
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+import re
+from collections.abc import Collection, Container, Mapping
 
+from ..errors import suggest
 from ..frameworks.registry import NAMES
+from ..workload.setting import declarations_of
 
 OTHER_NAMES = {
     "--format json": "--json",
@@ -15,6 +18,7 @@ OTHER_NAMES = {
     "--hardware": "--gpu --device --accelerator --card --gpu-type",
     "--devices": "--num-devices --ngpu --ngpus --n-gpus --num-gpu --world-size",
     "--devices N, those of all nodes": "--nodes --nnodes --num-nodes",
+    "--global-batch N and the run's other settings (llmcalc memory and llmcalc time take --launch FILE)": "--launch",
     "--batch": "--batch-size --bs --micro-batch-size --mbs --train-batch-size --per-device-train-batch-size "
     "--local-batch-size",
     "--input": "--input-len --input-length --input-tokens --isl --prompt --prompt-len --prompt-length --prompt-tokens",
@@ -47,7 +51,7 @@ OTHER_NAMES = {
     "--lora-rank N": "--lora --rank-lora --lora-r --use-lora --peft",
     "--lora-rank N --base nf4": "--qlora",
     "--optimizer": "--optim --opt",
-    "--attn flash": "--flash-attn --flash-attention --use-flash-attn --fa2",
+    "--attn-implementation flash": "--flash-attn --flash-attention --use-flash-attn --fa2",
     "--recompute": "--recompute-granularity --recompute-activations --checkpointing --activation-checkpointing "
     "--grad-checkpointing --remat",
     "--num-microbatches": "--gradient-accumulation-steps --gradient-accumulation --grad-accum --accumulate",
@@ -107,6 +111,52 @@ def name_here(typed_name: str, names: Mapping[str, str], known_names: Container[
         ),
         "",
     )
+
+
+def argument_here(typed_name: str, argument_names: Collection[str]) -> str:
+    """Returns the first known argument of Python for another spelling, such as `hardware` for `gpu`; empty without one.
+
+    argument_names: the arguments of the function.
+    """
+    from ..device_memory.settings import Settings
+    from ..parallel.layout_request import LayoutRequest
+
+    typed_option = _option_of(typed_name)
+    for name, declaration in (declarations_of(Settings) | declarations_of(LayoutRequest)).items():
+        if name in argument_names and typed_option in declaration.setting.spellings:
+            return name
+    option = name_here(typed_option, OTHER_NAMES, {_option_of(name) for name in argument_names})
+    return re.sub(r"(=[^ ,]+) (?=\w+=)", r"\1, ", _OPTION_WITH_VALUE.sub(_as_argument, option)).replace(
+        "llmcalc ", "llmcalc."
+    )
+
+
+def unknown_name_suggestion(typed_name: str, argument_names: Collection[str]) -> str:
+    """Returns the end of an error about an unknown argument: the argument to type instead; empty if none is near.
+
+    argument_names: the arguments of the function.
+    """
+    if argument := argument_here(typed_name, argument_names):
+        return f"; expected {argument}"
+    suggestion = suggest(typed_name, list(argument_names))
+    if not suggestion and "engine" in argument_names and (engine_word := engine_of_flag(_option_of(typed_name))):
+        suggestion = f' A flag of an engine needs engine="{engine_word}".'
+    return f".{suggestion}"
+
+
+def _option_of(argument_name: str) -> str:
+    return f"--{argument_name.replace('_', '-')}"
+
+
+_OPTION_WITH_VALUE = re.compile(r"--([a-z-]+)(?: (?!of\b|has\b|and\b)(\w+))?")
+"""An option in `OTHER_NAMES`, with its value: a word of the command line, a number, or a placeholder in capitals."""
+
+
+def _as_argument(option: re.Match[str]) -> str:
+    argument_name, value = option[1].replace("-", "_"), option[2]
+    if value is None:
+        return argument_name
+    return f"{argument_name}={value}" if value.isupper() or value.isdigit() else f'{argument_name}="{value}"'
 
 
 def engine_of_flag(flag_name: str) -> str:
