@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .parallel.counted_rank import RankRequest
     from .questions.engines import EngineQuestion
     from .questions.runs import RunOptions, RunQuestion
-    from .studies.model_selection import Selection
+    from .studies.model_selection import ModelFilter
 
 OptionsOfCommand = TypeVar("OptionsOfCommand")
 
@@ -348,10 +348,10 @@ def run_question_of(
     )
 
 
-def selection_of(model_kind: Any, attention: Any, moe: Any, min_params: Any, max_params: Any) -> Selection:
-    from .studies.model_selection import Selection
+def selection_of(model_kind: Any, attention: Any, moe: Any, min_params: Any, max_params: Any) -> ModelFilter:
+    from .studies.model_selection import ModelFilter
 
     optional_text("--kind", model_kind, "decoder")
     optional_text("--attention", attention, "gqa")
     min_count, max_count = optional_count("--min-params", min_params), optional_count("--max-params", max_params)
-    return Selection(model_kind, attention, moe, min_count, max_count)
+    return ModelFilter(model_kind, attention, moe, min_count, max_count)

@@ -104,9 +104,11 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
         for known_name in sorted_names
         if len(wrong_letters) > 2 and wrong_letters in _letters_and_digits(known_name)
     ]
-    names_by_text = {spelling.lower().lstrip("-"): name for spelling, name in names_by_spelling.items()}
-    similar_texts = difflib.get_close_matches(lowercase_name.lstrip("-"), names_by_text, name_count, cutoff=SIMILARITY)
-    matching_names += [names_by_text[similar_text] for similar_text in similar_texts]
+    names_by_lowercase = {spelling.lower().lstrip("-"): name for spelling, name in names_by_spelling.items()}
+    similar_spellings = difflib.get_close_matches(
+        lowercase_name.lstrip("-"), names_by_lowercase, name_count, cutoff=SIMILARITY
+    )
+    matching_names += [names_by_lowercase[similar_spelling] for similar_spelling in similar_spellings]
     names_by_beginning: dict[str, list[str]] = {}
     start = wrong_letters[:2]
     for known_name in sorted_names:

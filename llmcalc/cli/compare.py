@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from ..studies.compare import SORT_KEYS
-from ..studies.model_selection import Selection
+from ..studies.model_selection import ModelFilter
 from .hardware import accelerator_option
 from .options import CacheDtype, Seq, TargetsOrNone, length_option, value_option
 from .target_options import OutputOptions, TargetOptions, add_target_options
@@ -26,7 +26,7 @@ def command(
     hardware: Annotated[str | None, accelerator_option(" Adds the time of a token and tokens/s on it.")] = None,
     users: Annotated[int | None, length_option("--users", help="Sequences at once on --hardware; default 1.")] = None,
     *,
-    selection: Selection,
+    model_filter: ModelFilter,
     target_options: TargetOptions,
     output_options: OutputOptions,
 ) -> None:
@@ -38,8 +38,8 @@ def command(
     from ..reports.compare import LAYOUTS
     from ..sources.hardware import find_hardware
 
-    check_compared(bool(targets), everything, selection, sort)
-    models: list[tuple[Any, Any]] = select_presets(selection) if everything else []
+    check_compared(bool(targets), everything, model_filter, sort)
+    models: list[tuple[Any, Any]] = select_presets(model_filter) if everything else []
     if not everything or target_options.changes_model:  # the filters of --all apply to the models without overrides
         preset_names = [preset.name for preset, _ in models] if everything else targets or []
         models = [(target_options.load(preset_name), None) for preset_name in preset_names]

@@ -97,13 +97,13 @@ class EngineCommand(Command):
                     or not any(option_values(option_name, arguments))
                 ):
                     continue
-                flags_text = "".join(
+                alternatives_text = "".join(
                     f" or {min(flags_by_name[engine_name].names, key=len)}"
                     for engine_name in engine_record.flags_by_option.get(option.opts[0], "").split()
                 )
                 raise InputError(
                     f"{option_name}: is {engine_flag.names[0]} of {engine_record.title}, "
-                    f"which changes no memory; expected {option.opts[0]}{flags_text}, or remove it"
+                    f"which changes no memory; expected {option.opts[0]}{alternatives_text}, or remove it"
                 )
 
     def _launched_engines(self, arguments: Sequence[str]) -> list[str]:
@@ -136,7 +136,7 @@ def _require_readable_launch(arguments: Sequence[str]) -> None:
 
 
 def require_engine(receipt: str | None, engine: Sequence[str] | None, launch_file: Path | None = None) -> None:
-    """Raises `InputError` for a receipt without an engine, or together with a launch file."""
+    """Raises `InputError` for `--receipt` (a measured start-up) without an engine, or together with a launch file."""
     if receipt and launch_file is not None:
         raise InputError("--receipt: does not apply to a launch file; remove it, or write the file's flags yourself")
     if receipt and not engine:

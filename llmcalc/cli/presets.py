@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 import typer
 
 from ..questions.listings import SORTS
-from ..studies.model_selection import Selection
+from ..studies.model_selection import ModelFilter
 from .options import complete_target
 from .target_options import OutputOptions, add_target_options
 
@@ -39,7 +39,7 @@ def command(
     details: Details = False,
     stale: Stale = False,
     *,
-    selection: Selection,
+    model_filter: ModelFilter,
     output_options: OutputOptions,
 ) -> None:
     """Models that come with llmcalc, and their published figures.
@@ -47,5 +47,5 @@ def command(
     """
     from ..questions.listings import ask_presets
 
-    presets_answer = ask_presets(names or (), selection, sort, details, stale)
+    presets_answer = ask_presets(names or (), model_filter, sort, details, stale)
     output_options.show_answer(presets_answer, notes=presets_answer.in_full, listing=True)

@@ -14,7 +14,7 @@ from ..components.head_kind import HeadKind
 from ..optional import OPTIONAL_PARTS
 from ..reports.document import Report, report_in_encoding
 from ..reports.formats import WRITERS, Format
-from ..studies.model_selection import Selection
+from ..studies.model_selection import ModelFilter
 from .options import (
     AllowUnknown,
     AttentionKind,
@@ -145,7 +145,7 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
         },
         lambda chosen: TargetOptions(*(chosen[name] for name in TargetOptions._fields)),
     ),
-    "selection": (
+    "model_filter": (
         {
             "kind": OptionOfCommand(Kind, None),
             "attention": OptionOfCommand(AttentionKind, None),
@@ -153,7 +153,7 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
             "least": OptionOfCommand(LeastParams, None),
             "most": OptionOfCommand(MostParams, None),
         },
-        lambda chosen: Selection(**chosen),
+        lambda chosen: ModelFilter(**chosen),
     ),
     "output_options": (
         {

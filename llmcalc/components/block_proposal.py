@@ -214,10 +214,10 @@ def _reference_class() -> type[nn.Module]:
                 reset_input, update_input, candidate_input = self.gru_input(x[:, token_index : token_index + 1]).chunk(
                     3, -1
                 )
-                state_reset, state_update, candidate_state_part = self.gru_state(gru_state).chunk(3, -1)
-                update_gate = (update_input + state_update).sigmoid()
+                reset_state_part, update_state_part, candidate_state_part = self.gru_state(gru_state).chunk(3, -1)
+                update_gate = (update_input + update_state_part).sigmoid()
                 candidate_state = torch.tanh(
-                    candidate_input + (reset_input + state_reset).sigmoid() * candidate_state_part
+                    candidate_input + (reset_input + reset_state_part).sigmoid() * candidate_state_part
                 )
                 gru_state = update_gate * gru_state + (1 - update_gate) * candidate_state
                 gru_states.append(gru_state)

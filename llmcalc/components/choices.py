@@ -52,7 +52,7 @@ MIXERS = PartChoice(
         "fourier": "mixers.fourier:FourierMixer",
         "grouped_projections": "mixers.grouped_projections:GroupedProjectionAttention",
         "profile": "mixers.profile_attention:ProfileAttention",
-        "gated_profile": "mixers.gated_profile:GatedProfileAttention",
+        "gated_profile": "mixers.gated_profile_attention:GatedProfileAttention",
         "global_local": "layers.global_local:GlobalLocalAttention",
         "chunked": "mixers.chunked_attention:ChunkedAttention",
         "ngram": "mixers.ngram:NgramAttention",

@@ -180,7 +180,7 @@ class Recorder:
             node_fields.pop("kind", None)
         return node_fields
 
-    def rank_part(self, argument: Any) -> Any:
+    def part_on_rank(self, argument: Any) -> Any:
         """Returns an axis, a shape or a weight unchanged. `RankFlow` overrides this to return one rank's part."""
         return argument
 

@@ -172,11 +172,11 @@ def _with_rank_axes(verb: Verb) -> Verb:
 
     @wraps(verb)
     def record_on_rank(self: RankFlow, *args: Any, **options: Any) -> Any:
-        rank_part = self.rank_part
+        part_on_rank = self.part_on_rank
         return verb(
             self,
-            *map(rank_part, args),
-            **{option_name: rank_part(argument) for option_name, argument in options.items()},
+            *map(part_on_rank, args),
+            **{option_name: part_on_rank(argument) for option_name, argument in options.items()},
         )
 
     return record_on_rank  # type: ignore[return-value]
@@ -220,16 +220,16 @@ class RankFlow(Flow):
         row_axes = [axis for axis in divided_axes if isinstance(axis, AxisShard) and axis.name in NEAR_ROWS]
         return all(axis.size * axis.degree == axis.full_size for axis in row_axes)
 
-    def rank_part(self, argument: Any) -> Any:
+    def part_on_rank(self, argument: Any) -> Any:
         """Returns the rank's shard of an axis, a shape or a weight; other arguments stay unchanged."""
         if isinstance(argument, Axis):
             return self.rank_axes.axis_on_rank(argument)
         if isinstance(argument, JoinedShapes):
-            return JoinedShapes(tuple(self.rank_part(axis_part) for axis_part in argument.parts), argument.name)
+            return JoinedShapes(tuple(self.part_on_rank(axis_part) for axis_part in argument.parts), argument.name)
         if type(argument) is tuple and argument and all(isinstance(axis, (Axis, JoinedShapes)) for axis in argument):
-            return tuple(map(self.rank_part, argument))
+            return tuple(map(self.part_on_rank, argument))
         if isinstance(argument, Weight):
-            argument.out = tuple(map(self.rank_part, argument.out))
+            argument.out = tuple(map(self.part_on_rank, argument.out))
         return argument
 
     @contextmanager
@@ -284,13 +284,13 @@ class RankFlow(Flow):
         )
 
     def repeat(self, x: Value, heads: Axis, tiled: bool = False) -> Value:
-        heads = self.rank_part(heads)
+        heads = self.part_on_rank(heads)
         if is_divided(x.axes[:1]) != is_divided((heads,)):
             raise self._unmodelled_error("repeat", "", "repeats undivided heads for divided ones")
         return super().repeat(x, heads, tiled)
 
     def absorb(self, node_name: str, x: Value, weight: Weight, *output: Axis | JoinedShapes) -> Value:
-        return super().absorb(node_name, x, self.rank_part(weight), *map(self.rank_part, output))
+        return super().absorb(node_name, x, self.part_on_rank(weight), *map(self.part_on_rank, output))
 
     def linear(self, node_name: str, x: Value, *output: Axis | JoinedShapes, **options: Any) -> Value:
         if options.get("weight") is not None:
@@ -300,7 +300,7 @@ class RankFlow(Flow):
                 weight is not undivided_weight and not weight.is_counted
             ):  # the stage's head is a matrix of its own, transposed
                 weight.out, weight.ins = undivided_weight.ins, undivided_weight.out
-        return super().linear(node_name, x, *map(self.rank_part, output), **options)
+        return super().linear(node_name, x, *map(self.part_on_rank, output), **options)
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
         table_weight = self._stage_copy(weight)
@@ -331,14 +331,16 @@ class RankFlow(Flow):
         table_weight.is_counted = True
 
     def table(self, node_name: str, rows: Axis, *dim: Axis | JoinedShapes, **options: Any) -> tuple[Value, Weight]:
-        rows_of_table, weight = super().table(node_name, self.rank_part(rows), *map(self.rank_part, dim), **options)
+        rows_of_table, weight = super().table(
+            node_name, self.part_on_rank(rows), *map(self.part_on_rank, dim), **options
+        )
         if not self.path:
             self.tables[id(weight)] = weight
         return rows_of_table, weight
 
     def _stage_copy(self, weight: Weight) -> Weight:
         """Returns this stage's copy of a table of the first stage; other weights stay unchanged."""
-        self.rank_part(weight)
+        self.part_on_rank(weight)
         if self.stage is None or self.stage.first or id(weight) not in self.tables:
             return weight
         if self.tables[id(weight)] is weight:
@@ -349,7 +351,7 @@ class RankFlow(Flow):
         self, node_name: str, x: Value, experts: Axis, top_k: Number, *output: Axis | JoinedShapes, **options: Any
     ) -> Value:
         return super().experts(
-            node_name, x, self.rank_axes.expert_axis(experts), top_k, *map(self.rank_part, output), **options
+            node_name, x, self.rank_axes.expert_axis(experts), top_k, *map(self.part_on_rank, output), **options
         )
 
     def layers(

@@ -12,7 +12,7 @@ from ..costs.context_length import usual_sequence
 from ..errors import InputError, suggest
 from ..sources.preset import Preset, name_in_errors
 from ..sources.presets import find_preset, model_names
-from ..studies.model_selection import EVERY_MODEL, Selection
+from ..studies.model_selection import EVERY_MODEL, ModelFilter
 from .figure import require_matplotlib
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def shape_picture(
     return plot_shapes(named_studies)
 
 
-def aspect_ratio_picture(selection: Selection = EVERY_MODEL, labelled_names: Sequence[str] = ()) -> Figure:
+def aspect_ratio_picture(model_filter: ModelFilter = EVERY_MODEL, labelled_names: Sequence[str] = ()) -> Figure:
     """Draws h/L and d_ff/h of presets, by size and year. labelled_names: names or aliases of the presets to label.
 
     Raises `InputError` for a label that is no preset, or none of those drawn.
@@ -91,7 +91,7 @@ def aspect_ratio_picture(selection: Selection = EVERY_MODEL, labelled_names: Seq
     from .shapes import plot_aspect_ratios as plot_aspect
 
     preset_names = [_preset_of_label(preset_name) for preset_name in labelled_names]
-    selected_presets = select_presets(selection)
+    selected_presets = select_presets(model_filter)
     for preset_name in preset_names:
         if preset_name not in {preset.name for preset, _ in selected_presets}:
             raise InputError(

@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..frozen import frozen
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset, name_in_errors
-from ..studies.model_selection import EVERY_MODEL, Selection
+from ..studies.model_selection import EVERY_MODEL, ModelFilter
 from ..units import parse_count
 from ..workload.validation import number_text
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..studies.timed_run import TimedRun
 
 
-def check_compared(has_targets: bool, all_presets: bool, selection: Selection, sort_key: str | None) -> None:
+def check_compared(has_targets: bool, all_presets: bool, model_filter: ModelFilter, sort_key: str | None) -> None:
     """Raises `InputError` unless models or `--all` are given, and for an unknown `sort_key`, before models are read.
 
     has_targets: whether models are given.
@@ -34,7 +34,7 @@ def check_compared(has_targets: bool, all_presets: bool, selection: Selection, s
         raise InputError("--all: compares all presets; expected --all or TARGETs, not both")
     if not all_presets and not has_targets:
         raise InputError("missing argument TARGET; expected one or more, or --all (llmcalc compare --help explains)")
-    if not all_presets and selection != EVERY_MODEL:
+    if not all_presets and model_filter != EVERY_MODEL:
         raise InputError("compare: filters are for --all; expected --all, or no filter")
 
 

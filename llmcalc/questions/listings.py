@@ -14,7 +14,7 @@ from ..reports.answer import ReportedAnswer
 from ..reports.presets import Counted
 from ..sources.preset import Preset
 from ..sources.presets import load_preset, model_names
-from ..studies.model_selection import EVERY_MODEL, Selection, require_attention
+from ..studies.model_selection import EVERY_MODEL, ModelFilter, require_attention
 
 ModelFileFormat: TypeAlias = Literal["toml", "hf"]
 """Forms of a model: a native description, or the config.json of a transformers class."""
@@ -47,7 +47,7 @@ class ListAnswer(ReportedAnswer):
     in_full: bool = False
 
 
-def select_presets(selection: Selection, preset_names: Sequence[str] | None = None) -> list[Counted]:
+def select_presets(model_filter: ModelFilter, preset_names: Sequence[str] | None = None) -> list[Counted]:
     """Returns the presets that pass the filters, with their parameters. preset_names: presets to filter; default all.
 
     Raises `InputError` if none passes.
@@ -56,13 +56,14 @@ def select_presets(selection: Selection, preset_names: Sequence[str] | None = No
         (preset, params(preset.model))
         for preset in map(load_preset, model_names() if preset_names is None else preset_names)
     ]
-    selection = replace(
-        selection, attention=require_attention(selection.attention, [preset.model for preset, _ in counted_presets])
+    model_filter = replace(
+        model_filter,
+        attention=require_attention(model_filter.attention, [preset.model for preset, _ in counted_presets]),
     )
     selected_presets = [
         (preset, parameter_count)
         for preset, parameter_count in counted_presets
-        if selection.accepts(preset.model, parameter_count.total)
+        if model_filter.accepts(preset.model, parameter_count.total)
     ]
     if not selected_presets:
         raise InputError("no preset passes the filters; expected fewer filters (llmcalc presets lists all)")
@@ -71,7 +72,7 @@ def select_presets(selection: Selection, preset_names: Sequence[str] | None = No
 
 def ask_presets(
     requested_names: Sequence[str] = (),
-    selection: Selection = EVERY_MODEL,
+    model_filter: ModelFilter = EVERY_MODEL,
     sort: str = "name",
     shows_details: bool = False,
     only_stale: bool = False,
@@ -96,7 +97,7 @@ def ask_presets(
         ]
         if not matching_presets:
             raise InputError(f"--stale: every preset was checked within {FRESH.days} days; expected no --stale")
-    listed_presets = sorted(select_presets(selection, matching_presets), key=SORTS[sort])
+    listed_presets = sorted(select_presets(model_filter, matching_presets), key=SORTS[sort])
     lists_in_full = shows_details or is_exact
     return ListAnswer(tuple(listed_presets), lambda: report(listed_presets, lists_in_full), in_full=lists_in_full)
 

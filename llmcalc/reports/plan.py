@@ -161,7 +161,7 @@ def _order_position_text(layout_position: dict[str, Any]) -> str:
 
 
 def _answer_text(layout_plan: LayoutPlan) -> str:
-    """Writes the number of layouts that fit, and the seconds of the fastest layout."""
+    """Writes how many layouts fit, or under which frameworks, and the seconds of the fastest layout."""
     framework_rows = sorted(layout_plan.rows_of_frameworks, key=lambda row: row[1].seconds or 0.0)
     fastest_plan, fastest_layout = next(iter(framework_rows), (layout_plan, None))
     fastest_time = None if fastest_layout is None else fastest_plan.range(fastest_layout)

@@ -70,11 +70,11 @@ class RanksUse(MemoryAnswer, Cluster):
         return [
             self._fit_of_highest_phase(accelerator_fit)
             for accelerator_fit in super().fits
-            if self._fits_and_runs_on(accelerator_fit.hardware)
+            if self._software_runs_on(accelerator_fit.hardware)
         ]
 
-    def _fits_and_runs_on(self, hardware: Hardware) -> bool:
-        """Whether framework and rollout engine run on an accelerator; true if the question names accelerators.
+    def _software_runs_on(self, hardware: Hardware) -> bool:
+        """Whether framework and rollout engine run on an accelerator; not asked of those that the user names.
 
         Ranks that train exchange tensors by NCCL or RCCL, which chips such as Apple's do not have.
         """

@@ -356,7 +356,7 @@ class ProgramLowering(CacheTensors):
         module_frame.local_tensors = {}
 
     def do_leave(self, operation: Step) -> None:
-        """Leaves an inner function of a module."""
+        """Leaves an inner function of a module: frees its local variables, and returns to the caller's."""
         module_frame = self.frames[-1]
         module_frame.local_tensors = module_frame.callers.pop()
 

@@ -59,5 +59,5 @@ def scratch_bytes(output_count: int, row_count: int, multiprocessors: int) -> tu
 
 
 def _power_of_two(upper_bound: int) -> int:
-    """Returns the largest power of two that is at most n."""
+    """Returns the largest power of two that is at most `upper_bound`."""
     return 1 << (upper_bound.bit_length() - 1)

@@ -551,7 +551,7 @@ LEAST_PART_OF_SEQUENCE = 1 / 8
 
 
 def _smaller_workloads(model_memory: Memory, batch: int, seq: int) -> list[dict[str, Any]]:
-    """Returns the changes to fewer sequences and to shorter sequences, each with the resulting memory."""
+    """Returns the settings of fewer sequences and of shorter sequences."""
     workload, changes = model_memory.states.workload, []
     if 0 < batch < workload.batch:
         changes.append({"batch": batch})

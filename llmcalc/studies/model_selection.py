@@ -21,7 +21,7 @@ ATTENTION_EXAMPLES = f"{', '.join(KINDS_BY_HEADS)}, mla, mamba2, gated_delta_net
 
 
 @frozen(slots=True)
-class Selection:
+class ModelFilter:
     """The filter for models; a field with None filters nothing.
 
     kind: one of `KINDS`.
@@ -59,7 +59,7 @@ class Selection:
         )
 
 
-EVERY_MODEL = Selection()
+EVERY_MODEL = ModelFilter()
 """No filter."""
 
 

@@ -390,7 +390,7 @@ def first_fitting_plan(plans: Sequence[LayoutPlan]) -> LayoutPlan:
 
 
 def search_budget() -> WorkBudget:
-    """Returns the work of a search that begins now."""
+    """Starts a search: returns the limit of the work that it may do."""
     return WorkBudget(WORK_OF_SEARCH)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from llmcalc.questions import listings
 from llmcalc.sources.presets import load_preset, model_names
-from llmcalc.studies.model_selection import Selection, attention_kinds, has_experts
+from llmcalc.studies.model_selection import ModelFilter, attention_kinds, has_experts
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ class TestCompareAll:
 
 
 def test_nothing_asked_takes_everything() -> None:
-    assert Selection().accepts(load_preset("gpt2").model, 1)
+    assert ModelFilter().accepts(load_preset("gpt2").model, 1)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from ...plots.pictures import aspect_ratio_picture
-from ...studies.model_selection import Selection
+from ...studies.model_selection import ModelFilter
 from ..options import value_option
 from ..target_options import add_target_options
 from .files import PaperColumns, Picture, write_picture
@@ -22,9 +22,9 @@ def command(
     ] = None,
     columns: PaperColumns = None,
     *,
-    selection: Selection,
+    model_filter: ModelFilter,
 ) -> None:
     """h/L and d_ff/h of all presets, by size and year.
     Or of those that the filters take.
     """
-    write_picture(aspect_ratio_picture(selection, label or ()), output)
+    write_picture(aspect_ratio_picture(model_filter, label or ()), output)

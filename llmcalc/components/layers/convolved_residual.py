@@ -15,7 +15,7 @@ from pydantic import model_validator
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Flag, Kernel, ModelProperties
-from ..mixers.gated_profile import GatedProfileAttention
+from ..mixers.gated_profile_attention import GatedProfileAttention
 from ..norm import Norm
 from ..residual_convolution import add_convolution, residual_convolution_class
 from ..runtime import ForwardContext

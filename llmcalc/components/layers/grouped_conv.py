@@ -101,8 +101,8 @@ class GroupedConvLayer(PreNormLayer):
 def grouped_conv_example(**layer_fields: Any) -> GroupedConvLayer:
     """Returns a small layer for a stack's examples."""
     attention = ContextAttention(num_attention_heads=4, num_key_value_heads=2, head_dim=8)
-    kernel_sizes = {"conv_kernel_size": 2, "conv_group_size": 4}
-    return GroupedConvLayer(**{**small_sublayers(), "attention": attention, **kernel_sizes, **layer_fields})
+    convolution_fields = {"conv_kernel_size": 2, "conv_group_size": 4}
+    return GroupedConvLayer(**{**small_sublayers(), "attention": attention, **convolution_fields, **layer_fields})
 
 
 @cache

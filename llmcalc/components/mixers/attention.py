@@ -483,8 +483,8 @@ class Attention(TokenMixer):
             _, keys, values = next(
                 shareable, computed_keys_and_values[-1] if computed_keys_and_values else empty_keys_and_values
             )  # nothing: the layer is recorded alone
-            return keys.view(*recorder.rank_part((heads, head_dim))), values.view(
-                *recorder.rank_part((heads, value_axis))
+            return keys.view(*recorder.part_on_rank((heads, head_dim))), values.view(
+                *recorder.part_on_rank((heads, value_axis))
             )
         with recorder.function():
             raw_keys = self._project_heads(recorder, "k_proj", x, (heads, head_dim), self.k_bias, adapter)

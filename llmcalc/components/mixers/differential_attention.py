@@ -148,8 +148,8 @@ class DifferentialAttention(WindowedMixer):
                 Value(x.rows, (kv_heads, head_dim), fixed=True),
             ) * 2  # nothing: the layer is recorded alone
             keys, values = recorder.memo.get(memo_key, empty_keys_and_values)
-            return keys.view(*recorder.rank_part((kv_heads, head_dim))), values.view(
-                *recorder.rank_part((kv_heads, head_dim))
+            return keys.view(*recorder.part_on_rank((kv_heads, head_dim))), values.view(
+                *recorder.part_on_rank((kv_heads, head_dim))
             )
         keys = self._rotate(recorder, recorder.linear("k_proj", x, kv_heads, head_dim, bias=self.attention_bias))
         values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=self.attention_bias)

@@ -277,8 +277,8 @@ def _reference_class() -> type[nn.Module]:
             self.conv_out = CausalConvolution(width, spec.channels, spec.kernel_size)
 
         def forward(self, x: Tensor) -> Tensor:
-            samples: Tensor = self.conv_out(run_stages(self, x, self.stage_count))
-            return samples
+            audio_samples: Tensor = self.conv_out(run_stages(self, x, self.stage_count))
+            return audio_samples
 
     class ConvNextReference(nn.Module):
         """Encodes audio samples. samples: [clips, samples, channels] → [clips, fewer positions, output_size]."""

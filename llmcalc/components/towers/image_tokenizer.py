@@ -157,7 +157,7 @@ class ImageTokenizer(TowerPart):
         return 3 if self.over_frames else 1
 
     def _encode(self, recorder: Flow, pixels: Value) -> Value:
-        """Records the encoder."""
+        """Records the convolutional encoder, and returns the latents of the pixels."""
         positions, level_count = pixels.rows, len(self.channel_multiplier)
         x = pixels.view(Axis("channels", self.in_channels), new_rows=_upsampled_positions(positions, level_count - 1))
         x = self._convolve(recorder, "conv_in", x, self.base_channels)

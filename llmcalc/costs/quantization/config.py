@@ -61,7 +61,7 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
     except InputError as error:
         raise InputError(f"{error} ({WITHOUT})") from None
     if isinstance(quantization_scheme, MLXScheme):
-        model_types = {config_part.get("model_type") for config_part in (model_config, config_section)}
+        model_types = {config_table.get("model_type") for config_table in (model_config, config_section)}
         unconverted_components = [components for kind, components in UNCONVERTED.items() if kind in model_types]
         head_in_doubt = not model_types.isdisjoint(HEAD_IN_DOUBT)
         return replace(

@@ -665,22 +665,22 @@ def process_count(launcher: list[str], environment: Mapping[str, str], *, are_pr
     environment: the environment of the command, in which ms-swift and LLaMA-Factory have the number of processes.
     are_processes: whether a task of srun or mpirun is a process, instead of a launcher that starts others.
     """
-    counts_by_variable: dict[str, int] = {}
+    counts_by_kind: dict[str, int] = {}
     for variable_name, count_kind in (("NPROC_PER_NODE", "each"), ("NNODES", "machines")):
         count_text = environment.get(variable_name, "")
         if count_text.isascii() and count_text.isdecimal() and len(count_text) < 7 and int(count_text) > 0:
-            counts_by_variable[count_kind] = int(count_text)
+            counts_by_kind[count_kind] = int(count_text)
     for count_kind, count_text in _launcher_counts(launcher):
         if count_text.isascii() and count_text.isdecimal() and len(count_text) < 7 and int(count_text) > 0:
-            counts_by_variable[count_kind] = int(count_text)
-    machine_count = counts_by_variable.get("machines", 1)
-    if "all" in counts_by_variable:
-        return counts_by_variable["all"]
-    if "each" in counts_by_variable:
-        return counts_by_variable["each"] * machine_count
+            counts_by_kind[count_kind] = int(count_text)
+    machine_count = counts_by_kind.get("machines", 1)
+    if "all" in counts_by_kind:
+        return counts_by_kind["all"]
+    if "each" in counts_by_kind:
+        return counts_by_kind["each"] * machine_count
     if not are_processes:
         return None
-    if "tasks" in counts_by_variable:
-        return counts_by_variable["tasks"]
-    tasks_per_machine = counts_by_variable.get("tasks of a machine")
+    if "tasks" in counts_by_kind:
+        return counts_by_kind["tasks"]
+    tasks_per_machine = counts_by_kind.get("tasks of a machine")
     return None if tasks_per_machine is None else tasks_per_machine * machine_count

@@ -166,9 +166,9 @@ def _rows_with_parents(table: Table) -> Iterator[list[Any]]:
         yield [WITHIN.join(parent_names) if row.depth else first_cell, *other_cells]
 
 
-def _raw_value(raw_value: Any) -> Any:
-    """Returns the raw value of a cell."""
-    return raw_value.value if isinstance(raw_value, DisplayedValue) else raw_value
+def _raw_value(cell_value: Any) -> Any:
+    """Returns the value behind a displayed cell; other values as they are."""
+    return cell_value.value if isinstance(cell_value, DisplayedValue) else cell_value
 
 
 def _csv_value(raw_value: Any) -> Any:

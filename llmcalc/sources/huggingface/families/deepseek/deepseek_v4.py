@@ -84,7 +84,7 @@ def _read_deepseek_v4(config: Config) -> Table:
 
 
 def _prediction_attention(config: Config, depth: int) -> str:
-    """Returns the kind of attention in prediction modules: the first ratio beyond the layers', 0 by default.
+    """Returns the kind of attention in prediction modules, by the entry of `compress_ratios` after the layers'; 0 by default.
 
     SGLang has 0 (`COMPRESS_RATIO_NEXTN_LAYER` in models/deepseek_v4_nextn.py), as the published configs do.
     """
