@@ -6,6 +6,7 @@ standard input.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MissingExtra, one_line, suggest
 from .files import is_object, parse_toml, read_stdin, read_text, require_shallow_nesting, validate
-from .names import STDIN, hub_id_of, is_checkpoint, is_hub_id
+from .names import STDIN, hub_id_of, is_checkpoint, is_hub_id, normalized
 from .preset import NOT_IN_FILES, Preset
 from .presets import (
     find_by_repository,
@@ -255,6 +256,7 @@ def _unknown_target(model_target: str) -> str:
     if base_preset is not None:
         return f"no preset, file or hub id called '{model_target}'.{_advice_on_base(base_preset)}"
     suggestion = suggest(model_target, names_by_alias() | {preset_name: preset_name for preset_name in model_names()})
+    suggestion = suggestion or _suggest_relatives(model_target)
     return f"no preset, file or hub id called '{model_target}'.{suggestion} (llmcalc presets lists all)"
 
 
@@ -298,10 +300,22 @@ def _advice_on_name(hub_id: str) -> str:
     base_preset = _base_preset(repository)
     if base_preset is not None:
         return f".{_advice_on_base(base_preset)}"
-    family = _letters_before_digits(repository)
-    relatives = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family]
-    suggestion = suggest(repository, relatives)
+    suggestion = _suggest_relatives(repository)
     return f".{suggestion} Any other model needs its own config.json" if suggestion else ""
+
+
+def _suggest_relatives(model_name: str) -> str:
+    """Returns ` Did you mean a, b?` with presets of the family in a model's name; empty without near ones.
+
+    Words of tuning and storage are left out. If the rest is like no name, near are the presets with the longest
+    beginning of it, which has more than the family's letters: `Phi-4-multimodal-instruct` begins as phi-4-mini.
+    """
+    bare_name = VARIANT.sub("", model_name)
+    family = _letters_before_digits(bare_name)
+    relatives = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family]
+    letters = normalized(bare_name)
+    beginning = max((os.path.commonprefix([letters, normalized(name)]) for name in relatives), key=len, default="")
+    return suggest(bare_name, relatives) or (suggest(beginning, relatives) if len(beginning) > len(family) else "")
 
 
 def _letters_before_digits(model_name: str) -> str:
