@@ -29,7 +29,7 @@ def is_read_as(ours: ModelSpec, config: dict[str, Any]) -> bool:
     return totals[0] == totals[1] and not list(differences(canonical_values(ours), canonical_values(theirs)))
 
 
-@pytest.mark.parametrize("name", SOME_PRESETS)
+@pytest.mark.parametrize("name", [*SOME_PRESETS, "esm2-8m"])
 def test_presets_become_configs_and_come_back(name: str) -> None:
     spec = load(name, ("towers={}",)).model
     assert is_read_as(spec, to_config(spec))
