@@ -48,7 +48,6 @@ def esm_encoder(config: Config, ffn: Table, stack_fields: Table) -> Table:
 IGNORED = OLD | {"esmfold_config", "hidden_act"}
 
 
-
 def _position_embedding_type(values: ConfigValues) -> str:
     if values.first_stack.position is not None:
         return "absolute"
