@@ -6,7 +6,6 @@ standard input.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from .files import is_object, parse_toml, read_stdin, read_text, require_shallow
 from .names import STDIN, hub_id_of, is_checkpoint, is_hub_id, normalized
 from .preset import NOT_IN_FILES, Preset
 from .presets import (
+    LONGEST_NAME,
     find_by_repository,
     find_preset,
     known_checkpoint,
@@ -310,12 +310,13 @@ def _suggest_relatives(model_name: str) -> str:
     Words of tuning and storage are left out. If the rest is like no name, near are the presets with the longest
     beginning of it, which has more than the family's letters: `Phi-4-multimodal-instruct` begins as phi-4-mini.
     """
-    bare_name = VARIANT.sub("", model_name)
-    family = _letters_before_digits(bare_name)
+    bare_name = VARIANT.sub("", model_name[:LONGEST_NAME])
+    family, letters = _letters_before_digits(bare_name), normalized(bare_name)
     relatives = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family]
-    letters = normalized(bare_name)
-    beginning = max((os.path.commonprefix([letters, normalized(name)]) for name in relatives), key=len, default="")
-    return suggest(bare_name, relatives) or (suggest(beginning, relatives) if len(beginning) > len(family) else "")
+    beginnings = (letters[:length] for length in range(len(letters), len(family), -1))
+    spellings = list(map(normalized, relatives))
+    common = next((text for text in beginnings if any(spelling.startswith(text) for spelling in spellings)), "")
+    return suggest(bare_name, relatives) or (suggest(common, relatives) if common else "")
 
 
 def _letters_before_digits(model_name: str) -> str:

@@ -42,6 +42,7 @@ def test_norms_multiply_in_the_format_of_the_class(name: str) -> None:
     """`DeepseekV4RMSNorm` and `NemotronHRMSNorm` of transformers 5.23 multiply by their weight in float32."""
     spec = load(name).model
     stack, classes_stack = spec.main, spec_of(to_config(spec)).main
-    layer, classes_layer = (each.layer(each.layer_names()[0]) for each in (stack, classes_stack))
+    layer, classes_layer = (side.layer(side.layer_names()[0]) for side in (stack, classes_stack))
     assert (stack.final_norm, layer.norm) == (classes_stack.final_norm, classes_layer.norm)
-    assert layer.norm.float32_product and (spec.mtp is None or spec.mtp.norm.float32_product)
+    assert layer.norm.float32_product
+    assert spec.mtp is None or spec.mtp.norm.float32_product
