@@ -206,8 +206,8 @@ MXFP4_OF_GGUF = "mxfp4-moe"
 """The scheme of GGUF files of gpt-oss with its published experts, the other matrices in Q8_0 (llama-quantize)."""
 
 SCHEMES_IN_NAMES = (
-    (r"awq(?:[-_]?int4|[-_]?4bit)?|int4[-_]awq", "awq-int4-g128"),
-    (r"gptq(?:[-_]?int4|[-_]?4bit)?|int4[-_]gptq", "gptq-int4-g128"),
+    (r"awq(?:[-_]?int4|[-_]?4bit)?|(?:int4|4bit)[-_]awq", "awq-int4-g128"),
+    (r"gptq(?:[-_]?int4|[-_]?4b(?:it)?)?(?:[-_]128g)?|(?:int4|4bit)[-_]gptq", "gptq-int4-g128"),
     (r"gptq[-_]?int8", "gptq-int8-g128"),
     (r"(?:auto[-_]?round[-_]?)?(?:int4|(?:quantized\.)?w4a16)(?:[-_]auto[-_]?round)?(?:[-_]g128)?", "w4a16-g128"),
     (r"fp8(?:[-_](?:dynamic|kv))?", "fp8-dynamic"),
@@ -302,8 +302,9 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
         preset = None if name_match is None else find_model(name_match["model"])
         if name_match is not None and preset is not None:
             scheme_words = name_match.groupdict()
-            if scheme_pattern == _ANY_GGUF and preset.quantization_config is not None:
-                if preset.quantization_config.get("quant_method") != "mxfp4":
+            published_table = preset.quantization_config or {}
+            if scheme_pattern == _ANY_GGUF and published_table and not _is_in_fp8(published_table):
+                if published_table.get("quant_method") != "mxfp4":
                     continue
                 return preset, MXFP4_OF_GGUF
             quantization_scheme = (
@@ -326,6 +327,11 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
                 return preset, "none" if (preset.quantization_config or {}).get("quant_method") != "mxfp4" else ""
             return preset, quantization_scheme
     return None
+
+
+def _is_in_fp8(published_table: dict[str, Any]) -> bool:
+    """Whether a published `quantization_config` has every layer in FP8, so that GGUF files have the types of BF16's."""
+    return published_table.get("quant_method") == "fp8" and published_table.get("expert_dtype", "fp8") == "fp8"
 
 
 def _has_whole_groups(preset: Preset) -> bool:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MissingExtra, one_line, suggest
 from .files import is_object, parse_toml, read_stdin, read_text, require_shallow_nesting, validate
-from .names import STDIN, hub_id_of, is_checkpoint, is_hub_id
+from .names import STDIN, hub_id_of, is_checkpoint, is_hub_id, normalized
 from .preset import NOT_IN_FILES, Preset
 from .presets import (
+    LONGEST_NAME,
     find_by_repository,
     find_preset,
     known_checkpoint,
@@ -255,6 +256,7 @@ def _unknown_target(model_target: str) -> str:
     if base_preset is not None:
         return f"no preset, file or hub id called '{model_target}'.{_advice_on_base(base_preset)}"
     suggestion = suggest(model_target, names_by_alias() | {preset_name: preset_name for preset_name in model_names()})
+    suggestion = suggestion or _suggest_relatives(model_target)
     return f"no preset, file or hub id called '{model_target}'.{suggestion} (llmcalc presets lists all)"
 
 
@@ -298,10 +300,23 @@ def _advice_on_name(hub_id: str) -> str:
     base_preset = _base_preset(repository)
     if base_preset is not None:
         return f".{_advice_on_base(base_preset)}"
-    family = _letters_before_digits(repository)
-    relatives = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family]
-    suggestion = suggest(repository, relatives)
+    suggestion = _suggest_relatives(repository)
     return f".{suggestion} Any other model needs its own config.json" if suggestion else ""
+
+
+def _suggest_relatives(model_name: str) -> str:
+    """Returns ` Did you mean a, b?` with presets of the family in a model's name; empty without near ones.
+
+    Words of tuning and storage are left out. If the rest is like no name, near are the presets with the longest
+    beginning of it, which has more than the family's letters: `Phi-4-multimodal-instruct` begins as phi-4-mini.
+    """
+    bare_name = VARIANT.sub("", model_name[:LONGEST_NAME])
+    family, letters = _letters_before_digits(bare_name), normalized(bare_name)
+    relatives = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family]
+    beginnings = (letters[:length] for length in range(len(letters), len(family), -1))
+    spellings = list(map(normalized, relatives))
+    common = next((text for text in beginnings if any(spelling.startswith(text) for spelling in spellings)), "")
+    return suggest(bare_name, relatives) or (suggest(common, relatives) if common else "")
 
 
 def _letters_before_digits(model_name: str) -> str:

@@ -272,6 +272,12 @@ def test_recipes_leave_modules_of_their_model_in_16_bits() -> None:
     assert unconverted_bytes("x/Olmo-Hybrid-7B-GPTQ-Int4") == unconverted_bytes("x/Olmo-Hybrid-7B-AWQ")
 
 
+def test_tencents_hy4_has_routed_experts_and_two_projections_in_8_bits() -> None:
+    """SGLang's cookbook of Hy4 has 786 GB, with 3.3B parameters of its draft model in FP8 and a ViT of 1.2B in BF16."""
+    weights = llmcalc.memory("tencent/Hy4-FP8", phase="inference", seq=128).document["memory"]["weights"]
+    assert weights + 3.3e9 + 2 * 1.2e9 == pytest.approx(786e9, rel=0.001)
+
+
 def test_metas_maverick_has_its_experts_alone_in_8_bits(tmp_path: Path) -> None:
     """A rank of 8 H100 has 48.8682 GiB (https://github.com/vllm-project/vllm/issues/16152)."""
     server = {"engine": "vllm==0.8.3", "hardware": "h100", "tensor_parallel_size": 8, "max_model_len": 8192}

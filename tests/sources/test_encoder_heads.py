@@ -25,6 +25,7 @@ CASES = Path(__file__).parents[1] / "data/cases"
 NAMED = {
     "AlbertForMaskedLM": ["albert-base-v2"],
     "BertForMaskedLM": ["bert-base", "bert-base-cased", "bert-large", "bert-large-cased", "bert-multilingual"],
+    "BigBirdForPreTraining": ["bigbird-roberta-base"],
     "BertModel": [
         "all-minilm-l12-v2", "all-minilm-l6-v2", "bge-base-en-v1.5", "bge-large-en-v1.5", "bge-small-en-v1.5",
         "e5-base-v2", "e5-large-v2", "multilingual-e5-small", "multilingual-minilm-l12-v2",
@@ -32,6 +33,7 @@ NAMED = {
     "CamembertForMaskedLM": ["camembert-base"],
     "DistilBertForMaskedLM": ["distilbert-base-cased", "distilbert-base-uncased", "distilbert-multilingual"],
     "ElectraForPreTraining": ["electra-base", "electra-large", "electra-small"],
+    "EsmForMaskedLM": ["esm2-8m", "esm2-35m", "esm2-150m", "esm2-650m", "esm2-3b", "esm2-15b"],
     "EuroBertForMaskedLM": ["eurobert-2.1b", "eurobert-210m", "eurobert-610m"],
     "JinaEmbeddingsV3Model": ["jina-embeddings-v3"],
     "ModernBertForMaskedLM": ["modernbert-base", "modernbert-large"],

@@ -29,7 +29,20 @@ def is_read_as(ours: ModelSpec, config: dict[str, Any]) -> bool:
     return totals[0] == totals[1] and not list(differences(canonical_values(ours), canonical_values(theirs)))
 
 
-@pytest.mark.parametrize("name", SOME_PRESETS)
+@pytest.mark.parametrize("name", [*SOME_PRESETS, "esm2-8m"])
 def test_presets_become_configs_and_come_back(name: str) -> None:
     spec = load(name, ("towers={}",)).model
     assert is_read_as(spec, to_config(spec))
+
+
+@pytest.mark.parametrize(
+    "name", ["deepseek-v4-flash", "deepseek-v4-pro-base", "nemotron-h-8b", "nemotron-3-super-120b-a12b"]
+)
+def test_norms_multiply_in_the_format_of_the_class(name: str) -> None:
+    """`DeepseekV4RMSNorm` and `NemotronHRMSNorm` of transformers 5.23 multiply by their weight in float32."""
+    spec = load(name).model
+    stack, classes_stack = spec.main, spec_of(to_config(spec)).main
+    layer, classes_layer = (side.layer(side.layer_names()[0]) for side in (stack, classes_stack))
+    assert (stack.final_norm, layer.norm) == (classes_stack.final_norm, classes_layer.norm)
+    assert layer.norm.float32_product
+    assert spec.mtp is None or spec.mtp.norm.float32_product

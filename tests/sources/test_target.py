@@ -193,6 +193,10 @@ class TestLengths:
     ("repository", "preset"),
     [
         ("Meta-Llama-3-8B-Instruct", "llama3-8b"),
+        ("Meta-Llama-3.1-405B-Instruct", "llama3.1-405b"),
+        ("internlm2_5-7b-chat", "internlm2.5-7b-chat"),
+        ("InternVL3_5-8B-Instruct", "internvl3.5-8b"),
+        ("esm2_t36_3B_UR50D", "esm2-3b"),
         ("gemma 3 27b it", "gemma3-27b"),
         ("llama-2-7b-chat-hf", "llama2-7b"),
         ("llama-3-70b-instruct", "llama3-70b"),
@@ -214,6 +218,27 @@ def test_an_unknown_fine_tune_is_told_its_base(run: Any) -> None:
     code, _, error = run("params", "phi-2-chat")
     assert code == 2
     assert "phi-2-chat'. Most fine-tunes have the shape of their base: expected phi-2, or its own config.json" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("Phi-4-multimodal-instruct", "phi-4-mini"),
+        ("microsoft/Phi-4-multimodal-instruct", "phi-4-mini"),
+        ("amd/DeepSeek-R1-MXFP4-Preview", "deepseek-r1"),
+        ("facebook/m2m100-12B-last-ckpt", "m2m100-1.2b"),
+        ("openbmb/MiniCPM5-1B-GGUF", "minicpm3-4b"),
+        ("neuralmagic/Llama-9-FP8", ""),
+    ],
+)
+def test_an_unknown_model_is_answered_with_its_family(
+    name: str, preset: str, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    code, _, error = run("params", name)
+    assert code == 2
+    assert (f"Did you mean {preset}" if preset else name) in error
 
 
 @pytest.mark.parametrize("word", ["none", "None", "null"])

@@ -122,6 +122,9 @@ def test_a_checkpoint_that_is_not_here_is_counted_by_its_name(tmp_path: Path) ->
         ("/models/Qwen3-235B-A22B-FP8", "qwen3-235b-a22b", "fp8-block128"),  # the publisher's is meant
         ("mlx-community/Qwen3-8B-4bit-DWQ", "qwen3-8b", "mlx-int4-g64"),
         ("ggml-org/gpt-oss-20b-GGUF", "gpt-oss-20b", "mxfp4-moe"),  # in mxfp4 alone
+        ("unsloth/Kimi-K2-Instruct-GGUF", "kimi-k2", "q4_k_m"),  # published in FP8
+        ("internlm/internlm2_5-20b-chat-4bit-gptq", "internlm2.5-20b-chat", "gptq-int4-g128"),
+        ("ISTA-DASLab/gemma-3-27b-it-GPTQ-4b-128g", "gemma3-27b", "gptq-int4-g128"),
     ],
 )
 def test_a_repository_of_gguf_files_states_preset_and_type(name: str, preset: str | None, scheme: str) -> None:

@@ -5,11 +5,16 @@ transformers: models/esm. The structure prediction of `EsmForProteinFolding` is 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family, module_names
 from ...parts import QKVO, Table, architecture, biases, encoder, layer_table, layernorm, mlp, pooler, rope
 from .bert import OLD, bert_head, bert_score_head, padded_positions
+
+if TYPE_CHECKING:
+    from ....to_hf.config_values import ConfigValues
 
 
 def _read_esm(config: Config) -> Table:
@@ -42,4 +47,23 @@ def esm_encoder(config: Config, ffn: Table, stack_fields: Table) -> Table:
 
 IGNORED = OLD | {"esmfold_config", "hidden_act"}
 
-FAMILIES = {"esm": Family(_read_esm, ignored_fields=IGNORED, modules=module_names("esm"), dropout_fields=BERT_DROPOUT)}
+
+def _position_embedding_type(values: ConfigValues) -> str:
+    if values.first_stack.position is not None:
+        return "absolute"
+    return "rotary" if any(values.positions) else "none"
+
+
+FAMILIES = {
+    "esm": Family(
+        _read_esm,
+        ignored_fields=IGNORED,
+        modules=module_names("esm"),
+        dropout_fields=BERT_DROPOUT,
+        field_writers={
+            "position_embedding_type": _position_embedding_type,
+            "emb_layer_norm_before": lambda s: s.first_stack.embedding_norm is not None,
+            "pad_token_id": lambda s: 1,  # that of its tokenizer; the class needs one in every forward pass
+        },
+    )
+}
